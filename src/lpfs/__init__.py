@@ -1,3 +1,76 @@
-"""lpfs: which feature fields does a CTR model really need?"""
+"""lpfs: which feature fields does a CTR model really need?
+
+Learnable polarizing gates (LPFS, LPFS++) find out, and hand back a smaller model that predicts the same.
+Public names are imported when they are first used, so that ``import lpfs`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from lpfs.gates.absorb import absorb
+    from lpfs.gates.attach import attach, detach
+    from lpfs.gates.control import Keep
+    from lpfs.gates.functions import FUNCTIONS, GateFunction, gate_function
+    from lpfs.gates.module import Gates
+    from lpfs.gates.optimizer import ProxSGD
+    from lpfs.gates.prune import Certificate, Pruned, prune
+    from lpfs.gates.schedule import Decay, Schedule
+    from lpfs.gates.sites import Site
+    from lpfs.schema import Field, Schema, Selection
+
+_HOME = {
+    "absorb": "lpfs.gates.absorb",
+    "attach": "lpfs.gates.attach",
+    "detach": "lpfs.gates.attach",
+    "Keep": "lpfs.gates.control",
+    "FUNCTIONS": "lpfs.gates.functions",
+    "GateFunction": "lpfs.gates.functions",
+    "gate_function": "lpfs.gates.functions",
+    "Gates": "lpfs.gates.module",
+    "ProxSGD": "lpfs.gates.optimizer",
+    "Certificate": "lpfs.gates.prune",
+    "Pruned": "lpfs.gates.prune",
+    "prune": "lpfs.gates.prune",
+    "Decay": "lpfs.gates.schedule",
+    "Schedule": "lpfs.gates.schedule",
+    "Site": "lpfs.gates.sites",
+    "Field": "lpfs.schema",
+    "Schema": "lpfs.schema",
+    "Selection": "lpfs.schema",
+}
+
+__all__ = [
+    "FUNCTIONS",
+    "Certificate",
+    "Decay",
+    "Field",
+    "GateFunction",
+    "Gates",
+    "Keep",
+    "ProxSGD",
+    "Pruned",
+    "Schedule",
+    "Schema",
+    "Selection",
+    "Site",
+    "absorb",
+    "attach",
+    "detach",
+    "gate_function",
+    "prune",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'lpfs' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

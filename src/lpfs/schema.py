@@ -17,7 +17,6 @@ KINDS: tuple[str, ...] = ("categorical", "numeric", "multi", "cross")
 GROUPS: tuple[str, ...] = ("user", "item", "combine", "context")
 
 
-
 @dataclass(frozen=True)
 class Field:
     """One selectable input of a model.
@@ -29,6 +28,7 @@ class Field:
         dim: width: of the embedding, or of the numbers of a numeric field.
         group: ``user``, ``item``, ``combine`` or ``context``.
         cost: what serving the field costs, in any unit.
+
     """
 
     name: str
@@ -141,6 +141,7 @@ class Selection:
     def __post_init__(self) -> None:
         object.__setattr__(self, "kept", tuple(self.kept))
         object.__setattr__(self, "dropped", tuple(self.dropped))
+        object.__setattr__(self, "history", tuple(self.history))
         both = set(self.kept) & set(self.dropped)
         if both or len(set(self.names)) != len(self.names):
             raise FieldError(f"a field can be kept or dropped, once: {sorted(both) or self.names}")

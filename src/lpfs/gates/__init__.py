@@ -1,0 +1,1 @@
+"""Gates: the mathematics, the proximal optimizer, control of λ; attach, absorb, prune."""

@@ -1,0 +1,238 @@
+"""absorb: gate values, signs included, move into the weights; nothing learnable is left of the gates."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lpfs.errors import ExactnessError, InputError, SharedTableError
+from lpfs.gates.attach import Factors, detach, gates_of, install
+from lpfs.gates.logits import Call, logits_of, max_change, rounding_bound
+from lpfs.gates.module import Gates
+from lpfs.gates.sites import Place
+from lpfs.gates.state import add_twin, check_columns, check_state, rescale_state
+from lpfs.schema import Selection
+
+FACTORS = "lpfs_factors"
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """One multiplication of weights by a gate: all of them, or some columns of a Linear."""
+
+    field: str
+    gate: float
+    module: nn.Module
+    weights: tuple[str, ...]
+    how: str
+    exact: bool
+    columns: tuple[int, int] | None = None
+
+
+def absorb(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    untie: bool = False,
+    constants: bool = True,
+    batch: Any = None,
+    call: Call | None = None,
+) -> Selection:
+    """Multiply the gates into the weights and take them off, in place, all or nothing.
+
+    A gate goes into the table of its field (bit-equal), into the field's own Linear or the last one of its
+    branch, or into the columns of the Linear that reads it (rounding). Where nothing can take it in, it stays
+    as a constant, which is bit-equal too.
+
+    Args:
+        model: a model with gates.
+        optimizer: the model's optimizer; its state is rescaled with the weights.
+        untie: where a table is shared with another module, give the field a copy of its own.
+        constants: allow constants; False raises instead where one would be needed.
+        batch: inputs to check on: the model's output before and after is compared, and
+            ``selection.made["max_logit_change"]`` says by how much it moved.
+        call: how to run the model on the batch, ``call(model, batch)``; by default ``model(*batch)`` for a
+            tuple or list, else ``model(batch)``.
+
+    Returns:
+        the Selection; ``made["absorbed"]`` says where each gate went.
+
+    """
+    gates = gates_of(model, "absorb")
+    if optimizer is not None:
+        check_state(optimizer)
+    values = dict(zip(gates.names, gates.values.tolist(), strict=True))
+    folds, left = _plan(model, gates, values)
+    shared = _shared(model, folds)
+    if shared and not untie:
+        field, path, others = shared[0]
+        raise SharedTableError(
+            f"field {field!r}: the weight {path!r} also serves {', '.join(map(repr, others))}, which has "
+            "another gate or none. Pass untie=True to give the field a copy of its own"
+        )
+    if left and not constants:
+        raise ExactnessError(
+            f"no weight can take in the gate of {', '.join(map(repr, left))}; allow constants=True"
+        )
+    _refuse_overflow(folds)
+    if optimizer is not None:
+        for fold in folds:
+            check_columns(optimizer, fold.module, fold.columns)
+    exact = all(fold.exact for fold in folds)
+    change = None if batch is None else _trial(model, batch, call, untie, exact)
+    absorbed = {**dict.fromkeys(left, "constant"), **{fold.field: fold.how for fold in folds}}
+    selection = gates.selection(absorbed=absorbed, exact=exact, max_logit_change=change)
+
+    if untie:
+        _untie(model, folds, optimizer)
+    for fold in folds:
+        _apply(fold, optimizer)
+    detach(model)
+    if left:
+        factors = Factors(tuple(left), torch.tensor([values[name] for name in left], device=gates.x.device))
+        model.add_module(FACTORS, factors)
+        install(model, factors, left, factors.names)
+    return selection
+
+
+def _trial(model: nn.Module, batch: Any, call: Call | None, untie: bool, exact: bool) -> float:
+    """Absorb on a copy, and return how much its output moved; refuse if that is more than promised."""
+    trial = copy.deepcopy(model)
+    absorb(trial, untie=untie)
+    before, after = logits_of(model, batch, call), logits_of(trial, batch, call)
+    change = max_change(before, after)
+    if change > (0.0 if exact else rounding_bound(before)):
+        raise ExactnessError(
+            f"absorbing would move the output by {change:.3g}: a weight is also used outside the modules that "
+            "were given as fields, or a reader does not read the field directly"
+        )
+    return change
+
+
+def _plan(
+    model: nn.Module, gates: Gates, values: dict[str, float]
+) -> tuple[list[_Fold], dict[str, tuple[Place, ...]]]:
+    """Decide where every gate goes; what no weight can take in is left as a constant."""
+    folds: list[_Fold] = []
+    left: dict[str, tuple[Place, ...]] = {}
+    for name, places in gates.places.items():
+        for place in places:
+            fold = _own_weights(model, name, place, values[name]) or _reader(model, name, place, values[name])
+            if fold is None:
+                left[name] = (*left.get(name, ()), place)
+            else:
+                folds.append(fold)
+    return folds, left
+
+
+def _own_weights(model: nn.Module, name: str, place: Place, gate: float) -> _Fold | None:
+    """Return the fold into the field's own module, if its output is its weights times something."""
+    if not place.whole:
+        return None
+    module = model.get_submodule(place.module)
+    if _altered(module, ours=1):
+        return None
+    if type(module) is nn.Embedding and module.max_norm is None:
+        return _Fold(name, gate, module, ("weight",), "table", exact=True)
+    if type(module) is nn.EmbeddingBag and module.max_norm is None:
+        if module.mode == "max":
+            return _Fold(name, gate, module, ("weight",), "table", exact=True) if gate >= 0 else None
+        return _Fold(name, gate, module, ("weight",), "table", exact=False)
+    last = _last_linear(module, gate)
+    if last is None:
+        return None
+    weights = ("weight",) if last.bias is None else ("weight", "bias")
+    return _Fold(name, gate, last, weights, "branch", exact=False)
+
+
+def _last_linear(module: nn.Module, gate: float) -> nn.Linear | None:
+    """Return the Linear whose output a branch returns, past layers that a factor may cross."""
+    if type(module) is nn.Linear:
+        return module
+    if type(module) is not nn.Sequential:
+        return None
+    for each in reversed(module):
+        if _altered(each, ours=0):
+            return None
+        if type(each) is nn.Linear:
+            return each
+        crosses_positive = isinstance(each, nn.ReLU | nn.LeakyReLU) and gate >= 0
+        if not (crosses_positive or isinstance(each, nn.Identity | nn.Dropout | nn.Flatten)):
+            return None
+    return None
+
+
+def _reader(model: nn.Module, name: str, place: Place, gate: float) -> _Fold | None:
+    """Return the fold into the columns of the Linear that reads the field, if it is declared."""
+    if place.reader is None:
+        return None
+    linear = model.get_submodule(place.reader)
+    if _altered(linear, ours=0):
+        return None
+    return _Fold(name, gate, linear, ("weight",), "reader", exact=False, columns=place.columns)
+
+
+def _altered(module: nn.Module, ours: int) -> bool:
+    """Whether hooks, parametrizations or weight norms of others stand between a weight and its use."""
+    hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
+    return hooks > ours or not isinstance(module._parameters.get("weight", nn.Parameter()), nn.Parameter)
+
+
+def _shared(model: nn.Module, folds: list[_Fold]) -> list[tuple[str, str, list[str]]]:
+    """Return (field, weight, other names of it) for every weight that others use too."""
+    names: dict[int, list[str]] = {}
+    for path, weight in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(weight), []).append(path)
+    modules: dict[int, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        modules.setdefault(id(module), []).append(path)
+    result = []
+    for fold in folds:
+        own = {f"{path}.{name}" for path in modules[id(fold.module)] for name in fold.weights}
+        for name in fold.weights:
+            several = names[id(getattr(fold.module, name))]
+            others = [path for path in several if path not in own]
+            if others:
+                result.append((fold.field, next(iter(own & set(several))), others))
+    return result
+
+
+def _refuse_overflow(folds: list[_Fold]) -> None:
+    for fold in folds:
+        for name in fold.weights:
+            weight: Tensor = getattr(fold.module, name)
+            if weight.numel() and weight.device.type != "meta":
+                top = float(weight.detach().abs().amax()) * abs(fold.gate)
+                if top > torch.finfo(weight.dtype).max:
+                    raise InputError(f"field {fold.field!r}: its weights times its gate overflow {weight.dtype}")
+
+
+def _untie(model: nn.Module, folds: list[_Fold], optimizer: torch.optim.Optimizer | None) -> None:
+    """Give every field that shares a weight a copy of its own, known to the optimizer."""
+    for fold in folds:
+        if not _shared(model, [fold]):
+            continue
+        for name in fold.weights:
+            old: nn.Parameter = getattr(fold.module, name)
+            new = nn.Parameter(old.detach().clone(), requires_grad=old.requires_grad)
+            setattr(fold.module, name, new)
+            if optimizer is not None:
+                add_twin(optimizer, old, new)
+
+
+@torch.no_grad()
+def _apply(fold: _Fold, optimizer: torch.optim.Optimizer | None) -> None:
+    """Multiply; the gate is cast to the weight's dtype, as it was in forward."""
+    for name in fold.weights:
+        weight: nn.Parameter = getattr(fold.module, name)
+        part = weight if fold.columns is None else weight[:, fold.columns[0] : fold.columns[1]]
+        if fold.gate == 0:
+            part.zero_()
+        else:
+            part.mul_(torch.tensor(fold.gate).to(weight.dtype).to(weight.device))
+        if optimizer is not None:
+            rescale_state(optimizer, weight, fold.gate, fold.columns)

@@ -1,0 +1,61 @@
+"""Control of λ: how ``keep=K`` ends with exactly K gates alive, and the rest exactly zero.
+
+λ decides who survives: a field holds where the pull of its gradient balances λ, and the weakest gives way
+first. So K is reached by moving λ, never by cutting a ranking. In the search's own time u = step / steps:
+
+- λ starts where a gate without any gradient would use up ``travel`` of the way it can go, Ση, to slide from 1 to
+  0. All gates sink together at first, the logits shrink, and each gate feels how much its field is missed: by the
+  time the first ones arrive at zero they are in order.
+- From ``begin`` to ``end`` a target falls from N to K, quadratically: fast while there is much to drop. While more
+  gates are alive than the target says, λ grows, in proportion to the excess.
+- A step of the gates that would leave fewer than K alive is taken back (x and its momentum), and λ is cut: nobody
+  is lost by accident, ties part, and what can't be revived needn't be.
+- From ``freeze`` on, once exactly K are alive and clear of zero, the dead set is frozen and λ fades away, so that
+  the survivors settle while ε falls to its end. From ``hurry`` on λ grows faster and faster while too many are
+  alive, the freeze no longer waits, and a survivor near zero is led away from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Settings of the control of λ; docs/method.md says how the defaults were found."""
+
+    keep: int
+    travel: float = 0.4
+    begin: float = 0.2
+    end: float = 0.55
+    freeze: float = 0.55
+    hurry: float = 0.7
+    gain: float = 10.0
+    width: float = 0.2
+    most: float = 4.0
+    cut: float = 0.7
+    fade: float = 40.0
+    clear: float = 0.2
+
+    def first_penalty(self, total_lr: float) -> float:
+        """Return the λ that a search starts with."""
+        return 1 / (self.travel * total_lr)
+
+    def target(self, u: float, total: int) -> float:
+        """Return how many of ``total`` gates should be alive at time u in [0, 1].
+
+        >>> [Keep(15).target(u, 60) for u in (0.0, 0.2, 0.55, 1.0)]
+        [60.0, 60.0, 15.0, 15.0]
+        """
+        left = min(1.0, max(0.0, (self.end - u) / (self.end - self.begin)))
+        return self.keep + (total - self.keep) * left * left
+
+    def growth(self, u: float, total: int, alive: int) -> float:
+        """Return d(log λ)/du while this many are alive: 0 while there is no excess."""
+        excess = alive - self.target(u, total)
+        if u < self.begin or excess <= 0:
+            return 0.0
+        if u >= self.hurry:
+            return self.gain * (1 + 100 * (u - self.hurry) / (1 - self.hurry))
+        width = max(1.0, self.width * min(self.target(u, total), total - self.keep))
+        return self.gain * min(self.most, excess / width)

@@ -1,0 +1,237 @@
+"""Where fields enter a model: what the user writes (Site) and what lpfs remembers (Place)."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from lpfs.errors import AbsenceError, FieldError, InputError
+from lpfs.schema import known_keys
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place where a field enters a model.
+
+    Args:
+        module: the module, or its path in the model, whose output is the field's embedding.
+        index: for a module that returns several fields, which part of its output is this one: a position or a
+            ``slice``; without it, the whole output is.
+        dim: the dimension that ``index`` counts along; 1 for (B, F, D) and for a concatenation (B, F·D).
+        reader: the ``nn.Linear`` that reads this output directly, if there is one: ``absorb`` can put the gate
+            into its columns, ``prune`` can cut them.
+        columns: the columns of ``reader`` that the field occupies.
+
+    >>> Site("embeddings", index=3)                       # field 3 of (B, F, D)
+    Site(module='embeddings', index=3, dim=1, reader=None, columns=None)
+
+    """
+
+    module: nn.Module | str
+    index: int | slice | None = None
+    dim: int = 1
+    reader: nn.Module | str | None = None
+    columns: slice | None = None
+
+
+SiteLike: TypeAlias = nn.Module | str | Site
+Fields: TypeAlias = Mapping[str, SiteLike | Sequence[SiteLike]] | str | Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """A site by paths and numbers alone: it outlives the process, inside a Selection."""
+
+    module: str
+    start: int | None = None
+    stop: int | None = None
+    dim: int = 1
+    reader: str | None = None
+    columns: tuple[int, int] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the field is the module's whole output."""
+        return self.start is None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        columns = None if self.columns is None else list(self.columns)
+        return {**self.__dict__, "columns": columns}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Place:
+        """Build a place from what ``to_json`` gave."""
+        values = known_keys(cls, values)
+        if values.get("columns") is not None:
+            values["columns"] = tuple(values["columns"])
+        return cls(**values)
+
+
+def find_places(
+    model: nn.Module, fields: Fields, reader: nn.Module | str | None = None
+) -> dict[str, tuple[Place, ...]]:
+    """Resolve what the user wrote to places in the model, and check all of it."""
+    wanted = match_tables(model, fields) if fields is None or isinstance(fields, str) else fields
+    if not isinstance(wanted, Mapping):
+        wanted = match_tables(model, wanted)
+    if not wanted:
+        raise FieldError(f"no field was given; the tables of this model are {_tables(model)}")
+    paths = paths_by_module(model)
+    places: dict[str, tuple[Place, ...]] = {}
+    for name, given in wanted.items():
+        if not isinstance(name, str) or not name:
+            raise FieldError(f"a field needs a name, found {name!r}")
+        several = [given] if isinstance(given, nn.Module | str | Site) else list(given)
+        if not several:
+            raise FieldError(f"field {name!r} has no site")
+        places[name] = tuple(_place(model, paths, name, each) for each in several)
+    if reader is not None:
+        places = _columns_in_order(model, places, _path(model, paths, "reader", reader))
+    _refuse_overlaps(places)
+    return places
+
+
+def match_tables(model: nn.Module, patterns: str | Iterable[str] | None) -> dict[str, str]:
+    """Return name -> path of the embedding tables whose path matches; all of them without a pattern."""
+    tables = _tables(model)
+    if patterns is None:
+        return {path: path for path in tables}
+    matched: dict[str, str] = {}
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        found = fnmatch.filter(tables, pattern)
+        if not found:
+            raise FieldError(f"no field matched {pattern!r}; the tables of this model are {tables}")
+        matched.update({path: path for path in found})
+    return matched
+
+
+def paths_by_module(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Return every path of every module: several where one module is registered twice."""
+    paths: dict[nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        paths.setdefault(module, []).append(path)
+    return paths
+
+
+def _tables(model: nn.Module) -> list[str]:
+    return [path for path, each in model.named_modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag)]
+
+
+def _path(model: nn.Module, paths: dict[nn.Module, list[str]], name: str, module: nn.Module | str) -> str:
+    if isinstance(module, str):
+        try:
+            model.get_submodule(module)
+        except AttributeError:
+            raise FieldError(
+                f"field {name!r}: the model has no module {module!r}; its tables are {_tables(model)}"
+            ) from None
+        return module
+    if not isinstance(module, nn.Module):
+        raise FieldError(f"field {name!r}: expected a module, a path or a Site, found {module!r}")
+    if module not in paths:
+        raise FieldError(f"field {name!r}: this {type(module).__name__} is not part of the model")
+    return paths[module][0]
+
+
+def _place(model: nn.Module, paths: dict[nn.Module, list[str]], name: str, given: SiteLike) -> Place:
+    site = given if isinstance(given, Site) else Site(given)
+    path = _path(model, paths, name, site.module)
+    start: int | None = None
+    stop: int | None = None
+    if isinstance(site.index, slice):
+        start, stop = site.index.start or 0, site.index.stop
+        if site.index.step not in (None, 1) or stop is None or not 0 <= start < stop:
+            raise FieldError(f"field {name!r}: a slice needs 0 <= start < stop and no step, found {site.index}")
+    elif site.index is not None:
+        start, stop = site.index, site.index + 1
+        if start < 0:
+            raise FieldError(f"field {name!r}: an index counts from 0, found {start}")
+    reader = None if site.reader is None else _path(model, paths, name, site.reader)
+    columns: tuple[int, int] | None = None
+    if reader is not None:
+        linear = check_reader(model, name, reader)
+        if site.columns is None:
+            raise FieldError(f"field {name!r}: say which columns of its reader it occupies: columns=slice(a, b)")
+        columns = (site.columns.start or 0, site.columns.stop or 0)
+        if not 0 <= columns[0] < columns[1] <= linear.in_features:
+            raise FieldError(
+                f"field {name!r}: columns {columns} do not fit the {linear.in_features} columns of {reader!r}"
+            )
+    return Place(path, start, stop, site.dim, reader, columns)
+
+
+def check_reader(model: nn.Module, name: str, path: str) -> nn.Linear:
+    """Return the Linear at this path; say why anything else cannot stand there."""
+    reader = model.get_submodule(path)
+    if type(reader) is nn.Linear:
+        return reader
+    kind = type(reader).__name__
+    if "Norm" in kind or "Attention" in kind or "Transformer" in kind:
+        raise AbsenceError(
+            f"field {name!r} is read by {path!r}, a {kind}: there a zero is a value like any other and not "
+            "absence, so its columns cannot be cut. Leave out reader=; prune then feeds zeros, which is exact"
+        )
+    raise InputError(f"field {name!r}: the reader {path!r} must be an nn.Linear, found {kind}")
+
+
+def width_of(module: nn.Module) -> int | None:
+    """Return how wide a module's output is, where its type tells."""
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return module.embedding_dim
+    if isinstance(module, nn.Linear):
+        return module.out_features
+    if type(module) is nn.Sequential:
+        for each in reversed(module):
+            width = width_of(each)
+            if width is not None:
+                return width
+    return None
+
+
+def _columns_in_order(
+    model: nn.Module, places: dict[str, tuple[Place, ...]], reader: str
+) -> dict[str, tuple[Place, ...]]:
+    """Give every field its columns of one Linear that reads the concatenation, in the order given."""
+    linear = check_reader(model, next(iter(places)), reader)
+    at, result = 0, {}
+    for name, (first, *others) in places.items():
+        width = width_of(model.get_submodule(first.module)) if first.whole else None
+        if width is None:
+            raise FieldError(
+                f"field {name!r}: its width is not known; use Site(…, reader=…, columns=slice(a, b)) for it"
+            )
+        place = Place(first.module, first.start, first.stop, first.dim, reader, (at, at + width))
+        result[name] = (place, *others)
+        at += width
+    if at != linear.in_features:
+        raise FieldError(
+            f"the fields are {at} wide together, but {reader!r} reads {linear.in_features} columns; "
+            "use Site(…, reader=…, columns=slice(a, b)) where other inputs stand between them"
+        )
+    return result
+
+
+def _refuse_overlaps(places: dict[str, tuple[Place, ...]]) -> None:
+    """Refuse two gates on one output: a module named twice, or slices that overlap."""
+    seen: dict[str, list[tuple[str, Place]]] = {}
+    for name, several in places.items():
+        for place in several:
+            for other, there in seen.setdefault(place.module, []):
+                if place.whole or there.whole:
+                    raise FieldError(
+                        f"fields {other!r} and {name!r} are both the output of {place.module!r}: one gate a "
+                        "module. Calls of one module cannot be told apart: give each field a module of its own "
+                        "(they may share one weight), or name the parts of the output with Site(…, index=…)"
+                        if other != name
+                        else f"field {name!r} names {place.module!r} twice"
+                    )
+                if place.dim != there.dim:
+                    raise FieldError(f"the parts of {place.module!r} must all count along one dim")
+                if set(range(place.start or 0, place.stop or 0)) & set(range(there.start or 0, there.stop or 0)):
+                    raise FieldError(f"fields {other!r} and {name!r} overlap in the output of {place.module!r}")
+            seen[place.module].append((name, place))

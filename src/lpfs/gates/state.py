@@ -1,0 +1,135 @@
+"""What happens to an optimizer's state when a weight is rescaled, cut or leaves.
+
+Where a weight becomes w' = g·w its gradient becomes 1/g of the old one, so a state that is a mean or sum of
+gradients is divided by g, one of squared gradients by g². A weight whose gate is zero starts anew.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lpfs.errors import InputError
+
+# optimizer class name -> state key -> power of the gradient it holds (0: does not depend on its scale)
+POWERS: dict[str, dict[str, int]] = {
+    "SGD": {"momentum_buffer": 1},
+    "Adagrad": {"sum": 2, "step": 0},
+    "Adam": {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "step": 0},
+    "RMSprop": {"square_avg": 2, "grad_avg": 1, "momentum_buffer": 0, "step": 0},
+    "RowWiseAdagrad": {"sum": 2, "step": 0},
+}
+POWERS["AdamW"] = POWERS["SparseAdam"] = POWERS["NAdam"] = POWERS["Adam"]
+POWERS["NAdam"] = {**POWERS["Adam"], "mu_product": 0}
+
+
+def powers_of(optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Return the table for this optimizer, or say that it is not known."""
+    for cls in type(optimizer).__mro__:
+        if cls.__name__ in POWERS:
+            return POWERS[cls.__name__]
+    known = ", ".join(sorted(POWERS))
+    raise InputError(
+        f"the state of {type(optimizer).__name__} is not known to lpfs (known: {known}); add it to "
+        "lpfs.gates.state.POWERS, or go on without optimizer= and start a new optimizer"
+    )
+
+
+def check_state(optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Refuse an optimizer with a state that cannot be carried along, before anything changes."""
+    powers = powers_of(optimizer)
+    for state in optimizer.state.values():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.ndim and key not in powers:
+                raise InputError(
+                    f"state {key!r} of {type(optimizer).__name__} is not known to lpfs: it holds "
+                    f"{', '.join(sorted(powers))} only"
+                )
+    return powers
+
+
+def check_columns(optimizer: torch.optim.Optimizer, module: nn.Module, columns: tuple[int, int] | None) -> None:
+    """Refuse to rescale some columns of a weight whose state has one number a row."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    for key, value in optimizer.state.get(weight, {}).items():
+        if columns is not None and isinstance(value, Tensor) and value.ndim and value.shape != weight.shape:
+            raise InputError(f"the row-wise state {key!r} of a Linear cannot be rescaled by columns")
+
+
+def add_twin(optimizer: torch.optim.Optimizer, old: nn.Parameter, new: nn.Parameter) -> None:
+    """Add a weight that was split off another one, with a copy of its state."""
+    for group in optimizer.param_groups:
+        if any(each is old for each in group["params"]):
+            group["params"].append(new)
+            if old in optimizer.state:
+                optimizer.state[new] = {key: _cut(value, old, None) for key, value in optimizer.state[old].items()}
+            return
+
+
+def rescale_state(
+    optimizer: torch.optim.Optimizer,
+    weight: nn.Parameter,
+    gate: float,
+    columns: tuple[int, int] | None = None,
+) -> None:
+    """Rescale the state of a weight that was multiplied by ``gate``, all of it or some columns, in place."""
+    powers = powers_of(optimizer)
+    for key, value in optimizer.state.get(weight, {}).items():
+        power = powers.get(key, 0)
+        if not isinstance(value, Tensor) or not value.ndim or not power:
+            continue
+        if columns is None:
+            part = value
+        elif value.shape == weight.shape:
+            part = value[:, columns[0] : columns[1]]
+        else:
+            continue
+        if gate == 0:
+            part.zero_()
+        else:
+            part.div_(gate**power)
+
+
+def carry_over(
+    optimizer: torch.optim.Optimizer,
+    replaced: Mapping[nn.Parameter, nn.Parameter | None],
+    columns: Mapping[nn.Parameter, Tensor],
+) -> torch.optim.Optimizer:
+    """Return an optimizer of the same kind over new weights, with its state.
+
+    Args:
+        optimizer: the old one; it is left as it was.
+        replaced: old weight -> its successor, or None where it is gone.
+        columns: old weight -> the columns of it that stay, where it was cut.
+
+    """
+    check_state(optimizer)
+    groups = []
+    for group in optimizer.param_groups:
+        settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        after = [replaced.get(each, each) for each in group["params"]]
+        groups.append({**settings, "params": [each for each in after if each is not None]})
+    kind = type(optimizer)
+    accepted = inspect.signature(kind.__init__).parameters
+    defaults = {key: value for key, value in optimizer.defaults.items() if key in accepted}
+    result: torch.optim.Optimizer = kind([each for each in groups if each["params"]], **defaults)
+    result.state.clear()
+    for old, state in optimizer.state.items():
+        assert isinstance(old, nn.Parameter)
+        new = replaced.get(old, old)
+        if new is not None:
+            result.state[new] = {key: _cut(value, old, columns.get(old)) for key, value in state.items()}
+    return result
+
+
+def _cut(value: Any, weight: Tensor, columns: Tensor | None) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    if columns is None or value.shape != weight.shape:
+        return value.clone()
+    return value.index_select(1, columns).clone()

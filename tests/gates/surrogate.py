@@ -1,0 +1,52 @@
+"""A search without a network: fields of known importance pull at their gates."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lpfs import Gates, gate_function
+
+
+def importance(kind: str, size: int, keep: int) -> Tensor:
+    """How much each field is missed when its gate is closed."""
+    if kind == "graded":
+        return torch.linspace(0.001, 0.1, size)
+    if kind == "tied":
+        return torch.full((size,), 0.02)
+    if kind == "useless":
+        return torch.zeros(size)
+    if kind == "duplicates":
+        return torch.linspace(0.001, 0.1, size // 2 + 1).repeat_interleave(2)[:size]
+    if kind == "few":
+        return torch.tensor([0.05] * max(1, keep // 2) + [0.0] * (size - max(1, keep // 2)))
+    if kind == "strong":
+        return torch.linspace(1, 100, size)
+    raise ValueError(kind)
+
+
+class Surrogate:
+    """½ Σ importance·(1 - g)² + noise·g, whose minimum is all gates at one."""
+
+    def __init__(self, kind: str, size: int, keep: int | None, steps: int, gate: str, **optimizer) -> None:
+        self.gates = Gates([f"f{n}" for n in range(size)], gate_function(gate), steps)
+        self.prox = self.gates.optimizer(keep=keep, **optimizer)
+        self.importance = importance(kind, size, keep or size)
+        self.noise = (
+            0.0 if kind in ("useless", "tied") else 0.01 * float(self.importance.max().clamp(max=1.0)) * 10
+        )
+
+    def step(self) -> None:
+        number = int(self.gates.steps_done)
+        generator = torch.Generator().manual_seed(number)
+        values = self.gates()
+        jolt = self.noise * torch.randn(len(self.importance), generator=generator)
+        self.prox.zero_grad()
+        (0.5 * self.importance * (1 - values) ** 2 + jolt * values).sum().backward()
+        self.prox.step()
+        self.gates.step()
+
+    def run(self, steps: int | None = None) -> Gates:
+        for _ in range(self.gates.steps if steps is None else steps):
+            self.step()
+        return self.gates

@@ -1,0 +1,117 @@
+"""keep=K ends with exactly K alive and clear of zero, whatever the fields are like."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from surrogate import Surrogate
+
+from lpfs import FUNCTIONS, Keep
+from lpfs.errors import InputError
+
+
+def check(gates, keep: int) -> None:
+    values = gates.values
+    alive = values[values != 0].abs()
+    assert alive.numel() == keep == len(gates.kept)
+    assert int((values == 0.0).sum()) == len(gates.names) - keep == len(gates.dropped)
+    assert 0.2 <= float(alive.min()) <= float(alive.max()) <= 5
+    assert bool((gates.x[values == 0] == 0).all())
+
+
+@pytest.mark.parametrize("gate", ["lpfs", "lpfs++"])
+@pytest.mark.parametrize("kind", ["graded", "tied", "useless", "duplicates", "few", "strong"])
+@pytest.mark.parametrize(("size", "keep"), [(5, 1), (5, 4), (60, 1), (60, 15), (60, 59)])
+def test_exactly_k_for_any_kind_of_fields(gate, kind, size, keep):
+    check(Surrogate(kind, size, keep, 600, gate).run(), keep)
+
+
+@pytest.mark.parametrize("gate", sorted(FUNCTIONS))
+def test_exactly_k_for_every_gate_function(gate):
+    check(Surrogate("graded", 30, 7, 600, gate).run(), 7)
+
+
+@pytest.mark.parametrize("gate", ["lpfs", "lpfs++"])
+def test_exactly_k_for_many_fields(gate):
+    check(Surrogate("graded", 500, 100, 600, gate).run(), 100)
+
+
+@pytest.mark.parametrize("gate", ["lpfs", "lpfs++"])
+def test_the_same_answer_at_600_6000_and_60000_steps(gate):
+    """Two groups of clear importance: which fields stay does not depend on how long the search is."""
+    answers = []
+    for steps in (600, 6_000, 60_000):
+        search = Surrogate("few", 20, 10, steps, gate)
+        search.importance[:10], search.importance[10:] = 0.05, 0.002
+        search.noise = 0.005
+        check(search.run(), 10)
+        answers.append(search.gates.kept)
+    assert answers[0] == answers[1] == answers[2] == [f"f{n}" for n in range(10)]
+
+
+@pytest.mark.parametrize("gate", ["lpfs", "lpfs++"])
+def test_a_fixed_penalty_means_the_same_at_any_length(gate):
+    answers = []
+    for steps in (600, 6_000):
+        search = Surrogate("few", 20, None, steps, gate, penalty=0.15)
+        search.importance[:10], search.importance[10:] = 0.05, 0.0
+        answers.append(search.run().kept)
+    assert answers[0] == answers[1] == [f"f{n}" for n in range(10)]
+
+
+def test_the_important_ones_stay():
+    gates = Surrogate("graded", 60, 15, 2_000, "lpfs++").run()
+    ranks = [int(name[1:]) for name in gates.kept]
+    assert sum(rank >= 40 for rank in ranks) >= 14  # 45 to 59 are the best 15; neighbours differ by 2 %
+
+
+@pytest.mark.parametrize("gate", ["lpfs", "lpfs++"])
+def test_must_keep_counts_within_k(gate):
+    gates = Surrogate("graded", 30, 5, 600, gate, must_keep=["f0", "f1"]).run()
+    check(gates, 5)
+    assert {"f0", "f1"} <= set(gates.kept)
+
+
+def test_keep_all_drops_nothing():
+    check(Surrogate("graded", 8, 8, 600, "lpfs++").run(), 8)
+
+
+def test_a_dear_field_has_to_earn_its_place():
+    costs = [1.0] * 20
+    costs[:10] = [20.0] * 10
+    gates = Surrogate("tied", 20, 10, 600, "lpfs++", costs=costs).run()
+    assert sum(int(name[1:]) < 10 for name in gates.kept) == 0
+
+
+@pytest.mark.parametrize("gate", ["lpfs", "lpfs++", "lpfs-noise"])
+@pytest.mark.parametrize("stop", [1, 150, 340, 500])
+def test_a_search_stopped_in_the_middle_continues_bit_identically(gate, stop):
+    whole, first, second = (Surrogate("graded", 20, 6, 600, gate) for _ in range(3))
+    whole.run()
+    first.run(stop)
+    second.gates.load_state_dict(first.gates.state_dict())
+    second.prox.load_state_dict(first.prox.state_dict())
+    second.run(600 - stop)
+    assert torch.equal(second.gates.x, whole.gates.x)
+    assert torch.equal(second.gates.values, whole.gates.values)
+    assert torch.equal(second.gates.control, whole.gates.control)
+
+
+def test_the_target_falls_from_n_to_k():
+    keep = Keep(15)
+    path = [keep.target(u / 100, 60) for u in range(101)]
+    assert path[0] == 60
+    assert path[-1] == 15
+    assert all(a >= b for a, b in zip(path, path[1:], strict=False))
+
+
+def test_lambda_grows_only_with_an_excess():
+    keep = Keep(15)
+    assert keep.growth(0.1, 60, 60) == 0
+    assert keep.growth(0.4, 60, int(keep.target(0.4, 60))) == 0
+    assert 0 < keep.growth(0.6, 60, 16) < keep.growth(0.6, 60, 30) < keep.growth(0.9, 60, 30)
+
+
+def test_control_for_another_k_is_refused():
+    with pytest.raises(InputError, match="control is for keep=3"):
+        Surrogate("graded", 8, 4, 600, "lpfs++", control=Keep(3))

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from surrogate import Surrogate
+
+from lpfs import FUNCTIONS, Gates, gate_function
+from lpfs.errors import AllGatesZeroError, FieldError, InputError, StateError
+
+NAMES = ["a", "b", "c"]
+
+
+def make(gate: str = "lpfs++", **settings) -> Gates:
+    return Gates(NAMES, gate_function(gate), **settings)
+
+
+@pytest.mark.parametrize("gate", sorted(FUNCTIONS))
+@pytest.mark.parametrize("size", [1, 3, 7, 16, 33, 500])
+def test_every_gate_is_exactly_one_at_the_start(gate, size):
+    gates = Gates([str(n) for n in range(size)], gate_function(gate))
+    assert torch.equal(gates(), torch.ones(size))
+    assert gates.kept == list(gates.names)
+
+
+def test_forward_and_evaluation_move_nothing():
+    gates = make("lpfs-noise", steps=100)
+    gates.optimizer(penalty=0.1)
+    before = copy.deepcopy(gates.state_dict())
+    for mode in (True, False):
+        gates.train(mode)
+        gates().sum().backward()
+        _ = gates.values, gates.kept, gates.status(), gates.selection()
+    for key, value in gates.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+def test_a_step_moves_epsilon_and_the_learning_rate_by_the_schedule():
+    gates = make(steps=1000, schedule="terabyte")
+    prox = gates.optimizer(penalty=0.0)
+    gates.x.grad = torch.zeros(3)
+    for _ in range(200):
+        prox.step()
+        gates.step()
+    assert float(gates.epsilon) == pytest.approx(0.1 * 0.9978**2)
+    assert prox.param_groups[0]["lr"] == pytest.approx(0.01 * 0.9991**2)
+    assert gates.status().step == 200
+
+
+def test_the_epsilon_rescale_keeps_a_gate_at_one_where_x_is_one():
+    gates = make(steps=50)
+    gates.optimizer(penalty=0.0)
+    for _ in range(50):
+        gates.step()
+        assert torch.allclose(gates.values, torch.ones(3), atol=1e-6)
+    off = make(steps=50, rescale="off")
+    off.optimizer(penalty=0.0)
+    for _ in range(50):
+        off.step()
+    assert float(off.values[0]) == pytest.approx((1 + 10 * math.sqrt(1e-5) * math.pi / 4) / 3.39274, rel=1e-3)
+
+
+def test_the_rms_rescale_is_over_the_gates_alive_refreshed_and_then_frozen():
+    gates = make(steps=60_000, rescale="rms")
+    gates.optimizer(penalty=0.0)
+    with torch.no_grad():
+        gates.x.copy_(torch.tensor([1.0, 0.5, 0.0]))
+    for _ in range(99):
+        gates.step()
+    assert float(gates.scale) == 1.0
+    gates.step()
+    alive = gates.values[:2]
+    assert float(alive.square().mean().sqrt()) == pytest.approx(1.0, rel=1e-5)
+    assert gates.values[2].item() == 0.0
+    frozen = float(gates.scale)
+    gates.steps_done.fill_(59_999)
+    gates.step()
+    assert float(gates.scale) == frozen
+
+
+def test_the_rescale_has_no_gradient():
+    gates = make(steps=10, rescale="rms")
+    gates.optimizer(penalty=0.0)
+    gates.step()
+    gates().sum().backward()
+    slope = gates.function.slope(gates.x, gates.epsilon) / (gates.norm * gates.scale)
+    assert torch.equal(gates.x.grad, slope)
+
+
+def test_noise_is_drawn_in_step_fades_and_is_off_in_evaluation():
+    gates = make("lpfs-noise", steps=100)
+    gates.optimizer(penalty=0.0)
+    assert not gates.noise.any()
+    gates.step()
+    early = gates.noise.clone()
+    assert early.any()
+    assert not torch.equal(gates(), gates.values)
+    gates.eval()
+    assert torch.equal(gates(), gates.values)
+    for _ in range(99):
+        gates.step()
+    assert not gates.noise.any()
+
+
+def test_negative_gates_are_alive():
+    gates = make()
+    with torch.no_grad():
+        gates.x.copy_(torch.tensor([-0.5, 0.0, 0.5]))
+    assert gates.kept == ["a", "c"]
+    assert gates.dropped == ["b"]
+    assert gates.values[0] == -gates.values[2]
+    assert gates.selection().gates == {"a": gates.values[0].item(), "b": 0.0, "c": gates.values[2].item()}
+
+
+def test_every_gate_at_zero_stops_the_search_and_says_what_to_change():
+    search = Surrogate("useless", 4, None, 600, "lpfs", penalty=5.0)
+    with pytest.raises(AllGatesZeroError, match="Lower the penalty"):
+        search.run()
+
+
+def test_gates_stay_in_full_precision_when_the_model_does_not():
+    gates = make()
+    with torch.no_grad():
+        gates.x.copy_(torch.tensor([0.123456789, 1.0, 0.0]))
+    before = gates.values
+    assert gates.to(torch.bfloat16) is gates
+    assert gates.half().x.dtype == torch.float32
+    assert torch.equal(gates.values, before)
+
+
+def test_gates_can_be_pickled_and_copied_without_their_optimizer():
+    gates = make(steps=10)
+    gates.optimizer(keep=2)
+    for other in (pickle.loads(pickle.dumps(gates)), copy.deepcopy(gates)):
+        assert torch.equal(other.values, gates.values)
+        other.step()
+        assert other.status().step == 1
+    assert gates.status().step == 0
+
+
+def test_status_and_repr_can_be_read():
+    gates = make(steps=1000)
+    gates.optimizer(penalty=0.25)
+    assert str(gates.status()).startswith("step 0 of 1,000: 3 of 3 gates alive, smallest |g| 1, ε 0.1")
+    assert "λ 0.25" in str(gates.status())
+    assert "3 fields, lpfs++, 3 alive" in repr(gates)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({}, InputError, "either keep=K .* or penalty"),
+        ({"keep": 1, "penalty": 0.1}, InputError, "either keep=K"),
+        ({"keep": 0}, InputError, "keep must be between 1 and the 3 fields, found 0"),
+        ({"keep": 4}, InputError, "keep must be between 1 and the 3 fields, found 4"),
+        ({"penalty": -0.1}, InputError, "penalty must be >= 0"),
+        ({"penalty": math.nan}, InputError, "penalty must be >= 0"),
+        ({"penalty": [0.1, 0.2]}, InputError, "penalty must be one number or 3"),
+        ({"keep": 1, "costs": [1.0, 2.0]}, InputError, "costs must be 3 numbers"),
+        ({"keep": 1, "costs": [1.0, 2.0, -1.0]}, InputError, "costs must be finite"),
+        ({"keep": 1, "costs": [0.0, 0.0, 0.0]}, InputError, "not all of them 0"),
+        ({"keep": 1, "must_keep": ["z"]}, FieldError, "must_keep names no gated field: 'z'"),
+        ({"keep": 1, "must_keep": ["a", "b"]}, InputError, "less than the 2 fields that must be kept"),
+        ({"keep": 1, "lr": -1.0}, InputError, "start above 0"),
+        ({"keep": 1, "prox": "l3"}, InputError, "prox must be"),
+    ],
+)
+def test_nonsense_is_refused_and_nothing_changes(arguments, error, message):
+    gates = make(steps=10)
+    with pytest.raises(error, match=message):
+        gates.optimizer(**arguments)
+    assert gates.keep is None
+    assert float(gates.control[0]) == 0.0
+
+
+def test_gates_need_fields_and_a_model():
+    with pytest.raises(FieldError, match="at least one field"):
+        Gates([], gate_function("lpfs"))
+    with pytest.raises(StateError, match="not attached"):
+        make().model_parameters()
+    with pytest.raises(InputError, match="rescale must be"):
+        make(rescale="max")

@@ -1,0 +1,58 @@
+"""Who may import whom: the flow is the folders (see the design in docs/)."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import lpfs
+
+ROOT = Path(lpfs.__file__).parent
+# folder or file -> what it must never import
+FORBIDDEN = {
+    "schema": {"data", "models", "train", "gates", "methods", "select", "compare", "report", "adapters", "cli"},
+    "gates": {"data", "models", "train", "methods", "select", "compare", "report", "adapters", "cli", "sklearn"},
+    "train": {"gates", "methods", "select", "compare", "report", "adapters", "cli", "sklearn"},
+    "models": {"train", "methods", "select", "compare", "report", "adapters", "cli", "sklearn"},
+    "data": {"gates", "models", "train", "methods", "select", "compare", "report", "adapters", "cli", "sklearn"},
+    "methods": {"select", "compare", "report", "adapters", "cli", "sklearn"},
+}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Names of the parts of lpfs that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module] + [f"{node.module}.{each.name}" for each in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("lpfs.")}
+    return found
+
+
+def test_the_folders_import_only_downwards():
+    seen = 0
+    for path in ROOT.rglob("*.py"):
+        part = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        wrong = imports_of(path) & FORBIDDEN.get(part, set())
+        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+        seen += part in FORBIDDEN
+    assert seen > 5
+
+
+def test_the_core_needs_torch_and_numpy_alone():
+    allowed = {"torch", "numpy", "lpfs"}
+    import sys
+
+    for path in [*(ROOT / "gates").rglob("*.py"), ROOT / "schema.py", ROOT / "errors.py"]:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [each.name for each in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                names = [node.module]
+            for name in names:
+                top = name.split(".")[0]
+                assert top in allowed or top in sys.stdlib_module_names, f"{path.name} imports {name}"

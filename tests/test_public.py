@@ -1,0 +1,54 @@
+"""The public names are a list that is tested, and ``import lpfs`` is free."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import subprocess
+import sys
+from importlib import resources
+
+import pytest
+
+import lpfs
+from lpfs import errors
+
+MODULES = [
+    each.name for each in pkgutil.walk_packages(lpfs.__path__, "lpfs.") if not each.name.endswith("__main__")
+]
+
+
+def test_every_public_name_can_be_imported_and_comes_from_where_it_says():
+    assert sorted(lpfs._HOME) == sorted(lpfs.__all__)
+    for name in lpfs.__all__:
+        assert getattr(lpfs, name) is getattr(importlib.import_module(lpfs._HOME[name]), name)
+    assert set(lpfs.__all__) <= set(dir(lpfs))
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'attach_all'"):
+        _ = lpfs.attach_all
+
+
+def test_import_lpfs_does_not_import_torch():
+    code = "import lpfs, sys; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+def test_the_package_is_typed():
+    assert resources.files("lpfs").joinpath("py.typed").is_file()
+
+
+def test_every_error_is_ours_and_in_the_tree_that_is_drawn():
+    assert errors.__doc__ is not None
+    for name, value in vars(errors).items():
+        if isinstance(value, type) and issubclass(value, Exception):
+            assert issubclass(value, errors.LpfsError)
+            assert name in errors.__doc__
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_docstrings_run(name):
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.failed == 0

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lpfs import Field, Schema, Selection
+from lpfs.errors import FieldError, InputError
+
+names = st.text(min_size=1, max_size=12)
+fields = st.builds(
+    Field,
+    name=names,
+    kind=st.sampled_from(["categorical", "numeric", "multi", "cross"]),
+    cardinality=st.integers(0, 2**40),
+    dim=st.integers(1, 128),
+    group=st.sampled_from(["user", "item", "combine", "context"]),
+    cost=st.floats(0, 1e9),
+)
+
+
+@given(st.lists(fields, max_size=6, unique_by=lambda each: each.name), names, st.lists(names, max_size=2))
+def test_a_schema_survives_json(several, label, tasks):
+    schema = Schema(tuple(several), label, tuple(tasks))
+    assert Schema.from_json(schema.to_json()) == schema
+    assert len(schema) == len(several)
+
+
+def test_a_schema_knows_its_fields_and_their_subsets():
+    schema = Schema((Field("a"), Field("b"), Field("c")), label="click")
+    assert schema["b"] == Field("b")
+    assert schema.subset(["c", "a"]).names == ("a", "c")
+    with pytest.raises(FieldError, match="no field 'x'"):
+        schema.subset(["x"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": ""}, "needs a name"),
+        ({"name": "a", "kind": "category"}, "kind must be one of"),
+        ({"name": "a", "group": "users"}, "group must be one of"),
+        ({"name": "a", "cardinality": -1}, "cardinality must be >= 0"),
+        ({"name": "a", "dim": 0}, "dim >= 1"),
+        ({"name": "a", "cost": float("nan")}, "cost must be"),
+        ({"name": "a", "cost": -1.0}, "cost must be"),
+    ],
+)
+def test_a_field_refuses_nonsense(arguments, message):
+    with pytest.raises(FieldError, match=message):
+        Field(**arguments)
+
+
+def test_names_are_unique():
+    with pytest.raises(FieldError, match="named twice"):
+        Schema((Field("a"), Field("a")))
+    with pytest.raises(FieldError, match="kept or dropped, once"):
+        Selection(("a",), ("a",))
+
+
+def test_an_unknown_key_is_an_error():
+    with pytest.raises(InputError, match="unknown key 'labels'"):
+        Schema.from_json({"fields": [], "labels": "click"})
+    with pytest.raises(InputError, match="unknown key 'fields'"):
+        Selection.from_json({"kept": [], "dropped": [], "fields": []})
+
+
+def test_a_selection_survives_a_file(tmp_path):
+    selection = Selection(
+        ("ü ser",), ("b",), {"ü ser": 0.9, "b": 0.0}, {"b": [{"module": "emb.b"}]}, (), {"seed": 1}
+    )
+    selection.save(tmp_path / "selection.json")
+    assert Selection.load(tmp_path / "selection.json") == selection
+    assert selection.names == ("ü ser", "b")
