@@ -94,7 +94,7 @@ def _replace(at: Any, path: tuple[str | int, ...], name: str, turn: int) -> Any:
 
 def _others(values: Tensor, turn: int) -> Tensor | None:
     """Return the values with each replaced by another one of them; None if they are all the same."""
-    flat = values.reshape(-1)
+    flat = values.reshape(-1).contiguous()
     if values.is_floating_point():
         return (values * -1.5 + turn).to(values.dtype) if flat.numel() else None
     kinds = torch.unique(flat)

@@ -351,10 +351,12 @@ class Gates(nn.Module):
 
     def _rescale(self, done: int, alive: Tensor) -> None:
         """Refresh the overall factor of the gates."""
+        if self.rescale == "off" or done % self.schedule.refresh:
+            return
         if self.rescale == "epsilon":
             top = self.function.value(torch.ones_like(self.x), self.epsilon) / self.norm
             self.scale.copy_(top[0])
-        elif self.rescale == "rms" and done % self.schedule.refresh == 0 and done <= RESCALE_UNTIL * self.steps:
+        elif done <= RESCALE_UNTIL * self.steps:
             values = (self.function.value(self.x, self.epsilon) / self.norm)[alive]
             self.scale.copy_(values.square().mean().sqrt())
 

@@ -93,8 +93,10 @@ class ProxSGD(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             for x in group["params"]:
-                if x.grad is not None and not bool(torch.isfinite(x.grad).all()):
-                    where = (~torch.isfinite(x.grad)).flatten().nonzero().flatten().tolist()
+                if x.grad is None or math.isfinite(x.grad.sum().item()):
+                    continue
+                where = (~torch.isfinite(x.grad)).flatten().nonzero().flatten().tolist()
+                if where:
                     raise NonFiniteError(
                         f"the gradient of the gates is not finite at {where[:5]}; the step was refused and "
                         "nothing was moved. Look for a loss of inf or nan in this batch, or lower the "

@@ -33,5 +33,5 @@ def hard_threshold(x: Tensor, penalty: Tensor | float) -> Tensor:
 
 def _clamp(x: Tensor, bound: Tensor | float) -> Tensor:
     if isinstance(bound, Tensor):
-        return torch.minimum(torch.maximum(x, -bound), bound)
+        return torch.clamp(x, -bound, bound)
     return x.clamp(-bound, bound)

@@ -16,7 +16,7 @@ from lpfs.gates.attach import Factors, Multiply, refuse_wrapped
 from lpfs.gates.leak import Where, check_leaks
 from lpfs.gates.logits import Call, logits_of, max_change, rounding_bound
 from lpfs.gates.module import NAME
-from lpfs.gates.sites import Place, check_reader
+from lpfs.gates.sites import Place, check_reader, is_not_absence
 from lpfs.gates.state import carry_over, check_state
 from lpfs.schema import Selection
 
@@ -158,13 +158,23 @@ def prune(
     certificate = Certificate(change, bound, checked, unchecked)
     if optimizer is None:
         return Pruned(smaller, None, certificate)
+    return Pruned(smaller, _carry(optimizer, model, smaller, columns), certificate)
+
+
+def _carry(
+    optimizer: torch.optim.Optimizer, model: nn.Module, smaller: nn.Module, columns: Mapping[str, Tensor]
+) -> torch.optim.Optimizer:
+    """Return the optimizer of the smaller model: its weights are found by their names."""
     after = dict(smaller.named_parameters(remove_duplicate=False))
     replaced: dict[nn.Parameter, nn.Parameter | None] = {}
+    kept: dict[nn.Parameter, Tensor] = {}
     for path, weight in model.named_parameters(remove_duplicate=False):
-        replaced[weight] = after.get(path) or replaced.get(weight) if path in after else replaced.get(weight)
-    kept = {weight: columns[path.rpartition(".")[0]] for path, weight in model.named_parameters()
-            if path.rpartition(".")[0] in columns and path.endswith(".weight")}  # fmt: skip
-    return Pruned(smaller, carry_over(optimizer, replaced, kept), certificate)
+        if path in after or weight not in replaced:
+            replaced[weight] = after.get(path)
+        module, _, name = path.rpartition(".")
+        if module in columns and name == "weight":
+            kept[weight] = columns[module]
+    return carry_over(optimizer, replaced, kept)
 
 
 def _dropped_places(model: nn.Module, selection: Selection) -> dict[str, tuple[Place, ...]]:
@@ -305,7 +315,6 @@ def _compare(
 def _not_absent(model: nn.Module) -> str | None:
     """Name the layers for which a zero is a value like any other."""
     for path, module in model.named_modules():
-        kind = type(module).__name__
-        if "Norm" in kind or "Attention" in kind or "Transformer" in kind:
-            return f"{path!r} is a {kind}, for which a zero is a value like any other and not absence"
+        if is_not_absence(module):
+            return f"{path!r} is a {type(module).__name__}, for which a zero is a value like any other and not absence"
     return None

@@ -86,7 +86,7 @@ def find_places(
     for name, given in wanted.items():
         if not isinstance(name, str) or not name:
             raise FieldError(f"a field needs a name, found {name!r}")
-        several = [given] if isinstance(given, nn.Module | str | Site) else list(given)
+        several = list(given) if isinstance(given, list | tuple) else [given]
         if not several:
             raise FieldError(f"field {name!r} has no site")
         places[name] = tuple(_place(model, paths, name, each) for each in several)
@@ -171,12 +171,18 @@ def check_reader(model: nn.Module, name: str, path: str) -> nn.Linear:
     if type(reader) is nn.Linear:
         return reader
     kind = type(reader).__name__
-    if "Norm" in kind or "Attention" in kind or "Transformer" in kind:
+    if is_not_absence(reader):
         raise AbsenceError(
             f"field {name!r} is read by {path!r}, a {kind}: there a zero is a value like any other and not "
             "absence, so its columns cannot be cut. Leave out reader=; prune then feeds zeros, which is exact"
         )
     raise InputError(f"field {name!r}: the reader {path!r} must be an nn.Linear, found {kind}")
+
+
+def is_not_absence(module: nn.Module) -> bool:
+    """Whether a zero is a value like any other for this layer: normalisation, attention."""
+    layers = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+    return isinstance(module, layers) or type(module).__name__.rstrip("123d").endswith(("Norm", "Attention"))
 
 
 def width_of(module: nn.Module) -> int | None:

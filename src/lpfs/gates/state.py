@@ -130,6 +130,8 @@ def carry_over(
 def _cut(value: Any, weight: Tensor, columns: Tensor | None) -> Any:
     if not isinstance(value, Tensor):
         return value
-    if columns is None or value.shape != weight.shape:
+    if columns is None or not value.ndim:
         return value.clone()
+    if value.shape != weight.shape:
+        raise InputError("the row-wise optimizer state of a Linear cannot be cut by columns: prune without cut")
     return value.index_select(1, columns).clone()

@@ -1,0 +1,333 @@
+"""absorb: every row of the exactness table."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from zoo import B, D, Plain, Stacked, batch, set_gates, whole_weights
+
+import lpfs
+from lpfs import Site
+from lpfs.errors import ExactnessError, InputError, SharedTableError, StateError
+
+GATES = [0.0, -2.0, 0.5, 4.0, -0.25, 2.0]
+
+
+def gated(model: nn.Module, values: list[float] | None = None, **settings) -> nn.Module:
+    gates = lpfs.attach(model, model.fields, **settings)
+    set_gates(gates, GATES if values is None else values)
+    return model
+
+
+def no_gates_left(model: nn.Module) -> bool:
+    return not any("lpfs_gates" in key for key in model.state_dict()) and all(
+        "lpfs" not in name for name, _ in model.named_parameters()
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_tables_take_any_gate_bit_for_bit(dtype):
+    class Tables(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.emb = nn.ModuleList([nn.Embedding(7, D) for _ in range(4)])
+            self.top = nn.Linear(4 * D, 1)
+
+        def forward(self, ids):
+            return self.top(torch.cat([table(ids[:, n]) for n, table in enumerate(self.emb)], 1)).squeeze(1)
+
+    model, ids = Tables().to(dtype), torch.randint(7, (B, 4))
+    gates = lpfs.attach(model)
+    with torch.no_grad():
+        gates.x.copy_(torch.tensor([0.1234567, -0.7654321, 0.0, 1.3]))
+    before = model(ids)
+    selection = lpfs.absorb(model)
+    assert torch.equal(model(ids), before)
+    assert no_gates_left(model)
+    assert selection.dropped == ("emb.2",)
+    assert selection.made["exact"] is True
+    assert set(selection.made["absorbed"].values()) == {"table"}
+    assert not model.emb[2].weight.any()
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_everything_else_is_exact_where_arithmetic_is(mode):
+    """Whole weights and gates that are powers of two: any difference would be an error of ours."""
+    model = gated(whole_weights(Plain(mode=mode)).double())
+    data = batch(torch.float64, whole=True)
+    before = model(*data)
+    selection = lpfs.absorb(model)
+    assert torch.equal(model(*data), before)
+    assert no_gates_left(model)
+    where = selection.made["absorbed"]
+    assert where == {"user": "table", "item": "table", "city": "table", "tags": "table", "price": "branch",
+                     "dense": "branch"}  # fmt: skip
+    assert selection.made["exact"] is False
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_elsewhere_the_output_moves_by_rounding_only(dtype):
+    model = Plain().to(dtype)
+    gates = lpfs.attach(model, model.fields)
+    with torch.no_grad():
+        gates.x.uniform_(0.05, 0.9)
+    before = model(*batch(dtype))
+    selection = lpfs.absorb(model, batch=batch(dtype))
+    change = (model(*batch(dtype)).double() - before.double()).abs().max().item()
+    assert change == selection.made["max_logit_change"]
+    # six fields of width 4 and two layers: some dozens of roundings of values below one
+    assert change <= 100 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("value", [2.0, 0.0, -2.0])
+def test_a_bag_of_maxima_takes_a_gate_that_is_not_negative(value):
+    model = Plain(mode="max")
+    gated(model, [1.0, 1.0, 1.0, value, 1.0, 1.0])
+    before = model.bag(batch()[1])
+    selection = lpfs.absorb(model)
+    assert torch.equal(model.bag(batch()[1]), before)
+    assert selection.made["absorbed"]["tags"] == ("constant" if value < 0 else "table")
+    assert no_gates_left(model)
+
+
+def test_a_table_with_max_norm_keeps_a_constant():
+    model = Plain(max_norm=1.0)
+    with torch.no_grad():
+        model(*batch())  # max_norm renormalises in place at the first look-up
+        gated(model)
+        before = model(*batch())
+    selection = lpfs.absorb(model, batch=batch())
+    assert selection.made["absorbed"]["user"] == "constant"
+    with torch.no_grad():
+        torch.testing.assert_close(model(*batch()), before)
+    assert no_gates_left(model)
+    assert model.lpfs_factors.values.tolist() == GATES[:3]
+    fresh = gated(Plain(max_norm=1.0))
+    with pytest.raises(ExactnessError, match="no weight can take in the gate of 'user', 'item', 'city'"):
+        lpfs.absorb(fresh, constants=False)
+    assert hasattr(fresh, "lpfs_gates")
+
+
+def relu_branch() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, D), nn.Dropout(0.5), nn.ReLU())
+
+
+def test_past_a_relu_only_a_positive_gate_goes_into_the_branch():
+    for value, reader, where in ((2.0, False, "branch"), (-2.0, False, "constant"), (-2.0, True, "reader")):
+        model = whole_weights(Plain(branch=relu_branch())).double().eval()
+        data = batch(torch.float64, whole=True)
+        extra = {"reader": model.top[0]} if reader else {}
+        gated(model, [1.0, 1.0, 1.0, 1.0, 1.0, value], **extra)
+        before = model(*data)
+        selection = lpfs.absorb(model)
+        assert selection.made["absorbed"]["dense"] == where
+        assert torch.equal(model(*data), before)
+        assert no_gates_left(model)
+
+
+def test_slices_stay_as_constants_or_go_into_the_linear_that_reads_them():
+    ids = torch.randint(6, (B, 4))
+    model = Stacked()
+    gates = lpfs.attach(model, {f"f{n}": Site("table", index=n) for n in range(4)})
+    set_gates(gates, [0.0, -2.0, 0.5, 1.0])
+    before = model(ids)
+    selection = lpfs.absorb(model, batch=(ids,))
+    assert torch.equal(model(ids), before)
+    assert set(selection.made["absorbed"].values()) == {"constant"}
+    assert selection.made["max_logit_change"] == 0.0
+    assert not list(model.lpfs_factors.parameters())
+
+    model = whole_weights(Stacked()).double()
+    sites = {
+        f"f{n}": Site("table", index=n, reader=model.top[0], columns=slice(n * D, (n + 1) * D)) for n in range(4)
+    }
+    set_gates(lpfs.attach(model, sites), [0.0, -2.0, 0.5, 1.0])
+    before = model(ids)
+    selection = lpfs.absorb(model)
+    assert torch.equal(model(ids), before)
+    assert set(selection.made["absorbed"].values()) == {"reader"}
+    assert no_gates_left(model)
+    assert not hasattr(model, "lpfs_factors")
+
+
+class Tied(nn.Module):
+    """Two fields around one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Embedding(9, D), nn.Embedding(9, D)
+        self.b.weight = self.a.weight
+        self.top = nn.Linear(2 * D, 1)
+
+    def forward(self, ids):
+        return self.top(torch.cat([self.a(ids[:, 0]), self.b(ids[:, 1])], 1)).squeeze(1)
+
+
+def test_a_shared_table_is_refused_or_untied():
+    model, ids = Tied(), torch.randint(9, (B, 2))
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    gates = lpfs.attach(model, {"a": model.a, "b": model.b})
+    model(ids).sum().backward()
+    optimizer.step()
+    set_gates(gates, [2.0, -0.5])
+    before, state = model(ids), copy.deepcopy(model.state_dict())
+    with pytest.raises(SharedTableError, match="'a.weight' also serves 'b.weight'.*untie=True"):
+        lpfs.absorb(model)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    old = optimizer.state[model.a.weight]["sum"].clone()
+    lpfs.absorb(model, optimizer, untie=True)
+    assert torch.equal(model(ids), before)
+    assert model.a.weight is not model.b.weight
+    assert torch.equal(optimizer.state[model.a.weight]["sum"], old / 4)
+    assert torch.equal(optimizer.state[model.b.weight]["sum"], old * 4)
+    held = [each for group in optimizer.param_groups for each in group["params"]]
+    assert {id(each) for each in model.parameters()} == {id(each) for each in held}
+
+
+def test_a_weight_used_behind_our_back_is_noticed_on_a_batch():
+    class Sneaky(Plain):
+        def forward(self, ids, tags, price, dense):
+            extra = functional.embedding(ids[:, 0], self.emb["user"].weight).sum(1)
+            return super().forward(ids, tags, price, dense) + extra
+
+    model = gated(Sneaky(), [2.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    before = model(*batch())
+    with pytest.raises(ExactnessError, match="also used outside the modules"):
+        lpfs.absorb(model, batch=batch())
+    assert torch.equal(model(*batch()), before)
+
+
+def test_hooks_and_parametrizations_of_others_keep_a_constant():
+    model = Plain()
+    model.emb["user"].register_forward_hook(lambda module, args, output: output + 1)
+    nn.utils.parametrizations.weight_norm(model.emb["item"])
+    gated(model, [2.0, 2.0, 2.0, 1.0, 1.0, 1.0])
+    before = model(*batch())
+    selection = lpfs.absorb(model)
+    assert torch.equal(model(*batch()), before)
+    assert selection.made["absorbed"]["user"] == selection.made["absorbed"]["item"] == "constant"
+    assert selection.made["absorbed"]["city"] == "table"
+
+
+def test_the_constants_survive_a_copy_a_state_dict_and_another_dtype():
+    ids = torch.randint(6, (B, 4))
+    model = Stacked()
+    gates = lpfs.attach(model, {f"f{n}": Site("table", index=n) for n in range(4)})
+    with torch.no_grad():
+        gates.x.copy_(torch.tensor([0.123, 0.456, 0.0, 0.789]))
+    values = gates.values
+    lpfs.absorb(model)
+    clone = copy.deepcopy(model)
+    assert torch.equal(clone(ids), model(ids))
+    assert "lpfs_factors.values" in model.state_dict()
+    assert torch.equal(model.bfloat16().lpfs_factors.values, values)
+
+
+# ------------------------------------------------------------------------------- optimizer state
+
+
+class RowWiseAdagrad(torch.optim.Optimizer):
+    """One accumulator a row, as large tables are trained."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                rows = p.grad.reshape(p.shape[0], -1)
+                total = self.state[p].setdefault("sum", torch.zeros(p.shape[0], dtype=p.dtype))
+                total.add_(rows.square().mean(1))
+                p.sub_(group["lr"] * (rows / (total.sqrt() + 1e-10)[:, None]).view_as(p))
+
+
+OPTIMIZERS = {
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.0),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
+    "rowwise": RowWiseAdagrad,
+}
+POWER = {"sum": 2, "exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "square_avg": 2, "grad_avg": 1}
+
+
+def trained(name: str, **settings):
+    model = Plain()
+    gates = lpfs.attach(model, model.fields, **settings)
+    optimizer = OPTIMIZERS[name](gates.model_parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        functional.binary_cross_entropy_with_logits(model(*batch()), torch.arange(B) % 2 * 1.0).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    gates.zero_grad()
+    set_gates(gates, GATES)
+    return model, optimizer
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_the_optimizer_state_is_rescaled_with_the_weights(name):
+    model, optimizer = trained(name)
+    weights = {"user": model.emb["user"].weight, "item": model.emb["item"].weight, "tags": model.bag.weight,
+               "price": model.price.bias, "dense": model.dense[2].weight}  # fmt: skip
+    untouched = copy.deepcopy(optimizer.state[model.top[0].weight])
+    before = {field: copy.deepcopy(optimizer.state[weight]) for field, weight in weights.items()}
+    lpfs.absorb(model, optimizer)
+    gates = dict(zip(["user", "item", "city", "tags", "price", "dense"], GATES, strict=True))
+    for field, weight in weights.items():
+        for key, old in before[field].items():
+            new = optimizer.state[weight][key]
+            power = (
+                0 if name == "rmsprop" and key == "momentum_buffer" else {**POWER, "momentum_buffer": 1}.get(key)
+            )
+            if key == "step" or power is None or power == 0:
+                assert torch.equal(torch.as_tensor(new), torch.as_tensor(old))
+            elif gates[field] == 0:
+                assert not new.any()
+            else:
+                assert torch.equal(new, old / gates[field] ** power)
+    for key, value in optimizer.state[model.top[0].weight].items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(untouched[key]))
+
+
+def test_an_optimizer_that_is_not_known_is_refused_before_anything_changes():
+    class Strange(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {})
+
+    model = gated(Plain())
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(InputError, match="the state of Strange is not known"):
+        lpfs.absorb(model, Strange(model.top.parameters()))
+    odd = torch.optim.SGD(model.top.parameters(), lr=0.1)
+    odd.state[model.top[0].weight]["mystery"] = torch.ones(3)
+    with pytest.raises(InputError, match="state 'mystery' of SGD"):
+        lpfs.absorb(model, odd)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_absorb_needs_gates_and_takes_them_once():
+    with pytest.raises(StateError, match="absorb: this model has no gates"):
+        lpfs.absorb(Plain())
+    model = gated(Plain())
+    lpfs.absorb(model)
+    with pytest.raises(StateError, match="no gates"):
+        lpfs.absorb(model)
+
+
+def test_an_overflow_is_refused():
+    model = Plain().to(torch.float16)
+    with torch.no_grad():
+        model.emb["item"].weight.fill_(60_000)
+    gated(model, [1.0, 4.0, 1.0, 1.0, 1.0, 1.0])
+    with pytest.raises(InputError, match="field 'item': its weights times its gate overflow"):
+        lpfs.absorb(model)
+    assert hasattr(model, "lpfs_gates")

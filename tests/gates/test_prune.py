@@ -1,0 +1,338 @@
+"""prune: smaller, the same predictions, and a proof or an honest 'not certified'."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from test_absorb import GATES, OPTIMIZERS, gated, trained
+from torch import nn
+from torch.nn import functional
+from zoo import INPUTS, B, D, Plain, Stacked, batch, set_gates, whole_weights
+
+import lpfs
+from lpfs import Selection, Site
+from lpfs.errors import AbsenceError, FieldError, InputError, LeakError, StateError
+
+ROWS = ("rowwise", True)  # one number for a row of a Linear: a mean over columns, which cutting would change
+DROPPED = [0.0, 1.0, 0.0, 0.0, 0.5, 0.0]  # user, city, tags, dense
+
+
+def absorbed(model: nn.Module | None = None, values=DROPPED, **settings) -> tuple[nn.Module, Selection]:
+    model = gated(model or Plain(), values, **settings)
+    return model, lpfs.absorb(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_dropped_tables_bags_and_branches_are_gone_bit_for_bit(dtype):
+    model, selection = absorbed(Plain().to(dtype))
+    before = model(*batch(dtype))
+    state = copy.deepcopy(model.state_dict())
+    pruned = lpfs.prune(model, selection, batch=batch(dtype), inputs=INPUTS)
+    assert torch.equal(pruned.model(*batch(dtype)), before)
+    names = {name.rpartition(".")[0] for name, _ in pruned.model.named_parameters()}
+    assert names == {"emb.item", "price", "top.0", "top.2"}
+    assert pruned.certificate.certified
+    assert pruned.certificate.max_logit_change == 0.0
+    assert pruned.certificate.bound == 0.0
+    assert str(pruned.certificate) == "certified: max |Δlogit| 0 (bound 0), 4 dropped fields have no way in"
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert model.emb["user"].weight.shape == (10, D)
+
+
+def test_the_pruned_model_never_looks_a_dropped_id_up():
+    model, selection = absorbed()
+    pruned = lpfs.prune(model, selection, batch=batch(), inputs=INPUTS).model
+    ids, tags, price, dense = batch()
+    ids[:, 0] = 10**9  # far outside the table that was there
+    assert torch.equal(pruned(ids, tags, price, dense), model(*batch()))
+
+
+def test_bags_with_offsets_keep_their_shape():
+    for last in (False, True):
+        bag = nn.EmbeddingBag(5, D, include_last_offset=last)
+        model = nn.ModuleDict({"bag": bag})
+        set_gates(lpfs.attach(model, {"bag": bag}), [0.0])
+        selection = lpfs.absorb(model)
+        pruned = lpfs.prune(model, selection).model
+        ids, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3] if last else [0, 2])
+        assert torch.equal(pruned["bag"](ids, offsets), bag(ids, offsets))
+
+
+def test_a_leak_is_found_and_named():
+    class Leaky(Plain):
+        def __init__(self):
+            super().__init__()
+            self.wide = nn.Embedding(10, 1)
+
+        def forward(self, ids, tags, price, dense):
+            return super().forward(ids, tags, price, dense) + self.wide(ids[:, 2]).squeeze(1)
+
+    model, selection = absorbed(Leaky())
+    with pytest.raises(LeakError, match="field 'city' is dropped, but its values still move the output"):
+        lpfs.prune(model, selection, batch=batch(), inputs=INPUTS)
+    mended = Leaky()
+    gates = lpfs.attach(mended, {**mended.fields, "city": [mended.emb["city"], mended.wide]})
+    set_gates(gates, DROPPED)
+    pruned = lpfs.prune(mended, lpfs.absorb(mended), batch=batch(), inputs=INPUTS)
+    assert pruned.certificate.certified
+    assert not any("wide" in name for name, _ in pruned.model.named_parameters())
+
+
+def test_without_a_map_or_a_batch_it_says_not_certified():
+    model, selection = absorbed()
+    some = lpfs.prune(model, selection, batch=batch(), inputs={"user": (0, 0)}).certificate
+    assert not some.certified
+    assert some.checked == ("user",)
+    assert str(some).startswith(
+        "not certified: max |Δlogit| 0 (bound 0), but no one could check for leaks of city"
+    )
+    none = lpfs.prune(model, selection).certificate
+    assert str(none) == "not certified: no batch was given to check on"
+    assert none.max_logit_change is None
+
+
+def test_values_that_cannot_be_replaced_are_not_called_checked():
+    model, selection = absorbed()
+    ids, tags, price, dense = batch()
+    ids[:, 0] = 3  # every row the same: nothing to replace it by
+    certificate = lpfs.prune(model, selection, batch=(ids, tags, price, dense), inputs=INPUTS).certificate
+    assert certificate.unchecked == ("user",)
+
+
+def test_inputs_in_dicts_objects_and_by_function():
+    class Named(Plain):
+        def forward(self, data):
+            data = data if isinstance(data, dict) else vars(data)
+            return super().forward(data["ids"], data["tags"], data["price"], data["dense"])
+
+    class Record:
+        pass
+
+    model, selection = absorbed(Named())
+    data = dict(zip(("ids", "tags", "price", "dense"), batch(), strict=True))
+    record = Record()
+    record.__dict__.update(data)
+    where = {"user": ("ids", 0), "city": ("ids", 2), "tags": "tags", "dense": "dense"}
+    for each in (data, record):
+        assert lpfs.prune(model, selection, batch=each, inputs=where).certificate.certified
+    calls = []
+
+    def other(given):
+        calls.append(given)
+        return {**given, "tags": given["tags"].flip(0)}
+
+    certificate = lpfs.prune(model, selection, batch=data, inputs={**where, "tags": other}).certificate
+    assert certificate.certified
+    assert calls
+    by_call = lpfs.prune(
+        model, selection, batch=[data], inputs={"user": (0, "ids", 0)}, call=lambda model, batch: model(batch[0])
+    )
+    assert by_call.certificate.checked == ("user",)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"user": 9}, "the batch has no 9"),
+        ({"user": "ids"}, "the batch has no 'ids'"),
+        ({"user": (0, 9)}, "9 is no column of a tensor shaped"),
+        ({"user": (0, 0, 0)}, "0 is no column"),
+    ],
+)
+def test_a_wrong_map_is_named(inputs, message):
+    model, selection = absorbed()
+    with pytest.raises(InputError, match=message):
+        lpfs.prune(model, selection, batch=batch(), inputs=inputs)
+
+
+def test_a_model_that_never_answers_the_same_cannot_be_checked():
+    class Dice(Plain):
+        def forward(self, *inputs):
+            return super().forward(*inputs) + torch.rand(())
+
+    model, selection = absorbed(Dice())
+    with pytest.raises(InputError, match="other outputs for the same batch"):
+        lpfs.prune(model, selection, batch=batch(), inputs=INPUTS)
+
+
+# ---------------------------------------------------------------------------------------- columns
+
+
+def test_columns_are_cut_exactly_where_arithmetic_is():
+    model = whole_weights(Plain()).double()
+    data = batch(torch.float64, whole=True)
+    model, selection = absorbed(model, reader=model.top[0])
+    pruned = lpfs.prune(model, selection, batch=data, inputs=INPUTS, cut=True)
+    assert torch.equal(pruned.model(*data), model(*data))
+    assert pruned.model.top[0].weight.shape == (8, 2 * D)
+    assert pruned.model.top[0].in_features == 2 * D
+    assert model.top[0].weight.shape == (8, 6 * D)
+    assert pruned.certificate.certified
+
+
+def test_columns_are_cut_to_rounding():
+    model = Plain()
+    model, selection = absorbed(model, reader=model.top[0])
+    pruned = lpfs.prune(model, selection, batch=batch(), inputs=INPUTS, cut=True)
+    change = (pruned.model(*batch()) - model(*batch())).abs().max().item()
+    assert change == pruned.certificate.max_logit_change
+    assert change <= pruned.certificate.bound < 1e-3
+    assert "bound" in str(pruned.certificate)
+
+
+class Normed(nn.Module):
+    """Three tables whose concatenation goes through something before the Linear."""
+
+    def __init__(self, between: nn.Module, stack: bool = False) -> None:
+        super().__init__()
+        self.emb = nn.ModuleList([nn.Embedding(6, D) for _ in range(3)])
+        self.between, self.stack = between, stack
+        self.top = nn.Linear(3 * D, 1)
+
+    def forward(self, ids):
+        parts = [table(ids[:, n]) for n, table in enumerate(self.emb)]
+        if self.stack:
+            tokens = torch.stack(parts, 1)
+            return self.top(self.between(tokens, tokens, tokens)[0].flatten(1)).squeeze(1)
+        return self.top(self.between(torch.cat(parts, 1))).squeeze(1)
+
+
+@pytest.mark.parametrize(
+    ("between", "stack", "kind"),
+    [
+        (nn.LayerNorm(3 * D), False, "LayerNorm"),
+        (nn.BatchNorm1d(3 * D), False, "BatchNorm1d"),
+        (nn.MultiheadAttention(D, 2, batch_first=True), True, "MultiheadAttention"),
+    ],
+)
+def test_columns_are_not_cut_where_zero_is_not_absence(between, stack, kind):
+    model, ids = Normed(between, stack), torch.randint(6, (B, 3))
+    set_gates(lpfs.attach(model, reader=model.top), [0.0, 1.0, 1.0])
+    selection = lpfs.absorb(model)
+    where = {"emb.0": (0, 0)}
+    with pytest.raises(AbsenceError, match=f"'between' is a {kind}"):
+        lpfs.prune(model, selection, batch=(ids,), inputs=where, cut=True)
+    whole = lpfs.prune(model, selection, batch=(ids,), inputs=where)  # zeros instead: exact for any model
+    assert whole.certificate.max_logit_change == 0.0
+    assert whole.certificate.certified
+
+
+def test_cutting_needs_to_know_who_reads_the_fields():
+    model, selection = absorbed()
+    with pytest.raises(InputError, match="no field says which Linear reads it"):
+        lpfs.prune(model, selection, batch=batch(), cut=True)
+    model = Normed(nn.LayerNorm(3 * D))
+    set_gates(lpfs.attach(model), [0.0, 1.0, 1.0])
+    with pytest.raises(AbsenceError, match="LayerNorm"):
+        lpfs.prune(model, lpfs.absorb(model), cut=True)
+
+
+# ---------------------------------------------------------------------------------- the optimizer
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"), [(name, cut) for name in sorted(OPTIMIZERS) for cut in (False, True) if (name, cut) != ROWS]
+)
+def test_the_next_step_of_the_pruned_model_is_that_of_the_absorbed_one(name, cut):
+    model, optimizer = trained(name)
+    lpfs.detach(model)
+    gates = lpfs.attach(model, model.fields, reader=model.top[0])
+    set_gates(gates, [0.0, -2.0, 0.0, 4.0, -0.25, 0.0])
+    selection = lpfs.absorb(model, optimizer)
+    groups = [len(group["params"]) for group in optimizer.param_groups]
+    pruned = lpfs.prune(model, selection, batch=batch(), inputs=INPUTS, optimizer=optimizer, cut=cut)
+    assert [len(group["params"]) for group in optimizer.param_groups] == groups
+    assert type(pruned.optimizer) is type(optimizer)
+    assert {id(p) for group in pruned.optimizer.param_groups for p in group["params"]} == {
+        id(p) for p in pruned.model.parameters()
+    }
+    for each, step in ((model, optimizer), (pruned.model, pruned.optimizer)):
+        step.zero_grad()
+        functional.binary_cross_entropy_with_logits(each(*batch()), torch.arange(B) % 2 * 1.0).backward()
+        step.step()
+    after = dict(model.named_parameters())
+    for path, weight in pruned.model.named_parameters():
+        whole = after[path]
+        if weight.shape != whole.shape:
+            whole = whole[:, torch.tensor([*range(D, 2 * D), *range(3 * D, 5 * D)])]
+        if cut:
+            # a sum of 12 instead of 24 terms: some roundings, which Adagrad and Adam may amplify near zero
+            torch.testing.assert_close(weight, whole, rtol=1e-4, atol=1e-5)
+        else:
+            assert torch.equal(weight, whole)
+
+
+def test_a_row_wise_state_of_a_linear_is_not_cut():
+    model, optimizer = trained("rowwise")
+    lpfs.detach(model)
+    set_gates(lpfs.attach(model, model.fields, reader=model.top[0]), DROPPED)
+    selection = lpfs.absorb(model, optimizer)
+    with pytest.raises(InputError, match="row-wise optimizer state of a Linear cannot be cut"):
+        lpfs.prune(model, selection, batch=batch(), inputs=INPUTS, optimizer=optimizer, cut=True)
+
+
+def test_settings_of_groups_come_along():
+    model = gated(Plain())
+    optimizer = torch.optim.AdamW(
+        [{"params": model.emb.parameters(), "lr": 0.5}, {"params": model.top.parameters()}],
+        lr=0.1,
+        betas=(0.8, 0.9),
+    )
+    selection = lpfs.absorb(model, optimizer)
+    new = lpfs.prune(model, selection, batch=batch(), inputs=INPUTS, optimizer=optimizer).optimizer
+    assert [group["lr"] for group in new.param_groups] == [0.5, 0.1]
+    assert new.param_groups[1]["betas"] == (0.8, 0.9)
+    assert len(new.param_groups[0]["params"]) == 2
+
+
+# ------------------------------------------------------------------------------------ other paths
+
+
+def test_slices_cannot_be_removed_but_stay_zero():
+    model, ids = Stacked(), torch.randint(6, (B, 4))
+    set_gates(lpfs.attach(model, {f"f{n}": Site("table", index=n) for n in range(4)}), [0.0, 1.0, 2.0, 0.0])
+    selection = lpfs.absorb(model)
+    pruned = lpfs.prune(model, selection, batch=(ids,), inputs={f"f{n}": (0, n) for n in range(4)})
+    assert torch.equal(pruned.model(ids), model(ids))
+    assert pruned.certificate.certified
+
+
+def test_a_selection_read_from_a_file_prunes_a_model_loaded_again():
+    model, selection = absorbed()
+    again = Plain()
+    again.load_state_dict(model.state_dict())
+    read = Selection.from_json(json.loads(json.dumps(selection.to_json())))
+    pruned = lpfs.prune(again, read, batch=batch(), inputs=INPUTS)
+    assert pruned.certificate.certified
+    assert torch.equal(pruned.model(*batch()), model(*batch()))
+
+
+def test_the_constants_of_removed_fields_go_too():
+    model, selection = absorbed(Plain(max_norm=1.0), [0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
+    assert hasattr(model, "lpfs_factors")
+    pruned = lpfs.prune(model, selection, batch=batch(), inputs=INPUTS)
+    assert not hasattr(pruned.model, "lpfs_factors")
+    assert hasattr(model, "lpfs_factors")
+
+
+def test_nothing_dropped_is_a_plain_copy():
+    model, selection = absorbed(values=[1.0] * 6)
+    pruned = lpfs.prune(model, selection, batch=batch(), inputs=INPUTS)
+    assert torch.equal(pruned.model(*batch()), model(*batch()))
+    assert pruned.certificate.certified
+
+
+def test_wrong_arguments():
+    model = gated(Plain(), GATES)
+    with pytest.raises(StateError, match="absorb them first"):
+        lpfs.prune(model, lpfs.Selection((), ()))
+    selection = lpfs.absorb(model)
+    with pytest.raises(InputError, match="needs a Selection"):
+        lpfs.prune(model, ["user"])
+    with pytest.raises(FieldError, match="where field 'x' enters"):
+        lpfs.prune(model, Selection((), ("x",)))
+    with pytest.raises(FieldError, match="no module 'emb.user'"):
+        lpfs.prune(nn.Linear(1, 1), selection)
