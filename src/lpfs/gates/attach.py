@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -42,8 +43,8 @@ def attach(
         model: any ``nn.Module``; its state dict keeps all its keys.
         fields: field name -> where it enters: an ``nn.Embedding``, an ``nn.EmbeddingBag``, any module that
             returns (B, d), a module path, a :class:`Site` for a part of a module's output, or a list of these
-            where one field enters in several places (an embedding and a wide weight, say). Or patterns of
-            paths of tables such as ``"emb.*"``; or None for every table.
+            where one field enters in several places (an embedding and a wide weight, say). An
+            ``nn.ModuleDict`` will do. Or patterns of paths of tables such as ``"emb.*"``; or None for every table.
         steps: how many training steps the search will take; schedules are scaled to it.
         gate: name of a gate function, or one made by :func:`gate_function`.
         alpha, tau, epsilon, noise: constants of the gate function, instead of its own.
@@ -59,6 +60,8 @@ def attach(
     if hasattr(model, NAME):
         raise StateError("this model has gates already; absorb or detach them first")
     function = gate_function(gate, alpha=alpha, tau=tau, epsilon=epsilon, noise=noise)
+    if isinstance(fields, Mapping | nn.ModuleDict):
+        fields = dict(fields.items())
     wanted, copies = _untied(model, fields, untie)
     places = find_places(model, wanted, reader)
     gates = Gates(tuple(places), function, steps, schedule, rescale, seed)

@@ -316,5 +316,6 @@ def _not_absent(model: nn.Module) -> str | None:
     """Name the layers for which a zero is a value like any other."""
     for path, module in model.named_modules():
         if is_not_absence(module):
-            return f"{path!r} is a {type(module).__name__}, for which a zero is a value like any other and not absence"
+            kind = type(module).__name__
+            return f"{path!r} is a {kind}, for which a zero is a value like any other and not absence"
     return None

@@ -39,7 +39,7 @@ class Site:
 
 
 SiteLike: TypeAlias = nn.Module | str | Site
-Fields: TypeAlias = Mapping[str, SiteLike | Sequence[SiteLike]] | str | Sequence[str] | None
+Fields: TypeAlias = Mapping[str, SiteLike | Sequence[SiteLike]] | nn.ModuleDict | str | Sequence[str] | None
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ def find_places(
     model: nn.Module, fields: Fields, reader: nn.Module | str | None = None
 ) -> dict[str, tuple[Place, ...]]:
     """Resolve what the user wrote to places in the model, and check all of it."""
-    wanted = match_tables(model, fields) if fields is None or isinstance(fields, str) else fields
-    if not isinstance(wanted, Mapping):
-        wanted = match_tables(model, wanted)
+    if isinstance(fields, nn.ModuleDict):
+        fields = dict(fields.items())
+    wanted = fields if isinstance(fields, Mapping) else match_tables(model, fields)
     if not wanted:
         raise FieldError(f"no field was given; the tables of this model are {_tables(model)}")
     paths = paths_by_module(model)
@@ -86,7 +86,7 @@ def find_places(
     for name, given in wanted.items():
         if not isinstance(name, str) or not name:
             raise FieldError(f"a field needs a name, found {name!r}")
-        several = list(given) if isinstance(given, list | tuple) else [given]
+        several: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
         if not several:
             raise FieldError(f"field {name!r} has no site")
         places[name] = tuple(_place(model, paths, name, each) for each in several)
