@@ -1,0 +1,1 @@
+"""From a raw log to batches: prepare, simulate, Dataset, Stream."""
