@@ -14,8 +14,8 @@ from lpfs.errors import DataError, FieldError, StateError
 from lpfs.schema import Field, Schema
 
 BYTE = np.dtype(np.uint8)
-REAL = np.dtype(np.float32)
 LONG = np.dtype(np.int64)
+PARTS = ("", "missing", "offsets")
 
 
 class DayWriter:
@@ -109,7 +109,7 @@ class DayWriter:
     def _rows(self, name: str, values: AnyArray, rows: int) -> AnyArray:
         if values.shape != (rows,):
             raise DataError(
-                f"day {self.name!r}: {name!r} must have one value for each of {rows} rows, found {values.shape}"
+                f"day {self.name!r}: {name!r} needs one value for each of {rows} rows, found {values.shape}"
             )
         return values
 
@@ -138,7 +138,7 @@ class DayWriter:
     def _numbers(self, field: Field, values: AnyArray, rows: int) -> AnyArray:
         if values.shape not in ((rows, field.dim), *([(rows,)] if field.dim == 1 else [])):
             raise DataError(
-                f"field {field.name!r}: expected {rows} rows of {field.dim} numbers, found shape {values.shape}"
+                f"field {field.name!r}: needs {rows} rows of {field.dim} numbers, found shape {values.shape}"
             )
         with np.errstate(over="ignore"):
             numbers = values.reshape(rows, field.dim).astype(np.float32)
@@ -164,7 +164,7 @@ class DayWriter:
             raise DataError(f"day {self.name!r} has no rows")
         kept: dict[str, str] = {}
         for index, field in enumerate(self.schema):
-            here = [field_file(index, part) for part in ("", "missing", "offsets")]
+            here = [field_file(index, part) for part in PARTS]
             if field.name not in final.names:
                 for file in here:
                     if self._columns.pop(file, None):
@@ -174,9 +174,7 @@ class DayWriter:
             if field.kind != "numeric" and largest >= final[field.name].cardinality:
                 raise out_of_range(final[field.name], largest, f"day {self.name!r}")
             position = final.names.index(field.name)
-            kept.update(
-                zip(here, (field_file(position, part) for part in ("", "missing", "offsets")), strict=True)
-            )
+            kept.update(zip(here, (field_file(position, part) for part in PARTS), strict=True))
         files = {kept.get(file, file): column.close() for file, column in self._columns.items()}
         for file in self._columns:
             (self.folder / file).rename(self.folder / f"{kept.get(file, file)}.moved")

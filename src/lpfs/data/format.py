@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -118,4 +119,4 @@ def load_vocabulary(path: Path) -> AnyArray | list[str]:
         if "numbers" in stored:
             return np.asarray(stored["numbers"])
         data, ends = stored["text"].tobytes(), stored["ends"].tolist()
-    return [data[a:b].decode("utf-8", "surrogatepass") for a, b in zip(ends, ends[1:], strict=False)]
+    return [data[a:b].decode("utf-8", "surrogatepass") for a, b in pairwise(ends)]

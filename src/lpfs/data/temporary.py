@@ -22,8 +22,8 @@ GRACE = 60.0  # seconds between making a folder and locking it are certainly few
 class Workplace:
     """The folder a writer fills, on the same disk as ``out`` so that one rename ends the work.
 
-    The folder is locked while its writer lives. A killed writer leaves its folder behind, without the lock: the next
-    writer to the same target removes it.
+    The folder is locked while its writer lives. A killed writer leaves its folder behind, without the lock:
+    the next writer to the same target removes it.
     """
 
     def __init__(self, out: Path, *, replace: bool = False) -> None:

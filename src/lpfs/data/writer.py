@@ -35,7 +35,7 @@ class DatasetWriter:
 
     Args:
         out: the folder to make. It must not exist, or be empty, unless ``replace``.
-        schema: the fields. Cardinalities may still be 0: assign ``writer.schema`` before the end of the block.
+        schema: the fields. Cardinalities may still be 0: assign ``writer.schema`` before the block ends.
             The final schema may leave fields out (constant ones, say) and change anything but their kinds.
         fingerprint: text that identifies source and settings.
         settings: JSON values kept with the Dataset: how it was made.
@@ -44,7 +44,8 @@ class DatasetWriter:
     >>> import tempfile, numpy as np
     >>> from lpfs.schema import Field
     >>> out = tempfile.mkdtemp() + "/log"
-    >>> with DatasetWriter(out, Schema((Field("ad", cardinality=4),), label="click"), fingerprint="1") as writer:
+    >>> schema = Schema((Field("ad", cardinality=4),), label="click")
+    >>> with DatasetWriter(out, schema, fingerprint="1") as writer:
     ...     day = writer.day("2014-05-01")
     ...     day.append(ids={"ad": np.array([2, 3, 0])}, labels={"click": np.array([0, 1, 0])})
 
@@ -183,7 +184,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def full(out: Path, error: OSError) -> str:
     """Say that the disk is full."""
-    return f"cannot write {out}: {error.strerror or error}; free some space or choose another place; nothing was kept"
+    reason = error.strerror or error
+    return f"cannot write {out}: {reason}; free some space or choose another place; nothing was kept"
 
 
 @contextmanager
