@@ -59,10 +59,10 @@ class ColumnFile:
         self.dtype = dtype
 
     def close(self) -> dict[str, Any]:
-        """Write the header; return size and checksum for ``dataset.json``."""
+        """Write the header; return size, checksum and type for ``dataset.json``."""
         rows = self.items // self.width
         header = npy_header(self.dtype, (rows,) if self.width == 1 else (rows, self.width))
         with self.path.open("r+b") as file:
             file.write(header)
         size = HEADER + self.items * self.dtype.itemsize
-        return {"bytes": size, "checksum": f"{zlib.crc32(header, self._crc):08x}"}
+        return {"bytes": size, "checksum": f"{zlib.crc32(header, self._crc):08x}", "dtype": self.dtype.str}

@@ -64,7 +64,7 @@ def check_target(out: Path, *, replace: bool) -> None:
     names = {path.name for path in out.iterdir()}
     if names and not replace:
         raise DataError(f"{out} exists and is not empty; choose another place or allow it to be replaced")
-    if names and "dataset.json" not in names:
+    if names and not names & {"dataset.json", "truth.json"}:
         raise DataError(f"{out} holds something else than a Dataset and is left alone; choose another place")
 
 
