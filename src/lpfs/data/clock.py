@@ -1,0 +1,241 @@
+"""Which day each row belongs to: a column, the file, or its place in the row order."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from lpfs.data.astype import as_type
+from lpfs.data.infer import DATE
+from lpfs.data.sources import Chunk, Source
+from lpfs.errors import DataError
+
+MOST_DAYS = 4000
+Rows = npt.NDArray[np.int64]
+Part = tuple[int, Rows | None]  # a day and its rows of a chunk; None: all of them
+UNITS = ((10**9, 10**10, "s"), (10**12, 10**13, "ms"), (10**15, 10**16, "us"), (10**18, 10**19, "ns"))
+
+
+class Clock(ABC):
+    """Assigns rows to days; ``days`` are their names in time order."""
+
+    days: list[str]
+    column: str | None = None
+
+    @abstractmethod
+    def assign(self, chunk: Chunk) -> list[Part]:
+        """Return the days of a chunk in time order, each with its rows. Chunks come in order."""
+
+    def begin(self) -> None:  # noqa: B027
+        """Get ready to go through all rows once more; most clocks always are."""
+
+    def files(self, days: set[int]) -> list[int] | None:
+        """Return the files that hold these days, when that is known."""
+        return None
+
+
+class FileClock(Clock):
+    """One day a file."""
+
+    def __init__(self, source: Source) -> None:
+        stems = [Path(file).name.split(".")[0] or Path(file).name for file in source.files]
+        if len(set(stems)) < len(stems):
+            stems = [f"{index} {stem}" for index, stem in enumerate(stems)]
+        self.days = stems
+
+    def assign(self, chunk: Chunk) -> list[Part]:
+        """All rows of a file are of its day."""
+        return [(chunk.file, None)]
+
+    def files(self, days: set[int]) -> list[int] | None:
+        """Return the files: a day is a file."""
+        return sorted(days)
+
+
+class OrderClock(Clock):
+    """The row order cut into equal parts."""
+
+    def __init__(self, rows: int, parts: int) -> None:
+        parts = min(parts, rows)
+        width = len(str(parts - 1))
+        self.days = [f"part_{index:0{width}d}" for index in range(parts)]
+        self._starts = np.array([index * rows // parts for index in range(parts)])
+        self._row = 0
+
+    def begin(self) -> None:
+        """Start at the first row."""
+        self._row = 0
+
+    def assign(self, chunk: Chunk) -> list[Part]:
+        """Cut a chunk where a part ends."""
+        begin, end = self._row, self._row + chunk.frame.height
+        self._row = end
+        first, last = np.searchsorted(self._starts, [begin, end - 1], side="right") - 1
+        if first == last:
+            return [(int(first), None)]
+        bounds = [begin, *self._starts[first + 1 : last + 1].tolist(), end]
+        cuts = pairwise(bounds)
+        return [(int(first) + index, np.arange(a - begin, b - begin)) for index, (a, b) in enumerate(cuts)]
+
+
+class ColumnClock(Clock):
+    """A column of days, dates or timestamps."""
+
+    def __init__(self, column: str, format: str | None) -> None:
+        self.column = column
+        self.format = format
+        self.days = []
+        self._index: dict[Any, int] = {}
+        self._counts: dict[Any, int] = {}
+        self._last: Any = None
+        self._how: str | None = None
+
+    def look(self, chunk: Chunk, *, ordered: bool) -> None:
+        """Take note of the days of a chunk, and of its order where that is promised."""
+        days, order = self._read(chunk)
+        for day in days.unique(maintain_order=True).to_list():
+            self._counts.setdefault(day, 0)
+        if len(self._counts) > MOST_DAYS:
+            raise DataError(
+                f"column {self.column!r}: more than {MOST_DAYS} days; is it the right time column? "
+                "give time_format if it is"
+            )
+        if ordered:
+            self._check_order(chunk, order)
+
+    def settle(self) -> None:
+        """Put the days in order: dates and numbers by value, names as they first appear."""
+        keys = list(self._counts)
+        if self._how != "name":
+            keys.sort()
+        self._index = {key: index for index, key in enumerate(keys)}
+        self.days = [str(key) for key in keys]
+
+    def assign(self, chunk: Chunk) -> list[Part]:
+        """Group the rows of a chunk by day, keeping their order."""
+        days, _ = self._read(chunk)
+        unique = days.unique().to_list()
+        found = sorted((self._index[day], day) for day in unique if day in self._index)
+        if len(found) != len(unique):
+            raise DataError(f"{chunk.place(0)}: the source changed while it was read; prepare it again")
+        if len(found) == 1:
+            return [(found[0][0], None)]
+        return [(index, np.flatnonzero((days == day).to_numpy())) for index, day in found]
+
+    def _check_order(self, chunk: Chunk, order: pl.Series) -> None:
+        if not len(order):
+            return
+        full = (
+            order
+            if self._last is None
+            else pl.concat([pl.Series(order.name, [self._last], order.dtype), order])
+        )
+        back = (full.slice(1) < full.head(len(full) - 1)).to_numpy()
+        self._last = order[-1]
+        if back.any():
+            at = int(back.argmax())
+            row = at + (len(order) == len(full))
+            raise DataError(
+                f"{chunk.place(row)}: column {self.column!r}: time goes backwards, {order[row]!r} after "
+                f"{full[at]!r}; sort the rows, or do not promise order"
+            )
+
+    def _read(self, chunk: Chunk) -> tuple[pl.Series, pl.Series]:
+        """Return the day of each row, and what the rows are ordered by."""
+        values = chunk.frame[self.column]  # type: ignore[index]
+        if values.null_count():
+            row = int(values.is_null().arg_max() or 0)
+            raise DataError(f"{chunk.place(row)}: column {self.column!r}: the time is missing; fill it in")
+        if self._how is None:
+            self._how = self.format or how_to_read(values)
+        days, order = read_days(values, self._how)
+        if days.null_count():
+            row = int(days.is_null().arg_max() or 0)
+            raise DataError(
+                f"{chunk.place(row)}: column {self.column!r}: {values[row]!r:.60} cannot be read as a time "
+                f"({self._how}); give time_format, for example '%y%m%d%H'"
+            )
+        return days, order
+
+
+def how_to_read(values: pl.Series) -> str:
+    """Tell how a time column is written from its first rows."""
+    dtype = values.dtype
+    if dtype == pl.Date or isinstance(dtype, pl.Datetime):
+        return "date"
+    if dtype.is_nested() or dtype in (pl.Binary, pl.Object, pl.Time, pl.Duration):
+        raise DataError(f"column {values.name!r}: {dtype} cannot be a time")
+    text = as_type(values, pl.String)
+    if bool(text.str.contains(DATE).all()):
+        return "iso"
+    numbers = as_type(values, pl.Float64, strict=False)
+    if numbers.null_count() or not bool((numbers == numbers.round()).all()):
+        return "name"
+    low, high = float(numbers.min() or 0), float(numbers.max() or 0)  # type: ignore[arg-type]
+    for least, most, unit in UNITS:
+        if least <= low and high < most:
+            return f"unix {unit}"
+    if low >= 19000101 and high <= 21001231:
+        return "%Y%m%d"
+    return "number"
+
+
+def read_days(values: pl.Series, how: str) -> tuple[pl.Series, pl.Series]:
+    """Return the day of each row and what orders them; null where a value does not fit."""
+    if how == "date":
+        return as_type(values, pl.Date), values
+    if how == "number":
+        numbers = as_type(values, pl.Int64, strict=False)
+        return numbers, numbers
+    text = as_type(values, pl.String)
+    if how == "name":
+        return text, pl.Series(text.name, np.zeros(len(text)))
+    if how == "iso":  # the day as it is written, whatever the time zone
+        return text.str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False), text
+    if how.startswith("unix "):
+        numbers = as_type(values, pl.Int64, strict=False)
+        unit: Any = how[5:]
+        times = pl.select(pl.from_epoch(numbers, time_unit=unit)).to_series()
+        return as_type(times, pl.Date), numbers
+    try:
+        if any(mark in how for mark in ("%H", "%I", "%T", "%R", "%s", "%X", "%c")):
+            # Hours without minutes are not a time for the parser: give it minutes.
+            suffix = ("", "") if "%M" in how or "%T" in how or "%R" in how or "%s" in how else (":00", ":%M")
+            times = (text + suffix[0]).str.to_datetime(how + suffix[1], strict=False)
+            return as_type(times, pl.Date), times
+        dates = text.str.to_date(how, strict=False)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise DataError(f"time_format {how!r} cannot be used: {str(error).splitlines()[0][:120]}") from error
+    return dates, dates
+
+
+def make_clock(
+    source: Source,
+    *,
+    time: str | None,
+    format: str | None,
+    parts: int | str,
+    ordered: bool,
+    progress: Callable[[Iterator[Chunk]], Iterator[Chunk]],
+    label: str,
+) -> Clock:
+    """Return the clock of a source; reads the time column, or counts the rows, where it has to."""
+    if time is not None:
+        clock = ColumnClock(time, format)
+        for chunk in progress(source.chunks([time])):
+            clock.look(chunk, ordered=ordered)
+        clock.settle()
+        return clock
+    if parts == "files":
+        return FileClock(source)
+    rows = source.rows()
+    if rows is None:
+        rows = sum(chunk.frame.height for chunk in progress(source.chunks([label])))
+    return OrderClock(rows, int(parts))
