@@ -162,24 +162,26 @@ class DayWriter:
         self._closed = True
         if not self.rows:
             raise DataError(f"day {self.name!r} has no rows")
+        position = {name: index for index, name in enumerate(final.names)}
         kept: dict[str, str] = {}
         for index, field in enumerate(self.schema):
             here = [field_file(index, part) for part in PARTS]
-            if field.name not in final.names:
+            if field.name not in position:
                 for file in here:
                     if self._columns.pop(file, None):
                         (self.folder / file).unlink()
                 continue
             largest = self._largest.get(field.name, 0)
-            if field.kind != "numeric" and largest >= final[field.name].cardinality:
+            if field.kind != "numeric" and largest >= final.fields[position[field.name]].cardinality:
                 raise out_of_range(final[field.name], largest, f"day {self.name!r}")
-            position = final.names.index(field.name)
-            kept.update(zip(here, (field_file(position, part) for part in PARTS), strict=True))
+            there = (field_file(position[field.name], part) for part in PARTS)
+            kept.update(zip(here, there, strict=True))
         files = {kept.get(file, file): column.close() for file, column in self._columns.items()}
-        for file in self._columns:
-            (self.folder / file).rename(self.folder / f"{kept.get(file, file)}.moved")
-        for file in files:
-            (self.folder / f"{file}.moved").rename(self.folder / file)
+        moved = [(file, kept[file]) for file in self._columns if kept.get(file, file) != file]
+        for file, new in moved:
+            (self.folder / file).rename(self.folder / f"{new}.moved")
+        for _, new in moved:
+            (self.folder / f"{new}.moved").rename(self.folder / new)
         return {
             "name": self.name,
             "rows": self.rows,

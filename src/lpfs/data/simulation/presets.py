@@ -36,7 +36,7 @@ def plan(preset: str, rows: int | None, days: int | None, seed: int) -> Plan:
     days = min(days, rows)
     rng = np.random.default_rng([seed, 1])
     if preset == "small":
-        return Plan(preset, scaled(small(rng), 1.8), days, rows, 0.2)
+        return Plan(preset, scaled(small(rng), 2.2), days, rows, 0.2)
     if preset == "terabyte":
         return Plan(preset, scaled(terabyte(rng), 1.4), days, rows, 0.033, label="label")
     sizes = (250, 46, 96, 25) if preset == "industrial" else (40, 8, 16, 5)
@@ -50,21 +50,21 @@ def scaled(specs: Sequence[Spec], spread: float) -> tuple[Spec, ...]:
 
 
 def small(rng: np.random.Generator) -> tuple[Spec, ...]:
-    """Return 32 fields with everything in it that a quick demonstration can find."""
+    """Return 31 fields with everything in it that a quick demonstration can find."""
     specs = [
         Spec("m0", role="main", effect=0.9, values=12, zipf=0.7),
         Spec("m1", role="main", effect=0.7, values=20, missing=0.05),
         Spec("m2", role="main", effect=0.5, values=30),
         Spec("m3", role="main", effect=0.35, values=10),
         Spec("m4", role="main", effect=0.25, values=8),
-        Spec("m5", role="main", effect=0.8, values=16, drift="in"),
-        Spec("m6", role="main", effect=0.8, values=16, drift="out"),
+        Spec("m5", role="main", effect=0.5, values=16, drift="in"),
+        Spec("m6", role="main", effect=0.5, values=16, drift="out"),
         Spec("m7", role="main", effect=0.6, values=24),
         Spec("n0", "numeric", role="main", effect=0.7),
         Spec("n1", "numeric", role="main", effect=0.4, missing=0.1),
         Spec("b0", "multi", role="main", effect=0.5, values=20),
-        *pair("p0", "p1", 0.8, 8),
-        *pair("p2", "p3", 0.6, 12),
+        *pair("p0", "p1", 0.8, 4),
+        *pair("p2", "p3", 0.6, 6),
     ]
     specs += copies(specs, ("m0", "m1", "n0", "m5"), 0.85)
     specs += relatives("m7", 3, (10, 40, 200), 0.7)
