@@ -18,7 +18,7 @@ class Batch:
         dense: (B, C) float32, the numbers of the numeric fields side by side (a field of width w takes w).
         labels: (B, T) float32, the label first, then the tasks.
         missing: (B, C) bool, where a number is missing (it reads 0.0 there); None when none ever is.
-        bags: of each multi field its values (int32) and the (B,) offsets where rows begin, as
+        bags: of each multi field its values and the (B,) offsets where rows begin, both int32, as
             ``torch.nn.EmbeddingBag`` takes them.
 
     """

@@ -57,13 +57,11 @@ class Rows:
             torch.from_numpy(self.dense),
             torch.from_numpy(self.labels),
             None if self.missing is None else torch.from_numpy(self.missing),
-            {name: (tensor(values), tensor(offsets[:-1])) for name, (values, offsets) in self.bags.items()},
+            {
+                name: (torch.from_numpy(values), torch.from_numpy(offsets[:-1].astype(np.int32)))
+                for name, (values, offsets) in self.bags.items()
+            },
         )
-
-
-def tensor(array: AnyArray) -> torch.Tensor:
-    """Return a tensor on the same memory."""
-    return torch.from_numpy(array)
 
 
 def cut_bag(bag: Bag, start: int, stop: int) -> Bag:
