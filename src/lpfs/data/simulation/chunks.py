@@ -50,7 +50,7 @@ def columns(world: World, block: Block) -> dict[str, Any]:
     return {
         "ids": {name: encoded(values) for name, values in block.ids.items()},
         "dense": {name: world.standardised(name, values) for name, values in block.numbers.items()},
-        "bags": {name: (encoded(values), lengths) for name, (values, lengths) in block.bags.items()},
+        "bags": {name: encoded_bag(*bag) for name, bag in block.bags.items()},
         "labels": block.labels,
     }
 
@@ -58,6 +58,13 @@ def columns(world: World, block: Block) -> dict[str, Any]:
 def encoded(values: Array) -> Array:
     """Return the ids of values: missing is 0, the first value comes after the special ids."""
     return np.where(values < 0, 0, values + FIRST_ID)
+
+
+def encoded_bag(values: Array, lengths: Array) -> tuple[Array, Array]:
+    """Return the ids of a bag; an empty one holds the id of a missing value, as ``prepare`` has it."""
+    ends = np.cumsum(lengths)
+    empty = lengths == 0
+    return np.insert(encoded(values), ends[empty], 0), np.where(empty, 1, lengths)
 
 
 def scrambled(spec: Spec, values: Array) -> Array:

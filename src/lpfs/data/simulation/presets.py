@@ -121,7 +121,7 @@ def industrial(sizes: tuple[int, int, int, int], rng: np.random.Generator) -> tu
                 effect=0.6 * 0.93**at,
                 values=int(rng.choice((8, 20, 60, 200))),
                 missing=0.05 * (at % 3 == 0),
-                drift=("in", "out")[at % 2] if at % 5 == 4 else "steady",
+                drift={2: "in", 3: "out"}.get(at % 6, "steady"),
             )
             for at in range(fifth)
         ]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lpfs.data.simulation.world import Reals, World, sigmoid
+from lpfs.data.simulation.world import BLOCK, Reals, World, sigmoid
 
 BINS = 20_000  # of the logit, from -20 to 20
 
@@ -24,7 +24,11 @@ class Ceiling:
         self._loss = np.zeros(days)
 
     def add(self, day: int, logit: Reals) -> None:
-        """Count rows of a day."""
+        """Count rows of a day, block by block so that sums do not depend on the chunks."""
+        for start in range(0, len(logit), BLOCK):
+            self._add(day, logit[start : start + BLOCK])
+
+    def _add(self, day: int, logit: Reals) -> None:
         chance = sigmoid(logit)
         where = np.clip((logit + 20.0) * (BINS / 40.0), 0, BINS - 1).astype(np.int64)
         self._clicks[day] += np.bincount(where, chance, BINS)
