@@ -15,10 +15,12 @@ from lpfs.data.format import (
     HEADER,
     VERSION,
     day_folder,
+    field_file,
     file_checksum,
     json_checksum,
+    label_file,
 )
-from lpfs.errors import DataError, InputError
+from lpfs.errors import DataError, InputError, LpfsError
 from lpfs.schema import Schema
 
 
@@ -47,15 +49,31 @@ class Manifest:
         kept = {name: value for name, value in values.items() if name != "checksum"}
         if json_checksum(kept) != values.get("checksum"):
             raise damaged(path / "dataset.json", "its checksum does not match")
+        try:
+            self._read(values)
+        except LpfsError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise damaged(path / "dataset.json", f"it says something that cannot be ({error!r})") from error
+
+    def _read(self, values: dict[str, Any]) -> None:
         for name, entry in values["files"].items():
-            check_file(path / name, entry, whole=True)
+            check_file(self.path / name, entry, whole=True)
         for file, entry in self.files():
             check_file(file, entry, whole=False)
         try:
             self.schema = Schema.from_json(self.load("schema.json"))
-        except (InputError, KeyError, TypeError) as error:
-            raise damaged(path / "schema.json", str(error)) from error
+        except (InputError, LookupError, TypeError, AttributeError) as error:
+            raise damaged(self.path / "schema.json", str(error)) from error
         self.days = [day(index, entry) for index, entry in enumerate(values["days"])]
+        for each in self.days:
+            check_columns(self.path, each, self.schema)
+        if (
+            not isinstance(values["fingerprint"], str)
+            or not isinstance(values["settings"], dict)
+            or not self.days
+        ):
+            raise damaged(self.path / "dataset.json", "fingerprint, settings or days are missing")
 
     def _check_version(self, values: Any) -> None:
         if not isinstance(values, dict) or values.get("format") != FORMAT:
@@ -100,13 +118,32 @@ def day(index: int, entry: dict[str, Any]) -> Day:
     return Day(index, entry["name"], entry["rows"], entry["positives"], entry["negative_rate"], files)
 
 
+def check_columns(path: Path, day: Day, schema: Schema) -> None:
+    """Compare the files of a day with the schema: all there, of a fitting type, with as many rows."""
+    if type(day.rows) is not int or day.rows < 1 or not isinstance(day.name, str):
+        raise damaged(path / "dataset.json", f"day {day.name!r} has {day.rows!r} rows")
+    wanted = {label_file(index): ("uf", day.rows) for index in range(1 + len(schema.tasks))}
+    for index, field in enumerate(schema):
+        if field.kind == "multi":
+            wanted[field_file(index, "offsets")] = ("i", day.rows + 1)
+            wanted[field_file(index)] = ("u", -1)
+        else:
+            kinds = "f" if field.kind == "numeric" else "u"
+            wanted[field_file(index)] = (kinds, day.rows * (field.dim if field.kind == "numeric" else 1))
+    for name, (kinds, items) in wanted.items():
+        dtype, found = day.files.get(name, (None, 0))
+        if dtype is None or dtype.kind not in kinds or items not in (-1, found):
+            raise damaged(path / day_folder(day.index) / name, f"day {day.name!r} needs {items} items in it")
+
+
 def check_file(path: Path, entry: dict[str, Any], *, whole: bool) -> None:
     """Compare a file with its entry: its size, and its bytes when ``whole``."""
+    expected, checksum = entry["bytes"], entry["checksum"]
     try:
         size = path.stat().st_size
-        if size != entry["bytes"]:
-            raise damaged(path, f"it has {size} bytes instead of {entry['bytes']}")
-        if whole and file_checksum(path) != entry["checksum"]:
+        if size != expected:
+            raise damaged(path, f"it has {size} bytes instead of {expected}")
+        if whole and file_checksum(path) != checksum:
             raise damaged(path, "its checksum does not match")
     except FileNotFoundError:
         raise damaged(path, "it is missing") from None
