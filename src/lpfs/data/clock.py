@@ -153,6 +153,9 @@ class ColumnClock(Clock):
         if values.null_count():
             row = int(values.is_null().arg_max() or 0)
             raise DataError(f"{chunk.place(row)}: column {self.column!r}: the time is missing; fill it in")
+        dtype = values.dtype
+        if dtype.is_nested() or dtype in (pl.Binary, pl.Object, pl.Time, pl.Duration):
+            raise DataError(f"column {values.name!r}: {dtype} cannot be a time")
         if self._how is None:
             self._how = self.format or how_to_read(values)
         days, order = read_days(values, self._how)
@@ -170,8 +173,6 @@ def how_to_read(values: pl.Series) -> str:
     dtype = values.dtype
     if dtype == pl.Date or isinstance(dtype, pl.Datetime):
         return "date"
-    if dtype.is_nested() or dtype in (pl.Binary, pl.Object, pl.Time, pl.Duration):
-        raise DataError(f"column {values.name!r}: {dtype} cannot be a time")
     text = as_type(values, pl.String)
     if bool(text.str.contains(DATE).all()):
         return "iso"

@@ -38,8 +38,6 @@ def infer(column: pl.Series) -> FieldPlan:
     import polars as pl
 
     name, dtype = column.name, column.dtype
-    if dtype in (pl.Categorical, pl.Enum):
-        column, dtype = column.cast(pl.String), pl.String()
     if dtype == pl.Null:
         return FieldPlan(name, why="no value in the sample")
     if dtype == pl.Boolean:
@@ -92,7 +90,7 @@ def infer_text(column: pl.Series) -> FieldPlan:
         return FieldPlan(name, why="no value in the sample")
     number = as_numbers(values)
     if number is not None:
-        whole = number.drop_nulls()
+        whole = number.fill_nan(None).drop_nulls()
         if len(whole) and bool((whole == whole.round()).all()) and float(whole.abs().max() or 0) < 2**53:  # type: ignore[arg-type]
             return infer_whole(column.rename(name), "whole numbers", numbers=whole.cast(pl.Int64))
         return infer_fractions(number.rename(name))

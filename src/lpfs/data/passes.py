@@ -26,6 +26,7 @@ from lpfs.errors import DataError
 
 Labels = dict[str, npt.NDArray[np.uint8]]
 Work = Callable[[Encoder], Any]
+SMALL = 2000  # rows below which threads cost more than they save
 
 
 @dataclass(frozen=True)
@@ -154,9 +155,12 @@ class Twins:
         return twins
 
 
-def in_parallel(pool: ThreadPoolExecutor, encoders: Sequence[Encoder], work: Work) -> dict[str, Any]:
-    """Do something with every field, on all cores."""
-    return dict(zip((each.name for each in encoders), pool.map(work, encoders), strict=True))
+def in_parallel(
+    pool: ThreadPoolExecutor, encoders: Sequence[Encoder], work: Work, rows: int = SMALL
+) -> dict[str, Any]:
+    """Do something with every field, on all cores where there are rows enough."""
+    done = pool.map(work, encoders) if rows >= SMALL else map(work, encoders)
+    return dict(zip((each.name for each in encoders), done, strict=True))
 
 
 def make_pool() -> ThreadPoolExecutor:
@@ -168,15 +172,17 @@ def observe(parts: Iterable[DayRows], encoders: Sequence[Encoder]) -> Twins:
     """Show the training period to every field; return what was learned about equal columns."""
     twins = Twins(encoders)
     with make_pool() as pool:
+        rows = 0
         for part in parts:
+            rows += part.frame.height
 
             def look(each: Encoder, part: DayRows = part) -> list[AnyArray] | None:
                 signature = each.observe(part.frame[each.name], part.where)
                 return signature() if twins.needs(each.name) else None
 
-            found = in_parallel(pool, encoders, look)
+            found = in_parallel(pool, encoders, look, part.frame.height)
             twins.add({name: arrays for name, arrays in found.items() if arrays is not None})
-        in_parallel(pool, encoders, lambda each: each.finish())
+        in_parallel(pool, encoders, lambda each: each.finish(), rows)
     return twins
 
 
@@ -194,6 +200,6 @@ def encode(
                 return each.encode(part.frame[each.name], part.where)
 
             columns: dict[str, dict[str, Any]] = {"ids": {}, "dense": {}, "bags": {}}
-            for name, values in in_parallel(pool, encoders, turn).items():
+            for name, values in in_parallel(pool, encoders, turn, part.frame.height).items():
                 columns[kinds[name]][name] = values
             yield part, columns

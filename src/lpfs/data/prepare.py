@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lpfs.data.sources import Chunk
 
 VERSION = 1  # of what prepare does with the same source and options; part of the fingerprint
+SMALL = 1 << 20  # bytes of a source that needs no reading ahead
 UNCOVERED = 0.5  # share of the training values below which a vocabulary is called too small
 
 
@@ -83,7 +84,7 @@ def run(
     check_target(Path(os.path.abspath(out)), replace=replace)
 
     def track(what: str, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-        return reporter.track(prefetch(chunks, 1), what, source.size)
+        return reporter.track(prefetch(chunks, int(source.size > SMALL)), what, source.size)
 
     clock = make_clock(
         source,
@@ -99,6 +100,8 @@ def run(
         raise DataError(
             f"negatives: there is no day {min(unknown)!r}; there are {', '.join(clock.days[:10])}"
         )
+    if options.train is not None and options.train > len(clock.days):
+        raise DataError(f"train: {options.train} training days, but there are {len(clock.days)}")
     train = set(range(options.train if options.train is not None else max(1, len(clock.days) - 1)))
     encoders, dropped = learn(job, clock, train, track)
     tell_dropped(dropped, reporter, kept=options.keep_all)

@@ -84,7 +84,7 @@ class ParquetSource(Source):
                 if frame is None:
                     break
                 yield Chunk(
-                    frame,
+                    plain(frame),
                     index,
                     lambda row, file=file, start=start: f"{file}, row {start + row + 1}",  # type: ignore[misc]
                     size * frame.height // rows,
@@ -96,6 +96,12 @@ class ParquetSource(Source):
     def fingerprint(self) -> list[list[Any]]:
         """Return name, size and content hash of every file."""
         return [[path.name, path.stat().st_size, hash_file(path)] for path in self.paths]
+
+
+def plain(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return dictionary-encoded columns as the text they stand for."""
+    coded = [name for name, dtype in frame.schema.items() if dtype in (pl.Categorical, pl.Enum)]
+    return frame.with_columns(pl.col(coded).cast(pl.String)) if coded else frame
 
 
 def scan(path: Path) -> pl.LazyFrame:
@@ -125,7 +131,7 @@ class TableSource(Source):
         for start in range(0, self.frame.height, ROWS):
             frame = self.frame.select(list(columns)).slice(start, ROWS)
             yield Chunk(
-                frame,
+                plain(frame),
                 0,
                 lambda row, start=start: f"the table, row {start + row + 1}",  # type: ignore[misc]
                 self.size * frame.height // self.frame.height,

@@ -44,7 +44,11 @@ def canonical(values: pl.Series, *, hexadecimal: bool, where: Where) -> pl.Serie
 def parse_hexadecimal(values: pl.Series, where: Where) -> pl.Series:
     """Return hexadecimal text as whole numbers below 2**32, or say which value is not."""
     if values.dtype.is_integer():
-        return as_type(values, pl.Int64)
+        return canonical(values, hexadecimal=False, where=where)
+    if values.dtype not in (pl.String, pl.Null):
+        raise DataError(
+            f"column {values.name!r}: {values.dtype} is not hexadecimal text; set hexadecimal = false"
+        )
     text = as_type(values, pl.String)
     numbers = text.str.to_integer(base=16, dtype=pl.UInt32, strict=False)
     if numbers.null_count() != text.null_count():
