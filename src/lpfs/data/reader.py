@@ -68,10 +68,11 @@ class Reader:
         return Rows(out.ids, out.dense, out.labels, out.missing, joined)
 
     def _fill(self, day: Day, first: int, count: int, out: Rows) -> None:
+        ids = out.ids.view(np.uint32)  # the same bits, without a change of sign to look after
         for column, field in enumerate(self._ids):
             values = self._column(day, field_file(self._index[field.name]), first, count)
             check_range(day, field, values)
-            out.ids[:, column] = values
+            ids[:, column] = values
         column = 0
         for field in self._dense:
             file, width = field_file(self._index[field.name]), field.dim
@@ -80,7 +81,7 @@ class Reader:
             file = field_file(self._index[field.name], "missing")
             if file in day.files and out.missing is not None:
                 marks = self._column(day, file, first * width, count * width)
-                out.missing[:, column : column + width] = marks.reshape(count, width)
+                out.missing.view(np.uint8)[:, column : column + width] = marks.reshape(count, width)
             column += width
         for column in range(self._tasks):
             out.labels[:, column] = self._column(day, label_file(column), first, count)
