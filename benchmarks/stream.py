@@ -50,7 +50,7 @@ def one_pass(stream: Stream) -> float:
 
 
 def memmap(dataset: Dataset) -> float:
-    """Return rows a second of the plainest loop: memory-mapped columns stacked batch by batch, for comparison."""
+    """Return rows a second of the plainest loop, for comparison: memory-mapped columns, stacked."""
     files = [sorted(folder.glob("f????.npy")) for folder in sorted((dataset.path / "days").iterdir())]
     begin, rows = time.perf_counter(), 0
     for day in files:
@@ -90,7 +90,11 @@ def main() -> None:
         "command": f"python benchmarks/stream.py --rows {options.rows} --repeats {options.repeats}",
         "rows": options.rows,
         "bytes_a_row_on_disk": round(size / options.rows, 1),
-        "machine": {"cores": torch.get_num_threads(), "system": platform.machine(), "torch": torch.__version__},
+        "machine": {
+            "cores": torch.get_num_threads(),
+            "system": platform.machine(),
+            "torch": torch.__version__,
+        },
         "rows_a_second_simulated_and_written": round(written),
         "rows_a_second_verified": round(verified),
         "rows_a_second": {},

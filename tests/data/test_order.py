@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,7 +47,7 @@ def test_shares_meet(start, rows, world):
     edges = [share(start, start + rows, rank, world) for rank in range(world)]
     assert edges[0][0] == start
     assert edges[-1][1] == start + rows
-    assert all(before[1] == after[0] for before, after in zip(edges, edges[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in pairwise(edges))
 
 
 @given(rows=sizes, block=st.integers(1, 50), blocks=st.integers(1, 9), seed=st.integers(0, 5))
@@ -53,14 +55,15 @@ def test_windows_hold_every_row_once(rows, block, blocks, seed):
     windows = Windows(rows, block, blocks, seed, 0)
     starts = windows.starts()
     ranges = [windows.window(number) for number in range(len(starts) - 1)]
-    assert sorted(at for window in ranges for first, stop in window for at in range(first, stop)) == list(range(rows))
+    found = [at for window in ranges for first, stop in window for at in range(first, stop)]
+    assert sorted(found) == list(range(rows))
     lengths = [sum(stop - first for first, stop in window) for window in ranges]
-    assert [after - before for before, after in zip(starts, starts[1:], strict=False)] == lengths
+    assert [after - before for before, after in pairwise(starts)] == lengths
     assert starts[-1] == rows
     for number, length in enumerate(lengths):
         assert sorted(windows.shuffle(number, length).tolist()) == list(range(length))
 
 
 def test_passes_and_seeds_differ():
-    orders = {tuple(Windows(1000, 10, 100, seed, epoch).shuffle(0, 1000)) for seed in (0, 1) for epoch in (0, 1)}
-    assert len(orders) == 4
+    drawn = [Windows(1000, 10, 100, seed, epoch).shuffle(0, 1000) for seed in (0, 1) for epoch in (0, 1)]
+    assert len({tuple(each) for each in drawn}) == 4

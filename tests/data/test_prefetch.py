@@ -25,8 +25,7 @@ def test_an_error_comes_after_the_items_before_it(depth):
 
     got = []
     with pytest.raises(KeyError, match="broken"):
-        for item in prefetch(items(), depth):
-            got.append(item)  # noqa: PERF402
+        got.extend(prefetch(items(), depth))
     assert got == [1, 2]
     assert not alive()
 

@@ -15,7 +15,8 @@ from lpfs.data.simulation.chunks import chunks, encoded_bag, scrambled
 from lpfs.data.simulation.presets import PRESETS, plan
 from lpfs.data.simulation.spec import Spec, strength
 from lpfs.data.simulation.truth import Ceiling, auc
-from lpfs.data.simulation.world import BLOCK, World, frequencies, sigmoid, zipf
+from lpfs.data.simulation.values import frequencies, zipf
+from lpfs.data.simulation.world import BLOCK, World, sigmoid
 from lpfs.errors import DataError, InputError, MissingPackageError
 
 
@@ -50,7 +51,12 @@ def test_files_do_not_depend_on_the_chunk_either(tmp_path):
 
 @pytest.mark.parametrize(
     ("preset", "days", "fields", "tasks"),
-    [("small", 10, 31, 0), ("terabyte", 24, 39, 0), ("industrial-small", 9, 69, 5), ("industrial", 9, 417, 5)],
+    [
+        ("small", 10, 31, 0),
+        ("terabyte", 24, 39, 0),
+        ("industrial-small", 9, 69, 5),
+        ("industrial", 9, 417, 5),
+    ],
 )
 def test_presets_have_their_shape(preset, days, fields, tasks):
     made = plan(preset, None, None, 0)
@@ -112,7 +118,8 @@ def test_pairs_have_no_effect_of_their_own(small):
         theirs = joined(blocks, "ids", str(spec.partner))
         count = np.bincount(mine)
         means = np.bincount(mine, chance) / count
-        assert np.abs(means - chance.mean()).max() < 4.5 * chance.std() / np.sqrt(count.min()), "alone: nothing"
+        luck = chance.std() / np.sqrt(count.min())
+        assert np.abs(means - chance.mean()).max() < 4.5 * luck, "alone: nothing"
         sign = world._tables[spec.name][mine] * world._tables[str(spec.partner)][theirs]
         assert chance[sign > 0].mean() > chance[sign < 0].mean() + 0.05, "together: much"
         signs = world._tables[spec.name]
@@ -158,7 +165,8 @@ def test_missing_values_and_click_rate(small):
         if spec.kind == "categorical":
             assert (joined(blocks, "ids", spec.name) < 0).mean() == pytest.approx(spec.missing, abs=0.01)
         elif spec.kind == "numeric":
-            assert np.isnan(joined(blocks, "numbers", spec.name)).mean() == pytest.approx(spec.missing, abs=0.01)
+            missing = np.isnan(joined(blocks, "numbers", spec.name)).mean()
+            assert missing == pytest.approx(spec.missing, abs=0.01)
     rates = [block.labels["click"].mean() for block in blocks]
     assert all(abs(rate - 0.2) < 0.035 for rate in rates)
 

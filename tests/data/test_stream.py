@@ -188,7 +188,9 @@ def test_a_foreign_state_is_refused(dataset):
     with pytest.raises(InputError, match="order 'time', this one has 'uniform'"):
         dataset.stream(10, shuffle=True).load_state_dict(state)
     with pytest.raises(InputError, match="seed"):
-        dataset.stream(10, shuffle=True).load_state_dict(dataset.stream(10, shuffle=True, seed=1).state_dict())
+        dataset.stream(10, shuffle=True, seed=1).load_state_dict(
+            dataset.stream(10, shuffle=True).state_dict()
+        )
     with pytest.raises(InputError, match="keys"):
         dataset.stream(10).load_state_dict({})
     with pytest.raises(InputError, match="no such position"):
@@ -330,8 +332,8 @@ def test_cuda_is_asked_for_in_vain(dataset):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("order", ORDERS)
 def test_batches_on_cuda_equal_those_on_the_cpu(dataset, order):
-    pairs = zip(dataset.stream(9, device="cuda", **ORDERS[order]), dataset.stream(9, **ORDERS[order]), strict=True)
-    for there, here in pairs:
+    on_gpu = dataset.stream(9, device="cuda", **ORDERS[order])
+    for there, here in zip(on_gpu, dataset.stream(9, **ORDERS[order]), strict=True):
         assert there.ids.device.type == "cuda"
         assert same(there.to("cpu"), here)
     (batch,) = dataset.stream(100)

@@ -4,7 +4,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +21,15 @@ ONE = Schema((Field("a", cardinality=4),), label="y")
 
 
 def one(out: Path, **values: object) -> None:
+    given = {"ids": {"a": np.array([1, 2])}, "labels": {"y": np.array([0, 1])}, **values}
     with DatasetWriter(out, ONE, fingerprint="1") as writer:
-        writer.day("d").append(**{"ids": {"a": np.array([1, 2])}, "labels": {"y": np.array([0, 1])}, **values})
+        writer.day("d").append(**given)
+
+
+def leave(out: Path, action: Callable[[DatasetWriter], object], schema: Schema = ONE, **options: Any) -> None:
+    """Open a writer, do something with it, and leave the block."""
+    with DatasetWriter(out, schema, fingerprint="1", **options) as writer:
+        action(writer)
 
 
 def nothing_left(folder: Path) -> bool:
@@ -38,9 +47,12 @@ def test_the_folder_appears_at_the_end_only(tmp_path):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_exception_leaves_nothing(tmp_path, error):
-    with pytest.raises(error), DatasetWriter(tmp_path / "log", ONE, fingerprint="1") as writer:
+    def fail(writer: DatasetWriter) -> None:
         writer.day("d").append(ids={"a": np.array([1])}, labels={"y": np.array([0])})
         raise error
+
+    with pytest.raises(error):
+        leave(tmp_path / "log", fail)
     assert nothing_left(tmp_path)
 
 
@@ -65,9 +77,9 @@ def test_a_killed_run_leaves_nothing_half_made_and_the_next_one_sweeps(tmp_path)
         long_ago = time.time() - 1000
         os.utime(left, (long_ago, long_ago))
         one(tmp_path / "other")
-        with pytest.raises(RuntimeError), DatasetWriter(out, ONE, fingerprint="1"):
-            assert left.exists(), "a living writer's folder was swept"
-            raise RuntimeError
+        with pytest.raises(DataError, match="no rows"):
+            leave(out, lambda writer: writer.day("d"))
+        assert left.exists(), "a living writer's folder was swept"
         process.send_signal(signal.SIGKILL)
     assert not out.exists()
     assert left.exists()
@@ -81,7 +93,7 @@ def test_a_full_disk_is_a_data_error_and_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(columns_module.ColumnFile, "append", full)
-    with pytest.raises(DataError, match="No space left on device.*free some space"):
+    with pytest.raises(DataError, match=r"No space left on device.*free some space"):
         one(tmp_path / "log")
     assert nothing_left(tmp_path)
 
@@ -101,8 +113,8 @@ def test_something_else_is_never_replaced(tmp_path):
     out = tmp_path / "log"
     out.mkdir()
     (out / "thesis.tex").write_text("years of work")
-    with pytest.raises(DataError, match="left alone"), DatasetWriter(out, ONE, fingerprint="1", replace=True):
-        pass
+    with pytest.raises(DataError, match="left alone"):
+        leave(out, print, replace=True)
     assert (out / "thesis.tex").read_text() == "years of work"
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="not a folder"):
@@ -139,9 +151,9 @@ def test_wrong_columns_are_refused(tmp_path, values, message):
     ],
 )
 def test_wrong_numbers_and_bags_are_refused(tmp_path, change, message):
+    given = {**columns(0, 2), **change}
     with pytest.raises(DataError, match=message):
-        with DatasetWriter(tmp_path / "log", SCHEMA, fingerprint="1") as writer:
-            writer.day("d").append(**{**columns(0, 2), **change})
+        leave(tmp_path / "log", lambda writer: writer.day("d").append(**given), SCHEMA)
     assert nothing_left(tmp_path)
 
 
@@ -149,8 +161,9 @@ def test_an_append_that_is_refused_writes_nothing(tmp_path):
     with DatasetWriter(tmp_path / "log", SCHEMA, fingerprint="1") as writer:
         day = writer.day("d")
         day.append(**columns(0, 3))
+        wrong = {"labels": {"click": np.array([0, 1]), "like": np.array([np.nan, 0])}}
         with pytest.raises(DataError):
-            day.append(**{**columns(3, 5), "labels": {"click": np.array([0, 1]), "like": np.array([np.nan, 0])}})
+            day.append(**{**columns(3, 5), **wrong})
         day.append(**columns(3, 5))
     (batch,) = Dataset(tmp_path / "log").stream(10)
     assert batch.ids[:, 0].tolist() == [0, 1, 2, 3, 4]
@@ -182,10 +195,18 @@ def test_a_final_schema_that_does_not_fit_is_refused(tmp_path):
         ((Field("a", "numeric"),), "is numeric now"),
         ((Field("z", cardinality=2),), "no field 'z'"),
     ):
+
+        def change(writer: DatasetWriter, final: Schema) -> None:
+            writer.day("d").append(ids={"a": np.array([1, 2])}, labels={"y": np.array([0, 1])})
+            writer.schema = final
+
+        final = Schema(fields, label="y")
         with pytest.raises((DataError, FieldError), match=message):
-            with DatasetWriter(tmp_path / "log", Schema((Field("a"),), label="y"), fingerprint="1") as writer:
-                writer.day("d").append(ids={"a": np.array([1, 2])}, labels={"y": np.array([0, 1])})
-                writer.schema = Schema(fields, label="y")
+            leave(
+                tmp_path / "log",
+                lambda writer, final=final: change(writer, final),
+                Schema((Field("a"),), "y"),
+            )
     assert nothing_left(tmp_path)
 
 
@@ -207,17 +228,14 @@ def test_wrong_use_is_refused(tmp_path):
         writer.day("d")
     with pytest.raises(FieldError, match="cross"):
         DatasetWriter(tmp_path / "log", Schema((Field("a", "cross"),)), fingerprint="1")
-    with pytest.raises(DataError, match="twice"), DatasetWriter(tmp_path / "log", ONE, fingerprint="1") as writer:
-        writer.day("d")
-        writer.day("d")
-    with pytest.raises(DataError, match="no rows"), DatasetWriter(tmp_path / "log", ONE, fingerprint="1") as writer:
-        writer.day("d")
-    with pytest.raises(DataError, match="negative_rate"):
-        with DatasetWriter(tmp_path / "log", ONE, fingerprint="1") as writer:
-            writer.day("d", negative_rate=0.0)
-    with pytest.raises(DataError, match="plain name"):
-        with DatasetWriter(tmp_path / "log", ONE, fingerprint="1") as writer:
-            writer.attach("../truth.json", {})
+    for message, action in (
+        ("twice", lambda writer: [writer.day("d"), writer.day("d")]),
+        ("no rows", lambda writer: writer.day("d")),
+        ("negative_rate", lambda writer: writer.day("d", negative_rate=0.0)),
+        ("plain name", lambda writer: writer.attach("../truth.json", {})),
+    ):
+        with pytest.raises(DataError, match=message):
+            leave(tmp_path / "log", action)
     with DatasetWriter(tmp_path / "log", ONE, fingerprint="1") as writer:
         day = writer.day("d")
         day.append(ids={"a": np.array([1])}, labels={"y": np.array([0])})

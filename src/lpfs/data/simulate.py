@@ -13,7 +13,7 @@ from lpfs.data.dataset import Dataset
 from lpfs.data.format import sync, write_json
 from lpfs.data.simulation.chunks import chunks, columns
 from lpfs.data.simulation.presets import plan as planned
-from lpfs.data.simulation.rawlog import LogWriter, polars
+from lpfs.data.simulation.rawlog import LogWriter, need_polars
 from lpfs.data.simulation.spec import Plan
 from lpfs.data.simulation.truth import Ceiling, truth
 from lpfs.data.simulation.world import World
@@ -73,8 +73,8 @@ def simulate(
         rows: how many in all; each preset has its own default.
         days: how many days they are spread over; each preset has its own default.
         seed: decides everything. The same seed gives the same rows, whatever ``chunk``.
-        format: ``dataset``, or ``csv`` or ``parquet`` for raw values in ``out/log`` (the Terabyte preset writes
-            ``day_0`` … as the real logs, for ``prepare`` with its preset ``criteo-terabyte``).
+        format: ``dataset``, or ``csv`` or ``parquet`` for raw values in ``out/log`` (the CSV of the Terabyte
+            preset is ``day_0`` … as the real logs, for ``prepare`` with its preset ``criteo-terabyte``).
         chunk: about how many rows are in memory at a time.
         replace: put the new log in the place of an older one. A Dataset of the same seed and settings is kept
             as it is.
@@ -97,7 +97,7 @@ def simulate(
     tell = progress or (lambda done, total: None)
     if format == "dataset":
         return to_dataset(Path(out), plan, seed, chunk, replace=replace, tell=tell)
-    polars()
+    need_polars()
     return to_log(Path(out), plan, seed, chunk, format, replace=replace, tell=tell)
 
 
@@ -107,9 +107,7 @@ def fingerprint(plan: Plan, seed: int) -> str:
     return "simulated-" + hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def to_dataset(
-    out: Path, plan: Plan, seed: int, chunk: int, *, replace: bool, tell: Progress
-) -> Dataset:
+def to_dataset(out: Path, plan: Plan, seed: int, chunk: int, *, replace: bool, tell: Progress) -> Dataset:
     """Write a Dataset, unless the very same one is there."""
     mark = fingerprint(plan, seed)
     if (out / "dataset.json").exists():

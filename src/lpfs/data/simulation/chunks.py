@@ -10,7 +10,8 @@ import numpy as np
 
 from lpfs.data.format import FIRST_ID
 from lpfs.data.simulation.spec import Spec
-from lpfs.data.simulation.world import BLOCK, Array, Block, World
+from lpfs.data.simulation.values import Array
+from lpfs.data.simulation.world import BLOCK, Block, World
 
 SEPARATOR = "|"  # between the values of a bag in a text file
 
@@ -76,4 +77,4 @@ def scrambled(spec: Spec, values: Array) -> Array:
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         mixed ^= mixed >> np.uint64(shift)
         mixed = (mixed * np.uint64(factor)) & np.uint64(0xFFFFFFFF)
-    return (mixed ^ (mixed >> np.uint64(16))).astype(np.uint32)
+    return np.asarray(mixed ^ (mixed >> np.uint64(16)), np.uint32)

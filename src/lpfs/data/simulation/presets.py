@@ -109,7 +109,7 @@ def terabyte(rng: np.random.Generator) -> tuple[Spec, ...]:
 
 
 def industrial(sizes: tuple[int, int, int, int], rng: np.random.Generator) -> tuple[Spec, ...]:
-    """Return user, item and combine fields and continuous inputs of width 1 to 128; about one in five is true."""
+    """Return user, item and combine fields and continuous inputs of width 1 to 128; one in six is true."""
     found: list[Spec] = []
     for group, count in zip(("user", "item", "combine"), sizes, strict=False):
         tag, fifth = group[0], max(1, count // 10)
@@ -157,12 +157,8 @@ def pair(first: str, second: str, effect: float, values: int) -> list[Spec]:
 def copies(specs: Sequence[Spec], names: Sequence[str], likeness: float) -> list[Spec]:
     """Return a noisy copy of each of these fields."""
     known = {spec.name: spec for spec in specs}
-    return [
-        replace(
-            known[name], name="", role="copy", effect=0.0, source=name, likeness=likeness, drift="steady", missing=0.0
-        )
-        for name in names
-    ]
+    plain = {"role": "copy", "effect": 0.0, "drift": "steady", "missing": 0.0, "likeness": likeness}
+    return [replace(known[name], name="", source=name, **plain) for name in names]  # type: ignore[arg-type]
 
 
 def relatives(name: str, count: int, sizes: Sequence[int], likeness: float) -> list[Spec]:

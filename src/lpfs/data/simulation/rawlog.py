@@ -11,7 +11,8 @@ import numpy as np
 
 from lpfs.data.simulation.chunks import SEPARATOR, scrambled
 from lpfs.data.simulation.spec import Plan, Spec
-from lpfs.data.simulation.world import Array, Block
+from lpfs.data.simulation.values import Array
+from lpfs.data.simulation.world import Block
 from lpfs.errors import MissingPackageError
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ def frame(plan: Plan, block: Block, day: int) -> pl.DataFrame:
     Categories are text, counts are integers, a numeric field of width w is w columns ``name.0`` …, a bag is a
     list; a missing value is null.
     """
-    pl = polars()
+    import polars as pl
+
     rows = len(block.logit)
     columns: dict[str, Any] = {name: values.astype(np.uint8) for name, values in block.labels.items()}
     if plan.preset != "terabyte":
@@ -40,7 +42,8 @@ def frame(plan: Plan, block: Block, day: int) -> pl.DataFrame:
             owner = np.repeat(np.arange(rows), lengths)
             bags = pl.DataFrame({"row": owner, "value": text(spec, values, plan)})
             lists = bags.group_by("row", maintain_order=True).agg("value")
-            every = pl.DataFrame({"row": np.arange(rows)}).join(lists, on="row", how="left", maintain_order="left")
+            every = pl.DataFrame({"row": np.arange(rows)})
+            every = every.join(lists, on="row", how="left", maintain_order="left")
             columns[spec.name] = every["value"]
         else:
             columns[spec.name] = text(spec, block.ids[spec.name], plan)
@@ -48,8 +51,9 @@ def frame(plan: Plan, block: Block, day: int) -> pl.DataFrame:
 
 
 def text(spec: Spec, values: Array, plan: Plan) -> pl.Series:
-    """Return values as eight hexadecimal digits; behind a letter where digits alone could look like numbers."""
-    pl = polars()
+    """Return eight hexadecimal digits a value; behind a letter where they could look like numbers."""
+    import polars as pl
+
     known, where = np.unique(values, return_inverse=True)
     letter = "" if plan.preset == "terabyte" else "x"
     spelled = [
@@ -88,7 +92,8 @@ class LogWriter:
             def add_csv(block: Block) -> None:
                 table = frame(self.plan, block, day)
                 lists = [spec.name for spec in self.plan.specs if spec.kind == "multi"]
-                pl = polars()
+                import polars as pl
+
                 table = table.with_columns(pl.col(lists).list.join(SEPARATOR)) if lists else table
                 first = file.tell() == 0 and not criteo
                 table.write_csv(file, include_header=first, separator="\t" if criteo else ",")
@@ -96,12 +101,11 @@ class LogWriter:
             yield add_csv
 
 
-def polars() -> Any:
-    """Return the polars package, or say how to get it."""
+def need_polars() -> None:
+    """Say how to get polars where it is missing."""
     try:
-        import polars as package
+        import polars  # noqa: F401
     except ImportError:
         raise MissingPackageError(
             "writing CSV or Parquet needs polars: pip install polars (a Dataset needs nothing)"
         ) from None
-    return package

@@ -17,15 +17,15 @@ class Spec:
     Args:
         name: of the field.
         kind: ``categorical``, ``numeric`` or ``multi``.
-        role: ``main`` (an effect of its own), ``pair`` (an effect only together with ``partner``), ``copy`` (a
-            noisy copy of ``source``), ``correlated`` (shares a hidden cause with ``source``), ``noise``.
+        role: ``main`` (an effect of its own), ``pair`` (an effect only together with ``partner``), ``copy``
+            (a noisy copy of ``source``), ``correlated`` (shares a hidden cause with ``source``), ``noise``.
         effect: standard deviation of what it adds to the logit; of a pair, of what both add together.
         values: how many different values there are, without the special ids.
         zipf: exponent of the frequencies of the values.
         width: of a numeric field.
         missing: share of missing values.
         length: mean number of values in a bag.
-        likeness: share of rows in which a copy (or a correlated field) follows its source (or the hidden cause).
+        likeness: share of rows in which a copy follows its source, or a correlated field the hidden cause.
         source: field that is copied, or that shares the hidden cause.
         partner: the other field of a pair.
         drift: ``steady``, ``in`` (the effect fades in over the days) or ``out``.
@@ -94,9 +94,7 @@ class Plan:
 
     def day_rows(self) -> list[int]:
         """Return how many rows each day has; they differ by one at most."""
-        return [
-            self.rows * (day + 1) // self.days - self.rows * day // self.days for day in range(self.days)
-        ]
+        return [self.rows * (day + 1) // self.days - self.rows * day // self.days for day in range(self.days)]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from lpfs.data.simulation.world import BLOCK, Reals, World, sigmoid
+from lpfs.data.simulation.values import Reals
+from lpfs.data.simulation.world import BLOCK, World, sigmoid
 
 BINS = 20_000  # of the logit, from -20 to 20
 
@@ -14,8 +15,8 @@ BINS = 20_000  # of the logit, from -20 to 20
 class Ceiling:
     """AUC and logloss of a model that knows the probability of every click, gathered day by day.
 
-    AUC = Σ p(i)·(1 - p(j)) over rows i above j (ties count half), divided by Σ p · Σ (1 - p): no labels, hence no
-    luck. Logits are counted in bins of 0.002, so that memory does not grow with the rows.
+    AUC = Σ p(i)·(1 - p(j)) over rows i above j (ties count half), divided by Σ p · Σ (1 - p): no labels, so
+    no luck. Logits are counted in bins of 0.002, so that memory does not grow with the rows.
     """
 
     def __init__(self, days: int) -> None:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lpfs.data.simulation.spec import Plan, Spec, strength
+from lpfs.data.simulation.spec import Plan, strength
+from lpfs.data.simulation.values import Array, Reals, counts, table, vectors, zipf
 
 BLOCK = 1 << 14  # rows drawn from one random stream; chunks are made of blocks
 PILOT = 40_000  # rows that set the intercepts and the scales
-CENTRE, SPREAD = 1.5, 1.0  # of the logarithm of a count
 
-Reals = npt.NDArray[np.float64]
-Array = npt.NDArray[Any]
 Bag = tuple[Array, Array]  # values, lengths
 
 
@@ -33,9 +29,9 @@ class Block:
 class World:
     """Draw blocks of rows.
 
-    The logit of a click on day t is b(t) + Σ w·m(t)·e(value) over the main effects, e with mean 0 and variance 1,
-    + Σ w·s(value)·s'(value') over the pairs, s and s' being ±1 with probability ½ each: whatever the value of one
-    of them, the other makes the term +w or -w equally often, so neither has any effect of its own.
+    The logit of a click on day t is b(t) + Σ w·m(t)·e(value) over main effects, e of mean 0 and variance 1,
+    + Σ w·s(value)·s'(value') over the pairs, s and s' being ±1 with probability ½ each: whatever the value of
+    one of them, the other makes the term +w or -w equally often, so neither has any effect of its own.
     """
 
     def __init__(self, plan: Plan, seed: int) -> None:
@@ -106,10 +102,11 @@ class World:
                 lengths = np.minimum(rng.geometric(1 / (1 + spec.length), rows) - 1, 20)
                 bags[spec.name] = zipf(rng.random(int(lengths.sum())), spec), lengths
                 continue
-            follow = rng.random(rows) < spec.likeness if spec.role in ("copy", "correlated") else None
+            follows = spec.role in ("copy", "correlated")
+            follow = rng.random(rows) < spec.likeness if follows else np.zeros(rows, np.bool_)
             if spec.kind == "numeric":
-                values = counts(rng.standard_normal(rows)) if spec.width == 1 else vectors(rng, rows, spec.width)
-                if follow is not None:
+                values = counts(rng, rows) if spec.width == 1 else vectors(rng, rows, spec.width)
+                if follows:
                     copied = numbers[str(spec.source)]
                     fill = np.isnan(copied) if copied.ndim == 1 else np.isnan(copied).any(1)
                     use = follow & ~fill
@@ -162,65 +159,13 @@ class World:
         return (np.log1p(values) - centre) / spread
 
     def _scaled(self, effects: Reals) -> Reals:
-        centre, spread = (np.array(each) for each in zip(*(self._scale[name] for name in self._terms), strict=True))
-        return np.asarray((effects - centre) / spread)
+        scales = np.array([self._scale[name] for name in self._terms])
+        return np.asarray((effects - scales[:, 0]) / scales[:, 1])
 
     def _scores(self, terms: Reals, day: int) -> tuple[Reals, Reals]:
         now = np.array([self.strength[name][day] for name in self._terms])
         weights = np.array(list(self.weights.values()))
         return terms @ (weights * now), terms @ (self.task_weights * now[:, None])
-
-
-def table(spec: Spec, rng: np.random.Generator) -> Array:
-    """Return the effect of each value: mean 0 and variance 1 under the frequencies; of a pair, signs."""
-    if not spec.true:
-        return np.empty(0)
-    if spec.kind == "numeric":
-        direction = rng.normal(size=spec.width)
-        return np.asarray(direction / np.linalg.norm(direction))
-    if spec.role == "pair":
-        flips = rng.random(spec.values // 2) < 0.5
-        return np.repeat(np.where(flips, 1.0, -1.0), 2) * np.tile([1.0, -1.0], spec.values // 2)
-    effects, weight = rng.normal(size=spec.values), frequencies(spec)
-    effects -= effects @ weight
-    return np.asarray(effects / np.sqrt(effects**2 @ weight))
-
-
-def edge(values: Array | float, spec: Spec) -> Any:
-    """Return the share of rows with a value below this one: a power law on 1 … n + 1."""
-    power = 1.0 - spec.zipf
-    return ((np.asarray(values) + 1.0) ** power - 1.0) / ((spec.values + 1.0) ** power - 1.0)
-
-
-def frequencies(spec: Spec) -> Reals:
-    """Return the probability of each value."""
-    return np.asarray(np.diff(edge(np.arange(spec.values + 1), spec)))
-
-
-def zipf(uniform: Array, spec: Spec) -> Array:
-    """Return values, the most frequent first, from uniform numbers.
-
-    The two values 2k and 2k + 1 of a pair's field are equally frequent and have opposite signs.
-    """
-    values = spec.values // 2 if spec.role == "pair" else spec.values
-    power = 1.0 - spec.zipf
-    if spec.role == "pair":
-        uniform = uniform * 2
-        odd = uniform >= 1.0
-        uniform = uniform - odd
-    drawn = (uniform * ((values + 1.0) ** power - 1.0) + 1.0) ** (1.0 / power) - 1.0
-    found = np.clip(drawn.astype(np.int64), 0, values - 1)
-    return found * 2 + odd if spec.role == "pair" else found
-
-
-def counts(normal: Array) -> Array:
-    """Return counts with a long tail, as the integers of click logs."""
-    return np.floor(np.exp(CENTRE + SPREAD * normal))
-
-
-def vectors(rng: np.random.Generator, rows: int, width: int) -> Array:
-    """Return vectors of independent numbers."""
-    return rng.standard_normal((rows, width), dtype=np.float32)
 
 
 def sigmoid(logit: Reals) -> Reals:
