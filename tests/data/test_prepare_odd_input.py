@@ -46,7 +46,9 @@ def test_500_columns(tmp_path):
     lines = [",".join(["click", *names])]
     lines += [",".join([str(r % 2), *(str((r * (i + 3)) % (i + 7)) for i in range(500))]) for r in range(40)]
     (tmp_path / "log.csv").write_text("\n".join(lines))
-    dataset = prepare(tmp_path / "log.csv", tmp_path / "out", label="click", quiet=True, keep_all=True)
+    dataset = prepare(
+        tmp_path / "log.csv", tmp_path / "out", label="click", parts=1, quiet=True, keep_all=True
+    )
     assert len(dataset.schema) == 500
 
 

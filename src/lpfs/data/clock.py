@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from lpfs.data.astype import as_type
+from lpfs.data.astype import as_list, as_type
 from lpfs.data.infer import DATE
 from lpfs.data.sources import Chunk, Source
 from lpfs.errors import DataError
@@ -100,7 +100,7 @@ class ColumnClock(Clock):
     def look(self, chunk: Chunk, *, ordered: bool) -> None:
         """Take note of the days of a chunk, and of its order where that is promised."""
         days, order = self._read(chunk)
-        for day in days.unique(maintain_order=True).to_list():
+        for day in as_list(days.unique(maintain_order=True)):
             self._counts.setdefault(day, 0)
         if len(self._counts) > MOST_DAYS:
             raise DataError(
@@ -121,7 +121,7 @@ class ColumnClock(Clock):
     def assign(self, chunk: Chunk) -> list[Part]:
         """Group the rows of a chunk by day, keeping their order."""
         days, _ = self._read(chunk)
-        unique = days.unique().to_list()
+        unique = as_list(days.unique())
         found = sorted((self._index[day], day) for day in unique if day in self._index)
         if len(found) != len(unique):
             raise DataError(f"{chunk.place(0)}: the source changed while it was read; prepare it again")
@@ -157,7 +157,8 @@ class ColumnClock(Clock):
         if dtype.is_nested() or dtype in (pl.Binary, pl.Object, pl.Time, pl.Duration):
             raise DataError(f"column {values.name!r}: {dtype} cannot be a time")
         if self._how is None:
-            self._how = self.format or how_to_read(values)
+            dated = dtype == pl.Date or isinstance(dtype, pl.Datetime)
+            self._how = "date" if dated else self.format or how_to_read(values)
         days, order = read_days(values, self._how)
         if days.null_count():
             row = int(days.is_null().arg_max() or 0)
@@ -169,10 +170,7 @@ class ColumnClock(Clock):
 
 
 def how_to_read(values: pl.Series) -> str:
-    """Tell how a time column is written from its first rows."""
-    dtype = values.dtype
-    if dtype == pl.Date or isinstance(dtype, pl.Datetime):
-        return "date"
+    """Tell how a time column of text or numbers is written from its first rows."""
     text = as_type(values, pl.String)
     if bool(text.str.contains(DATE).all()):
         return "iso"
@@ -188,12 +186,22 @@ def how_to_read(values: pl.Series) -> str:
     return "number"
 
 
+def whole_numbers(values: pl.Series) -> pl.Series:
+    """Return whole numbers, also where they are written with a fraction of zero; null for anything else."""
+    numbers = as_type(values, pl.Int64, strict=False)
+    if numbers.null_count():
+        fractions = as_type(values, pl.Float64, strict=False)
+        fractions = fractions.set(fractions != fractions.round(), None)
+        numbers = as_type(fractions, pl.Int64, strict=False)
+    return numbers
+
+
 def read_days(values: pl.Series, how: str) -> tuple[pl.Series, pl.Series]:
     """Return the day of each row and what orders them; null where a value does not fit."""
     if how == "date":
         return as_type(values, pl.Date), values
     if how == "number":
-        numbers = as_type(values, pl.Int64, strict=False)
+        numbers = whole_numbers(values)
         return numbers, numbers
     text = as_type(values, pl.String)
     if how == "name":
@@ -201,7 +209,7 @@ def read_days(values: pl.Series, how: str) -> tuple[pl.Series, pl.Series]:
     if how == "iso":  # the day as it is written, whatever the time zone
         return text.str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False), text
     if how.startswith("unix "):
-        numbers = as_type(values, pl.Int64, strict=False)
+        numbers = whole_numbers(values)
         unit: Any = how[5:]
         times = pl.select(pl.from_epoch(numbers, time_unit=unit)).to_series()
         return as_type(times, pl.Date), numbers

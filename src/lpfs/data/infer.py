@@ -121,7 +121,7 @@ def as_numbers(values: pl.Series) -> pl.Series | None:
 
     numbers: pl.Series = values.cast(pl.Float64, strict=False)
     odd = values.filter(numbers.is_null()).unique()
-    if len(odd) == len(values) or len(odd) > len(NUMBER_MARKS):
+    if numbers.null_count() == len(values) or len(odd) > len(NUMBER_MARKS):
         return None
     if any(text.strip().lower() not in NUMBER_MARKS for text in odd.to_list()):
         return None

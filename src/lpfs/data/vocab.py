@@ -35,10 +35,7 @@ def canonical(values: pl.Series, *, hexadecimal: bool, where: Where) -> pl.Serie
         return as_type(values, pl.String)
     if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
         raise DataError(f"column {name!r}: {dtype} cannot be categorical; set kind = 'multi' or 'ignore'")
-    try:
-        return as_type(values, pl.String)
-    except pl.exceptions.PolarsError:
-        raise DataError(f"column {name!r}: {dtype} cannot be categorical; set kind = 'ignore'") from None
+    return as_type(values, pl.String)
 
 
 def parse_hexadecimal(values: pl.Series, where: Where) -> pl.Series:
@@ -147,12 +144,7 @@ class Vocabulary:
 
 def same_type(values: pl.Series, dtype: pl.DataType) -> pl.Series:
     """Bring a chunk whose file stores a column as another type to the type of the vocabulary."""
-    try:
-        return as_type(values, dtype, strict=False)
-    except pl.exceptions.PolarsError:
-        raise DataError(
-            f"column {values.name!r} is {values.dtype} in one file and {dtype} in another"
-        ) from None
+    return as_type(values, dtype, strict=False)
 
 
 def hashed(values: pl.Series, modulo: int) -> Ids:
