@@ -70,6 +70,8 @@ def test_dry_run_and_written_fields(capsys, log, tmp_path):
     assert code == 0
     assert {row["column"]: row["kind"] for row in json.loads(out)}["ad"] == "categorical"
     assert not (tmp_path / "out").exists()
+    assert run(capsys, "prepare", log, "--label", "click", "--dry-run")[0] == 0
+    assert run(capsys, "prepare", log, "--label", "click")[0] == 2
     toml.write_text(toml.read_text().replace('kind = "numeric"', 'kind = "ignore"'))
     code, out, _ = run(capsys, *arguments, "--fields", toml, "--json", "--keep-all")
     assert code == 0

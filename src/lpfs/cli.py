@@ -74,7 +74,7 @@ json_option = click.option(
 
 @cli.command(help=PREPARE, short_help="Turn a click log into a Dataset.")
 @click.argument("source", nargs=-1, required=True)
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to make.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder to make.")
 @click.option("--label", help="Column of the clicks, 0 or 1.")
 @click.option("--task", "tasks", multiple=True, help="Column of a further label; may be repeated.")
 @click.option("--positive", help="Label value that counts as 1, where it is not 0 and 1.")
@@ -110,6 +110,8 @@ def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -
     reporter = Reporter(quiet=quiet)
     out, replace, dry = given.pop("out"), given.pop("replace"), given.pop("dry_run")
     fields_out = given.pop("write_fields")
+    if out is None and not dry:
+        raise click.UsageError("Missing option '--out': the folder to make.")
     options = {name: value for name, value in given.items() if value not in (None, False, ())}
     if options.pop("no_header", False):
         options["header"] = False

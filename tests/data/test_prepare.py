@@ -478,3 +478,28 @@ def test_wrong_arguments(tmp_path):
         prepare(3, tmp_path / "out", label="click", quiet=True)
     assert list(tmp_path.iterdir()) == []
     assert isinstance(prepare(frame, tmp_path / "out", label="click", parts=1, quiet=True), Dataset)
+
+
+def test_parquet_files_of_different_types(tmp_path):
+    folder = tmp_path / "log"
+    folder.mkdir()
+    first = pl.DataFrame({"click": [0, 1], "n": [3, 4], "text": ["a", "b"], "gap": [None, None]})
+    first.write_parquet(folder / "a.parquet")
+    second = pl.DataFrame({"click": [True, False], "n": [4.0, 5.5], "text": ["b", "c"], "gap": [7, 8]})
+    second.with_columns(pl.col("click").cast(pl.Int8)).write_parquet(folder / "b.parquet")
+    fields = dict.fromkeys(("n", "text", "gap"), "categorical")
+    options = {"label": "click", "parts": "files", "train": 2, "fields": fields, "quiet": True}
+    dataset = prepare(folder, tmp_path / "out", **options)
+    assert rows(dataset)[0].ids.tolist() == [[3, 3, 0], [2, 2, 0], [2, 2, 2], [4, 4, 3]]
+    second.write_parquet(folder / "b.parquet")
+    with pytest.raises(DataError, match=r"b.parquet: column 'click' is Boolean here and Int64 in"):
+        prepare(folder, tmp_path / "other", **options)
+
+
+def test_a_wide_numeric_column_of_text(tmp_path):
+    text = "click,v\n1,0.5;2\n0,1.5;3\n1,\n"
+    fields = {"v": {"kind": "numeric", "width": 2, "separator": ";", "transform": "none"}}
+    dataset = log(tmp_path, text, time=None, parts=1, fields=fields)
+    batch, _ = rows(dataset)
+    assert batch.dense.tolist() == [[-1.0, -1.0], [1.0, 1.0], [0.0, 0.0]]
+    assert batch.missing.tolist() == [[False, False], [False, False], [True, True]]

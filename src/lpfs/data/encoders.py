@@ -95,8 +95,11 @@ class CategoricalEncoder(Encoder):
         if not self._varies and len(values):
             if not self._begun:
                 self._first, self._begun = values[0], True
-            same = values.is_null() if self._first is None else values.eq_missing(self._first)
-            self._varies = not bool(same.all())
+            empty = values.null_count()
+            if self._first is None or empty == len(values):
+                self._varies = empty < len(values) or self._first is not None
+            else:
+                self._varies = not bool(values.eq_missing(self._first).all())
         if self.plan.hash is None:
             self._counter.add(values)
         return lambda: [keys_of(values), values.is_null().to_numpy()]

@@ -60,9 +60,10 @@ class ParquetSource(Source):
                 "all files must have the same columns"
             )
         for name in first:
-            if first[name] != other[name] and (first[name].is_nested() or other[name].is_nested()):
+            if pl.Null not in (first[name], other[name]) and sort_of(first[name]) != sort_of(other[name]):
                 raise DataError(
-                    f"{file}: column {name!r} is {other[name]} here and {first[name]} in {self.files[0]}"
+                    f"{file}: column {name!r} is {other[name]} here and {first[name]} in {self.files[0]}; "
+                    "store it as one type"
                 )
 
     def rows(self) -> int | None:
@@ -96,6 +97,13 @@ class ParquetSource(Source):
     def fingerprint(self) -> list[list[Any]]:
         """Return name, size and content hash of every file."""
         return [[path.name, path.stat().st_size, hash_file(path)] for path in self.paths]
+
+
+def sort_of(dtype: pl.DataType) -> Any:
+    """Return what two types must have in common for their values to be compared."""
+    if dtype in (pl.String, pl.Categorical, pl.Enum):
+        return "text"
+    return "number" if dtype.is_numeric() else dtype
 
 
 def plain(frame: pl.DataFrame) -> pl.DataFrame:

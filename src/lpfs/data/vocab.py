@@ -78,6 +78,8 @@ class Counter:
     def add(self, values: pl.Series) -> None:
         """Count the values of a chunk; nulls are not values."""
         part = values.rename("value").drop_nulls().value_counts(name="count")
+        if not part.height:
+            return
         part = part.with_columns(pl.col("count").cast(pl.UInt64))
         self._parts.append(part)
         self._waiting += part.height
