@@ -3,7 +3,8 @@
     python benchmarks/stream.py [--rows 4000000] [--repeats 5] [--out benchmarks/results/stream.json]
 
 Every setting is a whole pass over the log, read from the page cache. The settings take turns, so that a slow
-moment of the machine does not fall on one of them alone; the median and the range of the passes are written.
+moment of the machine does not fall on one of them alone; the median and the range of the passes are written,
+with the load of the machine: on one that is busy with other work, read the ratios to the plain loop.
 The uniform shuffle gathers all rows in memory once; that first pass is reported apart.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import tempfile
@@ -70,6 +72,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=128 << 20, help="bytes of the windowed shuffle")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "stream.json")
     options = parser.parse_args()
+    before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
         dataset = simulate(Path(folder) / "log", "terabyte", rows=options.rows)
@@ -94,6 +97,7 @@ def main() -> None:
             "cores": torch.get_num_threads(),
             "system": platform.machine(),
             "torch": torch.__version__,
+            "load_before_and_after": [round(before, 1), round(os.getloadavg()[0], 1)],
         },
         "rows_a_second_simulated_and_written": round(written),
         "rows_a_second_verified": round(verified),

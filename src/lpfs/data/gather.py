@@ -80,9 +80,8 @@ class Windowed:
 
     def _window(self, number: int) -> Rows:
         if self._rows is None or number != self._number:
-            self._rows = None  # let go of the old window before the new one takes its place
             ranges = [(self.start + a, self.start + b) for a, b in self.windows.window(number)]
-            self._rows = self.reader.read(ranges)
+            self._rows = self.reader.read(ranges, self._rows)  # what was taken from the old one is a copy
             self._sequence = self.windows.shuffle(number, len(self._rows))
             self._number = number
         return self._rows

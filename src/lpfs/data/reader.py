@@ -43,15 +43,15 @@ class Reader:
             for day in days
         )
 
-    def read(self, ranges: Sequence[tuple[int, int]]) -> Rows:
-        """Return the rows of these ranges, one after another."""
+    def read(self, ranges: Sequence[tuple[int, int]], reuse: Rows | None = None) -> Rows:
+        """Return the rows of these ranges, one after another; in the memory of ``reuse`` if they fit."""
         rows = sum(stop - start for start, stop in ranges)
-        out = Rows(
-            np.empty((rows, len(self._ids)), np.int32),
-            np.empty((rows, self._width), np.float32),
-            np.empty((rows, self._tasks), np.float32),
-            np.zeros((rows, self._width), np.bool_) if self._marked else None,
-        )
+        if reuse is not None and len(reuse) >= rows:
+            out = Rows(reuse.ids, reuse.dense, reuse.labels, reuse.missing).cut(0, rows)
+            if out.missing is not None:
+                out.missing[:] = False
+        else:
+            out = self._empty(rows)
         bags: dict[str, list[Bag]] = {field.name: [] for field in self._bags}
         done = 0
         for start, stop in ranges:
@@ -66,6 +66,14 @@ class Reader:
         empty: Bag = (np.empty(0, np.int32), np.zeros(1, np.int64))
         joined = {name: join_bags(parts or [empty]) for name, parts in bags.items()}
         return Rows(out.ids, out.dense, out.labels, out.missing, joined)
+
+    def _empty(self, rows: int) -> Rows:
+        return Rows(
+            np.empty((rows, len(self._ids)), np.int32),
+            np.empty((rows, self._width), np.float32),
+            np.empty((rows, self._tasks), np.float32),
+            np.zeros((rows, self._width), np.bool_) if self._marked else None,
+        )
 
     def _fill(self, day: Day, first: int, count: int, out: Rows) -> None:
         ids = out.ids.view(np.uint32)  # the same bits, without a change of sign to look after
