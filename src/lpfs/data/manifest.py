@@ -65,6 +65,9 @@ class Manifest:
             self.schema = Schema.from_json(self.load("schema.json"))
         except (InputError, LookupError, TypeError, AttributeError) as error:
             raise damaged(self.path / "schema.json", str(error)) from error
+        for field in self.schema:
+            if type(field.dim) is not int or type(field.cardinality) is not int:
+                raise damaged(self.path / "schema.json", f"field {field.name!r} has a size that is no number")
         self.days = [day(index, entry) for index, entry in enumerate(values["days"])]
         for each in self.days:
             check_columns(self.path, each, self.schema)
