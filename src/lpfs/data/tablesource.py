@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,8 @@ def as_frame(table: Any) -> pl.DataFrame:
             raise DataError(f"two columns of the table are named {twice[0]!r}; rename one")
     try:
         if hasattr(table, "__arrow_c_stream__"):
-            return pl.DataFrame(table)
+            with suppress(ImportError):  # pandas without pyarrow
+                return pl.DataFrame(table)
         if columns is not None and hasattr(table, "to_numpy"):
             return pl.DataFrame({str(name): table[name].to_numpy() for name in columns})
         if isinstance(table, dict):
