@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 
+from lpfs.data.parquetcheck import check_pages
 from lpfs.data.sources import ROWS, Chunk, Source, hash_file
 from lpfs.errors import DataError, InputError
 
@@ -43,6 +44,7 @@ class ParquetSource(Source):
         schemas = []
         for path, file in zip(self.paths, self.files, strict=True):
             with reading(file):
+                check_pages(path)
                 lazy = scan(path)
                 schemas.append(lazy.collect_schema())
                 self._rows.append(int(lazy.select(pl.len()).collect().item()))
