@@ -138,7 +138,7 @@ class Reader:
 
 def check_range(day: Day, field: Field, values: AnyArray) -> None:
     """Refuse an id that the schema has no room for."""
-    if values.size and np.iinfo(values.dtype).max >= field.cardinality:
+    if values.size and 256**values.itemsize > field.cardinality:
         largest = int(values.max())
         if largest >= field.cardinality:
             raise out_of_range(field, largest, f"day {day.name!r}")
