@@ -32,7 +32,7 @@ TARGETS = {"time": 10e6, "uniform": 2e6, "windowed": 2e6}
 
 def settings(dataset: Dataset, window: int) -> dict[str, dict[str, Any]]:
     categories = [field.name for field in dataset.schema if field.kind == "categorical"]
-    return {
+    found: dict[str, dict[str, Any]] = {
         "in time order, B=512": {"batch_size": 512},
         "in time order, B=4096": {"batch_size": 4096},
         "in time order, B=65536": {"batch_size": 65536},
@@ -42,6 +42,10 @@ def settings(dataset: Dataset, window: int) -> dict[str, dict[str, Any]]:
         "shuffled uniformly, B=4096": {"batch_size": 4096, "shuffle": True},
         "shuffled in a window, B=4096": {"batch_size": 4096, "shuffle": True, "memory": window},
     }
+    if torch.cuda.is_available():
+        for name in ("in time order, B=512", "in time order, B=65536", "shuffled uniformly, B=4096"):
+            found[f"{name}, to CUDA"] = {**found[name], "device": "cuda"}
+    return found
 
 
 def one_pass(stream: Stream) -> tuple[float, float]:
@@ -49,7 +53,18 @@ def one_pass(stream: Stream) -> tuple[float, float]:
     begin, used, rows = time.perf_counter(), time.process_time(), 0
     for batch in stream:
         rows += len(batch)
+    if stream.device is not None:
+        torch.cuda.synchronize()
     return rows / (time.perf_counter() - begin), rows / (time.process_time() - used)
+
+
+def check_device(dataset: Dataset) -> None:
+    """Stop if batches on the device are not those of the CPU, bit by bit."""
+    here, there = dataset.stream(4096, shuffle=True), dataset.stream(4096, shuffle=True, device="cuda")
+    for a, b in zip(here, there, strict=True):
+        for name in ("ids", "dense", "labels", "missing"):
+            if not torch.equal(getattr(a, name), getattr(b, name).cpu()):
+                raise SystemExit(f"{name} differ between CPU and CUDA")
 
 
 def memmap(dataset: Dataset) -> tuple[float, float]:
@@ -81,6 +96,8 @@ def main() -> None:
         begin = time.perf_counter()
         dataset.verify()
         verified = options.rows / (time.perf_counter() - begin)
+        if torch.cuda.is_available():
+            check_device(dataset.part(0, min(dataset.rows, 200_000)))
         streams = {name: dataset.stream(**each) for name, each in settings(dataset, options.window).items()}
         first = {name: one_pass(stream) for name, stream in streams.items()}
         speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in streams}
