@@ -227,7 +227,7 @@ def test_values_come_as_often_as_they_should(values, exponent):
 
 
 def test_different_values_have_different_names():
-    assert len(np.unique(scrambled(Spec("C1"), np.arange(2_000_000)))) == 2_000_000
+    assert len(np.unique(scrambled(Spec("C1"), np.arange(300_000)))) == 300_000
 
 
 def test_empty_bags_hold_a_missing_value():
