@@ -2,8 +2,8 @@
 
     python benchmarks/prepare.py --rows 2000000 8000000 --out benchmarks/results/prepare.json
 
-Every size runs in a process of its own. The vocabularies are nearly the same at every size: values are drawn from
-the same --values for the largest field, fewer for the others, and "ids" says how many of them were met.
+Every size runs in a process of its own. The vocabularies are nearly the same at every size: values are drawn
+from the same --values for the largest field, fewer for the others; "ids" says how many of them were met.
 """
 
 from __future__ import annotations
