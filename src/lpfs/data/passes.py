@@ -16,7 +16,7 @@ import polars as pl
 
 from lpfs.data.astype import as_type
 from lpfs.data.clock import Clock
-from lpfs.data.encoders import Encoder
+from lpfs.data.encoder import Encoder
 from lpfs.data.format import AnyArray
 from lpfs.data.lookup import mix
 from lpfs.data.numeric import as_numbers

@@ -21,7 +21,7 @@ from lpfs.schema import Schema
 
 if TYPE_CHECKING:
     from lpfs.data.clock import Clock
-    from lpfs.data.encoders import Encoder
+    from lpfs.data.encoder import Encoder
     from lpfs.data.sources import Chunk
 
 VERSION = 1  # of what prepare does with the same source and options; part of the fingerprint
