@@ -75,6 +75,16 @@ def test_lines_are_counted_through_quotes_blocks_and_blank_lines(attempt):
     attempt("click,ad,price\n" + '1,"a\nb",1.5\n' * 3 + "7,e,1\n", "line 8: label 'click' must be 0 or 1")
 
 
+def test_a_mistake_in_the_last_day_leaves_nothing(attempt):
+    rows = "".join(f"{i % 2},v{i % 3},{i}.5\n" for i in range(40))
+    attempt(
+        "click,ad,price\n" + rows + "5,a,1\n", "line 42: label 'click' must be 0 or 1, found '5'", parts=4
+    )
+    late = "click,ad,price\n" + rows + "1,a,cheap\n"
+    fields = {"price": "numeric"}
+    attempt(late, "line 42: column 'price': 'cheap' is not a number", parts=4, fields=fields)
+
+
 def test_hexadecimal(attempt):
     fields = {"ad": {"kind": "categorical", "hexadecimal": True}}
     attempt(GOOD.replace("0,b,", "0,xyz,"), "line 3: column 'ad': 'xyz' is not a hexadecimal", fields=fields)

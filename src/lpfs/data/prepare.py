@@ -118,9 +118,10 @@ def run(
     write(job, clock, encoders, out, mark, settings, replace, track)
     result = Dataset(out)
     positives = sum(day.positives for day in result.table)
+    days = f"{len(clock.days)} days ({clock.days[0]} to {clock.days[-1]})"
     reporter.say(
         f"{out}: {result.rows:,} rows, {positives:,} positive ({positives / result.rows:.2%}), "
-        f"{len(result.schema)} fields, {len(clock.days)} days ({clock.days[0]} to {clock.days[-1]})"
+        f"{len(result.schema)} fields, {days if len(clock.days) > 1 else f'one day ({clock.days[0]})'}"
     )
     return result
 
