@@ -53,7 +53,7 @@ class Manifest:
             self._read(values)
         except LpfsError:
             raise
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise damaged(path / "dataset.json", f"it says something that cannot be ({error!r})") from error
 
     def _read(self, values: dict[str, Any]) -> None:
