@@ -1,0 +1,5 @@
+"""``python -m lpfs`` is the ``lpfs`` command."""
+
+from lpfs.cli import main
+
+main()

@@ -1,0 +1,227 @@
+"""prepare: a raw log in, a Dataset out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lpfs.data.dataset import Dataset
+from lpfs.data.planning import TABLE, Job, plan, table
+from lpfs.data.prefetch import prefetch
+from lpfs.data.progress import Reporter
+from lpfs.data.temporary import check_target
+from lpfs.data.writer import DatasetWriter
+from lpfs.errors import DataError
+from lpfs.schema import Schema
+
+if TYPE_CHECKING:
+    from lpfs.data.clock import Clock
+    from lpfs.data.encoder import Encoder
+    from lpfs.data.sources import Chunk
+
+VERSION = 1  # of what prepare does with the same source and options; part of the fingerprint
+SMALL = 1 << 20  # bytes of a source that needs no reading ahead
+UNCOVERED = 0.5  # share of the training values below which a vocabulary is called too small
+
+
+def prepare(
+    source: Any,
+    out: str | os.PathLike[str],
+    *,
+    label: str | None = None,
+    time: str | None = None,
+    fields: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    preset: str | None = None,
+    replace: bool = False,
+    quiet: bool = False,
+    **options: Any,
+) -> Dataset:
+    """Turn a raw log into a Dataset, or reuse the one that the same source and options made.
+
+    Args:
+        source: a CSV, TSV or Parquet file (.gz and .zst too), a folder or a pattern of them, a list of
+            those, or a polars, pandas or Arrow table.
+        out: the folder to make.
+        label: column of the clicks, 0 or 1.
+        time: column that orders the rows by day: dates, timestamps or day numbers. Without it a single
+            column of timestamps is taken if there is one, else the row order is cut into ``parts``.
+        fields: corrections of what is found: {column: kind} or {column: {option: value}}, or the path of a
+            TOML file; the options are those of ``FieldPlan``.
+        preset: ``criteo-terabyte``, ``criteo-kaggle`` or ``avazu``.
+        replace: put the result in the place of another Dataset at ``out``.
+        quiet: print nothing.
+        options: any of ``Options``: ``parts``, ``negatives``, ``min_count``, ``hash``, ``bins`` …
+
+    Raises:
+        DataError: the source cannot be used, with the file, the line or column and the value. Nothing is
+            written then.
+
+    """
+    reporter = Reporter(quiet=quiet)
+    job = plan(source, label=label, time=time, fields=fields, preset=preset, **options)
+    reporter.table("Fields (correct them with fields=… or --fields)", TABLE, table(job))
+    return run(job, out, replace=replace, reporter=reporter)
+
+
+def run(
+    job: Job, out: str | os.PathLike[str], *, replace: bool = False, reporter: Reporter | None = None
+) -> Dataset:
+    """Do a planned job: read days, count training values, encode all rows."""
+    from lpfs.data.clock import make_clock
+
+    reporter = reporter or Reporter(quiet=True)
+    out, options, source = Path(out), job.options, job.source
+    mark = fingerprint(job)
+    old = existing(out)
+    if old is not None and old.fingerprint == mark:
+        reporter.say(f"{out}: made before from the same source and options; reused")
+        return old
+    check_target(Path(os.path.abspath(out)), replace=replace)
+
+    def track(what: str, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        return reporter.track(prefetch(chunks, int(source.size > SMALL)), what, source.size)
+
+    clock = make_clock(
+        source,
+        time=options.time,
+        format=options.time_format,
+        parts=options.parts,
+        ordered=options.ordered,
+        progress=lambda chunks: track("finding days", chunks),
+        label=options.label,
+    )
+    unknown = set(options.negatives) - set(clock.days) if isinstance(options.negatives, Mapping) else set()
+    if unknown:
+        raise DataError(
+            f"negatives: there is no day {min(unknown)!r}; there are {', '.join(clock.days[:10])}"
+        )
+    if options.train is not None and options.train > len(clock.days):
+        raise DataError(f"train: {options.train} training days, but there are {len(clock.days)}")
+    train = set(range(options.train if options.train is not None else max(1, len(clock.days) - 1)))
+    encoders, dropped = learn(job, clock, train, track)
+    tell_dropped(dropped, reporter, kept=options.keep_all)
+    warn_of_small_vocabularies(encoders, reporter)
+    settings = {
+        "made_by": "prepare",
+        "options": options.to_json(),
+        "sources": [Path(file).name for file in source.files],
+        "train_days": [day for index, day in enumerate(clock.days) if index in train],
+        "fields": {each.name: {**asdict(each.plan), **each.about()} for each in encoders},
+        "dropped": {} if options.keep_all else dropped,
+        "ignored": {each.name: each.why for each in job.plans if each.kind == "ignore"},
+    }
+    write(job, clock, encoders, out, mark, settings, replace, track)
+    result = Dataset(out)
+    positives = sum(day.positives for day in result.table)
+    days = f"{len(clock.days)} days ({clock.days[0]} to {clock.days[-1]})"
+    reporter.say(
+        f"{out}: {result.rows:,} rows, {positives:,} positive ({positives / result.rows:.2%}), "
+        f"{len(result.schema)} fields, {days if len(clock.days) > 1 else f'one day ({clock.days[0]})'}"
+    )
+    return result
+
+
+def learn(job: Job, clock: Clock, train: set[int], track: Any) -> tuple[list[Encoder], dict[str, str]]:
+    """Show the training period to an encoder a field; return those that stay, and why others do not."""
+    from lpfs.data.encoders import make_encoder
+    from lpfs.data.passes import day_rows, observe
+
+    options = job.options
+    encoders = [make_encoder(each, options.seed) for each in job.plans if each.kind != "ignore"]
+    chunks = track("counting", job.source.chunks(columns(job, encoders), clock.files(train)))
+    twins = observe(day_rows(chunks, clock, options, train), encoders).found()
+    dropped = {}
+    for each in encoders:
+        if each.constant:
+            dropped[each.name] = "constant in the training days"
+        elif each.name in twins:
+            dropped[each.name] = f"the same as {twins[each.name]!r} in the training days"
+    kept = encoders if options.keep_all else [each for each in encoders if each.name not in dropped]
+    if not kept:
+        raise DataError(
+            f"{job.source.files[0]}: every column is constant in the training days; "
+            "give more rows or other training days, or keep all columns"
+        )
+    return kept, dropped
+
+
+def write(
+    job: Job,
+    clock: Clock,
+    encoders: list[Encoder],
+    out: Path,
+    mark: str,
+    settings: dict[str, Any],
+    replace: bool,
+    track: Any,
+) -> None:
+    """Encode all rows into a new Dataset."""
+    from lpfs.data.passes import day_rows, encode
+
+    options = job.options
+    schema = Schema(tuple(each.field for each in encoders), options.label, options.tasks)
+    with DatasetWriter(out, schema, fingerprint=mark, settings=settings, replace=replace) as writer:
+        for each in encoders:
+            values = each.stored()
+            if values is not None:
+                writer.vocabulary(each.name, values, **each.about())
+        days = [writer.day(day, negative_rate=options.rate(day)) for day in clock.days]
+        chunks = track("encoding", job.source.chunks(columns(job, encoders)))
+        for part, encoded in encode(day_rows(chunks, clock, options), encoders):
+            days[part.day].append(**encoded, labels=part.labels)
+        for day in days:
+            if not day.rows:
+                raise DataError(f"day {day.name!r}: no row is left; keep a larger share of the negatives")
+
+
+def columns(job: Job, encoders: list[Encoder]) -> list[str]:
+    """Return the columns to read, each once."""
+    time = [job.options.time] if job.options.time is not None else []
+    wanted = [job.options.label, *job.options.tasks, *time, *(each.name for each in encoders)]
+    return list(dict.fromkeys(wanted))
+
+
+def tell_dropped(dropped: Mapping[str, str], reporter: Reporter, *, kept: bool) -> None:
+    """Say which columns hold nothing new, those of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in dropped.items():
+        by_reason.setdefault(why, []).append(name)
+    for why, names in by_reason.items():
+        verb = "kept on request" if kept else "dropped"
+        reporter.say(f"{verb}, {why}: {', '.join(map(repr, names))}")
+
+
+def warn_of_small_vocabularies(encoders: list[Encoder], reporter: Reporter) -> None:
+    """Say where a cap or a threshold leaves most values without an id of their own."""
+    for each in encoders:
+        covered = each.about().get("covered", 1.0)
+        if covered < UNCOVERED:
+            reporter.say(
+                f"column {each.name!r}: only {covered:.0%} of its training values have an id of their own "
+                f"({each.cardinality - 2:,} of {each.about()['values_seen']:,} values); "
+                "raise max_values, lower min_count, or hash it"
+            )
+
+
+def fingerprint(job: Job) -> str:
+    """Identify a source by its content, and what is done with it."""
+    content = {
+        "prepare": VERSION,
+        "source": job.source.fingerprint(),
+        "options": job.options.to_json(),
+        "fields": [asdict(each) for each in job.plans],
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def existing(out: Path) -> Dataset | None:
+    """Return the Dataset at a place, if there is a whole one."""
+    try:
+        return Dataset(out) if (out / "dataset.json").exists() else None
+    except (DataError, OSError):
+        return None

@@ -1,0 +1,182 @@
+"""World: from a plan and a seed to rows, the same whatever the size of the chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lpfs.data.simulation.spec import Plan, strength
+from lpfs.data.simulation.values import Array, Reals, counts, table, vectors, zipf
+
+BLOCK = 1 << 14  # rows drawn from one random stream; chunks are made of blocks
+PILOT = 40_000  # rows that set the intercepts and the scales
+
+Bag = tuple[Array, Array]  # values, lengths
+
+
+@dataclass(frozen=True)
+class Block:
+    """Simulated rows: values from 0 (-1: missing), counts and numbers (NaN: missing), bags, labels, truth."""
+
+    ids: dict[str, Array]
+    numbers: dict[str, Array]
+    bags: dict[str, Bag]
+    labels: dict[str, Array]
+    logit: Reals
+
+
+class World:
+    """Draw blocks of rows.
+
+    The logit of a click on day t is b(t) + Σ w·m(t)·e(value) over main effects, e of mean 0 and variance 1,
+    + Σ w·s(value)·s'(value') over the pairs, s and s' being ±1 with probability ½ each: whatever the value of
+    one of them, the other makes the term +w or -w equally often, so neither has any effect of its own.
+    """
+
+    def __init__(self, plan: Plan, seed: int) -> None:
+        self.plan, self.seed = plan, seed
+        self._tables: dict[str, Array] = {}
+        rng = np.random.default_rng([seed, 2])
+        for spec in plan.specs:
+            self._tables[spec.name] = table(spec, rng)
+        self._terms = [spec.name for spec in plan.specs if spec.leads]
+        specs = {spec.name: spec for spec in plan.specs}
+        self.weights = {name: specs[name].effect for name in self._terms}
+        self.strength = {name: strength(specs[name].drift, plan.days) for name in self._terms}
+        mix = rng.normal(size=(len(self._terms), len(plan.tasks)))
+        own = np.array(list(self.weights.values()))[:, None] * mix
+        share = np.array([task.share for task in plan.tasks])
+        click = np.array(list(self.weights.values()))[:, None]
+        self.task_weights: Reals = share * click + (1 - share) * own  # (terms, tasks)
+        self._scale: dict[str, tuple[float, float]] = {}
+        self._standard: dict[str, tuple[float, float]] = {}
+        self._calibrate()
+
+    def _calibrate(self) -> None:
+        """Set scales and intercepts from rows that are drawn for nothing else."""
+        draws = [self._draw(PILOT // 4, np.random.default_rng([self.seed, 3, part])) for part in range(4)]
+        for spec in self.plan.specs:
+            if spec.kind == "numeric" and spec.width == 1:
+                logs = np.log1p(np.concatenate([numbers[spec.name] for _, numbers, _ in draws]))
+                self._standard[spec.name] = float(np.nanmean(logs)), float(np.nanstd(logs))
+        raw = [self._effects(*draw) for draw in draws]
+        for at, name in enumerate(self._terms):
+            column = np.concatenate([part[:, at] for part in raw])
+            self._scale[name] = float(column.mean()), float(column.std()) or 1.0
+        terms = np.concatenate([self._scaled(part) for part in raw])
+        self.intercepts: list[float] = []
+        self.task_intercepts: list[list[float]] = []
+        wobble = np.random.default_rng([self.seed, 4]).uniform(0.9, 1.1, self.plan.days)
+        for day in range(self.plan.days):
+            score, tasks = self._scores(terms, day)
+            self.intercepts.append(intercept(score, self.plan.base_rate * wobble[day]))
+            self.task_intercepts.append(
+                [intercept(tasks[:, at], task.base_rate) for at, task in enumerate(self.plan.tasks)]
+            )
+
+    def block(self, day: int, number: int, rows: int) -> Block:
+        """Return the first ``rows`` rows of a block of a day."""
+        rng = np.random.default_rng([self.seed, 5, day, number])
+        ids, numbers, bags = self._draw(rows, rng)
+        terms = self._scaled(self._effects(ids, numbers, bags))
+        score, tasks = self._scores(terms, day)
+        logit = score + self.intercepts[day]
+        labels = {self.plan.label: rng.random(rows) < sigmoid(logit)}
+        for at, task in enumerate(self.plan.tasks):
+            hit = rng.random(rows) < sigmoid(tasks[:, at] + self.task_intercepts[day][at])
+            labels[task.name] = hit & labels[self.plan.label] if task.after else hit
+        return Block(ids, numbers, bags, labels, logit)
+
+    def _draw(
+        self, rows: int, rng: np.random.Generator
+    ) -> tuple[dict[str, Array], dict[str, Array], dict[str, Bag]]:
+        """Draw the values of all fields: independent ones first, then those that follow another."""
+        ids: dict[str, Array] = {}
+        numbers: dict[str, Array] = {}
+        bags: dict[str, Bag] = {}
+        causes: dict[str, Array] = {}
+        shared = {spec.source for spec in self.plan.specs if spec.role == "correlated"}
+        for spec in sorted(self.plan.specs, key=lambda each: each.role in ("copy", "correlated")):
+            if spec.kind == "multi":
+                lengths = np.minimum(rng.geometric(1 / (1 + spec.length), rows) - 1, 20)
+                bags[spec.name] = zipf(rng.random(int(lengths.sum())), spec), lengths
+                continue
+            follows = spec.role in ("copy", "correlated")
+            follow = rng.random(rows) < spec.likeness if follows else np.zeros(rows, np.bool_)
+            if spec.kind == "numeric":
+                values = counts(rng, rows) if spec.width == 1 else vectors(rng, rows, spec.width)
+                if follows:
+                    copied = numbers[str(spec.source)]
+                    fill = np.isnan(copied) if copied.ndim == 1 else np.isnan(copied).any(1)
+                    use = follow & ~fill
+                    values[use] = copied[use]
+                if spec.missing:
+                    values[rng.random(rows) < spec.missing] = np.nan
+                numbers[spec.name] = values
+                continue
+            uniform = rng.random(rows)
+            if spec.name in shared:
+                causes[spec.name] = rng.random(rows)
+                uniform = np.where(rng.random(rows) < 0.8, causes[spec.name], uniform)
+            if spec.role == "correlated":
+                uniform = np.where(follow, causes[str(spec.source)], uniform)
+            drawn = zipf(uniform, spec)
+            if spec.role == "copy":
+                copied = ids[str(spec.source)]
+                drawn = np.where(follow & (copied >= 0), copied, drawn)
+            if spec.missing:
+                drawn[rng.random(rows) < spec.missing] = -1
+            ids[spec.name] = drawn
+        return ids, numbers, bags
+
+    def _effects(self, ids: dict[str, Array], numbers: dict[str, Array], bags: dict[str, Bag]) -> Reals:
+        """Return what each term adds before it is scaled, (rows, terms); a missing value adds nothing."""
+        specs = {spec.name: spec for spec in self.plan.specs}
+        columns = []
+        for name in self._terms:
+            spec, effects = specs[name], self._tables[name]
+            if spec.role == "pair":
+                other = str(spec.partner)
+                columns.append(effects[ids[name]] * self._tables[other][ids[other]])
+            elif spec.kind == "categorical":
+                columns.append(np.where(ids[name] < 0, 0.0, effects[ids[name]]))
+            elif spec.kind == "multi":
+                values, lengths = bags[name]
+                owner = np.repeat(np.arange(len(lengths)), lengths)
+                total = np.bincount(owner, effects[values], len(lengths))
+                columns.append(total / np.maximum(lengths, 1))
+            else:
+                standard = self.standardised(name, numbers[name]).reshape(len(numbers[name]), -1)
+                columns.append(np.nan_to_num(np.clip(standard, -3, 3) @ effects))
+        return np.stack(columns, 1)
+
+    def standardised(self, name: str, values: Array) -> Array:
+        """Return the numbers a model gets: counts as standardised log1p, anything else as it is."""
+        if name not in self._standard:
+            return values
+        centre, spread = self._standard[name]
+        return (np.log1p(values) - centre) / spread
+
+    def _scaled(self, effects: Reals) -> Reals:
+        scales = np.array([self._scale[name] for name in self._terms])
+        return np.asarray((effects - scales[:, 0]) / scales[:, 1])
+
+    def _scores(self, terms: Reals, day: int) -> tuple[Reals, Reals]:
+        now = np.array([self.strength[name][day] for name in self._terms])
+        weights = np.array(list(self.weights.values()))
+        return terms @ (weights * now), terms @ (self.task_weights * now[:, None])
+
+
+def sigmoid(logit: Reals) -> Reals:
+    """Return the probability that belongs to a logit."""
+    return np.asarray(1.0 / (1.0 + np.exp(-logit)))
+
+
+def intercept(score: Reals, rate: float) -> float:
+    """Return what to add to the scores so that the mean probability is ``rate``."""
+    low, high = -40.0, 40.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sigmoid(score + middle).mean() < rate else (low, middle)
+    return low

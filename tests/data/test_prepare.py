@@ -1,0 +1,505 @@
+"""prepare: what comes out, for every kind of source, field and time."""
+
+import gzip
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import zstandard
+
+from lpfs.data import Dataset
+from lpfs.data import reading as reading_module
+from lpfs.data import sources as sources_module
+from lpfs.data.prepare import prepare
+from lpfs.errors import DataError, FieldError, InputError
+
+CSV = """click,ad,price,tags,day
+1,a,1.5,x|y,1
+0,b,2.5,y,1
+0,a,,,2
+1,a,4.5,x|x|z,2
+0,c,3.5,z,3
+1,,2.0,w,3
+"""
+FIELDS = {"ad": "categorical", "price": "numeric", "tags": {"kind": "multi", "separator": "|"}}
+
+
+def write(path, text):
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def log(tmp_path, text=CSV, **options):
+    source = write(tmp_path / "log.csv", text)
+    given = {"label": "click", "time": "day", "fields": FIELDS, "quiet": True, **options}
+    return prepare(source, tmp_path / "out", **given)
+
+
+def rows(dataset):
+    """All rows in order: ids (n, F), numbers (n, C), missing, bags as lists, labels (n, T)."""
+    batch = next(iter(dataset.stream(dataset.rows)))
+    bags = {}
+    for name, (values, offsets) in batch.bags.items():
+        ends = [*offsets.tolist(), len(values)][: dataset.rows + 1]
+        bags[name] = [values[a:b].tolist() for a, b in pairwise(ends)]
+    return batch, bags
+
+
+def test_ids_numbers_bags_and_days(tmp_path):
+    dataset = log(tmp_path)
+    assert dataset.days() == ("1", "2", "3")
+    assert [(day.rows, day.positives) for day in dataset.table] == [(2, 1), (2, 1), (2, 1)]
+    batch, bags = rows(dataset)
+    # training days are 1 and 2: a is seen three times, b once, c never; the last ad is missing
+    assert batch.ids[:, 0].tolist() == [2, 3, 2, 2, 1, 0]
+    assert dataset.schema["ad"].cardinality == 4
+    # x three times, y twice, z once; w unseen; no tags at all is one missing value
+    assert bags["tags"] == [[2, 3], [3], [0], [2, 2, 4], [4], [1]]
+    log1p = np.log1p([1.5, 2.5, 4.5, 3.5, 2.0])
+    expected = (log1p - log1p[:3].mean()) / log1p[:3].std()
+    np.testing.assert_allclose(batch.dense[[0, 1, 3, 4, 5], 0].numpy(), expected, rtol=1e-6)
+    assert batch.missing[:, 0].tolist() == [False, False, True, False, False, False]
+    assert batch.dense[2, 0] == 0.0
+    assert batch.labels[:, 0].tolist() == [1, 0, 0, 1, 0, 1]
+
+
+def packed(tmp_path, how):
+    tsv = CSV.replace(",", "\t")
+    frame = pl.read_csv(CSV.encode())
+    if how == "gz":
+        return write(tmp_path / "log.csv.gz", gzip.compress(CSV.encode()))
+    if how == "zst":
+        return write(tmp_path / "log.csv.zst", zstandard.compress(CSV.encode()))
+    if how == "two zst frames":
+        return write(
+            tmp_path / "l.zst", zstandard.compress(CSV[:40].encode()) + zstandard.compress(CSV[40:].encode())
+        )
+    if how == "tsv":
+        return write(tmp_path / "log.tsv", tsv)
+    if how == "crlf":
+        return write(tmp_path / "log.csv", CSV.replace("\n", "\r\n"))
+    if how == "bom":
+        return write(tmp_path / "log.csv", b"\xef\xbb\xbf" + CSV.encode())
+    if how == "no last line end":
+        return write(tmp_path / "log.csv", CSV.rstrip("\n"))
+    if how == "blank lines":
+        return write(tmp_path / "log.csv", CSV.replace("\n0,c", "\n\n0,c") + "\n\n")
+    if how == "quoted":
+        return write(
+            tmp_path / "log.csv", '"' + CSV.strip().replace(",", '","').replace("\n", '"\n"') + '"\n'
+        )
+    if how == "parquet":
+        frame.write_parquet(tmp_path / "log.parquet")
+        return tmp_path / "log.parquet"
+    if how == "folder":
+        lines = CSV.splitlines()
+        (tmp_path / "parts").mkdir()
+        write(tmp_path / "parts" / "p2.csv", "\n".join(lines[:3]) + "\n")
+        write(tmp_path / "parts" / "p10.csv", "\n".join([lines[0], *lines[3:]]) + "\n")
+        write(tmp_path / "parts" / "_SUCCESS", "")
+        return tmp_path / "parts"
+    if how == "glob":
+        return str(packed(tmp_path, "folder")) + "/p*.csv"
+    if how == "list":
+        folder = packed(tmp_path, "folder")
+        return [folder / "p2.csv", folder / "p10.csv"]
+    if how == "other order":
+        folder = packed(tmp_path, "folder")
+        pl.read_csv(folder / "p10.csv").select("tags", "day", "click", "price", "ad").write_csv(
+            folder / "p10.csv"
+        )
+        return folder
+    if how == "polars":
+        return frame
+    if how == "lazy":
+        return frame.lazy()
+    if how == "pandas":
+        return pd.DataFrame(frame.to_dict(as_series=False))
+    if how == "arrow":
+        return pa.table(frame.to_dict(as_series=False))
+    return frame.to_dict(as_series=False)
+
+
+HOWS = [
+    "gz",
+    "zst",
+    "two zst frames",
+    "tsv",
+    "crlf",
+    "bom",
+    "no last line end",
+    "blank lines",
+    "quoted",
+    "parquet",
+]
+HOWS += ["folder", "glob", "list", "other order", "polars", "lazy", "pandas", "arrow", "dict"]
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_every_source_gives_the_same(tmp_path, how):
+    (tmp_path / "plain").mkdir()
+    expected, bags = rows(log(tmp_path / "plain"))
+    source = packed(tmp_path, how)
+    dataset = prepare(source, tmp_path / "out", label="click", time="day", fields=FIELDS, quiet=True)
+    found, found_bags = rows(dataset)
+    assert found.ids.equal(expected.ids)
+    assert found.dense.equal(expected.dense)
+    assert found.labels.equal(expected.labels)
+    assert found_bags == bags
+
+
+@pytest.mark.parametrize("block", [16, 64, 100_000])
+def test_nothing_depends_on_the_size_of_blocks(tmp_path, monkeypatch, block):
+    rng = np.random.default_rng(0)
+    lines = [
+        f'{rng.integers(2)},"v{rng.integers(40)},\n""{rng.integers(3)}",{rng.normal():.3f}'
+        for _ in range(300)
+    ]
+    source = write(tmp_path / "log.csv", "click,ad,price\n" + "\n".join(lines) + "\n")
+    options = {"label": "click", "quiet": True, "negatives": 0.5, "seed": 3, "fields": {"ad": "categorical"}}
+    whole = prepare(source, tmp_path / "whole", **options)
+    original = reading_module.Blocks.__init__
+    monkeypatch.setattr(
+        reading_module.Blocks, "__init__", lambda self, *a, **k: original(self, *a, **{**k, "size": block})
+    )
+    cut = prepare(source, tmp_path / "cut", **options)
+    assert cut.fingerprint == whole.fingerprint
+    assert rows(cut)[0].ids.equal(rows(whole)[0].ids)
+    np.testing.assert_allclose(rows(cut)[0].dense, rows(whole)[0].dense, atol=1e-6)
+
+
+def test_parquet_in_small_chunks_keeps_its_order(tmp_path, monkeypatch):
+    monkeypatch.setattr("lpfs.data.tablesource.ROWS", 7)
+    assert sources_module.ROWS != 7
+    frame = pl.DataFrame(
+        {"click": [0, 1] * 50, "n": [f"v{i % 30}" for i in range(100)], "day": sorted([1, 2] * 50)}
+    )
+    frame.write_parquet(tmp_path / "log.parquet", row_group_size=13)
+    options = {"label": "click", "time": "day", "train": 2, "quiet": True, "fields": {"n": "categorical"}}
+    batch, _ = rows(prepare(tmp_path / "log.parquet", tmp_path / "out", **options))
+    values = prepare(frame, tmp_path / "memory", **options)
+    assert batch.ids.equal(rows(values)[0].ids)
+    assert batch.labels[:, 0].tolist() == frame["click"].to_list()
+
+
+def test_threshold_cap_and_order_of_ids(tmp_path):
+    ads = ["d"] * 4 + ["a"] * 3 + ["c"] * 3 + ["b"] * 2 + ["e"]
+    frame = pl.DataFrame({"click": [0, 1] * 6 + [0], "ad": ads})
+    given = {"label": "click", "quiet": True, "parts": 1}
+    every = prepare(frame, tmp_path / "1", **given)
+    assert list(every.vocabulary("ad")) == ["d", "a", "c", "b", "e"]
+    assert list(prepare(frame, tmp_path / "2", min_count=3, **given).vocabulary("ad")) == ["d", "a", "c"]
+    capped = prepare(frame, tmp_path / "3", max_values=2, **given)
+    assert list(capped.vocabulary("ad")) == ["d", "a"]
+    assert rows(capped)[0].ids[:, 0].tolist() == [2] * 4 + [3] * 3 + [1] * 6
+
+
+def test_vocabularies_come_from_the_training_days_only(tmp_path):
+    frame = pl.DataFrame({"click": [0, 1, 0, 1], "ad": ["a", "b", "c", "d"], "day": [1, 1, 2, 3]})
+    given = {"label": "click", "time": "day", "quiet": True}
+    assert list(prepare(frame, tmp_path / "a", **given).vocabulary("ad")) == ["a", "b", "c"]
+    assert list(prepare(frame, tmp_path / "b", train=1, **given).vocabulary("ad")) == ["a", "b"]
+
+
+def test_hashing(tmp_path):
+    frame = pl.DataFrame({"click": [0, 1, 0, 1], "ad": ["a", None, "c", "a"], "n": [7, 12, -1, None]})
+    fields = {"ad": {"kind": "categorical", "hash": 5}, "n": {"kind": "categorical", "hash": 5}}
+    dataset = prepare(frame, tmp_path / "out", label="click", fields=fields, quiet=True, parts=1)
+    ids = rows(dataset)[0].ids
+    assert [each.cardinality for each in dataset.schema] == [7, 7]
+    assert ids[0, 0] == ids[3, 0] >= 2
+    assert ids[1, 0] == 0
+    assert ids[:2, 1].tolist() == [2 + 7 % 5, 2 + 12 % 5]
+    assert ids[3, 1] == 0
+
+
+def test_bins(tmp_path):
+    frame = pl.DataFrame({"click": [0, 1] * 50, "n": [*range(99), None]})
+    dataset = prepare(
+        frame, tmp_path / "out", label="click", bins=4, parts=1, fields={"n": "numeric"}, quiet=True
+    )
+    ids = rows(dataset)[0].ids[:, 0]
+    assert dataset.schema["n"].kind == "categorical"
+    assert dataset.schema["n"].cardinality == 6
+    missing, unseen, *filled = np.bincount(ids.numpy()).tolist()
+    assert (missing, unseen) == (1, 0)
+    assert sorted(filled) == [24, 25, 25, 25]
+    assert ids[:99].tolist() == sorted(ids[:99].tolist())
+
+
+def test_negative_numbers_and_plain_scaling(tmp_path):
+    frame = pl.DataFrame({"click": [0, 1, 0, 1], "n": [-3.0, 0.0, 3.0, 8.0], "m": [1.0, 2.0, 3.0, 4.0]})
+    fields = {"n": "numeric", "m": {"kind": "numeric", "transform": "none"}}
+    dataset = prepare(frame, tmp_path / "out", label="click", fields=fields, parts=1, quiet=True)
+    dense = rows(dataset)[0].dense.numpy()
+    n = np.array([-np.log1p(3.0), 0.0, np.log1p(3.0), np.log1p(8.0)])
+    np.testing.assert_allclose(dense[:, 0], (n - n.mean()) / n.std(), rtol=1e-6)
+    np.testing.assert_allclose(dense[:, 1], (np.arange(4) - 1.5) / np.arange(4).std(), rtol=1e-6)
+    assert dataset.settings["fields"]["n"]["signed"] is True
+
+
+def test_list_columns_and_vectors(tmp_path):
+    frame = pl.DataFrame(
+        {
+            "click": [0, 1, 1],
+            "bag": [["a", "b"], [], None],
+            "codes": [[3, 3], [4], [3]],
+            "vector": [[1.0, 2.0], [3.0, None], None],
+        }
+    )
+    dataset = prepare(frame, tmp_path / "out", label="click", parts=1, quiet=True)
+    assert [(each.kind, each.dim) for each in dataset.schema] == [("multi", 1), ("multi", 1), ("numeric", 2)]
+    batch, bags = rows(dataset)
+    assert bags["bag"] == [[2, 3], [], [0]]
+    assert bags["codes"] == [[2, 2], [3], [2]]
+    assert batch.missing.tolist() == [[False, False], [False, True], [True, True]]
+
+
+def test_constant_and_duplicate_columns_are_dropped_and_told(tmp_path, capsys):
+    frame = pl.DataFrame(
+        {
+            "click": [0, 1, 0, 1],
+            "one": ["x"] * 4,
+            "none": pl.Series([None] * 4, dtype=pl.String),
+            "ad": ["a", "b", None, "b"],
+            "again": ["a", "b", None, "b"],
+            "n": [1.5, 2.5, 3.5, 0.5],
+            "n2": [1.5, 2.5, 3.5, 0.5],
+        }
+    )
+    dataset = prepare(frame, tmp_path / "out", label="click", parts=1)
+    assert dataset.schema.names == ("ad", "n")
+    assert set(dataset.settings["dropped"]) == {"one", "none", "again", "n2"}
+    said = capsys.readouterr().err
+    assert "dropped, constant in the training days: 'one', 'none'" in said
+    assert "dropped, the same as 'ad' in the training days: 'again'" in said
+    kept = prepare(frame, tmp_path / "all", label="click", parts=1, keep_all=True, quiet=True)
+    assert len(kept.schema) == 6
+
+
+TIMES = {
+    "date": pl.Series(["2020-02-28", "2020-02-29"]).str.to_date(),
+    "datetime": pl.Series(["2020-02-28T10:00:00", "2020-02-29T00:00:01"]).str.to_datetime(),
+    "iso": ["2020-02-28 23:59:59.5+00:00", "2020-02-29 00:00:00+00:00"],
+    "unix": [1582898399, 1582934400],
+    "milliseconds": [1582898399000, 1582934400000],
+    "yyyymmdd": [20200228, 20200229],
+}
+
+
+@pytest.mark.parametrize("how", TIMES)
+def test_times_are_cut_into_days(tmp_path, how):
+    frame = pl.DataFrame({"click": [0, 1], "ad": ["a", "b"], "when": TIMES[how]})
+    dataset = prepare(frame, tmp_path / "out", label="click", time="when", keep_all=True, quiet=True)
+    assert dataset.days() == ("2020-02-28", "2020-02-29")
+    assert dataset.schema.names == ("ad",)
+
+
+def test_time_formats_day_names_and_unsorted_rows(tmp_path):
+    frame = pl.DataFrame({"click": [0, 1, 0], "ad": ["a", "b", "c"], "hour": [14102200, 14102101, 14102123]})
+    given = {"label": "click", "keep_all": True, "quiet": True}
+    dataset = prepare(frame, tmp_path / "h", time="hour", time_format="%y%m%d%H", train=2, **given)
+    assert dataset.days() == ("2014-10-21", "2014-10-22")
+    assert rows(dataset)[0].ids[:, 0].tolist() == [3, 4, 2]  # by day, row order kept inside
+    named = pl.DataFrame({"click": [0, 1, 0], "ad": ["a", "b", "c"], "split": ["train", "train", "test"]})
+    assert prepare(named, tmp_path / "s", time="split", **given).days() == ("train", "test")
+
+
+def test_one_column_of_timestamps_orders_the_rows_by_itself(tmp_path):
+    frame = pl.DataFrame({"click": [0, 1], "ad": ["a", "b"], "at": ["2020-01-01 10:00", "2020-01-02 10:00"]})
+    assert prepare(frame, tmp_path / "a", label="click", keep_all=True, quiet=True).days()[0] == "2020-01-01"
+    by_row = prepare(frame, tmp_path / "b", label="click", parts=2, keep_all=True, quiet=True)
+    assert by_row.days() == ("part_0", "part_1")
+
+
+def test_row_order_is_cut_into_equal_parts(tmp_path):
+    frame = pl.DataFrame({"click": [0, 1] * 50, "ad": [str(i % 7) for i in range(100)]})
+    dataset = prepare(frame, tmp_path / "out", label="click", parts=3, quiet=True)
+    assert [day.rows for day in dataset.table] == [33, 33, 34]
+
+
+def test_negatives_are_drawn_by_day_and_the_rate_is_stored(tmp_path):
+    rng = np.random.default_rng(1)
+    frame = pl.DataFrame(
+        {
+            "click": (rng.random(20_000) < 0.1).astype(int),
+            "ad": rng.integers(0, 9, 20_000),
+            "day": [0, 1] * 10_000,
+        }
+    )
+    given = {"label": "click", "time": "day", "quiet": True, "fields": {"ad": "categorical"}}
+    dataset = prepare(frame, tmp_path / "a", negatives=0.125, **given)
+    for index, day in enumerate(dataset.table):
+        of_day = frame.filter(pl.col("day") == index)["click"]
+        assert day.positives == of_day.sum()
+        assert abs((day.rows - day.positives) / (len(of_day) - day.positives) - 0.125) < 0.02
+        assert day.negative_rate == 0.125
+    other = prepare(frame, tmp_path / "b", negatives=0.125, seed=1, **given)
+    assert other.rows != dataset.rows
+    by_day = prepare(frame, tmp_path / "c", negatives={"1": 0.5}, **given)
+    assert [day.negative_rate for day in by_day.table] == [1.0, 0.5]
+
+
+def test_same_fingerprint_is_reused_and_another_is_refused(tmp_path, capsys):
+    first = log(tmp_path)
+    stamp = (tmp_path / "out" / "dataset.json").stat().st_mtime_ns
+    again = log(tmp_path, quiet=False)
+    assert "reused" in capsys.readouterr().err
+    assert again.fingerprint == first.fingerprint
+    assert (tmp_path / "out" / "dataset.json").stat().st_mtime_ns == stamp
+    with pytest.raises(DataError, match="not empty"):
+        log(tmp_path, min_count=2)
+    assert log(tmp_path, min_count=2, replace=True).fingerprint != first.fingerprint
+    with pytest.raises(DataError, match="not empty"):
+        log(tmp_path, CSV.replace("1,a,1.5", "0,a,1.5"))
+
+
+def test_tasks_and_a_named_positive(tmp_path):
+    text = CSV.replace("click,", "like,click,", 1).replace("\n1,", "\n1,yes,").replace("\n0,", "\n0,no,")
+    dataset = log(tmp_path, text, label="click", tasks=["like"], positive="yes")
+    assert dataset.schema.tasks == ("like",)
+    labels = rows(dataset)[0].labels
+    assert labels[:, 0].equal(labels[:, 1])
+    assert labels[:, 0].tolist() == [1, 0, 0, 1, 0, 1]
+
+
+def test_marks_of_missing_values(tmp_path):
+    frame = pl.DataFrame({"click": [0, 1, 0], "ad": ["?", "a", "b"], "n": ["1", "?", "3"]})
+    dataset = prepare(
+        frame, tmp_path / "o", label="click", missing=["?"], fields={"n": "numeric"}, parts=1, quiet=True
+    )
+    batch, _ = rows(dataset)
+    assert batch.ids[:, 0].tolist() == [0, 2, 3]
+    assert batch.missing[:, 0].tolist() == [False, True, False]
+
+
+def criteo_rows(count, seed=0):
+    rng = np.random.default_rng(seed)
+    lines = []
+    for _ in range(count):
+        numbers = [str(v) if v > -3 else "" for v in rng.integers(-3, 100, 13)]
+        codes = [f"{v * 2654435761 % 2**32:08x}" if v else "" for v in rng.integers(0, 20, 26)]
+        lines.append("\t".join([str(int(rng.random() < 0.3)), *numbers, *codes]))
+    return "\n".join(lines) + "\n"
+
+
+def test_criteo_terabyte(tmp_path):
+    (tmp_path / "raw").mkdir()
+    for day in (0, 1, 2, 10):
+        write(tmp_path / "raw" / f"day_{day}", criteo_rows(60, day))
+    dataset = prepare(tmp_path / "raw", tmp_path / "out", preset="criteo-terabyte", min_count=1, quiet=True)
+    assert dataset.days() == ("day_0", "day_1", "day_2", "day_10")
+    assert [each.kind for each in dataset.schema] == ["numeric"] * 13 + ["categorical"] * 26
+    raw = [line.split("\t") for line in criteo_rows(60, 0).splitlines()]
+    ids = rows(dataset.days(0, 1))[0].ids
+    words = dataset.vocabulary("C1")
+    back = [f"{int(words[i - 2]):08x}" if i >= 2 else "" for i in ids[:, 0].tolist()]
+    assert back == [row[14] for row in raw]
+
+
+def test_criteo_kaggle_and_avazu(tmp_path):
+    kaggle = write(tmp_path / "train.txt", criteo_rows(70))
+    dataset = prepare(kaggle, tmp_path / "k", preset="criteo-kaggle", quiet=True, min_count=2)
+    assert [day.rows for day in dataset.table] == [10] * 7
+    header = "id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,app_domain,app_category,"
+    header += "device_id,device_ip,device_model,device_type,device_conn_type," + ",".join(
+        f"C{i}" for i in range(14, 22)
+    )
+    lines = [
+        f"{i},{i % 3 == 0:d},141021{i % 24:02d},{i % 2}," + ",".join(f"{i % 5}ab" for _ in range(20))
+        for i in range(48)
+    ]
+    avazu = write(tmp_path / "train.csv", "\n".join([header, *lines]) + "\n")
+    dataset = prepare(avazu, tmp_path / "a", preset="avazu", quiet=True, keep_all=True)
+    assert dataset.days() == ("2014-10-21",)
+    assert "id" not in dataset.schema.names
+    assert len(dataset.schema) == 21
+    with pytest.raises(DataError, match="not the layout of avazu"):
+        prepare(
+            write(tmp_path / "other.csv", "click,hour\n1,14102100\n"),
+            tmp_path / "x",
+            preset="avazu",
+            quiet=True,
+        )
+
+
+def test_fields_from_toml(tmp_path):
+    toml = write(
+        tmp_path / "fields.toml",
+        'price = "categorical"\n[ad]\ngroup = "item"\ncost = 2.5\n'
+        '["tags"]\nseparator = "|"\n[day]\nkind = "ignore"\n',
+    )
+    dataset = log(tmp_path, fields=toml)
+    assert dataset.schema["ad"].group == "item"
+    assert dataset.schema["ad"].cost == 2.5
+    assert dataset.schema["price"].kind == "categorical"
+    assert dataset.schema["tags"].kind == "multi"
+
+
+def test_a_low_cap_is_told(tmp_path, capsys):
+    frame = pl.DataFrame({"click": [0, 1] * 10, "ad": [f"v{i}" for i in range(20)]})
+    prepare(frame, tmp_path / "out", label="click", max_values=2, parts=1)
+    assert "only 10% of its training values have an id" in capsys.readouterr().err
+
+
+def test_wrong_arguments(tmp_path):
+    frame = pl.DataFrame({"click": [0, 1], "ad": ["a", "b"]})
+    for options, message in [
+        ({"label": "clik"}, "did you mean 'click'"),
+        ({"label": "click", "time": "dya"}, "time: no column 'dya'"),
+        ({"label": "click", "min_cuont": 3}, "did you mean 'min_count'"),
+        ({"label": "click", "preset": "criteo"}, "no preset 'criteo'"),
+        ({}, "say which column is the label"),
+        ({"label": "click", "negatives": 0.0}, "negatives must be"),
+        ({"label": "click", "negatives": {"9": 0.5}}, "there is no day '9'"),
+        ({"label": "click", "max_values": 0}, "keeps no value"),
+        ({"label": "click", "parts": 0}, "parts must be"),
+        ({"label": "click", "train": 0}, "train must be"),
+        ({"label": "click", "seed": "x"}, "seed must be"),
+        ({"label": "click", "ordered": True}, "ordered must be used together"),
+        ({"label": "click", "time_format": "when"}, "time_format must be"),
+        ({"label": "click", "tasks": ["click"]}, "tasks must be"),
+        ({"label": "click", "fields": {"adz": "numeric"}}, "no column 'adz' \\(did you mean 'ad'"),
+        ({"label": "click", "fields": {"ad": "numerical"}}, "did you mean 'numeric'"),
+        ({"label": "click", "fields": {"ad": {"bin": 3}}}, "did you mean 'bins'"),
+        ({"label": "click", "fields": {"ad": 3}}, "table of options"),
+        ({"label": "click", "fields": {"click": "numeric"}}, "cannot be a field too"),
+        ({"label": "click", "fields": {"ad": "ignore"}}, "no field is left"),
+        ({"label": "click", "fields": 3}, "a dict or the path"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            prepare(frame, tmp_path / "out", quiet=True, **options)
+    with pytest.raises(FieldError):
+        prepare(frame, tmp_path / "out", label="nothing", quiet=True)
+    with pytest.raises(InputError, match="found int"):
+        prepare(3, tmp_path / "out", label="click", quiet=True)
+    assert list(tmp_path.iterdir()) == []
+    assert isinstance(prepare(frame, tmp_path / "out", label="click", parts=1, quiet=True), Dataset)
+
+
+def test_parquet_files_of_different_types(tmp_path):
+    folder = tmp_path / "log"
+    folder.mkdir()
+    first = pl.DataFrame({"click": [0, 1], "n": [3, 4], "text": ["a", "b"], "gap": [None, None]})
+    first.write_parquet(folder / "a.parquet")
+    second = pl.DataFrame({"click": [True, False], "n": [4.0, 5.5], "text": ["b", "c"], "gap": [7, 8]})
+    second.with_columns(pl.col("click").cast(pl.Int8)).write_parquet(folder / "b.parquet")
+    fields = dict.fromkeys(("n", "text", "gap"), "categorical")
+    options = {"label": "click", "parts": "files", "train": 2, "fields": fields, "quiet": True}
+    dataset = prepare(folder, tmp_path / "out", **options)
+    assert rows(dataset)[0].ids.tolist() == [[3, 3, 0], [2, 2, 0], [2, 2, 2], [4, 4, 3]]
+    second.write_parquet(folder / "b.parquet")
+    with pytest.raises(DataError, match=r"b.parquet: column 'click' is Boolean here and Int64 in"):
+        prepare(folder, tmp_path / "other", **options)
+
+
+def test_a_wide_numeric_column_of_text(tmp_path):
+    text = "click,v\n1,0.5;2\n0,1.5;3\n1,\n"
+    fields = {"v": {"kind": "numeric", "width": 2, "separator": ";", "transform": "none"}}
+    dataset = log(tmp_path, text, time=None, parts=1, fields=fields)
+    batch, _ = rows(dataset)
+    assert batch.dense.tolist() == [[-1.0, -1.0], [1.0, 1.0], [0.0, 0.0]]
+    assert batch.missing.tolist() == [[False, False], [False, False], [True, True]]

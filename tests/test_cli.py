@@ -1,0 +1,192 @@
+"""The command: options, messages, exit codes; never a traceback."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import lpfs
+from lpfs import cli
+from lpfs.data import Dataset
+
+CSV = "click,ad,price,day\n1,a,1.5,1\n0,b,2.5,1\n0,a,3.5,2\n1,c,,2\n"
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text(CSV)
+    return path
+
+
+def run(capsys, *arguments):
+    code = cli.call([str(each) for each in arguments])
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return code, captured.out, captured.err
+
+
+def test_prepare_prints_the_table_and_what_was_made(capsys, log, tmp_path):
+    code, out, err = run(
+        capsys, "prepare", log, "--label", "click", "--time", "day", "--out", tmp_path / "out"
+    )
+    assert (code, out) == (0, "")
+    assert "categorical" in err
+    assert "4 rows, 2 positive (50.00%)" in err
+    assert Dataset(tmp_path / "out").days() == ("1", "2")
+    code, out, err = run(
+        capsys, "prepare", log, "--label", "click", "--time", "day", "--out", tmp_path / "out"
+    )
+    assert code == 0
+    assert "reused" in err
+
+
+def test_quiet_and_json(capsys, log, tmp_path):
+    arguments = [
+        "prepare",
+        log,
+        "--label",
+        "click",
+        "--out",
+        tmp_path / "out",
+        "--parts",
+        "2",
+        "--quiet",
+        "--json",
+    ]
+    code, out, err = run(capsys, *arguments, "--keep-all")
+    assert (code, err) == (0, "")
+    values = json.loads(out)
+    assert values["rows"] == 4
+    assert [day["name"] for day in values["days"]] == ["part_0", "part_1"]
+    assert {field["name"] for field in values["fields"]} == {"ad", "price", "day"}
+
+
+def test_dry_run_and_written_fields(capsys, log, tmp_path):
+    toml = tmp_path / "fields.toml"
+    arguments = ["prepare", log, "--label", "click", "--out", tmp_path / "out"]
+    code, out, _ = run(capsys, *arguments, "--dry-run", "--json", "--write-fields", toml)
+    assert code == 0
+    assert {row["column"]: row["kind"] for row in json.loads(out)}["ad"] == "categorical"
+    assert not (tmp_path / "out").exists()
+    assert run(capsys, "prepare", log, "--label", "click", "--dry-run")[0] == 0
+    assert run(capsys, "prepare", log, "--label", "click")[0] == 2
+    toml.write_text(toml.read_text().replace('kind = "numeric"', 'kind = "ignore"'))
+    code, out, _ = run(capsys, *arguments, "--fields", toml, "--json", "--keep-all")
+    assert code == 0
+    assert "price" in json.loads(out)["ignored"]
+
+
+def test_all_options_are_passed_on(capsys, log, tmp_path):
+    options = [
+        "--time",
+        "day",
+        "--ordered",
+        "--train",
+        "2",
+        "--negatives",
+        "0.9",
+        "--seed",
+        "3",
+        "--min-count",
+        "1",
+    ]
+    options += ["--max-values", "5", "--bins", "2", "--separator", ",", "--missing", "?", "--keep-all"]
+    code, _, err = run(capsys, "prepare", log, "--label", "click", "--out", tmp_path / "out", *options)
+    assert code == 0, err
+    made = Dataset(tmp_path / "out").settings["options"]
+    assert (made["seed"], made["negatives"], made["bins"], made["missing"]) == (3, 0.9, 2, ["?"])
+    code, _, err = run(
+        capsys, "prepare", log, "--label", "click", "--out", tmp_path / "out", "--hash", "7", "--replace"
+    )
+    assert code == 0, err
+
+
+def test_tab_and_no_header(capsys, tmp_path):
+    (tmp_path / "log.txt").write_text("1\ta\n0\tb\n")
+    options = ["--label", "column_1", "--separator", "\\t", "--no-header", "--parts", "1", "-q"]
+    assert run(capsys, "prepare", tmp_path / "log.txt", *options, "--out", tmp_path / "out")[0] == 0
+    assert Dataset(tmp_path / "out").schema.names == ("column_2",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--lable", "click"], 2, "--label"),
+        (["--label", "click", "--preset", "criteo-terabite"], 2, "Did you mean 'criteo-terabyte'?"),
+        (["--label", "click", "--parts", "x"], 2, "neither a whole number nor 'files'"),
+        (["--label", "click", "--seed", "x"], 2, "seed"),
+        (["--label", "clik"], 1, "no column 'clik' (did you mean 'click'?)"),
+        (["--label", "ad"], 1, "line 2: label 'ad' must be 0 or 1, found 'a'"),
+        ([], 1, "say which column is the label"),
+        (["--label", "click", "--negatives", "7"], 1, "negatives must be a share"),
+        (["--label", "click", "--fields", "none.toml"], 1, "none.toml: cannot be read: No such file"),
+        (["--label", "click", "--write-fields", "/nowhere/x.toml"], 1, "No such file or directory"),
+    ],
+)
+def test_mistakes(capsys, log, tmp_path, arguments, code, message):
+    found, out, err = run(capsys, "prepare", log, "--out", tmp_path / "out", *arguments)
+    assert (found, out) == (code, "")
+    assert message in err
+    assert len(err.splitlines()) <= (4 if code == 2 else 50)
+    assert not (tmp_path / "out").exists()
+    if code == 1:
+        assert err.splitlines()[-1].startswith("lpfs: error:")
+
+
+def test_other_failures_take_one_line(capsys, monkeypatch, log, tmp_path):
+    for error, code, message in [
+        (OSError(28, "No space left on device"), 1, "No space left on device; free some space"),
+        (PermissionError(13, "Permission denied", "/x"), 1, "/x: Permission denied"),
+        (KeyboardInterrupt(), 130, "interrupted; nothing was kept"),
+        (MemoryError(), 1, "out of memory"),
+    ]:
+
+        def fail(*_, error=error, **__):
+            raise error
+
+        monkeypatch.setattr("lpfs.data.prepare.run", fail)
+        found, _, err = run(capsys, "prepare", log, "--label", "click", "--out", tmp_path / "out", "-q")
+        assert found == code
+        assert err.strip().startswith("lpfs: error:")
+        assert message in err
+        assert len(err.strip().splitlines()) == 1
+
+
+def test_simulate(capsys, tmp_path):
+    code, out, err = run(
+        capsys, "simulate", "--rows", "500", "--days", "2", "--out", tmp_path / "a", "--json"
+    )
+    assert code == 0
+    assert "truth.json" in err
+    assert json.loads(out)["rows"] == 500
+    code, out, _ = run(
+        capsys, "simulate", "--rows", "500", "--format", "csv", "--out", tmp_path / "b", "--json", "-q"
+    )
+    assert code == 0
+    assert len(json.loads(out)["files"]) == 10
+    assert run(capsys, "simulate", "--preset", "smal", "--out", tmp_path / "c")[0] == 2
+    assert run(capsys, "simulate", "--rows", "-5", "--out", tmp_path / "c")[0] == 1
+    assert not (tmp_path / "c").exists()
+
+
+def test_help_version_and_module(capsys):
+    assert run(capsys, "--help")[0] == 0
+    assert "simulate" in run(capsys, "--help")[1]
+    assert lpfs.__version__ in run(capsys, "--version")[1]
+    code, _, err = run(capsys, "prepre")
+    assert code == 2
+    assert "prepare" in err
+    done = subprocess.run(
+        [sys.executable, "-m", "lpfs", "--version"], capture_output=True, text=True, check=True
+    )
+    assert lpfs.__version__ in done.stdout
+
+
+def test_help_loads_nothing_heavy():
+    script = (
+        "import sys; from lpfs.cli import call; code = call(['prepare', '--help']); "
+        "heavy = {'torch', 'polars', 'numpy', 'rich'} & set(sys.modules); sys.exit(code or bool(heavy))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
