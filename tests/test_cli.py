@@ -28,16 +28,12 @@ def run(capsys, *arguments):
 
 
 def test_prepare_prints_the_table_and_what_was_made(capsys, log, tmp_path):
-    code, out, err = run(
-        capsys, "prepare", log, "--label", "click", "--time", "day", "--out", tmp_path / "out"
-    )
+    code, out, err = run(capsys, "prepare", log, "--label", "click", "--time", "day", "--out", tmp_path / "out")
     assert (code, out) == (0, "")
     assert "categorical" in err
     assert "4 rows, 2 positive (50.00%)" in err
     assert Dataset(tmp_path / "out").days() == ("1", "2")
-    code, out, err = run(
-        capsys, "prepare", log, "--label", "click", "--time", "day", "--out", tmp_path / "out"
-    )
+    code, out, err = run(capsys, "prepare", log, "--label", "click", "--time", "day", "--out", tmp_path / "out")
     assert code == 0
     assert "reused" in err
 
@@ -155,9 +151,7 @@ def test_other_failures_take_one_line(capsys, monkeypatch, log, tmp_path):
 
 
 def test_simulate(capsys, tmp_path):
-    code, out, err = run(
-        capsys, "simulate", "--rows", "500", "--days", "2", "--out", tmp_path / "a", "--json"
-    )
+    code, out, err = run(capsys, "simulate", "--rows", "500", "--days", "2", "--out", tmp_path / "a", "--json")
     assert code == 0
     assert "truth.json" in err
     assert json.loads(out)["rows"] == 500
@@ -178,9 +172,7 @@ def test_help_version_and_module(capsys):
     code, _, err = run(capsys, "prepre")
     assert code == 2
     assert "prepare" in err
-    done = subprocess.run(
-        [sys.executable, "-m", "lpfs", "--version"], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-m", "lpfs", "--version"], capture_output=True, text=True, check=True)
     assert lpfs.__version__ in done.stdout
 
 

@@ -12,6 +12,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from lpfs.data.batch import Batch
+    from lpfs.data.dataset import Dataset
+    from lpfs.data.prepare import prepare
+    from lpfs.data.simulate import simulate
+    from lpfs.data.stream import Stream
+    from lpfs.data.writer import DatasetWriter
     from lpfs.gates.absorb import absorb
     from lpfs.gates.attach import attach, detach
     from lpfs.gates.control import Keep
@@ -24,6 +30,12 @@ if TYPE_CHECKING:
     from lpfs.schema import Field, Schema, Selection
 
 _HOME = {
+    "Batch": "lpfs.data.batch",
+    "Dataset": "lpfs.data.dataset",
+    "DatasetWriter": "lpfs.data.writer",
+    "Stream": "lpfs.data.stream",
+    "prepare": "lpfs.data.prepare",
+    "simulate": "lpfs.data.simulate",
     "absorb": "lpfs.gates.absorb",
     "attach": "lpfs.gates.attach",
     "detach": "lpfs.gates.attach",
@@ -46,7 +58,10 @@ _HOME = {
 
 __all__ = [
     "FUNCTIONS",
+    "Batch",
     "Certificate",
+    "Dataset",
+    "DatasetWriter",
     "Decay",
     "Field",
     "GateFunction",
@@ -58,11 +73,14 @@ __all__ = [
     "Schema",
     "Selection",
     "Site",
+    "Stream",
     "absorb",
     "attach",
     "detach",
     "gate_function",
+    "prepare",
     "prune",
+    "simulate",
 ]
 
 

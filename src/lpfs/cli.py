@@ -67,9 +67,7 @@ lpfs simulate --preset terabyte --rows 2000000 --format csv --out raw
 """
 
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print the result as JSON on standard output."
-)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 
 
 @cli.command(help=PREPARE, short_help="Turn a click log into a Dataset.")
@@ -187,9 +185,7 @@ def whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is neither a whole number nor 'files'", param_hint="--parts"
-        ) from None
+        raise click.BadParameter(f"{text!r} is neither a whole number nor 'files'", param_hint="--parts") from None
 
 
 def show(values: Any) -> None:
@@ -205,9 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def call(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code. Errors take one or two lines, never a traceback."""
     try:
-        code = cli.main(
-            None if arguments is None else list(arguments), prog_name="lpfs", standalone_mode=False
-        )
+        code = cli.main(None if arguments is None else list(arguments), prog_name="lpfs", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as stop:

@@ -88,9 +88,7 @@ def packed(tmp_path, how):
     if how == "blank lines":
         return write(tmp_path / "log.csv", CSV.replace("\n0,c", "\n\n0,c") + "\n\n")
     if how == "quoted":
-        return write(
-            tmp_path / "log.csv", '"' + CSV.strip().replace(",", '","').replace("\n", '"\n"') + '"\n'
-        )
+        return write(tmp_path / "log.csv", '"' + CSV.strip().replace(",", '","').replace("\n", '"\n"') + '"\n')
     if how == "parquet":
         frame.write_parquet(tmp_path / "log.parquet")
         return tmp_path / "log.parquet"
@@ -108,9 +106,7 @@ def packed(tmp_path, how):
         return [folder / "p2.csv", folder / "p10.csv"]
     if how == "other order":
         folder = packed(tmp_path, "folder")
-        pl.read_csv(folder / "p10.csv").select("tags", "day", "click", "price", "ad").write_csv(
-            folder / "p10.csv"
-        )
+        pl.read_csv(folder / "p10.csv").select("tags", "day", "click", "price", "ad").write_csv(folder / "p10.csv")
         return folder
     if how == "polars":
         return frame
@@ -155,8 +151,7 @@ def test_every_source_gives_the_same(tmp_path, how):
 def test_nothing_depends_on_the_size_of_blocks(tmp_path, monkeypatch, block):
     rng = np.random.default_rng(0)
     lines = [
-        f'{rng.integers(2)},"v{rng.integers(40)},\n""{rng.integers(3)}",{rng.normal():.3f}'
-        for _ in range(300)
+        f'{rng.integers(2)},"v{rng.integers(40)},\n""{rng.integers(3)}",{rng.normal():.3f}' for _ in range(300)
     ]
     source = write(tmp_path / "log.csv", "click,ad,price\n" + "\n".join(lines) + "\n")
     options = {"label": "click", "quiet": True, "negatives": 0.5, "seed": 3, "fields": {"ad": "categorical"}}
@@ -218,9 +213,7 @@ def test_hashing(tmp_path):
 
 def test_bins(tmp_path):
     frame = pl.DataFrame({"click": [0, 1] * 50, "n": [*range(99), None]})
-    dataset = prepare(
-        frame, tmp_path / "out", label="click", bins=4, parts=1, fields={"n": "numeric"}, quiet=True
-    )
+    dataset = prepare(frame, tmp_path / "out", label="click", bins=4, parts=1, fields={"n": "numeric"}, quiet=True)
     ids = rows(dataset)[0].ids[:, 0]
     assert dataset.schema["n"].kind == "categorical"
     assert dataset.schema["n"].cardinality == 6

@@ -77,9 +77,7 @@ def test_lines_are_counted_through_quotes_blocks_and_blank_lines(attempt):
 
 def test_a_mistake_in_the_last_day_leaves_nothing(attempt):
     rows = "".join(f"{i % 2},v{i % 3},{i}.5\n" for i in range(40))
-    attempt(
-        "click,ad,price\n" + rows + "5,a,1\n", "line 42: label 'click' must be 0 or 1, found '5'", parts=4
-    )
+    attempt("click,ad,price\n" + rows + "5,a,1\n", "line 42: label 'click' must be 0 or 1, found '5'", parts=4)
     late = "click,ad,price\n" + rows + "1,a,cheap\n"
     fields = {"price": "numeric"}
     attempt(late, "line 42: column 'price': 'cheap' is not a number", parts=4, fields=fields)
@@ -172,9 +170,7 @@ def test_bad_fields_toml(tmp_path):
     with pytest.raises(DataError, match="not UTF-8"):
         prepare(tmp_path / "log.csv", tmp_path / "out", label="click", fields=toml, quiet=True)
     with pytest.raises(DataError, match="cannot be read"):
-        prepare(
-            tmp_path / "log.csv", tmp_path / "out", label="click", fields=tmp_path / "no.toml", quiet=True
-        )
+        prepare(tmp_path / "log.csv", tmp_path / "out", label="click", fields=tmp_path / "no.toml", quiet=True)
     assert not (tmp_path / "out").exists()
 
 

@@ -85,9 +85,7 @@ kinds = st.sampled_from(["numeric", "categorical", "multi", "ignore"])
 
 
 @given(
-    st.dictionaries(
-        st.sampled_from(["ad", "n", "day"]), st.dictionaries(option_names, json_values, max_size=3)
-    )
+    st.dictionaries(st.sampled_from(["ad", "n", "day"]), st.dictionaries(option_names, json_values, max_size=3))
 )
 @calm
 def test_any_options_of_fields(fields):

@@ -70,6 +70,5 @@ def test_found_fields_can_be_written_corrected_and_read_back(tmp_path):
     (tmp_path / "fields.toml").write_text(to_toml(plans), "utf-8")
     read = read_fields(tmp_path / "fields.toml")
     assert [
-        FieldPlan(name, **options, why=plan.why)
-        for plan, (name, options) in zip(plans, read.items(), strict=True)
+        FieldPlan(name, **options, why=plan.why) for plan, (name, options) in zip(plans, read.items(), strict=True)
     ] == plans

@@ -46,9 +46,7 @@ def test_500_columns(tmp_path):
     lines = [",".join(["click", *names])]
     lines += [",".join([str(r % 2), *(str((r * (i + 3)) % (i + 7)) for i in range(500))]) for r in range(40)]
     (tmp_path / "log.csv").write_text("\n".join(lines))
-    dataset = prepare(
-        tmp_path / "log.csv", tmp_path / "out", label="click", parts=1, quiet=True, keep_all=True
-    )
+    dataset = prepare(tmp_path / "log.csv", tmp_path / "out", label="click", parts=1, quiet=True, keep_all=True)
     assert len(dataset.schema) == 500
 
 
@@ -63,9 +61,7 @@ def test_one_class_in_a_day_and_all_null_columns(tmp_path):
     dataset = prepare(tmp_path / "log.csv", tmp_path / "out", label="click", time="day", quiet=True)
     assert [day.positives for day in dataset.table] == [2, 0]
     assert "nothing" in dataset.settings["dropped"]
-    kept = prepare(
-        tmp_path / "log.csv", tmp_path / "all", label="click", time="day", quiet=True, keep_all=True
-    )
+    kept = prepare(tmp_path / "log.csv", tmp_path / "all", label="click", time="day", quiet=True, keep_all=True)
     assert kept.schema["nothing"].cardinality == 2
 
 
@@ -114,9 +110,7 @@ def test_stray_quotes(tmp_path):
 def test_numbers_as_people_write_them(tmp_path):
     (tmp_path / "log.csv").write_text("click,n\n1, 5\n0,NA\n1,1e3\n0,-\n0,+7.25 \n")
     fields = {"n": "numeric"}
-    dataset = prepare(
-        tmp_path / "log.csv", tmp_path / "out", label="click", parts=1, quiet=True, fields=fields
-    )
+    dataset = prepare(tmp_path / "log.csv", tmp_path / "out", label="click", parts=1, quiet=True, fields=fields)
     batch = next(iter(dataset.stream(10)))
     assert batch.missing[:, 0].tolist() == [False, True, False, True, False]
 

@@ -82,9 +82,7 @@ def test_a_line_without_an_end(tmp_path, monkeypatch):
     path = tmp_path / "log.csv"
     path.write_text("click,ad\n1," + "x" * 500)
     original = reading.Blocks.__init__
-    monkeypatch.setattr(
-        reading.Blocks, "__init__", lambda self, *a, **k: original(self, *a, **{**k, "size": 64})
-    )
+    monkeypatch.setattr(reading.Blocks, "__init__", lambda self, *a, **k: original(self, *a, **{**k, "size": 64}))
     with pytest.raises(DataError, match="a line is longer than"):
         prepare(path, tmp_path / "out", label="click", quiet=True)
     path.write_text("x" * 500)
@@ -185,9 +183,7 @@ def test_pandas_without_arrow(tmp_path, monkeypatch):
 @pytest.mark.parametrize("compression", ["uncompressed", "zstd", "snappy", "gzip", "brotli", "lz4"])
 @pytest.mark.parametrize("writer", ["polars", "arrow", "arrow v2"])
 def test_pages_of_whole_files_pass(tmp_path, compression, writer):
-    frame = pl.DataFrame(
-        {"click": [0, 1] * 500, "t": [f"v{i}" for i in range(1000)], "l": [[1, 2], None] * 500}
-    )
+    frame = pl.DataFrame({"click": [0, 1] * 500, "t": [f"v{i}" for i in range(1000)], "l": [[1, 2], None] * 500})
     path = tmp_path / "log.parquet"
     if writer == "polars":
         frame.write_parquet(path, compression=compression, row_group_size=300, data_page_size=500)

@@ -54,9 +54,7 @@ def same_numbers(simulated: torch.Tensor, prepared: torch.Tensor) -> None:
 def test_prepared_files_equal_the_simulated_dataset(tmp_path, preset, form, options):
     direct = simulate(tmp_path / "direct", preset, rows=ROWS, days=DAYS, seed=SEED)
     simulate(tmp_path / "raw", preset, rows=ROWS, days=DAYS, seed=SEED, format=form)
-    made = prepare(
-        tmp_path / "raw" / "log", tmp_path / "made", min_count=1, keep_all=True, quiet=True, **options
-    )
+    made = prepare(tmp_path / "raw" / "log", tmp_path / "made", min_count=1, keep_all=True, quiet=True, **options)
     assert [day.rows for day in made.table] == [day.rows for day in direct.table]
     assert [day.positives for day in made.table] == [day.positives for day in direct.table]
     assert set(made.schema.names) == set(direct.schema.names)

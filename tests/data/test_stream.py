@@ -101,11 +101,7 @@ def test_passes_and_seeds_give_other_orders_again_and_again(dataset, order):
 )
 def test_ranks_share_the_rows(dataset, order, batch_size, world, drop_last):
     parts = [
-        list(
-            dataset.stream(
-                batch_size, rank=rank, world=world, drop_last=drop_last, prefetch=0, **ORDERS[order]
-            )
-        )
+        list(dataset.stream(batch_size, rank=rank, world=world, drop_last=drop_last, prefetch=0, **ORDERS[order]))
         for rank in range(world)
     ]
     assert len({len(part) for part in parts}) == 1
@@ -127,9 +123,7 @@ def test_ranks_share_the_rows(dataset, order, batch_size, world, drop_last):
 )
 def test_a_stream_goes_on_bit_by_bit(dataset, order, batch_size, world, prefetch, data):
     def fresh() -> Stream:
-        return dataset.stream(
-            batch_size, rank=world - 1, world=world, prefetch=prefetch, seed=3, **ORDERS[order]
-        )
+        return dataset.stream(batch_size, rank=world - 1, world=world, prefetch=prefetch, seed=3, **ORDERS[order])
 
     whole = fresh()
     expected = [*whole, *whole]
@@ -188,9 +182,7 @@ def test_a_foreign_state_is_refused(dataset):
     with pytest.raises(InputError, match="order 'time', this one has 'uniform'"):
         dataset.stream(10, shuffle=True).load_state_dict(state)
     with pytest.raises(InputError, match="seed"):
-        dataset.stream(10, shuffle=True, seed=1).load_state_dict(
-            dataset.stream(10, shuffle=True).state_dict()
-        )
+        dataset.stream(10, shuffle=True, seed=1).load_state_dict(dataset.stream(10, shuffle=True).state_dict())
     with pytest.raises(InputError, match="keys"):
         dataset.stream(10).load_state_dict({})
     with pytest.raises(InputError, match="no such position"):

@@ -59,7 +59,7 @@ def test_a_field_that_matters_only_later_comes_back(gate, comes_back, seed):
     for _ in range(500):
         step(False, optimizer)
     gates = lpfs.attach(model, model.emb, steps=steps, gate=gate)
-    prox = gates.optimizer(penalty=0.3 if gate == "lpfs++" else 0.3)
+    prox = gates.optimizer(penalty=0.3)
     for _ in range(steps // 2):
         step(False, optimizer, prox, gates)
     assert "f0" in gates.kept

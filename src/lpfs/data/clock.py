@@ -132,9 +132,7 @@ class ColumnClock(Clock):
         if not len(order):
             return
         full = (
-            order
-            if self._last is None
-            else pl.concat([pl.Series(order.name, [self._last], order.dtype), order])
+            order if self._last is None else pl.concat([pl.Series(order.name, [self._last], order.dtype), order])
         )
         back = (full.slice(1) < full.head(len(full) - 1)).to_numpy()
         self._last = order[-1]

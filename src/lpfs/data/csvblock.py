@@ -149,8 +149,7 @@ def records(
                     f"{lines[used].strip()[:60]!r}; close it, or switch quotes off"
                 ) from None
             raise DataError(
-                f"{file}, line {first + reader.line_num - 1}: {error}: "
-                f"{lines[reader.line_num - 1].strip()[:60]!r}"
+                f"{file}, line {first + reader.line_num - 1}: {error}: {lines[reader.line_num - 1].strip()[:60]!r}"
             ) from None
         yield first + used, reader.line_num, record
         used = reader.line_num

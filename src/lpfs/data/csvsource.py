@@ -130,9 +130,7 @@ def first_record(path: Path, separator: str | None) -> tuple[list[str], Dialect]
     for _, _, record in records(text, dialect, file=str(path), first=1, last=True):
         if record:
             return record, dialect
-        raise DataError(
-            f"{path}, line 1: the first line is blank; it should hold the header or the first row"
-        )
+        raise DataError(f"{path}, line 1: the first line is blank; it should hold the header or the first row")
     raise DataError(f"{path}: the file is empty; it needs at least one row")
 
 

@@ -131,9 +131,7 @@ class DayWriter:
         if values.ndim != 1 or lengths.dtype.kind not in "iu" or (rows and int(lengths.min()) < 0):
             raise DataError(f"field {field.name!r}: a bag is a flat array of ids and (n,) lengths >= 0")
         if int(lengths.sum()) != len(values):
-            raise DataError(
-                f"field {field.name!r}: lengths add up to {lengths.sum()}, found {len(values)} ids"
-            )
+            raise DataError(f"field {field.name!r}: lengths add up to {lengths.sum()}, found {len(values)} ids")
 
     def _numbers(self, field: Field, values: AnyArray, rows: int) -> AnyArray:
         if values.shape not in ((rows, field.dim), *([(rows,)] if field.dim == 1 else [])):
@@ -144,9 +142,7 @@ class DayWriter:
             numbers = values.reshape(rows, field.dim).astype(np.float32)
         if np.isinf(numbers).any():
             row = int(np.nonzero(np.isinf(numbers).any(1))[0][0])
-            raise DataError(
-                f"field {field.name!r}: infinite (or too large for float32) in row {row} of a chunk"
-            )
+            raise DataError(f"field {field.name!r}: infinite (or too large for float32) in row {row} of a chunk")
         return numbers[:, 0] if field.dim == 1 else numbers
 
     def _labels(self, name: str, values: AnyArray) -> AnyArray:

@@ -103,9 +103,7 @@ class MultiEncoder(CategoricalEncoder):
             raise DataError(
                 f"column {self.name!r} is multi but holds {column.dtype}, not lists; give its separator"
             )
-        return as_type(canonical(column, hexadecimal=False, where=str), pl.String).str.split(
-            self.plan.separator
-        )
+        return as_type(canonical(column, hexadecimal=False, where=str), pl.String).str.split(self.plan.separator)
 
     def _flat(self, column: pl.Series, where: Where) -> tuple[pl.Series, AnyArray]:
         lists = self._lists(column)

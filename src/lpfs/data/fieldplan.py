@@ -56,9 +56,7 @@ class FieldPlan:
 
     def __post_init__(self) -> None:
         def refuse(option: str, wanted: str) -> None:
-            raise FieldError(
-                f"field {self.name!r}: {option} must be {wanted}, found {getattr(self, option)!r}"
-            )
+            raise FieldError(f"field {self.name!r}: {option} must be {wanted}, found {getattr(self, option)!r}")
 
         if self.kind not in KINDS:
             refuse("kind", f"one of {', '.join(KINDS)}{suggestion(self.kind, KINDS)}")

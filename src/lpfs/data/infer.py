@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 SAMPLE = 100_000  # rows looked at
 FEW = 50  # whole numbers with at most this many values are taken for codes
 BAG_SEPARATORS = ("|", "^", "\x01", "\x02", "\x03", ";")
-IDENTIFIER = re.compile(
-    r"(^|[^a-z])(id|ids|code|zip|zipcode|hash|key|sku|uuid|guid)$|[a-z0-9](Id|ID)$|_idx?$"
-)
+IDENTIFIER = re.compile(r"(^|[^a-z])(id|ids|code|zip|zipcode|hash|key|sku|uuid|guid)$|[a-z0-9](Id|ID)$|_idx?$")
 SPLITS = {"train", "training", "test", "testing", "valid", "validation", "val", "dev", "eval", "holdout"}
 NUMBER_MARKS = {"", "na", "n/a", "nan", "null", "none", "\\n", "-"}
 TIME = "a time; give it as the time column to order the rows by it"
@@ -107,9 +105,7 @@ def infer_text(column: pl.Series) -> FieldPlan:
         bags = values.str.split(separator)
         elements = bags.explode().n_unique()
         if bags.list.len().n_unique() > 1 and elements < distinct:
-            return FieldPlan(
-                name, "multi", separator=separator, why=f"{elements} values between {separator!r}"
-            )
+            return FieldPlan(name, "multi", separator=separator, why=f"{elements} values between {separator!r}")
     if distinct == len(column) > 1000:
         return FieldPlan(name, "ignore", why="another text in every row: it names the row")
     return FieldPlan(name, why=f"text, {many(distinct, column)}")

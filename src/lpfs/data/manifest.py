@@ -71,11 +71,7 @@ class Manifest:
         self.days = [day(index, entry) for index, entry in enumerate(values["days"])]
         for each in self.days:
             check_columns(self.path, each, self.schema)
-        if (
-            not isinstance(values["fingerprint"], str)
-            or not isinstance(values["settings"], dict)
-            or not self.days
-        ):
+        if not isinstance(values["fingerprint"], str) or not isinstance(values["settings"], dict) or not self.days:
             raise damaged(self.path / "dataset.json", "fingerprint, settings or days are missing")
 
     def _check_version(self, values: Any) -> None:

@@ -78,9 +78,7 @@ def mark_missing(frame: pl.DataFrame, marks: Sequence[str]) -> pl.DataFrame:
     return frame.with_columns(pl.when(text.is_in(list(marks))).then(None).otherwise(text).name.keep())
 
 
-def draw(
-    rows: AnyArray | None, labels: AnyArray, begin: int, rate: float, seed: int, day: int
-) -> AnyArray | None:
+def draw(rows: AnyArray | None, labels: AnyArray, begin: int, rate: float, seed: int, day: int) -> AnyArray | None:
     """Return the rows to keep: every positive, and of the negatives those whose number in the day hashes low.
 
     What is kept depends on the seed, the day and the number of the row in it, not on chunks.

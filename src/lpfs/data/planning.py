@@ -36,9 +36,7 @@ def plan(
     **options: Any,
 ) -> Job:
     """Look at the first rows and say what ``prepare`` would do; writes nothing."""
-    given = {
-        name: value for name, value in {"label": label, "time": time, **options}.items() if value is not None
-    }
+    given = {name: value for name, value in {"label": label, "time": time, **options}.items() if value is not None}
     known = preset_options(preset) if preset is not None else {}
     layout = known.pop("fields", {})
     corrections = read_fields(fields)
@@ -84,9 +82,7 @@ def make_options(given: dict[str, Any]) -> Options:
     names = list(Options.__dataclass_fields__)
     for name in given:
         if name not in names:
-            raise InputError(
-                f"unknown option {name!r}{suggestion(name, names)}; there are {', '.join(names)}"
-            )
+            raise InputError(f"unknown option {name!r}{suggestion(name, names)}; there are {', '.join(names)}")
     if "label" not in given:
         raise InputError("say which column is the label: label='click', or --label click")
     try:

@@ -97,9 +97,7 @@ def run(
     )
     unknown = set(options.negatives) - set(clock.days) if isinstance(options.negatives, Mapping) else set()
     if unknown:
-        raise DataError(
-            f"negatives: there is no day {min(unknown)!r}; there are {', '.join(clock.days[:10])}"
-        )
+        raise DataError(f"negatives: there is no day {min(unknown)!r}; there are {', '.join(clock.days[:10])}")
     if options.train is not None and options.train > len(clock.days):
         raise DataError(f"train: {options.train} training days, but there are {len(clock.days)}")
     train = set(range(options.train if options.train is not None else max(1, len(clock.days) - 1)))

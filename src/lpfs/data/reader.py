@@ -38,9 +38,7 @@ class Reader:
         self._tasks = 1 + len(schema.tasks)
         self._width = sum(field.dim for field in self._dense)
         self._marked = any(
-            field_file(self._index[field.name], "missing") in day.files
-            for field in self._dense
-            for day in days
+            field_file(self._index[field.name], "missing") in day.files for field in self._dense for day in days
         )
 
     def read(self, ranges: Sequence[tuple[int, int]], reuse: Rows | None = None) -> Rows:

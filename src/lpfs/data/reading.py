@@ -66,9 +66,7 @@ def zstd_reader(raw: BinaryIO, path: Path) -> BinaryIO:
         try:
             import zstandard
         except ImportError:
-            raise MissingPackageError(
-                f"{path} is compressed with zstd; install: pip install zstandard"
-            ) from None
+            raise MissingPackageError(f"{path} is compressed with zstd; install: pip install zstandard") from None
         stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
     return io.BufferedReader(stream, 1 << 20)
 

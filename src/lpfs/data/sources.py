@@ -94,9 +94,7 @@ def open_source(source: Any, *, separator: str | None = None, header: bool | Seq
         kinds = {path: magic(path) == PARQUET for path in paths}
         if len(set(kinds.values())) > 1:
             odd = next(path for path in paths if kinds[path] != kinds[paths[0]])
-            raise DataError(
-                f"{odd}: text and Parquet files are mixed ({paths[0]}); prepare one kind at a time"
-            )
+            raise DataError(f"{odd}: text and Parquet files are mixed ({paths[0]}); prepare one kind at a time")
         if kinds[paths[0]]:
             return tablesource.ParquetSource(paths)
         return csvsource.CsvSource(paths, separator=separator, header=header)

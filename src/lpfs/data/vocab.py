@@ -43,9 +43,7 @@ def parse_hexadecimal(values: pl.Series, where: Where) -> pl.Series:
     if values.dtype.is_integer():
         return canonical(values, hexadecimal=False, where=where)
     if values.dtype not in (pl.String, pl.Null):
-        raise DataError(
-            f"column {values.name!r}: {values.dtype} is not hexadecimal text; set hexadecimal = false"
-        )
+        raise DataError(f"column {values.name!r}: {values.dtype} is not hexadecimal text; set hexadecimal = false")
     text = as_type(values, pl.String)
     numbers = text.str.to_integer(base=16, dtype=pl.UInt32, strict=False)
     if numbers.null_count() != text.null_count():
