@@ -151,7 +151,7 @@ class Factors(nn.Module):
         return self.values
 
     def _apply(self: _Self, fn: Any, recurse: bool = True) -> _Self:
-        super()._apply(device_only(fn), recurse)
+        super()._apply(device_only(fn), recurse)  # type: ignore[no-untyped-call]
         return self
 
 

@@ -142,7 +142,7 @@ class GateFunction:
 
     def value(self, x: Tensor, epsilon: Tensor) -> Tensor:
         """Return g(x); its gradient is the slope in closed form."""
-        result: Tensor = _Value.apply(x, epsilon, self)
+        result: Tensor = _Value.apply(x, epsilon, self)  # type: ignore[no-untyped-call]
         return result
 
     def slope(self, x: Tensor, epsilon: Tensor) -> Tensor:

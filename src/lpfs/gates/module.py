@@ -396,7 +396,7 @@ class Gates(nn.Module):
 
     def _apply(self: _Self, fn: Any, recurse: bool = True) -> _Self:
         """Move to another device with the model, but stay in full precision."""
-        super()._apply(device_only(fn), recurse)
+        super()._apply(device_only(fn), recurse)  # type: ignore[no-untyped-call]
         if self._weights is not None:
             self._weights = self._weights.to(self.x.device)
         self._normalise()
@@ -407,7 +407,7 @@ class Gates(nn.Module):
         return {**state, "_prox": None, "live": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         ALL_GATES.add(self)
 
     def extra_repr(self) -> str:
