@@ -63,6 +63,10 @@ def test_an_unknown_key_is_an_error():
         Schema.from_json({"fields": [], "labels": "click"})
     with pytest.raises(InputError, match="unknown key 'fields'"):
         Selection.from_json({"kept": [], "dropped": [], "fields": []})
+    with pytest.raises(InputError, match="Selection needs 'dropped'"):
+        Selection.from_json({"kept": []})
+    with pytest.raises(InputError, match="Schema needs 'fields'"):
+        Schema.from_json({})
 
 
 def test_a_selection_survives_a_file(tmp_path):

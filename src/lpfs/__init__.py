@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lpfs.data.simulate import simulate
     from lpfs.data.stream import Stream
     from lpfs.data.writer import DatasetWriter
-    from lpfs.gates.absorb import absorb
+    from lpfs.gates.absorb import absorb, restore
     from lpfs.gates.attach import attach, detach
     from lpfs.gates.control import Keep
     from lpfs.gates.functions import FUNCTIONS, GateFunction, gate_function
@@ -37,6 +37,7 @@ _HOME = {
     "prepare": "lpfs.data.prepare",
     "simulate": "lpfs.data.simulate",
     "absorb": "lpfs.gates.absorb",
+    "restore": "lpfs.gates.absorb",
     "attach": "lpfs.gates.attach",
     "detach": "lpfs.gates.attach",
     "Keep": "lpfs.gates.control",
@@ -80,6 +81,7 @@ __all__ = [
     "gate_function",
     "prepare",
     "prune",
+    "restore",
     "simulate",
 ]
 

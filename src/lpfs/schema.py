@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -183,4 +183,8 @@ def known_keys(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(values) - names)
     if unknown:
         raise InputError(f"unknown key {unknown[0]!r} for {cls.__name__}; it knows {', '.join(sorted(names))}")
+    needed = {each.name for each in fields(cls) if each.default is MISSING and each.default_factory is MISSING}
+    absent = sorted(needed - set(values))
+    if absent:
+        raise InputError(f"{cls.__name__} needs {absent[0]!r}; found {sorted(values)}")
     return dict(values)

@@ -184,8 +184,8 @@ def test_a_shared_table_is_refused_or_untied():
     assert model.a.weight is not model.b.weight
     assert torch.equal(optimizer.state[model.a.weight]["sum"], old / 4)
     assert torch.equal(optimizer.state[model.b.weight]["sum"], old * 4)
-    held = [each for group in optimizer.param_groups for each in group["params"]]
-    assert {id(each) for each in model.parameters()} == {id(each) for each in held}
+    held = [id(each) for group in optimizer.param_groups for each in group["params"]]
+    assert [id(each) for each in model.parameters()] == held
 
 
 def test_a_weight_used_behind_our_back_is_noticed_on_a_batch():
@@ -199,6 +199,108 @@ def test_a_weight_used_behind_our_back_is_noticed_on_a_batch():
     with pytest.raises(ExactnessError, match="also used outside the modules"):
         lpfs.absorb(model, batch=batch())
     assert torch.equal(model(*batch()), before)
+
+
+def test_in_half_precision_the_check_is_made_in_full():
+    class Sneaky(Plain):
+        def forward(self, ids, tags, price, dense):
+            extra = functional.embedding(ids[:, 0], self.emb["user"].weight).sum(1)
+            return super().forward(ids, tags, price, dense) + extra
+
+    for dtype in (torch.bfloat16, torch.float16):
+        bad, good = Sneaky().to(dtype), Plain().to(dtype)
+        with torch.no_grad():
+            lpfs.attach(bad, bad.fields).x[0] = 0.3
+        with pytest.raises(ExactnessError, match="also used outside the modules"):
+            lpfs.absorb(bad, batch=batch(dtype))
+        gates = lpfs.attach(good, good.fields)
+        with torch.no_grad():
+            gates.x.uniform_(0.05, 0.9)
+        lpfs.absorb(good, batch=batch(dtype))
+
+
+class SharedBranch(nn.Module):
+    """Two branches that end in one Linear."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(8, D)
+        self.a = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), self.last)
+        self.b = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), self.last)
+        self.top = nn.Linear(2 * D, 1)
+
+    def forward(self, x):
+        return self.top(torch.cat([self.a(x), self.b(x)], 1)).squeeze(1)
+
+
+@pytest.mark.parametrize("values", [[0.5, 2.0], [0.0, 1.0]])
+def test_a_linear_that_two_branches_share_takes_no_gate(values):
+    model, x = SharedBranch(), torch.randn(B, 3)
+    set_gates(lpfs.attach(model, {"a": model.a, "b": model.b}), values)
+    before = model(x)
+    selection = lpfs.absorb(model)
+    assert torch.equal(model(x), before)
+    assert set(selection.made["absorbed"].values()) == {"constant"}
+
+
+def test_a_relu_of_ones_own_is_not_taken_for_relu():
+    class Odd(nn.ReLU):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    model = gated(Plain(branch=nn.Sequential(nn.Linear(3, D), Odd())), [1.0, 1.0, 1.0, 1.0, 1.0, 2.0])
+    before = model(*batch())
+    lpfs.absorb(model)
+    torch.testing.assert_close(model(*batch()), before)
+
+
+def test_a_second_search_leaves_the_constants_of_the_first():
+    model, ids = Stacked(), torch.randint(6, (B, 4))
+    set_gates(lpfs.attach(model, {f"f{n}": Site("table", index=n) for n in range(4)}), [0.0, -2.0, 0.5, 1.0])
+    lpfs.absorb(model)
+    before = model(ids)
+    lpfs.attach(model, {"all": model.norm})
+    lpfs.detach(model)
+    assert torch.equal(model(ids), before)
+    set_gates(lpfs.attach(model, {"all": Site("norm", index=slice(4, 8))}), [2.0])
+    twice = model(ids)
+    lpfs.absorb(model)
+    assert torch.equal(model(ids), twice)
+    assert not torch.equal(twice, before)
+
+
+def test_a_fresh_model_can_be_restored_to_what_absorb_left():
+    ids = torch.randint(6, (B, 4))
+    model = Stacked()
+    set_gates(lpfs.attach(model, {f"f{n}": Site("table", index=n) for n in range(4)}), [0.0, -2.0, 0.5, 1.0])
+    selection = lpfs.absorb(model)
+    fresh = Stacked()
+    lpfs.restore(fresh, lpfs.Selection.from_json(selection.to_json()))
+    fresh.load_state_dict(model.state_dict())
+    assert torch.equal(fresh(ids), model(ids))
+    with pytest.raises(StateError, match="has constants already"):
+        lpfs.restore(fresh, selection)
+    tied, pairs = Tied(), torch.randint(9, (B, 2))
+    set_gates(lpfs.attach(tied, {"a": tied.a, "b": tied.b}), [2.0, -0.5])
+    selection = lpfs.absorb(tied, untie=True)
+    again = Tied()
+    lpfs.restore(again, selection)
+    again.load_state_dict(tied.state_dict())
+    assert torch.equal(again(pairs), tied(pairs))
+
+
+def test_several_optimizers_go_along():
+    model = Plain()
+    gates = lpfs.attach(model, model.fields)
+    tables, rest = torch.optim.Adagrad(model.emb.parameters(), lr=0.1), torch.optim.Adam(model.price.parameters())
+    model(*batch()).sum().backward()
+    tables.step()
+    rest.step()
+    set_gates(gates, GATES)
+    old = tables.state[model.emb["item"].weight]["sum"].clone(), rest.state[model.price.bias]["exp_avg"].clone()
+    lpfs.absorb(model, [tables, rest])
+    assert torch.equal(tables.state[model.emb["item"].weight]["sum"], old[0] / 4)
+    assert torch.equal(rest.state[model.price.bias]["exp_avg"], old[1] / -0.25)
 
 
 def test_hooks_and_parametrizations_of_others_keep_a_constant():

@@ -8,6 +8,8 @@ import gc
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from zoo import INPUTS, B, D, Plain, Stacked, batch, set_gates
 
 import lpfs
@@ -250,6 +252,60 @@ def test_a_module_registered_twice_can_be_given_a_gate_for_each_name():
     assert model.emb["seen"](ids[:, 0]).any()
 
 
+def test_one_module_under_two_paths_is_noticed_however_it_is_named():
+    for fields in ({"item": "emb.item", "seen": "emb.seen"}, {"item": Site("emb.item"), "seen": Site("emb.seen")}):
+        with pytest.raises(SharedTableError, match="untie=True"):
+            lpfs.attach(Twice(), fields)
+        model, ids = Twice(), torch.randint(9, (B, 2))
+        before = model(ids)
+        gates = lpfs.attach(model, fields, untie=True)
+        assert torch.equal(model(ids), before)
+        set_gates(gates, [0.0, 1.0])
+        assert not model.emb["item"](ids[:, 0]).any()
+        assert model.emb["seen"](ids[:, 0]).any()
+
+
+def test_a_field_whose_module_never_runs_is_noticed():
+    class ByWeight(Plain):
+        def forward(self, ids, tags, price, dense):
+            parts = [functional.embedding(ids[:, n], table.weight) for n, table in enumerate(self.emb.values())]
+            parts += [self.bag(tags), self.price(price), self.dense(dense)]
+            return self.top(torch.cat(parts, dim=1)).squeeze(1)
+
+    model = ByWeight()
+    gates = lpfs.attach(model, model.fields, steps=200)
+    prox = gates.optimizer(penalty=0.1)
+    for _ in range(99):
+        model(*batch()).sum().backward()
+        prox.step()
+        gates.step()
+    with pytest.raises(FieldError, match="the modules given for .'city', 'item', 'user'. never ran"):
+        gates.step()
+    with pytest.raises(FieldError, match="never ran"):
+        lpfs.absorb(model)
+
+
+def test_a_checkpointed_module_and_inference_mode_first():
+    class Saving(Plain):
+        def forward(self, *inputs):
+            return checkpoint(super().forward, *inputs, use_reentrant=False)
+
+    model, plain = Saving(), Plain()
+    plain.load_state_dict(model.state_dict())
+    grads = []
+    for each in (model, plain):
+        gates = lpfs.attach(each, each.fields)
+        each(*batch()).sum().backward()
+        grads.append(gates.x.grad)
+    assert torch.equal(*grads)
+    stacked, ids = Stacked(), torch.randint(6, (B, 4))
+    gates = lpfs.attach(stacked, {"a": Site("table", index=1)})
+    with torch.inference_mode():
+        stacked(ids)
+    stacked(ids).sum().backward()
+    assert gates.x.grad is not None
+
+
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
@@ -267,6 +323,8 @@ def test_a_module_registered_twice_can_be_given_a_gate_for_each_name():
         (lambda m: {"a": Site("bag", 0), "b": Site("bag", 1, dim=0)}, FieldError, "one dim"),
         (lambda m: {"a": Site("bag", -1)}, FieldError, "counts from 0"),
         (lambda m: {"a": Site("bag", slice(2, 1))}, FieldError, "0 <= start < stop"),
+        (lambda m: {"a": Site("bag", index="0")}, FieldError, "a position or a slice"),
+        (lambda m: {"a": m.emb}, FieldError, "a container that never runs"),
         (lambda m: {"a": Site("bag", reader="top.0")}, FieldError, "which columns"),
         (lambda m: {"a": Site("bag", reader="top.0", columns=slice(20, 28))}, FieldError, "do not fit the 24"),
         (lambda m: {"a": Site("bag", reader="top.1", columns=slice(0, 4))}, InputError, "must be an nn.Linear"),

@@ -9,7 +9,7 @@ import torch
 from surrogate import Surrogate
 
 from lpfs import FUNCTIONS, Gates, gate_function
-from lpfs.errors import AllGatesZeroError, FieldError, InputError, StateError
+from lpfs.errors import AllGatesZeroError, FieldError, InputError, SearchError, StateError
 
 NAMES = ["a", "b", "c"]
 
@@ -131,14 +131,60 @@ def test_gates_stay_in_full_precision_when_the_model_does_not():
     assert torch.equal(gates.values, before)
 
 
-def test_gates_can_be_pickled_and_copied_without_their_optimizer():
-    gates = make(steps=100)
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_gates_and_their_optimizer_can_be_copied_in_the_middle_of_a_search(clone):
+    whole, half = (Surrogate("graded", 10, 2, 600, "lpfs++") for _ in range(2))
+    half.run(50)
+    half.gates, half.prox = clone((half.gates, half.prox))
+    half.run(550)
+    assert torch.equal(half.gates.x, whole.run().x)
+
+
+def test_a_state_dict_of_other_gates_is_refused_by_what_differs():
+    state = make(steps=100).state_dict()
+    for other, key in (
+        (Gates(["b", "a", "c"], gate_function("lpfs++"), 100), "fields"),
+        (make("lpfs", steps=100), "gate"),
+        (Gates(NAMES, gate_function("lpfs++", alpha=20.0), 100), "alpha"),
+        (make(steps=1000), "steps"),
+        (make(steps=100, rescale="off"), "rescale"),
+    ):
+        with pytest.raises(StateError, match=f"of gates with {key} ="):
+            other.load_state_dict(state)
+
+
+def test_the_plan_can_change_in_the_middle_of_a_search():
+    search = Surrogate("graded", 10, None, 600, "lpfs++", penalty=0.0)
+    search.run(100)
+    search.prox = search.gates.optimizer(keep=4)
+    assert len(search.run(500).kept) == 4
+    fewer = Surrogate("graded", 10, 6, 600, "lpfs", penalty=None)
+    fewer.run(590)
+    assert len(fewer.gates.kept) == 6
+    with pytest.raises(InputError, match="only 6 gates are alive, and 'lpfs' revives none"):
+        fewer.gates.optimizer(keep=8)
+
+
+def test_gates_that_were_never_stepped_say_so_at_the_end_and_can_go_on():
+    gates = make(steps=50)
     gates.optimizer(keep=2)
-    for other in (pickle.loads(pickle.dumps(gates)), copy.deepcopy(gates)):
-        assert torch.equal(other.values, gates.values)
-        other.step()
-        assert other.status().step == 1
-    assert gates.status().step == 0
+    for _ in range(49):
+        gates.step()
+    with pytest.raises(SearchError, match="3 fields are alive instead of 2.*Was prox.step"):
+        gates.step()
+    gates.step()
+    assert gates.status().step == 51
+
+
+def test_whole_numbers_of_steps_and_float32_whatever_the_default():
+    for steps in (0, -3, 2e4, True):
+        with pytest.raises(InputError, match="steps must be a whole number"):
+            make(steps=steps)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert make().x.dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_status_and_repr_can_be_read():
@@ -165,7 +211,12 @@ def test_status_and_repr_can_be_read():
         ({"keep": 1, "must_keep": ["z"]}, FieldError, "must_keep names no gated field: 'z'"),
         ({"keep": 1, "must_keep": ["a", "b"]}, InputError, "less than the 2 fields that must be kept"),
         ({"keep": 1, "lr": -1.0}, InputError, "start above 0"),
-        ({"keep": 1, "prox": "l3"}, InputError, "prox must be"),
+        ({"keep": 1, "prox": "l0"}, InputError, "steers the soft threshold"),
+        ({"penalty": 0.1, "prox": "l3"}, InputError, "prox must be"),
+        ({"keep": 2.5}, InputError, "found 2.5"),
+        ({"keep": "2"}, InputError, "found '2'"),
+        ({"penalty": "a"}, InputError, "penalty must be a number"),
+        ({"keep": 2, "costs": {"a": 1}}, InputError, "costs must be a number"),
     ],
 )
 def test_nonsense_is_refused_and_nothing_changes(arguments, error, message):

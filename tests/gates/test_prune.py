@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,6 +16,12 @@ from zoo import INPUTS, B, D, Plain, Stacked, batch, set_gates, whole_weights
 import lpfs
 from lpfs import Selection, Site
 from lpfs.errors import AbsenceError, FieldError, InputError, LeakError, StateError
+
+
+class Pair(NamedTuple):
+    ids: torch.Tensor
+    flag: torch.Tensor
+
 
 ROWS = ("rowwise", True)  # one number for a row of a Linear: a mean over columns, which cutting would change
 DROPPED = [0.0, 1.0, 0.0, 0.0, 0.5, 0.0]  # user, city, tags, dense
@@ -140,12 +147,38 @@ def test_inputs_in_dicts_objects_and_by_function():
         ({"user": "ids"}, "the batch has no 'ids'"),
         ({"user": (0, 9)}, "9 is no column of a tensor shaped"),
         ({"user": (0, 0, 0)}, "0 is no column"),
+        ({"usr": (0, 0)}, "inputs names no field of the selection: 'usr'"),
     ],
 )
 def test_a_wrong_map_is_named(inputs, message):
     model, selection = absorbed()
     with pytest.raises(InputError, match=message):
         lpfs.prune(model, selection, batch=batch(), inputs=inputs)
+
+
+def test_other_kinds_of_values_can_be_replaced():
+    class Kinds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Embedding(9, D), nn.Linear(1, D)
+            self.top = nn.Linear(2 * D, 1)
+
+        def forward(self, data):
+            ids, flag = data
+            return self.top(torch.cat([self.a(ids.long()), self.b(flag.float()[:, None])], 1)).squeeze(1)
+
+    model = Kinds()
+    set_gates(lpfs.attach(model, {"ids": model.a, "flag": model.b}), [0.0, 0.0])
+    selection = lpfs.absorb(model)
+    data = Pair(torch.randint(9, (B,)).float(), torch.arange(B) % 2 == 0)  # ids that came as floats stay in range
+    where = {"ids": 0, "flag": "flag"}
+    run = {"call": lambda model, batch: model(batch)}
+    assert lpfs.prune(model, selection, batch=data, inputs=where, **run).certificate.certified
+    same = lpfs.prune(model, selection, batch=data, inputs={**where, "ids": lambda batch: batch}, **run)
+    assert same.certificate.unchecked == ("ids",)
+    empty = Pair(torch.zeros(0), torch.zeros(0, dtype=torch.bool))
+    with pytest.raises(InputError, match="the batch is empty"):
+        lpfs.prune(model, selection, batch=empty, inputs={"ids": lambda batch: Pair(*batch)}, **run)
 
 
 def test_a_model_that_never_answers_the_same_cannot_be_checked():
@@ -272,6 +305,52 @@ def test_a_row_wise_state_of_a_linear_is_not_cut():
     selection = lpfs.absorb(model, optimizer)
     with pytest.raises(InputError, match="row-wise optimizer state of a Linear cannot be cut"):
         lpfs.prune(model, selection, batch=batch(), inputs=INPUTS, optimizer=optimizer, cut=True)
+
+
+def test_several_optimizers_come_along_and_one_without_weights_goes():
+    model = gated(Plain(), [0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
+    optimizers = [torch.optim.Adagrad(model.emb.parameters()), torch.optim.Adam(model.top.parameters())]
+    selection = lpfs.absorb(model, optimizers)
+    first, second = lpfs.prune(model, selection, batch=batch(), inputs=INPUTS, optimizer=optimizers).optimizer
+    assert first is None
+    assert type(second) is torch.optim.Adam
+
+
+def test_the_pruned_model_can_change_its_dtype_and_keeps_its_mode():
+    model, selection = absorbed()
+    pruned = lpfs.prune(model.eval(), selection, batch=batch(), inputs=INPUTS).model
+    assert not any(each.training for each in pruned.modules())
+    torch.testing.assert_close(
+        pruned.bfloat16()(*batch(torch.bfloat16)), model.bfloat16()(*batch(torch.bfloat16)), rtol=0, atol=0
+    )
+
+
+def test_stand_ins_answer_as_what_they_stand_for():
+    class Keyword(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.emb, self.seq = nn.Embedding(9, D), nn.Linear(3, D)
+            self.top = nn.Linear(2 * D, 1)
+
+        def forward(self, ids, x):
+            return self.top(torch.cat([self.emb(input=ids), self.seq(input=x)], -1)).sum((1, 2))
+
+    model = Keyword()
+    data = (torch.randint(9, (B, 5)), torch.randn(B, 5, 3))
+    set_gates(lpfs.attach(model, {"ids": model.emb, "x": model.seq}), [0.0, 0.0])
+    pruned = lpfs.prune(model, lpfs.absorb(model), batch=data, inputs={"ids": 0, "x": 1})
+    assert torch.equal(pruned.model(*data), model(*data))
+    assert pruned.certificate.certified
+
+
+def test_a_module_that_zeros_cannot_stand_in_for_is_named():
+    class Peeks(Plain):
+        def forward(self, ids, tags, price, dense):
+            return super().forward(ids.to(self.emb["user"].weight.device), tags, price, dense)
+
+    model, selection = absorbed(Peeks())
+    with pytest.raises(AbsenceError, match="in a way that zeros cannot stand in for"):
+        lpfs.prune(model, selection, batch=batch(), inputs=INPUTS)
 
 
 def test_settings_of_groups_come_along():

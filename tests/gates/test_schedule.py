@@ -52,7 +52,7 @@ def test_total_lr_is_the_sum_over_the_steps():
 def test_a_learning_rate_by_hand_and_a_schedule_of_ones_own():
     assert make_schedule("scaled", PLUS, 123, lr=0.02).lr(0) == 0.02
     assert make_schedule("terabyte", PLUS, 123, lr=1e-4).lr(10**6) == 1e-4
-    own = Schedule(Decay(0.1, 0.5), Decay(0.01, 1.0))
+    own = Schedule(Decay(0.1, 0.5, floor=1e-4), Decay(0.01, 1.0))
     assert make_schedule(own, PLUS, 5) is own
 
 
@@ -64,6 +64,7 @@ def test_a_learning_rate_by_hand_and_a_schedule_of_ones_own():
         (lambda: Decay(0.1, 1.5), "decay rate"),
         (lambda: Decay(0.1, 0.5, every=0), "every 1 or more"),
         (lambda: Decay(0.1, 0.5, floor=0.2), "floor must be"),
+        (lambda: Schedule(Decay(0.1, 0.5), Decay(0.01, 1.0)), "needs a floor"),
         (lambda: make_schedule("scaled", PLUS, 0), "at least one step"),
         (lambda: make_schedule("kuaishou", PLUS, 10), "no schedule 'kuaishou'"),
     ],

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lpfs.errors import ExactnessError, InputError, SharedTableError
-from lpfs.gates.attach import Factors, detach, gates_of, install
-from lpfs.gates.logits import Call, logits_of, max_change, rounding_bound
+from lpfs.errors import ExactnessError, InputError, SharedTableError, StateError
+from lpfs.gates.attach import Factors, detach, gates_of, install, refuse_wrapped
+from lpfs.gates.logits import Call, logits_of, max_change, precise, rounding_bound
 from lpfs.gates.module import Gates
-from lpfs.gates.sites import Place
-from lpfs.gates.state import add_twin, check_columns, check_state, rescale_state
+from lpfs.gates.sites import Place, paths_by_module
+from lpfs.gates.state import add_twin, as_list, check_columns, check_state, rescale_state
 from lpfs.schema import Selection
 
 FACTORS = "lpfs_factors"
@@ -35,7 +36,7 @@ class _Fold:
 
 def absorb(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     untie: bool = False,
     constants: bool = True,
@@ -50,10 +51,10 @@ def absorb(
 
     Args:
         model: a model with gates.
-        optimizer: the model's optimizer; its state is rescaled with the weights.
+        optimizer: the model's optimizer, or several; their state is rescaled with the weights.
         untie: where a table is shared with another module, give the field a copy of its own.
         constants: allow constants; False raises instead where one would be needed.
-        batch: inputs to check on: the model's output before and after is compared, and
+        batch: inputs to check on: the model's output before and after is compared, on a copy first, and
             ``selection.made["max_logit_change"]`` says by how much it moved.
         call: how to run the model on the batch, ``call(model, batch)``; by default ``model(*batch)`` for a
             tuple or list, else ``model(batch)``.
@@ -63,8 +64,10 @@ def absorb(
 
     """
     gates = gates_of(model, "absorb")
-    if optimizer is not None:
-        check_state(optimizer)
+    gates.refuse_idle()
+    optimizers = as_list(optimizer)
+    for each in optimizers:
+        check_state(each)
     values = dict(zip(gates.names, gates.values.tolist(), strict=True))
     folds, left = _plan(model, gates, values)
     shared = _shared(model, folds)
@@ -79,24 +82,59 @@ def absorb(
             f"no weight can take in the gate of {', '.join(map(repr, left))}; allow constants=True"
         )
     _refuse_overflow(folds)
-    if optimizer is not None:
+    for each in optimizers:
         for fold in folds:
-            check_columns(optimizer, fold.module, fold.columns)
+            check_columns(each, fold.module, fold.columns)
     exact = all(fold.exact for fold in folds)
     change = None if batch is None else _trial(model, batch, call, untie, exact)
-    absorbed = {**dict.fromkeys(left, "constant"), **{fold.field: fold.how for fold in folds}}
-    selection = gates.selection(absorbed=absorbed, exact=exact, max_logit_change=change)
+    selection = gates.selection(
+        absorbed={**dict.fromkeys(left, "constant"), **{fold.field: fold.how for fold in folds}},
+        constants={name: [place.to_json() for place in places] for name, places in left.items()},
+        untied=sorted({path.rpartition(".")[0] for _, path, _ in shared}),
+        exact=exact,
+        max_logit_change=change,
+    )
 
-    if untie:
-        _untie(model, folds, optimizer)
     for fold in folds:
-        _apply(fold, optimizer)
+        if untie:
+            _untie(model, fold, optimizers)
+        _apply(fold, optimizers)
     detach(model)
-    if left:
-        factors = Factors(tuple(left), torch.tensor([values[name] for name in left], device=gates.x.device))
-        model.add_module(FACTORS, factors)
-        install(model, factors, left, factors.names)
+    _install_factors(model, left, [values[name] for name in left], gates.x.device)
     return selection
+
+
+def restore(model: nn.Module, selection: Selection) -> None:
+    """Give a fresh model the shape that ``absorb`` left, in place, so that its state dict can be loaded.
+
+    Needed only where gates stayed as constants or tables were untied; ``selection.made`` says so.
+    """
+    refuse_wrapped(model, "restore")
+    if any(isinstance(each, Factors) for each in model.children()):
+        raise StateError("restore: this model has constants already")
+    for path in selection.made.get("untied", ()):
+        module = model.get_submodule(path)
+        old = module.weight
+        assert isinstance(old, nn.Parameter)
+        module.weight = nn.Parameter(old.detach().clone(), requires_grad=old.requires_grad)
+    left = {
+        name: tuple(Place.from_json(each) for each in places)
+        for name, places in selection.made.get("constants", {}).items()
+    }
+    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    _install_factors(model, left, [selection.gates[name] for name in left], device)
+
+
+def _install_factors(
+    model: nn.Module, places: dict[str, tuple[Place, ...]], values: list[float], device: torch.device
+) -> None:
+    """Register constants and their hooks, beside any that an earlier search left."""
+    if not places:
+        return
+    number = sum(isinstance(each, Factors) for each in model.children())
+    factors = Factors(tuple(places), torch.tensor(values, dtype=torch.float32, device=device))
+    model.add_module(FACTORS + (str(number + 1) if number else ""), factors)
+    install(model, factors, places, factors.names)
 
 
 def _trial(model: nn.Module, batch: Any, call: Call | None, untie: bool, exact: bool) -> float:
@@ -105,9 +143,17 @@ def _trial(model: nn.Module, batch: Any, call: Call | None, untie: bool, exact: 
     absorb(trial, untie=untie)
     before, after = logits_of(model, batch, call), logits_of(trial, batch, call)
     change = max_change(before, after)
-    if change > (0.0 if exact else rounding_bound(before)):
+    fine, data = precise(model, batch)
+    if fine is model:
+        moved, bound = change, 0.0 if exact else rounding_bound(before)
+    else:  # half precision: what counts is whether the same happens in float64
+        other = copy.deepcopy(fine)
+        absorb(other, untie=untie)
+        reference = logits_of(fine, data, call)
+        moved, bound = max_change(reference, logits_of(other, data, call)), rounding_bound(reference)
+    if moved > bound:
         raise ExactnessError(
-            f"absorbing would move the output by {change:.3g}: a weight is also used outside the modules that "
+            f"absorbing would move the output by {moved:.3g}: a weight is also used outside the modules that "
             "were given as fields, or a reader does not read the field directly"
         )
     return change
@@ -143,10 +189,25 @@ def _own_weights(model: nn.Module, name: str, place: Place, gate: float) -> _Fol
             return _Fold(name, gate, module, ("weight",), "table", exact=True) if gate >= 0 else None
         return _Fold(name, gate, module, ("weight",), "table", exact=False)
     last = _last_linear(module, gate)
-    if last is None:
+    if last is None or _used_elsewhere(model, last, module):
         return None
     weights = ("weight",) if last.bias is None else ("weight", "bias")
     return _Fold(name, gate, last, weights, "branch", exact=False)
+
+
+def _used_elsewhere(model: nn.Module, linear: nn.Linear, gated: nn.Module) -> bool:
+    """Whether a Linear, or a weight of it, is also registered outside the module that the gate is on."""
+    inside = {id(each) for each in gated.modules()}
+    parents = [each for each in model.modules() if any(child is linear for child in each.children())]
+    if linear is not gated and any(id(each) not in inside for each in parents):
+        return True
+    own = {id(each) for each in linear.parameters(recurse=False)}
+    return any(
+        id(weight) in own
+        for module in model.modules()
+        if module is not linear
+        for weight in module.parameters(recurse=False)
+    )
 
 
 def _last_linear(module: nn.Module, gate: float) -> nn.Linear | None:
@@ -160,8 +221,8 @@ def _last_linear(module: nn.Module, gate: float) -> nn.Linear | None:
             return None
         if type(each) is nn.Linear:
             return each
-        crosses_positive = isinstance(each, nn.ReLU | nn.LeakyReLU) and gate >= 0
-        if not (crosses_positive or isinstance(each, nn.Identity | nn.Dropout | nn.Flatten)):
+        crosses_positive = type(each) in (nn.ReLU, nn.LeakyReLU) and gate >= 0
+        if not crosses_positive and type(each) not in (nn.Identity, nn.Dropout, nn.Flatten):
             return None
     return None
 
@@ -171,7 +232,9 @@ def _reader(model: nn.Module, name: str, place: Place, gate: float) -> _Fold | N
     if place.reader is None:
         return None
     linear = model.get_submodule(place.reader)
-    if _altered(linear, ours=0):
+    if not isinstance(linear, nn.Linear) or _altered(linear, ours=0):
+        return None
+    if len(paths_by_module(model)[linear]) > 1 or _used_elsewhere(model, linear, linear):
         return None
     return _Fold(name, gate, linear, ("weight",), "reader", exact=False, columns=place.columns)
 
@@ -179,7 +242,8 @@ def _reader(model: nn.Module, name: str, place: Place, gate: float) -> _Fold | N
 def _altered(module: nn.Module, ours: int) -> bool:
     """Whether hooks, parametrizations or weight norms of others stand between a weight and its use."""
     hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
-    return hooks > ours or not isinstance(module._parameters.get("weight", nn.Parameter()), nn.Parameter)
+    plain = "weight" in module._parameters or not hasattr(module, "weight")
+    return hooks > ours or not plain
 
 
 def _shared(model: nn.Module, folds: list[_Fold]) -> list[tuple[str, str, list[str]]]:
@@ -211,21 +275,19 @@ def _refuse_overflow(folds: list[_Fold]) -> None:
                     raise InputError(f"field {fold.field!r}: its weights times its gate overflow {weight.dtype}")
 
 
-def _untie(model: nn.Module, folds: list[_Fold], optimizer: torch.optim.Optimizer | None) -> None:
-    """Give every field that shares a weight a copy of its own, known to the optimizer."""
-    for fold in folds:
-        if not _shared(model, [fold]):
-            continue
-        for name in fold.weights:
-            old: nn.Parameter = getattr(fold.module, name)
-            new = nn.Parameter(old.detach().clone(), requires_grad=old.requires_grad)
-            setattr(fold.module, name, new)
-            if optimizer is not None:
-                add_twin(optimizer, old, new)
+def _untie(model: nn.Module, fold: _Fold, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Give a field that shares a weight a copy of its own, known to the optimizer."""
+    for _, path, _ in _shared(model, [fold]):
+        name = path.rpartition(".")[2]
+        old: nn.Parameter = getattr(fold.module, name)
+        new = nn.Parameter(old.detach().clone(), requires_grad=old.requires_grad)
+        setattr(fold.module, name, new)
+        for each in optimizers:
+            add_twin(each, old, new, path)
 
 
 @torch.no_grad()
-def _apply(fold: _Fold, optimizer: torch.optim.Optimizer | None) -> None:
+def _apply(fold: _Fold, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Multiply; the gate is cast to the weight's dtype, as it was in forward."""
     for name in fold.weights:
         weight: nn.Parameter = getattr(fold.module, name)
@@ -234,5 +296,5 @@ def _apply(fold: _Fold, optimizer: torch.optim.Optimizer | None) -> None:
             part.zero_()
         else:
             part.mul_(torch.tensor(fold.gate).to(weight.dtype).to(weight.device))
-        if optimizer is not None:
-            rescale_state(optimizer, weight, fold.gate, fold.columns)
+        for each in optimizers:
+            rescale_state(each, weight, fold.gate, fold.columns)

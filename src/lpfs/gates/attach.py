@@ -63,7 +63,7 @@ def attach(
     if isinstance(fields, Mapping | nn.ModuleDict):
         fields = dict(fields.items())
     wanted, copies = _untied(model, fields, untie)
-    places = find_places(model, wanted, reader)
+    places = find_places(model, wanted, reader, copies)
     gates = Gates(tuple(places), function, steps, schedule, rescale, seed)
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
     gates.to(device)
@@ -73,7 +73,7 @@ def attach(
         model.get_submodule(parent)._modules[child] = module
     gates._owner = [model]
     model.add_module(NAME, gates)
-    install(model, gates, gates.places, gates.names)
+    gates.hooks = install(model, gates, gates.places, gates.names)
     model.register_forward_pre_hook(_Enter(gates))
     model.register_forward_hook(_Leave(gates), always_call=True)
     gates.train(model.training)
@@ -84,9 +84,9 @@ def attach(
 def detach(model: nn.Module) -> Gates:
     """Take the gates off again, in place, and return them; the model is as it was, without any gate."""
     gates = gates_of(model, "detach")
-    remove_hooks(model)
+    remove_hooks(model, gates)
     del model._modules[NAME]
-    gates._owner = []
+    gates._owner, gates.hooks = [], []
     return gates
 
 
@@ -123,6 +123,7 @@ class _Enter:
     def __call__(self, module: nn.Module, args: Any) -> None:
         values = self.gates()
         self.gates.live = (values, values.unbind())
+        self.gates.entered = True
 
 
 class _Leave:
@@ -132,7 +133,7 @@ class _Leave:
         self.gates = gates
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.gates.live = None
+        self.gates.live, self.gates.last = None, self.gates.live
 
 
 class Factors(nn.Module):
@@ -161,6 +162,7 @@ class Multiply:
     def __init__(self, source: Gates | Factors, at: list[tuple[int, Place]]) -> None:
         self.source = source
         self.at = at
+        self.ran = False
         self.index: Tensor | None = None
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
@@ -172,15 +174,22 @@ class Multiply:
                 f"{self.at[0][1].module!r} returns {type(output).__name__}, not one tensor of floats: "
                 "gate a module that returns the embedding itself"
             )
+        if not self.ran:
+            self.ran = True
         live = getattr(self.source, "live", None)
+        if live is None and torch._C._current_graph_task_id() != -1:
+            live = getattr(self.source, "last", None)  # a checkpointed forward that is run again in backward
         place = self.at[0][1]
         if place.whole:
             gate = self.source()[self.at[0][0]] if live is None else live[1][self.at[0][0]]
-            return output * gate.to(output.dtype)
-        values = self.source() if live is None else live[0]
+            return output * gate.to(output.device, output.dtype)
+        values = (self.source() if live is None else live[0]).to(output.device)
+        if not -output.ndim <= place.dim < output.ndim:
+            raise FieldError(f"{place.module!r} returned {output.ndim} dimensions; there is no dim {place.dim}")
         size = output.shape[place.dim]
         if self.index is None or self.index.shape[0] != size or self.index.device != values.device:
-            self.index = self._index(size, len(values)).to(values.device)
+            with torch.inference_mode(False):
+                self.index = self._index(size, len(values)).to(values.device)
         extended = torch.cat([values, values.new_ones(1)])  # the last: what is not gated
         shape = [1] * output.ndim
         shape[place.dim] = size
@@ -201,21 +210,28 @@ class Multiply:
 
 def install(
     model: nn.Module, source: Gates | Factors, places: dict[str, tuple[Place, ...]], names: tuple[str, ...]
-) -> None:
-    """Register one hook on every module in ``places``."""
+) -> list[Multiply]:
+    """Register one hook on every module in ``places``, and return the hooks."""
     by_module: dict[str, list[tuple[int, Place]]] = {}
     for name, several in places.items():
         for place in several:
             by_module.setdefault(place.module, []).append((names.index(name), place))
-    for path, at in by_module.items():
-        model.get_submodule(path).register_forward_hook(Multiply(source, at))
+    hooks = [Multiply(source, at) for at in by_module.values()]
+    for path, hook in zip(by_module, hooks, strict=True):
+        model.get_submodule(path).register_forward_hook(hook)
+    return hooks
 
 
-def remove_hooks(model: nn.Module) -> None:
-    """Remove every hook of ours from a model."""
+def remove_hooks(model: nn.Module, gates: Gates) -> None:
+    """Remove every hook of these gates from a model."""
+
+    def ours(hook: Any) -> bool:
+        of_model = isinstance(hook, _Enter | _Leave) and hook.gates is gates
+        return of_model or (isinstance(hook, Multiply) and hook.source is gates)
+
     for module in model.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            for key in [key for key, hook in hooks.items() if isinstance(hook, Multiply | _Enter | _Leave)]:
+            for key in [key for key, hook in hooks.items() if ours(hook)]:
                 del hooks[key]
                 module._forward_hooks_always_called.pop(key, None)
 
@@ -228,10 +244,13 @@ def _untied(model: nn.Module, fields: Fields, untie: bool) -> tuple[Fields, dict
     if not isinstance(fields, dict):
         return fields, {}
     paths = paths_by_module(model)
+    by_path = {path: module for module, several in paths.items() for path in several}
     users: dict[nn.Module, list[str]] = {}
     for name, given in fields.items():
-        if isinstance(given, nn.Module):
-            users.setdefault(given, []).append(name)
+        site = given.module if isinstance(given, Site) and given.index is None else given
+        module = by_path.get(site) if isinstance(site, str) else site
+        if isinstance(module, nn.Module):
+            users.setdefault(module, []).append(name)
     result, copies = dict(fields), {}
     for module, names in users.items():
         free = list(paths.get(module, []))
@@ -242,7 +261,10 @@ def _untied(model: nn.Module, fields: Fields, untie: bool) -> tuple[Fields, dict
                 f"fields {names} share one module, registered as {free}: with one module they would share one "
                 "gate. Pass untie=True to give each field a module of its own around the same weight"
             )
-        own = {name: next((path for path in free if path.rpartition(".")[2] == name), None) for name in names}
+        own = {
+            name: next((path for path in free if path == fields[name] or path.rpartition(".")[2] == name), None)
+            for name in names
+        }
         rest = [path for path in free if path not in own.values()]
         for name in names:
             path = own[name] or rest.pop(0)

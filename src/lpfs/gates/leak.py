@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from lpfs.errors import InputError, LeakError
+from lpfs.errors import FieldError, InputError, LeakError
 from lpfs.gates.logits import Call, logits_of, max_change
 
 # where the raw value of a field is in a batch: a key, a path of keys ending in a column, or a function that
@@ -20,6 +20,7 @@ Where: TypeAlias = str | int | tuple[str | int, ...] | Callable[[Any], Any]
 def check_leaks(
     model: nn.Module,
     dropped: Sequence[str],
+    names: Sequence[str],
     batch: Any,
     inputs: Mapping[str, Where],
     call: Call | None = None,
@@ -29,6 +30,9 @@ def check_leaks(
     A field is checked where ``inputs`` knows it and its values in the batch can be replaced by others of the
     same batch (so that ids stay in range).
     """
+    unknown = sorted(set(inputs) - set(names))
+    if unknown:
+        raise FieldError(f"inputs names no field of the selection: {unknown[0]!r}; there are {sorted(names)}")
     changed: dict[str, list[Any]] = {}
     for name in dropped:
         if name in inputs:
@@ -38,6 +42,8 @@ def check_leaks(
     if not changed:
         return ()
     before = logits_of(model, batch, call)
+    if not any(each.numel() for each in before):
+        raise InputError("the batch is empty: nothing can be checked on it")
     again = logits_of(model, batch, call)
     if max_change(before, again) != 0.0:
         raise InputError("the model gives other outputs for the same batch in eval mode: it cannot be checked")
@@ -55,7 +61,8 @@ def check_leaks(
 def _other_batch(batch: Any, where: Where, name: str, turn: int) -> Any:
     """Return a batch with other values in one field; None if there are no others to take."""
     if callable(where):
-        return where(batch)
+        other = where(batch)
+        return None if other is batch else other
     return _replace(batch, where if isinstance(where, tuple) else (where,), name, turn)
 
 
@@ -86,7 +93,9 @@ def _replace(at: Any, path: tuple[str | int, ...], name: str, turn: int) -> Any:
         return {**at, key: value}
     if isinstance(at, tuple | list):
         several = [value if number == key else each for number, each in enumerate(at)]
-        return several if isinstance(at, list) else tuple(several)
+        if isinstance(at, list):
+            return several
+        return type(at)(*several) if hasattr(at, "_fields") else tuple(several)
     changed = copy.copy(at)
     object.__setattr__(changed, str(key), value)
     return changed
@@ -95,8 +104,8 @@ def _replace(at: Any, path: tuple[str | int, ...], name: str, turn: int) -> Any:
 def _others(values: Tensor, turn: int) -> Tensor | None:
     """Return the values with each replaced by another one of them; None if they are all the same."""
     flat = values.reshape(-1).contiguous()
-    if values.is_floating_point():
-        return (values * -1.5 + turn).to(values.dtype) if flat.numel() else None
+    if values.dtype == torch.bool:
+        return ~values if turn == 1 and flat.numel() else None
     kinds = torch.unique(flat)
     if kinds.numel() < 2:
         return None

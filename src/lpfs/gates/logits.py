@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -36,6 +37,24 @@ def logits_of(model: nn.Module, batch: Any, call: Call | None = None) -> list[Te
     if not found:
         raise InputError(f"the model returned {type(output).__name__} without any float tensor to compare")
     return found
+
+
+def precise(model: nn.Module, batch: Any) -> tuple[nn.Module, Any]:
+    """Return copies in float64 where a model is in half precision, whose rounding would hide a real change."""
+    half = (torch.float16, torch.bfloat16)
+    if all(each.dtype not in half for each in model.parameters()):
+        return model, batch
+    return copy.deepcopy(model).double(), _double(batch)
+
+
+def _double(batch: Any) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.double() if batch.is_floating_point() else batch
+    if isinstance(batch, Mapping):
+        return {key: _double(each) for key, each in batch.items()}
+    if isinstance(batch, tuple | list) and not hasattr(batch, "_fields"):
+        return type(batch)(_double(each) for each in batch)
+    return batch
 
 
 def max_change(before: list[Tensor], after: list[Tensor]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import json
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,16 +16,17 @@ from lpfs.errors import AllGatesZeroError, FieldError, InputError, SearchError, 
 from lpfs.gates.control import Keep
 from lpfs.gates.functions import GateFunction
 from lpfs.gates.optimizer import Prox, ProxSGD, Threshold
+from lpfs.gates.plan import make_plan
 from lpfs.gates.schedule import Preset, Schedule, make_schedule
+from lpfs.gates.steer import remember, set_penalty, steer
 from lpfs.schema import Selection
 
+Live = tuple[Tensor, tuple[Tensor, ...]]
 Rescale = Literal["epsilon", "rms", "off"]
 
 NAME = "lpfs_gates"
 # The RMS rescale is refreshed up to this part of a search, then it stays.
 RESCALE_UNTIL = 0.95
-# The control of λ cannot steer in fewer steps than this.
-FEWEST_STEPS = 50
 # Fading noise is gone after this part of a search.
 NOISE_UNTIL = 0.7
 
@@ -84,6 +85,7 @@ class Gates(nn.Module):
     control: Tensor
     dead: Tensor
     before: Tensor
+    about: Tensor
 
     def __init__(
         self,
@@ -97,6 +99,8 @@ class Gates(nn.Module):
         super().__init__()
         if not names:
             raise FieldError("gates need at least one field")
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise InputError(f"steps must be a whole number of at least 1, found {steps!r}")
         if rescale not in ("epsilon", "rms", "off"):
             raise InputError(f"rescale must be 'epsilon', 'rms' or 'off', found {rescale!r}")
         self.names = tuple(names)
@@ -108,22 +112,28 @@ class Gates(nn.Module):
         self.seed = seed
         self.places: dict[str, tuple[Any, ...]] = {}
         self.keep: Keep | None = None
-        self._prox: weakref.ref[ProxSGD] | None = None
-        self._weights: Tensor | None = None
+        self._prox: ProxSGD | None = None
+        self._loaded = False
         self._owner: list[nn.Module] = []  # in a list, so that it is not taken for a submodule
         self._disabled = False
-        self.live: tuple[Tensor, tuple[Tensor, ...]] | None = None
-        size = len(self.names)
-        self.x = nn.Parameter(torch.ones(size))
-        self.register_buffer("norm", torch.ones(size), persistent=False)
-        self.register_buffer("epsilon", torch.tensor(self.schedule.epsilon(0)))
-        self.register_buffer("scale", torch.tensor(1.0))
-        self.register_buffer("noise", torch.zeros(size))
+        # values of the forward that is under way, and of the last one; whether there was one; the hooks
+        self.live: Live | None = None
+        self.last: Live | None = None
+        self.entered = False
+        self.hooks: list[Any] = []
+        ones = torch.ones(len(self.names), dtype=torch.float32)
+        self.x = nn.Parameter(ones.clone())
+        self.register_buffer("norm", ones.clone(), persistent=False)
+        self.register_buffer("epsilon", torch.tensor(self.schedule.epsilon(0), dtype=torch.float32))
+        self.register_buffer("scale", torch.tensor(1.0, dtype=torch.float32))
+        self.register_buffer("noise", torch.zeros_like(ones))
         self.register_buffer("steps_done", torch.tensor(0))
         # λ, caution, whether the dead set is frozen; then the dead set; then x and its momentum a step ago
         self.register_buffer("control", torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
-        self.register_buffer("dead", torch.zeros(size, dtype=torch.bool))
-        self.register_buffer("before", torch.stack([torch.ones(size), torch.zeros(size)]))
+        self.register_buffer("dead", torch.zeros_like(ones, dtype=torch.bool))
+        self.register_buffer("before", torch.stack([ones, torch.zeros_like(ones)]))
+        about = json.dumps(self._about()).encode()
+        self.register_buffer("about", torch.tensor(list(about), dtype=torch.uint8))
         self._normalise()
         ALL_GATES.add(self)
 
@@ -162,14 +172,15 @@ class Gates(nn.Module):
             "step": int(self.steps_done),
             "steps": self.steps,
             "seed": self.seed,
+            "rescale": self.rescale,
+            "epsilon": float(self.epsilon),
         }
         sites = {name: [each.to_json() for each in places] for name, places in self.places.items()}
         return Selection(tuple(self.kept), tuple(self.dropped), values, sites, (), {**how, **made})
 
     def status(self) -> Status:
         """Return where the search stands."""
-        values = self.values.abs()
-        alive = values[values > 0]
+        alive = self.values[self.x != 0].abs()
         step = int(self.steps_done)
         return Status(
             step=step,
@@ -227,73 +238,39 @@ class Gates(nn.Module):
             control: settings of the control of λ, for those who want to change them.
 
         """
-        size = len(self.names)
-        if (keep is None) == (penalty is None):
-            raise InputError("say what you want: either keep=K (how many fields) or penalty=λ, not both")
-        weights = self._check_weights(costs, must_keep)
-        free = size - int((weights == 0).sum())
-        if keep is not None:
-            if not 1 <= keep <= size:
-                raise InputError(f"keep must be between 1 and the {size} fields, found {keep!r}")
-            if keep < size and self.steps < FEWEST_STEPS:
-                raise InputError(
-                    f"keep={keep} needs a search of at least {FEWEST_STEPS} steps (1,000 or more are better), but "
-                    f"these gates were attached with steps={self.steps}"
-                )
-            if keep < size - free:
-                raise InputError(
-                    f"keep={keep} is less than the {size - free} fields that must be kept or cost nothing"
-                )
+        plan = make_plan(self.names, self.steps, self.seed, keep, penalty, costs, must_keep, prox, control)
+        alive = int((self.x != 0).sum())
+        if plan.keep is not None and plan.keep.keep > alive and not self.function.revives:
+            raise InputError(
+                f"keep={keep}, but only {alive} gates are alive, and {self.function.name!r} revives none"
+            )
+        if lr is not None and isinstance(self._preset, Schedule):
+            raise InputError("lr= and a Schedule of your own: say it in one place, Schedule(…, lr=Decay(…))")
         schedule = make_schedule(self._preset, self.function, self.steps, lr)
-        if keep is not None:
-            keeper = control or Keep(keep)
-            if keeper.keep != keep:
-                raise InputError(f"control is for keep={keeper.keep}, not for keep={keep}")
-            # Exact ties (fields without any gradient) would die in one step: part them by up to 1 %.
-            generator = torch.Generator().manual_seed(self.seed)
-            weights = weights * (1 + 0.01 * torch.rand(size, generator=generator))
-            first = keeper.first_penalty(schedule.total_lr(self.steps)) if keep < size else 0.0
-        else:
-            keeper = None
-            level = torch.as_tensor(penalty, dtype=torch.float32)
-            if level.ndim and level.shape != (size,):
-                raise InputError(f"penalty must be one number or {size} of them, found {tuple(level.shape)}")
-            if not bool((level >= 0).all()):
-                raise InputError(f"penalty must be >= 0, found {penalty!r}")
-            first = float(level) if level.ndim == 0 else 1.0
-            weights = weights if level.ndim == 0 else weights * level
-        device = self.x.device
+        done = int(self.steps_done)
+        first = plan.penalty
+        if plan.keep is not None and plan.keep.keep < len(self.names):
+            left = schedule.total_lr(self.steps) - schedule.total_lr(done)
+            first = plan.keep.first_penalty(max(left, schedule.lr(done)))
         optimizer = ProxSGD(
             [self.x],
-            lr=schedule.lr(int(self.steps_done)),
+            lr=schedule.lr(done),
             momentum=momentum,
             penalty=first,
-            weights=weights.to(device),
+            weights=plan.weights.to(self.x.device),
             prox=prox,
             threshold=threshold,
         )
-        self.schedule, self.keep, self._weights = schedule, keeper, weights.to(device)
-        if int(self.steps_done) == 0:
-            self.control[0] = first
-        self._prox = weakref.ref(optimizer)
+        self.schedule, self.keep, self._prox = schedule, plan.keep, optimizer
+        if self._loaded:  # a search that goes on: its control came with the state dict
+            self._loaded = False
+            set_penalty(self, optimizer)
+        else:
+            self.control.copy_(torch.tensor([first, 1.0, 0.0], dtype=torch.float64))
+            self.dead.zero_()
+            with torch.no_grad():
+                remember(self, optimizer)
         return optimizer
-
-    def _check_weights(self, costs: Sequence[float] | Tensor | None, must_keep: Sequence[str]) -> Tensor:
-        """Return the factor on λ of every field: its relative cost, and 0 where it must be kept."""
-        size = len(self.names)
-        weights = torch.ones(size)
-        if costs is not None:
-            weights = torch.as_tensor(costs, dtype=torch.float32).detach().cpu().clone()
-            if weights.shape != (size,):
-                raise InputError(f"costs must be {size} numbers, one a field, found {tuple(weights.shape)}")
-            if not bool(((weights >= 0) & torch.isfinite(weights)).all()) or not bool(weights.any()):
-                raise InputError("costs must be finite numbers >= 0, not all of them 0")
-            weights = weights / weights.mean()
-        for name in must_keep:
-            if name not in self.names:
-                raise FieldError(f"must_keep names no gated field: {name!r}; there are {list(self.names)}")
-            weights[self.names.index(name)] = 0.0
-        return weights
 
     # -------------------------------------------------------------------- step
 
@@ -303,10 +280,12 @@ class Gates(nn.Module):
 
         Call it once after the optimizers' own steps. Nothing of this moves in ``forward`` or in evaluation.
         """
-        done = int(self.steps_done) + 1
         prox = self._optimizer()
-        if prox is not None and self.keep is not None:
-            self._steer(prox, self.keep, done)
+        done = int(self.steps_done) + 1
+        if done == min(100, self.steps):
+            self.refuse_idle()
+        if self.keep is not None and prox is not None:
+            steer(self, prox, self.keep, done)
         alive = self.x != 0
         if not bool(alive.any()):
             raise AllGatesZeroError(
@@ -320,41 +299,28 @@ class Gates(nn.Module):
         self._rescale(done, alive)
         if self.function.noise:
             self._draw_noise(done)
+        if self.keep is not None and done == self.steps:
+            self._check_end(self.keep)
 
-    def _steer(self, prox: ProxSGD, keep: Keep, done: int) -> None:
-        """Move λ after a step of the gates; take the step back if it killed too many (see control.py)."""
-        group = prox.param_groups[0]
-        penalty, caution, frozen = self.control.tolist()
-        total, u = len(self.names), done / self.steps
-        velocity = prox.state[self.x].get("momentum_buffer")
-        alive = int((self.x != 0).sum())
-        if alive < keep.keep:
-            self.x.copy_(self.before[0])
-            if velocity is not None:
-                velocity.copy_(self.before[1])
-            alive = int((self.x != 0).sum())
-            penalty, caution = penalty * keep.cut, max(0.01, caution * 0.5)
-        elif frozen:
-            penalty *= math.exp(-keep.fade / self.steps)
-            self._clear(keep, done)
-        else:
-            penalty *= math.exp(caution * keep.growth(u, total, alive) / self.steps)
-            caution = min(1.0, caution * 1.1)
-        if not frozen and alive == keep.keep and u >= keep.freeze:
-            smallest = float(self.values[self.x != 0].abs().min())
-            if smallest >= keep.clear or u >= keep.hurry:
-                self.dead.copy_(self.x == 0)
-                frozen = 1.0
-        if done >= self.steps and alive != keep.keep:
+    def _check_end(self, keep: Keep) -> None:
+        """Say so if a search ended with another number of fields than was asked for."""
+        alive = self.values[self.x != 0].abs()
+        if alive.numel() != keep.keep or float(alive.min()) < keep.clear:
             raise SearchError(
-                f"the search ended with {alive} fields alive instead of {keep.keep}; give it more steps"
+                f"after {self.steps} steps {alive.numel()} fields are alive instead of {keep.keep}, the smallest "
+                f"at |g| = {float(alive.min()):.2g}. Was prox.step() called in every step, with a gradient? Go on "
+                "for some steps, or attach with more steps"
             )
-        self.control.copy_(torch.tensor([penalty, caution, frozen], dtype=torch.float64))
-        self.before[0].copy_(self.x)
-        if velocity is not None:
-            self.before[1].copy_(velocity)
-        assert self._weights is not None
-        group["penalty"] = torch.where(self.dead, math.inf, penalty) if frozen else penalty
+
+    def refuse_idle(self) -> None:
+        """Refuse fields whose module has never run although the model has: their gates would die unheard."""
+        idle = {self.names[number] for hook in self.hooks if not hook.ran for number, _ in hook.at}
+        if self.entered and idle:
+            raise FieldError(
+                f"the modules given for {sorted(idle)} never ran, though the model did: a container, a table that "
+                "is used by its weight alone, or a part that is switched off? Give the module whose output is the "
+                "embedding"
+            )
 
     def _rescale(self, done: int, alive: Tensor) -> None:
         """Refresh the overall factor of the gates."""
@@ -367,33 +333,50 @@ class Gates(nn.Module):
             values = (self.function.value(self.x, self.epsilon) / self.norm)[alive]
             self.scale.copy_(values.square().mean().sqrt())
 
-    def _clear(self, keep: Keep, done: int) -> None:
-        """Lead survivors that sit near zero away from it, before the search ends."""
-        near = (self.values.abs() < 1.5 * keep.clear) & (self.x != 0)
-        if bool(near.any()):
-            scale = self.epsilon.sqrt() if self.function.square else self.epsilon
-            left = max(1, self.steps - done)
-            self.x.add_(torch.where(near, torch.sign(self.x) * 2 * scale / min(left, 100), 0.0))
-
     def _draw_noise(self, done: int) -> None:
         """Draw the noise on x for the next forward: smaller and smaller, then none."""
         left = max(0.0, 1 - done / (NOISE_UNTIL * self.steps))
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + done)
-        draw = torch.randn(len(self.names), generator=generator)
+        generator = torch.Generator("cpu").manual_seed(self.seed * 1_000_003 + done)
+        draw = torch.randn(len(self.names), generator=generator, device="cpu")
         self.noise.copy_(draw * (self.function.noise * left))
         self.noise[self.dead] = 0.0
 
     # ---------------------------------------------------------------- plumbing
 
     def _alive(self) -> list[bool]:
-        alive: list[bool] = (self.values != 0).tolist()
+        alive: list[bool] = (self.x != 0).tolist()
         return alive
 
     def _optimizer(self) -> ProxSGD | None:
-        prox = self._prox() if self._prox is not None else None
-        if prox is None or all(each is not self.x for each in prox.param_groups[0]["params"]):
-            return None
-        return prox
+        """Return the optimizer that ``optimizer()`` made, if it still holds x."""
+        if self._prox is not None and all(each is not self.x for each in self._prox.param_groups[0]["params"]):
+            raise StateError("the optimizer of these gates holds another x: call gates.optimizer(…) again")
+        return self._prox
+
+    def _about(self) -> dict[str, Any]:
+        """Return what must agree for a state dict to fit."""
+        gate = self.function
+        about = {"fields": list(self.names), "gate": gate.name, "alpha": gate.alpha, "tau": gate.tau}
+        return {**about, "steps": self.steps, "rescale": self.rescale}
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Load, after a check that the state is one of gates like these."""
+        theirs = state_dict.pop(f"{prefix}about", None)
+        if theirs is not None:
+            there = json.loads(bytes(theirs.tolist()).decode())
+            for key, value in self._about().items():
+                if there.get(key) != value:
+                    raise StateError(
+                        f"this state dict is of gates with {key} = {there.get(key)!r}, but these gates have "
+                        f"{value!r}: attach as it was done there"
+                    )
+            state_dict[f"{prefix}about"] = theirs
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if self._prox is None:
+            self._loaded = True
+        else:
+            self._prox.param_groups[0]["lr"] = self.schedule.lr(int(self.steps_done))
+            set_penalty(self, self._prox)
 
     @torch.no_grad()
     def _normalise(self) -> None:
@@ -404,14 +387,11 @@ class Gates(nn.Module):
     def _apply(self: _Self, fn: Any, recurse: bool = True) -> _Self:
         """Move to another device with the model, but stay in full precision."""
         super()._apply(device_only(fn), recurse)  # type: ignore[no-untyped-call]
-        if self._weights is not None:
-            self._weights = self._weights.to(self.x.device)
         self._normalise()
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        return {**state, "_prox": None, "live": None}
+        return {**self.__dict__, "live": None, "last": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

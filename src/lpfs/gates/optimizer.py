@@ -121,6 +121,8 @@ class ProxSGD(torch.optim.Optimizer):
             direction = velocity
         x.add_(direction, alpha=-group["lr"])
         threshold = threshold_of(group)
+        if isinstance(threshold, Tensor) and threshold.device != x.device:
+            threshold = threshold.to(x.device)
         x.copy_(soft_threshold(x, threshold) if group["prox"] == "l1" else hard_threshold(x, threshold))
 
 
@@ -128,7 +130,12 @@ def threshold_of(group: dict[str, Any]) -> float | Tensor:
     """Return how far one step of this group moves an entry towards zero: λη, by default."""
     factor = {"paper": 1.0, "doubled": 2.0, "momentum": 1 / (1 - group["momentum"])}[group["threshold"]]
     threshold: float | Tensor = group["penalty"] * (factor * group["lr"])
-    return threshold if group["weights"] is None else group["weights"] * threshold
+    weights = group["weights"]
+    if weights is None:
+        return threshold
+    if isinstance(threshold, Tensor) and threshold.device != weights.device:
+        threshold = threshold.to(weights.device)
+    return weights * threshold  # type: ignore[no-any-return]
 
 
 def _check(group: dict[str, Any]) -> None:

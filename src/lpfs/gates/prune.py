@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from lpfs.errors import AbsenceError, ExactnessError, FieldError, InputError, StateError
-from lpfs.gates.absorb import FACTORS
 from lpfs.gates.attach import Factors, Multiply, refuse_wrapped
 from lpfs.gates.leak import Where, check_leaks
-from lpfs.gates.logits import Call, logits_of, max_change, rounding_bound
+from lpfs.gates.logits import Call, logits_of, max_change, precise, rounding_bound
 from lpfs.gates.module import NAME
 from lpfs.gates.sites import Place, check_reader, is_not_absence
-from lpfs.gates.state import carry_over, check_state
+from lpfs.gates.state import as_list, carry_over, check_state
 from lpfs.schema import Selection
 
 
@@ -58,47 +57,53 @@ class Pruned:
     """What ``prune`` returns: new ones; its arguments are as they were."""
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer | None
+    optimizer: torch.optim.Optimizer | list[torch.optim.Optimizer | None] | None
     certificate: Certificate
 
 
 class Zeros(nn.Module):
     """Stands where a dropped field was: zeros of the right shape, no table and no lookup."""
 
-    def __init__(self, width: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.width = width
-        self.dtype = dtype
+    like: Tensor
 
-    def forward(self, ids: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return (…, width) zeros for ids of any shape."""
-        return torch.zeros(*ids.shape, self.width, dtype=self.dtype, device=ids.device)
+    def __init__(self, shape: tuple[int, ...], like: Tensor) -> None:
+        super().__init__()
+        self.shape = shape
+        self.register_buffer("like", like.detach().new_empty(0), persistent=False)  # follows dtype and device
+
+    def zeros(self, *leading: int) -> Tensor:
+        """Return zeros (…, *shape)."""
+        return torch.zeros(*leading, *self.shape, dtype=self.like.dtype, device=self.like.device)
+
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return zeros for ids of any shape, as nn.Embedding does."""
+        return self.zeros(*input.shape)
 
     def extra_repr(self) -> str:
-        """Show the width."""
-        return f"{self.width}"
+        """Show the shape."""
+        return f"{tuple(self.shape)}"
 
 
 class ZeroBags(Zeros):
     """Zeros where an EmbeddingBag was."""
 
-    def __init__(self, width: int, dtype: torch.dtype, include_last_offset: bool) -> None:
-        super().__init__(width, dtype)
-        self.include_last_offset = include_last_offset
+    include_last_offset = False
 
-    def forward(self, ids: Tensor, offsets: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
-        """Return (bags, width) zeros."""
-        bags = ids.shape[0] if offsets is None else offsets.shape[0] - int(self.include_last_offset)
-        return torch.zeros(bags, self.width, dtype=self.dtype, device=ids.device)
+    def forward(self, input: Tensor, offsets: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        """Return zeros (bags, D)."""
+        bags = input.shape[0] if offsets is None else offsets.shape[0] - int(self.include_last_offset)
+        return self.zeros(bags)
 
 
 class ZeroBranch(Zeros):
-    """Zeros where a dense branch was: (B, width) for its first tensor of B rows."""
+    """Zeros where a dense branch was: one row for every row of its first tensor."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return (B, width) zeros."""
-        first = next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
-        return torch.zeros(first.shape[0], self.width, dtype=self.dtype, device=first.device)
+        """Return zeros (B, …)."""
+        first = next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None)
+        if first is None:
+            raise ExactnessError("a dropped branch is called without any tensor: it cannot be replaced by zeros")
+        return self.zeros(first.shape[0])
 
 
 def prune(
@@ -107,7 +112,7 @@ def prune(
     *,
     batch: Any = None,
     inputs: Mapping[str, Where] | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     cut: bool = False,
     call: Call | None = None,
 ) -> Pruned:
@@ -122,7 +127,7 @@ def prune(
         batch: a batch to prove it on; without one the result says "not certified".
         inputs: field -> where its raw value is in the batch: a key, a path such as ``("ids", 3)`` that may end
             in a column of a tensor, or a function from a batch to one with other values in that field.
-        optimizer: the model's optimizer; a new one with its state is returned.
+        optimizer: the model's optimizer, or several; new ones with their state are returned.
         cut: also cut the columns of the Linear that reads the fields, where ``attach`` was told of it; then
             outputs agree to rounding. Without it the dense part reads zeros, which is bit-equal for any model.
         call: how to run the model on the batch (see :func:`absorb`).
@@ -132,38 +137,38 @@ def prune(
     if hasattr(model, NAME):
         raise StateError("prune: this model still has gates; absorb them first")
     places = _dropped_places(model, selection)
-    if optimizer is not None:
-        check_state(optimizer)
+    optimizers = as_list(optimizer)
+    for each in optimizers:
+        check_state(each)
     cuts = _columns_to_cut(model, places) if cut else {}
-    checked = () if batch is None else check_leaks(model, selection.dropped, batch, inputs or {}, call)
+    known = inputs or {}
+    checked = () if batch is None else check_leaks(model, selection.dropped, selection.names, batch, known, call)
 
-    removed, narrow = _removable(model, places), {place.module for each in cuts.values() for place in each}
-    widths = _branch_shapes(model, [path for path, kind in removed.items() if kind is ZeroBranch], batch, call)
+    removed = {place.module for several in places.values() for place in several if place.whole}
+    narrow = {place.module for several in cuts.values() for place in several}
+    outputs = _branch_outputs(model, removed, batch, call)
     memo: dict[int, Any] = {}
     for path in removed:
         module = model.get_submodule(path)
-        memo[id(module)] = _stand_in(module, path, widths, empty=path in narrow)
+        memo[id(module)] = _stand_in(module, outputs.get(path), empty=path in narrow)
     smaller: nn.Module = copy.deepcopy(model, memo)
-    _forget_factors(smaller, set(selection.dropped), removed)
+    _forget_factors(smaller)
     columns = {path: _kept_columns(model, path, several) for path, several in cuts.items()}
     for path, index in columns.items():
         _cut_linear(smaller, path, index)
 
-    change, bound = None, 0.0
-    if batch is not None:
-        before = logits_of(model, batch, call)
-        bound = rounding_bound(before) if cuts else 0.0
-        change = _compare(smaller, before, batch, call, cut, bound)
+    change, bound = (None, 0.0) if batch is None else _compare(model, smaller, batch, call, bool(cuts))
     unchecked = tuple(name for name in selection.dropped if name not in checked)
     certificate = Certificate(change, bound, checked, unchecked)
-    if optimizer is None:
-        return Pruned(smaller, None, certificate)
-    return Pruned(smaller, _carry(optimizer, model, smaller, columns), certificate)
+    carried = [_carry(each, model, smaller, columns) for each in optimizers]
+    if optimizer is None or isinstance(optimizer, torch.optim.Optimizer):
+        return Pruned(smaller, carried[0] if carried else None, certificate)
+    return Pruned(smaller, carried, certificate)
 
 
 def _carry(
     optimizer: torch.optim.Optimizer, model: nn.Module, smaller: nn.Module, columns: Mapping[str, Tensor]
-) -> torch.optim.Optimizer:
+) -> torch.optim.Optimizer | None:
     """Return the optimizer of the smaller model: its weights are found by their names."""
     after = dict(smaller.named_parameters(remove_duplicate=False))
     replaced: dict[nn.Parameter, nn.Parameter | None] = {}
@@ -194,67 +199,61 @@ def _dropped_places(model: nn.Module, selection: Selection) -> dict[str, tuple[P
     return places
 
 
-def _removable(model: nn.Module, places: Mapping[str, Sequence[Place]]) -> dict[str, type[Zeros]]:
-    """Return the modules that can go: those that are a dropped field as a whole."""
-    removed: dict[str, type[Zeros]] = {}
-    for several in places.values():
-        for place in several:
-            if place.whole:
-                module = model.get_submodule(place.module)
-                kinds = {nn.Embedding: Zeros, nn.EmbeddingBag: ZeroBags}
-                removed[place.module] = kinds.get(type(module), ZeroBranch)
-    return removed
-
-
-def _branch_shapes(
-    model: nn.Module, paths: Sequence[str], batch: Any, call: Call | None
-) -> dict[str, tuple[int, torch.dtype]]:
-    """Return width and dtype of what branches return: by running the model, else by their last Linear."""
-    shapes: dict[str, tuple[int, torch.dtype]] = {}
-    if not paths:
-        return shapes
+def _branch_outputs(model: nn.Module, paths: Iterable[str], batch: Any, call: Call | None) -> dict[str, Tensor]:
+    """Return what dropped branches return, to know its shape: by running the model, else by their last Linear."""
+    branches = {
+        path: module
+        for path in sorted(paths)
+        if not isinstance(module := model.get_submodule(path), nn.Embedding | nn.EmbeddingBag)
+    }
+    outputs: dict[str, Tensor] = {}
+    if not branches:
+        return outputs
     if batch is None:
-        for path in paths:
-            last = [each for each in model.get_submodule(path).modules() if isinstance(each, nn.Linear)]
-            if not last:
+        for path, module in branches.items():
+            linears = [each for each in module.modules() if isinstance(each, nn.Linear)]
+            if not linears:
                 raise InputError(f"prune needs a batch to see what {path!r} returns")
-            shapes[path] = (last[-1].out_features, last[-1].weight.dtype)
-        return shapes
+            outputs[path] = linears[-1].weight.new_empty(0, linears[-1].out_features)
+        return outputs
 
-    def watch(path: str) -> Any:
+    def watch(path: str, module: nn.Module) -> Any:
         def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-            shapes[path] = (output.shape[-1], output.dtype)
+            outputs[path] = output
 
-        return model.get_submodule(path).register_forward_hook(hook)
+        return module.register_forward_hook(hook)
 
-    handles = [watch(path) for path in paths]
+    handles = [watch(path, module) for path, module in branches.items()]
     try:
         logits_of(model, batch, call)
     finally:
         for handle in handles:
             handle.remove()
-    return shapes
+    return outputs
 
 
-def _stand_in(module: nn.Module, path: str, widths: Mapping[str, tuple[int, torch.dtype]], empty: bool) -> Zeros:
-    if type(module) is nn.Embedding:
-        return Zeros(0 if empty else module.embedding_dim, module.weight.dtype)
-    if type(module) is nn.EmbeddingBag:
-        width = 0 if empty else module.embedding_dim
-        return ZeroBags(width, module.weight.dtype, module.include_last_offset)
-    width, dtype = widths[path]
-    return ZeroBranch(0 if empty else width, dtype)
+def _stand_in(module: nn.Module, output: Tensor | None, empty: bool) -> Zeros:
+    """Return the module that gives zeros in place of a dropped one, in the same mode."""
+    result: Zeros
+    if isinstance(module, nn.EmbeddingBag):
+        result = ZeroBags((0 if empty else module.embedding_dim,), module.weight)
+        result.include_last_offset = module.include_last_offset
+    elif isinstance(module, nn.Embedding):
+        result = Zeros((0 if empty else module.embedding_dim,), module.weight)
+    else:
+        if output is None:
+            raise InputError("a dropped branch did not run on this batch: its shape is not known")
+        result = ZeroBranch((*output.shape[1:-1], 0 if empty else output.shape[-1]), output)
+    return result.train(module.training)
 
 
-def _forget_factors(model: nn.Module, dropped: set[str], removed: Mapping[str, Any]) -> None:
-    """Drop the constants of fields whose modules are gone."""
-    factors = model._modules.get(FACTORS)
-    if not isinstance(factors, Factors):
-        return
-    used = {number for module in model.modules() for hook in module._forward_hooks.values()
-            if isinstance(hook, Multiply) for number, _ in hook.at}  # fmt: skip
-    if not used:
-        del model._modules[FACTORS]
+def _forget_factors(model: nn.Module) -> None:
+    """Drop constants that no module uses any more."""
+    used = {id(hook.source) for module in model.modules() for hook in module._forward_hooks.values()
+            if isinstance(hook, Multiply)}  # fmt: skip
+    for name, each in list(model._modules.items()):
+        if isinstance(each, Factors) and id(each) not in used:
+            del model._modules[name]
 
 
 def _columns_to_cut(model: nn.Module, places: Mapping[str, Sequence[Place]]) -> dict[str, list[Place]]:
@@ -263,7 +262,11 @@ def _columns_to_cut(model: nn.Module, places: Mapping[str, Sequence[Place]]) -> 
     for name, several in places.items():
         for place in several:
             if place.whole and place.reader is not None:
-                check_reader(model, name, place.reader)
+                linear = check_reader(model, name, place.reader)
+                names = [path for path, weight in model.named_parameters(remove_duplicate=False)
+                         if weight is linear.weight]  # fmt: skip
+                if len(names) > 1:
+                    raise InputError(f"columns cannot be cut: the weight of {place.reader!r} is shared: {names}")
                 cuts.setdefault(place.reader, []).append(place)
     if places and not cuts:
         odd = _not_absent(model)
@@ -294,22 +297,30 @@ def _cut_linear(model: nn.Module, path: str, columns: Tensor) -> None:
 
 
 def _compare(
-    smaller: nn.Module, before: list[Tensor], batch: Any, call: Call | None, cut: bool, bound: float
-) -> float:
-    """Return how much the output moved; refuse the pruned model if it is more than the bound."""
+    model: nn.Module, smaller: nn.Module, batch: Any, call: Call | None, cut: bool
+) -> tuple[float, float]:
+    """Return how much the output moved and how much it may; refuse the smaller model if it is more."""
+    before = logits_of(model, batch, call)
+    bound = rounding_bound(before) if cut else 0.0
     try:
         change = max_change(before, logits_of(smaller, batch, call))
-    except RuntimeError as error:
-        if not cut:
-            raise
-        odd = _not_absent(smaller) or "the fields do not reach the Linear as one concatenation"
-        raise AbsenceError(f"columns cannot be cut: {odd} ({error})") from error
-    if change > bound:
+        moved, limit = change, bound
+        fine, data = precise(model, batch)
+        if cut and fine is not model:  # half precision: what counts is whether the same happens in float64
+            reference = logits_of(fine, data, call)
+            moved, limit = (
+                max_change(reference, logits_of(precise(smaller, batch)[0], data, call)),
+                rounding_bound(reference),
+            )
+    except (RuntimeError, AttributeError, TypeError) as error:
+        odd = _not_absent(smaller) or "a module that was dropped is used in a way that zeros cannot stand in for"
+        raise AbsenceError(f"{'columns cannot be cut' if cut else 'cannot prune'}: {odd} ({error})") from error
+    if moved > limit:
         if cut:
             odd = _not_absent(smaller) or "a layer between the fields and the Linear changes zeros"
-            raise AbsenceError(f"columns cannot be cut, the output would move by {change:.3g}: {odd}")
-        raise ExactnessError(f"pruning would move the output by {change:.3g}; nothing was changed")
-    return change
+            raise AbsenceError(f"columns cannot be cut, the output would move by {moved:.3g}: {odd}")
+        raise ExactnessError(f"pruning would move the output by {moved:.3g}; nothing was changed")
+    return change, bound
 
 
 def _not_absent(model: nn.Module) -> str | None:

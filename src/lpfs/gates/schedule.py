@@ -59,10 +59,16 @@ class Schedule:
     lr: Decay
     refresh: int = 100
 
+    def __post_init__(self) -> None:
+        if self.epsilon.floor < 1e-12:
+            raise InputError(f"ε needs a floor of at least 1e-12, or it ends at 0: found {self.epsilon.floor!r}")
+        if self.refresh < 1:
+            raise InputError(f"refresh must be at least 1, found {self.refresh!r}")
+
     def total_lr(self, steps: int) -> float:
         """Return Ση: how far a unit penalty can move a gate in this many steps.
 
-        >>> Schedule(Decay(0.1, 1.0), Decay(0.5, 1.0)).total_lr(4)
+        >>> Schedule(Decay(0.1, 1.0, floor=1e-5), Decay(0.5, 1.0)).total_lr(4)
         2.0
         """
         every = self.lr.every

@@ -73,9 +73,12 @@ class Place:
 
 
 def find_places(
-    model: nn.Module, fields: Fields, reader: nn.Module | str | None = None
+    model: nn.Module,
+    fields: Fields,
+    reader: nn.Module | str | None = None,
+    twins: Mapping[str, nn.Module] | None = None,
 ) -> dict[str, tuple[Place, ...]]:
-    """Resolve what the user wrote to places in the model, and check all of it."""
+    """Resolve what the user wrote to places in the model, and check all of it; ``twins`` will replace modules."""
     if isinstance(fields, nn.ModuleDict):
         fields = dict(fields.items())
     wanted = fields if isinstance(fields, Mapping) else match_tables(model, fields)
@@ -92,7 +95,7 @@ def find_places(
         places[name] = tuple(_place(model, paths, name, each) for each in several)
     if reader is not None:
         places = _columns_in_order(model, places, _path(model, paths, "reader", reader))
-    _refuse_overlaps(places)
+    _refuse_overlaps(model, places, twins or {})
     return places
 
 
@@ -141,6 +144,12 @@ def _path(model: nn.Module, paths: dict[nn.Module, list[str]], name: str, module
 def _place(model: nn.Module, paths: dict[nn.Module, list[str]], name: str, given: SiteLike) -> Place:
     site = given if isinstance(given, Site) else Site(given)
     path = _path(model, paths, name, site.module)
+    if isinstance(model.get_submodule(path), nn.ModuleDict | nn.ModuleList):
+        raise FieldError(f"field {name!r}: {path!r} is a container that never runs; give the modules inside it")
+    if not isinstance(site.index, int | slice | None) or not isinstance(site.dim, int):
+        raise FieldError(
+            f"field {name!r}: index must be a position or a slice, found {site.index!r}, {site.dim!r}"
+        )
     start: int | None = None
     stop: int | None = None
     if isinstance(site.index, slice):
@@ -222,12 +231,15 @@ def _columns_in_order(
     return result
 
 
-def _refuse_overlaps(places: dict[str, tuple[Place, ...]]) -> None:
+def _refuse_overlaps(
+    model: nn.Module, places: dict[str, tuple[Place, ...]], twins: Mapping[str, nn.Module]
+) -> None:
     """Refuse two gates on one output: a module named twice, or slices that overlap."""
-    seen: dict[str, list[tuple[str, Place]]] = {}
+    seen: dict[nn.Module, list[tuple[str, Place]]] = {}
     for name, several in places.items():
         for place in several:
-            for other, there in seen.setdefault(place.module, []):
+            module = twins.get(place.module) or model.get_submodule(place.module)
+            for other, there in seen.setdefault(module, []):
                 if place.whole or there.whole:
                     raise FieldError(
                         f"fields {other!r} and {name!r} are both the output of {place.module!r}: one gate a "
@@ -240,4 +252,4 @@ def _refuse_overlaps(places: dict[str, tuple[Place, ...]]) -> None:
                     raise FieldError(f"the parts of {place.module!r} must all count along one dim")
                 if set(range(place.start or 0, place.stop or 0)) & set(range(there.start or 0, there.stop or 0)):
                     raise FieldError(f"fields {other!r} and {name!r} overlap in the output of {place.module!r}")
-            seen[place.module].append((name, place))
+            seen[module].append((name, place))

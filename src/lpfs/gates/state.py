@@ -7,7 +7,7 @@ gradients is divided by g, one of squared gradients by g². A weight whose gate 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ POWERS: dict[str, dict[str, int]] = {
     "RMSprop": {"square_avg": 2, "grad_avg": 1, "momentum_buffer": 0, "step": 0},
     "RowWiseAdagrad": {"sum": 2, "step": 0},
 }
-POWERS["AdamW"] = POWERS["SparseAdam"] = POWERS["NAdam"] = POWERS["Adam"]
+POWERS["AdamW"] = POWERS["SparseAdam"] = POWERS["Adam"]
 POWERS["NAdam"] = {**POWERS["Adam"], "mu_product": 0}
 
 
@@ -37,6 +37,15 @@ def powers_of(optimizer: torch.optim.Optimizer) -> dict[str, int]:
         f"the state of {type(optimizer).__name__} is not known to lpfs (known: {known}); add it to "
         "lpfs.gates.state.POWERS, or go on without optimizer= and start a new optimizer"
     )
+
+
+def as_list(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+) -> list[torch.optim.Optimizer]:
+    """Return none, one or several optimizers as a list."""
+    if optimizer is None:
+        return []
+    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
 
 
 def check_state(optimizer: torch.optim.Optimizer) -> dict[str, int]:
@@ -61,11 +70,14 @@ def check_columns(optimizer: torch.optim.Optimizer, module: nn.Module, columns: 
             raise InputError(f"the row-wise state {key!r} of a Linear cannot be rescaled by columns")
 
 
-def add_twin(optimizer: torch.optim.Optimizer, old: nn.Parameter, new: nn.Parameter) -> None:
+def add_twin(optimizer: torch.optim.Optimizer, old: nn.Parameter, new: nn.Parameter, name: str) -> None:
     """Add a weight that was split off another one, with a copy of its state."""
     for group in optimizer.param_groups:
-        if any(each is old for each in group["params"]):
-            group["params"].append(new)
+        places = [number for number, each in enumerate(group["params"]) if each is old]
+        if places:
+            group["params"].insert(places[0], new)
+            if "param_names" in group:
+                group["param_names"].insert(places[0], name)
             if old in optimizer.state:
                 optimizer.state[new] = {key: _cut(value, old, None) for key, value in optimizer.state[old].items()}
             return
@@ -99,8 +111,8 @@ def carry_over(
     optimizer: torch.optim.Optimizer,
     replaced: Mapping[nn.Parameter, nn.Parameter | None],
     columns: Mapping[nn.Parameter, Tensor],
-) -> torch.optim.Optimizer:
-    """Return an optimizer of the same kind over new weights, with its state.
+) -> torch.optim.Optimizer | None:
+    """Return an optimizer of the same kind over new weights, with its state; None if it has no weight left.
 
     Args:
         optimizer: the old one; it is left as it was.
@@ -117,7 +129,9 @@ def carry_over(
     kind = type(optimizer)
     accepted = inspect.signature(kind.__init__).parameters
     defaults = {key: value for key, value in optimizer.defaults.items() if key in accepted}
-    result: torch.optim.Optimizer = kind([each for each in groups if each["params"]], **defaults)
+    if not any(each["params"] for each in groups):
+        return None
+    result: torch.optim.Optimizer = kind(groups, **defaults)
     result.state.clear()
     for old, state in optimizer.state.items():
         assert isinstance(old, nn.Parameter)
