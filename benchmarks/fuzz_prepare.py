@@ -335,7 +335,7 @@ class Box:
 
     def _dataset(self, kind: str, rng: random.Random) -> str:
         from lpfs.data import Dataset
-        from lpfs.data.format import file_checksum, json_checksum
+        from lpfs.data.store.format import file_checksum, json_checksum
 
         root = self.room / "data"
         shutil.copytree(self.folder / "sample", root)

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpfs.data.dataset import Dataset
-from lpfs.data.planning import TABLE, Job, plan, table
+from lpfs.data.plan.job import TABLE, Job, plan, table
 from lpfs.data.prefetch import prefetch
 from lpfs.data.progress import Reporter
-from lpfs.data.temporary import check_target
-from lpfs.data.writer import DatasetWriter
+from lpfs.data.store.temporary import check_target
+from lpfs.data.store.writer import DatasetWriter
 from lpfs.errors import DataError
 from lpfs.schema import Schema
 
 if TYPE_CHECKING:
-    from lpfs.data.clock import Clock
-    from lpfs.data.encoder import Encoder
-    from lpfs.data.sources import Chunk
+    from lpfs.data.encode.encoder import Encoder
+    from lpfs.data.raw.clock import Clock
+    from lpfs.data.raw.source import Chunk
 
 VERSION = 1  # of what prepare does with the same source and options; part of the fingerprint
 SMALL = 1 << 20  # bytes of a source that needs no reading ahead
@@ -72,7 +72,7 @@ def run(
     job: Job, out: str | os.PathLike[str], *, replace: bool = False, reporter: Reporter | None = None
 ) -> Dataset:
     """Do a planned job: read days, count training values, encode all rows."""
-    from lpfs.data.clock import make_clock
+    from lpfs.data.raw.clock import make_clock
 
     reporter = reporter or Reporter(quiet=True)
     out, options, source = Path(out), job.options, job.source
@@ -126,8 +126,8 @@ def run(
 
 def learn(job: Job, clock: Clock, train: set[int], track: Any) -> tuple[list[Encoder], dict[str, str]]:
     """Show the training period to an encoder a field; return those that stay, and why others do not."""
-    from lpfs.data.encoders import make_encoder
-    from lpfs.data.passes import day_rows, observe
+    from lpfs.data.encode.days import day_rows
+    from lpfs.data.encode.passes import make_encoder, observe
 
     options = job.options
     encoders = [make_encoder(each, options.seed) for each in job.plans if each.kind != "ignore"]
@@ -159,7 +159,8 @@ def write(
     track: Any,
 ) -> None:
     """Encode all rows into a new Dataset."""
-    from lpfs.data.passes import day_rows, encode
+    from lpfs.data.encode.days import day_rows
+    from lpfs.data.encode.passes import encode
 
     options = job.options
     schema = Schema(tuple(each.field for each in encoders), options.label, options.tasks)

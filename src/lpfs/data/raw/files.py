@@ -1,0 +1,85 @@
+"""What the user gave as a source: a file, a folder or a pattern of them, or a table in memory."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lpfs.data.raw.blocks import PARQUET, magic, telling
+from lpfs.data.raw.source import Source
+from lpfs.errors import DataError, InputError, MissingPackageError
+
+SUFFIXES = (".csv", ".tsv", ".txt", ".tab", ".parquet", ".pq")
+PACKED = (".gz", ".zst", ".zstd")
+
+
+def open_source(source: Any, *, separator: str | None = None, header: bool | Sequence[str] = True) -> Source:
+    """Open what the user gave: a path, a folder, a pattern, a list of paths, or a table in memory.
+
+    Args:
+        source: see above; tables may be polars, pandas, Arrow, or anything with the Arrow stream protocol.
+        separator: of a text table; found from the first line when not given.
+        header: whether text tables name their columns in the first line; or the names, where they do not.
+
+    """
+    try:
+        from lpfs.data.raw.parquet import ParquetSource
+        from lpfs.data.raw.table import TableSource
+        from lpfs.data.raw.text import CsvSource
+    except ImportError as error:
+        raise MissingPackageError(f"prepare needs polars ({error}); install: pip install polars") from None
+    if isinstance(source, (str, os.PathLike, list, tuple)):
+        paths = find_files(source)
+        if not paths:
+            raise DataError(f"{source}: no file given; name at least one CSV or Parquet file")
+        kinds = {path: magic(path) == PARQUET for path in paths}
+        if len(set(kinds.values())) > 1:
+            odd = next(path for path in paths if kinds[path] != kinds[paths[0]])
+            raise DataError(f"{odd}: text and Parquet files are mixed ({paths[0]}); prepare one kind at a time")
+        if kinds[paths[0]]:
+            return ParquetSource(paths)
+        return CsvSource(paths, separator=separator, header=header)
+    return TableSource(source)
+
+
+def find_files(source: Any) -> list[Path]:
+    """Return the files that a path, a folder, a pattern or a list of those stands for, in natural order."""
+    if isinstance(source, (list, tuple)):
+        return [path for each in source for path in find_files(each)]
+    text = os.fspath(source)
+    if not isinstance(text, str) or "\0" in text or not text:
+        raise InputError(f"a source is a path as text, found {text!r}")
+    path = Path(text)
+    with telling(path):
+        if path.is_dir():
+            found = [each for each in path.iterdir() if each.is_file() and is_table(each.name)]
+            if not found:
+                raise DataError(f"{path}: no CSV, TSV or Parquet file in this folder ({', '.join(SUFFIXES)})")
+            return sorted(found, key=natural)
+        if path.exists():
+            return [path]
+    matches = sorted((Path(each) for each in glob.glob(text, recursive=True)), key=natural)
+    files = [each for each in matches if each.is_file()]
+    if not files:
+        raise DataError(f"{path}: there is no such file or folder, and no file matches it as a pattern")
+    return files
+
+
+def is_table(name: str) -> bool:
+    """Whether a file in a folder is taken for a part of the log."""
+    if name.startswith((".", "_")):
+        return False
+    stem = name.lower()
+    for packed in PACKED:
+        stem = stem.removesuffix(packed)
+    return stem.endswith(SUFFIXES) or re.fullmatch(r"day_\d+", stem) is not None
+
+
+def natural(path: Path) -> list[tuple[int, int, str]]:
+    """Sort key under which day_2 comes before day_10."""
+    parts = re.split(r"([0-9]+)", str(path))
+    return [(0, int(part), "") if part.isdecimal() and part.isascii() else (1, 0, part) for part in parts]
