@@ -22,6 +22,7 @@ def chunks():
 
 def test_plain_lines_a_bar_or_nothing(monkeypatch):
     monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "QUICK", 0.0)
     plain, terminal, quiet = io.StringIO(), Terminal(), io.StringIO()
     assert len(list(Reporter(stream=plain).track(chunks(), "counting", 30))) == 3
     assert "counting: 2 rows" in plain.getvalue()

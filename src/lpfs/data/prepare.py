@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from lpfs.data.dataset import Dataset
-from lpfs.data.plan.job import TABLE, Job, plan, table
+from lpfs.data.plan.job import Job, plan
+from lpfs.data.plan.table import TITLE, printed
 from lpfs.data.prefetch import prefetch
 from lpfs.data.progress import Reporter
 from lpfs.data.store.temporary import check_target
@@ -20,12 +23,14 @@ from lpfs.errors import DataError
 from lpfs.schema import Schema
 
 if TYPE_CHECKING:
+    from lpfs.data.encode.days import DayRows
     from lpfs.data.encode.encoder import Encoder
     from lpfs.data.raw.clock import Clock
     from lpfs.data.raw.source import Chunk
 
 VERSION = 1  # of what prepare does with the same source and options; part of the fingerprint
 SMALL = 1 << 20  # bytes of a source that needs no reading ahead
+LOOKED_AT = 1000  # rows from which an error message quotes
 UNCOVERED = 0.5  # share of the training values below which a vocabulary is called too small
 
 
@@ -64,7 +69,7 @@ def prepare(
     """
     reporter = Reporter(quiet=quiet)
     job = plan(source, label=label, time=time, fields=fields, preset=preset, **options)
-    reporter.table("Fields (correct them with fields=… or --fields)", TABLE, table(job))
+    reporter.table(TITLE, *printed(job))
     return run(job, out, replace=replace, reporter=reporter)
 
 
@@ -74,9 +79,10 @@ def run(
     """Do a planned job: read days, count training values, encode all rows."""
     from lpfs.data.raw.clock import make_clock
 
-    reporter = reporter or Reporter(quiet=True)
+    reporter, begin = reporter or Reporter(quiet=True), monotonic()
     out, options, source = Path(out), job.options, job.source
-    mark = fingerprint(job)
+    with reporter.counting("identifying", "MB") as told:
+        mark = fingerprint(job, lambda done: told(done >> 20, source.size >> 20))
     old = existing(out)
     if old is not None and old.fingerprint == mark:
         reporter.say(f"{out}: made before from the same source and options; reused")
@@ -101,7 +107,7 @@ def run(
     if options.train is not None and options.train > len(clock.days):
         raise DataError(f"train: {options.train} training days, but there are {len(clock.days)}")
     train = set(range(options.train if options.train is not None else max(1, len(clock.days) - 1)))
-    encoders, dropped = learn(job, clock, train, track)
+    encoders, dropped = learn(job, clock, train, track, reporter)
     tell_dropped(dropped, reporter, kept=options.keep_all)
     warn_of_small_vocabularies(encoders, reporter)
     settings = {
@@ -115,16 +121,25 @@ def run(
     }
     write(job, clock, encoders, out, mark, settings, replace, track)
     result = Dataset(out)
-    positives = sum(day.positives for day in result.table)
-    days = f"{len(clock.days)} days ({clock.days[0]} to {clock.days[-1]})"
-    reporter.say(
-        f"{out}: {result.rows:,} rows, {positives:,} positive ({positives / result.rows:.2%}), "
-        f"{len(result.schema)} fields, {days if len(clock.days) > 1 else f'one day ({clock.days[0]})'}"
-    )
+    tell_result(result, monotonic() - begin, reporter)
     return result
 
 
-def learn(job: Job, clock: Clock, train: set[int], track: Any) -> tuple[list[Encoder], dict[str, str]]:
+def tell_result(dataset: Dataset, seconds: float, reporter: Reporter) -> None:
+    """Say what was made."""
+    days, kinds = dataset.days(), Counter(field.kind for field in dataset.schema)
+    positives = sum(day.positives for day in dataset.table)
+    fields = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    span = f"{len(days)} days ({days[0]} to {days[-1]})" if len(days) > 1 else f"one day ({days[0]})"
+    reporter.say(
+        f"{dataset.path}: {dataset.rows:,} rows, {positives:,} positive ({positives / dataset.rows:.2%}), {span}, "
+        f"fields: {fields}; {seconds:,.1f} s"
+    )
+
+
+def learn(
+    job: Job, clock: Clock, train: set[int], track: Any, reporter: Reporter
+) -> tuple[list[Encoder], dict[str, str]]:
     """Show the training period to an encoder a field; return those that stay, and why others do not."""
     from lpfs.data.encode.days import day_rows
     from lpfs.data.encode.passes import make_encoder, observe
@@ -132,7 +147,17 @@ def learn(job: Job, clock: Clock, train: set[int], track: Any) -> tuple[list[Enc
     options = job.options
     encoders = [make_encoder(each, options.seed) for each in job.plans if each.kind != "ignore"]
     chunks = track("counting", job.source.chunks(columns(job, encoders), clock.files(train)))
-    twins = observe(day_rows(chunks, clock, options, train), encoders).found()
+    rows = positives = 0
+
+    def counted(parts: Iterable[DayRows]) -> Iterator[DayRows]:
+        nonlocal rows, positives
+        for part in parts:
+            rows += part.frame.height
+            positives += int(part.labels[options.label].sum())
+            yield part
+
+    twins = observe(counted(day_rows(chunks, clock, options, train)), encoders).found()
+    check_classes(job, rows, positives, reporter)
     dropped = {}
     for each in encoders:
         if each.constant:
@@ -146,6 +171,19 @@ def learn(job: Job, clock: Clock, train: set[int], track: Any) -> tuple[list[Enc
             "give more rows or other training days, or keep all columns"
         )
     return kept, dropped
+
+
+def check_classes(job: Job, rows: int, positives: int, reporter: Reporter) -> None:
+    """Refuse a positive value that never occurs; say when all training labels are the same."""
+    label, positive = job.options.label, job.options.positive
+    if positives in (0, rows):
+        if positive is not None and not positives:
+            found = job.source.sample(LOOKED_AT)[label].unique(maintain_order=True).head(5).to_list()
+            raise DataError(
+                f"label {label!r}: no row of the training days holds {positive!r}; "
+                f"the first rows hold {', '.join(map(repr, found))}"
+            )
+        reporter.say(f"label {label!r} is {int(positives > 0)} in every training row: nothing to learn from")
 
 
 def write(
@@ -197,23 +235,26 @@ def tell_dropped(dropped: Mapping[str, str], reporter: Reporter, *, kept: bool) 
 
 def warn_of_small_vocabularies(encoders: list[Encoder], reporter: Reporter) -> None:
     """Say where a cap or a threshold leaves most values without an id of their own."""
-    for each in encoders:
-        covered = each.about().get("covered", 1.0)
-        if covered < UNCOVERED:
-            reporter.say(
-                f"column {each.name!r}: only {covered:.0%} of its training values have an id of their own "
-                f"({each.cardinality - 2:,} of {each.about()['values_seen']:,} values); "
-                "raise max_values, lower min_count, or hash it"
-            )
+    small = [
+        f"{each.name!r} ({each.cardinality - 2:,} of {about['values_seen']:,} values, "
+        f"{about['covered']:.0%} of rows)"
+        for each in encoders
+        if (about := each.about()).get("covered", 1.0) < UNCOVERED
+    ]
+    if small:
+        reporter.say(
+            f"most rows of {len(small)} column{'s' * (len(small) > 1)} share the id of unseen values: "
+            f"{', '.join(small)}; raise max_values, lower min_count, or hash"
+        )
 
 
-def fingerprint(job: Job) -> str:
-    """Identify a source by its content, and what is done with it."""
+def fingerprint(job: Job, told: Callable[[int], None] = lambda done: None) -> str:
+    """Identify a source by its content, and what is done with it; ``told`` hears the bytes read so far."""
     content = {
         "prepare": VERSION,
-        "source": job.source.fingerprint(),
+        "source": job.source.fingerprint(told),
         "options": job.options.to_json(),
-        "fields": [asdict(each) for each in job.plans],
+        "fields": [{**asdict(each), "why": None} for each in job.plans],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 

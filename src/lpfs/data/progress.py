@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lpfs.data.raw.source import Chunk
 
 EVERY = 5.0  # seconds between plain lines
+QUICK = 1.0  # seconds; what takes less is not told
 
 
 class Reporter:
@@ -61,13 +62,13 @@ class Reporter:
         return self._lines(chunks, what, total)
 
     @contextmanager
-    def counting(self, what: str) -> Iterator[Callable[[int, int], None]]:
-        """Give a function that is told rows done and rows in all, and shows them."""
+    def counting(self, what: str, unit: str = "rows") -> Iterator[Callable[[int, int], None]]:
+        """Give a function that is told how much is done and how much there is, and shows it."""
         start = last = time.monotonic()
         bar: Any = None
         if not self.quiet and self.stream.isatty():
             with suppress(ImportError):
-                bar = self._progress()
+                bar = self._progress(unit)
                 bar.start()
 
         task: Any = None
@@ -81,7 +82,8 @@ class Reporter:
                 bar.update(task, completed=done, rows=done, speed=speed)
             elif now - last >= EVERY:
                 last = now
-                self.say(f"{what}: {done:,} rows, {speed:,.0f} rows/s, {(total - done) / speed:,.0f} s left")
+                left = (total - done) / max(speed, 1e-6)
+                self.say(f"{what}: {done:,} {unit}, {speed:,.0f} {unit}/s, {left:,.0f} s left")
 
         try:
             yield told
@@ -102,7 +104,8 @@ class Reporter:
                 left = (now - start) * max(0.0, total / max(1, done) - 1.0)
                 self.say(f"{what}: {rows:,} rows, {rows / (now - start):,.0f} rows/s, {left:,.0f} s left")
         spent = max(time.monotonic() - start, 1e-6)
-        self.say(f"{what}: {rows:,} rows in {spent:,.1f} s, {rows / spent:,.0f} rows/s")
+        if spent >= QUICK:
+            self.say(f"{what}: {rows:,} rows in {spent:,.1f} s, {rows / spent:,.0f} rows/s")
 
     def _bar(self, chunks: Iterator[Chunk], what: str, total: int) -> Iterator[Chunk]:
         progress = self._progress()
@@ -120,11 +123,13 @@ class Reporter:
 
         return run()
 
-    def _progress(self) -> Any:
+    def _progress(self, unit: str = "rows") -> Any:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-        counts = "{task.percentage:>3.0f} %  {task.fields[rows]:,} rows  {task.fields[speed]:,.0f} rows/s"
+        counts = (
+            f"{{task.percentage:>3.0f}} %  {{task.fields[rows]:,}} {unit}  {{task.fields[speed]:,.0f}} {unit}/s"
+        )
         return Progress(
             TextColumn("{task.description:<12}"),
             BarColumn(),

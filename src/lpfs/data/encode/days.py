@@ -20,6 +20,7 @@ from lpfs.data.store.format import AnyArray
 from lpfs.errors import DataError
 
 Labels = dict[str, npt.NDArray[np.uint8]]
+TRUTH = {"true": "1", "false": "0"}
 
 
 @dataclass(frozen=True)
@@ -87,18 +88,20 @@ def read_label(values: pl.Series, options: Options, where: Callable[[int], str])
             raise DataError(f"{what} {values.name!r} is a column of {values.dtype}; it must hold 0 and 1")
         return (as_type(values, pl.String) == options.positive).to_numpy().astype(np.uint8)
 
-    def refuse(row: int) -> DataError:
-        return DataError(
-            f"{where(row)}: {what} {values.name!r} must be 0 or 1, found {values[row]!r:.60}; "
-            "repair the rows, or say which value counts as 1 with positive"
-        )
-
-    if values.dtype == pl.String:
-        bad = as_type(values, pl.Float64, strict=False).is_null()
-        if bad.any():
-            raise refuse(int(bad.arg_max() or 0))
-    numbers = as_numbers(values, where)
+    numbers = label_numbers(values, where)
     wrong = (numbers != 0) & (numbers != 1)
     if wrong.any():
-        raise refuse(int(wrong.argmax()))
+        row = int(wrong.argmax())
+        raise DataError(
+            f"{where(row)}: {what} {values.name!r} must be 0 or 1, found {values[row]!r:.60}; "
+            "repair the rows, or say which value counts as 1: positive='yes', or --positive yes"
+        )
     return numbers.astype(np.uint8)
+
+
+def label_numbers(values: pl.Series, where: Callable[[int], str]) -> npt.NDArray[np.float64]:
+    """Return labels as numbers, true and false as 1 and 0; NaN for any other text."""
+    if values.dtype != pl.String:
+        return as_numbers(values, where)
+    spelled = values.str.strip_chars().str.to_lowercase().replace(TRUTH)
+    return as_type(spelled, pl.Float64, strict=False).to_numpy()

@@ -13,7 +13,7 @@ import polars as pl
 
 from lpfs.data.encode.lookup import Ids, Keys, Lookup
 from lpfs.data.raw.cast import as_type
-from lpfs.data.store.format import FIRST_ID, MISSING_ID
+from lpfs.data.store.format import FIRST_ID, MISSING_ID, UNSEEN_ID
 from lpfs.errors import DataError
 
 Where = Callable[[int], str]
@@ -130,11 +130,13 @@ class Vocabulary:
 
     def encode(self, values: pl.Series) -> Ids:
         """Return the ids of canonical values."""
+        missing = values.is_null().to_numpy()
         if self.values.dtype != values.dtype and len(self.values):
             values = same_type(values, self.values.dtype)
         ids = self.lookup(keys_of(values))
         if values.null_count():
-            ids[values.is_null().to_numpy()] = MISSING_ID
+            ids[values.is_null().to_numpy()] = UNSEEN_ID  # a value that this type does not have
+        ids[missing] = MISSING_ID
         return ids
 
     def stored(self) -> Any:
@@ -143,7 +145,9 @@ class Vocabulary:
 
 
 def same_type(values: pl.Series, dtype: pl.DataType) -> pl.Series:
-    """Bring a chunk whose file stores a column as another type to the type of the vocabulary."""
+    """Bring a chunk whose file stores a column as another type to that of the vocabulary, or to null."""
+    if dtype.is_integer() and values.dtype.is_float():
+        values = values.set(values != values.round(), None)  # 5.5 is not 5
     return as_type(values, dtype, strict=False)
 
 

@@ -108,12 +108,20 @@ def read_fields(given: Any) -> dict[str, dict[str, Any]]:
                 'write for example: [age] kind = "numeric"'
             )
         for option in options:
+            if option not in OPTIONS and isinstance(options[option], Mapping):
+                raise FieldError(
+                    f"{where}: column {name!r}: {option!r} is a table; a column name with a dot needs quotes, "
+                    f'as ["{name}.{option}"]'
+                )
             if option not in OPTIONS:
                 raise FieldError(
                     f"{where}: column {name!r}: unknown option {option!r}"
                     f"{suggestion(str(option), OPTIONS)}; there are {', '.join(OPTIONS)}"
                 )
-        FieldPlan(name, **{str(option): value for option, value in options.items()})
+        try:
+            FieldPlan(name, **{str(option): value for option, value in options.items()})
+        except FieldError as error:
+            raise FieldError(f"{where}: {error}") from None
         result[name] = dict(options)
     return result
 
@@ -147,7 +155,7 @@ def correct(plans: Iterable[FieldPlan], given: Mapping[str, Mapping[str, Any]]) 
             options["kind"] = "multi"
         if "bins" in options and "kind" not in options and plan.kind == "categorical":
             options["kind"] = "numeric"
-        result.append(replace(plan, **options, why="given") if options else plan)
+        result.append(replace(plan, **options, why="given" if "kind" in options else plan.why))
     return result
 
 

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from lpfs.data.plan.fields import FieldPlan
-from lpfs.data.raw.spelling import DATE, NUMBER_MARKS
+from lpfs.data.raw.spelling import DATE, LEADING_ZERO, NUMBER_MARKS, SPLITS, WHOLE, unix_unit
 
 if TYPE_CHECKING:
     import polars as pl
@@ -15,8 +15,10 @@ SAMPLE = 100_000  # rows looked at
 FEW = 50  # whole numbers with at most this many values are taken for codes
 BAG_SEPARATORS = ("|", "^", "\x01", "\x02", "\x03", ";")
 IDENTIFIER = re.compile(r"(^|[^a-z])(id|ids|code|zip|zipcode|hash|key|sku|uuid|guid)$|[a-z0-9](Id|ID)$|_idx?$")
-SPLITS = {"train", "training", "test", "testing", "valid", "validation", "val", "dev", "eval", "holdout"}
+TIMELY = re.compile(r"(^|[^a-z])(time|times|timestamp|datetime|ts|date|at|epoch)$|time(stamp)?$")
+EXACT = 2**53  # whole numbers from here on are too long for an amount, and no longer exact as fractions
 TIME = "a time; give it as the time column to order the rows by it"
+NAMES_ROW = "another value in every row: it names the row"
 
 
 def infer(column: pl.Series) -> FieldPlan:
@@ -87,15 +89,17 @@ def infer_text(column: pl.Series) -> FieldPlan:
         return FieldPlan(name, why="no value in the sample")
     number = as_numbers(values)
     if number is not None:
+        if bool(values.head(1000).str.contains(WHOLE).all()) and float(number.abs().max() or 0) >= EXACT:  # type: ignore[arg-type]
+            return infer_long(column)
         whole = number.fill_nan(None).drop_nulls()
-        if len(whole) and bool((whole == whole.round()).all()) and float(whole.abs().max() or 0) < 2**53:  # type: ignore[arg-type]
+        if len(whole) and bool((whole == whole.round()).all()) and float(whole.abs().max() or 0) < EXACT:  # type: ignore[arg-type]
             return infer_whole(column.rename(name), "whole numbers", numbers=whole.cast(pl.Int64))
         return infer_fractions(number.rename(name))
     if bool(values.head(1000).str.contains(DATE).all()):
         return FieldPlan(name, "ignore", why=TIME)
     distinct = values.n_unique()
     lowered = set(values.unique().head(8).str.to_lowercase().to_list()) if distinct <= 4 else {""}
-    if lowered <= SPLITS:
+    if lowered <= set(SPLITS):
         return FieldPlan(name, "ignore", why="names a split; give it as the time column to cut by it")
     for separator in BAG_SEPARATORS:
         share = values.str.contains(separator, literal=True).mean()
@@ -106,7 +110,7 @@ def infer_text(column: pl.Series) -> FieldPlan:
         if bags.list.len().n_unique() > 1 and elements < distinct:
             return FieldPlan(name, "multi", separator=separator, why=f"{elements} values between {separator!r}")
     if distinct == len(column) > 1000:
-        return FieldPlan(name, "ignore", why="another text in every row: it names the row")
+        return FieldPlan(name, "ignore", why=NAMES_ROW)
     return FieldPlan(name, why=f"text, {many(distinct, column)}")
 
 
@@ -121,7 +125,7 @@ def as_numbers(values: pl.Series) -> pl.Series | None:
     if any(text.strip().lower() not in NUMBER_MARKS for text in odd.to_list()):
         return None
     texts = values.filter(numbers.is_not_null())
-    if bool(texts.head(1000).str.contains(r"^[+-]?0\d").any()):  # leading zeros are spelling, not size
+    if bool(texts.str.contains(LEADING_ZERO).any()):  # leading zeros are spelling, not size
         return None
     return numbers
 
@@ -133,13 +137,34 @@ def infer_whole(column: pl.Series, what: str, numbers: pl.Series | None = None) 
     if not len(values):
         return FieldPlan(name, why="no value in the sample")
     distinct = values.n_unique()
-    if len(values) == len(column) > 1000 and distinct == len(values) and bool(values.is_sorted()):
+    each_row = len(values) == len(column) > 1000 and distinct == len(values)
+    low, high = float(values.min()), float(values.max())  # type: ignore[arg-type]
+    if TIMELY.search(name.lower()) and unix_unit(low, high):
+        return FieldPlan(name, "ignore", why=TIME)
+    if each_row and bool(values.is_sorted()):
         return FieldPlan(name, "ignore", why="numbers the rows")
-    if IDENTIFIER.search(name) or IDENTIFIER.search(name.lower()):
+    if max(-low, high) >= EXACT:
+        return infer_long(column)
+    if each_row and is_identifier(name):
+        return FieldPlan(name, "ignore", why=NAMES_ROW)
+    if is_identifier(name):
         return FieldPlan(name, why=f"named like an identifier, {many(distinct, column)}")
     if distinct <= max(2, min(FEW, len(values) // 20)):
         return FieldPlan(name, why=f"{what}, only {distinct} values")
     return FieldPlan(name, "numeric", why=f"{what}, {many(distinct, column)}")
+
+
+def infer_long(column: pl.Series) -> FieldPlan:
+    """Whole numbers too long for an amount are identifiers; they stay as they are written."""
+    distinct = column.drop_nulls().n_unique()
+    if distinct == len(column) > 1000:
+        return FieldPlan(column.name, "ignore", why=NAMES_ROW)
+    return FieldPlan(column.name, why=f"too long for an amount, {many(distinct, column)}")
+
+
+def is_identifier(name: str) -> bool:
+    """Whether a column is named like an identifier: ad_id, userId, zip."""
+    return bool(IDENTIFIER.search(name) or IDENTIFIER.search(name.lower()))
 
 
 def infer_fractions(column: pl.Series) -> FieldPlan:

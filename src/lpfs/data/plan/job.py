@@ -15,8 +15,6 @@ from lpfs.data.raw.files import open_source
 from lpfs.data.raw.source import Source
 from lpfs.errors import DataError, InputError
 
-TABLE = ("column", "kind", "group", "options", "why")
-
 
 @dataclass(frozen=True)
 class Job:
@@ -50,7 +48,7 @@ def plan(
     check_columns(targets, opened.names, "label")
     if settings.time is not None:
         check_columns([settings.time], opened.names, "time")
-    check_columns(corrections, opened.names, "fields")
+    check_columns(corrections, opened.names, "fields" if isinstance(fields, Mapping) else str(fields))
     for name in corrections:
         if name in targets:
             raise InputError(f"fields: {name!r} is the label or a task, and cannot be a field too")
@@ -58,18 +56,17 @@ def plan(
     from lpfs.data.raw.cast import mark_missing
 
     sample = mark_missing(opened.sample(SAMPLE), settings.missing)
-    merged = {name: {**layout.get(name, {}), **corrections.get(name, {})} for name in opened.names}
     found = [
-        FieldPlan(name, why="preset") if name in layout else infer(sample[name])
+        FieldPlan(name, **layout[name], why="preset") if name in layout else infer(sample[name])
         for name in opened.names
         if name not in targets
     ]
     if settings.time is None and "parts" not in {**known, **given}:
-        times = [each.name for each in found if each.why == TIME and not merged[each.name]]
+        times = [each.name for each in found if each.why == TIME and each.name not in corrections]
         if len(times) == 1:
             settings = replace(settings, time=times[0])
     plans = []
-    for each in correct(found, merged):
+    for each in correct(found, corrections):
         if each.name == settings.time and not corrections.get(each.name):
             each = FieldPlan(each.name, "ignore", why="orders the rows")
         plans.append(settings.complete(each))
@@ -90,22 +87,3 @@ def make_options(given: dict[str, Any]) -> Options:
         return Options(**given)
     except TypeError as error:
         raise InputError(f"an option is of the wrong type: {error}") from error
-
-
-def table(job: Job) -> list[tuple[str, ...]]:
-    """Return the rows of the table of fields."""
-    rows: list[tuple[str, ...]] = [(job.options.label, "label", "", "", "given")]
-    rows += [(name, "task", "", "", "given") for name in job.options.tasks]
-    default = FieldPlan("default")
-    shown = ("separator", "hash", "min_count", "max_values", "bins", "width", "hexadecimal", "cost")
-    for each in job.plans:
-        kind = "time" if each.name == job.options.time and each.kind == "ignore" else each.kind
-        options = [
-            f"{name}={getattr(each, name)}"
-            for name in shown
-            if getattr(each, name) != getattr(default, name)
-            and not (name == "min_count" and (each.hash or each.min_count == 1))
-        ]
-        group = "" if each.kind == "ignore" else each.group
-        rows.append((each.name, kind, group, " ".join(options), each.why))
-    return rows

@@ -14,6 +14,7 @@ import polars as pl
 
 from lpfs.data.raw.cast import as_list
 from lpfs.data.raw.source import Chunk, Source
+from lpfs.data.raw.spelling import SPLITS
 from lpfs.data.raw.times import how_to_read, read_days
 from lpfs.errors import DataError
 
@@ -110,10 +111,12 @@ class ColumnClock(Clock):
             self._check_order(chunk, order)
 
     def settle(self) -> None:
-        """Put the days in order: dates and numbers by value, names as they first appear."""
+        """Put the days in order: dates and numbers by value, train before test, other names as they come."""
         keys = list(self._counts)
         if self._how != "name":
             keys.sort()
+        elif all(key.lower() in SPLITS for key in keys):
+            keys.sort(key=lambda key: SPLITS[key.lower()])
         self._index = {key: index for index, key in enumerate(keys)}
         self.days = [str(key) for key in keys]
 

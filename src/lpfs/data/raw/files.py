@@ -36,6 +36,7 @@ def open_source(source: Any, *, separator: str | None = None, header: bool | Seq
         paths = find_files(source)
         if not paths:
             raise DataError(f"{source}: no file given; name at least one CSV or Parquet file")
+        refuse_twice(paths)
         kinds = {path: magic(path) == PARQUET for path in paths}
         if len(set(kinds.values())) > 1:
             odd = next(path for path in paths if kinds[path] != kinds[paths[0]])
@@ -69,13 +70,30 @@ def find_files(source: Any) -> list[Path]:
     return files
 
 
+def refuse_twice(paths: Sequence[Path]) -> None:
+    """Refuse a file that comes twice, also once packed and once not: its rows would count twice."""
+    seen: dict[str, Path] = {}
+    for path in paths:
+        plain = unpacked(os.path.realpath(path))
+        if plain in seen:
+            raise DataError(
+                f"{path}: the same log as {seen[plain]}, its rows would count twice; name one of them only"
+            )
+        seen[plain] = path
+
+
+def unpacked(name: str) -> str:
+    """Return the name of a file without the ending of its compression."""
+    for ending in PACKED:
+        name = name.removesuffix(ending)
+    return name
+
+
 def is_table(name: str) -> bool:
     """Whether a file in a folder is taken for a part of the log."""
     if name.startswith((".", "_")):
         return False
-    stem = name.lower()
-    for packed in PACKED:
-        stem = stem.removesuffix(packed)
+    stem = unpacked(name.lower())
     return stem.endswith(SUFFIXES) or re.fullmatch(r"day_\d+", stem) is not None
 
 

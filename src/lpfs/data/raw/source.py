@@ -15,6 +15,7 @@ from lpfs.errors import DataError
 if TYPE_CHECKING:
     import polars as pl
 
+Told = Callable[[int], None]
 ROWS = 1 << 16  # rows of a chunk, where the source lets one choose
 
 
@@ -48,8 +49,8 @@ class Source(ABC):
         """Yield all rows, or those of some files, with these columns only."""
 
     @abstractmethod
-    def fingerprint(self) -> list[list[Any]]:
-        """Return name, size and content hash of every part."""
+    def fingerprint(self, told: Told) -> list[list[Any]]:
+        """Return name, size and content hash of every part; ``told`` hears how many bytes were read."""
 
     def rows(self) -> int | None:
         """Return the number of rows where it is known without reading them."""
@@ -86,9 +87,14 @@ class FileSource(Source):
     def _file(self, index: int, columns: Sequence[str]) -> Iterator[Chunk]:
         """Yield the rows of one file."""
 
-    def fingerprint(self) -> list[list[Any]]:
+    def fingerprint(self, told: Told) -> list[list[Any]]:
         """Return name, size and content hash of every file."""
-        return [[path.name, path.stat().st_size, hash_file(path)] for path in self.paths]
+        result: list[list[Any]] = []
+        for path in self.paths:
+            before = sum(size for _, size, _ in result)
+            mark = hash_file(path, lambda done, before=before: told(before + done))  # type: ignore[misc]
+            result.append([path.name, path.stat().st_size, mark])
+        return result
 
     def check_names(self, first: Iterable[str], names: Iterable[str], where: str) -> None:
         """Refuse a file that has other columns than the first one; their order may differ."""
@@ -102,10 +108,12 @@ class FileSource(Source):
             )
 
 
-def hash_file(path: Path) -> str:
+def hash_file(path: Path, told: Told) -> str:
     """Return the SHA-256 of a file."""
-    digest = hashlib.sha256()
+    digest, done = hashlib.sha256(), 0
     with telling(path), path.open("rb") as file:
         while data := file.read(8 << 20):
             digest.update(data)
+            done += len(data)
+            told(done)
     return digest.hexdigest()

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from lpfs.data.raw.cast import first_line, plain
-from lpfs.data.raw.source import ROWS, Chunk, Source
+from lpfs.data.raw.source import ROWS, Chunk, Source, Told
 from lpfs.errors import DataError, InputError
 
 
@@ -42,7 +42,7 @@ class TableSource(Source):
                 self.size * frame.height // self.frame.height,
             )
 
-    def fingerprint(self) -> list[list[Any]]:
+    def fingerprint(self, told: Told) -> list[list[Any]]:
         """Return the names, types and a hash of the content."""
         digest = hashlib.sha256(repr(self.frame.schema).encode())
         for start in range(0, self.frame.height, ROWS):

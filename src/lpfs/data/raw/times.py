@@ -8,10 +8,8 @@ import numpy as np
 import polars as pl
 
 from lpfs.data.raw.cast import as_type
-from lpfs.data.raw.spelling import DATE
+from lpfs.data.raw.spelling import AMBIGUOUS_DATE, DATE, unix_unit
 from lpfs.errors import DataError
-
-UNITS = ((10**9, 10**10, "s"), (10**12, 10**13, "ms"), (10**15, 10**16, "us"), (10**18, 10**19, "ns"))
 
 
 def how_to_read(values: pl.Series) -> str:
@@ -19,13 +17,18 @@ def how_to_read(values: pl.Series) -> str:
     text = as_type(values, pl.String)
     if bool(text.str.contains(DATE).all()):
         return "iso"
+    if bool(text.str.contains(AMBIGUOUS_DATE).all()):
+        raise DataError(
+            f"column {values.name!r}: {text[0]!r} may be a date, but how it is written is not clear; "
+            "give time_format, for example '%d/%m/%Y', or 'name' to take the days as they come"
+        )
     numbers = as_type(values, pl.Float64, strict=False)
     if numbers.null_count() or not bool((numbers == numbers.round()).all()):
         return "name"
     low, high = float(numbers.min() or 0), float(numbers.max() or 0)  # type: ignore[arg-type]
-    for least, most, unit in UNITS:
-        if least <= low and high < most:
-            return f"unix {unit}"
+    unit = unix_unit(low, high)
+    if unit is not None:
+        return f"unix {unit}"
     if low >= 19000101 and high <= 21001231:
         return "%Y%m%d"
     return "number"

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,6 +35,7 @@ VERSION = 1
 MISSING_ID = 0
 UNSEEN_ID = 1
 FIRST_ID = 2
+SYNCED = 16  # files put on the disk at a time
 HEADER = 128  # bytes of the .npy header, padded so that it can be rewritten in place
 
 AnyArray = npt.NDArray[Any]
@@ -100,6 +102,14 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sync_all(folder: Path) -> None:
+    """Put everything below a folder on the disk, many at a time: one by one, each would wait for the disk."""
+    paths = sorted(folder.rglob("*"), reverse=True)  # a folder comes after what is in it
+    with ThreadPoolExecutor(SYNCED) as pool:
+        list(pool.map(sync, (path for path in paths if not path.is_dir())))
+        list(pool.map(sync, (path for path in paths if path.is_dir())))
 
 
 def save_vocabulary(file: BinaryIO, values: Any) -> None:

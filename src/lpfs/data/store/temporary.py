@@ -63,7 +63,9 @@ def check_target(out: Path, *, replace: bool) -> None:
         raise DataError(f"{out} exists and is not a folder; choose another place")
     names = {path.name for path in out.iterdir()}
     if names and not replace:
-        raise DataError(f"{out} exists and is not empty; choose another place or allow it to be replaced")
+        raise DataError(
+            f"{out} exists and is not empty; choose another place, or replace it (--replace, replace=True)"
+        )
     if names and not names & {"dataset.json", "truth.json"}:
         raise DataError(f"{out} holds something else than a Dataset and is left alone; choose another place")
 

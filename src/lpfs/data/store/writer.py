@@ -21,7 +21,7 @@ from lpfs.data.store.format import (
     file_checksum,
     json_checksum,
     save_vocabulary,
-    sync,
+    sync_all,
     vocabulary_file,
     write_json,
 )
@@ -140,7 +140,7 @@ class DatasetWriter:
             self._place = None
             place.discard()
         if isinstance(error, OSError) and error.errno in FULL:
-            raise DataError(full(self.out, error)) from error
+            raise DataError(unwritten(self.out, error)) from error
 
     def _finish(self) -> None:
         final, first = self.schema, self._first
@@ -175,17 +175,17 @@ class DatasetWriter:
         }
         values = json.loads(json.dumps(values))
         write_json(self.folder / "dataset.json", {**values, "checksum": json_checksum(values)})
-        for path in sorted(self.folder.rglob("*"), reverse=True):
-            sync(path)
+        sync_all(self.folder)
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def full(out: Path, error: OSError) -> str:
-    """Say that the disk is full."""
+def unwritten(out: Path, error: OSError) -> str:
+    """Say that something cannot be written, and what to do."""
     reason = error.strerror or error
-    return f"cannot write {out}: {reason}; free some space or choose another place; nothing was kept"
+    cure = "free some space or choose" if error.errno in FULL else "choose"
+    return f"cannot write {out}: {reason}; {cure} another place; nothing was kept"
 
 
 @contextmanager
@@ -194,4 +194,4 @@ def telling(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(full(out, error)) from error
+        raise DataError(unwritten(out, error)) from error
