@@ -583,3 +583,23 @@ def test_columns_with_dots_need_quotes_in_toml(tmp_path):
     (tmp_path / "fields.toml").write_text('["emp.rate"]\nkind = "nummeric"\n')
     with pytest.raises(FieldError, match=r"fields.toml: field 'emp.rate': kind must be one of"):
         prepare(frame, tmp_path / "out", label="click", fields=tmp_path / "fields.toml", quiet=True)
+
+
+def test_decimal_ids_stay_exact(tmp_path):
+    ids = pl.Series([str(10**20 + at % 40) for at in range(400)]).cast(pl.Decimal(38, 0))
+    frame = pl.DataFrame({"click": [0, 1] * 200, "user": ids})
+    dataset = prepare(frame, tmp_path / "out", label="click", parts=1, quiet=True)
+    assert sorted(dataset.vocabulary("user")) == [str(10**20 + at) for at in range(40)]
+
+
+def test_a_column_that_knows_the_answer_is_told(tmp_path, capsys):
+    click = [0, 1, 1, 0, 1] * 30
+    columns = {
+        "copy": click,
+        "flag": ["no" if each else "yes" for each in click],
+        "gap": [each or None for each in click],
+    }
+    columns |= {"near": [*click[:-1], 0], "one": [7] * 150, "tags": [[each] for each in click]}
+    prepare(pl.DataFrame({"click": click, **columns}), tmp_path / "out", label="click", train=10)
+    told = [line.split("'")[1] for line in capsys.readouterr().err.splitlines() if "knows the answer" in line]
+    assert told == ["copy", "flag", "gap"]

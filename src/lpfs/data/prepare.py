@@ -143,21 +143,25 @@ def learn(
     """Show the training period to an encoder a field; return those that stay, and why others do not."""
     from lpfs.data.encode.days import day_rows
     from lpfs.data.encode.passes import make_encoder, observe
+    from lpfs.data.encode.twins import Leaks
 
     options = job.options
     encoders = [make_encoder(each, options.seed) for each in job.plans if each.kind != "ignore"]
     chunks = track("counting", job.source.chunks(columns(job, encoders), clock.files(train)))
-    rows = positives = 0
+    rows, positives, leaks = 0, 0, Leaks(each.name for each in encoders)
 
     def counted(parts: Iterable[DayRows]) -> Iterator[DayRows]:
         nonlocal rows, positives
         for part in parts:
             rows += part.frame.height
             positives += int(part.labels[options.label].sum())
+            leaks.add(part.frame, part.labels[options.label])
             yield part
 
     twins = observe(counted(day_rows(chunks, clock, options, train)), encoders).found()
     check_classes(job, rows, positives, reporter)
+    for name in leaks.found():
+        reporter.say(f"column {name!r} tells the label in every training row: it knows the answer; ignore it?")
     dropped = {}
     for each in encoders:
         if each.constant:

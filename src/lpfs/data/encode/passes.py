@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-
-import numpy as np
 
 from lpfs.data.encode.categorical import CategoricalEncoder, MultiEncoder
 from lpfs.data.encode.days import DayRows
 from lpfs.data.encode.encoder import Encoder
 from lpfs.data.encode.numeric import BinsEncoder, NumericEncoder
+from lpfs.data.encode.twins import Twins
 from lpfs.data.plan.fields import FieldPlan
 from lpfs.data.store.format import AnyArray
 
@@ -29,40 +26,6 @@ def make_encoder(plan: FieldPlan, seed: int) -> Encoder:
     if plan.kind == "numeric":
         return BinsEncoder(plan, seed) if plan.bins else NumericEncoder(plan)
     return CategoricalEncoder(plan)
-
-
-class Twins:
-    """Finds columns that hold the same, comparing running hashes of those that still may."""
-
-    def __init__(self, encoders: Sequence[Encoder]) -> None:
-        self._digest = {each.name: type(each).__name__.encode() for each in encoders}
-        self._tied = set(self._digest)
-
-    def needs(self, name: str) -> bool:
-        """Whether a column may still have a twin."""
-        return name in self._tied
-
-    def add(self, parts: dict[str, list[AnyArray]]) -> None:
-        """Take in a chunk of the columns that may have twins."""
-        for name, arrays in parts.items():
-            digest = hashlib.blake2b(self._digest[name], digest_size=16)
-            for array in arrays:
-                digest.update(repr((array.dtype.str, array.shape)).encode())
-                digest.update(np.ascontiguousarray(array).view(np.uint8).data)
-            self._digest[name] = digest.digest()
-        counts = Tally(self._digest[name] for name in self._tied)
-        self._tied = {name for name in self._tied if counts[self._digest[name]] > 1}
-
-    def found(self) -> dict[str, str]:
-        """Return {column: the first column that holds the same}."""
-        first: dict[bytes, str] = {}
-        twins = {}
-        for name in self._digest:
-            if name in self._tied:
-                other = first.setdefault(self._digest[name], name)
-                if other != name:
-                    twins[name] = other
-        return twins
 
 
 def in_parallel(

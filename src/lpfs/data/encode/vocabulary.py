@@ -28,7 +28,7 @@ def canonical(values: pl.Series, *, hexadecimal: bool, where: Where) -> pl.Serie
         return values
     if dtype.is_integer() and dtype not in (pl.Int128, pl.UInt128):
         return as_type(values, pl.Int64)
-    if dtype.is_float() or dtype.is_decimal():
+    if dtype.is_float():
         zeros: pl.Series = as_type(values, pl.Float64).fill_nan(None) + 0.0  # -0.0 and 0.0 are one value
         return zeros
     if dtype == pl.Null:

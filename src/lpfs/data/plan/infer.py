@@ -49,6 +49,8 @@ def infer(column: pl.Series) -> FieldPlan:
         return infer_text(column)
     if dtype.is_integer():
         return infer_whole(column, "whole numbers")
+    if isinstance(dtype, pl.Decimal) and dtype.scale == 0:
+        return infer_whole(column, "whole numbers", numbers=column.cast(pl.Int128))
     if dtype.is_float() or dtype.is_decimal():
         return infer_fractions(column)
     if dtype == pl.Duration:
