@@ -420,6 +420,7 @@ def types(rng: random.Random) -> Any:
         pl.Datetime("ns", "UTC"),
         pl.Duration("ms"),
         pl.Decimal(10, 2),
+        pl.Decimal(38, 0),
         pl.Null,
         pl.Categorical,
     ]

@@ -30,6 +30,7 @@ CASES = {
     "ts": ([1_700_000_000 + i * 60 for i in range(ROWS)], "ignore"),
     "created_at": ([str(1_700_000_000_000 + i * 60) for i in range(ROWS)], "ignore"),
     "big amounts": ([1_700_000_000 + i * i for i in range(ROWS - 1)] + [7], "numeric"),
+    "with a comma": ([f"{at},{at % 90 + 10}" for at in range(ROWS)], "ignore"),
     "paid": ([i * i % 997 for i in range(ROWS)], "numeric"),
     "row number": (list(range(ROWS)), "ignore"),
     "row name": ([f"row{i}" for i in range(ROWS)], "ignore"),

@@ -165,7 +165,11 @@ def check_columns(wanted: Iterable[str], names: Iterable[str], where: str) -> No
     for name in wanted:
         if name not in names:
             listed = ", ".join(map(repr, names[:8])) + (" …" if len(names) > 8 else "")
-            raise FieldError(f"{where}: no column {name!r}{suggestion(name, names)}; the source has {listed}")
+            data = any(each.replace(".", "", 1).isdecimal() for each in names)
+            hint = "; is its first line a header? if not: --no-header, or header=False" if data else ""
+            raise FieldError(
+                f"{where}: no column {name!r}{suggestion(name, names)}; the source has {listed}{hint}"
+            )
 
 
 def suggestion(name: Any, names: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from lpfs.data.plan.fields import FieldPlan
-from lpfs.data.raw.spelling import DATE, LEADING_ZERO, NUMBER_MARKS, SPLITS, WHOLE, unix_unit
+from lpfs.data.raw.spelling import DATE, LEADING_ZERO, NUMBER_MARKS, SPLITS, WHOLE, WITH_COMMA, unix_unit
 
 if TYPE_CHECKING:
     import polars as pl
@@ -97,6 +97,8 @@ def infer_text(column: pl.Series) -> FieldPlan:
         if len(whole) and bool((whole == whole.round()).all()) and float(whole.abs().max() or 0) < EXACT:  # type: ignore[arg-type]
             return infer_whole(column.rename(name), "whole numbers", numbers=whole.cast(pl.Int64))
         return infer_fractions(number.rename(name))
+    if bool(values.str.contains(WITH_COMMA).all()):
+        return FieldPlan(name, "ignore", why="numbers with a comma; write them with a point, 3.14, to use them")
     if bool(values.head(1000).str.contains(DATE).all()):
         return FieldPlan(name, "ignore", why=TIME)
     distinct = values.n_unique()

@@ -15,6 +15,18 @@ from lpfs.errors import DataError, InputError, MissingPackageError
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".tab", ".parquet", ".pq")
 PACKED = (".gz", ".zst", ".zstd")
+FOREIGN = {  # how files begin that are often taken for text tables
+    b"PK\x03\x04": "a zip archive or an Excel file; save it as CSV",
+    b"\xff\xfe": "UTF-16 text; convert it: iconv -f utf-16 -t utf-8",
+    b"\xfe\xff": "UTF-16 text; convert it: iconv -f utf-16 -t utf-8",
+    b"BZh": "compressed with bzip2; unpack it, or use gzip or zstd",
+    b"\xfd7zX": "compressed with xz; unpack it, or use gzip or zstd",
+    b"ARRO": "an Arrow or Feather file; write it as Parquet",
+    b"ORC": "an ORC file; write it as Parquet",
+    b"Obj\x01": "an Avro file; write it as Parquet",
+    b"{": "JSON; write it as Parquet or CSV",
+    b"[": "JSON; write it as Parquet or CSV",
+}
 
 
 def open_source(source: Any, *, separator: str | None = None, header: bool | Sequence[str] = True) -> Source:
@@ -37,7 +49,10 @@ def open_source(source: Any, *, separator: str | None = None, header: bool | Seq
         if not paths:
             raise DataError(f"{source}: no file given; name at least one CSV or Parquet file")
         refuse_twice(paths)
-        kinds = {path: magic(path) == PARQUET for path in paths}
+        starts = {path: magic(path) for path in paths}
+        for path, start in starts.items():
+            refuse_foreign(path, start)
+        kinds = {path: start == PARQUET for path, start in starts.items()}
         if len(set(kinds.values())) > 1:
             odd = next(path for path in paths if kinds[path] != kinds[paths[0]])
             raise DataError(f"{odd}: text and Parquet files are mixed ({paths[0]}); prepare one kind at a time")
@@ -68,6 +83,14 @@ def find_files(source: Any) -> list[Path]:
     if not files:
         raise DataError(f"{path}: there is no such file or folder, and no file matches it as a pattern")
     return files
+
+
+def refuse_foreign(path: Path, start: bytes) -> None:
+    """Refuse a file that begins like one of another format."""
+    for mark, what in FOREIGN.items():
+        certain = "JSON" not in what or path.suffix.startswith((".json", ".ndjson"))  # a header may begin with [
+        if start.startswith(mark) and certain:
+            raise DataError(f"{path} is not a text table or Parquet but {what}")
 
 
 def refuse_twice(paths: Sequence[Path]) -> None:

@@ -2,6 +2,7 @@
 
 DATE = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}.*)?$"
 AMBIGUOUS_DATE = r"^\d{1,4}[./-]\d{1,2}[./-]\d{1,4}\b"  # which of them is the day, and which the month?
+WITH_COMMA = r"^[+-]?\d+,\d+$"
 WHOLE = r"^[+-]?\d+$"
 LEADING_ZERO = r"^[+-]?0\d"
 NUMBER_MARKS = {"", "na", "n/a", "nan", "null", "none", "\\n", "-"}  # instead of a number, in lower case
