@@ -50,3 +50,23 @@ def test_nothing_moves_the_cursor(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.table", None)
     Reporter(stream=stream).table("Fields", ["column"], [["plain"]])
     assert stream.getvalue().endswith("column\nplain\n")
+
+
+def test_what_is_quick_is_not_told():
+    for stream in (io.StringIO(), Terminal()):
+        with Reporter(stream=stream).counting("identifying", "MB") as told:
+            told(1, 1)
+        assert stream.getvalue() == ""
+    plain = io.StringIO()
+    assert len(list(Reporter(stream=plain).track(chunks(), "counting", 30))) == 3
+    assert plain.getvalue() == ""
+
+
+def test_other_things_than_rows_are_counted(monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "QUICK", 0.0)
+    for stream in (io.StringIO(), Terminal()):
+        with Reporter(stream=stream).counting("identifying", "MB") as told:
+            told(5, 10)
+        assert "5 MB" in stream.getvalue()
+        assert "rows" not in stream.getvalue()

@@ -69,18 +69,18 @@ class Reporter:
         if not self.quiet and self.stream.isatty():
             with suppress(ImportError):
                 bar = self._progress(unit)
-                bar.start()
-
         task: Any = None
 
         def told(done: int, total: int) -> None:
             nonlocal last, task
             now = time.monotonic()
             speed = done / max(now - start, 1e-6)
-            if bar is not None:
-                task = bar.add_task(what, total=total, rows=0, speed=0.0) if task is None else task
+            if bar is not None and now - start >= QUICK:
+                if task is None:
+                    bar.start()
+                    task = bar.add_task(what, total=total, rows=0, speed=0.0)
                 bar.update(task, completed=done, rows=done, speed=speed)
-            elif now - last >= EVERY:
+            elif bar is None and now - last >= EVERY:
                 last = now
                 left = (total - done) / max(speed, 1e-6)
                 self.say(f"{what}: {done:,} {unit}, {speed:,.0f} {unit}/s, {left:,.0f} s left")
@@ -88,7 +88,7 @@ class Reporter:
         try:
             yield told
         finally:
-            if bar is not None:
+            if task is not None:
                 bar.stop()
 
     def _lines(self, chunks: Iterator[Chunk], what: str, total: int) -> Iterator[Chunk]:
