@@ -101,9 +101,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 @json_option
 def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -> None:
     """Turn a click log into a Dataset."""
-    from lpfs.data.plan.fields import to_toml
     from lpfs.data.plan.job import plan
     from lpfs.data.plan.table import TABLE, TITLE, printed, table
+    from lpfs.data.plan.toml import to_toml
     from lpfs.data.prepare import run
     from lpfs.data.progress import Reporter
 

@@ -585,6 +585,22 @@ def test_columns_with_dots_need_quotes_in_toml(tmp_path):
         prepare(frame, tmp_path / "out", label="click", fields=tmp_path / "fields.toml", quiet=True)
 
 
+def test_a_place_that_is_taken_is_refused_before_the_source_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("lpfs.data.prepare.fingerprint", lambda *_: pytest.fail("the whole source was read"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    for replace in (False, True):
+        with pytest.raises(DataError, match=r"not empty; .*--replace|something else than a Dataset"):
+            prepare(
+                pl.DataFrame({"click": [0, 1]}).with_columns(ad="click"),
+                tmp_path / "out",
+                label="click",
+                replace=replace,
+                quiet=True,
+            )
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+
+
 def test_decimal_ids_stay_exact(tmp_path):
     ids = pl.Series([str(10**20 + at % 40) for at in range(400)]).cast(pl.Decimal(38, 0))
     frame = pl.DataFrame({"click": [0, 1] * 200, "user": ids})

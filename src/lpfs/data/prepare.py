@@ -79,9 +79,11 @@ def run(
 
     reporter, begin = reporter or Reporter(quiet=True), monotonic()
     out, options, source = Path(out), job.options, job.source
+    old = existing(out)
+    if old is None:  # before a large source is read for its fingerprint
+        check_target(Path(os.path.abspath(out)), replace=replace)
     with reporter.counting("identifying", "MB") as told:
         mark = fingerprint(job, lambda done: told(done >> 20, source.size >> 20))
-    old = existing(out)
     if old is not None and old.fingerprint == mark:
         reporter.say(f"{out}: made before from the same source and options; reused")
         return old

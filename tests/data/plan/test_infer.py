@@ -3,8 +3,9 @@
 import polars as pl
 import pytest
 
-from lpfs.data.plan.fields import FieldPlan, read_fields, to_toml
+from lpfs.data.plan.fields import FieldPlan
 from lpfs.data.plan.infer import infer
+from lpfs.data.plan.toml import read_fields, to_toml
 
 ROWS = 2000
 CASES = {

@@ -40,7 +40,7 @@ def learn(
     for name in leaks.found():
         reporter.say(f"column {name!r} tells the label in every training row: it knows the answer; ignore it?")
     dropped = {}
-    for each in encoders:
+    for each in encoders if rows > 1 else ():  # one row says nothing about others
         if each.constant:
             dropped[each.name] = "constant in the training days"
         elif each.name in twins:
@@ -49,7 +49,7 @@ def learn(
     if not kept:
         raise DataError(
             f"{job.source.files[0]}: every column is constant in the training days; "
-            "give more rows or other training days, or keep all columns"
+            "give more rows or other training days, or keep all columns (--keep-all, keep_all=True)"
         )
     tell_dropped(dropped, reporter, kept=options.keep_all)
     warn_of_small_vocabularies(kept, reporter)
