@@ -619,3 +619,11 @@ def test_a_column_that_knows_the_answer_is_told(tmp_path, capsys):
     prepare(pl.DataFrame({"click": click, **columns}), tmp_path / "out", label="click", train=10)
     told = [line.split("'")[1] for line in capsys.readouterr().err.splitlines() if "knows the answer" in line]
     assert told == ["copy", "flag", "gap"]
+
+
+def test_a_date_that_cannot_be_is_our_own_error(tmp_path):
+    dates = pl.Series([2**31 - 1, -(2**31)] * 5, dtype=pl.Int32).cast(pl.Date)
+    frame = pl.DataFrame({"click": [0, 1] * 5, "ad": list("abcde") * 2, "since": dates})
+    fields = {"since": "categorical"}
+    with pytest.raises(DataError, match="since"):
+        prepare(frame, tmp_path / "out", label="click", fields=fields, quiet=True)

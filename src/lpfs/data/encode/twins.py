@@ -60,7 +60,9 @@ class Leaks:
         """Take in rows; a column with more values, or one value for both labels, is out."""
         for name, pairs in list(self._pairs.items()):
             column = frame[name]
-            if column.dtype.is_nested() or column.dtype == pl.Object or column.head(FIRST).n_unique() > 2:
+            kind = column.dtype
+            odd = kind.is_nested() or kind.is_temporal() or kind == pl.Object  # a date may be one that cannot be
+            if odd or column.head(FIRST).n_unique() > 2:
                 del self._pairs[name]
                 continue
             both = pl.DataFrame([column.alias("value"), pl.Series("label", labels)]).unique()
