@@ -335,7 +335,7 @@ class Box:
 
     def _dataset(self, kind: str, rng: random.Random) -> str:
         from lpfs.data import Dataset
-        from lpfs.data.format import file_checksum, json_checksum
+        from lpfs.data.store.format import file_checksum, json_checksum
 
         root = self.room / "data"
         shutil.copytree(self.folder / "sample", root)
@@ -420,6 +420,7 @@ def types(rng: random.Random) -> Any:
         pl.Datetime("ns", "UTC"),
         pl.Duration("ms"),
         pl.Decimal(10, 2),
+        pl.Decimal(38, 0),
         pl.Null,
         pl.Categorical,
     ]

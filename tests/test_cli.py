@@ -1,8 +1,10 @@
 """The command: options, messages, exit codes; never a traceback."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -117,6 +119,12 @@ def test_tab_and_no_header(capsys, tmp_path):
         (["--label", "ad"], 1, "line 2: label 'ad' must be 0 or 1, found 'a'"),
         ([], 1, "say which column is the label"),
         (["--label", "click", "--negatives", "7"], 1, "negatives must be a share"),
+        (["--label", "click", "--negatives", "0"], 1, "negatives must be a share above 0"),
+        (["--label", "click", "--hash", "0"], 1, "hash must be a whole number from 1"),
+        (["--label", "click", "--bins", "0"], 1, "bins must be a whole number from 2"),
+        (["--label", "click", "--train", "0"], 1, "train must be the number of training days, at least 1"),
+        (["--label", "click", "--min-count", "0"], 1, "min_count must be a whole number from 1"),
+        (["--label", "click", "--max-values", "0"], 1, "a smaller cap keeps no value at all"),
         (["--label", "click", "--fields", "none.toml"], 1, "none.toml: cannot be read: No such file"),
         (["--label", "click", "--write-fields", "/nowhere/x.toml"], 1, "No such file or directory"),
     ],
@@ -182,3 +190,18 @@ def test_help_loads_nothing_heavy():
         "heavy = {'torch', 'polars', 'numpy', 'rich'} & set(sys.modules); sys.exit(code or bool(heavy))"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_ended_leaves_nothing(tmp_path, number):
+    command = [sys.executable, "-m", "lpfs", "simulate", "--preset", "terabyte", "--rows", "50000000", "--quiet"]
+    process = subprocess.Popen([*command, "--out", tmp_path / "log"], stderr=subprocess.PIPE, text=True)
+    for _ in range(600):
+        if list(tmp_path.glob(".log.lpfs-*/days/0000")):
+            break
+        time.sleep(0.1)
+    assert list(tmp_path.iterdir()) != []
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.strip()) == (130, "lpfs: error: interrupted; nothing was kept")
+    assert list(tmp_path.iterdir()) == []

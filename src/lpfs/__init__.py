@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from lpfs.data.batch import Batch
+    from lpfs.data.batches.batch import Batch
     from lpfs.data.dataset import Dataset
     from lpfs.data.prepare import prepare
     from lpfs.data.simulate import simulate
+    from lpfs.data.store.writer import DatasetWriter
     from lpfs.data.stream import Stream
-    from lpfs.data.writer import DatasetWriter
     from lpfs.gates.absorb import absorb, restore
     from lpfs.gates.attach import attach, detach
     from lpfs.gates.control import Keep
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from lpfs.schema import Field, Schema, Selection
 
 _HOME = {
-    "Batch": "lpfs.data.batch",
+    "Batch": "lpfs.data.batches.batch",
     "Dataset": "lpfs.data.dataset",
-    "DatasetWriter": "lpfs.data.writer",
+    "DatasetWriter": "lpfs.data.store.writer",
     "Stream": "lpfs.data.stream",
     "prepare": "lpfs.data.prepare",
     "simulate": "lpfs.data.simulate",

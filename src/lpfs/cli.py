@@ -9,6 +9,7 @@ import difflib
 import errno
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,8 +101,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 @json_option
 def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -> None:
     """Turn a click log into a Dataset."""
-    from lpfs.data.fieldplan import to_toml
-    from lpfs.data.planning import TABLE, plan, table
+    from lpfs.data.plan.job import plan
+    from lpfs.data.plan.table import TABLE, TITLE, printed, table
+    from lpfs.data.plan.toml import to_toml
     from lpfs.data.prepare import run
     from lpfs.data.progress import Reporter
 
@@ -110,7 +112,9 @@ def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -
     fields_out = given.pop("write_fields")
     if out is None and not dry:
         raise click.UsageError("Missing option '--out': the folder to make.")
-    options = {name: value for name, value in given.items() if value not in (None, False, ())}
+    options = {
+        name: value for name, value in given.items() if value is not None and value is not False and value != ()
+    }
     if options.pop("no_header", False):
         options["header"] = False
     if "separator" in options:
@@ -118,7 +122,7 @@ def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -
     if options.get("parts", "files") != "files":
         options["parts"] = whole(options["parts"])
     job = plan(list(source), **options)
-    reporter.table("Fields (correct them with --fields)", TABLE, table(job))
+    reporter.table(TITLE, *printed(job))
     if fields_out is not None:
         fields_out.write_text(to_toml(job.plans), "utf-8")
         reporter.say(f"{fields_out}: what was found, to correct and give back with --fields")
@@ -194,7 +198,8 @@ def show(values: Any) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command and end the process with its exit code."""
+    """Run the command and end the process with its exit code; a request to end cleans up as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(call(arguments))
 
 

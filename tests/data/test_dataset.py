@@ -8,7 +8,7 @@ import pytest
 from made import SCHEMA, make
 
 from lpfs.data import Dataset
-from lpfs.data.format import json_checksum
+from lpfs.data.store.format import json_checksum
 from lpfs.errors import DataError, FieldError, InputError
 
 

@@ -11,9 +11,9 @@ import pytest
 import zstandard
 
 from lpfs.data import Dataset
-from lpfs.data import reading as reading_module
-from lpfs.data import sources as sources_module
 from lpfs.data.prepare import prepare
+from lpfs.data.raw import blocks as reading_module
+from lpfs.data.raw import source as sources_module
 from lpfs.errors import DataError, FieldError, InputError
 
 CSV = """click,ad,price,tags,day
@@ -167,7 +167,7 @@ def test_nothing_depends_on_the_size_of_blocks(tmp_path, monkeypatch, block):
 
 
 def test_parquet_in_small_chunks_keeps_its_order(tmp_path, monkeypatch):
-    monkeypatch.setattr("lpfs.data.tablesource.ROWS", 7)
+    monkeypatch.setattr("lpfs.data.raw.parquet.ROWS", 7)
     assert sources_module.ROWS != 7
     frame = pl.DataFrame(
         {"click": [0, 1] * 50, "n": [f"v{i % 30}" for i in range(100)], "day": sorted([1, 2] * 50)}
@@ -435,7 +435,7 @@ def test_fields_from_toml(tmp_path):
 def test_a_low_cap_is_told(tmp_path, capsys):
     frame = pl.DataFrame({"click": [0, 1] * 10, "ad": [f"v{i}" for i in range(20)]})
     prepare(frame, tmp_path / "out", label="click", max_values=2, parts=1)
-    assert "only 10% of its training values have an id" in capsys.readouterr().err
+    assert "'ad' (2 of 20 values, 10% of rows); raise max_values" in capsys.readouterr().err
 
 
 def test_wrong_arguments(tmp_path):
@@ -496,3 +496,134 @@ def test_a_wide_numeric_column_of_text(tmp_path):
     batch, _ = rows(dataset)
     assert batch.dense.tolist() == [[-1.0, -1.0], [1.0, 1.0], [0.0, 0.0]]
     assert batch.missing.tolist() == [[False, False], [False, False], [True, True]]
+
+
+@pytest.mark.parametrize("how", ["csv", "parquet"])
+def test_ids_never_pass_through_fractions(tmp_path, how):
+    ids = [2**53 + at % 40 for at in range(400)]  # as fractions every other one would meet its neighbour
+    frame = pl.DataFrame({"click": [0, 1] * 200, "user": ids, "zip": [f"{at % 30:05d}" for at in range(400)]})
+    path = tmp_path / f"log.{how}"
+    frame.write_csv(path) if how == "csv" else frame.write_parquet(path)
+    dataset = prepare(path, tmp_path / "out", label="click", parts=1, quiet=True)
+    assert sorted(map(int, dataset.vocabulary("user"))) == sorted(set(ids))
+    assert "00007" in dataset.vocabulary("zip")
+
+
+def test_a_value_of_another_type_is_unseen_and_not_its_neighbour(tmp_path):
+    folder = tmp_path / "log"
+    folder.mkdir()
+    pl.DataFrame({"click": [0, 1, 0], "ad": [0, 5, 5]}).write_parquet(folder / "day_0.parquet")
+    pl.DataFrame({"click": [0] * 4, "ad": [5.0, 5.5, None, 0.0]}).write_parquet(folder / "day_1.parquet")
+    fields = {"ad": "categorical"}
+    dataset = prepare(folder, tmp_path / "out", label="click", parts="files", fields=fields, quiet=True)
+    batch = next(iter(dataset.days(1).stream(4)))
+    assert dataset.vocabulary("ad").tolist() == [5, 0]
+    assert batch.ids[:, 0].tolist() == [2, 1, 0, 3]
+
+
+@pytest.mark.parametrize("words", [("true", "false"), ("True", "FALSE"), ("1", "0"), ("1.0", " 0")])
+def test_spellings_of_a_label(tmp_path, words):
+    (tmp_path / "log.csv").write_text(f"click,ad\n{words[0]},a\n{words[1]},b\n{words[0]},a\n")
+    dataset = prepare(tmp_path / "log.csv", tmp_path / "out", label="click", parts=1, quiet=True)
+    assert next(iter(dataset.stream(3))).labels[:, 0].tolist() == [1, 0, 1]
+
+
+def test_a_positive_value_that_never_occurs(tmp_path):
+    frame = pl.DataFrame({"click": ["yes", "no"] * 5, "ad": list("abcdefghij")})
+    with pytest.raises(DataError, match="label 'click': no row of the training days holds 'Yes'; .* 'yes', 'no'"):
+        prepare(frame, tmp_path / "out", label="click", positive="Yes", quiet=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_labels_that_are_all_the_same_are_told(tmp_path, capsys):
+    frame = pl.DataFrame({"click": [0] * 10, "ad": list("abcdefghij")})
+    prepare(frame, tmp_path / "out", label="click")
+    assert "label 'click' is 0 in every training row" in capsys.readouterr().err
+
+
+def test_train_comes_before_test_wherever_it_stands(tmp_path):
+    frame = pl.DataFrame({"click": [0, 1, 0, 1], "split": ["Test", "valid", "train", "train"], "ad": list("abcd")})
+    dataset = prepare(frame, tmp_path / "out", label="click", time="split", train=1, quiet=True)
+    assert dataset.days() == ("train", "valid", "Test")
+    assert dataset.vocabulary("ad") == ["c", "d"]
+
+
+def test_a_date_that_can_be_read_in_two_ways_is_refused(tmp_path):
+    frame = pl.DataFrame(
+        {"click": [0, 1, 0], "date": ["01/02/2024", "02/01/2024", "01/02/2024"], "ad": list("aab")}
+    )
+    with pytest.raises(DataError, match=r"'01/02/2024' may be a date, .* give time_format"):
+        prepare(frame, tmp_path / "out", label="click", time="date", quiet=True)
+    options = {"label": "click", "time": "date", "time_format": "%d/%m/%Y", "train": 2, "quiet": True}
+    assert prepare(frame, tmp_path / "out", **options).days() == ("2024-01-02", "2024-02-01")
+
+
+def test_a_file_that_comes_twice_is_refused(tmp_path):
+    (tmp_path / "log.csv").write_text("click,ad\n0,a\n1,b\n")
+    (tmp_path / "log.csv.gz").write_bytes(gzip.compress((tmp_path / "log.csv").read_bytes()))
+    for source in (tmp_path, [tmp_path / "log.csv"] * 2, f"{tmp_path}/log*"):
+        with pytest.raises(DataError, match="the same log as .* would count twice"):
+            prepare(source, tmp_path / "out", label="click", quiet=True)
+
+
+def test_saying_what_was_found_makes_the_same_dataset(tmp_path, capsys):
+    frame = pl.DataFrame({"click": [0, 1] * 20, "price": [at / 7 for at in range(40)], "ad": list("abcd") * 10})
+    first = prepare(frame, tmp_path / "out", label="click", quiet=True)
+    fields = {"price": "numeric", "ad": "categorical"}
+    again = prepare(frame, tmp_path / "out", label="click", fields=fields)
+    assert again.fingerprint == first.fingerprint
+    assert "reused" in capsys.readouterr().err
+
+
+def test_columns_with_dots_need_quotes_in_toml(tmp_path):
+    (tmp_path / "fields.toml").write_text('[emp.rate]\nkind = "numeric"\n')
+    frame = pl.DataFrame({"click": [0, 1], "emp.rate": [1.5, 2.5]})
+    with pytest.raises(FieldError, match=r"a column name with a dot needs quotes, as \[\"emp.rate\"\]"):
+        prepare(frame, tmp_path / "out", label="click", fields=tmp_path / "fields.toml", quiet=True)
+    (tmp_path / "fields.toml").write_text('["emp.rate"]\nkind = "nummeric"\n')
+    with pytest.raises(FieldError, match=r"fields.toml: field 'emp.rate': kind must be one of"):
+        prepare(frame, tmp_path / "out", label="click", fields=tmp_path / "fields.toml", quiet=True)
+
+
+def test_a_place_that_is_taken_is_refused_before_the_source_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("lpfs.data.prepare.fingerprint", lambda *_: pytest.fail("the whole source was read"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    for replace in (False, True):
+        with pytest.raises(DataError, match=r"not empty; .*--replace|something else than a Dataset"):
+            prepare(
+                pl.DataFrame({"click": [0, 1]}).with_columns(ad="click"),
+                tmp_path / "out",
+                label="click",
+                replace=replace,
+                quiet=True,
+            )
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+
+
+def test_decimal_ids_stay_exact(tmp_path):
+    ids = pl.Series([str(10**20 + at % 40) for at in range(400)]).cast(pl.Decimal(38, 0))
+    frame = pl.DataFrame({"click": [0, 1] * 200, "user": ids})
+    dataset = prepare(frame, tmp_path / "out", label="click", parts=1, quiet=True)
+    assert sorted(dataset.vocabulary("user")) == [str(10**20 + at) for at in range(40)]
+
+
+def test_a_column_that_knows_the_answer_is_told(tmp_path, capsys):
+    click = [0, 1, 1, 0, 1] * 30
+    columns = {
+        "copy": click,
+        "flag": ["no" if each else "yes" for each in click],
+        "gap": [each or None for each in click],
+    }
+    columns |= {"near": [*click[:-1], 0], "one": [7] * 150, "tags": [[each] for each in click]}
+    prepare(pl.DataFrame({"click": click, **columns}), tmp_path / "out", label="click", train=10)
+    told = [line.split("'")[1] for line in capsys.readouterr().err.splitlines() if "knows the answer" in line]
+    assert told == ["copy", "flag", "gap"]
+
+
+def test_a_date_that_cannot_be_is_our_own_error(tmp_path):
+    dates = pl.Series([2**31 - 1, -(2**31)] * 5, dtype=pl.Int32).cast(pl.Date)
+    frame = pl.DataFrame({"click": [0, 1] * 5, "ad": list("abcde") * 2, "since": dates})
+    fields = {"since": "categorical"}
+    with pytest.raises(DataError, match="since"):
+        prepare(frame, tmp_path / "out", label="click", fields=fields, quiet=True)

@@ -44,7 +44,7 @@ BAD = {
     "two wrongs": (GOOD.replace("0,b,2.5\n0,a,3.5", "0,b,2.5,9\n0,a"), "log.csv, line 3: 4 columns"),
     "not UTF-8": (GOOD.encode().replace(b"b,2", b"\xe9,2"), "log.csv, line 3: b'\\\\xe9.* is not UTF-8"),
     "header not UTF-8": (GOOD.encode().replace(b"ad", b"\xe9"), "log.csv, line 1: .* is not UTF-8"),
-    "UTF-16": (GOOD.encode("utf-16"), "is not UTF-8"),
+    "UTF-16": (GOOD.encode("utf-16"), "UTF-16 text; convert it"),
     "empty": ("", "log.csv: the file is empty"),
     "only line ends": ("\n\n\n", "log.csv: the file is empty"),
     "header only": ("click,ad,price\n", "log.csv: the file has a header and no rows"),
@@ -110,7 +110,7 @@ def test_time(attempt):
 
 
 def test_time_goes_backwards_between_blocks(attempt, monkeypatch):
-    monkeypatch.setattr("lpfs.data.tablesource.ROWS", 2)
+    monkeypatch.setattr("lpfs.data.raw.table.ROWS", 2)
     frame = pl.DataFrame({"click": [0, 1, 0], "ad": ["a", "b", "c"], "day": [1, 3, 2]})
     with pytest.raises(DataError, match="the table, row 3: column 'day': time goes backwards, 2 after 3"):
         prepare(frame, "never", label="click", time="day", ordered=True, quiet=True)
@@ -252,3 +252,29 @@ def test_disk_full(tmp_path):
     assert "cannot write" in done.stdout
     assert "free some space" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("x.xlsx", b"PK\x03\x04rest", "a zip archive or an Excel file; save it as CSV"),
+        ("x.csv", "click,ad\n0,a\n".encode("utf-16"), "UTF-16 text; convert it"),
+        ("x.json", b'[{"click": 1}]\n', "JSON; write it as Parquet or CSV"),
+        ("x.csv", b"BZh91AY", "compressed with bzip2"),
+    ],
+)
+def test_files_of_another_format(tmp_path, name, data, message):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=f"{name} is not a text table or Parquet but {message}"):
+        prepare(tmp_path / name, tmp_path / "out", label="click", quiet=True)
+
+
+def test_a_header_may_begin_with_a_bracket(tmp_path):
+    (tmp_path / "x.csv").write_text("[click],{ad}\n0,a\n1,b\n")
+    assert prepare(tmp_path / "x.csv", tmp_path / "out", label="[click]", parts=1, quiet=True).rows == 2
+
+
+def test_a_file_without_a_header(tmp_path):
+    (tmp_path / "x.csv").write_text("0,a,1.5\n1,b,2.5\n")
+    with pytest.raises(InputError, match="is its first line a header\\? if not: --no-header"):
+        prepare(tmp_path / "x.csv", tmp_path / "out", label="click", quiet=True)

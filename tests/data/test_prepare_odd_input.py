@@ -52,8 +52,9 @@ def test_500_columns(tmp_path):
 
 def test_one_row(tmp_path):
     (tmp_path / "log.csv").write_text("click,ad,n\n1,a,2.5\n")
-    dataset = prepare(tmp_path / "log.csv", tmp_path / "out", label="click", keep_all=True, quiet=True)
+    dataset = prepare(tmp_path / "log.csv", tmp_path / "out", label="click", quiet=True)
     assert dataset.rows == 1
+    assert dataset.schema.names == ("ad", "n")
 
 
 def test_one_class_in_a_day_and_all_null_columns(tmp_path):

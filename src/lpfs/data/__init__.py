@@ -1,8 +1,17 @@
-"""From a raw log to batches: prepare, simulate, Dataset, Stream."""
+"""From a raw log to batches.
 
-from lpfs.data.batch import Batch
+::
+
+    prepare.py    raw/ -> plan/ -> encode/ -> store/   a raw log becomes a Dataset
+    simulate.py             simulation/ -> store/      a log with a known truth becomes one
+    dataset.py                             store/      a Dataset on disk, or some of its days
+    stream.py                    store/ -> batches/    its rows as batches, in time order or shuffled
+
+"""
+
+from lpfs.data.batches.batch import Batch
 from lpfs.data.dataset import Dataset
+from lpfs.data.store.writer import DatasetWriter
 from lpfs.data.stream import Stream
-from lpfs.data.writer import DatasetWriter
 
 __all__ = ["Batch", "Dataset", "DatasetWriter", "Stream"]

@@ -10,9 +10,9 @@ from typing import Any, overload
 
 import torch
 
-from lpfs.data.format import AnyArray, load_vocabulary, vocabulary_file
-from lpfs.data.manifest import Day, Manifest, check_file
-from lpfs.data.reader import Reader
+from lpfs.data.batches.reader import Reader
+from lpfs.data.store.format import AnyArray, load_vocabulary, vocabulary_file
+from lpfs.data.store.manifest import Day, Manifest, check_file
 from lpfs.data.stream import MEMORY, Stream
 from lpfs.errors import InputError
 from lpfs.schema import Schema

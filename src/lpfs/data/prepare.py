@@ -5,28 +5,30 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from lpfs.data.dataset import Dataset
-from lpfs.data.planning import TABLE, Job, plan, table
+from lpfs.data.plan.job import Job, plan
+from lpfs.data.plan.table import TITLE, printed
 from lpfs.data.prefetch import prefetch
 from lpfs.data.progress import Reporter
-from lpfs.data.temporary import check_target
-from lpfs.data.writer import DatasetWriter
+from lpfs.data.store.temporary import check_target
+from lpfs.data.store.writer import DatasetWriter
 from lpfs.errors import DataError
 from lpfs.schema import Schema
 
 if TYPE_CHECKING:
-    from lpfs.data.clock import Clock
-    from lpfs.data.encoder import Encoder
-    from lpfs.data.sources import Chunk
+    from lpfs.data.encode.encoder import Encoder
+    from lpfs.data.raw.clock import Clock
+    from lpfs.data.raw.source import Chunk
 
 VERSION = 1  # of what prepare does with the same source and options; part of the fingerprint
 SMALL = 1 << 20  # bytes of a source that needs no reading ahead
-UNCOVERED = 0.5  # share of the training values below which a vocabulary is called too small
 
 
 def prepare(
@@ -64,7 +66,7 @@ def prepare(
     """
     reporter = Reporter(quiet=quiet)
     job = plan(source, label=label, time=time, fields=fields, preset=preset, **options)
-    reporter.table("Fields (correct them with fields=… or --fields)", TABLE, table(job))
+    reporter.table(TITLE, *printed(job))
     return run(job, out, replace=replace, reporter=reporter)
 
 
@@ -72,12 +74,16 @@ def run(
     job: Job, out: str | os.PathLike[str], *, replace: bool = False, reporter: Reporter | None = None
 ) -> Dataset:
     """Do a planned job: read days, count training values, encode all rows."""
-    from lpfs.data.clock import make_clock
+    from lpfs.data.encode.learn import learn
+    from lpfs.data.raw.clock import make_clock
 
-    reporter = reporter or Reporter(quiet=True)
+    reporter, begin = reporter or Reporter(quiet=True), monotonic()
     out, options, source = Path(out), job.options, job.source
-    mark = fingerprint(job)
     old = existing(out)
+    if old is None:  # before a large source is read for its fingerprint
+        check_target(Path(os.path.abspath(out)), replace=replace)
+    with reporter.counting("identifying", "MB") as told:
+        mark = fingerprint(job, lambda done: told(done >> 20, source.size >> 20))
     if old is not None and old.fingerprint == mark:
         reporter.say(f"{out}: made before from the same source and options; reused")
         return old
@@ -101,9 +107,7 @@ def run(
     if options.train is not None and options.train > len(clock.days):
         raise DataError(f"train: {options.train} training days, but there are {len(clock.days)}")
     train = set(range(options.train if options.train is not None else max(1, len(clock.days) - 1)))
-    encoders, dropped = learn(job, clock, train, track)
-    tell_dropped(dropped, reporter, kept=options.keep_all)
-    warn_of_small_vocabularies(encoders, reporter)
+    encoders, dropped = learn(job, clock, train, track, reporter)
     settings = {
         "made_by": "prepare",
         "options": options.to_json(),
@@ -115,37 +119,20 @@ def run(
     }
     write(job, clock, encoders, out, mark, settings, replace, track)
     result = Dataset(out)
-    positives = sum(day.positives for day in result.table)
-    days = f"{len(clock.days)} days ({clock.days[0]} to {clock.days[-1]})"
-    reporter.say(
-        f"{out}: {result.rows:,} rows, {positives:,} positive ({positives / result.rows:.2%}), "
-        f"{len(result.schema)} fields, {days if len(clock.days) > 1 else f'one day ({clock.days[0]})'}"
-    )
+    tell_result(result, monotonic() - begin, reporter)
     return result
 
 
-def learn(job: Job, clock: Clock, train: set[int], track: Any) -> tuple[list[Encoder], dict[str, str]]:
-    """Show the training period to an encoder a field; return those that stay, and why others do not."""
-    from lpfs.data.encoders import make_encoder
-    from lpfs.data.passes import day_rows, observe
-
-    options = job.options
-    encoders = [make_encoder(each, options.seed) for each in job.plans if each.kind != "ignore"]
-    chunks = track("counting", job.source.chunks(columns(job, encoders), clock.files(train)))
-    twins = observe(day_rows(chunks, clock, options, train), encoders).found()
-    dropped = {}
-    for each in encoders:
-        if each.constant:
-            dropped[each.name] = "constant in the training days"
-        elif each.name in twins:
-            dropped[each.name] = f"the same as {twins[each.name]!r} in the training days"
-    kept = encoders if options.keep_all else [each for each in encoders if each.name not in dropped]
-    if not kept:
-        raise DataError(
-            f"{job.source.files[0]}: every column is constant in the training days; "
-            "give more rows or other training days, or keep all columns"
-        )
-    return kept, dropped
+def tell_result(dataset: Dataset, seconds: float, reporter: Reporter) -> None:
+    """Say what was made."""
+    days, kinds = dataset.days(), Counter(field.kind for field in dataset.schema)
+    positives = sum(day.positives for day in dataset.table)
+    fields = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    span = f"{len(days)} days ({days[0]} to {days[-1]})" if len(days) > 1 else f"one day ({days[0]})"
+    reporter.say(
+        f"{dataset.path}: {dataset.rows:,} rows, {positives:,} positive ({positives / dataset.rows:.2%}), {span}, "
+        f"fields: {fields}; {seconds:,.1f} s"
+    )
 
 
 def write(
@@ -159,7 +146,9 @@ def write(
     track: Any,
 ) -> None:
     """Encode all rows into a new Dataset."""
-    from lpfs.data.passes import day_rows, encode
+    from lpfs.data.encode.days import day_rows
+    from lpfs.data.encode.learn import columns
+    from lpfs.data.encode.passes import encode
 
     options = job.options
     schema = Schema(tuple(each.field for each in encoders), options.label, options.tasks)
@@ -177,42 +166,13 @@ def write(
                 raise DataError(f"day {day.name!r}: no row is left; keep a larger share of the negatives")
 
 
-def columns(job: Job, encoders: list[Encoder]) -> list[str]:
-    """Return the columns to read, each once."""
-    time = [job.options.time] if job.options.time is not None else []
-    wanted = [job.options.label, *job.options.tasks, *time, *(each.name for each in encoders)]
-    return list(dict.fromkeys(wanted))
-
-
-def tell_dropped(dropped: Mapping[str, str], reporter: Reporter, *, kept: bool) -> None:
-    """Say which columns hold nothing new, those of one reason together."""
-    by_reason: dict[str, list[str]] = {}
-    for name, why in dropped.items():
-        by_reason.setdefault(why, []).append(name)
-    for why, names in by_reason.items():
-        verb = "kept on request" if kept else "dropped"
-        reporter.say(f"{verb}, {why}: {', '.join(map(repr, names))}")
-
-
-def warn_of_small_vocabularies(encoders: list[Encoder], reporter: Reporter) -> None:
-    """Say where a cap or a threshold leaves most values without an id of their own."""
-    for each in encoders:
-        covered = each.about().get("covered", 1.0)
-        if covered < UNCOVERED:
-            reporter.say(
-                f"column {each.name!r}: only {covered:.0%} of its training values have an id of their own "
-                f"({each.cardinality - 2:,} of {each.about()['values_seen']:,} values); "
-                "raise max_values, lower min_count, or hash it"
-            )
-
-
-def fingerprint(job: Job) -> str:
-    """Identify a source by its content, and what is done with it."""
+def fingerprint(job: Job, told: Callable[[int], None] = lambda done: None) -> str:
+    """Identify a source by its content, and what is done with it; ``told`` hears the bytes read so far."""
     content = {
         "prepare": VERSION,
-        "source": job.source.fingerprint(),
+        "source": job.source.fingerprint(told),
         "options": job.options.to_json(),
-        "fields": [asdict(each) for each in job.plans],
+        "fields": [{**asdict(each), "why": None} for each in job.plans],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 

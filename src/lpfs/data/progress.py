@@ -9,9 +9,10 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from lpfs.data.sources import Chunk
+    from lpfs.data.raw.source import Chunk
 
 EVERY = 5.0  # seconds between plain lines
+QUICK = 1.0  # seconds; what takes less is not told
 
 
 class Reporter:
@@ -61,32 +62,33 @@ class Reporter:
         return self._lines(chunks, what, total)
 
     @contextmanager
-    def counting(self, what: str) -> Iterator[Callable[[int, int], None]]:
-        """Give a function that is told rows done and rows in all, and shows them."""
+    def counting(self, what: str, unit: str = "rows") -> Iterator[Callable[[int, int], None]]:
+        """Give a function that is told how much is done and how much there is, and shows it."""
         start = last = time.monotonic()
         bar: Any = None
         if not self.quiet and self.stream.isatty():
             with suppress(ImportError):
-                bar = self._progress()
-                bar.start()
-
+                bar = self._progress(unit)
         task: Any = None
 
         def told(done: int, total: int) -> None:
             nonlocal last, task
             now = time.monotonic()
             speed = done / max(now - start, 1e-6)
-            if bar is not None:
-                task = bar.add_task(what, total=total, rows=0, speed=0.0) if task is None else task
+            if bar is not None and now - start >= QUICK:
+                if task is None:
+                    bar.start()
+                    task = bar.add_task(what, total=total, rows=0, speed=0.0)
                 bar.update(task, completed=done, rows=done, speed=speed)
-            elif now - last >= EVERY:
+            elif bar is None and now - last >= EVERY:
                 last = now
-                self.say(f"{what}: {done:,} rows, {speed:,.0f} rows/s, {(total - done) / speed:,.0f} s left")
+                left = (total - done) / max(speed, 1e-6)
+                self.say(f"{what}: {done:,} {unit}, {speed:,.0f} {unit}/s, {left:,.0f} s left")
 
         try:
             yield told
         finally:
-            if bar is not None:
+            if task is not None:
                 bar.stop()
 
     def _lines(self, chunks: Iterator[Chunk], what: str, total: int) -> Iterator[Chunk]:
@@ -102,7 +104,8 @@ class Reporter:
                 left = (now - start) * max(0.0, total / max(1, done) - 1.0)
                 self.say(f"{what}: {rows:,} rows, {rows / (now - start):,.0f} rows/s, {left:,.0f} s left")
         spent = max(time.monotonic() - start, 1e-6)
-        self.say(f"{what}: {rows:,} rows in {spent:,.1f} s, {rows / spent:,.0f} rows/s")
+        if spent >= QUICK:
+            self.say(f"{what}: {rows:,} rows in {spent:,.1f} s, {rows / spent:,.0f} rows/s")
 
     def _bar(self, chunks: Iterator[Chunk], what: str, total: int) -> Iterator[Chunk]:
         progress = self._progress()
@@ -120,11 +123,13 @@ class Reporter:
 
         return run()
 
-    def _progress(self) -> Any:
+    def _progress(self, unit: str = "rows") -> Any:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-        counts = "{task.percentage:>3.0f} %  {task.fields[rows]:,} rows  {task.fields[speed]:,.0f} rows/s"
+        counts = (
+            f"{{task.percentage:>3.0f}} %  {{task.fields[rows]:,}} {unit}  {{task.fields[speed]:,.0f}} {unit}/s"
+        )
         return Progress(
             TextColumn("{task.description:<12}"),
             BarColumn(),

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Literal, overload
 
 from lpfs.data.dataset import Dataset
-from lpfs.data.format import sync, write_json
 from lpfs.data.simulation.chunks import chunks, columns
 from lpfs.data.simulation.presets import plan as planned
 from lpfs.data.simulation.rawlog import LogWriter, need_polars
 from lpfs.data.simulation.spec import Plan
 from lpfs.data.simulation.truth import Ceiling, truth
 from lpfs.data.simulation.world import World
-from lpfs.data.temporary import Workplace
-from lpfs.data.writer import DatasetWriter, telling
+from lpfs.data.store.format import sync_all, write_json
+from lpfs.data.store.temporary import Workplace
+from lpfs.data.store.writer import DatasetWriter, telling
 from lpfs.errors import DataError, InputError
 
 GENERATOR = 1  # goes up when the same seed gives other rows
@@ -153,8 +153,7 @@ def to_log(
                         done += len(block.logit)
                         tell(done, plan.rows)
             write_json(place.folder / "truth.json", truth(world, ceiling))
-            for path in (*writer.paths, place.folder / "truth.json", folder, place.folder):
-                sync(path)
+            sync_all(place.folder)
             place.commit()
         finally:
             place.discard()

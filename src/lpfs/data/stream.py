@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lpfs.data.batch import Batch
-from lpfs.data.gather import Gather, InTime, Uniform, Windowed
-from lpfs.data.order import Order, Steps, Windows
+from lpfs.data.batches.batch import Batch
+from lpfs.data.batches.gather import Gather, InTime, Uniform, Windowed
+from lpfs.data.batches.order import Order, Steps, Windows
+from lpfs.data.batches.rows import Index, Rows
 from lpfs.data.prefetch import prefetch
-from lpfs.data.rows import Index, Rows
 from lpfs.errors import InputError
 
 if TYPE_CHECKING:

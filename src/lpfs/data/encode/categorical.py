@@ -1,0 +1,134 @@
+"""Encoders of values: one id a row, or a bag of them, from a vocabulary or by hashing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from lpfs.data.encode.encoder import Encoder, Where
+from lpfs.data.encode.lookup import Ids
+from lpfs.data.encode.vocabulary import Counter, Vocabulary, canonical, hashed, keys_of
+from lpfs.data.plan.fields import FieldPlan
+from lpfs.data.raw.cast import as_type
+from lpfs.data.store.format import FIRST_ID, AnyArray
+from lpfs.errors import DataError
+
+
+class CategoricalEncoder(Encoder):
+    """One id a row, from a vocabulary or by hashing."""
+
+    kind = "categorical"
+
+    def __init__(self, plan: FieldPlan) -> None:
+        super().__init__(plan)
+        self._counter = Counter()
+        self._vocabulary: Vocabulary | None = None
+        self._first: Any = None
+        self._varies = self._begun = False
+
+    def observe(self, column: pl.Series, where: Where) -> Callable[[], list[AnyArray]]:
+        """Count values."""
+        values = self._values(column, where)
+        if not self._varies and len(values):
+            if not self._begun:
+                self._first, self._begun = values[0], True
+            empty = values.null_count()
+            if self._first is None or empty == len(values):
+                self._varies = empty < len(values) or self._first is not None
+            else:
+                self._varies = not bool(values.eq_missing(self._first).all())
+        if self.plan.hash is None:
+            self._counter.add(values)
+        return lambda: [keys_of(values), values.is_null().to_numpy()]
+
+    def _values(self, column: pl.Series, where: Where) -> pl.Series:
+        return canonical(column, hexadecimal=self.plan.hexadecimal, where=where)
+
+    def finish(self) -> None:
+        """Build the vocabulary."""
+        if self.plan.hash is None:
+            self._vocabulary = Vocabulary.build(
+                self._counter.result(), min_count=self.plan.min_count or 1, max_values=self.plan.max_values
+            )
+        self._counter = Counter()
+
+    @property
+    def constant(self) -> bool:
+        """Whether every training row holds the same value, or none does."""
+        return not self._varies
+
+    @property
+    def cardinality(self) -> int:
+        """Number of ids, special ones included."""
+        return FIRST_ID + self.plan.hash if self._vocabulary is None else self._vocabulary.cardinality  # type: ignore[operator]
+
+    def encode(self, column: pl.Series, where: Where) -> Any:
+        """Return the id of each row."""
+        return self._ids(self._values(column, where))
+
+    def _ids(self, values: pl.Series) -> Ids:
+        if self._vocabulary is None:
+            return hashed(values, self.plan.hash or 1)
+        return self._vocabulary.encode(values)
+
+    def stored(self) -> Any:
+        """Return the vocabulary."""
+        return None if self._vocabulary is None else self._vocabulary.stored()
+
+    def about(self) -> dict[str, Any]:
+        """Return how ids were made."""
+        if self._vocabulary is None:
+            return {"ids": "hash", "modulo": self.plan.hash}
+        seen, covered = self._vocabulary.seen, round(self._vocabulary.covered, 6)
+        return {"ids": "vocabulary", "values_seen": seen, "covered": covered}
+
+
+class MultiEncoder(CategoricalEncoder):
+    """A bag of ids a row; a missing bag holds the id of missing, an empty one nothing."""
+
+    kind = "multi"
+
+    def _lists(self, column: pl.Series) -> pl.Series:
+        if isinstance(column.dtype, pl.Array):
+            return column.arr.to_list()
+        if isinstance(column.dtype, pl.List):
+            return column
+        if column.dtype == pl.Null:
+            return as_type(column, pl.List(pl.String))
+        if self.plan.separator is None:
+            raise DataError(
+                f"column {self.name!r} is multi but holds {column.dtype}, not lists; give its separator"
+            )
+        return as_type(canonical(column, hexadecimal=False, where=str), pl.String).str.split(self.plan.separator)
+
+    def _flat(self, column: pl.Series, where: Where) -> tuple[pl.Series, AnyArray]:
+        lists = self._lists(column)
+        lengths = lists.list.len().fill_null(1).to_numpy().astype(np.int64)
+        full = lists.filter((lists.list.len() > 0).fill_null(True))
+        rows = np.repeat(np.arange(len(lengths)), lengths)
+        values = full.explode() if len(full) else pl.Series(self.name, [], lists.dtype.inner)  # type: ignore[attr-defined]
+        if values.dtype == pl.String:
+            values = values.replace("", None)
+        return super()._values(values, lambda place: where(int(rows[place]))), lengths
+
+    def observe(self, column: pl.Series, where: Where) -> Callable[[], list[AnyArray]]:
+        """Count the values of all bags."""
+        values, lengths = self._flat(column, where)
+        if self.plan.hash is None:
+            self._counter.add(values)
+        if not self._varies and len(lengths):
+            first = values.head(int(lengths[0]))
+            if not self._begun:
+                self._first, self._begun = first.to_list(), True
+            size = len(self._first)
+            same = bool((lengths == size).all()) and values.to_list() == self._first * len(lengths)
+            self._varies = not same
+        return lambda: [keys_of(values), values.is_null().to_numpy(), lengths]
+
+    def encode(self, column: pl.Series, where: Where) -> Any:
+        """Return all ids row after row, and how many each row has."""
+        values, lengths = self._flat(column, where)
+        return self._ids(values), lengths

@@ -1,0 +1,62 @@
+"""The contract of encoders, one a field."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import polars as pl
+
+from lpfs.data.plan.fields import FieldPlan
+from lpfs.data.store.format import AnyArray
+from lpfs.schema import Field
+
+Where = Callable[[int], str]
+
+
+class Encoder(ABC):
+    """The contract: ``observe`` training rows, ``finish`` once, then ``encode`` any rows."""
+
+    kind: str
+
+    def __init__(self, plan: FieldPlan) -> None:
+        self.plan = plan
+        self.name = plan.name
+
+    @abstractmethod
+    def observe(self, column: pl.Series, where: Where) -> Callable[[], list[AnyArray]]:
+        """Take in rows of the training period; return a function that gives what tells the column apart."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Decide on ids or scales."""
+
+    @abstractmethod
+    def encode(self, column: pl.Series, where: Where) -> Any:
+        """Return ids, numbers, or a bag (ids, lengths)."""
+
+    @property
+    @abstractmethod
+    def constant(self) -> bool:
+        """Whether every training row holds the same."""
+
+    @property
+    def cardinality(self) -> int:
+        """Number of ids, special ones included."""
+        return 0
+
+    def stored(self) -> Any:
+        """Return raw values in id order, or None."""
+        return None
+
+    def about(self) -> dict[str, Any]:
+        """Return JSON values that say how the column was turned into the field."""
+        return {}
+
+    @property
+    def field(self) -> Field:
+        """The field as it goes into the schema."""
+        plan = self.plan
+        dim = plan.width if self.kind == "numeric" else plan.dim
+        return Field(plan.name, self.kind, self.cardinality, dim, plan.group, float(plan.cost))  # type: ignore[arg-type]

@@ -1,0 +1,101 @@
+"""Learning from the training days: ids and scales, which columns stay, and what the user should know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from lpfs.data.encode.days import DayRows, day_rows
+from lpfs.data.encode.encoder import Encoder
+from lpfs.data.encode.passes import make_encoder, observe
+from lpfs.data.encode.twins import Leaks
+from lpfs.data.plan.job import Job
+from lpfs.data.progress import Reporter
+from lpfs.data.raw.clock import Clock
+from lpfs.errors import DataError
+
+LOOKED_AT = 1000  # rows from which an error message quotes
+UNCOVERED = 0.5  # share of the training values below which a vocabulary is called too small
+
+
+def learn(
+    job: Job, clock: Clock, train: set[int], track: Any, reporter: Reporter
+) -> tuple[list[Encoder], dict[str, str]]:
+    """Show the training period to an encoder a field; return those that stay, and why others do not."""
+    options = job.options
+    encoders = [make_encoder(each, options.seed) for each in job.plans if each.kind != "ignore"]
+    chunks = track("counting", job.source.chunks(columns(job, encoders), clock.files(train)))
+    rows, positives, leaks = 0, 0, Leaks(each.name for each in encoders)
+
+    def counted(parts: Iterable[DayRows]) -> Iterator[DayRows]:
+        nonlocal rows, positives
+        for part in parts:
+            rows += part.frame.height
+            positives += int(part.labels[options.label].sum())
+            leaks.add(part.frame, part.labels[options.label])
+            yield part
+
+    twins = observe(counted(day_rows(chunks, clock, options, train)), encoders).found()
+    check_classes(job, rows, positives, reporter)
+    for name in leaks.found():
+        reporter.say(f"column {name!r} tells the label in every training row: it knows the answer; ignore it?")
+    dropped = {}
+    for each in encoders if rows > 1 else ():  # one row says nothing about others
+        if each.constant:
+            dropped[each.name] = "constant in the training days"
+        elif each.name in twins:
+            dropped[each.name] = f"the same as {twins[each.name]!r} in the training days"
+    kept = encoders if options.keep_all else [each for each in encoders if each.name not in dropped]
+    if not kept:
+        raise DataError(
+            f"{job.source.files[0]}: every column is constant in the training days; "
+            "give more rows or other training days, or keep all columns (--keep-all, keep_all=True)"
+        )
+    tell_dropped(dropped, reporter, kept=options.keep_all)
+    warn_of_small_vocabularies(kept, reporter)
+    return kept, dropped
+
+
+def columns(job: Job, encoders: list[Encoder]) -> list[str]:
+    """Return the columns to read, each once."""
+    time = [job.options.time] if job.options.time is not None else []
+    wanted = [job.options.label, *job.options.tasks, *time, *(each.name for each in encoders)]
+    return list(dict.fromkeys(wanted))
+
+
+def check_classes(job: Job, rows: int, positives: int, reporter: Reporter) -> None:
+    """Refuse a positive value that never occurs; say when all training labels are the same."""
+    label, positive = job.options.label, job.options.positive
+    if positives in (0, rows):
+        if positive is not None and not positives:
+            found = job.source.sample(LOOKED_AT)[label].unique(maintain_order=True).head(5).to_list()
+            raise DataError(
+                f"label {label!r}: no row of the training days holds {positive!r}; "
+                f"the first rows hold {', '.join(map(repr, found))}"
+            )
+        reporter.say(f"label {label!r} is {int(positives > 0)} in every training row: nothing to learn from")
+
+
+def tell_dropped(dropped: Mapping[str, str], reporter: Reporter, *, kept: bool) -> None:
+    """Say which columns hold nothing new, those of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in dropped.items():
+        by_reason.setdefault(why, []).append(name)
+    for why, names in by_reason.items():
+        verb = "kept on request" if kept else "dropped"
+        reporter.say(f"{verb}, {why}: {', '.join(map(repr, names))}")
+
+
+def warn_of_small_vocabularies(encoders: list[Encoder], reporter: Reporter) -> None:
+    """Say where a cap or a threshold leaves most values without an id of their own."""
+    small = [
+        f"{each.name!r} ({each.cardinality - 2:,} of {about['values_seen']:,} values, "
+        f"{about['covered']:.0%} of rows)"
+        for each in encoders
+        if (about := each.about()).get("covered", 1.0) < UNCOVERED
+    ]
+    if small:
+        reporter.say(
+            f"most rows of {len(small)} column{'s' * (len(small) > 1)} share the id of unseen values: "
+            f"{', '.join(small)}; raise max_values, lower min_count, or hash"
+        )

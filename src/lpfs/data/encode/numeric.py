@@ -1,0 +1,112 @@
+"""Encoders of numbers: standardised, or as ids of quantile bins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from lpfs.data.encode.encoder import Encoder, Where
+from lpfs.data.encode.numbers import (
+    Moments,
+    Numbers,
+    Quantiles,
+    as_numbers,
+    as_vectors,
+    bin_ids,
+    bin_names,
+    compress,
+)
+from lpfs.data.plan.fields import FieldPlan
+from lpfs.data.store.format import FIRST_ID, MISSING_ID, AnyArray
+
+
+class NumericEncoder(Encoder):
+    """Numbers, compressed and standardised."""
+
+    kind = "numeric"
+
+    def __init__(self, plan: FieldPlan) -> None:
+        super().__init__(plan)
+        self._moments = Moments(plan.width)
+        self._negative = False
+
+    def _numbers(self, column: pl.Series, where: Where) -> Numbers:
+        if self.plan.width == 1 and not column.dtype.is_nested():
+            return as_numbers(column, where).reshape(-1, 1)
+        return as_vectors(column, self.plan.width, self.plan.separator, where)
+
+    def observe(self, column: pl.Series, where: Where) -> Callable[[], list[AnyArray]]:
+        """Add to mean and deviation."""
+        numbers = self._numbers(column, where)
+        self._negative = self._negative or bool((numbers < 0).any())
+        self._moments.add(compress(numbers, self.plan.transform))
+        return lambda: [numbers]
+
+    def finish(self) -> None:
+        """Nothing is left to decide."""
+
+    @property
+    def constant(self) -> bool:
+        """Whether every training row holds the same."""
+        return self._moments.constant
+
+    def encode(self, column: pl.Series, where: Where) -> Any:
+        """Return standardised numbers, NaN where missing."""
+        numbers = compress(self._numbers(column, where), self.plan.transform)
+        scaled = (numbers - self._moments.mean) / self._moments.deviation
+        return np.clip(scaled, -1e38, 1e38).astype(np.float32)
+
+    def about(self) -> dict[str, Any]:
+        """Return the scale, so that new rows can be treated the same way."""
+        return {"transform": self.plan.transform, "signed": self._negative, **self._moments.about()}
+
+
+class BinsEncoder(Encoder):
+    """Numbers as the ids of quantile bins."""
+
+    kind = "categorical"
+
+    def __init__(self, plan: FieldPlan, seed: int) -> None:
+        super().__init__(plan)
+        self._quantiles: Quantiles | None = Quantiles(seed)
+        self._moments = Moments(1)
+        self._edges: Numbers = np.zeros(0)
+
+    def observe(self, column: pl.Series, where: Where) -> Callable[[], list[AnyArray]]:
+        """Sample numbers."""
+        numbers = as_numbers(column, where)
+        if self._quantiles is not None:
+            self._quantiles.add(numbers)
+        self._moments.add(compress(numbers.reshape(-1, 1), "log"))
+        return lambda: [numbers]
+
+    def finish(self) -> None:
+        """Set the edges."""
+        if self._quantiles is not None:
+            self._edges = self._quantiles.edges(self.plan.bins or 2)
+        self._quantiles = None
+
+    @property
+    def constant(self) -> bool:
+        """Whether every training row holds the same."""
+        return self._moments.constant
+
+    @property
+    def cardinality(self) -> int:
+        """Number of ids, special ones included."""
+        return FIRST_ID + len(self._edges) + 1
+
+    def encode(self, column: pl.Series, where: Where) -> Any:
+        """Return the bin of each row."""
+        return bin_ids(as_numbers(column, where), self._edges)
+
+    def stored(self) -> Any:
+        """Return the names of the bins."""
+        return bin_names(self._edges)
+
+    def about(self) -> dict[str, Any]:
+        """Return the edges."""
+        return {"ids": "bins", "edges": self._edges.tolist(), "missing_id": MISSING_ID}

@@ -1,0 +1,78 @@
+"""Passes over the log: every field observes the training days, then encodes all rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from lpfs.data.encode.categorical import CategoricalEncoder, MultiEncoder
+from lpfs.data.encode.days import DayRows
+from lpfs.data.encode.encoder import Encoder
+from lpfs.data.encode.numeric import BinsEncoder, NumericEncoder
+from lpfs.data.encode.twins import Twins
+from lpfs.data.plan.fields import FieldPlan
+from lpfs.data.store.format import AnyArray
+
+Work = Callable[[Encoder], Any]
+SMALL = 2000  # rows below which threads cost more than they save
+
+
+def make_encoder(plan: FieldPlan, seed: int) -> Encoder:
+    """Return the encoder for a plan."""
+    if plan.kind == "multi":
+        return MultiEncoder(plan)
+    if plan.kind == "numeric":
+        return BinsEncoder(plan, seed) if plan.bins else NumericEncoder(plan)
+    return CategoricalEncoder(plan)
+
+
+def in_parallel(
+    pool: ThreadPoolExecutor, encoders: Sequence[Encoder], work: Work, rows: int = SMALL
+) -> dict[str, Any]:
+    """Do something with every field, on all cores where there are rows enough."""
+    done = pool.map(work, encoders) if rows >= SMALL else map(work, encoders)
+    return dict(zip((each.name for each in encoders), done, strict=True))
+
+
+def make_pool() -> ThreadPoolExecutor:
+    """Return a pool with a thread a core, eight at most."""
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+
+
+def observe(parts: Iterable[DayRows], encoders: Sequence[Encoder]) -> Twins:
+    """Show the training period to every field; return what was learned about equal columns."""
+    twins = Twins(encoders)
+    with make_pool() as pool:
+        rows = 0
+        for part in parts:
+            rows += part.frame.height
+
+            def look(each: Encoder, part: DayRows = part) -> list[AnyArray] | None:
+                signature = each.observe(part.frame[each.name], part.where)
+                return signature() if twins.needs(each.name) else None
+
+            found = in_parallel(pool, encoders, look, part.frame.height)
+            twins.add({name: arrays for name, arrays in found.items() if arrays is not None})
+        in_parallel(pool, encoders, lambda each: each.finish(), rows)
+    return twins
+
+
+def encode(
+    parts: Iterable[DayRows], encoders: Sequence[Encoder]
+) -> Iterator[tuple[DayRows, dict[str, dict[str, Any]]]]:
+    """Yield the rows of each part as the arguments of ``DayWriter.append``."""
+    kinds = {
+        each.name: {"categorical": "ids", "numeric": "dense", "multi": "bags"}[each.kind] for each in encoders
+    }
+    with make_pool() as pool:
+        for part in parts:
+
+            def turn(each: Encoder, part: DayRows = part) -> Any:
+                return each.encode(part.frame[each.name], part.where)
+
+            columns: dict[str, dict[str, Any]] = {"ids": {}, "dense": {}, "bags": {}}
+            for name, values in in_parallel(pool, encoders, turn, part.frame.height).items():
+                columns[kinds[name]][name] = values
+            yield part, columns

@@ -1,0 +1,85 @@
+"""Which kind a column is taken for."""
+
+import polars as pl
+import pytest
+
+from lpfs.data.plan.fields import FieldPlan
+from lpfs.data.plan.infer import infer
+from lpfs.data.plan.toml import read_fields, to_toml
+
+ROWS = 2000
+CASES = {
+    "text": ([f"v{i % 300}" for i in range(ROWS)], "categorical"),
+    "few whole numbers": ([i % 20 for i in range(ROWS)], "categorical"),
+    "few whole numbers as text": ([str(i % 20) for i in range(ROWS)], "categorical"),
+    "many whole numbers": ([i * i % 997 for i in range(ROWS)], "numeric"),
+    "many whole numbers as text": ([str(i * i % 997) for i in range(ROWS)], "numeric"),
+    "codes with gaps": ([None if i % 3 == 0 else float(i % 5) for i in range(ROWS)], "categorical"),
+    "counts as fractions": ([float(i % 3) for i in range(ROWS)], "numeric"),
+    "fractions": ([i / 7 for i in range(ROWS)], "numeric"),
+    "fractions as text with gaps": (["NA" if i % 9 == 0 else f"{i / 7:.3f}" for i in range(ROWS)], "numeric"),
+    "leading zeros": ([f"{i % 700:05d}" for i in range(ROWS)], "categorical"),
+    "ad_id": ([i * i % 997 for i in range(ROWS)], "categorical"),
+    "userId": ([i * i % 997 for i in range(ROWS)], "categorical"),
+    "zip": ([10000 + i % 900 for i in range(ROWS)], "categorical"),
+    "long": ([2**53 + i % 700 for i in range(ROWS)], "categorical"),
+    "long as text": ([str(2**53 + i % 700) for i in range(ROWS)], "categorical"),
+    "longer than any integer": ([f"9{i % 700:030d}" for i in range(ROWS)], "categorical"),
+    "long in every row": ([str(2**60 + i * 7919 % ROWS) for i in range(ROWS)], "ignore"),
+    "click_id": ([i * 7919 % ROWS for i in range(ROWS)], "ignore"),
+    "a zero late": ([f"{1000 + i % 700}" for i in range(ROWS - 1)] + ["0012"], "categorical"),
+    "ts": ([1_700_000_000 + i * 60 for i in range(ROWS)], "ignore"),
+    "created_at": ([str(1_700_000_000_000 + i * 60) for i in range(ROWS)], "ignore"),
+    "big amounts": ([1_700_000_000 + i * i for i in range(ROWS - 1)] + [7], "numeric"),
+    "with a comma": ([f"{at},{at % 90 + 10}" for at in range(ROWS)], "ignore"),
+    "paid": ([i * i % 997 for i in range(ROWS)], "numeric"),
+    "row number": (list(range(ROWS)), "ignore"),
+    "row name": ([f"row{i}" for i in range(ROWS)], "ignore"),
+    "true/false": ([i % 2 == 0 for i in range(ROWS)], "categorical"),
+    "timestamp": ([f"2020-01-{1 + i % 28:02d} 10:00:00" for i in range(ROWS)], "ignore"),
+    "date": ([f"2020-01-{1 + i % 28:02d}" for i in range(ROWS)], "ignore"),
+    "split": (["train" if i < 1500 else "test" for i in range(ROWS)], "ignore"),
+    "genres": (
+        ["|".join(c for k, c in enumerate("abcdef") if i >> k & 1) or "g" for i in range(ROWS)],
+        "multi",
+    ),
+    "two by two": ([f"{i % 40}|{i % 30}" for i in range(ROWS)], "categorical"),
+    "list": ([["a"] * (i % 3) for i in range(ROWS)], "multi"),
+    "vector": ([[0.5, i / 3] for i in range(ROWS)], "numeric"),
+    "ragged vector": ([[0.5] * (1 + i % 2) for i in range(ROWS)], "ignore"),
+    "struct": ([{"x": i} for i in range(ROWS)], "ignore"),
+    "blob": ([b"x"] * ROWS, "ignore"),
+    "empty": ([None] * ROWS, "categorical"),
+    "all text null": (pl.Series([None] * ROWS, dtype=pl.String), "categorical"),
+    "one nan": ([float("nan")] * ROWS, "numeric"),
+    "words that mean missing": (["NA"] * ROWS, "categorical"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kinds(name):
+    values, kind = CASES[name]
+    plan = infer(pl.Series(name, values))
+    assert plan.kind == kind, plan.why
+    assert plan.why
+
+
+def test_few_rows_say_little():
+    assert infer(pl.Series("n", [1, 2, 3])).kind == "numeric"
+    assert infer(pl.Series("n", [1, 2, 1])).kind == "categorical"
+    assert infer(pl.Series("name", ["x", "y", "z"])).kind == "categorical"
+    assert infer(pl.Series("id", [1, 2, 3])).kind == "categorical"
+
+
+def test_found_fields_can_be_written_corrected_and_read_back(tmp_path):
+    plans = [
+        FieldPlan('we"ird\n', "multi", separator="|", why="a\nreason"),
+        FieldPlan("ad", hash=10, cost=2.5, group="item", hexadecimal=True),
+        FieldPlan("n", "numeric", bins=4, transform="none"),
+        FieldPlan("日本\u202e\x7f", "ignore"),
+    ]
+    (tmp_path / "fields.toml").write_text(to_toml(plans), "utf-8")
+    read = read_fields(tmp_path / "fields.toml")
+    assert [
+        FieldPlan(name, **options, why=plan.why) for plan, (name, options) in zip(plans, read.items(), strict=True)
+    ] == plans

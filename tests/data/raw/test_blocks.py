@@ -1,0 +1,40 @@
+"""Files in blocks, and packages that are not there."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lpfs.data.prepare import prepare
+from lpfs.data.raw import blocks as reading
+from lpfs.errors import DataError, MissingPackageError
+
+
+def test_a_line_without_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "LONGEST", 100)
+    monkeypatch.setattr("lpfs.data.raw.text.HEAD", 100)
+    path = tmp_path / "log.csv"
+    path.write_text("click,ad\n1," + "x" * 500)
+    original = reading.Blocks.__init__
+    monkeypatch.setattr(reading.Blocks, "__init__", lambda self, *a, **k: original(self, *a, **{**k, "size": 64}))
+    with pytest.raises(DataError, match="a line is longer than"):
+        prepare(path, tmp_path / "out", label="click", quiet=True)
+    path.write_text("x" * 500)
+    with pytest.raises(DataError, match="a line is longer than"):
+        prepare(path, tmp_path / "out", label="click", quiet=True)
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "log.csv.zst"
+    path.write_bytes(reading.ZSTD + b"rest")
+    if sys.version_info < (3, 14):
+        monkeypatch.setitem(sys.modules, "zstandard", None)
+        with pytest.raises(MissingPackageError, match="pip install zstandard"):
+            prepare(path, tmp_path / "out", label="click", quiet=True)
+    script = (
+        "import sys; sys.modules['polars'] = None\n"
+        "from lpfs.cli import call; sys.exit(call(['prepare', 'x', '--label', 'y', '--out', 'z']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install polars" in done.stderr

@@ -1,0 +1,15 @@
+"""Days of rows."""
+
+import polars as pl
+import pytest
+
+from lpfs.data.raw.clock import ColumnClock
+from lpfs.data.raw.source import Chunk
+from lpfs.errors import DataError
+
+
+def test_a_date_that_no_calendar_has():
+    clock = ColumnClock("when", None)
+    frame = pl.DataFrame({"when": pl.Series([2**30, 0], dtype=pl.Int32).cast(pl.Date)})
+    with pytest.raises(DataError, match="cannot be"):
+        clock.look(Chunk(frame, 0, str, 0), ordered=False)

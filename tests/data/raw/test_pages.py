@@ -1,0 +1,45 @@
+"""Page headers of Parquet files."""
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lpfs.data.raw.pages import check_pages, column_chunks
+from lpfs.errors import DataError
+
+
+@pytest.mark.parametrize("compression", ["uncompressed", "zstd", "snappy", "gzip", "brotli", "lz4"])
+@pytest.mark.parametrize("writer", ["polars", "arrow", "arrow v2"])
+def test_pages_of_whole_files_pass(tmp_path, compression, writer):
+    frame = pl.DataFrame({"click": [0, 1] * 500, "t": [f"v{i}" for i in range(1000)], "l": [[1, 2], None] * 500})
+    path = tmp_path / "log.parquet"
+    if writer == "polars":
+        frame.write_parquet(path, compression=compression, row_group_size=300, data_page_size=500)
+    else:
+        arrow = pa.table(frame.to_dict(as_series=False))
+        version = "2.0" if writer == "arrow v2" else "1.0"
+        plain = {"uncompressed": "none"}.get(compression, compression)
+        pq.write_table(arrow, path, compression=plain, data_page_version=version, data_page_size=500)
+    with path.open("rb") as file:
+        chunks = len(column_chunks(file))
+    assert chunks >= 3
+    assert check_pages(path) >= 1.5 * chunks
+
+
+def test_a_damaged_count_in_a_page_header(tmp_path):
+    path = tmp_path / "log.parquet"
+    pl.DataFrame({"click": [0, 1, 0, 1, 1]}).write_parquet(path, compression="uncompressed", statistics=False)
+    data = path.read_bytes()
+    found = 0
+    for at in range(4, len(data) - 8):  # 5 values, zigzag, become -33
+        if data[at - 1 : at + 1] == b"\x15\x0a":
+            path.write_bytes(data[:at] + b"\x41" + data[at + 1 :])
+            try:
+                check_pages(path)
+            except DataError as error:
+                assert "has a damaged page at byte" in str(error)  # noqa: PT017
+                found += 1
+    assert found
+    path.write_bytes(b"PAR1")
+    check_pages(path)

@@ -1,0 +1,33 @@
+"""Tables in memory."""
+
+import pandas as pd
+import pytest
+
+from lpfs.data.prepare import prepare
+from lpfs.errors import DataError
+
+
+def test_a_table_that_is_no_table(tmp_path):
+    class Odd:
+        columns = ("a", "a")
+
+        def to_numpy(self):
+            raise NotImplementedError
+
+    with pytest.raises(DataError, match="two columns of the table are named 'a'"):
+        prepare(Odd(), tmp_path / "out", label="a", quiet=True)
+    with pytest.raises(DataError, match="the table cannot be read"):
+        prepare({"a": [1], "b": [1, 2]}, tmp_path / "out", label="a", quiet=True)
+    with pytest.raises(DataError, match="has no name"):
+        prepare({"": [1]}, tmp_path / "out", label="a", quiet=True)
+
+
+def test_pandas_without_arrow(tmp_path, monkeypatch):
+    frame = pd.DataFrame({"click": [0, 1], "n": [1.5, 2.5], 3: [1, 2]})
+
+    def refuse(self, requested_schema=None):
+        raise ImportError("pyarrow")
+
+    monkeypatch.setattr(pd.DataFrame, "__arrow_c_stream__", refuse)
+    dataset = prepare(frame, tmp_path / "out", label="click", parts=1, quiet=True)
+    assert dataset.schema.names == ("n", "3")
