@@ -55,7 +55,7 @@ class Callback:
 
     Whatever a callback carries from step to step belongs into ``state_dict``: it is saved in every checkpoint
     and handed back on resume, before ``on_begin``. Tensors, numbers, text, None, lists, tuples and dictionaries
-    of them can be saved.
+    of them can be saved; tensors come back on the CPU.
 
     >>> class Count(Callback):
     ...     seen = 0
@@ -68,25 +68,25 @@ class Callback:
     """
 
     def on_begin(self, state: State) -> None:
-        """Training begins, or goes on after a resume."""
+        """Act when training begins, or goes on after a resume."""
 
     def before_backward(self, state: State) -> None:
-        """The loss is computed; add to ``state.loss`` what should be minimised with it."""
+        """Act when the loss is computed: add to ``state.loss`` what should be minimised with it."""
 
     def before_step(self, state: State) -> None:
-        """The gradients are there and no parameter has moved; the place to refuse a step."""
+        """Act when the gradients are there and no parameter has moved: the place to refuse a step."""
 
     def after_step(self, state: State) -> None:
-        """The model's optimizer has moved and ``state.step`` counts this step; the place to move what is yours."""
+        """Act when the model's optimizer has moved and ``state.step`` counts this step: move what is yours."""
 
     def on_evaluate(self, state: State) -> None:
-        """``state.metrics`` is new."""
+        """Act when ``state.metrics`` is new."""
 
     def on_checkpoint(self, state: State, path: Path) -> None:
-        """A checkpoint is complete on the disk."""
+        """Act when a checkpoint is complete on the disk."""
 
     def on_end(self, state: State) -> None:
-        """Training has ended; not called when an error ends it."""
+        """Act when training has ended; not called when an error ends it."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a kill."""

@@ -13,7 +13,8 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Collection
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +49,15 @@ class Checkpoints:
         """Return the folder of a checkpoint."""
         return self.folder / f"step-{step:012d}"
 
-    def save(self, step: int, state: dict[str, Any], pinned: Collection[int] = ()) -> Path:
-        """Write a checkpoint, then remove the oldest; those of ``pinned`` steps stay."""
+    def save(self, step: int, state: dict[str, Any], needs: Sequence[int] = ()) -> Path:
+        """Write a checkpoint, then remove the oldest, except those of steps that a kept one needs."""
         out = self.path(step)
         aside = self.folder / f".{out.name}.tmp"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._sweep()
             aside.mkdir()
-            write_checkpoint(aside, step, state)
+            write_checkpoint(aside, step, state, needs)
             if out.exists():  # a damaged one that was passed over
                 shutil.rmtree(out)
             aside.rename(out)
@@ -70,7 +71,7 @@ class Checkpoints:
         except LpfsError:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-        self._prune(step, pinned)
+        self._prune(step)
         return out
 
     def load(self, step: int) -> dict[str, Any]:
@@ -101,15 +102,19 @@ class Checkpoints:
         for path in self.folder.glob(".step-*.tmp"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def _prune(self, step: int, pinned: Collection[int]) -> None:
+    def _prune(self, step: int) -> None:
         """Remove all but the last ones; a folder loses its seal first, so that half of it is never taken."""
         older = [each for each in self.steps() if each <= step]
-        for each in set(older[: -self.keep]) - set(pinned):
+        needed: set[int] = set()
+        for each in older[-self.keep :]:
+            with suppress(OSError, ValueError):
+                needed.update(read_seal(self.path(each))["needs"])
+        for each in set(older[: -self.keep]) - needed:
             (self.path(each) / SEAL).unlink(missing_ok=True)
             shutil.rmtree(self.path(each), ignore_errors=True)
 
 
-def write_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
+def write_checkpoint(folder: Path, step: int, state: dict[str, Any], needs: Sequence[int] = ()) -> None:
     """Fill an empty folder, and put it on the disk."""
     values, tensors = pack(state)
     files = {TENSORS: write_tensors(folder / TENSORS, tensors)}
@@ -118,20 +123,27 @@ def write_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
         file.write(text)
     sync(folder / STATE)
     files[STATE] = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
-    about = {"format": FORMAT, "version": VERSION, "lpfs": lpfs.__version__, "step": step, "files": files}
+    about = {"format": FORMAT, "version": VERSION, "lpfs": lpfs.__version__, "step": step}
+    about.update(needs=list(needs), files=files)
     write_json(folder / SEAL, {**about, "checksum": json_checksum(about)})
     sync(folder / SEAL)
     sync(folder)
 
 
-def read_checkpoint(folder: Path) -> dict[str, Any]:
-    """Return the state in a checkpoint folder; anything amiss is a ValueError, a LookupError or an OSError."""
-    about = json.loads((folder / SEAL).read_text("utf-8"))
+def read_seal(folder: Path) -> dict[str, Any]:
+    """Return what ``checkpoint.json`` says."""
+    about: dict[str, Any] = json.loads((folder / SEAL).read_text("utf-8"))
     checksum = about.pop("checksum", None)
     if about.get("format") != FORMAT or about.get("version") != VERSION:
         raise ValueError(f"{SEAL} is not of {FORMAT} {VERSION}, which lpfs {lpfs.__version__} reads")
     if json_checksum(about) != checksum:
         raise ValueError(f"the checksum of {SEAL} does not match")
+    return about
+
+
+def read_checkpoint(folder: Path) -> dict[str, Any]:
+    """Return the state in a checkpoint folder; anything amiss is a ValueError, a LookupError or an OSError."""
+    about = read_seal(folder)
     for name, entry in about["files"].items():
         if os.path.getsize(folder / name) != entry["bytes"]:
             raise ValueError(f"{name} has {os.path.getsize(folder / name)} bytes instead of {entry['bytes']}")

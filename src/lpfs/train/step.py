@@ -111,15 +111,15 @@ class Stepper:
     def check_parameters(self) -> None:
         """Refuse to save parameters that are not finite, so that the last checkpoint is a good one."""
         for name, each in self.state.model.named_parameters():
-            if not math.isfinite(float(each.detach().double().sum())) and not bool(torch.isfinite(each).all()):
+            if not math.isfinite(float(each.detach().sum())) and not bool(torch.isfinite(each).all()):
                 raise NonFiniteError(
                     f"parameter {name!r} is not finite after step {self.state.step:,}: a gradient was inf or nan. "
-                    "Nothing was saved, the last checkpoint is intact. Lower the learning rate, or clip the gradient"
+                    "Nothing was saved, the last checkpoint is intact. Lower the learning rate, or clip"
                 )
 
     def _clip(self, clip: float, position: Callable[[], str]) -> None:
         mine = [each for group in self.state.optimizer.param_groups for each in group["params"]]
-        norm = nn.utils.clip_grad_norm_(mine, math.inf)
+        norm = nn.utils.get_total_norm([each.grad for each in mine if each.grad is not None])
         if not math.isfinite(float(norm)):
             raise NonFiniteError(f"the gradient is not finite at {position()}; nothing was moved")
         nn.utils.clip_grads_with_norm_(mine, clip, norm)
