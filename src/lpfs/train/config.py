@@ -34,7 +34,7 @@ class Training:
         task_weights: a factor on the loss of each task; 1 by default.
         clip: largest norm of the gradient of all parameters together; None: not clipped.
         precision: ``float32``, or ``bfloat16`` for autocast.
-        seed: of dropout and the like; set when the run begins. None leaves the generators alone.
+        seed: of torch, numpy and Python, set when the run begins; None leaves the generators alone.
         evaluate_every: steps between evaluations; by default at the end of every pass. Always at the end.
         monitor: ``auc`` or ``logloss`` of the main task decides which model is best.
         keep: leave the ``last`` or the ``best`` model behind.

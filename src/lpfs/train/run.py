@@ -15,7 +15,7 @@ from lpfs.train.checkpoint import Checkpoints, CheckpointWarning
 from lpfs.train.evaluate import Metrics, evaluate
 from lpfs.train.log import JsonLines, Log, Logger, TensorBoard
 from lpfs.train.progress import Progress
-from lpfs.train.snapshot import Resumable, restore_snapshot, take_snapshot
+from lpfs.train.snapshot import Resumable, restore_snapshot, seed_all, take_snapshot
 from lpfs.train.step import Stepper, memory_told
 
 LINES, CHECKPOINTS, BOARD = "metrics.jsonl", "checkpoints", "tensorboard"
@@ -53,7 +53,7 @@ class Run:
             found = self.checkpoints.latest() if resume else None
         if found is None:
             if self.config.seed is not None:
-                torch.manual_seed(self.config.seed)
+                seed_all(self.config.seed)
         else:
             restore_snapshot(found[1], self.stepper, self.stream, self.valid)
             self._saved = self.state.step

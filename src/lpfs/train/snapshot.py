@@ -124,6 +124,13 @@ def place(stream: Iterable[Batch], saved: Mapping[str, Any] | None, name: str) -
     stream.load_state_dict(saved["position"])
 
 
+def seed_all(seed: int) -> None:
+    """Seed every generator that a model may draw from."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
 def random_state() -> dict[str, Any]:
     """Return the state of every generator that a model may draw from."""
     kind, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)
