@@ -79,7 +79,7 @@ class Stepper:
         self.count += 1
         if (state.step + 1) % config.check_every == 0:
             self.check(position)
-        state.loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(state.loss)
         for each in self.callbacks:
             each.before_step(state)
         if config.clip is not None:
