@@ -141,7 +141,8 @@ class Run:
         self.stepper.check_parameters()
         saved = take_snapshot(self.stepper, self.stream, self.valid, self.log.position())
         saved["evaluated"] = self._evaluated == state.step
-        path = checkpoints.save(state.step, saved, () if state.best_step is None else (state.best_step,))
+        needs = [] if state.best_step is None or self.config.keep == "last" else [state.best_step]
+        path = checkpoints.save(state.step, saved, needs)
         self._saved = state.step
         for each in self.stepper.callbacks:
             each.on_checkpoint(state, path)

@@ -101,10 +101,10 @@ class Stepper:
         """Refuse to go on with a loss that is not finite."""
         if math.isfinite(float(self.total)):
             return
-        late = self.state.config.check_every > 1
+        before = self.state.config.check_every - 1
         raise NonFiniteError(
-            f"the loss is {float(self.state.loss if self.state.loss is not None else math.nan)} at {position()}"
-            + (f" or in the {self.state.config.check_every - 1} steps before" if late else "; nothing was moved")
+            f"the loss is not finite at {position()}"
+            + (f" or in the {before} steps before" if before else "; nothing was moved")
             + ". The last checkpoint is intact. Look at these rows, lower the learning rate, or clip the gradient"
         )
 
