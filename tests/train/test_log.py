@@ -87,4 +87,4 @@ def test_tensorboard_is_given_every_number(tmp_path, monkeypatch):
     board({"kind": "evaluate", "step": 8, "tasks": {"click": {"auc": 0.7, "entropy": None}}})
     board.close()
     expected = [("train/loss", 0.5, 8), ("evaluate/tasks/click/auc", 0.7, 8), "closed"]
-    assert written == [(str(tmp_path), 7), *expected]
+    assert written == [(str(tmp_path), 8), *expected]  # what is after step 7 is dropped

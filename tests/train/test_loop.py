@@ -339,6 +339,14 @@ def test_a_failing_logger_never_stops_training(data, tmp_path):
     assert equal(dict(model.state_dict()), dict(plain.state_dict()))
 
 
+def test_a_log_that_cannot_be_written_does_not_stop_training_either(data, tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.warns(UserWarning, match="metrics.jsonl cannot be written"):
+        _, done = fitted(data, steps=10, folder=tmp_path, resume=True)
+    assert done.steps == 10
+    assert Checkpoints(tmp_path / "checkpoints").load(10)["log"] is None
+
+
 def test_any_batches_will_do_but_a_generator_used_up_will_not(data):
     batches = list(data.stream(64))
     _, done = fitted(data, stream=batches, epochs=2)

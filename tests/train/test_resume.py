@@ -185,8 +185,17 @@ def test_what_computes_something_else_is_refused_and_changes_nothing(data, tmp_p
         InputError, match=r"'head.weight' is torch.float32 \(2, 9\), the checkpoint has .*\(1, 9\)"
     ):
         fit(model, stream, "adam", folder=run, resume=True, callbacks=[Momentum(model)], **how)
+    with pytest.raises(InputError, match=r"so many parameters a group: \[3\] and cannot go on with \[4\]"):
+        fit(tiny(), stream, "adam", folder=run, resume=True, callbacks=[Momentum(model)], **how)
+    with pytest.raises(
+        InputError, match="this is not the model of the run: only the checkpoint has 'item.weight'"
+    ):
+        smaller = tiny()
+        del smaller.item
+        fit(smaller, stream, "adam", folder=run, resume=True, callbacks=[Momentum(model)], **how)
     with pytest.raises(InputError, match="resume needs a stream with state_dict"):
-        fit(tiny(), list(stream), "adam", folder=run, resume=True, callbacks=[Momentum(model)], **how)
+        three = {"parameters": list(model.parameters())[1:]}
+        fit(tiny(), list(stream), "adam", folder=run, resume=True, callbacks=[Momentum(model)], **how, **three)
     assert equal(outcome(run), before)
 
 

@@ -45,7 +45,7 @@ class JsonLines:
 
 
 class TensorBoard:
-    """The numbers of each record as scalars."""
+    """The numbers of each record as scalars; those after ``step``, of a run that was killed, are dropped."""
 
     def __init__(self, folder: Path, step: int) -> None:
         try:
@@ -54,7 +54,7 @@ class TensorBoard:
             raise MissingPackageError(
                 "tensorboard=True needs the tensorboard package; install it with: pip install 'lpfs[tensorboard]'"
             ) from error
-        self.writer = SummaryWriter(str(folder), purge_step=step)
+        self.writer = SummaryWriter(str(folder), purge_step=step + 1)
 
     def __call__(self, record: dict[str, Any]) -> None:
         """Write the numbers of a record, nested ones by their path."""

@@ -36,12 +36,13 @@ def take_snapshot(
 ) -> dict[str, Any]:
     """Return everything that the next step depends on, and the length of the log."""
     state = stepper.state
+    stepper.collect()
     return {
         "config": state.config.to_json(),
         "counters": {name: getattr(state, name) for name in COUNTERS},
         "metrics": None if state.metrics is None else state.metrics.to_json(),
         "best": None if state.best is None else state.best.to_json(),
-        "loss": {"total": float(stepper.total), "count": stepper.count},
+        "loss": {"total": stepper.total, "count": stepper.count},
         "model": dict(state.model.state_dict()),
         "optimizer": {"class": type(state.optimizer).__name__, "state": state.optimizer.state_dict()},
         "rates": list(stepper.rates),
@@ -64,7 +65,9 @@ def restore_snapshot(
     same("callbacks", [each["class"] for each in saved["callbacks"]], mine)
     model = state.model.state_dict()
     check_model(saved["model"], model)
-    same("groups of parameters", len(saved["rates"]), len(stepper.rates))
+    groups = saved["optimizer"]["state"]["param_groups"], state.optimizer.param_groups
+    theirs, ours = ([len(group["params"]) for group in each] for each in groups)
+    same("an optimizer of so many parameters a group:", theirs, ours)
     place(stream, saved["stream"], "stream")
     if valid is not None and saved["valid"] is not None:
         place(valid, saved["valid"], "valid")
@@ -77,8 +80,7 @@ def restore_snapshot(
         setattr(state, name, saved["counters"][name])
     state.metrics = None if saved["metrics"] is None else Metrics.from_json(saved["metrics"])
     state.best = None if saved["best"] is None else Metrics.from_json(saved["best"])
-    stepper.total.fill_(saved["loss"]["total"])
-    stepper.count = saved["loss"]["count"]
+    stepper.total, stepper.count = saved["loss"]["total"], saved["loss"]["count"]
     restore_random(saved["random"])
 
 

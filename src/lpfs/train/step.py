@@ -37,6 +37,8 @@ def loss_of(
 
     Logits and labels are (B, T), weights (B,); one number comes out.
     """
+    if logits.shape[1] == 1 and task_weights is None and weights is None:
+        return binary_cross_entropy_with_logits(logits, labels)
     losses = binary_cross_entropy_with_logits(logits, labels, reduction="none")  # (B, T)
     if weights is not None:
         losses = losses * weights[:, None]
@@ -57,8 +59,10 @@ class Stepper:
         self.state, self.callbacks, self.factor, self.weights = state, callbacks, factor, weights
         self.device = device_of(state.model)
         self.rates: list[float] = [float(group["lr"]) for group in state.optimizer.param_groups]
-        self.total = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.count = 0
+        moved = [each for group in state.optimizer.param_groups for each in group["params"]]
+        self.parameters = list(dict.fromkeys([*state.model.parameters(), *moved]))
+        self.total, self.count = 0.0, 0
+        self.pending: list[Tensor] = []  # losses not looked at yet: reading one waits for the GPU
 
     def take(self, batch: Batch, position: Callable[[], str]) -> None:
         """Train on one batch; ``position`` says which it is, in case something is wrong with it."""
@@ -67,16 +71,15 @@ class Stepper:
         batch = on_device(batch, self.device)
         for group, lr in zip(optimizer.param_groups, self.rates, strict=True):
             group["lr"] = lr * self.factor(state.step)
-        state.model.zero_grad()
-        optimizer.zero_grad()
+        for parameter in self.parameters:
+            parameter.grad = None
         with autocast(config.precision, self.device):
             logits, labels = predict(state.model, batch)
         sample = None if self.weights is None else weights_of(self.weights, batch)
         state.batch, state.loss = batch, loss_of(logits, labels, config.task_weights, sample)
         for each in self.callbacks:
             each.before_backward(state)
-        self.total += state.loss.detach()
-        self.count += 1
+        self.pending.append(state.loss.detach())
         if (state.step + 1) % config.check_every == 0:
             self.check(position)
         torch.autograd.backward(state.loss)
@@ -92,14 +95,22 @@ class Stepper:
 
     def mean(self) -> float:
         """Return the mean loss since the last call."""
-        mean = float(self.total) / max(1, self.count)
-        self.total.zero_()
-        self.count = 0
+        self.collect()
+        mean = self.total / max(1, self.count)
+        self.total, self.count = 0.0, 0
         return mean
+
+    def collect(self) -> None:
+        """Add up the losses that were not looked at yet, one by one, in float64."""
+        waiting, self.pending = self.pending, []
+        self.count += len(waiting)
+        for loss in waiting if len(waiting) < 2 else torch.stack(waiting).cpu():
+            self.total += float(loss)
 
     def check(self, position: Callable[[], str]) -> None:
         """Refuse to go on with a loss that is not finite."""
-        if math.isfinite(float(self.total)):
+        self.collect()
+        if math.isfinite(self.total):
             return
         before = self.state.config.check_every - 1
         raise NonFiniteError(
