@@ -79,8 +79,8 @@ def test_elsewhere_the_output_moves_by_rounding_only(dtype):
     selection = lpfs.absorb(model, batch=batch(dtype))
     change = (model(*batch(dtype)).double() - before.double()).abs().max().item()
     assert change == selection.made["max_logit_change"]
-    # six fields of width 4 and two layers: some dozens of roundings of values below one
-    assert change <= 100 * torch.finfo(dtype).eps
+    # six fields of width 4 and two layers: some dozens of roundings of values below one, summed in float32
+    assert change <= min(100 * torch.finfo(dtype).eps, 0.05)
 
 
 @pytest.mark.parametrize("value", [2.0, 0.0, -2.0])

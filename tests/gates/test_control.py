@@ -26,6 +26,13 @@ def test_exactly_k_for_any_kind_of_fields(gate, kind, size, keep):
     check(Surrogate(kind, size, keep, 600, gate).run(), keep)
 
 
+@pytest.mark.parametrize("gate", ["lpfs", "lpfs++"])
+@pytest.mark.parametrize(("size", "keep"), [(1, 1), (2, 1), (60, 3), (60, 59)])
+def test_exactly_k_in_the_shortest_search(gate, size, keep):
+    for kind in ("graded", "useless", "strong"):
+        check(Surrogate(kind, size, keep, 50, gate).run(), keep)
+
+
 @pytest.mark.parametrize("gate", sorted(FUNCTIONS))
 def test_exactly_k_for_every_gate_function(gate):
     check(Surrogate("graded", 30, 7, 600, gate).run(), 7)

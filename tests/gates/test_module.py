@@ -132,7 +132,7 @@ def test_gates_stay_in_full_precision_when_the_model_does_not():
 
 
 def test_gates_can_be_pickled_and_copied_without_their_optimizer():
-    gates = make(steps=10)
+    gates = make(steps=100)
     gates.optimizer(keep=2)
     for other in (pickle.loads(pickle.dumps(gates)), copy.deepcopy(gates)):
         assert torch.equal(other.values, gates.values)
@@ -169,11 +169,18 @@ def test_status_and_repr_can_be_read():
     ],
 )
 def test_nonsense_is_refused_and_nothing_changes(arguments, error, message):
-    gates = make(steps=10)
+    gates = make(steps=100)
     with pytest.raises(error, match=message):
         gates.optimizer(**arguments)
     assert gates.keep is None
     assert float(gates.control[0]) == 0.0
+
+
+def test_a_search_too_short_to_steer_is_refused():
+    with pytest.raises(InputError, match="keep=2 needs a search of at least 50 steps .* steps=49"):
+        make(steps=49).optimizer(keep=2)
+    make(steps=49).optimizer(keep=3)
+    make(steps=49).optimizer(penalty=0.1)
 
 
 def test_gates_need_fields_and_a_model():

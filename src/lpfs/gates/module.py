@@ -24,6 +24,8 @@ Rescale = Literal["epsilon", "rms", "off"]
 NAME = "lpfs_gates"
 # The RMS rescale is refreshed up to this part of a search, then it stays.
 RESCALE_UNTIL = 0.95
+# The control of λ cannot steer in fewer steps than this.
+FEWEST_STEPS = 50
 # Fading noise is gone after this part of a search.
 NOISE_UNTIL = 0.7
 
@@ -233,6 +235,11 @@ class Gates(nn.Module):
         if keep is not None:
             if not 1 <= keep <= size:
                 raise InputError(f"keep must be between 1 and the {size} fields, found {keep!r}")
+            if keep < size and self.steps < FEWEST_STEPS:
+                raise InputError(
+                    f"keep={keep} needs a search of at least {FEWEST_STEPS} steps (1,000 or more are better), but "
+                    f"these gates were attached with steps={self.steps}"
+                )
             if keep < size - free:
                 raise InputError(
                     f"keep={keep} is less than the {size - free} fields that must be kept or cost nothing"
