@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from lpfs.gates.schedule import Decay, Schedule
     from lpfs.gates.sites import Site
     from lpfs.schema import Field, Schema, Selection
+    from lpfs.train.callback import Callback, State
+    from lpfs.train.config import Training
+    from lpfs.train.evaluate import Metrics, evaluate
+    from lpfs.train.loop import Trained, fit
+    from lpfs.train.metrics import Scores
 
 _HOME = {
     "Batch": "lpfs.data.batches.batch",
@@ -55,11 +60,20 @@ _HOME = {
     "Field": "lpfs.schema",
     "Schema": "lpfs.schema",
     "Selection": "lpfs.schema",
+    "Callback": "lpfs.train.callback",
+    "State": "lpfs.train.callback",
+    "Training": "lpfs.train.config",
+    "Metrics": "lpfs.train.evaluate",
+    "evaluate": "lpfs.train.evaluate",
+    "Trained": "lpfs.train.loop",
+    "fit": "lpfs.train.loop",
+    "Scores": "lpfs.train.metrics",
 }
 
 __all__ = [
     "FUNCTIONS",
     "Batch",
+    "Callback",
     "Certificate",
     "Dataset",
     "DatasetWriter",
@@ -68,16 +82,23 @@ __all__ = [
     "GateFunction",
     "Gates",
     "Keep",
+    "Metrics",
     "ProxSGD",
     "Pruned",
     "Schedule",
     "Schema",
+    "Scores",
     "Selection",
     "Site",
+    "State",
     "Stream",
+    "Trained",
+    "Training",
     "absorb",
     "attach",
     "detach",
+    "evaluate",
+    "fit",
     "gate_function",
     "prepare",
     "prune",

@@ -14,6 +14,8 @@
     ├── SearchError (RuntimeError)     a search cannot go on
     │   ├── AllGatesZeroError          nothing is left to select
     │   └── NonFiniteError             a loss or a gradient is not a number
+    ├── CheckpointError (RuntimeError)  a checkpoint cannot be written or read; the older ones are intact
+    ├── DeviceMemoryError (RuntimeError)   the GPU has no memory left; says which batch size to try
     └── MissingPackageError (ImportError)   an optional package is needed; says what to install
 """
 
@@ -64,6 +66,14 @@ class AllGatesZeroError(SearchError):
 
 class NonFiniteError(SearchError):
     """A loss or a gradient is not a number; nothing was moved."""
+
+
+class CheckpointError(LpfsError, RuntimeError):
+    """A checkpoint cannot be written or read; the older ones are intact."""
+
+
+class DeviceMemoryError(LpfsError, RuntimeError):
+    """The GPU has no memory left; the message says which batch size to try."""
 
 
 class MissingPackageError(LpfsError, ImportError):

@@ -1,0 +1,1 @@
+"""The one training loop: fit, evaluate, checkpoints that survive a kill."""

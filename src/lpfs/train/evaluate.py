@@ -1,0 +1,175 @@
+"""evaluate: how good a model is on a stream, per task and per day."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from lpfs.data.batch import Batch
+from lpfs.data.stream import Stream
+from lpfs.errors import InputError, NonFiniteError
+from lpfs.schema import known_keys
+from lpfs.train.metrics import Scores, scores
+from lpfs.train.predict import Precision, Weights, autocast, device_of, on_device, predict, weights_of
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What ``evaluate`` found: the scores of every task, the main one first, and those of every day.
+
+    A metric is None where it is not defined; :class:`Scores` says when.
+    """
+
+    tasks: Mapping[str, Scores]
+    days: Mapping[str, Mapping[str, Scores]] = field(default_factory=dict)
+
+    @property
+    def main(self) -> Scores:
+        """The scores of the main task."""
+        return next(iter(self.tasks.values()))
+
+    @property
+    def auc(self) -> float | None:
+        """AUC of the main task; None with one class."""
+        return self.main.auc
+
+    @property
+    def logloss(self) -> float:
+        """Logloss of the main task."""
+        return self.main.logloss
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values; ``from_json`` reads them back."""
+        return {
+            "tasks": {name: each.to_json() for name, each in self.tasks.items()},
+            "days": {day: {name: each.to_json() for name, each in of.items()} for day, of in self.days.items()},
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Metrics:
+        """Build metrics from what ``to_json`` gave; an unknown key is an error."""
+        values = known_keys(cls, values)
+        days = {day: _read(of) for day, of in values.get("days", {}).items()}
+        return cls(_read(values["tasks"]), days)
+
+    def __str__(self) -> str:
+        lines = [f"{'':<20}{'rows':>12}{'auc':>10}{'logloss':>10}{'accuracy':>10}{'entropy':>10}{'calib.':>10}"]
+        lines += [_line(name, each) for name, each in self.tasks.items()]
+        for day, tasks in self.days.items():
+            lines += [_line(f"{day}, {name}" if len(tasks) > 1 else day, each) for name, each in tasks.items()]
+        return "\n".join(lines)
+
+
+def _read(tasks: Mapping[str, Any]) -> dict[str, Scores]:
+    return {name: Scores(**known_keys(Scores, each)) for name, each in tasks.items()}
+
+
+def _line(name: str, found: Scores) -> str:
+    values = (found.auc, found.logloss, found.accuracy, found.entropy, found.calibration)
+    return f"{name[:19]:<20}{found.rows:>12,}" + "".join(f"{'-' if v is None else f'{v:.5f}':>10}" for v in values)
+
+
+def evaluate(
+    model: nn.Module,
+    stream: Iterable[Batch],
+    *,
+    weights: Weights | None = None,
+    negative_rate: float | None = None,
+    precision: Precision = "float32",
+) -> Metrics:
+    """Return the metrics of a model over one pass of a stream; the model is not changed.
+
+    Args:
+        model: maps a Batch to logits (B,) or (B, T).
+        stream: a ``Stream``, or any batches. Days are told apart where it is a ``Stream`` in time order that
+            covers more than one.
+        weights: batch -> sample weights (B,).
+        negative_rate: share of the negatives that was kept, for the corrected calibration; by default what
+            the Dataset knows, if it is the same for all its days.
+        precision: ``bfloat16`` runs the model under autocast.
+
+    """
+    device = device_of(model)
+    parts: list[tuple[Tensor, Tensor, Tensor | None]] = []
+    first = 0
+    with evaluating(model), torch.no_grad():
+        for batch in stream:
+            if not parts and isinstance(stream, Stream):
+                first = stream.state_dict()["position"] - len(batch)
+            batch = on_device(batch, device)
+            with autocast(precision, device):
+                logits, labels = predict(model, batch)
+            weight = None if weights is None else weights_of(weights, batch).cpu()
+            parts.append((logits.cpu(), labels.cpu(), weight))
+    if not parts:
+        raise InputError("nothing to evaluate: the stream gave no batch")
+    z = torch.cat([each[0] for each in parts]).numpy()
+    y = torch.cat([each[1] for each in parts]).numpy()
+    w = None if weights is None else torch.cat([each[2] for each in parts if each[2] is not None]).numpy()
+    broken = np.flatnonzero(~np.isfinite(z).all(1))
+    if broken.size:
+        raise NonFiniteError(f"evaluation: the model's logit of row {first + int(broken[0])} is not finite")
+    rate = known_rate(stream) if negative_rate is None else negative_rate
+    names = task_names(stream, z.shape[1])
+
+    def part(rows: slice) -> dict[str, Scores]:
+        own = None if w is None else w[rows]
+        return {name: scores(z[rows, t], y[rows, t], own, rate) for t, name in enumerate(names)}
+
+    spans = day_spans(stream, first, len(z))
+    return Metrics(part(slice(None)), {name: part(rows) for name, rows in spans if has_weight(w, rows)})
+
+
+def has_weight(weights: npt.NDArray[Any] | None, rows: slice) -> bool:
+    """Say whether a part has any weight at all."""
+    return weights is None or bool(weights[rows].any())
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within this block the model is in evaluation mode; then every module is as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def task_names(stream: Iterable[Batch], count: int) -> list[str]:
+    """Return the names of the first tasks of a stream."""
+    schema = getattr(stream, "schema", None)
+    known = ["label"] if schema is None else [schema.label, *schema.tasks]
+    return (known + [f"task {number}" for number in range(len(known), count)])[:count]
+
+
+def known_rate(stream: Iterable[Batch]) -> float | None:
+    """Return the share of negatives kept in a stream's Dataset, if all its days have the same."""
+    if not isinstance(stream, Stream):
+        return None
+    rates = {day.negative_rate for day in stream.dataset.table}
+    return rates.pop() if len(rates) == 1 else None
+
+
+def day_spans(stream: Iterable[Batch], first: int, rows: int) -> list[tuple[str, slice]]:
+    """Return the rows of each day among ``rows`` rows from position ``first`` on, if there are several days."""
+    if not isinstance(stream, Stream) or stream.order != "time" or stream.world > 1:
+        return []
+    dataset = stream.dataset
+    starts = dataset.reader(dataset.schema).starts
+    begin = dataset.span[0] + first
+    spans = []
+    for day in dataset.table:
+        low = max(starts[day.index] - begin, 0)
+        high = min(starts[day.index + 1] - begin, rows)
+        if low < high:
+            spans.append((day.name, slice(low, high)))
+    return spans if len(spans) > 1 else []

@@ -1,0 +1,183 @@
+"""Metrics of click predictions, exact over the whole set, in float64: pure functions of logits and labels.
+
+Every function takes logits (B,), labels (B,) in [0, 1] and, if wanted, weights (B,) >= 0. A row of weight w and
+label y counts as w·y of a click and w·(1-y) of a non-click, so weights and soft labels need no case of their
+own. A metric that is not defined is None: AUC and normalised entropy where only one class is present,
+calibration where nothing was clicked.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from lpfs.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+Values = npt.ArrayLike | Tensor
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How good the predictions of one task are on one set of rows; None where a metric is not defined.
+
+    Args:
+        rows: how many rows.
+        positives: how many of them are clicks, by weight.
+        auc: area under the ROC curve, ties counted half; None with one class.
+        logloss: mean binary cross entropy, in nats.
+        accuracy: share of rows on the right side of probability 1/2.
+        entropy: normalised entropy, logloss / entropy of the mean label; None with one class.
+        calibration: sum of predictions / sum of labels; None without clicks.
+        corrected: the same before negatives were down-sampled; None without clicks or a known rate.
+
+    """
+
+    rows: int
+    positives: float
+    auc: float | None
+    logloss: float
+    accuracy: float
+    entropy: float | None
+    calibration: float | None
+    corrected: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
+def scores(
+    logits: Values, labels: Values, weights: Values | None = None, negative_rate: float | None = None
+) -> Scores:
+    """Return all metrics of one task.
+
+    >>> scores([-1.0, 2.0, 0.5, -3.0], [0, 1, 1, 0]).auc
+    1.0
+    """
+    z, y, w = checked(logits, labels, weights)
+    corrected = None if negative_rate is None else calibration(z, y, w, negative_rate)
+    return Scores(
+        rows=z.size,
+        positives=float((w * y).sum()),
+        auc=auc(z, y, w),
+        logloss=logloss(z, y, w),
+        accuracy=accuracy(z, y, w),
+        entropy=normalised_entropy(z, y, w),
+        calibration=calibration(z, y, w),
+        corrected=corrected,
+    )
+
+
+def auc(logits: Values, labels: Values, weights: Values | None = None) -> float | None:
+    r"""Return the area under the ROC curve, by sorting once; None with one class.
+
+    .. math:: \Big(\sum_{i,j} p_i n_j \, [z_i > z_j] + \tfrac12 p_i n_j \, [z_i = z_j]\Big) \Big/ PN
+
+    where p = w·y and n = w·(1-y), P and N their sums.
+
+    >>> auc([1.0, 2.0, 2.0], [0, 1, 0])
+    0.75
+    """
+    z, y, w = checked(logits, labels, weights)
+    order = np.argsort(z)
+    z, y, w = z[order], y[order], w[order]
+    last = np.append(np.flatnonzero(z[1:] != z[:-1]), z.size - 1)  # of each run of equal logits
+    clicks = np.cumsum(w * y)[last]
+    others = np.cumsum(w * (1 - y))[last]
+    if not (clicks[-1] > 0 and others[-1] > 0):
+        return None
+    own = np.diff(others, prepend=0.0)
+    area = np.sum(np.diff(clicks, prepend=0.0) * (others - 0.5 * own))
+    return float(area / clicks[-1] / others[-1])
+
+
+def logloss(logits: Values, labels: Values, weights: Values | None = None) -> float:
+    """Return the mean binary cross entropy: mean of max(z, 0) - zy + log(1 + exp(-|z|)).
+
+    >>> round(logloss([0.0, 0.0], [0, 1]), 6)
+    0.693147
+    """
+    z, y, w = checked(logits, labels, weights)
+    loss = np.maximum(z, 0) - z * y + np.log1p(np.exp(-np.abs(z)))
+    return float((w * loss).sum() / w.sum())
+
+
+def accuracy(logits: Values, labels: Values, weights: Values | None = None) -> float:
+    """Return the share of rows on the right side of probability 1/2 (which itself counts as a click)."""
+    z, y, w = checked(logits, labels, weights)
+    return float((w * np.where(z >= 0, y, 1 - y)).sum() / w.sum())
+
+
+def normalised_entropy(logits: Values, labels: Values, weights: Values | None = None) -> float | None:
+    """Return logloss / entropy of the mean label: below 1 beats the best constant; None with one class."""
+    z, y, w = checked(logits, labels, weights)
+    mean = float((w * y).sum() / w.sum())
+    if not 0 < mean < 1:
+        return None
+    return logloss(z, y, w) / -(mean * math.log(mean) + (1 - mean) * math.log1p(-mean))
+
+
+def calibration(
+    logits: Values, labels: Values, weights: Values | None = None, negative_rate: float = 1.0
+) -> float | None:
+    """Return sum of predictions / sum of labels; None without clicks.
+
+    With ``negative_rate`` r, the share of negatives that was kept, it is that of the log before sampling: a
+    kept negative stands for 1/r of them, and the odds that the model learned are 1/r too high.
+    """
+    z, y, w = checked(logits, labels, weights)
+    clicks = float((w * y).sum())
+    if clicks == 0:
+        return None
+    stands_for = w * (y + (1 - y) / check_rate(negative_rate))
+    return float((stands_for * probabilities(z, negative_rate)).sum() / clicks)
+
+
+def probabilities(logits: Values, negative_rate: float = 1.0) -> Floats:
+    """Return click probabilities; for a model trained on negatives kept at a rate r, those of the whole log.
+
+    p = q / (q + (1-q)/r), which is the sigmoid of z + log r.
+
+    >>> probabilities([0.0], negative_rate=0.25)
+    array([0.2])
+    """
+    z = array(logits) + np.log(check_rate(negative_rate))
+    small = np.exp(-np.abs(z))
+    return np.asarray(np.where(z >= 0, 1.0, small) / (1 + small))
+
+
+def check_rate(rate: float) -> float:
+    """Refuse a share that is none."""
+    if not 0 < rate <= 1:
+        raise InputError(f"negative_rate is the share of negatives that was kept, in (0, 1]; found {rate!r}")
+    return rate
+
+
+def checked(logits: Values, labels: Values, weights: Values | None = None) -> tuple[Floats, Floats, Floats]:
+    """Return logits, labels and weights as float64 vectors, or say what is wrong with them."""
+    z, y = array(logits), array(labels)
+    w = np.ones_like(y) if weights is None else array(weights)
+    if z.ndim != 1 or z.shape != y.shape or z.shape != w.shape or not z.size:
+        found = f"{z.shape}, {y.shape} and {w.shape}"
+        raise InputError(f"metrics need logits, labels and weights of one shape (B,), B >= 1; found {found}")
+    if not np.isfinite(z).all():
+        raise InputError(f"the logit of row {int(np.flatnonzero(~np.isfinite(z))[0])} is not finite")
+    if not ((y >= 0) & (y <= 1)).all():
+        row = int(np.flatnonzero(~((y >= 0) & (y <= 1)))[0])
+        raise InputError(f"labels must be in [0, 1], found {y[row]} in row {row}")
+    if not ((w >= 0) & (w < np.inf)).all() or not w.sum() > 0:
+        raise InputError("weights must be finite numbers >= 0, not all of them 0")
+    return z, y, w
+
+
+def array(values: Values) -> Floats:
+    """Return values as a float64 array."""
+    if isinstance(values, Tensor):
+        values = values.detach().double().cpu().numpy()
+    return np.asarray(values, np.float64)

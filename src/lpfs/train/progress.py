@@ -1,0 +1,99 @@
+"""What training shows: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, TextIO
+
+from lpfs.train.callback import State
+
+EVERY = 5.0  # seconds between plain lines
+REFRESH = 0.1  # seconds between two updates of the bar
+
+
+class Progress:
+    """Loss, AUC, rows a second and the time left, on standard error unless told otherwise."""
+
+    def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
+        self.quiet = quiet
+        self.stream = stream if stream is not None else sys.stderr
+        self.loss: float | None = None
+        self._bar: Any = None
+        self._task: Any = None
+
+    def begin(self, state: State) -> None:
+        """Start the clock, and the bar where there is a terminal."""
+        self.first = (state.step, state.rows)
+        self.start = self.last = time.monotonic()
+        if not self.quiet and self.stream.isatty():
+            try:
+                self._bar = make_bar(self.stream)
+            except ImportError:
+                return
+            self._bar.start()
+            self._task = self._bar.add_task("train", total=state.steps, completed=state.step, text="")
+
+    def update(self, state: State) -> None:
+        """Show where training stands, now and then."""
+        now = time.monotonic()
+        if self.quiet or now - self.last < (EVERY if self._bar is None else REFRESH):
+            return
+        self.last = now
+        text = self.describe(state)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=state.step, text=text)
+        else:
+            self.say(f"step {state.step:,}{'' if state.steps is None else f' of {state.steps:,}'}: {text}")
+
+    def describe(self, state: State) -> str:
+        """Return loss, AUC, rows a second and the time left in words."""
+        parts = [] if self.loss is None else [f"loss {self.loss:.5f}"]
+        if state.metrics is not None:
+            parts.append("auc -" if state.metrics.auc is None else f"auc {state.metrics.auc:.5f}")
+        parts.append(f"{self.rate(state):,.0f} rows/s")
+        done = state.step - self.first[0]
+        if state.steps is not None and done:
+            left = (time.monotonic() - self.start) / done * (state.steps - state.step)
+            parts.append(f"{left:,.0f} s left")
+        return ", ".join(parts)
+
+    def rate(self, state: State) -> float:
+        """Return rows a second since the beginning."""
+        return (state.rows - self.first[1]) / max(time.monotonic() - self.start, 1e-9)
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        if self.quiet:
+            return
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False, markup=False)
+        else:
+            print(text, file=self.stream, flush=True)
+
+    def end(self, state: State) -> None:
+        """Take the bar away and say how it went."""
+        text = self.describe(state)
+        self.close()
+        self.say(f"trained {state.step:,} steps, {state.rows:,} rows: {text}")
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def make_bar(stream: TextIO) -> Any:
+    """Return a rich bar."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[text]}"),
+    )
+    return Bar(*columns, console=Console(file=stream))

@@ -1,0 +1,190 @@
+"""Run: what happens around the steps: evaluation, early stop, log, checkpoints, going on after a kill."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence, Sized
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lpfs.data.batch import Batch
+from lpfs.errors import CheckpointError, InputError
+from lpfs.train.checkpoint import Checkpoints, CheckpointWarning
+from lpfs.train.evaluate import Metrics, evaluate
+from lpfs.train.log import JsonLines, Log, Logger, TensorBoard
+from lpfs.train.progress import Progress
+from lpfs.train.snapshot import Resumable, restore_snapshot, seed_all, take_snapshot
+from lpfs.train.step import Stepper, memory_told
+
+LINES, CHECKPOINTS, BOARD = "metrics.jsonl", "checkpoints", "tensorboard"
+
+
+class Run:
+    """One run of the loop, with or without a folder."""
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        stream: Iterable[Batch],
+        valid: Iterable[Batch] | None,
+        folder: Path | None,
+        loggers: Sequence[Logger],
+    ) -> None:
+        self.stepper, self.stream, self.valid, self.folder = stepper, stream, valid, folder
+        self.state, self.config = stepper.state, stepper.state.config
+        self.progress = Progress(quiet=self.config.quiet)
+        self.log = Log(loggers)
+        self.checkpoints: Checkpoints | None = None
+        if folder is not None:
+            self.checkpoints = Checkpoints(folder / CHECKPOINTS, self.config.keep_checkpoints)
+        self._loggers = loggers
+        self._length = len(stream) if isinstance(stream, Sized) else None
+        self._best: dict[str, Any] | None = None  # the best model, where there is no folder to keep it in
+        self._evaluated = self._saved = -1
+
+    def open(self, *, resume: bool) -> int | None:
+        """Begin, or go on from the newest checkpoint; return its step."""
+        found = None
+        if self.folder is not None and self.checkpoints is not None:
+            if not resume and (self.checkpoints.steps() or (self.folder / LINES).exists()):
+                raise InputError(f"{self.folder} holds a run already; go on with resume=True, or choose another")
+            found = self.checkpoints.latest() if resume else None
+        if found is None:
+            if self.config.seed is not None:
+                seed_all(self.config.seed)
+        else:
+            restore_snapshot(found[1], self.stepper, self.stream, self.valid)
+            self._saved = self.state.step
+            self._evaluated = self.state.step if found[1]["evaluated"] else -1
+            self.progress.say(f"going on from step {found[0]:,}")
+        if self.folder is not None:
+            self._open_log(self.folder, 0 if found is None else found[1]["log"])
+        for each in self.stepper.callbacks:
+            each.on_begin(self.state)
+        self.progress.begin(self.state)
+        return None if found is None else found[0]
+
+    def _open_log(self, folder: Path, position: int | None) -> None:
+        board = [TensorBoard(folder / BOARD, self.state.step)] if self.config.tensorboard else []
+        lines = None
+        try:
+            lines = JsonLines(folder / LINES, position)
+        except OSError as error:
+            warnings.warn(f"{folder / LINES} cannot be written: {error}", stacklevel=2)
+        self.log = Log([*board, *self._loggers], lines)
+
+    def done(self) -> bool:
+        """Say whether training ends here."""
+        return bool(self.state.stop) or (self.state.steps is not None and self.state.step >= self.state.steps)
+
+    def after_step(self) -> None:
+        """Log, evaluate and save where it is time to; a checkpoint comes last, when the step is complete."""
+        state, config = self.state, self.config
+        if state.step % config.log_every == 0:
+            self._log_loss()
+        if self.valid is not None and self._due(config.evaluate_every):
+            self._evaluate(self.valid)
+        if self.checkpoints is not None and (self._due(config.checkpoint_every) or self._best_now()):
+            self._save(self.checkpoints)
+        self.progress.update(state)
+
+    def _due(self, every: int | None) -> bool:
+        every = self._length if every is None else every
+        return every is not None and self.state.step % every == 0
+
+    def _best_now(self) -> bool:
+        return self.config.keep == "best" and self.state.best_step == self.state.step
+
+    def _log_loss(self) -> None:
+        self.stepper.check(self._here)
+        self.progress.loss = self.stepper.mean()
+        self._write("train", {"loss": self.progress.loss, "lr": self.state.optimizer.param_groups[0]["lr"]})
+
+    def _here(self) -> str:
+        return f"step {self.state.step:,}"
+
+    def _write(self, kind: str, values: dict[str, Any]) -> None:
+        record = {"kind": kind, "step": self.state.step, "rows": self.state.rows, **values}
+        self.log.write({**record, "rows_per_second": round(self.progress.rate(self.state), 1)})
+
+    def _evaluate(self, valid: Iterable[Batch]) -> None:
+        state, config = self.state, self.config
+        with memory_told(getattr(valid, "batch_size", 0) or 1):
+            state.metrics = evaluate(state.model, valid, weights=self.stepper.weights, precision=config.precision)
+        self._evaluated = state.step
+        if state.best is None or self._value(state.metrics) > self._value(state.best) + config.min_delta:
+            state.best, state.best_step, state.waiting = state.metrics, state.step, 0
+            if config.keep == "best" and self.checkpoints is None:
+                self._best = {
+                    name: each.detach().clone() if isinstance(each, torch.Tensor) else each
+                    for name, each in state.model.state_dict().items()
+                }
+        else:
+            state.waiting += 1
+        if config.patience is not None and state.waiting >= config.patience:
+            state.stop = f"no better {config.monitor} in {state.waiting} evaluations"
+        self._write("evaluate", state.metrics.to_json())
+        for each in self.stepper.callbacks:
+            each.on_evaluate(state)
+
+    def _value(self, metrics: Metrics) -> float:
+        """Return what is compared, the more the better; an AUC that is not defined is the worst."""
+        if self.config.monitor == "logloss":
+            return -metrics.logloss
+        return -1.0 if metrics.auc is None else metrics.auc
+
+    def _save(self, checkpoints: Checkpoints) -> None:
+        state = self.state
+        self.stepper.check(self._here)
+        self.stepper.check_parameters()
+        saved = take_snapshot(self.stepper, self.stream, self.valid, self.log.position())
+        saved["evaluated"] = self._evaluated == state.step
+        needs = [] if state.best_step is None or self.config.keep == "last" else [state.best_step]
+        path = checkpoints.save(state.step, saved, needs)
+        self._saved = state.step
+        for each in self.stepper.callbacks:
+            each.on_checkpoint(state, path)
+
+    def finish(self) -> None:
+        """Evaluate and save a last time, then leave the model behind that is wanted."""
+        state = self.state
+        if self.valid is not None and self._evaluated != state.step:
+            self._evaluate(self.valid)
+        if self.checkpoints is not None and self._saved != state.step:
+            self._save(self.checkpoints)
+        if self.config.keep == "best" and state.best_step not in (None, state.step):
+            self._load_best()
+        for each in self.stepper.callbacks:
+            each.on_end(state)
+        self.progress.end(state)
+
+    def _load_best(self) -> None:
+        best = self._best
+        if self.checkpoints is not None and self.state.best_step is not None:
+            try:
+                best = self.checkpoints.load(self.state.best_step)["model"]
+            except CheckpointError as error:
+                warnings.warn(
+                    f"{error}; the last model is left instead of the best", CheckpointWarning, stacklevel=2
+                )
+        if best is not None:
+            self.state.model.load_state_dict(best)
+
+    def close(self) -> None:
+        """Let go of the files and the bar."""
+        self.progress.close()
+        self.log.close()
+
+    def position(self, size: int) -> str:
+        """Say which batch is being trained on."""
+        step = self.state.step
+        text = f"step {step + 1:,}"
+        if self._length:
+            text += f" (pass {step // self._length + 1}, batch {step % self._length + 1} of {self._length:,})"
+        if isinstance(self.stream, Resumable):
+            last = self.stream.state_dict().get("position")
+            if isinstance(last, int):
+                text += f", rows {last - size:,} to {last:,} of the stream's order"
+        return text

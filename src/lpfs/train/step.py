@@ -1,0 +1,150 @@
+"""One step of training: loss, backward, clip, move; nothing moves when the loss is not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from lpfs.data.batch import Batch
+from lpfs.errors import DeviceMemoryError, InputError, NonFiniteError
+from lpfs.train.callback import Callback, State
+from lpfs.train.config import Training
+from lpfs.train.predict import Weights, autocast, device_of, on_device, predict, weights_of
+
+LR = {"adagrad": 0.01, "adam": 0.001}
+
+
+def make_optimizer(config: Training, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return Adagrad or Adam by name, with the paper's rate unless another is given."""
+    lr = LR[config.optimizer] if config.lr is None else config.lr
+    wanted = [each for each in parameters if each.requires_grad]
+    if not wanted:
+        raise InputError("there is nothing to train: the model has no parameter that requires a gradient")
+    if config.optimizer == "adam":
+        return torch.optim.Adam(wanted, lr=lr)
+    return torch.optim.Adagrad(wanted, lr=lr)
+
+
+def loss_of(
+    logits: Tensor, labels: Tensor, task_weights: Sequence[float] | None = None, weights: Tensor | None = None
+) -> Tensor:
+    """Return the sum over tasks of c_t · mean over rows of w_b · binary cross entropy.
+
+    Logits and labels are (B, T), weights (B,); one number comes out.
+    """
+    if logits.shape[1] == 1 and task_weights is None and weights is None:
+        return binary_cross_entropy_with_logits(logits, labels)
+    losses = binary_cross_entropy_with_logits(logits, labels, reduction="none")  # (B, T)
+    if weights is not None:
+        losses = losses * weights[:, None]
+    tasks = losses.mean(0)  # (T,)
+    if task_weights is None:
+        return tasks.sum()
+    if len(task_weights) != tasks.numel():
+        raise InputError(f"task_weights must be {tasks.numel()} numbers, one a task; found {len(task_weights)}")
+    return (tasks * tasks.new_tensor(task_weights)).sum()
+
+
+class Stepper:
+    """Takes one step after another; what it adds up between two lines of the log is part of the state."""
+
+    def __init__(
+        self, state: State, callbacks: Sequence[Callback], factor: Callable[[int], float], weights: Weights | None
+    ) -> None:
+        self.state, self.callbacks, self.factor, self.weights = state, callbacks, factor, weights
+        self.device = device_of(state.model)
+        self.rates: list[float] = [float(group["lr"]) for group in state.optimizer.param_groups]
+        moved = [each for group in state.optimizer.param_groups for each in group["params"]]
+        self.parameters = list(dict.fromkeys([*state.model.parameters(), *moved]))
+        self.total, self.count = 0.0, 0
+        self.pending: list[Tensor] = []  # losses not looked at yet: reading one waits for the GPU
+
+    def take(self, batch: Batch, position: Callable[[], str]) -> None:
+        """Train on one batch; ``position`` says which it is, in case something is wrong with it."""
+        state, config = self.state, self.state.config
+        optimizer = state.optimizer
+        batch = on_device(batch, self.device)
+        for group, lr in zip(optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = lr * self.factor(state.step)
+        for parameter in self.parameters:
+            parameter.grad = None
+        with autocast(config.precision, self.device):
+            logits, labels = predict(state.model, batch)
+        sample = None if self.weights is None else weights_of(self.weights, batch)
+        state.batch, state.loss = batch, loss_of(logits, labels, config.task_weights, sample)
+        for each in self.callbacks:
+            each.before_backward(state)
+        self.pending.append(state.loss.detach())
+        if (state.step + 1) % config.check_every == 0:
+            self.check(position)
+        torch.autograd.backward(state.loss)
+        for each in self.callbacks:
+            each.before_step(state)
+        if config.clip is not None:
+            self._clip(config.clip, position)
+        optimizer.step()
+        state.step += 1
+        state.rows += len(batch)
+        for each in self.callbacks:
+            each.after_step(state)
+
+    def mean(self) -> float:
+        """Return the mean loss since the last call."""
+        self.collect()
+        mean = self.total / max(1, self.count)
+        self.total, self.count = 0.0, 0
+        return mean
+
+    def collect(self) -> None:
+        """Add up the losses that were not looked at yet, one by one, in float64."""
+        waiting, self.pending = self.pending, []
+        self.count += len(waiting)
+        for loss in waiting if len(waiting) < 2 else torch.stack(waiting).cpu():
+            self.total += float(loss)
+
+    def check(self, position: Callable[[], str]) -> None:
+        """Refuse to go on with a loss that is not finite."""
+        self.collect()
+        if math.isfinite(self.total):
+            return
+        before = self.state.config.check_every - 1
+        raise NonFiniteError(
+            f"the loss is not finite at {position()}"
+            + (f" or in the {before} steps before" if before else "; nothing was moved")
+            + ". The last checkpoint is intact. Look at these rows, lower the learning rate, or clip the gradient"
+        )
+
+    def check_parameters(self) -> None:
+        """Refuse to save parameters that are not finite, so that the last checkpoint is a good one."""
+        for name, each in self.state.model.named_parameters():
+            if not math.isfinite(float(each.detach().sum())) and not bool(torch.isfinite(each).all()):
+                raise NonFiniteError(
+                    f"parameter {name!r} is not finite after step {self.state.step:,}: a gradient was inf or nan. "
+                    "Nothing was saved, the last checkpoint is intact. Lower the learning rate, or clip"
+                )
+
+    def _clip(self, clip: float, position: Callable[[], str]) -> None:
+        mine = [each for group in self.state.optimizer.param_groups for each in group["params"]]
+        norm = nn.utils.get_total_norm([each.grad for each in mine if each.grad is not None])
+        if not math.isfinite(float(norm)):
+            raise NonFiniteError(f"the gradient is not finite at {position()}; nothing was moved")
+        nn.utils.clip_grads_with_norm_(mine, clip, norm)
+
+
+@contextmanager
+def memory_told(batch_size: int) -> Iterator[None]:
+    """Turn a GPU's running out of memory into an error that says what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        smaller = 1 << max(0, (batch_size - 1).bit_length() - 1)
+        advice = f"try batch_size={smaller}" if smaller < batch_size else "the model itself is too large for it"
+        raise DeviceMemoryError(
+            f"the GPU has no memory left for a step on {batch_size} rows; {advice}. The last checkpoint is intact "
+            f"({str(error).splitlines()[0]})"
+        ) from error

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+import sys
+import types
+
+import pytest
+
+from lpfs.errors import MissingPackageError
+from lpfs.train.log import JsonLines, Log, TensorBoard
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_lines_are_cut_where_the_checkpoint_was(tmp_path):
+    path = tmp_path / "run" / "metrics.jsonl"
+    log = JsonLines(path)
+    log({"step": 1})
+    position = log.position()
+    log({"step": 2})
+    assert lines(path) == [{"step": 1}, {"step": 2}]  # without closing: a kill loses no line
+    log.close()
+    again = JsonLines(path, position)
+    again({"step": 2, "again": True})
+    again.close()
+    assert lines(path) == [{"step": 1}, {"step": 2, "again": True}]
+
+
+def test_lines_of_unknown_length_are_left_alone(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n')
+    log = JsonLines(path, None)
+    log({"step": 2})
+    log.close()
+    assert lines(path) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_failing_logger_is_left_out_and_the_others_go_on(tmp_path):
+    seen = []
+
+    def broken(record):
+        raise ConnectionError("no server")
+
+    log = Log([broken, seen.append], JsonLines(tmp_path / "metrics.jsonl"))
+    with pytest.warns(UserWarning, match=r"logger function failed and is left out.*no server"):
+        log.write({"step": 1})
+    log.write({"step": 2})
+    assert seen == lines(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
+    assert log.position() == (tmp_path / "metrics.jsonl").stat().st_size
+    log.close()
+
+
+def test_a_file_that_fails_has_no_position(tmp_path):
+    log = Log([], JsonLines(tmp_path / "metrics.jsonl"))
+    log.lines.file.close()
+    with pytest.warns(UserWarning, match="JsonLines failed"):
+        log.write({"step": 1})
+    assert log.position() is None
+    log.close()
+    assert Log([]).position() is None
+
+
+def test_tensorboard_that_is_not_there_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'lpfs\[tensorboard\]'"):
+        TensorBoard(tmp_path, 0)
+
+
+def test_tensorboard_is_given_every_number(tmp_path, monkeypatch):
+    written = []
+
+    class Writer:
+        def __init__(self, folder, purge_step):
+            written.append((folder, purge_step))
+
+        def add_scalar(self, name, value, step):
+            written.append((name, value, step))
+
+        def close(self):
+            written.append("closed")
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=Writer))
+    board = TensorBoard(tmp_path, 7)
+    board({"kind": "train", "step": 8, "loss": 0.5, "note": "text", "flag": True})
+    board({"kind": "evaluate", "step": 8, "tasks": {"click": {"auc": 0.7, "entropy": None}}})
+    board.close()
+    expected = [("train/loss", 0.5, 8), ("evaluate/tasks/click/auc", 0.7, 8), "closed"]
+    assert written == [(str(tmp_path), 8), *expected]  # what is after step 7 is dropped

@@ -1,0 +1,396 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import log, tiny
+from torch import nn
+
+import lpfs
+from lpfs.errors import DeviceMemoryError, InputError, MissingPackageError, NonFiniteError
+from lpfs.train.callback import Callback
+from lpfs.train.checkpoint import Checkpoints
+from lpfs.train.codec import equal
+from lpfs.train.config import Training
+from lpfs.train.evaluate import evaluate
+from lpfs.train.loop import fit
+from lpfs.train.step import loss_of
+
+
+def fitted(data, model=None, optimizer="adam", **settings):
+    model = tiny() if model is None else model
+    stream = settings.pop("stream", None) or data.stream(64, shuffle=True)
+    return model, fit(model, stream, optimizer, **{"quiet": True, "lr": 0.02, **settings})
+
+
+def records(folder, kind=None):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if kind in (None, line["kind"])]
+
+
+class Recorder(Callback):
+    def __init__(self):
+        self.calls = []
+
+    def on_begin(self, state):
+        self.calls.append(("begin", state.step))
+
+    def before_backward(self, state):
+        self.calls.append(("before backward", state.step))
+
+    def before_step(self, state):
+        self.calls.append(("before step", state.step))
+
+    def after_step(self, state):
+        self.calls.append(("after step", state.step))
+
+    def on_evaluate(self, state):
+        self.calls.append(("evaluate", state.step))
+
+    def on_checkpoint(self, state, path):
+        assert path.is_dir()
+        self.calls.append(("checkpoint", state.step))
+
+    def on_end(self, state):
+        self.calls.append(("end", state.step))
+
+
+def test_it_learns_and_tells(data, tmp_path, capsys):
+    model, done = fitted(data, epochs=6, valid=data.stream(100), folder=tmp_path, quiet=False, log_every=10)
+    assert (done.steps, done.rows, done.stopped, done.resumed) == (60, 3840, "", None)
+    assert done.metrics.auc > 0.75 > evaluate(tiny(), data.stream(100)).auc
+    assert done.metrics == evaluate(model, data.stream(100))
+    assert [line["step"] for line in records(tmp_path, "train")] == [10, 20, 30, 40, 50, 60]
+    assert [line["step"] for line in records(tmp_path, "evaluate")] == [10, 20, 30, 40, 50, 60]
+    losses = [line["loss"] for line in records(tmp_path, "train")]
+    assert losses[-1] < losses[0]
+    assert capsys.readouterr().err.startswith("trained 60 steps, 3,840 rows: loss")
+
+
+@pytest.mark.parametrize("name", ["adagrad", "adam"])
+def test_the_weights_are_those_of_a_loop_written_by_hand(data, name):
+    """Bit by bit: the same forward, loss and optimizer in the same order."""
+    mine, _ = fitted(data, optimizer=name, steps=25, clip=0.5, seed=5)
+    model = tiny()
+    optimizer = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}[name](model.parameters(), lr=0.02)
+    torch.manual_seed(5)
+    stream, step = data.stream(64, shuffle=True), 0
+    while step < 25:
+        for batch in stream:
+            optimizer.zero_grad()
+            loss = nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels[:, 0])
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            step += 1
+            if step == 25:
+                break
+    assert equal(dict(mine.state_dict()), dict(model.state_dict()))
+
+
+def test_same_seed_same_result_and_another_seed_another(data, tmp_path):
+    def once(folder, seed):
+        model, done = fitted(data, epochs=2, valid=data.stream(100), folder=folder, seed=seed)
+        lines = [{k: v for k, v in line.items() if k != "rows_per_second"} for line in records(folder)]
+        return dict(model.state_dict()), lines, done.metrics
+
+    (one, *logged), (two, *again) = once(tmp_path / "a", 3), once(tmp_path / "b", 3)
+    assert equal(one, two)
+    assert logged == again
+    assert not equal(one, once(tmp_path / "c", 4)[0])
+
+
+def test_hooks_come_in_order(data, tmp_path):
+    seen = Recorder()
+    fitted(data, steps=2, valid=data.stream(100), folder=tmp_path, callbacks=[seen], evaluate_every=2)
+    step = ["before backward", "before step"]
+    first = [("begin", 0), *((name, 0) for name in step), ("after step", 1)]
+    second = [*((name, 1) for name in step), ("after step", 2), ("evaluate", 2), ("checkpoint", 2), ("end", 2)]
+    assert seen.calls == [*first, *second]
+
+
+def test_a_callback_that_does_nothing_changes_nothing(data):
+    one, _ = fitted(data, steps=5)
+    two, _ = fitted(data, steps=5, callbacks=[Callback()])
+    assert equal(dict(one.state_dict()), dict(two.state_dict()))
+
+
+def test_a_callback_may_add_to_the_loss_and_stop(data):
+    class Shrink(Callback):
+        def before_backward(self, state):
+            state.loss = state.loss + 10 * state.model.head.weight.square().sum()
+
+        def after_step(self, state):
+            if state.step == 7:
+                state.stop = "enough"
+
+    plain, _ = fitted(data, steps=7)
+    model, done = fitted(data, steps=50, callbacks=[Shrink()])
+    assert (done.steps, done.stopped) == (7, "enough")
+    assert model.head.weight.abs().sum() < plain.head.weight.abs().sum()
+
+
+def test_only_the_parameters_given_are_moved(data):
+    model = tiny()
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    fitted(data, model, steps=3, parameters=model.head.parameters())
+    after = model.state_dict()
+    assert torch.equal(before["user.weight"], after["user.weight"])
+    assert not torch.equal(before["head.weight"], after["head.weight"])
+
+
+def test_an_optimizer_of_your_own_keeps_its_groups_and_rates(data):
+    model = tiny()
+    groups = [{"params": model.user.parameters()}, {"params": model.head.parameters(), "lr": 0.001}]
+    own = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    fit(model, data.stream(64), own, steps=4, schedule="linear", quiet=True)
+    assert [group["lr"] for group in own.param_groups] == pytest.approx([0.1 / 4, 0.001 / 4])
+    assert own.state[model.head.weight]["momentum_buffer"].any()
+    with pytest.raises(InputError, match="has its own learning rate"):
+        fit(model, data.stream(64), own, lr=0.1, steps=1)
+    with pytest.raises(InputError, match="optimizer must be 'adagrad', 'adam' or a torch optimizer, found 3"):
+        fit(model, data.stream(64), 3, steps=1)
+    with pytest.raises(InputError, match="optimizer must be one of adagrad, adam"):
+        fit(model, data.stream(64), "sgd", steps=1)
+
+
+def test_the_rate_follows_the_schedule(data, tmp_path):
+    fitted(
+        data,
+        optimizer="adagrad",
+        lr=0.01,
+        steps=21,
+        schedule="rise",
+        schedule_steps=20,
+        folder=tmp_path,
+        log_every=1,
+    )
+    rates = [line["lr"] for line in records(tmp_path, "train")]
+    assert (rates[0], rates[10], rates[20]) == (0.01, pytest.approx(0.01 * 10**0.5), pytest.approx(0.1))
+
+
+def test_several_tasks_with_weights(tmp_path):
+    data = log(tmp_path / "log", tasks=("like",))
+    stream = data.stream(64)
+    both, _ = fitted(data, tiny(tasks=2), stream=stream, steps=20, task_weights=(1.0, 1.0))
+    first, _ = fitted(data, tiny(tasks=2), stream=data.stream(64), steps=20, task_weights=(1.0, 0.0))
+    start = tiny(tasks=2)
+    assert torch.equal(first.head.weight[1], start.head.weight[1])  # a task of weight 0 learns nothing
+    assert not torch.equal(both.head.weight[1], start.head.weight[1])
+    with pytest.raises(InputError, match="task_weights must be 2 numbers"):
+        fitted(data, tiny(tasks=2), stream=data.stream(64), steps=1, task_weights=(1.0,))
+
+
+def test_sample_weights_count(data):
+    one, _ = fitted(data, steps=10, weights=lambda batch: torch.ones(len(batch)))
+    none, _ = fitted(data, steps=10)
+    clicks, done = fitted(data, steps=40, weights=lambda batch: batch.labels[:, 0], valid=data.stream(64))
+    assert equal(dict(one.state_dict()), dict(none.state_dict()))
+    assert clicks(next(iter(data.stream(640)))).mean() > none(next(iter(data.stream(640)))).mean()
+    assert (
+        done.metrics.main.positives == done.metrics.main.calibration * 0 + 231
+    )  # weights count in evaluation too
+
+
+def test_bfloat16_trains_float32_weights(data):
+    model, done = fitted(data, steps=60, precision="bfloat16", valid=data.stream(100))
+    assert model.head.weight.dtype == torch.float32
+    assert done.metrics.auc > 0.7
+
+
+def test_clipping_bounds_the_gradient(data):
+    class Norm(Callback):
+        def after_step(self, state):
+            grads = [each.grad for each in state.model.parameters()]
+            assert nn.utils.get_total_norm(grads) <= 0.01 + 1e-6
+
+    fitted(data, steps=3, clip=0.01, callbacks=[Norm()])
+
+
+class Spoil(Callback):
+    """Makes the loss of one step something else."""
+
+    def __init__(self, step, value, where="loss"):
+        self.at, self.value, self.where = step, value, where
+
+    def before_backward(self, state):
+        if state.step == self.at and self.where == "loss":
+            state.loss = state.loss * self.value
+
+    def before_step(self, state):
+        if state.step == self.at and self.where == "gradient":
+            state.model.head.weight.grad.fill_(self.value)
+
+
+class Watch(Callback):
+    def __init__(self):
+        self.moved = 0
+
+    def after_step(self, state):
+        self.moved = state.step
+        self.weights = {name: each.clone() for name, each in state.model.state_dict().items()}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_moves_nothing_and_names_the_batch(data, tmp_path, value):
+    model, watch = tiny(), Watch()
+    where = r"at step 14 \(pass 2, batch 4 of 10\), rows 192 to 256 of the stream's order; nothing was moved"
+    with pytest.raises(NonFiniteError, match=where):
+        fitted(data, model, steps=40, folder=tmp_path, checkpoint_every=5, callbacks=[watch, Spoil(13, value)])
+    assert watch.moved == 13
+    assert equal(watch.weights, dict(model.state_dict()))
+    step, saved = Checkpoints(tmp_path / "checkpoints").latest()
+    assert step == 10
+    assert all(each.isfinite().all() for each in saved["model"].values())
+
+
+def test_a_gradient_that_is_not_finite_is_found_when_clipping(data):
+    model, watch = tiny(), Watch()
+    with pytest.raises(NonFiniteError, match="the gradient is not finite at step 3 .*nothing was moved"):
+        fitted(data, model, steps=5, clip=1.0, callbacks=[watch, Spoil(2, math.inf, "gradient")])
+    assert equal(watch.weights, dict(model.state_dict()))
+
+
+def test_broken_weights_are_never_saved(data, tmp_path):
+    with pytest.raises(NonFiniteError, match=r"parameter 'head.weight' is not finite after step 10"):
+        fitted(data, steps=40, folder=tmp_path, checkpoint_every=5, callbacks=[Spoil(9, math.nan, "gradient")])
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [5]
+
+
+def test_looking_less_often_still_finds_it_before_a_line_or_a_checkpoint(data, tmp_path):
+    with pytest.raises(NonFiniteError, match="or in the 99 steps before"):
+        fitted(data, steps=40, folder=tmp_path, check_every=100, log_every=8, callbacks=[Spoil(9, math.nan)])
+    assert [line["step"] for line in records(tmp_path)] == [8]
+    one, _ = fitted(data, steps=20)
+    two, _ = fitted(data, steps=20, check_every=7)
+    assert equal(dict(one.state_dict()), dict(two.state_dict()))
+
+
+def test_no_memory_left(data):
+    class Huge(Callback):
+        def before_backward(self, state):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+
+    with pytest.raises(DeviceMemoryError, match="on 64 rows; try batch_size=32"):
+        fitted(data, steps=5, callbacks=[Huge()])
+
+
+def scripted(monkeypatch, *aucs):
+    """Pretend that evaluations gave these, so that the best one is where the test wants it."""
+    left = list(aucs)
+
+    def pretend(model, stream, **how):
+        found = evaluate(model, stream, **how)
+        main = replace(found.main, auc=left.pop(0), logloss=1.0)
+        return replace(found, tasks={"click": main}, days={})
+
+    monkeypatch.setattr("lpfs.train.run.evaluate", pretend)
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_the_best_model_is_kept_when_asked_for(data, tmp_path, monkeypatch, folder):
+    place = {"folder": tmp_path, "keep_checkpoints": 1} if folder else {}
+    scripted(monkeypatch, 0.6, 0.8, 0.7, 0.8)
+    at, _ = fitted(data, steps=20)
+    model, done = fitted(data, steps=40, valid=data.stream(100), keep="best", **place)
+    assert (done.best_step, done.best.auc, done.metrics.auc, done.steps) == (20, 0.8, 0.8, 40)
+    assert equal(dict(model.state_dict()), dict(at.state_dict()))
+    if folder:
+        assert Checkpoints(tmp_path / "checkpoints").steps() == [20, 40]
+        saved = Checkpoints(tmp_path / "checkpoints").load(40)
+        assert not equal(saved["model"], dict(at.state_dict()))  # the run itself could go on from its last step
+
+
+def test_the_last_is_kept_by_default(data, monkeypatch):
+    scripted(monkeypatch, 0.8, 0.6)
+    plain, _ = fitted(data, steps=20)
+    model, done = fitted(data, steps=20, valid=data.stream(100))
+    assert (done.best_step, done.metrics.auc, done.best.auc) == (10, 0.6, 0.8)
+    assert equal(dict(model.state_dict()), dict(plain.state_dict()))
+
+
+def test_early_stop(data, monkeypatch):
+    scripted(monkeypatch, 0.6, 0.7, 0.7, None, 0.9)
+    _, done = fitted(data, steps=100, valid=data.stream(100), patience=2)
+    assert (done.steps, done.best_step, done.stopped) == (40, 20, "no better auc in 2 evaluations")
+    scripted(monkeypatch, 0.6, 0.65, 0.69, 0.9)
+    _, done = fitted(data, steps=100, valid=data.stream(100), patience=2, min_delta=0.1)
+    assert (done.steps, done.best_step) == (30, 10)
+
+
+def test_logloss_can_be_what_counts(data):
+    _, done = fitted(data, steps=60, lr=0.2, valid=data.stream(100), monitor="logloss", evaluate_every=5)
+    assert done.best.logloss <= done.metrics.logloss
+
+
+def test_a_failing_logger_never_stops_training(data, tmp_path):
+    seen = []
+
+    def broken(record):
+        raise RuntimeError("server gone")
+
+    plain, _ = fitted(data, steps=10)
+    with pytest.warns(UserWarning, match="server gone"):
+        model, _ = fitted(data, steps=10, folder=tmp_path, loggers=[broken, seen.append], log_every=2)
+    assert seen == records(tmp_path)
+    assert equal(dict(model.state_dict()), dict(plain.state_dict()))
+
+
+def test_a_log_that_cannot_be_written_does_not_stop_training_either(data, tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.warns(UserWarning, match="metrics.jsonl cannot be written"):
+        _, done = fitted(data, steps=10, folder=tmp_path, resume=True)
+    assert done.steps == 10
+    assert Checkpoints(tmp_path / "checkpoints").load(10)["log"] is None
+
+
+def test_any_batches_will_do_but_a_generator_used_up_will_not(data):
+    batches = list(data.stream(64))
+    _, done = fitted(data, stream=batches, epochs=2)
+    assert done.steps == 20
+    _, done = fitted(data, stream=iter(batches))
+    assert done.steps == 10
+    with pytest.raises(InputError, match="gave no batch in a pass"):
+        fitted(data, stream=iter(batches), steps=11)
+    with pytest.raises(InputError, match="must know over how many steps"):
+        fitted(data, stream=iter(batches), schedule="rise")
+
+
+def test_wishes_that_cannot_be_met_are_refused_before_anything_is_touched(data, tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="unknown key 'learning_rate' for Training"):
+        fitted(data, learning_rate=0.1)
+    with pytest.raises(InputError, match="give valid="):
+        fitted(data, patience=3)
+    with pytest.raises(InputError, match="resume=True needs the folder"):
+        fitted(data, resume=True)
+    with pytest.raises(InputError, match="tensorboard=True needs the folder"):
+        fitted(data, tensorboard=True)
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    with pytest.raises(MissingPackageError, match="pip install"):
+        fitted(data, tensorboard=True, folder=tmp_path)
+
+
+def test_settings_go_before_those_of_the_configuration(data):
+    config = Training(steps=3, quiet=True)
+    assert fit(tiny(), data.stream(64), config=config).steps == 3
+    assert fit(tiny(), data.stream(64), "adam", config=config, steps=4).steps == 4
+    assert lpfs.Training is Training
+    assert lpfs.fit is fit
+
+
+def test_without_a_folder_nothing_is_written(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fitted(data, epochs=1, valid=data.stream(64))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_loss_of_the_log_is_the_mean_since_the_last_line(data, tmp_path):
+    model = tiny(dropout=0.0)
+    with torch.no_grad():
+        losses = [float(loss_of(model(b)[:, None], b.labels)) for b in data.stream(64)]
+    fit(model, data.stream(64), "adam", lr=1e-12, folder=tmp_path, log_every=5, quiet=True)
+    found = [line["loss"] for line in records(tmp_path, "train")]
+    assert found == pytest.approx([sum(losses[:5]) / 5, sum(losses[5:]) / 5], rel=1e-6)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+import torch
+
+from lpfs.train import progress
+from lpfs.train.callback import State
+from lpfs.train.config import Training
+from lpfs.train.evaluate import Metrics
+from lpfs.train.metrics import scores
+from lpfs.train.progress import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def state():
+    layer = torch.nn.Linear(1, 1)
+    return State(layer, torch.optim.SGD(layer.parameters()), Training(), steps=10)
+
+
+def go(shown, state):
+    shown.begin(state)
+    shown.loss = 0.25
+    state.metrics = Metrics({"click": scores([0.0, 1.0], [0, 1])})
+    for _ in range(10):
+        state.step += 1
+        state.rows += 100
+        shown.update(state)
+    shown.say("a word")
+    shown.end(state)
+
+
+def test_plain_lines_where_there_is_no_terminal(state, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    out = io.StringIO()
+    go(Progress(stream=out), state)
+    lines = out.getvalue().splitlines()
+    assert lines[0].startswith("step 1 of 10: loss 0.25000, auc 1.00000, ")
+    assert "rows/s" in lines[0]
+    assert lines[0].endswith("s left")
+    assert lines[-1].startswith("trained 10 steps, 1,000 rows: loss 0.25000")
+    assert "\x1b" not in out.getvalue()
+
+
+def test_few_lines(state):
+    out = io.StringIO()
+    go(Progress(stream=out), state)
+    assert [line.split()[0] for line in out.getvalue().splitlines()] == ["a", "trained"]
+
+
+def test_a_bar_on_a_terminal(state, monkeypatch):
+    monkeypatch.setattr(progress, "REFRESH", 0.0)
+    out = Terminal()
+    go(Progress(stream=out), state)
+    assert "10/10" in out.getvalue()
+    assert "auc 1.00000" in out.getvalue()
+    assert "a word" in out.getvalue()
+
+
+def test_lines_on_a_terminal_without_rich(state, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    out = Terminal()
+    go(Progress(stream=out), state)
+    assert out.getvalue().startswith("step 1 of 10")
+
+
+def test_quiet(state):
+    out = Terminal()
+    go(Progress(quiet=True, stream=out), state)
+    assert out.getvalue() == ""
+
+
+def test_unknown_length_and_no_auc(state):
+    state.steps = None
+    state.metrics = Metrics({"click": scores([0.0, 1.0], [0, 0])})
+    out = io.StringIO()
+    shown = Progress(stream=out)
+    shown.begin(state)
+    assert shown.describe(state).startswith("auc -")
+    assert "left" not in shown.describe(state)
