@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 import lpfs
 from lpfs.data.dataset import Dataset
-from lpfs.data.writer import DatasetWriter
+from lpfs.data.store.writer import DatasetWriter
 from lpfs.schema import Field, Schema
 from lpfs.train import tensorfile
 from lpfs.train.callback import Callback, State

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import lpfs
-from lpfs.data.format import json_checksum, sync, write_json
+from lpfs.data.store.format import json_checksum, sync, write_json
 from lpfs.errors import CheckpointError, LpfsError
 from lpfs.train.codec import pack, unpack
 from lpfs.train.tensorfile import read_tensors, write_tensors

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from lpfs.data.batch import Batch
+from lpfs.data.batches.batch import Batch
 from lpfs.data.stream import Stream
 from lpfs.errors import InputError, NonFiniteError
 from lpfs.schema import known_keys

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lpfs.data.batch import Batch
+from lpfs.data.batches.batch import Batch
 from lpfs.errors import InputError
 from lpfs.schema import known_keys
 from lpfs.train.callback import Callback, State

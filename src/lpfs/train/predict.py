@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from lpfs.data.batch import Batch
+from lpfs.data.batches.batch import Batch
 from lpfs.errors import InputError
 
 Precision = Literal["float32", "bfloat16"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lpfs.data.batch import Batch
+from lpfs.data.batches.batch import Batch
 from lpfs.errors import CheckpointError, InputError
 from lpfs.train.checkpoint import Checkpoints, CheckpointWarning
 from lpfs.train.evaluate import Metrics, evaluate

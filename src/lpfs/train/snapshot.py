@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from lpfs.data.batch import Batch
+from lpfs.data.batches.batch import Batch
 from lpfs.errors import InputError
 from lpfs.train.evaluate import Metrics
 from lpfs.train.step import Stepper

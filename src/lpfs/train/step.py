@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from lpfs.data.batch import Batch
+from lpfs.data.batches.batch import Batch
 from lpfs.errors import DeviceMemoryError, InputError, NonFiniteError
 from lpfs.train.callback import Callback, State
 from lpfs.train.config import Training

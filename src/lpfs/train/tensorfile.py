@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from lpfs.data.format import sync
+from lpfs.data.store.format import sync
 from lpfs.errors import InputError
 from lpfs.train.codec import as_bytes
 
