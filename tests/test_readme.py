@@ -29,7 +29,7 @@ class Model(nn.Module):
 
 def test_the_five_lines(capsys):
     """As they stand there, with 300 steps instead of 20,000 and 1 field to keep of 2."""
-    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    block = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
     block = block.replace("20_000", "300").replace("keep=20", "keep=1")
     random = torch.Generator().manual_seed(0)
     ids = torch.randint(30, (300, 64, 2), generator=random)
@@ -60,6 +60,25 @@ def test_the_five_lines(capsys):
     assert torch.equal(model(ids[0]), gated["logits"])
     assert names["selection"].kept == ("item",)
     assert capsys.readouterr().out.strip() == "['item'] ['user']"
+
+
+def test_the_loop(tmp_path, monkeypatch):
+    """As it stands there, with fewer rows."""
+    block = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[1].replace("100_000", "3_000")
+    monkeypatch.chdir(tmp_path)
+
+    class Ids(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Embedding(2_000_000, 1)
+
+        def forward(self, batch):
+            return self.weight(batch.ids).sum((1, 2))
+
+    names = {"lpfs": lpfs, "model": Ids()}
+    exec(block, names)
+    assert 0 <= names["done"].metrics.auc <= 1
+    assert (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_every_link_leads_somewhere():
