@@ -147,7 +147,6 @@ def test_inputs_in_dicts_objects_and_by_function():
         ({"user": "ids"}, "the batch has no 'ids'"),
         ({"user": (0, 9)}, "9 is no column of a tensor shaped"),
         ({"user": (0, 0, 0)}, "0 is no column"),
-        ({"usr": (0, 0)}, "inputs names no field of the selection: 'usr'"),
     ],
 )
 def test_a_wrong_map_is_named(inputs, message):

@@ -142,7 +142,7 @@ def prune(
         check_state(each)
     cuts = _columns_to_cut(model, places) if cut else {}
     known = inputs or {}
-    checked = () if batch is None else check_leaks(model, selection.dropped, selection.names, batch, known, call)
+    checked = () if batch is None else check_leaks(model, selection.dropped, batch, known, call)
 
     removed = {place.module for several in places.values() for place in several if place.whole}
     narrow = {place.module for several in cuts.values() for place in several}
