@@ -26,8 +26,8 @@ def check_leaks(
 ) -> tuple[str, ...]:
     """Return the dropped fields that were checked; raise LeakError for one that still reaches the output.
 
-    A field is checked where ``inputs`` knows it (other names in it do no harm) and its values in the batch can be replaced by others of the
-    same batch (so that ids stay in range).
+    A field is checked where ``inputs`` knows it (it may know others too) and its values in the batch can be
+    replaced by others of the same batch, so that ids stay in range.
     """
     changed: dict[str, list[Any]] = {}
     for name in dropped:
