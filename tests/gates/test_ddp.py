@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import socket
+import os
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,10 @@ import lpfs
 from lpfs.errors import StateError
 
 STEPS = 60
+LIMIT = 60  # seconds that one process waits for the other
 
 
-def run(rank: int, world: int, port: int, folder: str) -> None:
+def run(rank: int, world: int, folder: str) -> None:
     """Search on this rank's part of every batch and write what came out."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -27,7 +30,9 @@ def run(rank: int, world: int, port: int, folder: str) -> None:
     optimizer, prox = torch.optim.Adagrad(gates.model_parameters(), lr=0.05), gates.optimizer(keep=3)
     trained: torch.nn.Module = model
     if world > 1:
-        distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+        meet = f"file://{folder}/meet"  # a file, so that no other test can take a port away
+        wait = timedelta(seconds=LIMIT)
+        distributed.init_process_group("gloo", meet, rank=rank, world_size=world, timeout=wait)
         trained = DistributedDataParallel(model)
         for verb in (lpfs.attach, lpfs.absorb):
             with pytest.raises(StateError, match="DistributedDataParallel"):
@@ -38,26 +43,28 @@ def run(rank: int, world: int, port: int, folder: str) -> None:
         data = [each[torch.randperm(B)] for each in batch(torch.float64)]
         target = (data[0][:, 0] > 4).double()
         trained.zero_grad()
-        functional.binary_cross_entropy_with_logits(
-            trained(*[each[part] for each in data]), target[part]
-        ).backward()
+        logits = trained(*[each[part] for each in data])
+        functional.binary_cross_entropy_with_logits(logits, target[part]).backward()
         optimizer.step()
         prox.step()
         gates.step()
     torch.save({"x": gates.x.detach(), "top": model.top[0].weight.detach()}, Path(folder) / f"{world}-{rank}.pt")
     if world > 1:
-        distributed.destroy_process_group()
+        distributed.barrier()
+        os._exit(0)  # threads of gloo can hold up a process that ends in the ordinary way
 
 
 def test_two_processes_agree_to_the_bit_and_with_the_plain_run(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    multiprocessing.spawn(run, (2, port, str(tmp_path)), nprocs=2)
-    run(0, 1, 0, str(tmp_path))
-    first, second, plain = (
-        torch.load(tmp_path / name, weights_only=True) for name in ("2-0.pt", "2-1.pt", "1-0.pt")
-    )
+    processes = multiprocessing.spawn(run, (2, str(tmp_path)), nprocs=2, join=False)
+    latest = time.monotonic() + 3 * LIMIT
+    while not processes.join(timeout=1):
+        if time.monotonic() > latest:
+            for each in processes.processes:
+                each.kill()
+            pytest.fail("the two processes did not come to an end")
+    run(0, 1, str(tmp_path))
+    files = [tmp_path / name for name in ("2-0.pt", "2-1.pt", "1-0.pt")]
+    first, second, plain = (torch.load(each, weights_only=True) for each in files)
     assert torch.equal(first["x"], second["x"])
     assert torch.equal(first["top"], second["top"])
     assert int((first["x"] != 0).sum()) == 3
