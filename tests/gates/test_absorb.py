@@ -100,10 +100,14 @@ def test_a_table_with_max_norm_keeps_a_constant():
         model(*batch())  # max_norm renormalises in place at the first look-up
         gated(model)
         before = model(*batch())
+        looked_up = model.emb["user"](torch.arange(10))
     selection = lpfs.absorb(model, batch=batch())
     assert selection.made["absorbed"]["user"] == "constant"
     with torch.no_grad():
-        torch.testing.assert_close(model(*batch()), before)
+        after = model(*batch())
+    assert selection.made["max_logit_change"] <= 100 * torch.finfo(torch.float32).eps  # bags and branches round
+    assert torch.equal(model.emb["user"](torch.arange(10)), looked_up)
+    torch.testing.assert_close(after, before)
     assert no_gates_left(model)
     assert model.lpfs_factors.values.tolist() == GATES[:3]
     fresh = gated(Plain(max_norm=1.0))
@@ -217,6 +221,21 @@ def test_in_half_precision_the_check_is_made_in_full():
         with torch.no_grad():
             gates.x.uniform_(0.05, 0.9)
         lpfs.absorb(good, batch=batch(dtype))
+
+
+def test_in_half_precision_tables_are_still_checked_to_the_bit():
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.emb, self.top = nn.Embedding(9, D), nn.Linear(D, 1)
+
+        def forward(self, ids):
+            return self.top(self.emb(ids)).squeeze(1)
+
+    model, ids = Table().bfloat16(), torch.arange(9)
+    with torch.no_grad():
+        lpfs.attach(model, {"ids": model.emb}).x[0] = 0.3
+    assert lpfs.absorb(model, batch=(ids,)).made["max_logit_change"] == 0.0
 
 
 class SharedBranch(nn.Module):

@@ -151,10 +151,10 @@ def _trial(model: nn.Module, batch: Any, call: Call | None, untie: bool, exact: 
         absorb(other, untie=untie)
         reference = logits_of(fine, data, call)
         moved, bound = max_change(reference, logits_of(other, data, call)), rounding_bound(reference)
-    if moved > bound:
+    if moved > bound or (exact and change > 0.0):
         raise ExactnessError(
-            f"absorbing would move the output by {moved:.3g}: a weight is also used outside the modules that "
-            "were given as fields, or a reader does not read the field directly"
+            f"absorbing would move the output by {max(moved, change):.3g}: a weight is also used outside the "
+            "modules that were given as fields, or a reader does not read the field directly"
         )
     return change
 
@@ -251,12 +251,10 @@ def _shared(model: nn.Module, folds: list[_Fold]) -> list[tuple[str, str, list[s
     names: dict[int, list[str]] = {}
     for path, weight in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(weight), []).append(path)
-    modules: dict[int, list[str]] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        modules.setdefault(id(module), []).append(path)
+    paths = paths_by_module(model)
     result = []
     for fold in folds:
-        own = {f"{path}.{name}" for path in modules[id(fold.module)] for name in fold.weights}
+        own = {f"{path}.{name}" for path in paths[fold.module] for name in fold.weights}
         for name in fold.weights:
             several = names[id(getattr(fold.module, name))]
             others = [path for path in several if path not in own]

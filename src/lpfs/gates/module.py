@@ -6,7 +6,6 @@ import json
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -18,6 +17,7 @@ from lpfs.gates.functions import GateFunction
 from lpfs.gates.optimizer import Prox, ProxSGD, Threshold
 from lpfs.gates.plan import make_plan
 from lpfs.gates.schedule import Preset, Schedule, make_schedule
+from lpfs.gates.status import Status
 from lpfs.gates.steer import remember, set_penalty, steer
 from lpfs.schema import Selection
 
@@ -34,28 +34,6 @@ NOISE_UNTIL = 0.7
 ALL_GATES: weakref.WeakSet[Gates] = weakref.WeakSet()
 
 _Self = TypeVar("_Self", bound="Gates")
-
-
-@dataclass(frozen=True)
-class Status:
-    """Where a search stands; ``print`` it for one readable line."""
-
-    step: int
-    steps: int
-    alive: int
-    total: int
-    smallest: float
-    epsilon: float
-    lr: float
-    penalty: float
-    frozen: bool
-
-    def __str__(self) -> str:
-        settled = ", settled" if self.frozen else ""
-        return (
-            f"step {self.step:,} of {self.steps:,}: {self.alive} of {self.total} gates alive{settled}, "
-            f"smallest |g| {self.smallest:.3g}, ε {self.epsilon:.2g}, η {self.lr:.2g}, λ {self.penalty:.3g}"
-        )
 
 
 class Gates(nn.Module):
