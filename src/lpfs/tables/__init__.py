@@ -1,0 +1,1 @@
+"""The rows of many fields in one table: lookup, gradient by rows, row updates, on CPU and GPU."""

@@ -1,0 +1,1 @@
+"""One engine a kind of hardware; all give the same numbers."""

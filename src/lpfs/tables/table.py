@@ -1,0 +1,72 @@
+"""Table: one weight for the rows of all fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lpfs.errors import InputError
+from lpfs.tables.lookup import BagLookup, Lookup
+from lpfs.tables.rows import RowParameter
+
+
+class Table(nn.Module):
+    """The embeddings of all fields of one width: field after field, row after row.
+
+    Gradients are collected by rows (:class:`RowParameter`): train it with an optimizer of
+    ``lpfs.tables.optim``, which works on any other parameter too.
+
+    Args:
+        sizes: how many ids each field has: first the fields with one id a row, then the bags.
+        dim: width of a row.
+        bags: how many of the fields, the last ones, are bags.
+        mean: a bag gives the mean of its rows, or their sum.
+
+    >>> table = Table([10, 5], dim=4)
+    >>> table(torch.tensor([[9, 0], [3, 4]], dtype=torch.int32)).shape
+    torch.Size([2, 2, 4])
+
+    """
+
+    starts: Tensor
+
+    def __init__(self, sizes: Sequence[int], dim: int, *, bags: int = 0, mean: bool = True) -> None:
+        super().__init__()
+        self.sizes, self.dim, self.mean = tuple(sizes), dim, mean
+        self.fields = len(self.sizes) - bags
+        if dim < 1 or any(each < 1 for each in self.sizes) or self.fields < 0:
+            raise InputError(f"a table needs a width and sizes of at least 1, found {dim} and {list(sizes)}")
+        starts = torch.tensor([0, *self.sizes]).cumsum(0)
+        self.register_buffer("starts", starts, persistent=False)
+        self.weight = RowParameter(torch.empty(int(starts[-1]), dim))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw every row anew: uniform in ±1/√n for a field of n ids."""
+        for field, size in enumerate(self.sizes):
+            self.rows(field).uniform_(-(size**-0.5), size**-0.5)
+
+    def rows(self, field: int) -> Tensor:
+        """Return the rows of one field, as a view of the weight."""
+        first = sum(self.sizes[:field])
+        return self.weight.detach()[first : first + self.sizes[field]]
+
+    def forward(self, ids: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Return (B, F, D) for ids (B, F), each field times its gate (F,)."""
+        if ids.ndim != 2 or ids.shape[1] != self.fields:
+            raise InputError(f"expected ids (B, {self.fields}), found {tuple(ids.shape)}")
+        out: Tensor = Lookup.apply(self.weight, self.starts[: self.fields + 1], ids, gate)  # type: ignore[no-untyped-call]
+        return out
+
+    def bag(self, number: int, ids: Tensor, offsets: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Return (B, D) for bag ``number``: ids (V,), where each row's begin (B,), and the gate (1,)."""
+        at = self.fields + number
+        out: Tensor = BagLookup.apply(self.weight, self.starts[at : at + 2], ids, offsets, gate, self.mean)  # type: ignore[no-untyped-call]
+        return out
+
+    def extra_repr(self) -> str:
+        """Show what ``print(model)`` says of the table."""
+        return f"{len(self.sizes)} fields, {self.weight.shape[0]:,} rows, dim={self.dim}"
