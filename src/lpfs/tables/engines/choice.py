@@ -39,7 +39,7 @@ def engine_for(weight: Tensor) -> ModuleType:
 
 @contextmanager
 def use_engine(name: str) -> Iterator[None]:
-    """Within this block every table of float32 uses the engine of this name: ``torch``, ``numba`` or ``triton``."""
+    """Within this block float32 tables use the engine of this name: ``torch``, ``numba`` or ``triton``."""
     if name not in ENGINES:
         raise InputError(f"there is no engine {name!r}; known are {', '.join(ENGINES)}")
     try:

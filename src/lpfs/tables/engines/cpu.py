@@ -1,5 +1,6 @@
 """The engine for float32 tables on a CPU: numba loops that touch every row once, on torch's number of threads."""
 
+# mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
 import os
@@ -10,6 +11,7 @@ from typing import Any, TypeAlias
 import numba
 import numpy as np
 import torch
+from numba.np.ufunc.parallel import get_thread_count, threading_layer
 from torch import Tensor
 
 from lpfs.tables.engines import kernels
@@ -19,7 +21,8 @@ from lpfs.tables.rows import RowGrad
 name = "numba"
 
 NONE = np.empty(0, np.float32)
-WORTH_A_THREAD = 1 << 15
+WORTH_A_THREAD = 1 << 15  # numbers
+POOL = get_thread_count()
 
 Loop: TypeAlias = Callable[..., None]
 
@@ -145,13 +148,13 @@ def threads(numbers: int) -> int:
     Numba's own pool of threads ("workqueue") ends the process when two Python threads use it at once, and GNU
     OpenMP ends one that was forked after its first use.
     """
-    wanted = min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
+    wanted = min(torch.get_num_threads(), POOL)
     if wanted < 2 or numbers < WORTH_A_THREAD:
         return 1
     if not _safe:
         one = np.zeros((1, 1), np.float32)
         kernels.sgd_spread(1, one, np.zeros(1, np.int64), one, np.float32(0))
-        _safe.append(numba.threading_layer() in ("omp", "tbb"))
+        _safe.append(threading_layer() in ("omp", "tbb"))
     return wanted if _safe[0] else 1
 
 

@@ -1,10 +1,11 @@
-"""The loops of the numba engine, for C-contiguous float32 arrays; part ``k`` of ``n`` of each can run on its own thread.
+"""The loops of the numba engine, for float32 arrays; each can be done in ``n`` parts, on a thread each.
 
 Which part does what never changes a number: a sum belongs to one field or one row, and is taken in the order of
 the batch. Rows are fetched ahead of their use, because a table is larger than any cache.
 """
 
 # ruff: noqa: D103 - one line above each loop says what plain.py says at length
+# mypy: disable-error-code="call-arg,call-overload,import-untyped,no-untyped-call,unused-ignore,untyped-decorator"
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -32,7 +33,7 @@ def compiled(function: Loop, parallel: bool = False) -> Loop:
         return cast(Loop, njit(**how)(function))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def fetch(context: Any, array: Any, row: Any) -> Any:
     """Ask for the first bytes of a row, without waiting for them."""
 
@@ -54,9 +55,7 @@ def fetch(context: Any, array: Any, row: Any) -> Any:
 
 # out[b, f] = g_f · W[start_f + id]; bad[k] counts the ids outside their field. An empty gate: no gates.
 @compiled
-def gather(
-    k: int, n: int, weight: Array, starts: Array, ids: Array, gate: Array, out: Array, bad: Array
-) -> None:
+def gather(k: int, n: int, weight: Array, starts: Array, ids: Array, gate: Array, out: Array, bad: Array) -> None:
     rows, fields = ids.shape
     width = weight.shape[1]
     blocks = width - width % 8
@@ -90,7 +89,9 @@ def gather(
 # where[f, b]: which of the different ids of its field an id is, in the order in which they first come; found[f, u]
 # is that id, counts[f] their number. A small field is looked up directly in ``slots``, a large one by hash.
 @compiled
-def find(k: int, n: int, starts: Array, ids: Array, slots: Array, where: Array, found: Array, counts: Array) -> None:
+def find(
+    k: int, n: int, starts: Array, ids: Array, slots: Array, where: Array, found: Array, counts: Array
+) -> None:
     rows, fields = ids.shape
     last = np.uint32(slots.shape[1] - 1)
     for f in range(k, fields, n):

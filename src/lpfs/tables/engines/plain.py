@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -79,7 +81,7 @@ def adam(
 
 def adam_size(lr: float, betas: tuple[float, float], step: int) -> float:
     """Return lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ)."""
-    return float(lr) * (1 - betas[1] ** step) ** 0.5 / (1 - betas[0] ** step)
+    return float(lr) * math.sqrt(1 - betas[1] ** step) / (1 - betas[0] ** step)
 
 
 def sgd(weight: Tensor, grad: RowGrad, lr: float) -> None:
