@@ -92,18 +92,19 @@ class UserItem(Model):
 
     def outputs(self, batch: Batch) -> Tensor:
         """Return logits (B, 1 + tasks)."""
-        beside = [each(batch).flatten(1) for each in (self.others, self.numbers) if each.slots]
-        read = self.crosses(self.inputs(batch), torch.cat(beside, 1) if beside else None)
-        shared = self.top(read)
+        pieces = [each(batch).flatten(1) for each in (self.others, self.numbers) if each.slots]
+        beside = torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0] if pieces else None
+        shared = self.top(self.crosses(self.inputs(batch), beside) if self.pairs else beside)
         return torch.cat([head(shared) for head in self.heads], 1)
 
     def sites(self) -> dict[str, Site | list[Site]]:
         """Return where every field enters: right after its embedding."""
-        return {
+        found = {
             name: Site(path, index=part)
             for path in ("inputs", "others", "numbers")
             for part, name in enumerate(getattr(self, path).names)
         }
+        return {name: found[name] for name in self.names}
 
     def layout(self) -> Layout:
         """Say which rows belong to which field, and which columns to which field or cross."""
