@@ -56,9 +56,7 @@ class DenseToken(nn.Module):
         last = len(self.bottom) - 1
         size = self.bottom[last].out_features
         assert isinstance(size, int)
-        return [
-            PartWeight(f"bottom.{last}.{name}", 0, 0, size, exact=True) for name in ("weight", "bias")
-        ]
+        return [PartWeight(f"bottom.{last}.{name}", 0, 0, size, exact=True) for name in ("weight", "bias")]
 
     def layout(self) -> Layout:
         """Say nothing: the numeric fields come and go together."""
