@@ -111,6 +111,10 @@ def to_host(optimizer: torch.optim.Optimizer) -> None:
             state["step"] = state["step"].cpu()
 
 
+def _grads(weights: list[Tensor]) -> list[Tensor]:
+    return [each.grad for each in weights if each.grad is not None]
+
+
 def _unhooked(step: Any) -> Any:
     """Return torch's step without the hooks that torch puts around it: they belong around ours, once."""
     return step.__wrapped__ if getattr(step, "hooked", False) else step
@@ -155,7 +159,7 @@ class Adagrad(_Rows, torch.optim.Adagrad):
     def _dense(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         if not weights:
             return
-        grads = [each.grad for each in weights]
+        grads = _grads(weights)
         totals = [self.state[each]["sum"] for each in weights]
         torch._foreach_add_([self.state[each]["step"] for each in weights], 1.0)
         torch._foreach_addcmul_(totals, grads, grads, 1.0)
@@ -220,7 +224,7 @@ class Adam(_Rows, torch.optim.Adam):
         for each in weights:
             if not self.state[each]:
                 self.state[each].update(self._zeros(each, group))
-        grads = [each.grad for each in weights]
+        grads = _grads(weights)
         means, squares, steps = (
             [self.state[each][name] for each in weights] for name in ("exp_avg", "exp_avg_sq", "step")
         )
@@ -257,5 +261,5 @@ class SGD(_Rows, torch.optim.SGD):
         if group["momentum"]:
             raise InputError("a captured graph takes SGD without momentum only; train with graph=False")
         if weights:
-            moves = torch._foreach_mul([each.grad for each in weights], group["lr"])
+            moves = torch._foreach_mul(_grads(weights), group["lr"])
             torch._foreach_sub_(weights, moves)

@@ -37,7 +37,7 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 @contextmanager
 def matmuls(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Within this block a GPU multiplies float32 matrices by TF32 (10 bits of mantissa) where that is asked for."""
+    """Within this block a GPU multiplies float32 matrices in TF32, with fewer bits, where that is asked for."""
     if precision != "tf32" or device.type != "cuda":
         yield
         return

@@ -124,13 +124,13 @@ def _finish(weight, keys, rows, values, heads, gate, parts, batch, chunks, D: tl
 def gather(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None) -> Tensor:
     """Return g_f · W[start_f + id] as (B, F, D); an id outside its field gives nan."""
     batch, fields = ids.shape
-    D = weight.shape[1]
-    out = torch.empty(batch, fields, D, dtype=weight.dtype, device=weight.device)
+    width = weight.shape[1]
+    out = torch.empty(batch, fields, width, dtype=weight.dtype, device=weight.device)
     if out.numel():
         total = batch * fields
         _gather[(triton.cdiv(total, BLOCK),)](
-            weight, starts, ids, weight if gate is None else gate, out, total, fields, ids.stride(0), ids.stride(1),
-            D=D, W=triton.next_power_of_2(D), GATED=gate is not None, SIZE=BLOCK,
+            weight, starts, ids, weight if gate is None else gate, out, total, fields, *ids.stride(),
+            D=width, W=triton.next_power_of_2(width), GATED=gate is not None, SIZE=BLOCK,
         )  # fmt: skip
     return out
 
@@ -140,28 +140,28 @@ def reduce(
 ) -> tuple[RowGrad, Tensor | None]:
     """Return the gradient by rows and that of the gates (see the plain engine for the formula)."""
     batch, fields = ids.shape
-    D, device = weight.shape[1], weight.device
+    width, device = weight.shape[1], weight.device
     total = batch * fields
     grad = grad.contiguous()
     kind = torch.int32 if weight.shape[0] < 2**31 else torch.int64
     keys = torch.empty(total, dtype=kind, device=device)
     rows = torch.empty(total, dtype=kind, device=device)
-    values = torch.empty(total, D, dtype=weight.dtype, device=device)
+    values = torch.empty(total, width, dtype=weight.dtype, device=device)
     chunks = triton.cdiv(batch, CHUNK)
     parts = None if gate is None else torch.empty(fields, chunks, dtype=weight.dtype, device=device)
     if total:
-        heads = torch.empty(fields * chunks, D, dtype=weight.dtype, device=device)
-        width: dict[str, Any] = {"D": D, "W": triton.next_power_of_2(D)}
+        heads = torch.empty(fields * chunks, width, dtype=weight.dtype, device=device)
+        sizes: dict[str, Any] = {"D": width, "W": triton.next_power_of_2(width)}
         _make_keys[(triton.cdiv(batch, 256), fields)](
             ids, starts, keys, batch, ids.stride(0), ids.stride(1), SIZE=256
         )
         keys, order = torch.sort(keys, stable=True)
         _sum_runs[(chunks, fields)](
-            keys, order, grad, rows, values, heads, batch, fields, chunks, SIZE=CHUNK, **width
+            keys, order, grad, rows, values, heads, batch, fields, chunks, SIZE=CHUNK, **sizes
         )
         _finish[(chunks, fields)](
             weight, keys, rows, values, heads, weight if gate is None else gate, heads if parts is None else parts,
-            batch, chunks, GATED=gate is not None, SIZE=CHUNK, MANY=HEADS, **width,
+            batch, chunks, GATED=gate is not None, SIZE=CHUNK, MANY=HEADS, **sizes,
         )  # fmt: skip
     return RowGrad(rows, values), None if parts is None else parts.sum(1)
 
@@ -267,9 +267,9 @@ def sgd(weight: Tensor, grad: RowGrad, lr: float | Tensor) -> None:
 def _launch(
     kernel: Any, weight: Tensor, state: tuple[Tensor, ...], grad: RowGrad, lr: Any, *rest: float, **options: Any
 ) -> None:
-    total, D = grad.values.shape
+    total, width = grad.values.shape
     if total:
         kernel[(triton.cdiv(total, BLOCK),)](
             weight, *state, grad.rows, grad.values, total, lr, *rest,
-            D=D, W=triton.next_power_of_2(D), TENSOR=isinstance(lr, Tensor), SIZE=BLOCK, **options,
+            D=width, W=triton.next_power_of_2(width), TENSOR=isinstance(lr, Tensor), SIZE=BLOCK, **options,
         )  # fmt: skip
