@@ -5,7 +5,7 @@ exactly B of them, field f owns the sorted places f·B to (f+1)·B. Chunks of ``
 equal keys (:func:`_sum_runs`); a run that goes on over chunks is completed by the chunk in which it begins
 (:func:`_finish`), which also takes the gate's gradient. No atomic addition, so no order left to chance.
 
-Lengths depend on the shape of the batch alone (a place that begins no run has row -1), so that a whole training
+Lengths depend on the shape of the batch alone (a place that begins no run has row -1 and zeros), so that a whole training
 step can be captured in a CUDA graph.
 """
 
@@ -79,7 +79,7 @@ def _sum_runs(keys, order, grad, rows, values, heads, batch, fields, chunks, D: 
     flags = ends.to(tl.int32)[:, None] + tl.zeros((SIZE, W), tl.int32)
     _, sums = tl.associative_scan((flags, each), 0, _join, reverse=True)  # at a place: from there to its run's end
     tl.store(rows + place, tl.where(begins, key, -1), inside)
-    tl.store(values + place[:, None] * D + column[None, :], sums, wide & begins[:, None])
+    tl.store(values + place[:, None] * D + column[None, :], tl.where(begins[:, None], sums, 0.0), wide)
     top = (tl.arange(0, SIZE) == 0)[:, None] & (column < D)[None, :]
     tl.store(heads + (field * chunks + chunk) * D + column[None, :] + tl.zeros((SIZE, W), tl.int64), sums, top)
 
