@@ -1,0 +1,211 @@
+"""The gates of a step in three kernels on an NVIDIA GPU: value and slope, the proximal step, the control of λ.
+
+The arithmetic is that of :mod:`~lpfs.gates.device`, which takes about a hundred kernels for the same; in a CUDA graph
+of a small batch these would take as long as the rest of the step. One program holds all gates. For LPFS and LPFS++;
+other gate functions go through ``device``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import libdevice
+
+from lpfs.gates.optimizer import ProxSGD, factor_of
+
+if TYPE_CHECKING:
+    from lpfs.gates.module import Gates
+
+MOST = 4096  # gates that one program holds
+COLUMNS = 11  # of the table in device.py
+
+
+@triton.jit
+def _gate(x, epsilon, weight, ODD: tl.constexpr):
+    """Return g(x) and g'(x), as functions.lpfs and functions.plusplus do."""
+    x = tl.minimum(tl.maximum(x, -1e15), 1e15)
+    below = x * x + epsilon
+    value = x * x / below
+    slope = 2 * (x / below) * (epsilon / below)
+    if ODD:
+        value = tl.where(x < 0, -value, value) + weight * libdevice.atan(x)
+        slope = tl.abs(slope) + weight / (1 + x * x)
+    return value, slope
+
+
+@triton.jit
+def _values(x, epsilon, norm, scale, value, slope, count, alpha, power, ODD: tl.constexpr, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    inside = at < count
+    small = tl.load(epsilon)
+    g, rise = _gate(tl.load(x + at, inside, 1.0), small, alpha * libdevice.pow(small, power), ODD)
+    whole = tl.load(norm + at, inside, 1.0) * tl.load(scale)
+    tl.store(value + at, g / whole, inside)
+    tl.store(slope + at, rise / whole, inside)
+
+
+@triton.jit
+def _move(x, grad, velocity, dead, control, table, steps_done, flags, weights, count, steps, momentum, factor,
+          COLS: tl.constexpr, WEIGHTED: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+    at = tl.arange(0, SIZE)
+    inside = at < count
+    g = tl.load(grad + at, inside, 0.0)
+    odd = (g != g) | (tl.abs(g) == float("inf"))
+    finite = tl.sum(odd.to(tl.int32)) == 0
+    tl.store(flags, tl.load(flags) + tl.where(finite, 0, 1))
+    lr = tl.load(table + tl.minimum(tl.load(steps_done), steps) * COLS + 1)
+    old, v = tl.load(x + at, inside, 0.0), tl.load(velocity + at, inside, 0.0)
+    new_v = v * momentum + g
+    moved = old - lr.to(tl.float32) * new_v
+    penalty, frozen = tl.load(control), tl.load(control + 2)
+    reach = factor * lr
+    held = tl.where(tl.load(dead + at, inside, 0) != 0, float("inf"), penalty.to(tl.float32)) * reach.to(tl.float32)
+    limit = tl.where(frozen != 0, held, (penalty * reach).to(tl.float32))
+    if WEIGHTED:
+        limit = limit * tl.load(weights + at, inside, 0.0)
+    moved = moved - tl.minimum(tl.maximum(moved, -limit), limit)
+    tl.store(velocity + at, tl.where(finite, new_v, v), inside)
+    tl.store(x + at, tl.where(finite, moved, old), inside)
+
+
+@triton.jit
+def _advance(x, velocity, before, dead, control, table, steps_done, flags, epsilon, scale, norm, count, steps, alpha,
+             power, keep, gain, most, fade, cut, clear, ODD: tl.constexpr, STEERED: tl.constexpr,
+             RESCALE: tl.constexpr, COLS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+    at = tl.arange(0, SIZE)
+    inside = at < count
+    done = tl.load(steps_done) + 1
+    tl.store(steps_done, done)
+    row = table + tl.minimum(done, steps) * COLS
+    now = tl.load(x + at, inside, 0.0)
+    small, whole, size = tl.load(epsilon), tl.load(norm + at, inside, 1.0), tl.load(scale)
+    if STEERED:
+        penalty, caution, frozen = tl.load(control), tl.load(control + 1), tl.load(control + 2)
+        settled = frozen != 0
+        few = tl.sum((now != 0).to(tl.int32)) < keep
+        now = tl.where(few, tl.load(before + at, inside, 0.0), now)
+        alive = tl.sum((now != 0).to(tl.int32))
+        value, _ = _gate(now, small, alpha * libdevice.pow(small, power), ODD)
+        value = tl.abs(value / (whole * size))
+        excess = alive - tl.load(row + 2)
+        growth = gain * tl.minimum(excess / tl.load(row + 3), most)
+        growth = tl.where(tl.load(row + 7) != 0, tl.load(row + 5), growth)
+        growth = tl.where((tl.load(row + 4) != 0) & (excess > 0), growth, 0.0)
+        grown = penalty * tl.exp(tl.minimum(caution * growth / steps, 20.0))
+        after = tl.where(few, penalty * cut, tl.where(settled, penalty * fade, grown))
+        care = tl.where(settled, caution, tl.minimum(caution * 1.1, 1.0))
+        care = tl.where(few, tl.maximum(caution * 0.5, 0.01), care)
+        near = (value < 1.5 * clear) & (now != 0) & settled & (few == 0)
+        pace = tl.load(row + 8).to(tl.float32)
+        led = now + tl.where(now > 0, 2.0, -2.0) * tl.sqrt_rn(small) / pace
+        smallest = tl.min(tl.where(now != 0, value, float("inf"))).to(tl.float64)
+        ready = (smallest >= clear) | (tl.load(row + 7) != 0)
+        freeze = (settled == 0) & (alive == keep) & (tl.load(row + 6) != 0) & ready
+        held = tl.load(dead + at, inside, 0)
+        tl.store(dead + at, tl.where(freeze, (now == 0).to(held.dtype), held), inside)
+        tl.store(control, after)
+        tl.store(control + 1, care)
+        tl.store(control + 2, tl.where(freeze, 1.0, frozen))
+        now = tl.where(near, led, now)
+        tl.store(x + at, now, inside)
+        v = tl.load(velocity + at, inside, 0.0)
+        v = tl.where(few, tl.load(before + count + at, inside, 0.0), v)
+        tl.store(velocity + at, v, inside)
+        tl.store(before + at, now, inside)
+        tl.store(before + count + at, v, inside)
+    living = (now != 0) & inside
+    number = tl.sum(living.to(tl.int32))
+    zero = tl.load(flags + 1)
+    tl.store(flags + 1, tl.where((number == 0) & (zero == 0), done, zero))
+    small = tl.load(row).to(tl.float32)
+    tl.store(epsilon, small)
+    weight = alpha * libdevice.pow(small, power)
+    value, _ = _gate(now, small, weight, ODD)
+    value = value / whole
+    if RESCALE == 1:
+        top, _ = _gate(now * 0 + 1.0, small, weight, ODD)
+        fresh = tl.sum(tl.where(at == 0, top / whole, 0.0))
+    else:
+        squares = tl.sum(tl.where(living, value * value, 0.0))
+        fresh = tl.sqrt_rn(squares / tl.maximum(number, 1).to(tl.float32))
+    if RESCALE:
+        size = tl.where(tl.load(row + 9) != 0, fresh, size)
+        tl.store(scale, size)
+    if STEERED:
+        least = tl.min(tl.where(living, tl.abs(value / size), float("inf"))).to(tl.float64)
+        wrong = (number != keep) | (least < clear)
+        bad = (done == steps) & (tl.load(row + 10) != 0) & wrong
+        tl.store(flags + 2, tl.load(flags + 2) | bad.to(tl.int64))
+
+
+class Values(torch.autograd.Function):
+    """The gate values (N,); the slope comes from the same kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gates: Gates) -> Tensor:
+        """Return g(x) / (g at the start · scale)."""
+        value, slope = torch.empty_like(x), torch.empty_like(x)
+        _values[(1,)](
+            x, gates.epsilon, gates.norm, gates.scale, value, slope, x.numel(), *_constants(gates),
+            ODD=gates.function.odd, SIZE=_size(gates),
+        )  # fmt: skip
+        ctx.save_for_backward(slope)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Return the gradient of x."""
+        return grad * ctx.saved_tensors[0], None
+
+
+def takes(gates: Gates) -> bool:
+    """Whether these kernels can do what these gates want."""
+    function = gates.function
+    return gates.x.is_cuda and gates.x.numel() <= MOST and function.name in ("lpfs", "lpfs++") and not function.noise
+
+
+def move(prox: ProxSGD, gates: Gates) -> None:
+    """Take one step of the gates' optimizer."""
+    x, group = gates.x, prox.param_groups[0]
+    state = prox.state[x]
+    if "momentum_buffer" not in state:
+        state["momentum_buffer"] = torch.zeros_like(x)
+    weights = group["weights"]
+    _move[(1,)](
+        x, x.grad, state["momentum_buffer"], gates.dead.view(torch.uint8), gates.control, gates.table(),
+        gates.steps_done, gates.flags, x if weights is None else weights, x.numel(), gates.steps, group["momentum"],
+        factor_of(group), COLS=COLUMNS, WEIGHTED=weights is not None, SIZE=_size(gates),
+    )  # fmt: skip
+
+
+def advance(gates: Gates, prox: ProxSGD | None) -> None:
+    """Move on by one training step."""
+    x, keep = gates.x, gates.keep
+    steered = keep is not None and prox is not None
+    velocity = None if prox is None else prox.state[x].get("momentum_buffer")
+    numbers = (0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    if keep is not None:
+        fade = math.exp(-keep.fade / gates.steps)
+        numbers = (keep.keep, keep.gain, keep.most, fade, keep.cut, keep.clear)
+    rescale = {"off": 0, "epsilon": 1, "rms": 2}[gates.rescale]
+    _advance[(1,)](
+        x, x if velocity is None else velocity, gates.before, gates.dead.view(torch.uint8), gates.control,
+        gates.table(), gates.steps_done, gates.flags, gates.epsilon, gates.scale, gates.norm, x.numel(), gates.steps,
+        *_constants(gates), *numbers, STEERED=steered and velocity is not None, RESCALE=rescale,
+        COLS=COLUMNS, ODD=gates.function.odd, SIZE=_size(gates),
+    )  # fmt: skip
+
+
+def _size(gates: Gates) -> int:
+    return max(16, triton.next_power_of_2(gates.x.numel()))
+
+
+def _constants(gates: Gates) -> tuple[float, float]:
+    """Return α and 1/τ."""
+    function = gates.function
+    return (0.0, 1.0) if function.alpha is None or function.tau is None else (function.alpha, 1 / function.tau)
