@@ -15,7 +15,7 @@ from lpfs.errors import InputError, SharedTableError, StateError
 from lpfs.gates.functions import GateFunction, gate_function
 from lpfs.gates.hooks import Enter, Leave, install, remove_hooks
 from lpfs.gates.module import ALL_GATES, NAME, Gates, Rescale
-from lpfs.gates.optimizer import ProxSGD
+from lpfs.gates.optimizer import PASSING_HOOKS, ProxSGD
 from lpfs.gates.schedule import Preset, Schedule
 from lpfs.gates.sites import Fields, Site, declared_sites, find_places, paths_by_module
 
@@ -167,6 +167,7 @@ def _watch_optimizers() -> None:
     global _watching
     if not _watching:
         register_optimizer_step_pre_hook(_refuse_gates)
+        PASSING_HOOKS.append(_refuse_gates)
         _watching = True
 
 

@@ -21,15 +21,16 @@ _Self = TypeVar("_Self", bound=nn.Module)
 
 
 class Enter:
-    """Before the model's forward: compute all gate values once."""
+    """Before the model's forward: compute all gate values once, and one by one where a module has a gate alone."""
 
     def __init__(self, gates: Gates) -> None:
         self.gates = gates
+        self.singly = any(place.whole for hook in gates.hooks for _, place in hook.at)
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Put the values where the hooks and taps find them."""
         values = self.gates()
-        self.gates.live = (values, values.unbind())
+        self.gates.live = (values, values.unbind() if self.singly else ())
         self.gates.entered = True
 
 

@@ -8,18 +8,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lpfs.errors import AllGatesZeroError, FieldError, InputError, NonFiniteError, SearchError, StateError
 from lpfs.gates import device
 from lpfs.gates.control import Keep
-from lpfs.gates.functions import GateFunction
+from lpfs.gates.functions import ByNumpy, GateFunction
 from lpfs.gates.optimizer import Prox, ProxSGD, Threshold
 from lpfs.gates.plan import make_plan
 from lpfs.gates.schedule import Preset, Schedule, make_schedule
 from lpfs.gates.status import Status
-from lpfs.gates.steer import remember, set_penalty, steer
+from lpfs.gates.steer import array_of, remember, set_penalty, steer
 from lpfs.schema import Selection
 
 Live = tuple[Tensor, tuple[Tensor, ...]]
@@ -102,6 +104,7 @@ class Gates(nn.Module):
         self.branch_free: bool | None = None
         self._table: Tensor | None = None
         self._unchecked = 0
+        self._views: dict[str, tuple[Tensor, int, NDArray[Any]]] = {}
         # values of the forward that is under way, and of the last one; whether there was one; the hooks
         self.live: Live | None = None
         self.last: Live | None = None
@@ -128,8 +131,13 @@ class Gates(nn.Module):
 
     def forward(self) -> Tensor:
         """Return the gate values (N,): g(x) / (g at the start · scale)."""
-        x = self.x + self.noise if self.training and self.function.noise else self.x
-        return self.function.value(x, self.epsilon) / (self.norm * self.scale)
+        x: Tensor = self.x
+        if self.training and self.function.noise:
+            x = x + self.noise
+        if not self._by_numpy(x):
+            return self.function.value(x, self.epsilon) / (self.norm * self.scale)
+        gates: Tensor = ByNumpy.apply(x, *self._arrays(x))  # type: ignore[no-untyped-call]
+        return gates
 
     @property
     def values(self) -> Tensor:
@@ -139,7 +147,55 @@ class Gates(nn.Module):
     @torch.no_grad()
     def values_of(self, x: Tensor) -> Tensor:
         """Return what the gate values (N,) are at another x."""
+        if self._by_numpy(x):
+            value, _, below = self._arrays(x)
+            return torch.from_numpy(value / below)
         return self.function.value(x, self.epsilon) / (self.norm * self.scale)
+
+    def _by_numpy(self, x: Tensor) -> bool:
+        """Whether the values may be computed by numpy, which is faster for few numbers: eagerly, on the CPU."""
+        return (
+            self.function.arrays
+            and x.is_cpu
+            and type(x) in (Tensor, nn.Parameter)
+            and not torch.compiler.is_compiling()
+            and torch._C._get_tracing_state() is None
+        )
+
+    def _arrays(self, x: Tensor) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+        """Return g(x), g'(x) and what the gates are divided by, (N,) each."""
+        array = self.view("x") if x is self._parameters["x"] else array_of(x)
+        value, slope = self.function.on_arrays(array, self.view("epsilon").reshape(1))
+        return value, slope, self.view("norm") * self.view("scale")
+
+    def store(self, name: str, *values: Any) -> None:
+        """Write into a buffer: a number, or one value for each row."""
+        tensor = self._buffers[name]
+        assert tensor is not None
+        if not tensor.is_cpu:
+            rows = [torch.as_tensor(each, dtype=tensor.dtype, device=tensor.device) for each in values]
+            tensor.copy_(torch.stack(rows).view_as(tensor))
+        elif tensor.ndim:
+            array = self.view(name)
+            for number, each in enumerate(values):
+                array[number] = each
+        else:
+            self.view(name)[...] = values[0]
+
+    def view(self, name: str) -> NDArray[Any]:
+        """Return x or a buffer as a numpy array: over the same memory on the CPU, a copy of it elsewhere.
+
+        A view is kept for as long as it is over the memory of the tensor: making one costs more than using it.
+        """
+        tensor = self._parameters["x"] if name == "x" else self._buffers[name]
+        assert tensor is not None
+        held = self._views.get(name)
+        if held is not None and held[0] is tensor and held[1] == tensor.data_ptr():
+            return held[2]
+        array = array_of(tensor)
+        if tensor.is_cpu:
+            self._views[name] = (tensor, tensor.data_ptr(), array)
+        return array
 
     @property
     def kept(self) -> list[str]:
@@ -258,7 +314,7 @@ class Gates(nn.Module):
         self._choose_path()
         if self._loaded:  # a search that goes on: its control came with the state dict
             self._loaded = False
-            set_penalty(self, optimizer)
+            self.mirror()
         else:
             self.control.copy_(torch.tensor([first, 1.0, 0.0], dtype=torch.float64))
             self.dead.zero_()
@@ -268,7 +324,6 @@ class Gates(nn.Module):
 
     # -------------------------------------------------------------------- step
 
-    @torch.no_grad()
     def step(self) -> None:
         """Move on by one training step: ε, the gate learning rate, λ, the rescale, the noise.
 
@@ -280,19 +335,19 @@ class Gates(nn.Module):
         if self._without_host():
             self._step_on_device(prox)
             return
-        done = int(self.steps_done) + 1
+        done = int(self.view("steps_done")) + 1
         if done == min(100, self.steps):
             self.refuse_idle()
         if self.keep is not None and prox is not None:
             steer(self, prox, self.keep, done)
-        alive = self.x != 0
-        if not bool(alive.any()):
+        if not self.view("x").any():
             raise self._all_zero(done)
-        self.steps_done.fill_(done)
-        self.epsilon.fill_(self.schedule.epsilon(done))
+        self.store("steps_done", done)
+        self.store("epsilon", self.schedule.epsilon(done))
         if prox is not None:
             prox.param_groups[0]["lr"] = self.schedule.lr(done)
-        self._rescale(done, alive)
+        if self.refreshes(done):
+            self.scale.copy_(self.fresh_scale(self.x != 0))
         if self.function.noise:
             self._draw_noise(done)
         if self.keep is not None and done == self.steps:
@@ -324,16 +379,12 @@ class Gates(nn.Module):
                 "embedding"
             )
 
-    def _rescale(self, done: int, alive: Tensor) -> None:
-        """Refresh the overall factor of the gates."""
-        if self.refreshes(done):
-            self.scale.copy_(self.fresh_scale(alive))
-
     def refreshes(self, done: int) -> bool:
         """Whether the overall factor is refreshed after this step."""
         due = self.rescale != "off" and done % self.schedule.refresh == 0
         return due and (self.rescale == "epsilon" or done <= RESCALE_UNTIL * self.steps)
 
+    @torch.no_grad()
     def fresh_scale(self, alive: Tensor) -> Tensor:
         """Return the overall factor () for the ε and x of the moment."""
         if self.rescale == "epsilon":
@@ -348,7 +399,9 @@ class Gates(nn.Module):
 
     def _without_host(self) -> bool:
         """Whether steps are taken without asking the device anything. Noise is drawn on the host, so not there."""
-        wanted = self.x.is_cuda if self.branch_free is None else self.branch_free
+        x = self._parameters["x"]
+        assert x is not None
+        wanted = x.is_cuda if self.branch_free is None else self.branch_free
         return wanted and not self.function.noise
 
     def _choose_path(self) -> None:
@@ -365,8 +418,9 @@ class Gates(nn.Module):
     def mirror(self) -> None:
         """Write the learning rate and λ of the moment where the optimizer has them elsewhere."""
         if self._prox is not None:
+            penalty, _, frozen = self.control.tolist()
             self._prox.param_groups[0]["lr"] = self.schedule.lr(int(self.steps_done))
-            set_penalty(self, self._prox)
+            set_penalty(self, self._prox, penalty, bool(frozen))
 
     def row(self) -> Tensor:
         """Return what the schedule and the control of λ say for the step count on the device."""
@@ -374,6 +428,7 @@ class Gates(nn.Module):
             self._table = device.make_table(self).to(self.x.device)
         return self._table.index_select(0, self.steps_done.clamp(max=self.steps).view(1))[0]
 
+    @torch.no_grad()
     def _step_on_device(self, prox: ProxSGD | None) -> None:
         device.advance(self, prox)
         if self.x.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -424,7 +479,8 @@ class Gates(nn.Module):
 
     def _optimizer(self) -> ProxSGD | None:
         """Return the optimizer that ``optimizer()`` made, if it still holds x."""
-        if self._prox is not None and all(each is not self.x for each in self._prox.param_groups[0]["params"]):
+        x = self._parameters["x"]
+        if self._prox is not None and all(each is not x for each in self._prox.param_groups[0]["params"]):
             raise StateError("the optimizer of these gates holds another x: call gates.optimizer(…) again")
         return self._prox
 
@@ -471,7 +527,7 @@ class Gates(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "live": None, "last": None, "_table": None}
+        return {**self.__dict__, "live": None, "last": None, "_table": None, "_views": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

@@ -8,9 +8,14 @@ from typing import Any, Literal, Protocol, overload
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import _global_optimizer_post_hooks as _global_post_hooks
+from torch.optim.optimizer import _global_optimizer_pre_hooks as _global_pre_hooks
 
 from lpfs.errors import InputError, NonFiniteError
-from lpfs.gates.prox import hard_threshold, soft_threshold
+from lpfs.gates.prox import hard_threshold, soft_threshold, soft_threshold_
+
+# Hooks on every optimizer's step that do nothing for a ProxSGD.
+PASSING_HOOKS: list[Any] = []
 
 Prox = Literal["l1", "l0"]
 Threshold = Literal["paper", "doubled", "momentum"]
@@ -94,6 +99,15 @@ class ProxSGD(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, without torch's bookkeeping around it."""
+        if not set_to_none:
+            super().zero_grad(set_to_none=False)
+            return
+        for group in self.param_groups:
+            for x in group["params"]:
+                x.grad = None
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with the settings of the moment."""
         if self.stepper is not None:
@@ -108,9 +122,20 @@ class ProxSGD(torch.optim.Optimizer):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Take one step; with a closure, evaluate the loss first and return it."""
+        return self._step(closure) if self._hooks_are_ours() else self._step_with_hooks(closure)
+
+    # torch wraps every step in a profiler's record and a walk over hooks, which takes longer than the step itself
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _hooks_are_ours(self) -> bool:
+        """Whether nobody but lpfs, whose hook lets a ProxSGD pass, asked to be called at a step."""
+        of_others = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or _global_post_hooks
+        return not of_others and all(hook in PASSING_HOOKS for hook in _global_pre_hooks.values())
+
+    @torch.no_grad()
+    def _step(self, closure: Callable[[], float] | None = None) -> float | None:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -135,6 +160,8 @@ class ProxSGD(torch.optim.Optimizer):
                     self._move(x, group)
         return loss
 
+    _step_with_hooks = torch.optim.Optimizer.profile_hook_step(_step)
+
     def _move(self, x: Tensor, group: dict[str, Any]) -> None:
         momentum = group["momentum"]
         direction = x.grad
@@ -150,7 +177,10 @@ class ProxSGD(torch.optim.Optimizer):
         threshold = threshold_of(group)
         if isinstance(threshold, Tensor) and threshold.device != x.device:
             threshold = threshold.to(x.device)
-        x.copy_(prox_of(group)(x, threshold))
+        if group["prox"] == "l1":
+            soft_threshold_(x, threshold)
+        else:
+            x.copy_(hard_threshold(x, threshold))
 
 
 def prox_of(group: dict[str, Any]) -> Callable[[Tensor, Tensor | float], Tensor]:

@@ -21,6 +21,11 @@ def soft_threshold(x: Tensor, threshold: Tensor | float) -> Tensor:
     return x - _clamp(x, threshold)
 
 
+def soft_threshold_(x: Tensor, threshold: Tensor | float) -> Tensor:
+    """Move x by t towards zero, in place: :func:`soft_threshold` to the last bit."""
+    return x.sub_(_clamp(x, threshold))
+
+
 def hard_threshold(x: Tensor, penalty: Tensor | float) -> Tensor:
     """Return argmin_z ½(z - x)² + p·[z ≠ 0]: x where |x| > √(2p), else exactly zero.
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from lpfs.gates.control import Keep
 from lpfs.gates.optimizer import ProxSGD
@@ -16,15 +19,12 @@ if TYPE_CHECKING:
 
 def steer(gates: Gates, prox: ProxSGD, keep: Keep, done: int) -> None:
     """Move λ after a step of the gates; take the step back if it killed too many."""
-    penalty, caution, frozen = gates.control.tolist()
+    penalty, caution, frozen = gates.view("control").tolist()
     u = done / gates.steps
-    velocity = prox.state[gates.x].get("momentum_buffer")
-    alive = int((gates.x != 0).sum())
+    alive = int(np.count_nonzero(gates.view("x")))
     if alive < keep.keep:
-        gates.x.copy_(gates.before[0])
-        if velocity is not None:
-            velocity.copy_(gates.before[1])
-        alive = int((gates.x != 0).sum())
+        _step_back(gates, prox)
+        alive = int(np.count_nonzero(gates.view("x")))
         penalty, caution = penalty * keep.cut, max(0.01, caution * 0.5)
     elif frozen:
         penalty *= math.exp(-keep.fade / gates.steps)
@@ -37,27 +37,32 @@ def steer(gates: Gates, prox: ProxSGD, keep: Keep, done: int) -> None:
         if clear or u >= keep.hurry:
             gates.dead.copy_(gates.x == 0)
             frozen = 1.0
-    gates.control.copy_(torch.tensor([penalty, caution, frozen], dtype=torch.float64))
+    gates.store("control", penalty, caution, frozen)
     remember(gates, prox)
-    set_penalty(gates, prox)
+    set_penalty(gates, prox, penalty, bool(frozen))
 
 
 def remember(gates: Gates, prox: ProxSGD) -> None:
     """Keep x and its momentum, to step back to."""
     velocity = prox.state[gates.x].get("momentum_buffer")
-    gates.before[0].copy_(gates.x)
-    if velocity is None:
-        gates.before[1].zero_()
-    else:
-        gates.before[1].copy_(velocity)
+    x = gates.view("x")
+    gates.store("before", x, np.zeros_like(x) if velocity is None else array_of(velocity))
 
 
-def set_penalty(gates: Gates, prox: ProxSGD) -> None:
+def set_penalty(gates: Gates, prox: ProxSGD, penalty: float, frozen: bool) -> None:
     """Tell the optimizer its λ: infinite where the dead set is frozen."""
-    penalty, _, frozen = gates.control.tolist()
     prox.param_groups[0]["penalty"] = torch.where(gates.dead, math.inf, penalty) if frozen else penalty
 
 
+@torch.no_grad()
+def _step_back(gates: Gates, prox: ProxSGD) -> None:
+    velocity = prox.state[gates.x].get("momentum_buffer")
+    gates.x.copy_(gates.before[0])
+    if velocity is not None:
+        velocity.copy_(gates.before[1])
+
+
+@torch.no_grad()
 def _lead_away(gates: Gates, keep: Keep, done: int) -> None:
     """Lead survivors that sit near zero away from it, before the search ends."""
     near = (gates.values.abs() < 1.5 * keep.clear) & (gates.x != 0)
@@ -65,3 +70,9 @@ def _lead_away(gates: Gates, keep: Keep, done: int) -> None:
         scale = gates.epsilon.sqrt() if gates.function.square else gates.epsilon
         pace = min(max(1, gates.steps - done), 100)
         gates.x.add_(torch.where(near, torch.sign(gates.x) * 2 * scale / pace, 0.0))
+
+
+def array_of(tensor: Tensor) -> NDArray[Any]:
+    """Return the numbers of a tensor: a view on the CPU, a copy from elsewhere."""
+    array: NDArray[Any] = tensor.detach().cpu().numpy()
+    return array
