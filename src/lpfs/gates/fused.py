@@ -1,8 +1,8 @@
 """The gates of a step in three kernels on an NVIDIA GPU: value and slope, the proximal step, the control of λ.
 
-The arithmetic is that of :mod:`~lpfs.gates.device`, which takes about a hundred kernels for the same; in a CUDA graph
-of a small batch these would take as long as the rest of the step. One program holds all gates. For LPFS and LPFS++;
-other gate functions go through ``device``.
+The arithmetic is that of :mod:`~lpfs.gates.device`, which takes about a hundred kernels for the same; in a CUDA
+graph of a small batch these would take as long as the rest of the step. One program holds all gates. For LPFS and
+LPFS++; other gate functions go through ``device``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from lpfs.gates import device
 from lpfs.gates.optimizer import ProxSGD, factor_of
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ def _gate(x, epsilon, weight, ODD: tl.constexpr):
     """Return g(x) and g'(x), as functions.lpfs and functions.plusplus do."""
     x = tl.minimum(tl.maximum(x, -1e15), 1e15)
     below = x * x + epsilon
-    value = x * x / below
-    slope = 2 * (x / below) * (epsilon / below)
+    value = tl.div_rn(x * x, below)
+    slope = 2 * tl.div_rn(x, below) * tl.div_rn(epsilon, below)
     if ODD:
         value = tl.where(x < 0, -value, value) + weight * libdevice.atan(x)
-        slope = tl.abs(slope) + weight / (1 + x * x)
+        slope = tl.abs(slope) + tl.div_rn(weight, 1 + x * x)
     return value, slope
 
 
@@ -45,8 +46,8 @@ def _values(x, epsilon, norm, scale, value, slope, count, alpha, power, ODD: tl.
     small = tl.load(epsilon)
     g, rise = _gate(tl.load(x + at, inside, 1.0), small, alpha * libdevice.pow(small, power), ODD)
     whole = tl.load(norm + at, inside, 1.0) * tl.load(scale)
-    tl.store(value + at, g / whole, inside)
-    tl.store(slope + at, rise / whole, inside)
+    tl.store(value + at, tl.div_rn(g, whole), inside)
+    tl.store(slope + at, tl.div_rn(rise, whole), inside)
 
 
 @triton.jit
@@ -64,7 +65,9 @@ def _move(x, grad, velocity, dead, control, table, steps_done, flags, weights, c
     moved = old - lr.to(tl.float32) * new_v
     penalty, frozen = tl.load(control), tl.load(control + 2)
     reach = factor * lr
-    held = tl.where(tl.load(dead + at, inside, 0) != 0, float("inf"), penalty.to(tl.float32)) * reach.to(tl.float32)
+    held = tl.where(tl.load(dead + at, inside, 0) != 0, float("inf"), penalty.to(tl.float32)) * reach.to(
+        tl.float32
+    )
     limit = tl.where(frozen != 0, held, (penalty * reach).to(tl.float32))
     if WEIGHTED:
         limit = limit * tl.load(weights + at, inside, 0.0)
@@ -74,8 +77,8 @@ def _move(x, grad, velocity, dead, control, table, steps_done, flags, weights, c
 
 
 @triton.jit
-def _advance(x, velocity, before, dead, control, table, steps_done, flags, epsilon, scale, norm, count, steps, alpha,
-             power, keep, gain, most, fade, cut, clear, ODD: tl.constexpr, STEERED: tl.constexpr,
+def _advance(x, velocity, before, dead, control, table, steps_done, flags, epsilon, scale, norm, count, steps,
+             alpha, power, keep, gain, most, fade, cut, clear, ODD: tl.constexpr, STEERED: tl.constexpr,
              RESCALE: tl.constexpr, COLS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
     at = tl.arange(0, SIZE)
     inside = at < count
@@ -91,7 +94,7 @@ def _advance(x, velocity, before, dead, control, table, steps_done, flags, epsil
         now = tl.where(few, tl.load(before + at, inside, 0.0), now)
         alive = tl.sum((now != 0).to(tl.int32))
         value, _ = _gate(now, small, alpha * libdevice.pow(small, power), ODD)
-        value = tl.abs(value / (whole * size))
+        value = tl.abs(tl.div_rn(value, whole * size))
         excess = alive - tl.load(row + 2)
         growth = gain * tl.minimum(excess / tl.load(row + 3), most)
         growth = tl.where(tl.load(row + 7) != 0, tl.load(row + 5), growth)
@@ -126,10 +129,10 @@ def _advance(x, velocity, before, dead, control, table, steps_done, flags, epsil
     tl.store(epsilon, small)
     weight = alpha * libdevice.pow(small, power)
     value, _ = _gate(now, small, weight, ODD)
-    value = value / whole
+    value = tl.div_rn(value, whole)
     if RESCALE == 1:
         top, _ = _gate(now * 0 + 1.0, small, weight, ODD)
-        fresh = tl.sum(tl.where(at == 0, top / whole, 0.0))
+        fresh = tl.sum(tl.where(at == 0, tl.div_rn(top, whole), 0.0))
     else:
         squares = tl.sum(tl.where(living, value * value, 0.0))
         fresh = tl.sqrt_rn(squares / tl.maximum(number, 1).to(tl.float32))
@@ -137,7 +140,7 @@ def _advance(x, velocity, before, dead, control, table, steps_done, flags, epsil
         size = tl.where(tl.load(row + 9) != 0, fresh, size)
         tl.store(scale, size)
     if STEERED:
-        least = tl.min(tl.where(living, tl.abs(value / size), float("inf"))).to(tl.float64)
+        least = tl.min(tl.where(living, tl.abs(tl.div_rn(value, size)), float("inf"))).to(tl.float64)
         wrong = (number != keep) | (least < clear)
         bad = (done == steps) & (tl.load(row + 10) != 0) & wrong
         tl.store(flags + 2, tl.load(flags + 2) | bad.to(tl.int64))
@@ -149,11 +152,7 @@ class Values(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gates: Gates) -> Tensor:
         """Return g(x) / (g at the start · scale)."""
-        value, slope = torch.empty_like(x), torch.empty_like(x)
-        _values[(1,)](
-            x, gates.epsilon, gates.norm, gates.scale, value, slope, x.numel(), *_constants(gates),
-            ODD=gates.function.odd, SIZE=_size(gates),
-        )  # fmt: skip
+        value, slope = values(x, gates)
         ctx.save_for_backward(slope)
         return value
 
@@ -163,23 +162,47 @@ class Values(torch.autograd.Function):
         return grad * ctx.saved_tensors[0], None
 
 
+def values(x: Tensor, gates: Gates) -> tuple[Tensor, Tensor]:
+    """Return the gate values (N,) at some x, and their slopes."""
+    return _both(x, gates, gates.epsilon, gates.norm, gates.scale)
+
+
+def at_start(x: Tensor, gates: Gates, epsilon: Tensor) -> Tensor:
+    """Return g(x) for an ε, by the kernel that will divide by it."""
+    one = torch.ones_like(x)
+    return _both(x, gates, epsilon, one, one[:1])[0]
+
+
+def _both(x: Tensor, gates: Gates, epsilon: Tensor, norm: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    value, slope = torch.empty_like(x), torch.empty_like(x)
+    _values[(1,)](
+        x, epsilon, norm, scale, value, slope, x.numel(), *_constants(gates),
+        ODD=gates.function.odd, SIZE=_size(gates),
+    )  # fmt: skip
+    return value, slope
+
+
 def takes(gates: Gates) -> bool:
     """Whether these kernels can do what these gates want."""
-    function = gates.function
-    return gates.x.is_cuda and gates.x.numel() <= MOST and function.name in ("lpfs", "lpfs++") and not function.noise
+    return gates.x.numel() <= MOST and gates.function.name in ("lpfs", "lpfs++")
 
 
 def move(prox: ProxSGD, gates: Gates) -> None:
     """Take one step of the gates' optimizer."""
     x, group = gates.x, prox.param_groups[0]
+    if x.grad is None:
+        return
+    if group["prox"] != "l1":
+        device.move(prox, gates)
+        return
     state = prox.state[x]
     if "momentum_buffer" not in state:
         state["momentum_buffer"] = torch.zeros_like(x)
     weights = group["weights"]
     _move[(1,)](
         x, x.grad, state["momentum_buffer"], gates.dead.view(torch.uint8), gates.control, gates.table(),
-        gates.steps_done, gates.flags, x if weights is None else weights, x.numel(), gates.steps, group["momentum"],
-        factor_of(group), COLS=COLUMNS, WEIGHTED=weights is not None, SIZE=_size(gates),
+        gates.steps_done, gates.flags, x if weights is None else weights, x.numel(), gates.steps,
+        group["momentum"], factor_of(group), COLS=COLUMNS, WEIGHTED=weights is not None, SIZE=_size(gates),
     )  # fmt: skip
 
 
@@ -195,14 +218,14 @@ def advance(gates: Gates, prox: ProxSGD | None) -> None:
     rescale = {"off": 0, "epsilon": 1, "rms": 2}[gates.rescale]
     _advance[(1,)](
         x, x if velocity is None else velocity, gates.before, gates.dead.view(torch.uint8), gates.control,
-        gates.table(), gates.steps_done, gates.flags, gates.epsilon, gates.scale, gates.norm, x.numel(), gates.steps,
-        *_constants(gates), *numbers, STEERED=steered and velocity is not None, RESCALE=rescale,
+        gates.table(), gates.steps_done, gates.flags, gates.epsilon, gates.scale, gates.norm, x.numel(),
+        gates.steps, *_constants(gates), *numbers, STEERED=steered and velocity is not None, RESCALE=rescale,
         COLS=COLUMNS, ODD=gates.function.odd, SIZE=_size(gates),
     )  # fmt: skip
 
 
 def _size(gates: Gates) -> int:
-    return max(16, triton.next_power_of_2(gates.x.numel()))
+    return max(16, 1 << (gates.x.numel() - 1).bit_length())
 
 
 def _constants(gates: Gates) -> tuple[float, float]:

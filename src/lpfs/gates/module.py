@@ -6,6 +6,7 @@ import json
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -134,6 +135,10 @@ class Gates(nn.Module):
         x: Tensor = self.x
         if self.training and self.function.noise:
             x = x + self.noise
+        kernels = self._kernels()
+        if kernels is not None:
+            fused: Tensor = kernels.Values.apply(x, self)
+            return fused
         if not self._by_numpy(x):
             return self.function.value(x, self.epsilon) / (self.norm * self.scale)
         gates: Tensor = ByNumpy.apply(x, *self._arrays(x))  # type: ignore[no-untyped-call]
@@ -147,6 +152,10 @@ class Gates(nn.Module):
     @torch.no_grad()
     def values_of(self, x: Tensor) -> Tensor:
         """Return what the gate values (N,) are at another x."""
+        kernels = self._kernels()
+        if kernels is not None:
+            fused: Tensor = kernels.values(x, self)[0]
+            return fused
         if self._by_numpy(x):
             value, _, below = self._arrays(x)
             return torch.from_numpy(value / below)
@@ -413,7 +422,7 @@ class Gates(nn.Module):
         """Take the step of the optimizer, for it, without the host."""
         prox = self._optimizer()
         assert prox is not None
-        device.move(prox, self)
+        (self._kernels() or device).move(prox, self)
 
     def mirror(self) -> None:
         """Write the learning rate and λ of the moment where the optimizer has them elsewhere."""
@@ -424,13 +433,24 @@ class Gates(nn.Module):
 
     def row(self) -> Tensor:
         """Return what the schedule and the control of λ say for the step count on the device."""
+        return self.table().index_select(0, self.steps_done.clamp(max=self.steps).view(1))[0]
+
+    def table(self) -> Tensor:
+        """Return what the schedule and the control of λ say for every step, on the device."""
         if self._table is None or self._table.device != self.x.device:
             self._table = device.make_table(self).to(self.x.device)
-        return self._table.index_select(0, self.steps_done.clamp(max=self.steps).view(1))[0]
+        return self._table
+
+    def _kernels(self) -> Any:
+        """Return the kernels that do all of a step at once, where there are such."""
+        if not self.x.is_cuda or self.function.noise:
+            return None
+        kernels = fused_kernels()
+        return kernels if kernels is not None and kernels.takes(self) else None
 
     @torch.no_grad()
     def _step_on_device(self, prox: ProxSGD | None) -> None:
-        device.advance(self, prox)
+        (self._kernels() or device).advance(self, prox)
         if self.x.is_cuda and torch.cuda.is_current_stream_capturing():
             return
         self._unchecked += 1
@@ -513,7 +533,9 @@ class Gates(nn.Module):
     def _normalise(self) -> None:
         """Set the value at the start by the same kernel on the same device, so that g/norm is exactly 1.0."""
         start = torch.full_like(self.epsilon, self.schedule.epsilon(0))
-        self.norm.copy_(self.function.value(torch.ones_like(self.x), start))
+        ones, kernels = torch.ones_like(self.x), self._kernels()
+        value = self.function.value(ones, start) if kernels is None else kernels.at_start(ones, self, start)
+        self.norm.copy_(value)
 
     def _apply(self: _Self, fn: Any, recurse: bool = True) -> _Self:
         """Move to another device with the model, but stay in full precision."""
@@ -536,6 +558,16 @@ class Gates(nn.Module):
     def extra_repr(self) -> str:
         """Show what ``print(model)`` says of the gates."""
         return f"{len(self.names)} fields, {self.function.name}, {len(self.kept)} alive"
+
+
+@cache
+def fused_kernels() -> Any:
+    """Return the Triton kernels, if Triton is there."""
+    try:
+        from lpfs.gates import fused
+    except ImportError:
+        return None
+    return fused
 
 
 def device_only(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

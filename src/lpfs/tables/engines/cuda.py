@@ -5,8 +5,8 @@ exactly B of them, field f owns the sorted places f·B to (f+1)·B. Chunks of ``
 equal keys (:func:`_sum_runs`); a run that goes on over chunks is completed by the chunk in which it begins
 (:func:`_finish`), which also takes the gate's gradient. No atomic addition, so no order left to chance.
 
-Lengths depend on the shape of the batch alone (a place that begins no run has row -1 and zeros), so that a whole training
-step can be captured in a CUDA graph.
+Lengths depend on the shape of the batch alone (a place that begins no run has row -1 and zeros), so that a whole
+training step can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
