@@ -63,7 +63,9 @@ CASES = [
 def batch_of(schema: Schema, *, whole: bool = False, missing: bool = True, rows: int = B, seed: int = 1) -> Batch:
     """A batch that fits; whole numbers, and bags of 0, 1, 2 or 4, where everything is to be exact."""
     made = torch.Generator().manual_seed(seed)
-    ids = [torch.randint(each.cardinality, (rows,), generator=made) for each in schema if each.kind == "categorical"]
+    ids = [
+        torch.randint(each.cardinality, (rows,), generator=made) for each in schema if each.kind == "categorical"
+    ]
     width = sum(each.dim for each in schema if each.kind == "numeric")
     if whole:
         dense = torch.randint(-2, 3, (rows, width), generator=made).float()

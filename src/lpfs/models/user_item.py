@@ -19,14 +19,14 @@ from lpfs.schema import Schema
 
 
 class UserItem(Model):
-    r"""Products of all user with all item fields, then the other fields, a shared bottom, and a head for each task.
+    r"""Products of all user with all item fields, the other fields, a shared bottom, and a head for each task.
 
     .. math:: z = \mathrm{top}([g_u e_u \odot g_i e_i \;\forall u, i;\; g_c e_c;\; g_n e_n]), \qquad
               y_t = \mathrm{head}_t(z)
 
-    Gates stand right after the embeddings, so that a field that is dropped takes its crosses with it. Which field is
-    which is its ``group``: fields of group ``user`` and ``item``, of any kind, are crossed; of the others, those with
-    ids (``combine``, ``context``) and the numbers follow, each kind in a width of its own.
+    Gates stand right after the embeddings, so that a field that is dropped takes its crosses with it. A field's
+    ``group`` says where it enters: ``user`` and ``item``, of any kind, are crossed; of the others (``combine``,
+    ``context``), those with ids and the numbers stand beside the crosses, each kind in a width of its own.
 
     Args:
         schema: the fields, label and tasks.
