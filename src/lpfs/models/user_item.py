@@ -77,18 +77,19 @@ class UserItem(Model):
         self.heads = nn.ModuleList(dense_layers(last, head, 1) for _ in range(self.outputs_count))
 
     def _inputs(self, names: Sequence[str], dim: int, pooling: Pooling) -> Inputs:
-        read = [name for name in names if name in set(self.names)]
+        silent = set(self.silent)
+        read = [name for name in names if name not in silent]
         return Inputs(self.reads, read, dim, pooling=pooling, slots=names)
 
     @staticmethod
     def _shares(schema: Schema) -> tuple[list[str], list[str], list[str]]:
         """Return the fields that are crossed, the others with ids, and the other numbers."""
-        crossed = [each.name for each in schema if each.group in ("user", "item")]
         ids, bags, dense = by_kind(schema)
-        ids = [*ids, *bags]
-        parts = [[each.name for each in kind if each.name not in set(crossed)] for kind in (ids, dense)]
-        ordered = [each.name for each in (*ids, *dense) if each.name in set(crossed)]
-        return ordered, parts[0], parts[1]
+        crossed, others, numbers = [
+            [each.name for each in kind if (each.group in ("user", "item")) == both]
+            for kind, both in (((*ids, *bags, *dense), True), ((*ids, *bags), False), (dense, False))
+        ]
+        return crossed, others, numbers
 
     def outputs(self, batch: Batch) -> Tensor:
         """Return logits (B, 1 + tasks)."""
