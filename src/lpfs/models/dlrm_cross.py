@@ -60,8 +60,8 @@ class DLRMCross(Model):
         slots = tuple(token_parts(schema, self.config["token"]))
         self.inputs = dense_token_inputs(self.reads, dim, bottom, pooling, self.config["token"], slots)
         every = self._tokens_of_parts()
-        silent = set(self.silent)
-        places = [number for number, name in enumerate(every) if name not in silent]
+        quiet = set(self.silent)
+        places = [number for number, name in enumerate(every) if name not in quiet]
         tokens = [tuple(slots.index(token) for token in every[name]) for name in self.names]
         self.crosses = Crosses(tokens, dim, places=places, slots=len(every))
         self.top = dense_layers(len(every) * dim, hidden, self.outputs_count)
