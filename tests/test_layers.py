@@ -25,9 +25,10 @@ FORBIDDEN = {
         "cli",
         "sklearn",
     },
-    "train": {"gates", "methods", "select", "compare", "report", "adapters", "cli"},
-    "models": {"train", "methods", "select", "compare", "report", "adapters", "cli"},
-    "data": {"gates", "models", "train", "methods", "select", "compare", "report", "adapters", "cli"},
+    "train": {"gates", "models", "saved", "methods", "select", "compare", "report", "adapters", "cli"},
+    "models": {"train", "saved", "methods", "select", "compare", "report", "adapters", "cli"},
+    "data": {"gates", "models", "train", "saved", "methods", "select", "compare", "report", "adapters", "cli"},
+    "saved": {"methods", "select", "compare", "report", "adapters", "cli"},
     "methods": {"select", "compare", "report", "adapters", "cli"},
 }
 

@@ -60,7 +60,8 @@ class DLRMCross(Model):
         slots = tuple(token_parts(schema, self.config["token"]))
         self.inputs = dense_token_inputs(self.reads, dim, bottom, pooling, self.config["token"], slots)
         every = self._tokens_of_parts()
-        places = [number for number, name in enumerate(every) if name not in set(self.silent)]
+        quiet = set(self.silent)
+        places = [number for number, name in enumerate(every) if name not in quiet]
         tokens = [tuple(slots.index(token) for token in every[name]) for name in self.names]
         self.crosses = Crosses(tokens, dim, places=places, slots=len(every))
         self.top = dense_layers(len(every) * dim, hidden, self.outputs_count)
@@ -80,10 +81,11 @@ class DLRMCross(Model):
         wanted = self.config["parts"]
         if wanted is None:
             return every
-        unknown = sorted(set(wanted) - set(every))
+        listed = set(wanted)
+        unknown = sorted(listed - set(every))
         if unknown:
             raise FieldError(f"there is no part {unknown[0]!r} of fields {', '.join(map(repr, tokens[:20]))}")
-        return {name: each for name, each in every.items() if name in set(wanted)}
+        return {name: each for name, each in every.items() if name in listed}
 
     def sites(self) -> dict[str, Site | list[Site]]:
         """Return where every embedding and cross enters, and the columns that read it."""

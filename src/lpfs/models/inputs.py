@@ -91,9 +91,11 @@ class Inputs(nn.Module):
         self.names = (*(each.name for each in (*ids, *bags)), *of_numbers)
         self.parts = len(self.names)
         self.slots = self.names if slots is None else tuple(slots)
-        places = [self.slots.index(name) for name in self.names]
+        slot = {name: number for number, name in enumerate(self.slots)}
+        places = [slot[name] for name in self.names]
         all_ids, _, all_dense = by_kind(batch)
-        self._index("id_columns", [all_ids.index(each) for each in ids], len(all_ids))
+        columns = {each.name: number for number, each in enumerate(all_ids)}
+        self._index("id_columns", [columns[each.name] for each in ids], len(all_ids))
         self._index("dense_columns", _columns(all_dense, dense), sum(each.dim for each in all_dense))
         self._index("filled", places, len(self.slots))
 
@@ -174,8 +176,9 @@ def by_kind(fields: Schema) -> tuple[list[Field], list[Field], list[Field]]:
 def _columns(all_fields: Sequence[Field], wanted: Sequence[Field]) -> list[int]:
     """Return the columns of numbers that belong to the wanted fields."""
     columns: list[int] = []
+    names = {each.name for each in wanted}
     at = 0
     for each in all_fields:
-        columns += range(at, at + each.dim) if each in wanted else ()
+        columns += range(at, at + each.dim) if each.name in names else ()
         at += each.dim
     return columns

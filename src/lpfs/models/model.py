@@ -43,12 +43,12 @@ class Model(nn.Module):
         self.schema = schema
         self.config = {key: _plain(value) for key, value in config.items()}
         self.outputs_count = 1 + len(schema.tasks)
-        fields = self.fields_of_parts()
-        unknown = sorted(set(silent) - set(fields))
+        fields, quiet = self.fields_of_parts(), set(silent)
+        unknown = sorted(quiet - set(fields))
         if unknown:
             raise FieldError(f"silent names {unknown[0]!r}, but the parts are {_some(fields)}")
-        self.silent = tuple(name for name in fields if name in set(silent))
-        self.names = tuple(name for name in fields if name not in set(silent))
+        self.silent = tuple(name for name in fields if name in quiet)
+        self.names = tuple(name for name in fields if name not in quiet)
         read = {each for name in self.names for each in fields[name]}
         self.reads = schema.subset([each for each in schema.names if each in read])
         ids, bags, dense = by_kind(self.reads)
@@ -101,8 +101,8 @@ class Model(nn.Module):
 
     def _misfit(self, what: str, found: Tensor, expected: int) -> InputError:
         return InputError(
-            f"the model reads {expected} {what}, found {tuple(found.shape)}: its fields are {_some(self.reads.names)}; "
-            "was the batch made with another schema? A smaller model takes old.narrow(batch, smaller)"
+            f"the model reads {expected} {what}, found {tuple(found.shape)}; made with another schema? "
+            f"Its fields are {_some(self.reads.names)}. A smaller model takes old.narrow(batch, smaller)"
         )
 
     def inputs_of_fields(self) -> dict[str, Callable[[Any], Any]]:
@@ -116,16 +116,17 @@ class Model(nn.Module):
         Its weights are not copied yet. Without ``cut`` the dropped parts read as zeros and all that comes after
         the inputs keeps its shape; with it, it is what a schema of the kept fields gives.
         """
-        unknown = sorted(set(kept) - set(self.names))
+        wanted = set(kept)
+        unknown = sorted(wanted - set(self.names))
         if unknown:
             raise FieldError(f"there is no part {unknown[0]!r} to keep; the model has {_some(self.names)}")
         device = next(self.parameters()).device
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.device(device):
             if cut:
-                new = self.cut([name for name in self.names if name in set(kept)])
+                new = self.cut([name for name in self.names if name in wanted])
             else:
-                silent = [name for name in self.fields_of_parts() if name not in set(kept)]
-                new = type(self)(self.schema, **self.config, silent=silent)  # type: ignore[call-arg, arg-type]
+                silent = [name for name in self.fields_of_parts() if name not in wanted]
+                new = type(self)(self.schema, **self.config, silent=silent)
         old = dict(self.named_parameters())
         for name, each in new.named_parameters():
             each.data = each.data.to(old[name].dtype)
@@ -135,7 +136,7 @@ class Model(nn.Module):
         """Return a fresh model of the fields that the kept parts need."""
         fields = self.fields_of_parts()
         needed = [each for name in kept for each in fields[name]]
-        return type(self)(self.schema.subset(needed), **self.config)  # type: ignore[arg-type]
+        return type(self)(self.schema.subset(needed), **self.config)
 
     def narrow(self, batch: Batch, smaller: Model) -> Batch:
         """Return the batch as a smaller model reads it."""

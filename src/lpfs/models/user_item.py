@@ -19,14 +19,14 @@ from lpfs.schema import Schema
 
 
 class UserItem(Model):
-    r"""Products of all user with all item fields, then the other fields, a shared bottom, and a head for each task.
+    r"""Products of all user with all item fields, the other fields, a shared bottom, and a head for each task.
 
     .. math:: z = \mathrm{top}([g_u e_u \odot g_i e_i \;\forall u, i;\; g_c e_c;\; g_n e_n]), \qquad
               y_t = \mathrm{head}_t(z)
 
-    Gates stand right after the embeddings, so that a field that is dropped takes its crosses with it. Which field is
-    which is its ``group``: fields of group ``user`` and ``item``, of any kind, are crossed; of the others, those with
-    ids (``combine``, ``context``) and the numbers follow, each kind in a width of its own.
+    Gates stand right after the embeddings, so that a field that is dropped takes its crosses with it. A field's
+    ``group`` says where it enters: ``user`` and ``item``, of any kind, are crossed; of the others (``combine``,
+    ``context``), those with ids and the numbers stand beside the crosses, each kind in a width of its own.
 
     Args:
         schema: the fields, label and tasks.
@@ -77,18 +77,19 @@ class UserItem(Model):
         self.heads = nn.ModuleList(dense_layers(last, head, 1) for _ in range(self.outputs_count))
 
     def _inputs(self, names: Sequence[str], dim: int, pooling: Pooling) -> Inputs:
-        read = [name for name in names if name in set(self.names)]
+        silent = set(self.silent)
+        read = [name for name in names if name not in silent]
         return Inputs(self.reads, read, dim, pooling=pooling, slots=names)
 
     @staticmethod
     def _shares(schema: Schema) -> tuple[list[str], list[str], list[str]]:
         """Return the fields that are crossed, the others with ids, and the other numbers."""
-        crossed = [each.name for each in schema if each.group in ("user", "item")]
         ids, bags, dense = by_kind(schema)
-        ids = [*ids, *bags]
-        parts = [[each.name for each in kind if each.name not in set(crossed)] for kind in (ids, dense)]
-        ordered = [each.name for each in (*ids, *dense) if each.name in set(crossed)]
-        return ordered, parts[0], parts[1]
+        crossed, others, numbers = [
+            [each.name for each in kind if (each.group in ("user", "item")) == both]
+            for kind, both in (((*ids, *bags, *dense), True), ((*ids, *bags), False), (dense, False))
+        ]
+        return crossed, others, numbers
 
     def outputs(self, batch: Batch) -> Tensor:
         """Return logits (B, 1 + tasks)."""

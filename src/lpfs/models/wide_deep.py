@@ -45,8 +45,8 @@ class WideDeep(Model):
 
     def outputs(self, batch: Batch) -> Tensor:
         """Return logits (B, 1 + tasks)."""
-        both = self.inputs(batch)
-        return self.combine(both[..., : self.inputs.dim], both[..., self.inputs.dim :])
+        tokens, wide = self.inputs(batch).split((self.inputs.dim, self.outputs_count), -1)
+        return self.combine(tokens, wide)
 
     def combine(self, tokens: Tensor, wide: Tensor) -> Tensor:
         """Return logits (B, 1 + tasks) for embeddings (B, N, D) and wide weights (B, N, 1 + tasks)."""
