@@ -25,7 +25,10 @@ def test_which_engine_runs():
     with use_engine("torch"):
         assert engine_for(torch.zeros(1, 1)) is plain
     assert engine_for(torch.zeros(1, 1)).name == fast
-    with pytest.raises(InputError, match="there is no engine 'cuda'; known are torch, numba, triton"), use_engine("cuda"):
+    with (
+        pytest.raises(InputError, match="there is no engine 'cuda'; known are torch, numba, triton"),
+        use_engine("cuda"),
+    ):
         pass
 
 
@@ -76,13 +79,14 @@ table(ids).sum().backward()
 assert "numba" in sys.modules
 from lpfs.tables.engines import kernels
 print(sum(kernels.gather_spread.stats.cache_hits.values()), sum(kernels.find_spread.stats.cache_hits.values()))
-print(kernels.gather_spread.stats.cache_path)
 """
 
 
 def python(code: str, *arguments: str, **environment: str) -> list[str]:
     run = [sys.executable, "-W", "error", "-c", code, str(Path(lpfs.__file__).parents[1]), *arguments]
-    said = subprocess.run(run, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+    said = subprocess.run(
+        run, capture_output=True, text=True, check=False, env={**os.environ, **environment}, timeout=120
+    )
     assert said.returncode == 0, said.stderr
     return said.stdout.splitlines()
 
@@ -94,16 +98,21 @@ def test_numba_comes_late_and_a_second_process_compiles_nothing(tmp_path):
     assert python(CODE, **how)[0] == "1 1"
 
 
-NO_CACHE = """
-from numba.core import caching
-for each in (caching._UserProvidedCacheLocator, caching._InTreeCacheLocator, caching._UserWideCacheLocator):
-    each.from_function = classmethod(lambda cls, function, path: None)
-"""
-
-
 @numba_here
-def test_where_nothing_can_be_written_it_compiles_anew():
-    assert python(NO_CACHE + CODE)[1] == "None"
+def test_where_nothing_can_be_written_it_compiles_anew(monkeypatch):
+    from lpfs.tables.engines import kernels
+
+    compile_it, asked = kernels.njit, []
+
+    def njit(cache: bool = False, **how):
+        asked.append(cache)
+        if cache:
+            raise RuntimeError("cannot cache function 'twice': no locator available for file 'x.py'")
+        return compile_it(**how)
+
+    monkeypatch.setattr(kernels, "njit", njit)
+    assert kernels.compiled(lambda x: 2 * x)(4) == 8
+    assert asked == [True, False]
 
 
 FORK = """
@@ -118,7 +127,8 @@ before = table(ids).detach()
 child = os.fork()
 if not child:
     torch.set_num_threads(2)
-    os._exit(0 if torch.equal(table(ids), before) else 3)
+    same = table(ids).detach().numpy() == before.numpy()  # not by torch, whose own threads would hang
+    os._exit(0 if same.all() else 3)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from rowzoo import ENGINES, ids_of, look, plain_of
 from hypothesis import given
 from hypothesis import strategies as st
+from rowzoo import ENGINES, ids_of, look, plain_of
 from torch import nn
 
 from lpfs.errors import InputError, StateError
