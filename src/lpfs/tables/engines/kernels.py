@@ -58,7 +58,6 @@ def fetch(context: Any, array: Any, row: Any) -> Any:
 def gather(k: int, n: int, weight: Array, starts: Array, ids: Array, gate: Array, out: Array, bad: Array) -> None:
     rows, fields = ids.shape
     width = weight.shape[1]
-    blocks = width - width % 8
     end = (k + 1) * rows // n
     wrong = 0
     for b in range(k * rows // n, end):
@@ -72,16 +71,10 @@ def gather(k: int, n: int, weight: Array, starts: Array, ids: Array, gate: Array
             r = np.uint64(starts[f] + ids[b, f])
             if gate.shape[0]:
                 g = gate[f]
-                for c in range(0, blocks, 8):
-                    for d in range(c, c + 8):
-                        out[b, f, d] = weight[r, d] * g
-                for d in range(blocks, width):
+                for d in range(width):
                     out[b, f, d] = weight[r, d] * g
             else:
-                for c in range(0, blocks, 8):
-                    for d in range(c, c + 8):
-                        out[b, f, d] = weight[r, d]
-                for d in range(blocks, width):
+                for d in range(width):
                     out[b, f, d] = weight[r, d]
     bad[k] = wrong
 
@@ -136,7 +129,6 @@ def accumulate(
 ) -> None:
     fields = grad.shape[1]
     width = grad.shape[2]
-    blocks = width - width % 8
     begin, end = k * fields // n, (k + 1) * fields // n
     seen = np.zeros(fields, np.int64)
     for f in range(begin, end):
@@ -148,16 +140,10 @@ def accumulate(
             i = np.uint64(first[f] + u)
             if u == seen[f]:
                 seen[f] += 1
-                for c in range(0, blocks, 8):
-                    for d in range(c, c + 8):
-                        values[i, d] = grad[b, f, d]
-                for d in range(blocks, width):
+                for d in range(width):
                     values[i, d] = grad[b, f, d]
             else:
-                for c in range(0, blocks, 8):
-                    for d in range(c, c + 8):
-                        values[i, d] += grad[b, f, d]
-                for d in range(blocks, width):
+                for d in range(width):
                     values[i, d] += grad[b, f, d]
     if not gate.shape[0]:
         return
@@ -169,11 +155,7 @@ def accumulate(
             if i + AHEAD < first[f + 1]:
                 fetch(weight, rows[i + AHEAD])
             r = np.uint64(rows[i])
-            for c in range(0, blocks, 8):
-                for d in range(c, c + 8):
-                    sums[d] += weight[r, d] * values[i, d]
-                    values[i, d] *= g
-            for d in range(blocks, width):
+            for d in range(width):
                 sums[d] += weight[r, d] * values[i, d]
                 values[i, d] *= g
         gate_grad[f] = sums.sum()
@@ -185,19 +167,13 @@ def adagrad(
     k: int, n: int, weight: Array, total: Array, rows: Array, values: Array, lr: np.float32, eps: np.float32
 ) -> None:
     width = weight.shape[1]
-    blocks = width - width % 8
     end = (k + 1) * rows.shape[0] // n
     for i in range(k * rows.shape[0] // n, end):
         if i + AHEAD < end:
             fetch(total, rows[i + AHEAD])
             fetch(weight, rows[i + AHEAD])
         r = np.uint64(rows[i])
-        for c in range(0, blocks, 8):
-            for d in range(c, c + 8):
-                s = total[r, d] + values[i, d] * values[i, d]
-                total[r, d] = s
-                weight[r, d] -= lr * (values[i, d] / (np.sqrt(s) + eps))
-        for d in range(blocks, width):
+        for d in range(width):
             s = total[r, d] + values[i, d] * values[i, d]
             total[r, d] = s
             weight[r, d] -= lr * (values[i, d] / (np.sqrt(s) + eps))
@@ -209,7 +185,6 @@ def rowwise_adagrad(
     k: int, n: int, weight: Array, total: Array, rows: Array, values: Array, lr: np.float32, eps: np.float32
 ) -> None:
     width = weight.shape[1]
-    blocks = width - width % 8
     end = (k + 1) * rows.shape[0] // n
     for i in range(k * rows.shape[0] // n, end):
         if i + AHEAD < end:
@@ -221,10 +196,7 @@ def rowwise_adagrad(
         s = total[r] + squares / np.float32(width)
         total[r] = s
         root = np.sqrt(s) + eps
-        for c in range(0, blocks, 8):
-            for d in range(c, c + 8):
-                weight[r, d] -= lr * (values[i, d] / root)
-        for d in range(blocks, width):
+        for d in range(width):
             weight[r, d] -= lr * (values[i, d] / root)
 
 
@@ -244,7 +216,6 @@ def adam(
     eps: np.float32,
 ) -> None:
     width = weight.shape[1]
-    blocks = width - width % 8
     end = (k + 1) * rows.shape[0] // n
     for i in range(k * rows.shape[0] // n, end):
         if i + AHEAD < end:
@@ -252,15 +223,7 @@ def adam(
             fetch(square, rows[i + AHEAD])
             fetch(weight, rows[i + AHEAD])
         r = np.uint64(rows[i])
-        for c in range(0, blocks, 8):
-            for d in range(c, c + 8):
-                g = values[i, d]
-                m = mean[r, d] + (g - mean[r, d]) * fade
-                v = square[r, d] + (g * g - square[r, d]) * fade_square
-                mean[r, d] = m
-                square[r, d] = v
-                weight[r, d] -= size * (m / (np.sqrt(v) + eps))
-        for d in range(blocks, width):
+        for d in range(width):
             g = values[i, d]
             m = mean[r, d] + (g - mean[r, d]) * fade
             v = square[r, d] + (g * g - square[r, d]) * fade_square
@@ -273,16 +236,12 @@ def adam(
 @compiled
 def sgd(k: int, n: int, weight: Array, rows: Array, values: Array, lr: np.float32) -> None:
     width = weight.shape[1]
-    blocks = width - width % 8
     end = (k + 1) * rows.shape[0] // n
     for i in range(k * rows.shape[0] // n, end):
         if i + AHEAD < end:
             fetch(weight, rows[i + AHEAD])
         r = np.uint64(rows[i])
-        for c in range(0, blocks, 8):
-            for d in range(c, c + 8):
-                weight[r, d] -= lr * values[i, d]
-        for d in range(blocks, width):
+        for d in range(width):
             weight[r, d] -= lr * values[i, d]
 
 
