@@ -53,7 +53,7 @@ def make_table(gates: Gates) -> Tensor:
 
 
 def _scales(gates: Gates, epsilons: Tensor) -> Tensor:
-    """Return the gate of x = 1 at each ε; on a CPU one by one, where a power of many numbers rounds differently."""
+    """Return the gate of x = 1 at each ε; one by one on a CPU, where powers of many numbers round otherwise."""
     if epsilons.is_cuda:
         return gates.function.value(torch.ones_like(epsilons), epsilons) / gates.norm[0]
     one = torch.ones_like(gates.x)
