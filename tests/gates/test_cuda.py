@@ -110,9 +110,10 @@ def test_autocast_and_compile():
     assert bool(torch.isfinite(gates.x.grad).all())
 
 
-def made_search(steps: int = 300):
+def made_search(steps: int = 300, free: bool | None = None):
     """Gates that a quadratic pulls at, in static tensors, so that a whole step can be captured."""
     gates = lpfs.Gates([f"f{n}" for n in range(27)], lpfs.gate_function("lpfs++"), steps).cuda()
+    gates.branch_free = free
     prox = gates.optimizer(keep=13)
     importance = torch.linspace(0.001, 0.1, 27, device="cuda")
     gates.x.grad = torch.zeros_like(gates.x)
@@ -126,8 +127,9 @@ def made_search(steps: int = 300):
     return gates, prox, step
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_step_asks_the_device_nothing():
-    gates, _, step = made_search()
+    gates, _, step = made_search(free=True)
     step()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -138,11 +140,12 @@ def test_a_step_asks_the_device_nothing():
     assert gates.status().step == 51
 
 
-def test_a_step_can_be_captured_in_a_graph():
+@pytest.mark.parametrize("free", [None, True])
+def test_a_step_can_be_captured_in_a_graph(free):
     eager, _, step = made_search()
     for _ in range(300):
         step()
-    gates, _, step = made_search()
+    gates, _, step = made_search(free=free)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -152,15 +155,17 @@ def test_a_step_can_be_captured_in_a_graph():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    for _ in range(297):
+    for _ in range(200):
         graph.replay()
+    for _ in range(97):
+        step()  # and on, eagerly
     assert gates.status().step == 300
     assert torch.equal(gates.x, eager.x)
     assert len(gates.kept) == 13
 
 
 def test_a_gradient_that_is_not_finite_is_told_later():
-    gates, prox, step = made_search()
+    gates, prox, step = made_search(free=True)
     step()
     before = gates.x.detach().clone()
     gates.x.grad.fill_(float("nan"))
@@ -170,10 +175,11 @@ def test_a_gradient_that_is_not_finite_is_told_later():
         gates.status()
 
 
-def test_the_search_on_the_gpu_is_that_of_the_cpu():
-    gates, prox, step = made_search()
+def test_a_search_goes_on_on_the_cpu():
+    gates, prox, step = made_search(free=True)
     for _ in range(150):
         step()
+    gates.branch_free = None
     gates.cpu()
     assert prox.stepper is None
     assert prox.param_groups[0]["lr"] == gates.schedule.lr(150)

@@ -32,8 +32,8 @@ def same(plain: Gates, other: Gates) -> None:
     torch.testing.assert_close(other.control, plain.control, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("gate", ["lpfs", "lpfs++", "gaussian"])
-@pytest.mark.parametrize("kind", ["graded", "tied", "useless", "duplicates", "few", "strong"])
+@pytest.mark.parametrize("gate", ["lpfs", "lpfs++"])
+@pytest.mark.parametrize("kind", ["graded", "tied", "duplicates", "strong"])
 @pytest.mark.parametrize(
     ("size", "keep", "settings"),
     [
@@ -54,7 +54,6 @@ def test_a_search_is_the_same_step_by_step(gate, kind, size, keep, settings):
         backs += bool(torch.equal(plain.gates.x, before))
     assert len(other.gates.kept) == keep
     assert bool(other.gates.control[2])
-    assert other.gates.status() == plain.gates.status() or plain.gates.control[0] != other.gates.control[0]
     if kind == "tied" and gate == "lpfs" and keep == 13:
         assert backs  # steps were taken back
 
@@ -160,9 +159,9 @@ def test_noise_is_drawn_on_the_host():
 def test_back_on_the_host_the_optimizer_knows_its_settings():
     search = without_host(Surrogate("graded", 12, 4, 200, "lpfs++"))
     search.run(150)
-    search.gates.branch_free = False
-    search.gates.mirror()
+    search.gates.branch_free = None
     search.gates.to("cpu")
+    assert search.prox.stepper is None
     group = search.prox.param_groups[0]
     assert group["lr"] == search.gates.schedule.lr(150)
     assert isinstance(group["penalty"], Tensor)  # frozen: infinite where dead

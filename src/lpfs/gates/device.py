@@ -5,6 +5,8 @@ of :mod:`~lpfs.gates.steer` is a ``torch.where`` on the device, so nothing waits
 captured in a CUDA graph. What depends on the step number alone (ε, η, the target, the phases) stands in a table,
 read by the step count on the device. The arithmetic is that of the plain path; tests compare the two step by step.
 
+No number of the host goes into a ``torch.where``: that would be a copy to the device.
+
 What would raise there sets a flag here, and moves nothing where nothing may move; ``Gates.check`` reads the flags.
 """
 
@@ -22,13 +24,13 @@ if TYPE_CHECKING:
     from lpfs.gates.module import Gates
 
 # columns of the table
-EPSILON, LR, TARGET, WIDTH, BEGUN, RUSH, FREEZE, HURRY, PACE, REFRESH, END = range(11)
-# flags: how many gradients were not finite; the step after which all gates were zero; whether the end was wrong
-NOT_FINITE, ALL_ZERO, WRONG_END = range(3)
+EPSILON, LR, TARGET, WIDTH, BEGUN, RUSH, FREEZE, HURRY, PACE, REFRESH, SCALE = range(11)
+# flags: how many gradients were not finite; the step after which all gates were zero
+NOT_FINITE, ALL_ZERO = range(2)
 
 
 def make_table(gates: Gates) -> Tensor:
-    """Return (steps + 1, 11) in float64: row t holds what holds after step t; later steps read the last row."""
+    """Return (steps + 1, 11) in float64, on the device: row t is for step t; later steps read the last row."""
     rows = []
     keep, total = gates.keep, len(gates.names)
     for done in range(gates.steps + 1):
@@ -41,9 +43,22 @@ def make_table(gates: Gates) -> Tensor:
             width = max(1.0, keep.width * min(target, total - keep.keep))
             rush = keep.gain * (1 + 100 * (u - keep.hurry) / (1 - keep.hurry)) if u >= keep.hurry else 0.0
             row += [target, width, u >= keep.begin, rush, u >= keep.freeze, u >= keep.hurry]
-        row += [min(max(1, gates.steps - done), 100), gates.refreshes(done), done == gates.steps]
+        row += [min(max(1, gates.steps - done), 100), gates.refreshes(done), 0.0]
         rows.append(row)
-    return torch.tensor(rows, dtype=torch.float64)
+    table = torch.tensor(rows, dtype=torch.float64).to(gates.x.device)
+    if gates.rescale == "epsilon":
+        fresh = table[:, REFRESH].nonzero().flatten()
+        table[fresh, SCALE] = _scales(gates, table[fresh, EPSILON].to(gates.x.dtype)).double()
+    return table
+
+
+def _scales(gates: Gates, epsilons: Tensor) -> Tensor:
+    """Return the gate of x = 1 at each ε; one by one on a CPU, where powers of many numbers round otherwise."""
+    if epsilons.is_cuda:
+        return gates.function.value(torch.ones_like(epsilons), epsilons) / gates.norm[0]
+    one = torch.ones_like(gates.x)
+    found = [(gates.function.value(one, each) / gates.norm)[0] for each in epsilons.unbind()]
+    return torch.stack(found) if found else epsilons
 
 
 def move(prox: ProxSGD, gates: Gates) -> None:
@@ -74,7 +89,8 @@ def _threshold(gates: Gates, group: dict[str, object], lr: Tensor) -> Tensor:
     penalty, _, frozen = gates.control.unbind()
     reach = factor_of(group) * lr
     free = (penalty * reach).to(gates.x.dtype)
-    held = torch.where(gates.dead, math.inf, penalty.to(gates.x.dtype)) * reach.to(gates.x.dtype)
+    level = penalty.to(gates.x.dtype).expand_as(gates.x)
+    held = level.masked_fill(gates.dead, math.inf) * reach.to(gates.x.dtype)
     threshold = torch.where(frozen != 0, held, free)
     weights = group["weights"]
     return threshold if weights is None else weights * threshold  # type: ignore[operator]
@@ -92,12 +108,15 @@ def advance(gates: Gates, prox: ProxSGD | None) -> None:
         none & (gates.flags[ALL_ZERO] == 0), gates.steps_done, gates.flags[ALL_ZERO]
     )
     gates.epsilon.copy_(row[EPSILON])
-    if gates.rescale != "off":
-        gates.scale.copy_(torch.where(row[REFRESH] != 0, gates.fresh_scale(alive), gates.scale))
-    if gates.keep is not None:
-        smallest = torch.where(alive, gates.values.abs(), math.inf).amin().double()
-        wrong = (alive.sum() != gates.keep.keep) | (smallest < gates.keep.clear)
-        gates.flags[WRONG_END] |= ((row[END] != 0) & (gates.steps_done == gates.steps) & wrong).long()
+    if gates.rescale == "epsilon":
+        gates.scale.copy_(torch.where(row[REFRESH] != 0, row[SCALE].to(gates.scale.dtype), gates.scale))
+    elif gates.rescale == "rms":
+        gates.scale.copy_(torch.where(row[REFRESH] != 0, _rms(gates, alive), gates.scale))
+
+
+def _rms(gates: Gates, alive: Tensor) -> Tensor:
+    squares = (gates.function.value(gates.x, gates.epsilon) / gates.norm).square().masked_fill(~alive, 0.0)
+    return (squares.sum() / alive.sum().clamp(min=1)).sqrt()
 
 
 def _steer(gates: Gates, prox: ProxSGD, row: Tensor) -> None:
@@ -116,7 +135,7 @@ def _steer(gates: Gates, prox: ProxSGD, row: Tensor) -> None:
     excess = alive - row[TARGET]
     growth = keep.gain * (excess / row[WIDTH]).clamp(max=keep.most)
     growth = torch.where(row[HURRY] != 0, row[RUSH], growth)
-    growth = torch.where((row[BEGUN] != 0) & (excess > 0), growth, 0.0)
+    growth = growth.masked_fill((row[BEGUN] == 0) | (excess <= 0), 0.0)
     grown = penalty * torch.exp((caution * growth / gates.steps).clamp(max=20.0))
     faded = penalty * math.exp(-keep.fade / gates.steps)
     after = torch.where(few, penalty * keep.cut, torch.where(settled, faded, grown))
@@ -126,10 +145,10 @@ def _steer(gates: Gates, prox: ProxSGD, row: Tensor) -> None:
     near = (values.abs() < 1.5 * keep.clear) & (back != 0) & settled & ~few
     size = gates.epsilon.sqrt() if gates.function.square else gates.epsilon
     led = torch.where(near, back + torch.sign(back) * 2 * size / row[PACE], back)
-    smallest = torch.where(back != 0, values.abs(), math.inf).amin().double()
+    smallest = values.abs().masked_fill(back == 0, math.inf).amin().double()
     freeze = ~settled & (alive == keep.keep) & (row[FREEZE] != 0) & ((smallest >= keep.clear) | (row[HURRY] != 0))
     gates.dead.copy_(torch.where(freeze, back == 0, gates.dead))
-    gates.control.copy_(torch.stack([after, care, torch.where(freeze, 1.0, frozen)]))
+    gates.control.copy_(torch.stack([after, care, frozen.masked_fill(freeze, 1.0)]))
     x.copy_(led)
     gates.before[0].copy_(led)
     if velocity is not None:

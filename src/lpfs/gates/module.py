@@ -33,7 +33,7 @@ NAME = "lpfs_gates"
 RESCALE_UNTIL = 0.95
 # Fading noise is gone after this part of a search.
 NOISE_UNTIL = 0.7
-# On a GPU, what went wrong is looked up once in this many steps: the host has to wait for the answer.
+# Where steps are taken without the host, it asks once in this many steps what went wrong: it has to wait for it.
 CHECK_EVERY = 100
 
 # Every Gates there is, copies included: an optimizer of the model must not hold their x.
@@ -101,8 +101,11 @@ class Gates(nn.Module):
         self._loaded = False
         self._owner: list[nn.Module] = []  # in a list, so that it is not taken for a submodule
         self._disabled = False
-        # whether steps are taken without the host: None for wherever x is on a GPU; its table; steps since a check
+        # whether steps are taken without the host: None for where they are captured in a CUDA graph; the table for
+        # it; whether some were captured; steps since a check; whether the end is still to be judged
         self.branch_free: bool | None = None
+        self._captured = False
+        self._ending = True
         self._table: Tensor | None = None
         self._unchecked = 0
         self._views: dict[str, tuple[Tensor, int, NDArray[Any]]] = {}
@@ -122,7 +125,7 @@ class Gates(nn.Module):
         self.register_buffer("control", torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
         self.register_buffer("dead", torch.zeros_like(ones, dtype=torch.bool))
         self.register_buffer("before", torch.stack([ones, torch.zeros_like(ones)]))
-        self.register_buffer("flags", torch.zeros(3, dtype=torch.int64), persistent=False)
+        self.register_buffer("flags", torch.zeros(2, dtype=torch.int64), persistent=False)
         about = json.dumps(self._about()).encode()
         self.register_buffer("about", torch.tensor(list(about), dtype=torch.uint8))
         self._normalise()
@@ -236,7 +239,7 @@ class Gates(nn.Module):
         return Selection(tuple(self.kept), tuple(self.dropped), values, sites, (), {**how, **made})
 
     def status(self) -> Status:
-        """Return where the search stands; on a GPU the host waits here, and hears of what went wrong."""
+        """Return where the search stands (see :meth:`check`)."""
         self.check()
         alive = self.values[self.x != 0].abs()
         step = int(self.steps_done)
@@ -320,6 +323,7 @@ class Gates(nn.Module):
             threshold=threshold,
         )
         self.schedule, self.keep, self._prox, self._table = schedule, plan.keep, optimizer, None
+        self._ending = True
         self._choose_path()
         if self._loaded:  # a search that goes on: its control came with the state dict
             self._loaded = False
@@ -337,7 +341,7 @@ class Gates(nn.Module):
         """Move on by one training step: ε, the gate learning rate, λ, the rescale, the noise.
 
         Call it once after the optimizers' own steps. Nothing of this moves in ``forward`` or in evaluation.
-        On a GPU it never waits for the device and can be captured in a CUDA graph; what goes wrong is then raised
+        It can be captured in a CUDA graph together with the optimizer's step; what goes wrong there is raised
         later, by :meth:`check`.
         """
         prox = self._optimizer()
@@ -398,31 +402,50 @@ class Gates(nn.Module):
         """Return the overall factor () for the ε and x of the moment."""
         if self.rescale == "epsilon":
             return (self.function.value(torch.ones_like(self.x), self.epsilon) / self.norm)[0]
-        values = self.function.value(self.x, self.epsilon) / self.norm
-        if not self._without_host():
-            return values[alive].square().mean().sqrt()
-        squares = torch.where(alive, values.square(), 0.0).sum()
-        return (squares / alive.sum().clamp(min=1)).sqrt()
+        values = (self.function.value(self.x, self.epsilon) / self.norm)[alive]
+        return values.square().mean().sqrt()
 
     # --------------------------------------------------------------- on a GPU
 
     def _without_host(self) -> bool:
-        """Whether steps are taken without asking the device anything. Noise is drawn on the host, so not there."""
+        """Whether this step must be taken without asking the device anything.
+
+        In a CUDA graph it must. Elsewhere the plain steps are faster, for one kernel a decision costs more than
+        the host's waiting, so it is done on request only.
+        """
+        if self.branch_free is not None:
+            return self.branch_free and not self.function.noise
         x = self._parameters["x"]
         assert x is not None
-        wanted = x.is_cuda if self.branch_free is None else self.branch_free
-        return wanted and not self.function.noise
+        if not x.is_cuda or not torch.cuda.is_current_stream_capturing():
+            return False
+        if self.function.noise:
+            raise StateError(f"{self.function.name!r} draws noise on the host: its steps cannot be captured")
+        return True
 
     def _choose_path(self) -> None:
-        """Let the optimizer step as these gates do."""
+        """Let the optimizer ask these gates to step, where they may have to do without the host."""
         if self._prox is not None:
-            self._prox.stepper = self if self._without_host() else None
+            free = self.x.is_cuda or bool(self.branch_free)
+            self._prox.stepper = self if free and not self.function.noise else None
+            if self._prox.stepper is not None:
+                self.row()  # makes the table, which cannot be made while a graph is captured
 
-    def move(self) -> None:
-        """Take the step of the optimizer, for it, without the host."""
+    def move(self) -> bool:
+        """Take the step of the optimizer, for it, if that must be without the host; return whether it was."""
         prox = self._optimizer()
         assert prox is not None
+<<<<<<< HEAD
         (self._kernels() or device).move(prox, self)
+=======
+        if self._without_host():
+            self._captured = True
+            device.move(prox, self)
+            return True
+        if self._captured:
+            self.mirror()
+        return False
+>>>>>>> work-gates
 
     def mirror(self) -> None:
         """Write the learning rate and λ of the moment where the optimizer has them elsewhere."""
@@ -438,6 +461,7 @@ class Gates(nn.Module):
     def table(self) -> Tensor:
         """Return what the schedule and the control of λ say for every step, on the device."""
         if self._table is None or self._table.device != self.x.device:
+<<<<<<< HEAD
             self._table = device.make_table(self).to(self.x.device)
         return self._table
 
@@ -451,6 +475,16 @@ class Gates(nn.Module):
     @torch.no_grad()
     def _step_on_device(self, prox: ProxSGD | None) -> None:
         (self._kernels() or device).advance(self, prox)
+=======
+            with torch.no_grad():
+                self._table = device.make_table(self)
+        return self._table.index_select(0, self.steps_done.clamp(max=self.steps).view(1))[0]
+
+    @torch.no_grad()
+    def _step_on_device(self, prox: ProxSGD | None) -> None:
+        self._captured = True
+        device.advance(self, prox)
+>>>>>>> work-gates
         if self.x.is_cuda and torch.cuda.is_current_stream_capturing():
             return
         self._unchecked += 1
@@ -459,17 +493,16 @@ class Gates(nn.Module):
 
     @torch.no_grad()
     def check(self) -> None:
-        """Raise what went wrong since the last check where steps are taken without the host, as on a GPU.
+        """Raise what went wrong since the last check in steps that were taken without the host.
 
-        ``step`` calls it once in 100 steps, ``status``, ``selection`` and ``absorb`` always. A step replayed by a
-        CUDA graph calls nothing: call it yourself now and then. Elsewhere errors are raised at once.
+        Those are steps replayed by a CUDA graph, and all of them where ``branch_free`` is True. ``status``,
+        ``selection`` and ``absorb`` call it, a graph does not: call it now and then, for the host has to wait for
+        the answer. Each thing is told once. In plain steps errors are raised at once.
         """
-        if self._without_host():
-            self._raise_flags()
-
-    def _raise_flags(self) -> None:
+        if not self._captured:
+            return
         self._unchecked = 0
-        done, (refused, zero, wrong) = int(self.steps_done), self.flags.tolist()
+        done, (refused, zero) = int(self.steps_done), self.flags.tolist()
         self.flags.zero_()
         if done >= min(100, self.steps):
             self.refuse_idle()
@@ -480,7 +513,8 @@ class Gates(nn.Module):
                 f"the gradient of the gates was not finite in {refused} steps up to step {done}: the gates stood "
                 "still in these. Look for a loss of inf or nan, or lower the learning rate of the model"
             )
-        if wrong and self.keep is not None:
+        if self.keep is not None and done >= self.steps and self._ending:
+            self._ending = False
             self._check_end(self.keep)
 
     def _draw_noise(self, done: int) -> None:
@@ -539,13 +573,11 @@ class Gates(nn.Module):
 
     def _apply(self: _Self, fn: Any, recurse: bool = True) -> _Self:
         """Move to another device with the model, but stay in full precision."""
-        without = self._without_host()
         super()._apply(device_only(fn), recurse)  # type: ignore[no-untyped-call]
         self._normalise()
         self._choose_path()
-        if without and not self._without_host():
+        if self._captured and not self.x.is_cuda:
             self.mirror()
-            self._raise_flags()
         return self
 
     def __getstate__(self) -> dict[str, Any]:

@@ -24,8 +24,8 @@ Threshold = Literal["paper", "doubled", "momentum"]
 class Stepper(Protocol):
     """Who takes the steps of a ProxSGD in its stead."""
 
-    def move(self) -> None:
-        """Take one step."""
+    def move(self) -> bool:
+        """Take one step, if the host must not be asked; return whether it was taken."""
         ...
 
     def mirror(self) -> None:
@@ -63,7 +63,7 @@ class ProxSGD(torch.optim.Optimizer):
 
     """
 
-    # Gates on a GPU take the step themselves, without the host (see device.py)
+    # Gates in a CUDA graph take the step themselves, without the host (see device.py)
     stepper: Stepper | None = None
 
     def __init__(
@@ -140,8 +140,7 @@ class ProxSGD(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self.stepper is not None:
-            self.stepper.move()
+        if self.stepper is not None and self.stepper.move():
             return loss
         for group in self.param_groups:
             for x in group["params"]:

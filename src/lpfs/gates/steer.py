@@ -45,8 +45,13 @@ def steer(gates: Gates, prox: ProxSGD, keep: Keep, done: int) -> None:
 def remember(gates: Gates, prox: ProxSGD) -> None:
     """Keep x and its momentum, to step back to."""
     velocity = prox.state[gates.x].get("momentum_buffer")
-    x = gates.view("x")
-    gates.store("before", x, np.zeros_like(x) if velocity is None else array_of(velocity))
+    x = gates.x.detach()
+    if velocity is None:
+        velocity = torch.zeros_like(x)
+    if x.is_cpu:
+        gates.store("before", gates.view("x"), velocity.numpy())
+    else:
+        gates.before.copy_(torch.stack([x, velocity]))
 
 
 def set_penalty(gates: Gates, prox: ProxSGD, penalty: float, frozen: bool) -> None:
