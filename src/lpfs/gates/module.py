@@ -410,15 +410,17 @@ class Gates(nn.Module):
     def _without_host(self) -> bool:
         """Whether this step must be taken without asking the device anything.
 
-        In a CUDA graph it must. Elsewhere the plain steps are faster, for one kernel a decision costs more than
-        the host's waiting, so it is done on request only.
+        In a CUDA graph it must, and where three kernels do all of it, it is faster. Elsewhere the plain steps
+        are, for one kernel a decision costs more than the host's waiting: there it is done on request only.
         """
         if self.branch_free is not None:
             return self.branch_free and not self.function.noise
         x = self._parameters["x"]
         assert x is not None
-        if not x.is_cuda or not torch.cuda.is_current_stream_capturing():
+        if not x.is_cuda:
             return False
+        if not torch.cuda.is_current_stream_capturing():
+            return self._kernels() is not None
         if self.function.noise:
             raise StateError(f"{self.function.name!r} draws noise on the host: its steps cannot be captured")
         return True
@@ -435,17 +437,13 @@ class Gates(nn.Module):
         """Take the step of the optimizer, for it, if that must be without the host; return whether it was."""
         prox = self._optimizer()
         assert prox is not None
-<<<<<<< HEAD
-        (self._kernels() or device).move(prox, self)
-=======
         if self._without_host():
             self._captured = True
-            device.move(prox, self)
+            (self._kernels() or device).move(prox, self)
             return True
         if self._captured:
             self.mirror()
         return False
->>>>>>> work-gates
 
     def mirror(self) -> None:
         """Write the learning rate and λ of the moment where the optimizer has them elsewhere."""
