@@ -78,7 +78,8 @@ def save(model: Model, folder: str | os.PathLike[str], **extra: Any) -> Path:
 
 def load(folder: str | os.PathLike[str]) -> Model:
     """Return the model that ``save`` wrote, on the CPU."""
-    return _read(Path(folder))[0]
+    about = _told(Path(folder))
+    return _built(Path(folder), about, _weights(Path(folder), about))
 
 
 def load_extra(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -131,27 +132,28 @@ def _told(folder: Path) -> dict[str, Any]:
     return about
 
 
-def _read(folder: Path) -> tuple[Model, dict[str, Any]]:
-    about = _told(folder)
+def _weights(folder: Path, about: dict[str, Any]) -> dict[str, Tensor]:
     try:
-        tensors = read_tensors(folder / WEIGHTS, about["weights"]["sha256"])
+        return read_tensors(folder / WEIGHTS, about["weights"]["sha256"])
     except FileNotFoundError as error:
         raise CheckpointError(f"the model in {folder} has no {WEIGHTS}; use another copy of the folder") from error
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
             f"the model in {folder} is damaged: {WEIGHTS}: {error}; save it again, or use another copy"
         ) from error
+
+
+def _built(folder: Path, about: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
     try:
+        schema = Schema.from_json(about["schema"])
         with torch.random.fork_rng([]):
-            model = make_model(
-                about["model"], Schema.from_json(about["schema"]), **about["config"], silent=about["silent"]
-            )
+            model = make_model(about["model"], schema, **about["config"], silent=about["silent"])
         _put(model, tensors)
     except (LpfsError, RuntimeError, TypeError, KeyError) as error:
         raise CheckpointError(
             f"the model in {folder} cannot be built by lpfs {lpfs.__version__} (saved by {about['lpfs']}): {error}"
         ) from error
-    return model, about["extra"]
+    return model
 
 
 def _put(model: nn.Module, tensors: dict[str, Tensor]) -> None:

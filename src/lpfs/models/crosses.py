@@ -16,6 +16,7 @@ from lpfs.models.kernels import numba_crosses, torch_crosses
 from lpfs.models.kernels.plan import Plan
 
 LARGE = 1 << 18  # products from which on the faster kernel is worth its start
+SPARE = 8  # times more memory than needed that is still used again: a short last batch, not a long evaluation
 
 
 class Crosses(nn.Module):
@@ -151,7 +152,7 @@ class Memory:
             storage = self._kept.pop()  # whoever has it in hand is alone with it
         except IndexError:
             storage = None
-        if storage is None or storage.nbytes() < size or torch._C._storage_Use_Count(storage._cdata) != 1:
+        if storage is None or not size <= storage.nbytes() <= SPARE * size or _held(storage):
             storage = torch.UntypedStorage(size)
         out = torch.empty(0, dtype=like.dtype).set_(storage, 0, (rows, width), (width, 1))
         self._kept[:] = [storage]
@@ -162,3 +163,8 @@ class Memory:
 
     def __reduce__(self) -> Any:
         return Memory, ()
+
+
+def _held(storage: torch.UntypedStorage) -> bool:
+    """Whether anyone else, a tensor or what autograd saved, holds this memory."""
+    return bool(torch._C._storage_Use_Count(storage._cdata) != 1)

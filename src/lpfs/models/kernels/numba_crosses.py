@@ -6,7 +6,7 @@ how many threads share them.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +24,12 @@ BLOCK = 64  # rows
 
 @cache
 def available() -> bool:
-    """Whether numba is there."""
-    return importlib.util.find_spec("numba") is not None
+    """Whether numba is there and can be imported."""
+    try:
+        importlib.import_module("numba")
+    except ImportError:
+        return False
+    return True
 
 
 def fill(plan: Plan, tokens: Tensor, gate: Tensor | None, out: Tensor) -> None:
