@@ -24,10 +24,11 @@ from lpfs.schema import Schema
 
 if TYPE_CHECKING:
     from lpfs.data.encode.encoder import Encoder
+    from lpfs.data.plan.options import Options
     from lpfs.data.raw.clock import Clock
     from lpfs.data.raw.source import Chunk
 
-VERSION = 1  # of what prepare does with the same source and options; part of the fingerprint
+VERSION = 2  # of what prepare does with the same source and options; part of the fingerprint
 SMALL = 1 << 20  # bytes of a source that needs no reading ahead
 
 
@@ -75,7 +76,7 @@ def run(
 ) -> Dataset:
     """Do a planned job: read days, count training values, encode all rows."""
     from lpfs.data.encode.learn import learn
-    from lpfs.data.raw.clock import make_clock
+    from lpfs.data.raw.choose import make_clock
 
     reporter, begin = reporter or Reporter(quiet=True), monotonic()
     out, options, source = Path(out), job.options, job.source
@@ -99,28 +100,43 @@ def run(
         parts=options.parts,
         ordered=options.ordered,
         progress=lambda chunks: track("finding days", chunks),
-        label=options.label,
+        split=options.split,
+        shuffle=options.seed if options.shuffle else None,
     )
     unknown = set(options.negatives) - set(clock.days) if isinstance(options.negatives, Mapping) else set()
     if unknown:
         raise DataError(f"negatives: there is no day {min(unknown)!r}; there are {', '.join(clock.days[:10])}")
-    if options.train is not None and options.train > len(clock.days):
-        raise DataError(f"train: {options.train} training days, but there are {len(clock.days)}")
-    train = set(range(options.train if options.train is not None else max(1, len(clock.days) - 1)))
-    encoders, dropped = learn(job, clock, train, track, reporter)
+    train = training_days(clock, options)
+    encoders, dropped = learn(job, clock, set(range(train)), track, reporter)
     settings = {
         "made_by": "prepare",
         "options": options.to_json(),
         "sources": [Path(file).name for file in source.files],
-        "train_days": [day for index, day in enumerate(clock.days) if index in train],
+        "train_days": clock.days[:train],
         "fields": {each.name: {**asdict(each.plan), **each.about()} for each in encoders},
         "dropped": {} if options.keep_all else dropped,
         "ignored": {each.name: each.why for each in job.plans if each.kind == "ignore"},
+        **({"split": clock.roles} if clock.roles else {}),
     }
     write(job, clock, encoders, out, mark, settings, replace, track)
     result = Dataset(out)
     tell_result(result, monotonic() - begin, reporter)
     return result
+
+
+def training_days(clock: Clock, options: Options) -> int:
+    """Return how many of the first days vocabularies and scales come from."""
+    if clock.roles:
+        there = len(clock.roles["train"])
+        if not there:
+            raise DataError(f"the split column {options.split!r}: no row is for training; there are {clock.days}")
+        default = there
+    else:
+        there = len(clock.days)
+        default = max(1, there - 1)
+    if options.train is not None and options.train > there:
+        raise DataError(f"train: {options.train} training days, but there are {there}")
+    return default if options.train is None else options.train
 
 
 def tell_result(dataset: Dataset, seconds: float, reporter: Reporter) -> None:

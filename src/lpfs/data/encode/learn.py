@@ -58,9 +58,10 @@ def learn(
 
 def columns(job: Job, encoders: list[Encoder]) -> list[str]:
     """Return the columns to read, each once."""
-    time = [job.options.time] if job.options.time is not None else []
-    wanted = [job.options.label, *job.options.tasks, *time, *(each.name for each in encoders)]
-    return list(dict.fromkeys(wanted))
+    options = job.options
+    targets = [options.label, *options.tasks] if job.labelled else []
+    roles = [name for name in (options.time, options.split) if name is not None]
+    return list(dict.fromkeys([*targets, *roles, *(each.name for each in encoders)]))
 
 
 def check_classes(job: Job, rows: int, positives: int, reporter: Reporter) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from lpfs.data.encode.lookup import Ids, mix
+from lpfs.data.encode.lookup import Ids
 from lpfs.data.raw.cast import as_type
+from lpfs.data.raw.chance import mix
 from lpfs.data.raw.spelling import NUMBER_MARKS
 from lpfs.data.store.format import FIRST_ID, MISSING_ID
 from lpfs.errors import DataError

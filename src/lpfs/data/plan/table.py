@@ -23,7 +23,8 @@ def table(job: Job) -> list[Row]:
     default = FieldPlan("default")
     shown = ("separator", "hash", "min_count", "max_values", "bins", "width", "hexadecimal", "cost")
     for each in job.plans:
-        kind = "time" if each.name == job.options.time and each.kind == "ignore" else each.kind
+        roles = {job.options.time: "time", job.options.split: "split"}
+        kind = roles.get(each.name, each.kind) if each.kind == "ignore" else each.kind
         options = [
             f"{name}={getattr(each, name)}"
             for name in shown
