@@ -58,6 +58,7 @@ The kinds of the columns are found and printed; correct them with --fields.
 
 \b
 lpfs prepare log.csv --label click --time timestamp --out data/log
+lpfs prepare new.parquet --like data/log --out data/new
 lpfs prepare day_* --preset criteo-terabyte --negatives 0.125 --out data/terabyte
 """
 SIMULATE = """Make a click log whose truth is known and saved beside it in truth.json.
@@ -78,6 +79,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 @click.option("--task", "tasks", multiple=True, help="Column of a further label; may be repeated.")
 @click.option("--positive", help="Label value that counts as 1, where it is not 0 and 1.")
 @click.option("--preset", type=Near(PRESETS), help="A log whose layout is known: " + ", ".join(PRESETS) + ".")
+@click.option("--like", type=click.Path(path_type=Path), help="Encode as this Dataset; nothing is learned.")
+@click.option("--only", "fields_only", multiple=True, help="With --like: only this field; may be repeated.")
 @click.option("--fields", type=click.Path(path_type=Path), help="TOML file that corrects what is found.")
 @click.option("--write-fields", type=click.Path(path_type=Path), help="Write what is found as TOML.")
 @click.option("--dry-run", is_flag=True, help="Show what would happen to each column; write no Dataset.")
@@ -103,10 +106,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 @json_option
 def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -> None:
     """Turn a click log into a Dataset."""
-    from lpfs.data.plan.job import plan
-    from lpfs.data.plan.table import TABLE, TITLE, printed, table
+    from lpfs.data.plan.table import TABLE, printed, table
     from lpfs.data.plan.toml import to_toml
-    from lpfs.data.prepare import run
+    from lpfs.data.prepare import make_job, run
     from lpfs.data.progress import Reporter
 
     reporter = Reporter(quiet=quiet)
@@ -123,8 +125,8 @@ def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -
         options["separator"] = options["separator"].replace("\\t", "\t")
     if options.get("parts", "files") != "files":
         options["parts"] = whole(options["parts"])
-    job = plan(list(source), **options)
-    reporter.table(TITLE, *printed(job))
+    job = make_job(list(source), **options)
+    reporter.table(job.title, *printed(job))
     if fields_out is not None:
         fields_out.write_text(to_toml(job.plans), "utf-8")
         reporter.say(f"{fields_out}: what was found, to correct and give back with --fields")

@@ -26,6 +26,11 @@ class Job:
     plans: tuple[FieldPlan, ...]
     labelled: bool = True
 
+    @property
+    def title(self) -> str:
+        """Heading of the table of fields."""
+        return "Fields (correct them with --fields, or fields=…)"
+
 
 def plan(
     source: Any,
