@@ -175,7 +175,7 @@ def write(
     """Encode all rows into a new Dataset."""
     from lpfs.data.encode.days import day_rows
     from lpfs.data.encode.learn import columns
-    from lpfs.data.encode.passes import encode
+    from lpfs.data.encode.passes import by_day, encode
 
     options = job.options
     schema = Schema(tuple(each.field for each in encoders), options.label, options.tasks)
@@ -187,10 +187,11 @@ def write(
         days = [writer.day(day, negative_rate=options.rate(day)) for day in clock.days]
         chunks = track("encoding", job.source.chunks(columns(job, encoders)))
         for part, encoded in encode(day_rows(chunks, clock, options, labelled=job.labelled), encoders):
-            days[part.day].append(**encoded, labels=part.labels)
-        for day in days:
-            if not day.rows:
-                raise DataError(f"day {day.name!r}: no row is left; keep a larger share of the negatives")
+            for day, rows in by_day(part, encoded):
+                days[day].append(**rows)
+        for each_day in days:
+            if not each_day.rows:
+                raise DataError(f"day {each_day.name!r}: no row is left; keep a larger share of the negatives")
 
 
 def fingerprint(job: Job, told: Callable[[int], None] = lambda done: None) -> str:

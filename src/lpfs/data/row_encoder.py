@@ -51,7 +51,7 @@ class RowEncoder:
         refuse_misfit(self.like, "the table", [name for name in wanted if name not in source.names], {}, extra)
         frame = mark_missing(plain(source.frame.select(wanted)), self._options.missing)
         labels = read_labels(frame, self._options, place, labelled=labelled)
-        part = DayRows(0, frame, labels, place)
+        part = DayRows(((0, frame.height),), frame, labels, place)
         try:
             [(_, columns)] = encode([part], self._encoders)
         except DataError:
