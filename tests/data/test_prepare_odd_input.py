@@ -108,6 +108,15 @@ def test_stray_quotes(tmp_path):
     assert sorted(dataset.vocabulary("size")) == ['5" x', "y"]
 
 
+@pytest.mark.parametrize("parts", [2, 4])
+def test_stray_quotes_in_a_column_that_is_not_read(tmp_path, parts):
+    (tmp_path / "log.csv").write_text('click,ad,size\n1,a,5" pipe\n0,b,6 pipe\n1,a,7"\n0,b,"8"""\n')
+    options = {"label": "click", "parts": parts, "quiet": True, "fields": {"size": "ignore"}, "train": parts}
+    dataset = prepare(tmp_path / "log.csv", tmp_path / "out", **options)
+    assert [day.rows for day in dataset.table] == [4 // parts] * parts
+    assert next(iter(dataset.stream(4))).labels[:, 0].tolist() == [1, 0, 1, 0]
+
+
 def test_numbers_as_people_write_them(tmp_path):
     (tmp_path / "log.csv").write_text("click,n\n1, 5\n0,NA\n1,1e3\n0,-\n0,+7.25 \n")
     fields = {"n": "numeric"}

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from lpfs.data.encode.lookup import mix
 from lpfs.data.encode.numbers import as_numbers
 from lpfs.data.plan.options import Options
 from lpfs.data.raw.cast import as_type, mark_missing
+from lpfs.data.raw.chance import mix
 from lpfs.data.raw.clock import Clock
 from lpfs.data.raw.source import Chunk
 from lpfs.data.store.format import AnyArray
@@ -25,18 +25,23 @@ TRUTH = {"true": "1", "false": "0"}
 
 @dataclass(frozen=True)
 class DayRows:
-    """Rows of one day in one chunk, after negatives were drawn."""
+    """Rows of a chunk after negatives were drawn, day after day; ``days`` says how many each day has."""
 
-    day: int
+    days: tuple[tuple[int, int], ...]
     frame: pl.DataFrame
     labels: Labels
     where: Callable[[int], str]
 
 
 def day_rows(
-    chunks: Iterable[Chunk], clock: Clock, options: Options, days: set[int] | None = None
+    chunks: Iterable[Chunk],
+    clock: Clock,
+    options: Options,
+    days: set[int] | None = None,
+    *,
+    labelled: bool = True,
 ) -> Iterator[DayRows]:
-    """Yield the rows of each day, in order; of ``days`` only, where given."""
+    """Yield the rows chunk by chunk, sorted by day; of ``days`` only, where given. Absent labels are 0."""
     clock.begin()
     seen: Tally[int] = Tally()
     for chunk in chunks:
@@ -44,37 +49,46 @@ def day_rows(
             continue
         frame = mark_missing(chunk.frame, options.missing)
         parts = clock.assign(chunk)
-        targets = (options.label, *options.tasks)
-        labels = {name: read_label(frame[name], options, chunk.place) for name in targets}
+        labels = read_labels(frame, options, chunk.place, labelled=labelled)
+        drawn: list[tuple[int, AnyArray]] = []
         for day, rows in parts:
-            count = chunk.frame.height if rows is None else len(rows)
+            rows = np.arange(frame.height) if rows is None else rows
             begin = seen[day]
-            seen[day] += count
-            if days is not None and day not in days:
-                continue
-            rows = draw(rows, labels[options.label], begin, options.rate(clock.days[day]), options.seed, day)
-            if rows is None:
-                yield DayRows(day, frame, labels, chunk.place)
-            elif len(rows):
-                yield DayRows(
-                    day,
-                    frame[rows],
-                    {name: values[rows] for name, values in labels.items()},
-                    lambda row, place=chunk.place, rows=rows: place(int(rows[row])),  # type: ignore[misc]
-                )
+            seen[day] += len(rows)
+            if days is None or day in days:
+                rate = options.rate(clock.days[day])
+                drawn.append((day, draw(rows, labels[options.label], begin, rate, options.seed, day)))
+        counts = tuple((day, len(rows)) for day, rows in drawn if len(rows))
+        if len(counts) == 1 and counts[0][1] == frame.height:
+            yield DayRows(counts, frame, labels, chunk.place)
+        elif counts:
+            chosen = np.concatenate([rows for _, rows in drawn])
+            yield DayRows(
+                counts,
+                frame[chosen],
+                {name: values[chosen] for name, values in labels.items()},
+                lambda row, place=chunk.place, chosen=chosen: place(int(chosen[row])),  # type: ignore[misc]
+            )
 
 
-def draw(rows: AnyArray | None, labels: AnyArray, begin: int, rate: float, seed: int, day: int) -> AnyArray | None:
+def draw(rows: AnyArray, labels: AnyArray, begin: int, rate: float, seed: int, day: int) -> AnyArray:
     """Return the rows to keep: every positive, and of the negatives those whose number in the day hashes low.
 
     What is kept depends on the seed, the day and the number of the row in it, not on chunks.
     """
     if rate >= 1.0:
         return rows
-    rows = np.arange(len(labels)) if rows is None else rows
     marks = mix(np.arange(begin, begin + len(rows)), int(mix([day], seed)[0]))
     kept: AnyArray = rows[(labels[rows] == 1) | (marks < np.uint64(min(rate * 2.0**64, 2.0**64 - 2048)))]
     return kept
+
+
+def read_labels(frame: pl.DataFrame, options: Options, where: Callable[[int], str], *, labelled: bool) -> Labels:
+    """Return the label and the tasks as 0 and 1; all 0 where the table has none."""
+    targets = (options.label, *options.tasks)
+    if not labelled:
+        return {name: np.zeros(frame.height, np.uint8) for name in targets}
+    return {name: read_label(frame[name], options, where) for name in targets}
 
 
 def read_label(values: pl.Series, options: Options, where: Callable[[int], str]) -> npt.NDArray[np.uint8]:

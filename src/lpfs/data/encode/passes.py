@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
+
 from lpfs.data.encode.categorical import CategoricalEncoder, MultiEncoder
 from lpfs.data.encode.days import DayRows
 from lpfs.data.encode.encoder import Encoder
@@ -19,13 +21,19 @@ Work = Callable[[Encoder], Any]
 SMALL = 2000  # rows below which threads cost more than they save
 
 
-def make_encoder(plan: FieldPlan, seed: int) -> Encoder:
-    """Return the encoder for a plan."""
+def encoder_type(plan: FieldPlan) -> type[Encoder]:
+    """Return the kind of encoder for a plan."""
     if plan.kind == "multi":
-        return MultiEncoder(plan)
+        return MultiEncoder
     if plan.kind == "numeric":
-        return BinsEncoder(plan, seed) if plan.bins else NumericEncoder(plan)
-    return CategoricalEncoder(plan)
+        return BinsEncoder if plan.bins else NumericEncoder
+    return CategoricalEncoder
+
+
+def make_encoder(plan: FieldPlan, seed: int) -> Encoder:
+    """Return an encoder that has learned nothing yet."""
+    kind = encoder_type(plan)
+    return BinsEncoder(plan, seed) if kind is BinsEncoder else kind(plan)
 
 
 def in_parallel(
@@ -62,7 +70,7 @@ def observe(parts: Iterable[DayRows], encoders: Sequence[Encoder]) -> Twins:
 def encode(
     parts: Iterable[DayRows], encoders: Sequence[Encoder]
 ) -> Iterator[tuple[DayRows, dict[str, dict[str, Any]]]]:
-    """Yield the rows of each part as the arguments of ``DayWriter.append``."""
+    """Yield the rows of each part with their ids, numbers and bags, as ``DayWriter.append`` takes them."""
     kinds = {
         each.name: {"categorical": "ids", "numeric": "dense", "multi": "bags"}[each.kind] for each in encoders
     }
@@ -76,3 +84,19 @@ def encode(
             for name, values in in_parallel(pool, encoders, turn, part.frame.height).items():
                 columns[kinds[name]][name] = values
             yield part, columns
+
+
+def by_day(part: DayRows, columns: dict[str, dict[str, Any]]) -> Iterator[tuple[int, dict[str, dict[str, Any]]]]:
+    """Cut encoded rows where a day ends; yield each day with the arguments of ``DayWriter.append``."""
+    ends = {name: np.concatenate([[0], np.cumsum(lengths)]) for name, (_, lengths) in columns["bags"].items()}
+    start = 0
+    for day, rows in part.days:
+        stop = start + rows
+        cut = {kind: {name: each[start:stop] for name, each in columns[kind].items()} for kind in ("ids", "dense")}
+        bags = {
+            name: (values[ends[name][start] : ends[name][stop]], lengths[start:stop])
+            for name, (values, lengths) in columns["bags"].items()
+        }
+        labels = {name: values[start:stop] for name, values in part.labels.items()}
+        yield day, {**cut, "bags": bags, "labels": labels}
+        start = stop

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from lpfs.data.raw.blocks import inside_quotes
 from lpfs.errors import DataError
@@ -92,11 +93,24 @@ def regular_rows(block: bytes, columns: int, dialect: Dialect) -> int | None:
         rows = block.count(b"\n") + (not block.endswith(b"\n"))
         return rows if int(np.count_nonzero(values == separator[0])) == rows * (columns - 1) else None
     outside = ~inside_quotes(values, quote)
-    if not outside[-1]:
+    if not outside[-1] or not quotes_enclose(values, separator[0], quote[0]):
         return None
     rows = int(np.count_nonzero((values == 10) & outside)) + (not block.endswith(b"\n"))
     found = int(np.count_nonzero((values == separator[0]) & outside))
     return rows if found == rows * (columns - 1) else None
+
+
+def quotes_enclose(values: npt.NDArray[np.uint8], separator: int, quote: int) -> bool:
+    """Whether every quote opens or closes a value, or is one of two that stand for a quote inside one.
+
+    In 5" pipe it does not. polars then finds other rows when it reads other columns.
+    """
+    at = np.flatnonzero(values == quote)
+    before = values[at[::2][at[::2] > 0] - 1]
+    after = values[at[1::2][at[1::2] < len(values) - 1] + 1]
+    opened = (before == separator) | (before == 10) | (before == quote)
+    closed = (after == separator) | (after == 10) | (after == 13) | (after == quote)
+    return bool(opened.all() and closed.all())
 
 
 def quoted_line(block: bytes, row: int, dialect: Dialect) -> int:
