@@ -1,6 +1,6 @@
-"""How near a trained model comes to the Bayes ceiling of a simulated Terabyte log, over the rows it was trained on.
+"""How near a trained model comes to the Bayes ceiling of a simulated log, over the rows it was trained on.
 
-    python benchmarks/ceiling.py [--rows 4000000] [--model dlrm] [--device cuda] [--out benchmarks/results/ceiling.json]
+    python benchmarks/ceiling.py [--rows 4000000] [--model dlrm] [--device cuda] [--out results/ceiling.json]
 
 The simulator knows the probability that every click was drawn with, so it knows the AUC that no model can beat. A
 model is trained once through the last n rows before the last day, in time order and with the paper's settings

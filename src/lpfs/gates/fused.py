@@ -127,23 +127,14 @@ def _advance(x, velocity, before, dead, control, table, steps_done, flags, epsil
     tl.store(flags + 1, tl.where((number == 0) & (zero == 0), done, zero))
     small = tl.load(row).to(tl.float32)
     tl.store(epsilon, small)
-    weight = alpha * libdevice.pow(small, power)
-    value, _ = _gate(now, small, weight, ODD)
-    value = tl.div_rn(value, whole)
     if RESCALE == 1:
-        top, _ = _gate(now * 0 + 1.0, small, weight, ODD)
-        fresh = tl.sum(tl.where(at == 0, tl.div_rn(top, whole), 0.0))
-    else:
+        tl.store(scale, tl.where(tl.load(row + 9) != 0, tl.load(row + 10).to(tl.float32), size))
+    if RESCALE == 2:
+        value, _ = _gate(now, small, alpha * libdevice.pow(small, power), ODD)
+        value = tl.div_rn(value, whole)
         squares = tl.sum(tl.where(living, value * value, 0.0))
         fresh = tl.sqrt_rn(squares / tl.maximum(number, 1).to(tl.float32))
-    if RESCALE:
-        size = tl.where(tl.load(row + 9) != 0, fresh, size)
-        tl.store(scale, size)
-    if STEERED:
-        least = tl.min(tl.where(living, tl.abs(tl.div_rn(value, size)), float("inf"))).to(tl.float64)
-        wrong = (number != keep) | (least < clear)
-        bad = (done == steps) & (tl.load(row + 10) != 0) & wrong
-        tl.store(flags + 2, tl.load(flags + 2) | bad.to(tl.int64))
+        tl.store(scale, tl.where(tl.load(row + 9) != 0, fresh, size))
 
 
 class Values(torch.autograd.Function):

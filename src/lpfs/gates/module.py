@@ -459,8 +459,8 @@ class Gates(nn.Module):
     def table(self) -> Tensor:
         """Return what the schedule and the control of λ say for every step, on the device."""
         if self._table is None or self._table.device != self.x.device:
-<<<<<<< HEAD
-            self._table = device.make_table(self).to(self.x.device)
+            with torch.no_grad():
+                self._table = device.make_table(self)
         return self._table
 
     def _kernels(self) -> Any:
@@ -472,17 +472,8 @@ class Gates(nn.Module):
 
     @torch.no_grad()
     def _step_on_device(self, prox: ProxSGD | None) -> None:
-        (self._kernels() or device).advance(self, prox)
-=======
-            with torch.no_grad():
-                self._table = device.make_table(self)
-        return self._table.index_select(0, self.steps_done.clamp(max=self.steps).view(1))[0]
-
-    @torch.no_grad()
-    def _step_on_device(self, prox: ProxSGD | None) -> None:
         self._captured = True
-        device.advance(self, prox)
->>>>>>> work-gates
+        (self._kernels() or device).advance(self, prox)
         if self.x.is_cuda and torch.cuda.is_current_stream_capturing():
             return
         self._unchecked += 1
@@ -493,7 +484,7 @@ class Gates(nn.Module):
     def check(self) -> None:
         """Raise what went wrong since the last check in steps that were taken without the host.
 
-        Those are steps replayed by a CUDA graph, and all of them where ``branch_free`` is True. ``status``,
+        Those are steps on a GPU with Triton, or in a CUDA graph, and all of them where ``branch_free`` is True. ``status``,
         ``selection`` and ``absorb`` call it, a graph does not: call it now and then, for the host has to wait for
         the answer. Each thing is told once. In plain steps errors are raised at once.
         """
