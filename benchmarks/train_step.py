@@ -17,8 +17,11 @@ import argparse
 import importlib
 import importlib.util
 import json
+import os
 import random
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -286,8 +289,8 @@ def main() -> None:
             low, high = each["lower_quartile"], each["upper_quartile"]
             print(f"  {name:<32} {each['median']:.3f} ({low:.3f} to {high:.3f})")
     result = {
-        "command": f"python benchmarks/train_step.py --device {arguments.device} --repeats {arguments.repeats} "
-        f"--inner {arguments.inner} --threads {arguments.threads} --clock {arguments.clock}",
+        "command": f"python {shlex.join(sys.argv)}",
+        "load": os.getloadavg()[0],
         "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",
         "threads": arguments.threads,
         "torch": torch.__version__,

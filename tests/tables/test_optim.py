@@ -103,12 +103,18 @@ def test_the_numbers_are_torchs(engine, kind):
 
 @pytest.mark.skipif("numba" not in ENGINES, reason="needs numba")
 @pytest.mark.parametrize("kind", ["adagrad", "rowwise", "adam", "sgd"])
-def test_one_thread_or_two_give_the_same_bits(kind):
+def test_one_thread_or_two_give_the_same_bits(kind, monkeypatch):
+    from lpfs.tables.engines import cpu
+
+    used, threads = set(), cpu.threads
+    monkeypatch.setattr(cpu, "WORTH_A_THREAD", 1)
+    monkeypatch.setattr(cpu, "threads", lambda numbers: used.add(threads(numbers)) or threads(numbers))
     torch.manual_seed(1)
     one, _ = run("numba", kind, exact=False, threads=1)
     torch.manual_seed(1)
     two, _ = run("numba", kind, exact=False, threads=2)
     assert torch.equal(one, two)
+    assert used == {1, min(2, cpu.POOL)}
 
 
 @pytest.mark.skipif("numba" not in ENGINES, reason="needs numba")

@@ -153,8 +153,8 @@ def test_an_optimizer_of_your_own_keeps_its_groups_and_rates(data):
         fit(model, data.stream(64), own, lr=0.1, steps=1)
     with pytest.raises(InputError, match="optimizer must be the name of one or a torch optimizer, found 3"):
         fit(model, data.stream(64), 3, steps=1)
-    with pytest.raises(InputError, match="optimizer must be one of adagrad, adam"):
-        fit(model, data.stream(64), "sgd", steps=1)
+    with pytest.raises(InputError, match="optimizer must be one of adagrad, rowwise-adagrad, adam, sgd"):
+        fit(model, data.stream(64), "lion", steps=1)
 
 
 def test_the_rate_follows_the_schedule(data, tmp_path):

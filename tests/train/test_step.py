@@ -21,7 +21,15 @@ def test_the_loss_is_binary_cross_entropy_by_task_and_weight():
         loss_of(logits, labels, (1.0, 1.0, 1.0))
 
 
-@pytest.mark.parametrize(("name", "kind", "lr"), [("adagrad", "Adagrad", 0.01), ("adam", "Adam", 0.001)])
+@pytest.mark.parametrize(
+    ("name", "kind", "lr"),
+    [
+        ("adagrad", "Adagrad", 0.01),
+        ("rowwise-adagrad", "RowWiseAdagrad", 0.01),
+        ("adam", "Adam", 0.001),
+        ("sgd", "SGD", 0.01),
+    ],
+)
 def test_optimizers_by_name_with_their_rates(name, kind, lr):
     layer = nn.Linear(2, 2)
     layer.bias.requires_grad_(False)
