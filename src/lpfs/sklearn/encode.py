@@ -1,0 +1,92 @@
+"""From the columns of a table to what the net reads: standardised numbers, ids, marks of missing values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Floats = NDArray[np.float64]
+
+# Standardised numbers are cut here: one wild value must not steer the search.
+CUT = 5.0
+# Ids of the values that a categorical column has beside its frequent ones.
+MISSING, RARE, FIRST = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A table for the net: numeric columns first, then categorical ones.
+
+    Args:
+        numbers: (n, C), standardised; 0 where missing.
+        missing: (n, C), 1 where missing; without columns where nothing is.
+        ids: (n, M).
+        sizes: how many ids each categorical column has.
+        order: the columns of the table in the order of the net (N,).
+
+    """
+
+    numbers: Tensor
+    missing: Tensor
+    ids: Tensor
+    sizes: Sequence[int]
+    order: Sequence[int]
+
+
+def encode(table: Floats, categorical: NDArray[np.bool_], weight: Floats) -> Encoded:
+    """Encode a table (n, N) of numbers and codes; means, deviations and frequencies are weighted."""
+    numeric = np.flatnonzero(~categorical)
+    codes = np.flatnonzero(categorical)
+    numbers = np.stack([standardised(table[:, at], weight) for at in numeric], 1) if len(numeric) else None
+    ids = [frequent_ids(table[:, at], weight) for at in codes]
+    missing = np.isnan(table[:, numeric])
+    rows = len(table)
+    return Encoded(
+        numbers=torch.zeros(rows, 0) if numbers is None else torch.from_numpy(numbers).float(),
+        missing=torch.from_numpy(missing).float() if missing.any() else torch.zeros(rows, 0),
+        ids=torch.from_numpy(np.stack(ids, 1)) if ids else torch.zeros(rows, 0, dtype=torch.int64),
+        sizes=[int(each.max()) + 1 for each in ids],
+        order=[*numeric.tolist(), *codes.tolist()],
+    )
+
+
+def standardised(values: Floats, weight: Floats) -> Floats:
+    """Return (v - mean) / deviation, weighted, within ±5; 0 where v is missing or always the same.
+
+    >>> standardised(np.array([1.0, 3.0, np.nan]), np.ones(3))
+    array([-1.,  1.,  0.])
+    """
+    there = ~np.isnan(values)
+    share = np.where(there, weight, 0.0) / max(float(weight[there].sum()), 1e-300)
+    values = np.where(there, values, 0.0)
+    values = values / max(float(np.abs(values).max()), 1e-300)  # squares of it can neither overflow nor vanish
+    centred = np.where(there, values - float(share @ values), 0.0)
+    deviation = math.sqrt(float(share @ centred**2))
+    if deviation < 1e-12:
+        return np.zeros_like(values)
+    result: Floats = np.clip(centred / deviation, -CUT, CUT)
+    return result
+
+
+def frequent_ids(codes: Floats, weight: Floats) -> NDArray[np.int64]:
+    """Return ids (n,): 0 for a missing value, 1 for a rare one, then the frequent ones in the order of their codes.
+
+    Rare is what has less than max(3, √n/4) of the total weight n: a value that is seen a few times can be learnt by
+    heart, and a column full of such values would look as if it mattered.
+
+    >>> frequent_ids(np.array([0.0, 0, 0, 1, np.nan]), np.ones(5)).tolist()
+    [2, 2, 2, 1, 0]
+    """
+    there = ~np.isnan(codes)
+    ids = np.zeros(len(codes), dtype=np.int64)
+    values, inverse = np.unique(codes[there], return_inverse=True)
+    seen = np.bincount(inverse, weights=weight[there], minlength=len(values))
+    frequent = seen >= max(3.0, math.sqrt(float(weight.sum())) / 4)
+    ids[there] = np.where(frequent, FIRST - 1 + np.cumsum(frequent), RARE)[inverse]
+    return ids
