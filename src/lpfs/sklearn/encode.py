@@ -38,6 +38,24 @@ class Encoded:
     sizes: Sequence[int]
     order: Sequence[int]
 
+    def __getitem__(self, rows: slice) -> Encoded:
+        """Return some of the rows."""
+        return Encoded(self.numbers[rows], self.missing[rows], self.ids[rows], self.sizes, self.order)
+
+
+def compact(table: Floats, categorical: NDArray[np.bool_]) -> Floats:
+    """Return the table with the codes of each categorical column numbered anew, by those that are there.
+
+    >>> compact(np.array([[7.0, 7.0], [3.0, 3.0]]), np.array([False, True]))
+    array([[7., 1.],
+           [3., 0.]])
+    """
+    table = table.copy()
+    for at in np.flatnonzero(categorical):
+        there = ~np.isnan(table[:, at])
+        table[there, at] = np.unique(table[there, at], return_inverse=True)[1]
+    return table
+
 
 def encode(table: Floats, categorical: NDArray[np.bool_], weight: Floats) -> Encoded:
     """Encode a table (n, N) of numbers and codes; means, deviations and frequencies are weighted."""
@@ -75,10 +93,10 @@ def standardised(values: Floats, weight: Floats) -> Floats:
 
 
 def frequent_ids(codes: Floats, weight: Floats) -> NDArray[np.int64]:
-    """Return ids (n,): 0 for a missing value, 1 for a rare one, then the frequent ones in the order of their codes.
+    """Return ids (n,): 0 for a missing value, 1 for a rare one, then the frequent ones by their codes.
 
-    Rare is what has less than max(3, √n/4) of the total weight n: a value that is seen a few times can be learnt by
-    heart, and a column full of such values would look as if it mattered.
+    Rare is what has less than max(3, √n/4) of the total weight n: what is seen a few times can only be learnt
+    by heart.
 
     >>> frequent_ids(np.array([0.0, 0, 0, 1, np.nan]), np.ones(5)).tolist()
     [2, 2, 2, 1, 0]

@@ -30,19 +30,24 @@ def library_of(table: Any) -> str | None:
 
 
 def take_columns(frame: Any, indices: Sequence[int], library: str) -> Any:
-    """Return some columns of a DataFrame as a DataFrame of ``library``, values and dtypes as they are."""
+    """Return some columns of a DataFrame as a DataFrame of ``library``; exactly as they are if it is its own."""
     own = library_of(frame)
     part = frame.iloc[:, list(indices)] if own == "pandas" else frame[:, list(indices)]
     if own == library:
         return part
-    names = list(part.columns)
     if library == "pandas":
-        import pandas as pd
+        import pandas as pd  # type: ignore[import-untyped]
 
-        return pd.DataFrame({name: part[name].to_numpy() for name in names})
+        return pd.DataFrame({name: part[name].to_list() for name in part.columns})
     import polars as pl
 
-    return pl.DataFrame({str(name): part.iloc[:, at].to_numpy() for at, name in enumerate(names)})
+    missing = part.isna()
+    return pl.DataFrame(
+        {
+            str(name): [None if gone else value for value, gone in zip(part[name], missing[name], strict=True)]
+            for name in part.columns
+        }
+    )
 
 
 def read_frame(frame: Any) -> tuple[Floats, NDArray[np.bool_]]:
@@ -50,6 +55,10 @@ def read_frame(frame: Any) -> tuple[Floats, NDArray[np.bool_]]:
 
     Numbers, dates and times stay numbers. Text, categories and truth values become codes 0, 1, … in sorted order.
     """
+    if not frame.shape[0] or not frame.shape[1]:
+        raise DataError(
+            f"X has {frame.shape[0]} sample(s) and {frame.shape[1]} column(s): at least one of each is needed"
+        )
     read = _read_pandas if library_of(frame) == "pandas" else _read_polars
     table = np.empty((frame.shape[0], frame.shape[1]), dtype=np.float64)
     categorical = np.zeros(frame.shape[1], dtype=np.bool_)
@@ -79,7 +88,7 @@ def _read_pandas(column: Any) -> tuple[Floats, bool]:
     if types.is_datetime64_any_dtype(dtype) or types.is_timedelta64_dtype(dtype):
         return _times(column.astype("int64").to_numpy(), column.isna().to_numpy()), False
     number = types.is_numeric_dtype(dtype) and not types.is_bool_dtype(dtype)
-    if number or (dtype == object and pd.api.types.infer_dtype(column, skipna=True) in NUMBERS):
+    if number or (dtype.kind == "O" and types.infer_dtype(column, skipna=True) in NUMBERS):
         return column.to_numpy(dtype=np.float64, na_value=np.nan), False
     return _codes(column.astype("category").cat.codes.to_numpy()), True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ class Columns(nn.Module):
     A number v becomes v·w, or m where it is missing; an id becomes its row of a table. All weights are drawn from
     ``random``, so that nobody else's random numbers are touched.
     """
+
+    starts: Tensor
 
     def __init__(self, numeric: int, sizes: Sequence[int], random: torch.Generator) -> None:
         super().__init__()
@@ -48,7 +51,7 @@ class Net(nn.Module):
         self.columns = Columns(numeric, sizes, random)
         widths = [(numeric + len(sizes)) * DIM, *hidden]
         layers: list[nn.Module] = []
-        for before, after in zip(widths[:-1], widths[1:], strict=True):
+        for before, after in pairwise(widths):
             layers += [_linear(before, after, random), nn.ReLU()]
         self.top = nn.Sequential(*layers, _linear(widths[-1], outputs, random))
 

@@ -57,4 +57,5 @@ class Sampler:
         if self.all is not None:
             return self.all
         points = self.random.random(self.batch_size) * self.cumulated[-1]
-        return np.minimum(np.searchsorted(self.cumulated, points, side="right"), len(self.cumulated) - 1)
+        rows: NDArray[np.intp] = np.searchsorted(self.cumulated, points, side="right")
+        return rows.clip(max=len(self.cumulated) - 1)

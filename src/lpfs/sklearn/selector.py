@@ -21,7 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data  # type: ign
 
 from lpfs.errors import DataError
 from lpfs.schema import Selection
-from lpfs.sklearn.encode import encode
+from lpfs.sklearn.encode import compact, encode
 from lpfs.sklearn.frames import library_of, read_frame, take_columns
 from lpfs.sklearn.rows import merge_rows
 from lpfs.sklearn.search import search
@@ -34,13 +34,13 @@ Floats = NDArray[np.float64]
 class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
     """Keep the columns that a small net really needs, found by learnable polarizing gates (LPFS, LPFS++).
 
-    ``fit`` trains a net on all columns, then trains it on with one gate g(x) a column until exactly K gates are alive
-    and the others are exactly 0.0; ``transform`` selects those K columns and leaves their values as they are. Columns
-    are judged together: a copy of a column that is kept is of no use, a column that works only beside another is.
+    ``fit`` trains a net on all columns, then trains it on with one gate g(x) a column until exactly K gates are
+    alive and the others are exactly 0.0; ``transform`` selects those K columns and leaves their values as they are.
+    Columns are judged together, by how they help to predict rows that the net was not trained on.
 
-    X may be an array, or a pandas or polars DataFrame with columns of any mixture of numbers, dates, text, categories
-    and truth values; missing values are allowed. y may be binary, multi-class or continuous. The order of the rows does
-    not matter, and a row of weight 3 is the same as three equal rows.
+    X may be an array, or a pandas or polars DataFrame with columns of any mixture of numbers, dates, text,
+    categories and truth values; missing values are allowed. y may be binary, multi-class or continuous. The order
+    of the rows does not matter, and a row of weight 3 is the same as three equal rows.
 
     Args:
         keep: how many columns to keep; a float in (0, 1] is a share of them, rounded down, but never none.
@@ -84,7 +84,7 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         batch_size: int = 256,
         hidden: Sequence[int] = (64, 32),
         lr: float = 0.003,
-        weight_decay: float = 0.1,
+        weight_decay: float = 1.0,
         must_keep: Sequence[str | int] = (),
         task: str = "auto",
         random_state: Any = None,
@@ -122,17 +122,18 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         check_consistent_length(X, target, sample_weight)
         weight = _weights(sample_weight, len(table))
         there = weight > 0
+        table = compact(table[there], categorical)
         numbers, task, outputs = read_target(target[there], self.task)
+        rows, weight = merge_rows(np.column_stack([table, numbers]), weight[there])
         names = [f"x{at}" for at in range(table.shape[1])]
         given = [str(name) for name in getattr(self, "feature_names_in_", ())]
         if len(set(given)) == len(names) and all(given):
             names = given
-        how = resolve(self, len(names), int(there.sum()), names, check_random_state(self.random_state))
+        how = resolve(self, rows.shape[0], names, check_random_state(self.random_state))
         if how.keep == len(names):
             gates = dict.fromkeys(names, 1.0)
             selection = Selection(tuple(names), (), gates, made={"keep": how.keep, "steps": 0, "task": task})
         else:
-            rows, weight = merge_rows(np.column_stack([table[there], numbers]), weight[there])
             data = encode(rows[:, :-1], categorical, weight)
             selection = search(data, rows[:, -1], weight, task, outputs, names, how)
         self.selection_ = selection
@@ -179,9 +180,10 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _target(self, y: Any) -> NDArray[Any]:
         """Return y (n,), checked."""
-        if np.ndim(y) == 2 and np.shape(y)[1] > 1:
+        shape = np.asarray(y).shape
+        if len(shape) == 2 and shape[1] > 1:
             raise DataError(
-                f"y has {np.shape(y)[1]} columns, but a selector has one target: y should be a 1d array; fit one "
+                f"y has {shape[1]} columns, but a selector has one target: y should be a 1d array; fit one "
                 "selector for each column of y"
             )
         target: NDArray[Any] = column_or_1d(y, warn=True)

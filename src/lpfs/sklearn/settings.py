@@ -30,8 +30,9 @@ class Settings:
     verbose: int
 
 
-def resolve(given: Any, columns: int, rows: int, names: Sequence[str], random: Any) -> Settings:
+def resolve(given: Any, rows: int, names: Sequence[str], random: Any) -> Settings:
     """Return the settings for a table of this size; refuse arguments that make no sense."""
+    columns = len(names)
     if given.method not in METHODS:
         raise InputError(f"method must be one of {', '.join(map(repr, METHODS))}, found {given.method!r}")
     batch_size = whole("batch_size", given.batch_size, 1)
@@ -57,9 +58,9 @@ def default_steps(rows: int, columns: int, batch_size: int) -> int:
     At least 1,000 steps from 250 rows on, fewer for toys, at most 10,000; at least 2 for every column.
 
     >>> [default_steps(rows, 20, 256) for rows in (20, 100, 500, 100_000, 10_000_000)]
-    [200, 400, 1000, 1953, 10000]
+    [100, 400, 1000, 1953, 10000]
     """
-    least = min(1000, max(200, 4 * rows))
+    least = min(1000, max(100, 4 * rows))
     return max(least, min(10_000, 5 * rows // batch_size), 2 * columns)
 
 
@@ -70,7 +71,7 @@ def count_to_keep(keep: Any, columns: int) -> int:
     (3, 2, 1)
     """
     if isinstance(keep, Real) and not isinstance(keep, Integral):
-        if not 0 < keep <= 1:
+        if not 0 < float(keep) <= 1:
             raise InputError(f"keep as a share must be in (0, 1], found {keep!r}; a whole number counts columns")
         return max(1, int(float(keep) * columns))
     count = whole("keep", keep, 1)
@@ -87,10 +88,10 @@ def whole(name: str, value: Any, least: int) -> int:
 
 
 def _number(name: str, value: Any, above: bool) -> float:
-    good = isinstance(value, Real) and math.isfinite(value) and (value > 0 if above else value >= 0)
-    if not good or isinstance(value, bool):
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not math.isfinite(number) or number < 0 or (above and number == 0):
         raise InputError(f"{name} must be a number {'above 0' if above else '>= 0'}, found {value!r}")
-    return float(value)
+    return number
 
 
 def _widths(hidden: Any) -> tuple[int, ...]:
@@ -105,7 +106,7 @@ def _names(must_keep: Any, names: Sequence[str]) -> tuple[str, ...]:
         raise InputError(f"must_keep must be a list of columns, found {must_keep!r}")
     found = []
     for each in must_keep:
-        if isinstance(each, Integral) and not isinstance(each, bool) and 0 <= each < len(names):
+        if isinstance(each, Integral) and not isinstance(each, bool) and 0 <= int(each) < len(names):
             found.append(names[int(each)])
         elif each in names:
             found.append(each)

@@ -41,7 +41,9 @@ def read_target(y: NDArray[Any], task: str = "auto") -> tuple[NDArray[np.float64
         try:
             return y.astype(np.float64), "regression", 1
         except (TypeError, ValueError) as error:
-            raise DataError(f"task='regression' needs numbers in y ({error}); encode them, or say a task") from error
+            raise DataError(
+                f"task='regression' needs numbers in y ({error}); encode them, or say a task"
+            ) from error
     if chosen == "binary":
         if len(values) > 2:
             raise DataError(
