@@ -58,19 +58,26 @@ def compact(table: Floats, categorical: NDArray[np.bool_]) -> Floats:
 
 
 def encode(table: Floats, categorical: NDArray[np.bool_], weight: Floats) -> Encoded:
-    """Encode a table (n, N) of numbers and codes; means, deviations and frequencies are weighted."""
-    numeric = np.flatnonzero(~categorical)
-    codes = np.flatnonzero(categorical)
-    numbers = np.stack([standardised(table[:, at], weight) for at in numeric], 1) if len(numeric) else None
-    ids = [frequent_ids(table[:, at], weight) for at in codes]
-    missing = np.isnan(table[:, numeric])
-    rows = len(table)
+    """Encode a table (n, N) of numbers and codes; means, deviations and frequencies are weighted.
+
+    A column that is the same in every row, or missing in every row, becomes zeros: it must not serve as a bias.
+    """
+    ids = {int(at): frequent_ids(table[:, at], weight) for at in np.flatnonzero(categorical)}
+    ids = {at: each for at, each in ids.items() if each.min() < each.max()}
+    numeric = [at for at in range(table.shape[1]) if at not in ids]
+    numbers = np.zeros((len(table), len(numeric)))
+    missing = np.zeros((len(table), len(numeric)), dtype=np.bool_)
+    for place, at in enumerate(numeric):
+        if not categorical[at]:
+            numbers[:, place] = standardised(table[:, at], weight)
+            gone = np.isnan(table[:, at])
+            missing[:, place] = gone & ~gone.all()
     return Encoded(
-        numbers=torch.zeros(rows, 0) if numbers is None else torch.from_numpy(numbers).float(),
-        missing=torch.from_numpy(missing).float() if missing.any() else torch.zeros(rows, 0),
-        ids=torch.from_numpy(np.stack(ids, 1)) if ids else torch.zeros(rows, 0, dtype=torch.int64),
-        sizes=[int(each.max()) + 1 for each in ids],
-        order=[*numeric.tolist(), *codes.tolist()],
+        numbers=torch.from_numpy(numbers).float(),
+        missing=torch.from_numpy(missing).float() if missing.any() else torch.zeros(len(table), 0),
+        ids=torch.from_numpy(np.stack(list(ids.values()), 1)) if ids else torch.zeros(len(table), 0).long(),
+        sizes=[int(each.max()) + 1 for each in ids.values()],
+        order=[*numeric, *ids],
     )
 
 

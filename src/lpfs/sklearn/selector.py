@@ -35,7 +35,7 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
     """Keep the columns that a small net really needs, found by learnable polarizing gates (LPFS, LPFS++).
 
     ``fit`` trains a net on all columns, then trains it on with one gate g(x) a column until exactly K gates are
-    alive and the others are exactly 0.0; ``transform`` selects those K columns and leaves their values as they are.
+    alive and the others are exactly 0.0; ``transform`` selects those K columns as they are.
     Columns are judged together, by how they help to predict rows that the net was not trained on.
 
     X may be an array, or a pandas or polars DataFrame with columns of any mixture of numbers, dates, text,
