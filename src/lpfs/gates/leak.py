@@ -17,6 +17,12 @@ from lpfs.gates.logits import Call, logits_of, max_change
 Where: TypeAlias = str | int | tuple[str | int, ...] | Callable[[Any], Any]
 
 
+def inputs_of(model: nn.Module) -> Mapping[str, Where]:
+    """Return how a model says its fields' raw values can be replaced; nothing if it does not say."""
+    method = getattr(type(model), "inputs_of_fields", None)
+    return dict(method(model)) if callable(method) else {}
+
+
 def check_leaks(
     model: nn.Module,
     dropped: Sequence[str],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -54,6 +55,8 @@ def _double(batch: Any) -> Any:
         return {key: _double(each) for key, each in batch.items()}
     if isinstance(batch, tuple | list) and not hasattr(batch, "_fields"):
         return type(batch)(_double(each) for each in batch)
+    if is_dataclass(batch) and not isinstance(batch, type):
+        return replace(batch, **{each.name: _double(getattr(batch, each.name)) for each in fields(batch)})
     return batch
 
 

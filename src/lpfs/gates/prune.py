@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from lpfs.errors import AbsenceError, ExactnessError, FieldError, InputError, StateError
-from lpfs.gates.attach import Factors, Multiply, refuse_wrapped
-from lpfs.gates.leak import Where, check_leaks
+from lpfs.gates.attach import refuse_wrapped
+from lpfs.gates.hooks import Factors, hooks_of
+from lpfs.gates.leak import Where, check_leaks, inputs_of
 from lpfs.gates.logits import Call, logits_of, max_change, precise, rounding_bound
 from lpfs.gates.module import NAME
+from lpfs.gates.rebuild import narrower, rebuild, rebuilds
 from lpfs.gates.sites import Place, check_reader, is_not_absence
-from lpfs.gates.state import as_list, carry_over, check_state
+from lpfs.gates.state import Kept, as_list, carry_over, check_state
 from lpfs.schema import Selection
 
 
@@ -119,14 +121,16 @@ def prune(
     """Return the physically smaller model: dropped tables, lookups and branches are gone.
 
     First, on the batch and in eval mode, the raw values of every dropped field are replaced: if one bit of the
-    output moves, the field leaks past its gate, and nothing is pruned.
+    output moves, the field leaks past its gate, and nothing is pruned. A model that can build a smaller one of
+    itself (:class:`~lpfs.gates.rebuild.Rebuilds`) does so; in any other one zeros stand in for what is gone.
 
     Args:
         model: a model whose gates were absorbed; left as it was.
         selection: what ``absorb`` returned.
         batch: a batch to prove it on; without one the result says "not certified".
         inputs: field -> where its raw value is in the batch: a key, a path such as ``("ids", 3)`` that may end
-            in a column of a tensor, or a function from a batch to one with other values in that field.
+            in a column of a tensor, or a function from a batch to one with other values in that field. A model
+            with a method ``inputs_of_fields()``, which returns such functions, needs none.
         optimizer: the model's optimizer, or several; new ones with their state are returned.
         cut: also cut the columns of the Linear that reads the fields, where ``attach`` was told of it; then
             outputs agree to rounding. Without it the dense part reads zeros, which is bit-equal for any model.
@@ -136,14 +140,41 @@ def prune(
     refuse_wrapped(model, "prune")
     if hasattr(model, NAME):
         raise StateError("prune: this model still has gates; absorb them first")
-    places = _dropped_places(model, selection)
+    if not isinstance(selection, Selection):
+        raise InputError(f"prune needs a Selection, such as absorb returns, found {type(selection).__name__}")
     optimizers = as_list(optimizer)
     for each in optimizers:
         check_state(each)
-    cuts = _columns_to_cut(model, places) if cut else {}
-    known = inputs or {}
+    itself = rebuilds(model)
+    places = {} if itself else _dropped_places(model, selection)
+    cuts = _columns_to_cut(model, places) if cut and not itself else {}
+    known = inputs_of(model) if inputs is None else inputs
     checked = () if batch is None else check_leaks(model, selection.dropped, batch, known, call)
+    if itself:
+        smaller, kept = rebuild(model, selection, cut)
+    else:
+        smaller, kept = _with_stand_ins(model, places, cuts, batch, call)
 
+    rounds = cut if itself else bool(cuts)
+    change, bound = None, 0.0
+    if batch is not None:
+        change, bound = _compare(model, smaller, batch, call, rounds, narrower(model, smaller))
+    unchecked = tuple(name for name in selection.dropped if name not in checked)
+    certificate = Certificate(change, bound, checked, unchecked)
+    carried = [_carry(each, model, smaller, kept) for each in optimizers]
+    if optimizer is None or isinstance(optimizer, torch.optim.Optimizer):
+        return Pruned(smaller, carried[0] if carried else None, certificate)
+    return Pruned(smaller, carried, certificate)
+
+
+def _with_stand_ins(
+    model: nn.Module,
+    places: Mapping[str, Sequence[Place]],
+    cuts: Mapping[str, Sequence[Place]],
+    batch: Any,
+    call: Call | None,
+) -> tuple[nn.Module, dict[str, Kept]]:
+    """Return a copy of any model with zeros where dropped modules were, and what stays of each cut weight."""
     removed = {place.module for several in places.values() for place in several if place.whole}
     narrow = {place.module for several in cuts.values() for place in several}
     outputs = _branch_outputs(model, removed, batch, call)
@@ -157,35 +188,26 @@ def prune(
     for path, index in columns.items():
         _cut_linear(smaller, path, index)
 
-    change, bound = (None, 0.0) if batch is None else _compare(model, smaller, batch, call, bool(cuts))
-    unchecked = tuple(name for name in selection.dropped if name not in checked)
-    certificate = Certificate(change, bound, checked, unchecked)
-    carried = [_carry(each, model, smaller, columns) for each in optimizers]
-    if optimizer is None or isinstance(optimizer, torch.optim.Optimizer):
-        return Pruned(smaller, carried[0] if carried else None, certificate)
-    return Pruned(smaller, carried, certificate)
+    return smaller, {f"{path}.weight" if path else "weight": {1: index} for path, index in columns.items()}
 
 
 def _carry(
-    optimizer: torch.optim.Optimizer, model: nn.Module, smaller: nn.Module, columns: Mapping[str, Tensor]
+    optimizer: torch.optim.Optimizer, model: nn.Module, smaller: nn.Module, kept: Mapping[str, Kept]
 ) -> torch.optim.Optimizer | None:
     """Return the optimizer of the smaller model: its weights are found by their names."""
     after = dict(smaller.named_parameters(remove_duplicate=False))
     replaced: dict[nn.Parameter, nn.Parameter | None] = {}
-    kept: dict[nn.Parameter, Tensor] = {}
+    parts: dict[nn.Parameter, Kept] = {}
     for path, weight in model.named_parameters(remove_duplicate=False):
         if path in after or weight not in replaced:
             replaced[weight] = after.get(path)
-        module, _, name = path.rpartition(".")
-        if module in columns and name == "weight":
-            kept[weight] = columns[module]
-    return carry_over(optimizer, replaced, kept)
+        if path in kept:
+            parts[weight] = kept[path]
+    return carry_over(optimizer, replaced, parts)
 
 
 def _dropped_places(model: nn.Module, selection: Selection) -> dict[str, tuple[Place, ...]]:
     """Return where the dropped fields enter, checked against the model."""
-    if not isinstance(selection, Selection):
-        raise InputError(f"prune needs a Selection, such as absorb returns, found {type(selection).__name__}")
     places = {}
     for name in selection.dropped:
         if name not in selection.sites:
@@ -249,8 +271,7 @@ def _stand_in(module: nn.Module, output: Tensor | None, empty: bool) -> Zeros:
 
 def _forget_factors(model: nn.Module) -> None:
     """Drop constants that no module uses any more."""
-    used = {id(hook.source) for module in model.modules() for hook in module._forward_hooks.values()
-            if isinstance(hook, Multiply)}  # fmt: skip
+    used = {id(hook.source) for module in model.modules() for hook in hooks_of(module)}
     for name, each in list(model._modules.items()):
         if isinstance(each, Factors) and id(each) not in used:
             del model._modules[name]
@@ -297,19 +318,25 @@ def _cut_linear(model: nn.Module, path: str, columns: Tensor) -> None:
 
 
 def _compare(
-    model: nn.Module, smaller: nn.Module, batch: Any, call: Call | None, cut: bool
+    model: nn.Module,
+    smaller: nn.Module,
+    batch: Any,
+    call: Call | None,
+    cut: bool,
+    narrow: Callable[[Any], Any],
 ) -> tuple[float, float]:
     """Return how much the output moved and how much it may; refuse the smaller model if it is more."""
     before = logits_of(model, batch, call)
     bound = rounding_bound(before) if cut else 0.0
+    fine, data = precise(model, batch)
+    narrowed, narrowed_data = narrow(batch), narrow(data)
     try:
-        change = max_change(before, logits_of(smaller, batch, call))
+        change = max_change(before, logits_of(smaller, narrowed, call))
         moved, limit = change, bound
-        fine, data = precise(model, batch)
         if cut and fine is not model:  # half precision: what counts is whether the same happens in float64
             reference = logits_of(fine, data, call)
             moved, limit = (
-                max_change(reference, logits_of(precise(smaller, batch)[0], data, call)),
+                max_change(reference, logits_of(precise(smaller, batch)[0], narrowed_data, call)),
                 rounding_bound(reference),
             )
     except (RuntimeError, AttributeError, TypeError) as error:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from lpfs.errors import AbsenceError, FieldError, InputError
+from lpfs.gates.parts import TakesGates
 from lpfs.schema import known_keys
 
 
@@ -70,6 +71,26 @@ class Place:
         if values.get("columns") is not None:
             values["columns"] = tuple(values["columns"])
         return cls(**values)
+
+
+def declared_sites(model: nn.Module, fields: str | Sequence[str] | None = None) -> Fields:
+    """Return the sites that a model declares by a method ``sites()``: all, or those named.
+
+    A model without such a method gets ``fields`` back: they are patterns of paths then.
+    """
+    method = getattr(type(model), "sites", None)
+    if not callable(method):
+        return fields
+    declared: dict[str, SiteLike | Sequence[SiteLike]] = dict(method(model))
+    if fields is None:
+        return declared
+    names = [fields] if isinstance(fields, str) else list(fields)
+    unknown = [name for name in names if name not in declared]
+    if unknown:
+        raise FieldError(f"the model declares no field {unknown[0]!r}; its fields are {list(declared)}")
+    if len(set(names)) != len(names):
+        raise FieldError(f"a field is named twice: {names}")
+    return {name: declared[name] for name in names}
 
 
 def find_places(
@@ -160,6 +181,11 @@ def _place(model: nn.Module, paths: dict[nn.Module, list[str]], name: str, given
         start, stop = site.index, site.index + 1
         if start < 0:
             raise FieldError(f"field {name!r}: an index counts from 0, found {start}")
+    module = model.get_submodule(path)
+    if stop is not None and isinstance(module, TakesGates) and stop > module.parts:
+        raise FieldError(
+            f"field {name!r}: {path!r} has {module.parts} parts, but the field is at [{start}:{stop}]"
+        )
     reader = None if site.reader is None else _path(model, paths, name, site.reader)
     columns: tuple[int, int] | None = None
     if reader is not None:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from lpfs.errors import InputError
+
+# a part of a weight: (dim, start, stop); what stays of a weight: dim -> indices, and the whole of other dims
+Part: TypeAlias = tuple[int, int, int]
+Kept: TypeAlias = Mapping[int, Tensor]
 
 # optimizer class name -> state key -> power of the gradient it holds (0: does not depend on its scale)
 POWERS: dict[str, dict[str, int]] = {
@@ -61,12 +65,29 @@ def check_state(optimizer: torch.optim.Optimizer) -> dict[str, int]:
     return powers
 
 
-def check_columns(optimizer: torch.optim.Optimizer, module: nn.Module, columns: tuple[int, int] | None) -> None:
-    """Refuse to rescale some columns of a weight whose state has one number a row."""
-    weight = module.weight
-    assert isinstance(weight, Tensor)
+def part_of(value: Tensor, weight: Tensor, part: Part | None) -> Tensor | None:
+    """Return the view of a state, or of the weight itself, that belongs to a part of the weight.
+
+    A state shaped like the weight (R, D) has the same part. One with a number a row, (R,) or (R, 1), has it along
+    dim 0 only: None otherwise.
+    """
+    if part is None:
+        return value
+    dim, start, stop = part
+    if value.shape == weight.shape or (dim == 0 and _row_wise(value, weight)):
+        return value.narrow(dim, start, stop - start)
+    return None
+
+
+def _row_wise(value: Tensor, weight: Tensor) -> bool:
+    rows = weight.shape[0] if weight.ndim else 0
+    return value.shape in ((rows,), (rows, 1))
+
+
+def check_part(optimizer: torch.optim.Optimizer, weight: nn.Parameter, part: Part | None) -> None:
+    """Refuse to rescale a part of a weight across the rows of a state that has one number a row."""
     for key, value in optimizer.state.get(weight, {}).items():
-        if columns is not None and isinstance(value, Tensor) and value.ndim and value.shape != weight.shape:
+        if isinstance(value, Tensor) and value.ndim and part_of(value, weight, part) is None:
             raise InputError(f"the row-wise state {key!r} of a Linear cannot be rescaled by columns")
 
 
@@ -79,45 +100,38 @@ def add_twin(optimizer: torch.optim.Optimizer, old: nn.Parameter, new: nn.Parame
             if "param_names" in group:
                 group["param_names"].insert(places[0], name)
             if old in optimizer.state:
-                optimizer.state[new] = {key: _cut(value, old, None) for key, value in optimizer.state[old].items()}
+                optimizer.state[new] = {key: _cut(value, old, {}) for key, value in optimizer.state[old].items()}
             return
 
 
 def rescale_state(
-    optimizer: torch.optim.Optimizer,
-    weight: nn.Parameter,
-    gate: float,
-    columns: tuple[int, int] | None = None,
+    optimizer: torch.optim.Optimizer, weight: nn.Parameter, gate: float, part: Part | None = None
 ) -> None:
-    """Rescale the state of a weight that was multiplied by ``gate``, all of it or some columns, in place."""
+    """Rescale the state of a weight that was multiplied by ``gate``, all of it or a part, in place."""
     powers = powers_of(optimizer)
     for key, value in optimizer.state.get(weight, {}).items():
         power = powers.get(key, 0)
         if not isinstance(value, Tensor) or not value.ndim or not power:
             continue
-        if columns is None:
-            part = value
-        elif value.shape == weight.shape:
-            part = value[:, columns[0] : columns[1]]
-        else:
-            continue
+        its = part_of(value, weight, part)
+        assert its is not None  # check_part was asked before anything changed
         if gate == 0:
-            part.zero_()
+            its.zero_()
         else:
-            part.div_(gate**power)
+            its.div_(gate**power)
 
 
 def carry_over(
     optimizer: torch.optim.Optimizer,
     replaced: Mapping[nn.Parameter, nn.Parameter | None],
-    columns: Mapping[nn.Parameter, Tensor],
+    kept: Mapping[nn.Parameter, Kept],
 ) -> torch.optim.Optimizer | None:
     """Return an optimizer of the same kind over new weights, with its state; None if it has no weight left.
 
     Args:
         optimizer: the old one; it is left as it was.
         replaced: old weight -> its successor, or None where it is gone.
-        columns: old weight -> the columns of it that stay, where it was cut.
+        kept: old weight -> what of it stays, where it was cut.
 
     """
     check_state(optimizer)
@@ -137,15 +151,22 @@ def carry_over(
         assert isinstance(old, nn.Parameter)
         new = replaced.get(old, old)
         if new is not None:
-            result.state[new] = {key: _cut(value, old, columns.get(old)) for key, value in state.items()}
+            result.state[new] = {key: _cut(value, old, kept.get(old, {})) for key, value in state.items()}
     return result
 
 
-def _cut(value: Any, weight: Tensor, columns: Tensor | None) -> Any:
+def _cut(value: Any, weight: Tensor, kept: Kept) -> Any:
     if not isinstance(value, Tensor):
         return value
-    if columns is None or not value.ndim:
+    if not kept or not value.ndim:
         return value.clone()
-    if value.shape != weight.shape:
+    if value.shape != weight.shape and (set(kept) != {0} or not _row_wise(value, weight)):
         raise InputError("the row-wise optimizer state of a Linear cannot be cut by columns: prune without cut")
-    return value.index_select(1, columns).clone()
+    return keep_of(value, kept)
+
+
+def keep_of(value: Tensor, kept: Kept) -> Tensor:
+    """Return a copy of what stays of a tensor."""
+    for dim, index in kept.items():
+        value = value.index_select(dim, index.to(value.device))
+    return value if kept else value.clone()
