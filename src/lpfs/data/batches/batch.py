@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from lpfs.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,30 @@ class Batch:
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory, from which CUDA copies without waiting."""
         return self._map(Tensor.pin_memory)
+
+    def select(self, schema: Schema, names: Sequence[str]) -> Batch:
+        """Return the batch with only these fields; ``schema`` says which it holds, and keeps their order."""
+        wanted = {schema[name].name for name in names}
+        if len(wanted) == len(schema):
+            return self
+        ids: list[int] = []
+        dense: list[int] = []
+        seen = at = 0
+        for each in schema:
+            if each.kind == "numeric":
+                dense += range(at, at + each.dim) if each.name in wanted else ()
+                at += each.dim
+            elif each.kind != "multi":
+                ids += [seen] if each.name in wanted else []
+                seen += 1
+        columns = torch.tensor(dense, dtype=torch.long, device=self.dense.device)
+        return Batch(
+            self.ids.index_select(1, torch.tensor(ids, dtype=torch.long, device=self.ids.device)),
+            self.dense.index_select(1, columns),
+            self.labels,
+            None if self.missing is None else self.missing.index_select(1, columns),
+            {name: bag for name, bag in self.bags.items() if name in wanted},
+        )
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         return Batch(

@@ -1,0 +1,117 @@
+"""DLRM: the paper's network for the Terabyte log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lpfs.data.batches.batch import Batch
+from lpfs.errors import InputError
+from lpfs.models.dense import dense_layers
+from lpfs.models.dense_token import DenseToken
+from lpfs.models.inputs import Inputs, Pooling, by_kind
+from lpfs.models.layout import Layout, Segments
+from lpfs.models.model import Model
+from lpfs.schema import Schema
+
+
+class DLRM(Model):
+    r"""Numbers through an MLP to one more embedding, then the concatenation of all through dense layers.
+
+    .. math:: e_0 = \mathrm{bottom}(v), \qquad y = \mathrm{top}([g_1 e_1, \dots, g_N e_N, g_0 e_0])
+
+    As in the LPFS paper, the token of the numbers is one more field, called ``dense``, with one gate for all of
+    them. With ``interaction="dot"`` the top reads e₀ and the dot products of all pairs, as the original DLRM
+    (Naumov et al. 2019) does.
+
+    Args:
+        schema: the fields, label and tasks.
+        dim: width of an embedding.
+        bottom: widths of the hidden layers between the numbers and their token.
+        hidden: widths of the hidden layers on top.
+        interaction: ``concat``, or ``dot``.
+        pooling: a bag is the ``mean`` or the ``sum`` of its rows.
+        token: what the embedding of the numbers is called; it gets a ' where a field with ids has that name.
+        silent: parts that read as zeros (see :class:`Model`).
+
+    """
+
+    pairs: Tensor | None
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        dim: int = 16,
+        bottom: Sequence[int] = (64,),
+        hidden: Sequence[int] = (256, 128),
+        interaction: Literal["concat", "dot"] = "concat",
+        pooling: Pooling = "mean",
+        token: str = "dense",
+        silent: Sequence[str] = (),
+    ) -> None:
+        config = {"dim": dim, "bottom": bottom, "hidden": hidden, "interaction": interaction, "pooling": pooling}
+        super().__init__(schema, silent, {**config, "token": free_name(schema, token)})
+        if interaction not in ("concat", "dot"):
+            raise InputError(f"interaction must be concat or dot, found {interaction!r}")
+        self.dot = interaction == "dot"
+        slots = self.slots()
+        self.inputs = dense_token_inputs(self.reads, dim, bottom, pooling, self.config["token"], slots)
+        self.has_token = bool(by_kind(schema)[2])
+        pairs = torch.triu_indices(len(slots), len(slots), 1)
+        self.register_buffer("pairs", pairs[0] * len(slots) + pairs[1] if self.dot else None, persistent=False)
+        width = sum(size for _, size in self._columns(dim))
+        self.top = dense_layers(width, hidden, self.outputs_count)
+
+    def fields_of_parts(self) -> dict[str, tuple[str, ...]]:
+        """Return the fields with ids, each by itself, and the token of all numbers."""
+        return token_parts(self.schema, self.config["token"])
+
+    def outputs(self, batch: Batch) -> Tensor:
+        """Return logits (B, 1 + tasks)."""
+        tokens = self.inputs(batch)  # (B, N, D)
+        read = tokens.flatten(1)
+        if self.pairs is not None:
+            read = torch.bmm(tokens, tokens.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
+            if self.has_token:
+                read = torch.cat([tokens[:, -1], read], 1)
+        out: Tensor = self.top(read)
+        return out
+
+    def layout(self) -> Layout:
+        """Say which rows and which columns belong to which part, or pair of parts."""
+        return {**super().layout(), "top.0.weight": {1: self._columns(self.inputs.dim)}}
+
+    def _columns(self, dim: int) -> Segments:
+        slots = self.slots()
+        if not self.dot:
+            return [(name, dim) for name in slots]
+        pairs = [((a, b), 1) for number, a in enumerate(slots) for b in slots[number + 1 :]]
+        return [(slots[-1], dim), *pairs] if self.has_token else pairs
+
+
+def free_name(schema: Schema, name: str) -> str:
+    """Return the name that the token of the numbers can have beside the fields with ids."""
+    taken = {each.name for each in schema if each.kind != "numeric"}
+    while name in taken:
+        name += "'"
+    return name
+
+
+def token_parts(schema: Schema, token: str) -> dict[str, tuple[str, ...]]:
+    """Return the fields with ids, each by itself, and the token of all numbers."""
+    ids, bags, dense = by_kind(schema)
+    parts: dict[str, tuple[str, ...]] = {each.name: (each.name,) for each in (*ids, *bags)}
+    return {**parts, token: tuple(each.name for each in dense)} if dense else parts
+
+
+def dense_token_inputs(
+    reads: Schema, dim: int, bottom: Sequence[int], pooling: Pooling, name: str, slots: Sequence[str]
+) -> Inputs:
+    """Return the inputs of a DLRM: embeddings, and the token of the numbers as the last."""
+    numbers = partial(DenseToken, hidden=tuple(bottom), name=name)
+    return Inputs(reads, reads.names, dim, pooling=pooling, slots=slots, numbers=numbers)

@@ -1,0 +1,45 @@
+"""FM: a factorisation machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lpfs.data.batches.batch import Batch
+from lpfs.models.inputs import Inputs, Pooling
+from lpfs.models.model import Model
+from lpfs.models.second_order import all_pairs
+from lpfs.schema import Schema
+
+
+class FM(Model):
+    r"""Linear weights and products of all pairs (Rendle 2010); one gate covers a field's weight and embedding.
+
+    .. math:: y_t = b_t + \sum_i g_i w_{it} + \sum_{i<j} \langle g_i e_i, g_j e_j\rangle
+
+    Tasks have their own linear weights and share the products.
+
+    Args:
+        schema: the fields, label and tasks.
+        dim: width of an embedding.
+        pooling: a bag is the ``mean`` or the ``sum`` of its rows.
+        silent: parts that read as zeros (see :class:`Model`).
+
+    """
+
+    def __init__(
+        self, schema: Schema, *, dim: int = 16, pooling: Pooling = "mean", silent: Sequence[str] = ()
+    ) -> None:
+        super().__init__(schema, silent, {"dim": dim, "pooling": pooling})
+        self.inputs = Inputs(
+            self.reads, self.reads.names, dim, wide=self.outputs_count, pooling=pooling, slots=self.slots()
+        )
+        self.bias = nn.Parameter(torch.zeros(self.outputs_count))
+
+    def outputs(self, batch: Batch) -> Tensor:
+        """Return logits (B, 1 + tasks)."""
+        both = self.inputs(batch)
+        dim = self.inputs.dim
+        return both[..., dim:].sum(1) + all_pairs(both[..., :dim]) + self.bias

@@ -1,0 +1,1 @@
+"""Kernels of the crosses: the same products in torch operations, and compiled for a CPU."""

@@ -1,0 +1,51 @@
+"""MLP: embeddings side by side, then a multilayer perceptron; the default of ``select``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from lpfs.data.batches.batch import Batch
+from lpfs.models.dense import dense_layers
+from lpfs.models.inputs import Inputs, Pooling
+from lpfs.models.layout import Layout
+from lpfs.models.model import Model
+from lpfs.schema import Schema
+
+
+class MLP(Model):
+    r"""The concatenation of all fields through dense layers; every field, a numeric one too, has its embedding.
+
+    .. math:: y = \mathrm{top}([g_1 e_1, \dots, g_N e_N])
+
+    Args:
+        schema: the fields, label and tasks.
+        dim: width of an embedding.
+        hidden: widths of the hidden layers.
+        pooling: a bag is the ``mean`` or the ``sum`` of its rows.
+        silent: parts that read as zeros (see :class:`Model`).
+
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        dim: int = 16,
+        hidden: Sequence[int] = (256, 128),
+        pooling: Pooling = "mean",
+        silent: Sequence[str] = (),
+    ) -> None:
+        super().__init__(schema, silent, {"dim": dim, "hidden": hidden, "pooling": pooling})
+        self.inputs = Inputs(self.reads, self.reads.names, dim, pooling=pooling, slots=self.slots())
+        self.top = dense_layers(len(schema) * dim, hidden, self.outputs_count)
+
+    def outputs(self, batch: Batch) -> Tensor:
+        """Return logits (B, 1 + tasks)."""
+        out: Tensor = self.top(self.inputs(batch).flatten(1))
+        return out
+
+    def layout(self) -> Layout:
+        """Say which rows and which columns belong to which field."""
+        return {**super().layout(), "top.0.weight": {1: [(name, self.inputs.dim) for name in self.slots()]}}

@@ -1,0 +1,155 @@
+"""Model: what every model here is and can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from lpfs.data.batches.batch import Batch
+from lpfs.errors import FieldError, InputError
+from lpfs.gates.sites import Site
+from lpfs.models.inputs import Inputs, by_kind
+from lpfs.models.layout import Layout, taken_over, under
+from lpfs.models.other_values import other_values
+from lpfs.schema import Schema
+
+Self = TypeVar("Self", bound="Model")
+
+
+class Model(nn.Module):
+    """Fields to logits: (B,) for a schema without tasks, else (B, 1 + tasks).
+
+    What can be gated are parts: the fields, and for some models a token of several fields or crosses of two.
+    A subclass calls ``super().__init__`` with all its own arguments, makes ``inputs``, and says in
+    :meth:`outputs` what happens to a batch and in :meth:`layout` which weights belong to which part.
+
+    Args:
+        schema: the fields, label and tasks.
+        silent: parts that read as zeros: they have no weights, and where no other part needs their fields the
+            batch does not hold these. That is what ``prune`` makes, so that the rest keeps its shape.
+        config: the arguments of the subclass, plain JSON values.
+
+    """
+
+    inputs: Inputs
+
+    def __init__(self, schema: Schema, silent: Sequence[str], config: Mapping[str, Any]) -> None:
+        super().__init__()
+        if not len(schema):
+            raise InputError("a model needs at least one field; the schema has none")
+        self.schema = schema
+        self.config = {key: _plain(value) for key, value in config.items()}
+        self.outputs_count = 1 + len(schema.tasks)
+        fields = self.fields_of_parts()
+        unknown = sorted(set(silent) - set(fields))
+        if unknown:
+            raise FieldError(f"silent names {unknown[0]!r}, but the parts are {_some(fields)}")
+        self.silent = tuple(name for name in fields if name in set(silent))
+        self.names = tuple(name for name in fields if name not in set(silent))
+        read = {each for name in self.names for each in fields[name]}
+        self.reads = schema.subset([each for each in schema.names if each in read])
+        ids, bags, dense = by_kind(self.reads)
+        self._ids, self._numbers = len(ids), sum(each.dim for each in dense)
+        self._bags = tuple(each.name for each in bags)
+
+    # ------------------------------------------------------------------------ what a subclass says
+
+    def fields_of_parts(self) -> dict[str, tuple[str, ...]]:
+        """Return every part that can be gated, silent ones too, and the fields that it reads."""
+        ids, bags, dense = by_kind(self.schema)
+        return {each.name: (each.name,) for each in (*ids, *bags, *dense)}
+
+    def outputs(self, batch: Batch) -> Tensor:
+        """Return logits (B, 1 + tasks)."""
+        raise NotImplementedError
+
+    def layout(self) -> Layout:
+        """Say which slices of which parameters belong to which part; the rest does not depend on parts."""
+        return under("inputs", self.inputs.layout())
+
+    def sites(self) -> dict[str, Site | list[Site]]:
+        """Return where every part that can be gated enters."""
+        return {name: Site("inputs", index=part) for part, name in enumerate(self.inputs.names)}
+
+    # --------------------------------------------------------------------------- what every one does
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return logits: (B,), or (B, 1 + tasks) where the schema has tasks."""
+        self.check(batch)
+        out = self.outputs(batch)
+        return out if self.schema.tasks else out[:, 0]
+
+    def check(self, batch: Batch) -> None:
+        """Refuse a batch that does not fit the fields of the model."""
+        if batch.ids.shape[1:] != (self._ids,):
+            raise self._misfit("columns of ids", batch.ids, self._ids)
+        if batch.dense.shape[1:] != (self._numbers,):
+            raise self._misfit("columns of numbers", batch.dense, self._numbers)
+        if batch.missing is not None and batch.missing.shape != batch.dense.shape:
+            raise self._misfit("columns in missing", batch.missing, self._numbers)
+        for name in self._bags:
+            if name not in batch.bags:
+                raise InputError(
+                    f"the batch has no bag {name!r}, it has {_some(batch.bags)}; was it made with another schema?"
+                )
+            if len(batch.bags[name][1]) != len(batch):
+                found = len(batch.bags[name][1])
+                raise InputError(f"bag {name!r} has offsets for {found} rows, the batch has {len(batch)}")
+
+    def _misfit(self, what: str, found: Tensor, expected: int) -> InputError:
+        return InputError(
+            f"the model reads {expected} {what}, found {tuple(found.shape)}: its fields are {_some(self.reads.names)}; "
+            "was the batch made with another schema? A smaller model takes old.narrow(batch, smaller)"
+        )
+
+    def inputs_of_fields(self) -> dict[str, Callable[[Any], Any]]:
+        """Return, for every part, a function from a batch to one with other raw values in it."""
+        fields = self.fields_of_parts()
+        return {name: other_values(self.reads, fields[name]) for name in self.names}
+
+    def smaller(self: Self, kept: Sequence[str], cut: bool) -> tuple[Self, dict[str, dict[int, Tensor]]]:
+        """Return a new model of the kept parts, and which indices of each old parameter it takes over.
+
+        Its weights are not copied yet. Without ``cut`` the dropped parts read as zeros and all that comes after
+        the inputs keeps its shape; with it, it is what a schema of the kept fields gives.
+        """
+        unknown = sorted(set(kept) - set(self.names))
+        if unknown:
+            raise FieldError(f"there is no part {unknown[0]!r} to keep; the model has {_some(self.names)}")
+        device = next(self.parameters()).device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.device(device):
+            if cut:
+                new = self.cut([name for name in self.names if name in set(kept)])
+            else:
+                silent = [name for name in self.fields_of_parts() if name not in set(kept)]
+                new = type(self)(self.schema, **self.config, silent=silent)  # type: ignore[call-arg, arg-type]
+        old = dict(self.named_parameters())
+        for name, each in new.named_parameters():
+            each.data = each.data.to(old[name].dtype)
+        return new, taken_over(self.layout(), new.layout())
+
+    def cut(self: Self, kept: Sequence[str]) -> Self:
+        """Return a fresh model of the fields that the kept parts need."""
+        fields = self.fields_of_parts()
+        needed = [each for name in kept for each in fields[name]]
+        return type(self)(self.schema.subset(needed), **self.config)  # type: ignore[arg-type]
+
+    def narrow(self, batch: Batch, smaller: Model) -> Batch:
+        """Return the batch as a smaller model reads it."""
+        return batch.select(self.reads, smaller.reads.names)
+
+    def slots(self) -> tuple[str, ...]:
+        """Return all parts in order, silent ones too."""
+        return tuple(self.fields_of_parts())
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(map(repr, names))
+    return ", ".join(listed[:20]) + (f" and {len(listed) - 20} more" if len(listed) > 20 else "") or "none"

@@ -1,0 +1,125 @@
+"""UserItem: the paper's industrial network, every user field times every item field."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lpfs.data.batches.batch import Batch
+from lpfs.errors import InputError
+from lpfs.gates.sites import Site
+from lpfs.models.crosses import Crosses
+from lpfs.models.dense import dense_layers
+from lpfs.models.inputs import Inputs, Pooling, by_kind
+from lpfs.models.layout import Layout, Segments, under
+from lpfs.models.model import Model
+from lpfs.schema import Schema
+
+
+class UserItem(Model):
+    r"""Products of all user with all item fields, then the other fields, a shared bottom, and a head for each task.
+
+    .. math:: z = \mathrm{top}([g_u e_u \odot g_i e_i \;\forall u, i;\; g_c e_c;\; g_n e_n]), \qquad
+              y_t = \mathrm{head}_t(z)
+
+    Gates stand right after the embeddings, so that a field that is dropped takes its crosses with it. Which field is
+    which is its ``group``: fields of group ``user`` and ``item``, of any kind, are crossed; of the others, those with
+    ids (``combine``, ``context``) and the numbers follow, each kind in a width of its own.
+
+    Args:
+        schema: the fields, label and tasks.
+        dim: width of the embeddings that are crossed.
+        other_dim: width of the embeddings of the other fields with ids.
+        number_dim: width of the embeddings of the other numeric fields.
+        hidden: widths of the shared layers, the last of which the heads read.
+        head: widths of the hidden layers of each head.
+        pooling: a bag is the ``mean`` or the ``sum`` of its rows.
+        silent: parts that read as zeros (see :class:`Model`).
+
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        dim: int = 16,
+        other_dim: int = 16,
+        number_dim: int = 4,
+        hidden: Sequence[int] = (256, 128),
+        head: Sequence[int] = (32,),
+        pooling: Pooling = "mean",
+        silent: Sequence[str] = (),
+    ) -> None:
+        config = {"dim": dim, "other_dim": other_dim, "number_dim": number_dim, "hidden": hidden, "head": head}
+        super().__init__(schema, silent, {**config, "pooling": pooling})
+        if not hidden:
+            raise InputError("hidden needs at least one width: the heads read the last shared layer")
+        crossed, others, numbers = self._shares(schema)
+        groups = [schema[name].group for name in crossed]
+        users = [number for number, group in enumerate(groups) if group == "user"]
+        items = [number for number, group in enumerate(groups) if group == "item"]
+        if bool(users) != bool(items):
+            found, absent = ("user", "item") if users else ("item", "user")
+            raise InputError(
+                f"the schema has fields of group {found} and none of group {absent}, so nothing would read them; "
+                "give both groups, or none"
+            )
+        self.inputs = self._inputs(crossed, dim, pooling)
+        self.others = self._inputs(others, other_dim, pooling)
+        self.numbers = self._inputs(numbers, number_dim, pooling)
+        self.crosses = Crosses([(user, item) for user in users for item in items], dim)
+        self.pairs = [(crossed[user], crossed[item]) for user in users for item in items]
+        width = sum(size for _, size in self._columns())
+        *shared, last = hidden
+        self.top = dense_layers(width, shared, last).append(nn.ReLU())
+        self.heads = nn.ModuleList(dense_layers(last, head, 1) for _ in range(self.outputs_count))
+
+    def _inputs(self, names: Sequence[str], dim: int, pooling: Pooling) -> Inputs:
+        read = [name for name in names if name in set(self.names)]
+        return Inputs(self.reads, read, dim, pooling=pooling, slots=names)
+
+    @staticmethod
+    def _shares(schema: Schema) -> tuple[list[str], list[str], list[str]]:
+        """Return the fields that are crossed, the others with ids, and the other numbers."""
+        crossed = [each.name for each in schema if each.group in ("user", "item")]
+        ids, bags, dense = by_kind(schema)
+        ids = [*ids, *bags]
+        parts = [[each.name for each in kind if each.name not in set(crossed)] for kind in (ids, dense)]
+        ordered = [each.name for each in (*ids, *dense) if each.name in set(crossed)]
+        return ordered, parts[0], parts[1]
+
+    def outputs(self, batch: Batch) -> Tensor:
+        """Return logits (B, 1 + tasks)."""
+        beside = [each(batch).flatten(1) for each in (self.others, self.numbers) if each.slots]
+        read = self.crosses(self.inputs(batch), torch.cat(beside, 1) if beside else None)
+        shared = self.top(read)
+        return torch.cat([head(shared) for head in self.heads], 1)
+
+    def sites(self) -> dict[str, Site | list[Site]]:
+        """Return where every field enters: right after its embedding."""
+        return {
+            name: Site(path, index=part)
+            for path in ("inputs", "others", "numbers")
+            for part, name in enumerate(getattr(self, path).names)
+        }
+
+    def layout(self) -> Layout:
+        """Say which rows belong to which field, and which columns to which field or cross."""
+        rows = {**under("others", self.others.layout()), **under("numbers", self.numbers.layout())}
+        return {**super().layout(), **rows, "top.0.weight": {1: self._columns()}}
+
+    def _columns(self) -> Segments:
+        return [
+            *((pair, self.inputs.dim) for pair in self.pairs),
+            *((name, self.others.dim) for name in self.others.slots),
+            *((name, self.numbers.dim) for name in self.numbers.slots),
+        ]
+
+    def cut(self, kept: Sequence[str]) -> UserItem:
+        """Return a fresh model of the kept fields; with the last item go all users, which nothing would read."""
+        groups = {self.schema[name].group for name in kept}
+        alone = {"user", "item"} - groups
+        lost = {"user", "item"} if alone else set()
+        return super().cut([name for name in kept if self.schema[name].group not in lost])

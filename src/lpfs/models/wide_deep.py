@@ -1,0 +1,58 @@
+"""WideDeep: a linear model beside a multilayer perceptron."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from lpfs.data.batches.batch import Batch
+from lpfs.models.dense import dense_layers
+from lpfs.models.inputs import Inputs, Pooling
+from lpfs.models.layout import Layout
+from lpfs.models.model import Model
+from lpfs.schema import Schema
+
+
+class WideDeep(Model):
+    r"""Wide & Deep (Cheng et al. 2016); one gate covers a field's wide weight and its embedding.
+
+    .. math:: y = \sum_i g_i w_i + \mathrm{top}([g_1 e_1, \dots, g_N e_N])
+
+    Args:
+        schema: the fields, label and tasks.
+        dim: width of an embedding.
+        hidden: widths of the hidden layers.
+        pooling: a bag is the ``mean`` or the ``sum`` of its rows.
+        silent: parts that read as zeros (see :class:`Model`).
+
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        dim: int = 16,
+        hidden: Sequence[int] = (256, 128),
+        pooling: Pooling = "mean",
+        silent: Sequence[str] = (),
+    ) -> None:
+        super().__init__(schema, silent, {"dim": dim, "hidden": hidden, "pooling": pooling})
+        self.inputs = Inputs(
+            self.reads, self.reads.names, dim, wide=self.outputs_count, pooling=pooling, slots=self.slots()
+        )
+        self.top = dense_layers(len(schema) * dim, hidden, self.outputs_count)
+
+    def outputs(self, batch: Batch) -> Tensor:
+        """Return logits (B, 1 + tasks)."""
+        both = self.inputs(batch)
+        return self.combine(both[..., : self.inputs.dim], both[..., self.inputs.dim :])
+
+    def combine(self, tokens: Tensor, wide: Tensor) -> Tensor:
+        """Return logits (B, 1 + tasks) for embeddings (B, N, D) and wide weights (B, N, 1 + tasks)."""
+        out: Tensor = self.top(tokens.flatten(1))
+        return out + wide.sum(1)
+
+    def layout(self) -> Layout:
+        """Say which rows and which columns belong to which field."""
+        return {**super().layout(), "top.0.weight": {1: [(name, self.inputs.dim) for name in self.slots()]}}
