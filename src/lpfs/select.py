@@ -170,7 +170,7 @@ def planned(wanted: Settings, dataset: Dataset, folder: Path, resume: bool, tell
         wanted.must_keep,
         costs_of(wanted, schema),
     )
-    if wanted.level == "field" and wanted.backbone not in ("dlrm", "dlrm-cross"):
+    if wanted.level == "field" and wanted.backbone not in ("dlrm", "dlrm_cross"):
         wish.check(schema.names)
     parts = periods(dataset)
     steps = recipe(

@@ -18,6 +18,7 @@ from lpfs.data.batches.batch import Batch
 from lpfs.errors import InputError
 from lpfs.gates.module import Gates
 from lpfs.gates.optimizer import ProxSGD
+from lpfs.gates.settle import settle
 from lpfs.methods.costs import Costs
 from lpfs.methods.polarize import Polarize
 from lpfs.train.callback import State
@@ -46,7 +47,7 @@ class Descend(Polarize):
                 self.seen = alive
                 stay = self.look(state, late)
                 if stay is not None:
-                    self.gates.settle(stay)
+                    settle(self.gates, stay)
                     self.settled = True
 
     @abstractmethod
@@ -66,7 +67,7 @@ class Descend(Polarize):
         super().load_state_dict(values)
         self.settled, self.seen = values["settled"], values["seen"]
         if self.settled:
-            self.gates.settle(None)
+            settle(self.gates)
 
 
 class WithinBudget(Descend):

@@ -85,13 +85,13 @@ class Settings:
         both = set(self.must_keep) & set(self.must_drop)
         if both:
             raise InputError(f"field {min(both)!r} must be kept and must be dropped: decide")
-        if self.level == "cross" and self.model not in (None, "dlrm-cross"):
-            raise InputError(f"level='cross' gates the crosses of dlrm-cross, not of {self.model!r}")
+        if self.level == "cross" and self.model not in (None, "dlrm_cross"):
+            raise InputError(f"level='cross' gates the crosses of dlrm_cross, not of {self.model!r}")
 
     @property
     def backbone(self) -> str:
         """The name of the model."""
-        return self.model or ("dlrm-cross" if self.level == "cross" else "mlp")
+        return self.model or ("dlrm_cross" if self.level == "cross" else "mlp")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; ``from_json`` reads them back."""
