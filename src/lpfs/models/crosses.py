@@ -141,7 +141,7 @@ class Memory:
             storage = None
         if storage is None or storage.nbytes() < size or torch._C._storage_Use_Count(storage._cdata) != 1:
             storage = torch.UntypedStorage(size)
-        out = torch.empty(0, dtype=like.dtype).set_(storage, 0, (rows, width), (width, 1))  # type: ignore[call-overload]
+        out = torch.empty(0, dtype=like.dtype).set_(storage, 0, (rows, width), (width, 1))
         self._kept[:] = [storage]
         return out
 

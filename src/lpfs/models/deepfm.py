@@ -11,7 +11,8 @@ from lpfs.models.wide_deep import WideDeep
 class DeepFM(WideDeep):
     r"""DeepFM (Guo et al. 2017): Wide & Deep, and the products of all pairs.
 
-    .. math:: y = \sum_i g_i w_i + \sum_{i<j} \langle g_i e_i, g_j e_j\rangle + \mathrm{top}([g_1 e_1, \dots, g_N e_N])
+    .. math:: y = \sum_i g_i w_i + \sum_{i<j} \langle g_i e_i, g_j e_j\rangle
+              + \mathrm{top}([g_1 e_1, \dots, g_N e_N])
 
     Arguments are those of :class:`WideDeep`; tasks share the products.
     """

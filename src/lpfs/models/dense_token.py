@@ -31,7 +31,7 @@ class DenseToken(nn.Module):
 
     def __init__(self, fields: Sequence[Field], dim: int, *, hidden: Sequence[int], name: str) -> None:
         super().__init__()
-        self.names = (name,)
+        self.names: tuple[str, ...] = (name,)
         self.columns = sum(each.dim for each in fields)
         self.bottom = dense_layers(2 * self.columns, hidden, dim)
 
@@ -42,7 +42,8 @@ class DenseToken(nn.Module):
         if missing is not None:
             out = torch.cat([out, missing.to(out.dtype)], 1)
         for number, layer in enumerate(layers):
-            weight, bias = layer.weight, layer.bias
+            weight: Tensor = layer.weight
+            bias: Tensor = layer.bias
             if number == 0 and missing is None:
                 weight = weight[:, : self.columns]
             if number == len(layers) - 1 and gate is not None:
@@ -56,9 +57,7 @@ class DenseToken(nn.Module):
         last = len(self.bottom) - 1
         size = self.bottom[last].out_features
         assert isinstance(size, int)
-        return [
-            PartWeight(f"bottom.{last}.{name}", 0, 0, size, exact=True) for name in ("weight", "bias")
-        ]
+        return [PartWeight(f"bottom.{last}.{name}", 0, 0, size, exact=True) for name in ("weight", "bias")]
 
     def layout(self) -> Layout:
         """Say nothing: the numeric fields come and go together."""

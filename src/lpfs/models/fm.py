@@ -40,6 +40,6 @@ class FM(Model):
 
     def outputs(self, batch: Batch) -> Tensor:
         """Return logits (B, 1 + tasks)."""
-        both = self.inputs(batch)
+        both: Tensor = self.inputs(batch)
         dim = self.inputs.dim
         return both[..., dim:].sum(1) + all_pairs(both[..., :dim]) + self.bias

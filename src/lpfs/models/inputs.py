@@ -105,6 +105,8 @@ class Inputs(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Return (B, N, D + wide): the parts in the order of ``slots``."""
         gate = None if self.gate is None else self.gate()
+        if gate is not None:
+            gate = gate.to((next(self.parameters()) if self.table is None else self.table.weight).dtype)
         of_ids, of_bags, of_numbers = self._shares(gate)
         pieces: list[Tensor] = []
         if self.table is not None:

@@ -101,8 +101,8 @@ class Model(nn.Module):
 
     def _misfit(self, what: str, found: Tensor, expected: int) -> InputError:
         return InputError(
-            f"the model reads {expected} {what}, found {tuple(found.shape)}: its fields are {_some(self.reads.names)}; "
-            "was the batch made with another schema? A smaller model takes old.narrow(batch, smaller)"
+            f"the model reads {expected} {what}, found {tuple(found.shape)}; made with another schema? "
+            f"Its fields are {_some(self.reads.names)}. A smaller model takes old.narrow(batch, smaller)"
         )
 
     def inputs_of_fields(self) -> dict[str, Callable[[Any], Any]]:
@@ -125,7 +125,7 @@ class Model(nn.Module):
                 new = self.cut([name for name in self.names if name in set(kept)])
             else:
                 silent = [name for name in self.fields_of_parts() if name not in set(kept)]
-                new = type(self)(self.schema, **self.config, silent=silent)  # type: ignore[call-arg, arg-type]
+                new = type(self)(self.schema, **self.config, silent=silent)
         old = dict(self.named_parameters())
         for name, each in new.named_parameters():
             each.data = each.data.to(old[name].dtype)
@@ -135,7 +135,7 @@ class Model(nn.Module):
         """Return a fresh model of the fields that the kept parts need."""
         fields = self.fields_of_parts()
         needed = [each for name in kept for each in fields[name]]
-        return type(self)(self.schema.subset(needed), **self.config)  # type: ignore[arg-type]
+        return type(self)(self.schema.subset(needed), **self.config)
 
     def narrow(self, batch: Batch, smaller: Model) -> Batch:
         """Return the batch as a smaller model reads it."""

@@ -58,7 +58,8 @@ class Numbers(nn.Module):
 
     def forward(self, dense: Tensor, missing: Tensor | None, gate: Tensor | None) -> Tensor:
         """Return (B, N, D) for the numbers (B, C), which of them are missing (B, C), and gates (N,)."""
-        weight, absent = self.weight, self.missing
+        weight: Tensor = self.weight
+        absent: Tensor = self.missing
         if gate is not None:
             factor = (gate if self.plain else gate.index_select(0, self.column_field))[:, None].to(weight.dtype)
             weight = weight * factor

@@ -19,14 +19,14 @@ from lpfs.schema import Schema
 
 
 class UserItem(Model):
-    r"""Products of all user with all item fields, then the other fields, a shared bottom, and a head for each task.
+    r"""Products of all user with all item fields, the other fields, a shared bottom, and a head for each task.
 
     .. math:: z = \mathrm{top}([g_u e_u \odot g_i e_i \;\forall u, i;\; g_c e_c;\; g_n e_n]), \qquad
               y_t = \mathrm{head}_t(z)
 
-    Gates stand right after the embeddings, so that a field that is dropped takes its crosses with it. Which field is
-    which is its ``group``: fields of group ``user`` and ``item``, of any kind, are crossed; of the others, those with
-    ids (``combine``, ``context``) and the numbers follow, each kind in a width of its own.
+    Gates stand right after the embeddings, so that a field that is dropped takes its crosses with it. A field's
+    ``group`` says where it enters: ``user`` and ``item``, of any kind, are crossed; of the others (``combine``,
+    ``context``), those with ids and the numbers stand beside the crosses, each kind in a width of its own.
 
     Args:
         schema: the fields, label and tasks.
@@ -92,18 +92,19 @@ class UserItem(Model):
 
     def outputs(self, batch: Batch) -> Tensor:
         """Return logits (B, 1 + tasks)."""
-        beside = [each(batch).flatten(1) for each in (self.others, self.numbers) if each.slots]
-        read = self.crosses(self.inputs(batch), torch.cat(beside, 1) if beside else None)
-        shared = self.top(read)
+        pieces = [each(batch).flatten(1) for each in (self.others, self.numbers) if each.slots]
+        beside = torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0] if pieces else None
+        shared = self.top(self.crosses(self.inputs(batch), beside) if self.pairs else beside)
         return torch.cat([head(shared) for head in self.heads], 1)
 
     def sites(self) -> dict[str, Site | list[Site]]:
         """Return where every field enters: right after its embedding."""
-        return {
+        found = {
             name: Site(path, index=part)
             for path in ("inputs", "others", "numbers")
             for part, name in enumerate(getattr(self, path).names)
         }
+        return {name: found[name] for name in self.names}
 
     def layout(self) -> Layout:
         """Say which rows belong to which field, and which columns to which field or cross."""

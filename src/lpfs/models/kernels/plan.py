@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Run:
-    """Parts that follow each other: embeddings ``second``, ``second`` + 1, …, each times ``first`` if there is one."""
+    """Parts side by side: embeddings ``second``, ``second`` + 1, …, each times ``first`` if there is one."""
 
     first: int | None
     second: int

@@ -53,4 +53,5 @@ def reduce(plan: Plan, tokens: Tensor, gate: Tensor | None, grad: Tensor) -> tup
 
 def _parts(plan: Plan, flat: Tensor) -> Tensor:
     """Return (B, slots, D) as a view of (B, ≥ slots·D)."""
-    return flat[:, : plan.slots * plan.dim].unflatten(1, (plan.slots, plan.dim))
+    parts: Tensor = flat[:, : plan.slots * plan.dim].unflatten(1, (plan.slots, plan.dim))
+    return parts

@@ -1,0 +1,206 @@
+"""Batches cut to fields, numbers of any width, and names that are hard to tell apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from clicks import MIXED, batch_of
+
+from lpfs import Field, Schema, absorb, attach, prune
+from lpfs.errors import FieldError, InputError
+from lpfs.models.dlrm import DLRM
+from lpfs.models.dlrm_cross import DLRMCross, part_name
+from lpfs.models.fm import FM
+from lpfs.models.inputs import Inputs
+from lpfs.models.mlp import MLP
+from lpfs.models.numbers import Numbers
+from lpfs.models.user_item import UserItem
+
+
+def test_a_batch_is_cut_to_fields_in_the_order_of_the_schema():
+    batch = batch_of(MIXED)
+    assert batch.select(MIXED, MIXED.names) is batch
+    small = batch.select(MIXED, ["n2", "..", "three", "a bag"])
+    assert torch.equal(small.ids, batch.ids[:, 1:2])
+    assert torch.equal(small.dense, batch.dense[:, 1:5])
+    assert torch.equal(small.missing, batch.missing[:, 1:5])
+    assert list(small.bags) == ["a bag"]
+    assert small.labels is batch.labels
+    nothing = batch.select(MIXED, [])
+    assert (nothing.ids.shape, nothing.dense.shape, nothing.bags) == ((12, 0), (12, 0), {})
+    with pytest.raises(FieldError, match="no field 'nobody'"):
+        batch.select(MIXED, ["nobody"])
+
+
+@pytest.mark.parametrize("widths", [[1, 1, 1], [1, 3, 1, 2, 3], [4], [2, 2]])
+@pytest.mark.parametrize("missing", [False, True])
+def test_numbers_are_their_formula(widths, missing):
+    numbers = Numbers([Field(f"f{n}", "numeric", dim=width) for n, width in enumerate(widths)], 4).double()
+    dense = torch.randn(6, sum(widths), dtype=torch.float64)
+    absent = torch.rand(6, sum(widths)) < 0.5
+    gate = torch.randn(len(widths), dtype=torch.float64)
+    found = numbers(dense, absent if missing else None, gate)
+    at = 0
+    for number, width in enumerate(widths):
+        columns = slice(at, at + width)
+        expected = dense[:, columns] @ numbers.weight[columns]
+        if missing:
+            expected = expected + absent[:, columns].double() @ numbers.missing[columns]
+        torch.testing.assert_close(found[:, number], expected * gate[number])
+        at += width
+
+
+def test_missing_numbers_matter():
+    model, batch = MLP(MIXED, dim=4), batch_of(MIXED)
+    whole = batch_of(MIXED, missing=False)
+    assert model(whole).shape == (12,)
+    from dataclasses import replace
+
+    assert not torch.equal(model(replace(batch, missing=None)), model(batch))
+
+
+def test_pooling():
+    batch = batch_of(MIXED)
+    mean, total = (Inputs(MIXED, ["a bag"], 4, pooling=how) for how in ("mean", "sum"))
+    total.load_state_dict(mean.state_dict())
+    sizes = torch.tensor([0, 3, 1, 5] * 3)[:, None, None]
+    torch.testing.assert_close(mean(batch) * sizes, total(batch))
+    assert (mean(batch)[0] == 0).all()
+    with pytest.raises(InputError, match="pooling must be"):
+        Inputs(MIXED, ["a bag"], 4, pooling="max")
+
+
+def test_the_dense_token_is_dropped_with_all_numbers():
+    model, batch = DLRM(MIXED, dim=4), batch_of(MIXED)
+    assert model.config["token"] == "dense'", "a bag is called dense"
+    smaller, _ = model.smaller([name for name in model.names if name != "dense'"], cut=True)
+    assert all(each.kind != "numeric" for each in smaller.schema)
+    only, _ = model.smaller(["dense'", "dense"], cut=True)
+    assert only.schema.names == ("n1", "three", "n2", "dense")
+    no_bag, _ = model.smaller(["dense'", "weight"], cut=True)
+    assert no_bag.names == ("weight", "dense'"), "the token keeps its name"
+    assert no_bag(model.narrow(batch, no_bag)).shape == (12,)
+    assert DLRM(Schema(MIXED.fields[:3])).names == ("a.b", "..", "dense")
+
+
+def test_a_cut_takes_the_columns_of_the_token_and_not_those_of_a_field_of_its_name():
+    model, batch = DLRM(MIXED, dim=4), batch_of(MIXED)
+    gates = attach(model, steps=10)
+    with torch.no_grad():
+        gates.x[gates.names.index("dense")] = 0.0
+    model(batch)
+    pruned = prune(model, absorb(model), batch=batch, cut=True)
+    assert pruned.certificate.certified
+
+
+def test_names_of_crosses_cannot_be_mistaken():
+    names = ["a", "b", "a*b", "*", "\\", "a\\", "\\*b", "a\\*b"]
+    schema = Schema(tuple(Field(name, cardinality=3) for name in names))
+    model = DLRMCross(schema, dim=2)
+    assert len(set(model.names)) == len(model.names) == 8 + 28
+    assert part_name(["a", "b"]) == "a*b"
+    assert set(model.fields_of_parts()["a*b"]) == {"a", "b"}
+    assert model.fields_of_parts()[part_name(["a*b"])] == ("a*b",)
+    with pytest.raises(FieldError, match="no part 'a[*]c'"):
+        DLRMCross(schema, parts=["a", "a*c"])
+
+
+def test_a_cross_stays_when_its_fields_go():
+    schema = Schema(tuple(Field(name, cardinality=5) for name in "abcd"))
+    model, batch = DLRMCross(schema, dim=4), batch_of(schema)
+    gates = attach(model, steps=10)
+    with torch.no_grad():
+        for number, name in enumerate(gates.names):
+            gates.x[number] = 1.0 if name in ("a*b", "c") else 0.0
+    before = model(batch)
+    selection = absorb(model)
+    for cut in (False, True):
+        pruned = prune(model, selection, batch=batch, cut=cut)
+        assert pruned.certificate.certified
+        assert pruned.model.reads.names == ("a", "b", "c")
+        assert pruned.model.names == ("c", "a*b")
+        narrow = model.narrow(batch, pruned.model)
+        torch.testing.assert_close(pruned.model(narrow), before)
+        assert narrow.ids.shape == (12, 3)
+    assert pruned.model.top[0].in_features == 2 * 4
+    assert pruned.model.config["parts"] == ["c", "a*b"]
+
+
+def groups(**counts) -> Schema:
+    return Schema(
+        tuple(
+            Field(f"{group}{n}", cardinality=4, group=group)
+            for group, count in counts.items()
+            for n in range(count)
+        )
+    )
+
+
+def test_a_dropped_field_takes_its_crosses_with_it():
+    schema = groups(user=3, item=2, combine=1)
+    model = UserItem(schema, dim=4, other_dim=3)
+    assert model.top[0].in_features == 3 * 2 * 4 + 3
+    smaller, kept = model.smaller(["user0", "user2", "item1", "combine0"], cut=True)
+    assert smaller.top[0].in_features == 2 * 1 * 4 + 3
+    pairs = [(user, item) for user in range(3) for item in range(2)]
+    stay = [pairs.index((user, 1)) for user in (0, 2)]
+    columns = [each * 4 + k for each in stay for k in range(4)]
+    assert kept["top.0.weight"][1].tolist() == [*columns, *range(24, 27)]
+
+
+def test_users_without_items_go_too():
+    schema, batch = groups(user=2, item=1, context=2), batch_of(groups(user=2, item=1, context=2))
+    with pytest.raises(InputError, match="fields of group user and none of group item"):
+        UserItem(groups(user=2, context=1))
+    model = UserItem(schema, dim=4)
+    gates = attach(model, steps=10)
+    with torch.no_grad():
+        gates.x[gates.names.index("item0")] = 0.0
+    before = model(batch)
+    pruned = prune(model, absorb(model), batch=batch, cut=True)
+    assert pruned.model.names == ("context0", "context1")
+    torch.testing.assert_close(pruned.model(model.narrow(batch, pruned.model)), before)
+    with pytest.raises(InputError, match="at least one field"):
+        model.smaller(["user0"], cut=True)
+
+
+def test_tasks_have_heads_of_their_own():
+    schema = Schema(groups(user=1, item=1).fields, tasks=("buy", "stay"))
+    model = UserItem(schema, dim=4)
+    assert len(model.heads) == 3
+    with pytest.raises(InputError, match="hidden needs"):
+        UserItem(schema, hidden=())
+
+
+def test_a_gate_covers_the_linear_weight_too():
+    schema = Schema((Field("a", cardinality=4), Field("b", cardinality=3)))
+    model, batch = FM(schema, dim=2), batch_of(schema)
+    gates = attach(model, steps=10)
+    with torch.no_grad():
+        gates.x.zero_()
+    assert torch.equal(model(batch), model.bias.expand(12))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MLP(MIXED, dim=0), "dim must be at least 1"),
+        (lambda: MLP(MIXED, hidden=[0]), "hidden widths"),
+        (lambda: DLRM(MIXED, interaction="sum"), "interaction must be"),
+        (lambda: DLRM(Schema(MIXED.fields[1:2]), interaction="dot"), "nothing that reaches the prediction"),
+    ],
+)
+def test_wrong_arguments_are_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_many_numbers_are_one_operation():
+    """400 columns: the same few operations as for one."""
+    schema = Schema(tuple(Field(f"n{n}", "numeric") for n in range(400)))
+    model, batch = MLP(schema, dim=4), batch_of(schema, missing=False)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        model(batch)
+    calls = {each.key: each.count for each in profile.key_averages()}
+    assert calls["aten::mul"] == 1
+    assert max(calls.values()) < 20
