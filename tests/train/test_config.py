@@ -22,7 +22,7 @@ def test_an_unknown_key_is_an_error():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"optimizer": "sgd"}, "optimizer must be one of adagrad, adam; found 'sgd'"),
+        ({"optimizer": "lion"}, "optimizer must be one of adagrad, rowwise-adagrad, adam, sgd; found 'lion'"),
         ({"schedule": "up"}, "schedule must be one of"),
         ({"precision": "half"}, "precision must be one of"),
         ({"monitor": "loss"}, "monitor must be one of"),

@@ -151,7 +151,7 @@ def test_an_optimizer_of_your_own_keeps_its_groups_and_rates(data):
     assert own.state[model.head.weight]["momentum_buffer"].any()
     with pytest.raises(InputError, match="has its own learning rate"):
         fit(model, data.stream(64), own, lr=0.1, steps=1)
-    with pytest.raises(InputError, match="optimizer must be 'adagrad', 'adam' or a torch optimizer, found 3"):
+    with pytest.raises(InputError, match="optimizer must be the name of one or a torch optimizer, found 3"):
         fit(model, data.stream(64), 3, steps=1)
     with pytest.raises(InputError, match="optimizer must be one of adagrad, adam"):
         fit(model, data.stream(64), "sgd", steps=1)

@@ -9,19 +9,23 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
 
+from lpfs.errors import StateError
 from lpfs.tables.engines.choice import engine_for
 from lpfs.tables.engines.plain import check_ids
-from lpfs.tables.rows import RowParameter
+from lpfs.tables.rows import RowGrad, RowParameter, add_grad
 
 
 class Lookup(torch.autograd.Function):
     """(B, F) ids to (B, F, D) gated embeddings."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None) -> Tensor:
-        """Gather."""
+    def forward(
+        ctx: Any, weight: Tensor, starts: Tensor, span: tuple[int, int], ids: Tensor, gate: Tensor | None
+    ) -> Tensor:
+        """Gather; ``span``: the first row of these fields, and the first after them."""
+        gate = None if gate is None else gate.to(weight.dtype)
         ctx.save_for_backward(starts, ids, gate)
-        ctx.weight = weight
+        ctx.weight, ctx.span = weight, span
         out: Tensor = engine_for(weight).gather(weight, starts, ids, gate)
         return out
 
@@ -30,7 +34,8 @@ class Lookup(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         """Reduce the gradient by rows."""
         starts, ids, gate = ctx.saved_tensors
-        return None, None, None, _collect(ctx.weight, starts, ids, gate, grad.contiguous())
+        gate_grad = _collect(ctx.weight, starts, ctx.span, ids, gate, grad)
+        return None, None, None, None, gate_grad
 
 
 class BagLookup(torch.autograd.Function):
@@ -38,14 +43,22 @@ class BagLookup(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, starts: Tensor, ids: Tensor, offsets: Tensor, gate: Tensor | None, mean: bool
+        ctx: Any,
+        weight: Tensor,
+        starts: Tensor,
+        span: tuple[int, int],
+        ids: Tensor,
+        offsets: Tensor,
+        gate: Tensor | None,
+        mean: bool,
     ) -> Tensor:
-        """Sum; ``starts`` (2,) and ``gate`` (1,) are those of this one field."""
+        """Sum; ``starts`` (2,), ``span`` and ``gate`` (1,) are those of this one field."""
         check_ids(starts, ids[:, None])
+        gate = None if gate is None else gate.to(weight.dtype)
         rows = ids + starts[0]
         out = embedding_bag(rows, weight.detach(), offsets.to(rows.dtype), mode="mean" if mean else "sum")
         ctx.save_for_backward(starts, ids, offsets, gate)
-        ctx.weight, ctx.mean = weight, mean
+        ctx.weight, ctx.span, ctx.mean = weight, span, mean
         return out if gate is None else out * gate
 
     @staticmethod
@@ -57,13 +70,20 @@ class BagLookup(torch.autograd.Function):
         if ctx.mean:
             grad = grad / sizes.clamp(min=1)[:, None]
         each = grad.repeat_interleave(sizes, 0, output_size=len(ids))
-        gate_grad = _collect(ctx.weight, starts, ids[:, None], gate, each[:, None])
-        return None, None, None, None, gate_grad, None
+        gate_grad = _collect(ctx.weight, starts, ctx.span, ids[:, None], gate, each[:, None])
+        return None, None, None, None, None, gate_grad, None
 
 
-def _collect(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None, grad: Tensor) -> Tensor | None:
-    rows, gate_grad = engine_for(weight).reduce(weight, starts, ids, gate, grad)
+def _collect(
+    weight: Tensor, starts: Tensor, span: tuple[int, int], ids: Tensor, gate: Tensor | None, grad: Tensor
+) -> Tensor | None:
+    if weight.requires_grad and not isinstance(weight, RowParameter):
+        raise StateError(
+            "the weight of this Table is an ordinary parameter (load_state_dict with assign=True makes it so): it "
+            "would never train. Load without assign=True"
+        )
+    rows, gate_grad = engine_for(weight).reduce(weight, starts, ids, gate, grad.contiguous())
     if isinstance(weight, RowParameter) and weight.requires_grad and ids.numel():
-        weight.row_grads.append(rows)
+        add_grad(weight, RowGrad(rows.rows, rows.values, span))
     result: Tensor | None = gate_grad
     return result

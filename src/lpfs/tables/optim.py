@@ -1,19 +1,57 @@
-"""Optimizers that know rows: torch's own for every other parameter, row updates for tables."""
+"""Optimizers that know rows: torch's own for every other parameter, row updates for tables.
+
+A row without gradient does not move, and nothing of the size of a table is computed. Schedulers, groups, hooks
+and state dicts work as with torch's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lpfs.errors import InputError
 from lpfs.tables.engines.choice import engine_for
 from lpfs.tables.rows import RowGrad, RowParameter, collected, row_parameters
+
+# settings that torch's optimizers have and row updates do not: only off will do for a table
+OFF: dict[str, Any] = {
+    "lr_decay": 0,
+    "weight_decay": 0,
+    "initial_accumulator_value": 0,
+    "momentum": 0,
+    "dampening": 0,
+    "nesterov": False,
+    "amsgrad": False,
+    "maximize": False,
+    "differentiable": False,
+}
 
 
 class _Rows(torch.optim.Optimizer):
     """What the optimizers here share: take torch's step, then that of the rows, then forget their gradient."""
+
+    knows_rows = True
+    torchs: type[torch.optim.Optimizer]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters after checking its settings."""
+        kind = type(self).__name__
+        known = {*self.defaults, "params", "param_names", "initial_lr"}
+        for key in param_group:
+            if key not in known:
+                raise InputError(f"unknown setting {key!r} for {kind}; it knows {', '.join(sorted(known))}")
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        wrong = [key for key, off in OFF.items() if group.get(key, off) != off]
+        if wrong and row_parameters(group["params"]):
+            self.param_groups.pop()
+            raise InputError(
+                f"{kind} has no {wrong[0]}={group[wrong[0]]!r} for tables; leave it out, or put the other "
+                "parameters, with it, in a group of their own"
+            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget gradients, those by rows too."""
@@ -24,30 +62,118 @@ class _Rows(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Take one step."""
-        loss = super().step(closure)
+        loss = _unhooked(self.torchs.step)(self, closure)
         with torch.no_grad():
-            for weight, group, grad in self._touched():
-                self._move(weight, group, grad)
-                weight.row_grads.clear()
+            for group in self.param_groups:
+                for weight in row_parameters(group["params"]):
+                    pieces = collected(weight)
+                    if pieces:
+                        self._move(weight, group, pieces)
+                        weight.row_grads.clear()
         return loss
 
-    def _touched(self) -> Iterator[tuple[RowParameter, dict[str, Any], RowGrad]]:
-        for group in self.param_groups:
-            for weight in row_parameters(group["params"]):
-                grad = collected(weight)
-                if grad is not None:
-                    yield weight, group, grad
-
-    def _move(self, weight: RowParameter, group: dict[str, Any], grad: RowGrad) -> None:
+    def _move(self, weight: RowParameter, group: dict[str, Any], pieces: list[RowGrad]) -> None:
+        """Move the rows of all pieces; they have none in common."""
         raise NotImplementedError
 
 
+def _unhooked(step: Any) -> Any:
+    """Return torch's step without the hooks that torch puts around it: they belong around ours, once."""
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
 class Adagrad(_Rows, torch.optim.Adagrad):
-    """``torch.optim.Adagrad``, exact for the rows of tables too: a row without gradient does not move."""
+    r"""``torch.optim.Adagrad``, exact for the rows of tables too.
 
-    def __init__(self, params: Iterable[Any], lr: float = 0.01, eps: float = 1e-10) -> None:
-        torch.optim.Adagrad.__init__(self, params, lr=lr, eps=eps)
+    .. math:: s \leftarrow s + g^2, \qquad w \leftarrow w - \eta \, g / (\sqrt s + \epsilon)
+    """
 
-    def _move(self, weight: RowParameter, group: dict[str, Any], grad: RowGrad) -> None:
-        total: Tensor = self.state[weight]["sum"]
-        engine_for(weight).adagrad(weight, total, grad, group["lr"], group["eps"])
+    torchs = torch.optim.Adagrad
+
+    def __init__(
+        self, params: Iterable[Any], lr: float | Tensor = 0.01, eps: float = 1e-10, fused: bool | None = None
+    ) -> None:
+        # torch's constructor checks the settings, but would make a sum as large as each table
+        settings = torch.optim.Adagrad([torch.zeros(1)], lr=lr, eps=eps, fused=fused).defaults
+        torch.optim.Optimizer.__init__(self, params, settings)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters and their sums."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        for each in group["params"]:
+            step = torch.zeros((), device=each.device if group["fused"] else None)
+            total = self._fresh(each) if isinstance(each, RowParameter) else torch.zeros_like(each)
+            self.state[each] = {"step": step, "sum": total.fill_(group["initial_accumulator_value"])}
+
+    def _fresh(self, weight: Tensor) -> Tensor:
+        return torch.zeros_like(weight)
+
+    def _move(self, weight: RowParameter, group: dict[str, Any], pieces: list[RowGrad]) -> None:
+        state = self.state[weight]
+        state["step"] += 1
+        for each in pieces:
+            self._update(weight, state["sum"], each, group["lr"], group["eps"])
+
+    def _update(self, weight: Tensor, total: Tensor, grad: RowGrad, lr: float, eps: float) -> None:
+        engine_for(weight).adagrad(weight, total, grad, lr, eps)
+
+
+class RowWiseAdagrad(Adagrad):
+    r"""Adagrad with one sum a row of a table, of the mean square of its gradient; plain Adagrad for the rest.
+
+    .. math::
+        s_r \leftarrow s_r + \tfrac1D \|g_r\|^2, \qquad
+        w_r \leftarrow w_r - \eta \, g_r / (\sqrt{s_r} + \epsilon)
+
+    Its state is 1/D of Adagrad's.
+    """
+
+    def _fresh(self, weight: Tensor) -> Tensor:
+        return weight.new_zeros(len(weight))
+
+    def _update(self, weight: Tensor, total: Tensor, grad: RowGrad, lr: float, eps: float) -> None:
+        engine_for(weight).rowwise_adagrad(weight, total, grad, lr, eps)
+
+
+class Adam(_Rows, torch.optim.Adam):
+    """``torch.optim.Adam``; for tables ``torch.optim.SparseAdam``: the moments of a row fade when it is seen."""
+
+    torchs = torch.optim.Adam
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        fused: bool | None = None,
+    ) -> None:
+        torch.optim.Adam.__init__(self, params, lr=lr, betas=betas, eps=eps, fused=fused)
+
+    def _move(self, weight: RowParameter, group: dict[str, Any], pieces: list[RowGrad]) -> None:
+        state = self.state[weight]
+        if not state:
+            state.update(
+                step=torch.tensor(0.0), exp_avg=torch.zeros_like(weight), exp_avg_sq=torch.zeros_like(weight)
+            )
+        state["step"] += 1
+        moments = state["exp_avg"], state["exp_avg_sq"]
+        settings = group["lr"], group["betas"], group["eps"], int(state["step"])
+        for each in pieces:
+            engine_for(weight).adam(weight, *moments, each, *settings)
+
+
+class SGD(_Rows, torch.optim.SGD):
+    """``torch.optim.SGD``; without momentum for tables, where it would move every row at every step."""
+
+    torchs = torch.optim.SGD
+
+    def __init__(
+        self, params: Iterable[Any], lr: float | Tensor = 0.01, momentum: float = 0.0, fused: bool | None = None
+    ) -> None:
+        torch.optim.SGD.__init__(self, params, lr=lr, momentum=momentum, fused=fused)
+
+    def _move(self, weight: RowParameter, group: dict[str, Any], pieces: list[RowGrad]) -> None:
+        for each in pieces:
+            engine_for(weight).sgd(weight, each, group["lr"])

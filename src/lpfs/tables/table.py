@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +40,9 @@ class Table(nn.Module):
         self.fields = len(self.sizes) - bags
         if dim < 1 or any(each < 1 for each in self.sizes) or self.fields < 0:
             raise InputError(f"a table needs a width and sizes of at least 1, found {dim} and {list(sizes)}")
-        starts = torch.tensor([0, *self.sizes]).cumsum(0)
-        self.register_buffer("starts", starts, persistent=False)
-        self.weight = RowParameter(torch.empty(int(starts[-1]), dim))
+        self._first = tuple(accumulate((0, *self.sizes)))
+        self.register_buffer("starts", torch.tensor(self._first), persistent=False)
+        self.weight = RowParameter(torch.empty(self._first[-1], dim))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -51,20 +53,23 @@ class Table(nn.Module):
 
     def rows(self, field: int) -> Tensor:
         """Return the rows of one field, as a view of the weight."""
-        first = sum(self.sizes[:field])
-        return self.weight.detach()[first : first + self.sizes[field]]
+        return self.weight.detach()[self._first[field] : self._first[field + 1]]
 
     def forward(self, ids: Tensor, gate: Tensor | None = None) -> Tensor:
         """Return (B, F, D) for ids (B, F), each field times its gate (F,)."""
         if ids.ndim != 2 or ids.shape[1] != self.fields:
             raise InputError(f"expected ids (B, {self.fields}), found {tuple(ids.shape)}")
-        out: Tensor = Lookup.apply(self.weight, self.starts[: self.fields + 1], ids, gate)  # type: ignore[no-untyped-call]
-        return out
+        return self._look(Lookup, 0, self.fields, ids, gate)
 
     def bag(self, number: int, ids: Tensor, offsets: Tensor, gate: Tensor | None = None) -> Tensor:
         """Return (B, D) for bag ``number``: ids (V,), where each row's begin (B,), and the gate (1,)."""
         at = self.fields + number
-        out: Tensor = BagLookup.apply(self.weight, self.starts[at : at + 2], ids, offsets, gate, self.mean)  # type: ignore[no-untyped-call]
+        return self._look(BagLookup, at, at + 1, ids, offsets, gate, self.mean)
+
+    def _look(self, how: type[torch.autograd.Function], first: int, last: int, *given: Any) -> Tensor:
+        """Look up in the fields from ``first`` to before ``last``."""
+        span = (self._first[first], self._first[last])
+        out: Tensor = how.apply(self.weight, self.starts[first : last + 1], span, *given)
         return out
 
     def extra_repr(self) -> str:

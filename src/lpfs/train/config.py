@@ -23,8 +23,8 @@ class Training:
     """Settings of ``fit``; the defaults are the paper's where it says something.
 
     Args:
-        optimizer: ``adagrad`` or ``adam``.
-        lr: learning rate at the start; .01 for Adagrad, .001 for Adam by default.
+        optimizer: ``adagrad``, ``rowwise-adagrad`` (one sum a row of a table), ``adam`` or ``sgd``.
+        lr: learning rate at the start; .001 for Adam, .01 for the others by default.
         schedule: ``constant``, ``rise`` (the paper's industrial rise to ``rise`` times the start), ``warmup``,
             ``linear`` or ``cosine``.
         schedule_steps: over how many steps the schedule moves; by default over all of them.
@@ -50,7 +50,7 @@ class Training:
 
     """
 
-    optimizer: Literal["adagrad", "adam"] = "adagrad"
+    optimizer: Literal["adagrad", "rowwise-adagrad", "adam", "sgd"] = "adagrad"
     lr: float | None = None
     schedule: Name = "constant"
     schedule_steps: int | None = None
@@ -77,7 +77,7 @@ class Training:
         if self.task_weights is not None:
             object.__setattr__(self, "task_weights", tuple(float(each) for each in self.task_weights))
         choices: dict[str, tuple[str, ...]] = {
-            "optimizer": ("adagrad", "adam"),
+            "optimizer": ("adagrad", "rowwise-adagrad", "adam", "sgd"),
             "schedule": NAMES,
             "precision": ("float32", "bfloat16"),
             "monitor": ("auc", "logloss"),

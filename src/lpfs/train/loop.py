@@ -71,7 +71,8 @@ def fit(
     Args:
         model: maps a Batch to logits (B,), for the label, or (B, T), for the label and the tasks.
         stream: a ``Stream``, or any batches; gone through again and again until the steps are done.
-        optimizer: ``adagrad``, ``adam``, or an optimizer of your own, which then has its own learning rate.
+        optimizer: ``adagrad``, ``rowwise-adagrad``, ``adam``, ``sgd``, or an optimizer of your own, which then has
+            its own learning rate.
         valid: batches to evaluate on now and then.
         folder: where ``metrics.jsonl`` and the checkpoints go; without it nothing is written.
         resume: go on from the newest whole checkpoint in ``folder``, bit by bit as if nothing had happened;
@@ -148,4 +149,4 @@ def check_wanted(
     if own and config.lr is not None:
         raise InputError("the optimizer given has its own learning rate; leave out lr=")
     if optimizer is not None and not own and not isinstance(optimizer, str):
-        raise InputError(f"optimizer must be 'adagrad', 'adam' or a torch optimizer, found {optimizer!r}")
+        raise InputError(f"optimizer must be the name of one or a torch optimizer, found {optimizer!r}")

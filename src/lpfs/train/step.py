@@ -12,22 +12,28 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from lpfs.data.batches.batch import Batch
 from lpfs.errors import DeviceMemoryError, InputError, NonFiniteError
+from lpfs.tables.optim import SGD, Adagrad, Adam, RowWiseAdagrad
+from lpfs.tables.rows import forget, grad_norm, scale_grads
 from lpfs.train.callback import Callback, State
 from lpfs.train.config import Training
 from lpfs.train.predict import Weights, autocast, device_of, on_device, predict, weights_of
 
-LR = {"adagrad": 0.01, "adam": 0.001}
+LR = {"adagrad": 0.01, "rowwise-adagrad": 0.01, "adam": 0.001, "sgd": 0.01}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adagrad": Adagrad,
+    "rowwise-adagrad": RowWiseAdagrad,
+    "adam": Adam,
+    "sgd": SGD,
+}
 
 
 def make_optimizer(config: Training, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return Adagrad or Adam by name, with the paper's rate unless another is given."""
+    """Return an optimizer by name, with the paper's rate unless another is given; it knows tables."""
     lr = LR[config.optimizer] if config.lr is None else config.lr
     wanted = [each for each in parameters if each.requires_grad]
     if not wanted:
         raise InputError("there is nothing to train: the model has no parameter that requires a gradient")
-    if config.optimizer == "adam":
-        return torch.optim.Adam(wanted, lr=lr)
-    return torch.optim.Adagrad(wanted, lr=lr)
+    return OPTIMIZERS[config.optimizer](wanted, lr=lr)
 
 
 def loss_of(
@@ -71,8 +77,7 @@ class Stepper:
         batch = on_device(batch, self.device)
         for group, lr in zip(optimizer.param_groups, self.rates, strict=True):
             group["lr"] = lr * self.factor(state.step)
-        for parameter in self.parameters:
-            parameter.grad = None
+        forget(self.parameters)
         with autocast(config.precision, self.device):
             logits, labels = predict(state.model, batch)
         sample = None if self.weights is None else weights_of(self.weights, batch)
@@ -130,10 +135,10 @@ class Stepper:
 
     def _clip(self, clip: float, position: Callable[[], str]) -> None:
         mine = [each for group in self.state.optimizer.param_groups for each in group["params"]]
-        norm = nn.utils.get_total_norm([each.grad for each in mine if each.grad is not None])
+        norm = grad_norm(mine)
         if not math.isfinite(float(norm)):
             raise NonFiniteError(f"the gradient is not finite at {position()}; nothing was moved")
-        nn.utils.clip_grads_with_norm_(mine, clip, norm)
+        scale_grads(mine, (clip / (norm + 1e-6)).clamp(max=1.0))  # as torch's clip_grad_norm_
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -45,7 +47,7 @@ def adagrad(weight: Tensor, total: Tensor, grad: RowGrad, lr: float, eps: float)
     rows, values = grad.rows, grad.values
     sums = total.index_select(0, rows).addcmul_(values, values)
     total.index_copy_(0, rows, sums)
-    weight.index_add_(0, rows, values / (sums.sqrt_() + eps), alpha=-lr)
+    weight.index_add_(0, rows, values / (sums.sqrt_() + eps), alpha=-float(lr))
 
 
 def rowwise_adagrad(weight: Tensor, total: Tensor, grad: RowGrad, lr: float, eps: float) -> None:
@@ -53,7 +55,7 @@ def rowwise_adagrad(weight: Tensor, total: Tensor, grad: RowGrad, lr: float, eps
     rows, values = grad.rows, grad.values
     sums = total.index_select(0, rows).add_(values.square().mean(1))
     total.index_copy_(0, rows, sums)
-    weight.index_add_(0, rows, values / (sums.sqrt_() + eps)[:, None], alpha=-lr)
+    weight.index_add_(0, rows, values / (sums.sqrt_() + eps)[:, None], alpha=-float(lr))
 
 
 def adam(
@@ -68,17 +70,23 @@ def adam(
 ) -> None:
     """Take the lazy Adam step, that of ``torch.optim.SparseAdam``: moments of other rows do not fade."""
     rows, values = grad.rows, grad.values
-    first = mean.index_select(0, rows).lerp_(values, 1 - betas[0])
-    second = square.index_select(0, rows).mul_(betas[1]).addcmul_(values, values, value=1 - betas[1])
+    first = mean.index_select(0, rows)
+    first.add_((values - first).mul_(1 - betas[0]))
+    second = square.index_select(0, rows)
+    second.add_(values.square().sub_(second).mul_(1 - betas[1]))
     mean.index_copy_(0, rows, first)
     square.index_copy_(0, rows, second)
-    size = lr * (1 - betas[1] ** step) ** 0.5 / (1 - betas[0] ** step)
-    weight.index_add_(0, rows, first / second.sqrt_().add_(eps), alpha=-size)
+    weight.index_add_(0, rows, first.div_(second.sqrt_().add_(eps)), alpha=-adam_size(lr, betas, step))
+
+
+def adam_size(lr: float, betas: tuple[float, float], step: int) -> float:
+    """Return lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ)."""
+    return float(lr) * math.sqrt(1 - betas[1] ** step) / (1 - betas[0] ** step)
 
 
 def sgd(weight: Tensor, grad: RowGrad, lr: float) -> None:
     """Take the plain gradient step of the rows."""
-    weight.index_add_(0, grad.rows, grad.values, alpha=-lr)
+    weight.index_add_(0, grad.rows, grad.values, alpha=-float(lr))
 
 
 def check_ids(starts: Tensor, ids: Tensor) -> None:
