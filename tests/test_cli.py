@@ -101,6 +101,47 @@ def test_all_options_are_passed_on(capsys, log, tmp_path):
     assert code == 0, err
 
 
+def test_shuffle_and_split(capsys, tmp_path):
+    rows = [f"{i % 2},a{i % 3},{'test' if i % 4 == 0 else 'train'}" for i in range(16)]
+    (tmp_path / "log.csv").write_text("\n".join(["click,ad,fold", *rows]) + "\n")
+    options = ["--label", "click", "--split", "fold", "--shuffle", "--seed", "2", "--parts", "3", "-q", "--json"]
+    code, out, err = run(capsys, "prepare", tmp_path / "log.csv", "--out", tmp_path / "out", *options)
+    assert code == 0, err
+    days = {day["name"]: day["rows"] for day in json.loads(out)["days"]}
+    assert days == {"part_0": 4, "part_1": 4, "part_2": 4, "test": 4}
+    dataset = Dataset(tmp_path / "out")
+    assert dataset.settings["split"]["test"] == ["test"]
+    assert dataset.settings["options"]["shuffle"] is True
+    code, out, _ = run(capsys, "prepare", tmp_path / "log.csv", *options[:4], "--dry-run", "--json")
+    assert {row["column"]: row["kind"] for row in json.loads(out)}["fold"] == "split"
+
+
+def test_new_rows_like_old_ones(capsys, log, tmp_path):
+    old = ["prepare", log, "--label", "click", "--time", "day", "--train", "2", "-q"]
+    assert run(capsys, *old, "--out", tmp_path / "old")[0] == 0
+    new = tmp_path / "new.csv"
+    new.write_text("ad,price,more\nb,2.5,1\nz,9,1\n")
+    arguments = ["prepare", new, "--like", tmp_path / "old", "--parts", "1"]
+    code, out, err = run(capsys, *arguments, "--out", tmp_path / "new", "--json")
+    assert code == 0, err
+    assert "Fields, encoded as in" in err
+    assert "not used" in err
+    assert "no label 'click'" in err
+    assert json.loads(out)["ignored"] == {"more": "not in the Dataset whose encoding was taken"}
+    batch = next(iter(Dataset(tmp_path / "new").stream(2)))
+    assert batch.ids[:, 0].tolist() == [3, 1]
+    new.write_text("ad\nb\n")
+    code, _, err = run(capsys, *arguments, "--out", tmp_path / "one", "--only", "ad", "-q")
+    assert (code, err) == (0, "")
+    assert Dataset(tmp_path / "one").schema.names == ("ad",)
+    code, _, err = run(capsys, *arguments, "--out", tmp_path / "two", "-q")
+    assert code == 1
+    assert "missing: 'price'" in err
+    assert run(capsys, *arguments, "--out", tmp_path / "two", "--bins", "3")[0] == 1
+    assert run(capsys, *old, "--only", "ad", "--out", tmp_path / "two")[0] == 1
+    assert not (tmp_path / "two").exists()
+
+
 def test_tab_and_no_header(capsys, tmp_path):
     (tmp_path / "log.txt").write_text("1\ta\n0\tb\n")
     options = ["--label", "column_1", "--separator", "\\t", "--no-header", "--parts", "1", "-q"]

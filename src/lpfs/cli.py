@@ -58,6 +58,7 @@ The kinds of the columns are found and printed; correct them with --fields.
 
 \b
 lpfs prepare log.csv --label click --time timestamp --out data/log
+lpfs prepare new.parquet --like data/log --out data/new
 lpfs prepare day_* --preset criteo-terabyte --negatives 0.125 --out data/terabyte
 """
 SIMULATE = """Make a click log whose truth is known and saved beside it in truth.json.
@@ -78,6 +79,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 @click.option("--task", "tasks", multiple=True, help="Column of a further label; may be repeated.")
 @click.option("--positive", help="Label value that counts as 1, where it is not 0 and 1.")
 @click.option("--preset", type=Near(PRESETS), help="A log whose layout is known: " + ", ".join(PRESETS) + ".")
+@click.option("--like", type=click.Path(path_type=Path), help="Encode as this Dataset; nothing is learned.")
+@click.option("--only", "fields_only", multiple=True, help="With --like: only this field; may be repeated.")
 @click.option("--fields", type=click.Path(path_type=Path), help="TOML file that corrects what is found.")
 @click.option("--write-fields", type=click.Path(path_type=Path), help="Write what is found as TOML.")
 @click.option("--dry-run", is_flag=True, help="Show what would happen to each column; write no Dataset.")
@@ -85,9 +88,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 @click.option("--time-format", help="How it is written, for example %y%m%d%H; found when not given.")
 @click.option("--ordered", is_flag=True, help="Rows are promised to be in time order: stop if they are not.")
 @click.option("--parts", help="Cut the row order into so many days (10), or 'files': one a file.")
+@click.option("--shuffle", is_flag=True, help="Deal the rows to those days at random; not with a time.")
+@click.option("--split", help="Column of the words train, valid, test: days of train rows, then valid, then test.")
 @click.option("--train", type=int, help="So many first days give the vocabularies (all but the last).")
 @click.option("--negatives", type=float, help="Share of the negatives to keep, as 0.125; is stored.")
-@click.option("--seed", type=int, help="Seed of that choice.")
+@click.option("--seed", type=int, help="Seed of that choice, and of --shuffle.")
 @click.option("--min-count", type=int, help="Rarer values share the id of unseen ones.")
 @click.option("--max-values", type=int, help="Keep so many of the most frequent values of a field.")
 @click.option("--hash", type=int, help="Hash values modulo this range instead of keeping vocabularies.")
@@ -101,10 +106,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 @json_option
 def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -> None:
     """Turn a click log into a Dataset."""
-    from lpfs.data.plan.job import plan
-    from lpfs.data.plan.table import TABLE, TITLE, printed, table
+    from lpfs.data.plan.table import TABLE, printed, table
     from lpfs.data.plan.toml import to_toml
-    from lpfs.data.prepare import run
+    from lpfs.data.prepare import make_job, run
     from lpfs.data.progress import Reporter
 
     reporter = Reporter(quiet=quiet)
@@ -121,8 +125,8 @@ def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -
         options["separator"] = options["separator"].replace("\\t", "\t")
     if options.get("parts", "files") != "files":
         options["parts"] = whole(options["parts"])
-    job = plan(list(source), **options)
-    reporter.table(TITLE, *printed(job))
+    job = make_job(list(source), **options)
+    reporter.table(job.title, *printed(job))
     if fields_out is not None:
         fields_out.write_text(to_toml(job.plans), "utf-8")
         reporter.say(f"{fields_out}: what was found, to correct and give back with --fields")

@@ -6,20 +6,21 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from lpfs.data.dataset import Dataset
+from lpfs.data.like import Like, NewRows, of_fields, plan_like, tell_new_rows
 from lpfs.data.plan.job import Job, plan
-from lpfs.data.plan.table import TITLE, printed
+from lpfs.data.plan.table import printed
 from lpfs.data.prefetch import prefetch
 from lpfs.data.progress import Reporter
 from lpfs.data.store.temporary import check_target
 from lpfs.data.store.writer import DatasetWriter
-from lpfs.errors import DataError
+from lpfs.errors import DataError, InputError
 from lpfs.schema import Schema
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from lpfs.data.raw.clock import Clock
     from lpfs.data.raw.source import Chunk
 
-VERSION = 1  # of what prepare does with the same source and options; part of the fingerprint
+VERSION = 2  # of what prepare does with the same source and options; part of the fingerprint
 SMALL = 1 << 20  # bytes of a source that needs no reading ahead
 
 
@@ -39,6 +40,8 @@ def prepare(
     time: str | None = None,
     fields: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     preset: str | None = None,
+    like: Like | None = None,
+    fields_only: Sequence[str] | None = None,
     replace: bool = False,
     quiet: bool = False,
     **options: Any,
@@ -55,9 +58,12 @@ def prepare(
         fields: corrections of what is found: {column: kind} or {column: {option: value}}, or the path of a
             TOML file; the options are those of ``FieldPlan``.
         preset: ``criteo-terabyte``, ``criteo-kaggle`` or ``avazu``.
+        like: a Dataset (or its path) whose vocabularies, scales, bins and hashes to use as they are: nothing is
+            learned. The label may be absent; labels are 0 then, and ``settings["unlabelled"]`` is true.
+        fields_only: with ``like``, only these of its fields; the columns of the others need not be there.
         replace: put the result in the place of another Dataset at ``out``.
         quiet: print nothing.
-        options: any of ``Options``: ``parts``, ``negatives``, ``min_count``, ``hash``, ``bins`` …
+        options: any of ``Options``: ``parts``, ``shuffle``, ``split``, ``negatives``, ``min_count``, ``bins`` …
 
     Raises:
         DataError: the source cannot be used, with the file, the line or column and the value. Nothing is
@@ -65,17 +71,29 @@ def prepare(
 
     """
     reporter = Reporter(quiet=quiet)
-    job = plan(source, label=label, time=time, fields=fields, preset=preset, **options)
-    reporter.table(TITLE, *printed(job))
+    given = {"label": label, "time": time, "fields": fields, "preset": preset, **options}
+    job = make_job(source, like=like, fields_only=fields_only, **given)
+    reporter.table(job.title, *printed(job))
     return run(job, out, replace=replace, reporter=reporter)
+
+
+def make_job(
+    source: Any, *, like: Like | None = None, fields_only: Sequence[str] | None = None, **given: Any
+) -> Job:
+    """Plan to learn from a source, or to encode it as another one was."""
+    if like is not None:
+        return plan_like(source, like, fields_only=fields_only, **given)
+    if fields_only is not None:
+        raise InputError("fields_only goes with like; to leave columns out set their kind to 'ignore' in fields")
+    return plan(source, **given)
 
 
 def run(
     job: Job, out: str | os.PathLike[str], *, replace: bool = False, reporter: Reporter | None = None
 ) -> Dataset:
     """Do a planned job: read days, count training values, encode all rows."""
-    from lpfs.data.encode.learn import learn
-    from lpfs.data.raw.clock import make_clock
+    from lpfs.data.encode.learn import learn, training_days
+    from lpfs.data.raw.choose import make_clock
 
     reporter, begin = reporter or Reporter(quiet=True), monotonic()
     out, options, source = Path(out), job.options, job.source
@@ -99,23 +117,32 @@ def run(
         parts=options.parts,
         ordered=options.ordered,
         progress=lambda chunks: track("finding days", chunks),
-        label=options.label,
+        split=options.split,
+        shuffle=options.seed if options.shuffle else None,
     )
     unknown = set(options.negatives) - set(clock.days) if isinstance(options.negatives, Mapping) else set()
     if unknown:
         raise DataError(f"negatives: there is no day {min(unknown)!r}; there are {', '.join(clock.days[:10])}")
-    if options.train is not None and options.train > len(clock.days):
-        raise DataError(f"train: {options.train} training days, but there are {len(clock.days)}")
-    train = set(range(options.train if options.train is not None else max(1, len(clock.days) - 1)))
-    encoders, dropped = learn(job, clock, train, track, reporter)
+    encoders: Sequence[Encoder]
+    if isinstance(job, NewRows):
+        encoders, found = job.encoders, job.settings()
+        tell_new_rows(job, reporter)
+    else:
+        train = training_days(clock, options)
+        encoders, dropped = learn(job, clock, set(range(train)), track, reporter)
+        found = {
+            "train_days": clock.days[:train],
+            "dropped": {} if options.keep_all else dropped,
+            "ignored": {each.name: each.why for each in job.plans if each.kind == "ignore"},
+        }
     settings = {
         "made_by": "prepare",
         "options": options.to_json(),
         "sources": [Path(file).name for file in source.files],
-        "train_days": [day for index, day in enumerate(clock.days) if index in train],
-        "fields": {each.name: {**asdict(each.plan), **each.about()} for each in encoders},
-        "dropped": {} if options.keep_all else dropped,
-        "ignored": {each.name: each.why for each in job.plans if each.kind == "ignore"},
+        "fields": of_fields(encoders),
+        "unlabelled": not job.labelled,
+        **({"split": clock.roles} if clock.roles else {}),
+        **found,
     }
     write(job, clock, encoders, out, mark, settings, replace, track)
     result = Dataset(out)
@@ -129,16 +156,16 @@ def tell_result(dataset: Dataset, seconds: float, reporter: Reporter) -> None:
     positives = sum(day.positives for day in dataset.table)
     fields = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     span = f"{len(days)} days ({days[0]} to {days[-1]})" if len(days) > 1 else f"one day ({days[0]})"
-    reporter.say(
-        f"{dataset.path}: {dataset.rows:,} rows, {positives:,} positive ({positives / dataset.rows:.2%}), {span}, "
-        f"fields: {fields}; {seconds:,.1f} s"
-    )
+    labels = f"{positives:,} positive ({positives / dataset.rows:.2%})"
+    if dataset.settings["unlabelled"]:
+        labels = "no labels"
+    reporter.say(f"{dataset.path}: {dataset.rows:,} rows, {labels}, {span}, fields: {fields}; {seconds:,.1f} s")
 
 
 def write(
     job: Job,
     clock: Clock,
-    encoders: list[Encoder],
+    encoders: Sequence[Encoder],
     out: Path,
     mark: str,
     settings: dict[str, Any],
@@ -159,7 +186,7 @@ def write(
                 writer.vocabulary(each.name, values, **each.about())
         days = [writer.day(day, negative_rate=options.rate(day)) for day in clock.days]
         chunks = track("encoding", job.source.chunks(columns(job, encoders)))
-        for part, encoded in encode(day_rows(chunks, clock, options), encoders):
+        for part, encoded in encode(day_rows(chunks, clock, options, labelled=job.labelled), encoders):
             days[part.day].append(**encoded, labels=part.labels)
         for day in days:
             if not day.rows:
@@ -174,6 +201,8 @@ def fingerprint(job: Job, told: Callable[[int], None] = lambda done: None) -> st
         "options": job.options.to_json(),
         "fields": [{**asdict(each), "why": None} for each in job.plans],
     }
+    if isinstance(job, NewRows):
+        content["like"] = job.like.fingerprint
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 

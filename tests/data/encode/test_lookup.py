@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from lpfs.data.encode.lookup import Lookup, mix
+from lpfs.data.encode.lookup import Lookup
+from lpfs.data.raw.chance import mix
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 7, 8, 1000, 50_000])

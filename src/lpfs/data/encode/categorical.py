@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import polars as pl
 
 from lpfs.data.encode.encoder import Encoder, Where
 from lpfs.data.encode.lookup import Ids
+from lpfs.data.encode.types import as_hashed, hashable, knowable, sort_of
 from lpfs.data.encode.vocabulary import Counter, Vocabulary, canonical, hashed, keys_of
 from lpfs.data.plan.fields import FieldPlan
 from lpfs.data.raw.cast import as_type
@@ -28,6 +29,22 @@ class CategoricalEncoder(Encoder):
         self._vocabulary: Vocabulary | None = None
         self._first: Any = None
         self._varies = self._begun = False
+        self._learning = True
+        self._raw: str | None = None  # the type of the column in training, and the sort of its values
+        self._of: str | None = None
+        self._fits: dict[str, bool] = {}  # other types met since
+
+    @classmethod
+    def restored(cls, plan: FieldPlan, about: Mapping[str, Any], values: Any) -> CategoricalEncoder:
+        """Return the encoder with this vocabulary, or that hashed so."""
+        made = cls(plan)
+        if plan.hash is None:
+            made._vocabulary = Vocabulary.restored(values, about["values_seen"], about["covered"])
+            made._raw = about.get("raw")
+        else:
+            made._of, made._raw = about["of"], about["raw"]
+        made._learning = False
+        return made
 
     def observe(self, column: pl.Series, where: Where) -> Callable[[], list[AnyArray]]:
         """Count values."""
@@ -45,7 +62,37 @@ class CategoricalEncoder(Encoder):
         return lambda: [keys_of(values), values.is_null().to_numpy()]
 
     def _values(self, column: pl.Series, where: Where) -> pl.Series:
-        return canonical(column, hexadecimal=self.plan.hexadecimal, where=where)
+        if not self._learning:
+            self._check_type(column.dtype)
+        values = canonical(column, hexadecimal=self.plan.hexadecimal, where=where)
+        if self._learning:
+            self._note_type(column.dtype, sort_of(values))
+            return values
+        return values if self.plan.hash is None else as_hashed(values, self._of, where)
+
+    def _note_type(self, dtype: pl.DataType, sort: str) -> None:
+        """Remember the type of training; of whole numbers in some files and fractions in others, fractions."""
+        if self._raw is None and dtype != pl.Null:
+            self._raw, self._of = str(dtype), sort
+        elif (self._of, sort) == ("whole", "fraction"):
+            self._of = sort
+
+    def _check_type(self, dtype: pl.DataType) -> None:
+        """Refuse a type in which no value of training can be written."""
+        name = str(dtype)
+        if name == self._raw:
+            return
+        if name not in self._fits:
+            known = self._vocabulary
+            self._fits[name] = (
+                hashable(dtype, self._of, self._raw) if known is None else knowable(known.values, dtype)
+            )
+        if not self._fits[name]:
+            then = self._raw or "another type"
+            raise DataError(
+                f"column {self.name!r} holds {dtype} and held {then} in training, no value would be known; "
+                "store it as it was"
+            )
 
     def finish(self) -> None:
         """Build the vocabulary."""
@@ -54,6 +101,7 @@ class CategoricalEncoder(Encoder):
                 self._counter.result(), min_count=self.plan.min_count or 1, max_values=self.plan.max_values
             )
         self._counter = Counter()
+        self._learning = False
 
     @property
     def constant(self) -> bool:
@@ -81,9 +129,9 @@ class CategoricalEncoder(Encoder):
     def about(self) -> dict[str, Any]:
         """Return how ids were made."""
         if self._vocabulary is None:
-            return {"ids": "hash", "modulo": self.plan.hash}
+            return {"ids": "hash", "modulo": self.plan.hash, "of": self._of, "raw": self._raw}
         seen, covered = self._vocabulary.seen, round(self._vocabulary.covered, 6)
-        return {"ids": "vocabulary", "values_seen": seen, "covered": covered}
+        return {"ids": "vocabulary", "values_seen": seen, "covered": covered, "raw": self._raw}
 
 
 class MultiEncoder(CategoricalEncoder):

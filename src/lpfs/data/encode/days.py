@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from lpfs.data.encode.lookup import mix
 from lpfs.data.encode.numbers import as_numbers
 from lpfs.data.plan.options import Options
 from lpfs.data.raw.cast import as_type, mark_missing
+from lpfs.data.raw.chance import mix
 from lpfs.data.raw.clock import Clock
 from lpfs.data.raw.source import Chunk
 from lpfs.data.store.format import AnyArray
@@ -34,9 +34,14 @@ class DayRows:
 
 
 def day_rows(
-    chunks: Iterable[Chunk], clock: Clock, options: Options, days: set[int] | None = None
+    chunks: Iterable[Chunk],
+    clock: Clock,
+    options: Options,
+    days: set[int] | None = None,
+    *,
+    labelled: bool = True,
 ) -> Iterator[DayRows]:
-    """Yield the rows of each day, in order; of ``days`` only, where given."""
+    """Yield the rows of each day, in order; of ``days`` only, where given. Without labels they are all 0."""
     clock.begin()
     seen: Tally[int] = Tally()
     for chunk in chunks:
@@ -44,8 +49,7 @@ def day_rows(
             continue
         frame = mark_missing(chunk.frame, options.missing)
         parts = clock.assign(chunk)
-        targets = (options.label, *options.tasks)
-        labels = {name: read_label(frame[name], options, chunk.place) for name in targets}
+        labels = read_labels(frame, options, chunk.place, labelled=labelled)
         for day, rows in parts:
             count = chunk.frame.height if rows is None else len(rows)
             begin = seen[day]
@@ -75,6 +79,14 @@ def draw(rows: AnyArray | None, labels: AnyArray, begin: int, rate: float, seed:
     marks = mix(np.arange(begin, begin + len(rows)), int(mix([day], seed)[0]))
     kept: AnyArray = rows[(labels[rows] == 1) | (marks < np.uint64(min(rate * 2.0**64, 2.0**64 - 2048)))]
     return kept
+
+
+def read_labels(frame: pl.DataFrame, options: Options, where: Callable[[int], str], *, labelled: bool) -> Labels:
+    """Return the label and the tasks as 0 and 1; all 0 where the table has none."""
+    targets = (options.label, *options.tasks)
+    if not labelled:
+        return {name: np.zeros(frame.height, np.uint8) for name in targets}
+    return {name: read_label(frame[name], options, where) for name in targets}
 
 
 def read_label(values: pl.Series, options: Options, where: Callable[[int], str]) -> npt.NDArray[np.uint8]:

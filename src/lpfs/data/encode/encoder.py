@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import polars as pl
@@ -16,13 +16,21 @@ Where = Callable[[int], str]
 
 
 class Encoder(ABC):
-    """The contract: ``observe`` training rows, ``finish`` once, then ``encode`` any rows."""
+    """The contract: ``observe`` training rows, ``finish`` once, then ``encode`` any rows.
+
+    ``restored`` with what ``about`` and ``stored`` gave is an encoder that encodes the same, bit by bit.
+    """
 
     kind: str
 
     def __init__(self, plan: FieldPlan) -> None:
         self.plan = plan
         self.name = plan.name
+
+    @classmethod
+    @abstractmethod
+    def restored(cls, plan: FieldPlan, about: Mapping[str, Any], values: Any) -> Encoder:
+        """Return the encoder that learned this; a KeyError names what is not there."""
 
     @abstractmethod
     def observe(self, column: pl.Series, where: Where) -> Callable[[], list[AnyArray]]:
@@ -51,7 +59,7 @@ class Encoder(ABC):
         return None
 
     def about(self) -> dict[str, Any]:
-        """Return JSON values that say how the column was turned into the field."""
+        """Return JSON values that say how the column was turned into the field, all that was learned."""
         return {}
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lpfs.data.encode.days import DayRows, day_rows
@@ -10,6 +10,7 @@ from lpfs.data.encode.encoder import Encoder
 from lpfs.data.encode.passes import make_encoder, observe
 from lpfs.data.encode.twins import Leaks
 from lpfs.data.plan.job import Job
+from lpfs.data.plan.options import Options
 from lpfs.data.progress import Reporter
 from lpfs.data.raw.clock import Clock
 from lpfs.errors import DataError
@@ -56,11 +57,27 @@ def learn(
     return kept, dropped
 
 
-def columns(job: Job, encoders: list[Encoder]) -> list[str]:
+def training_days(clock: Clock, options: Options) -> int:
+    """Return how many of the first days vocabularies and scales come from."""
+    if clock.roles:
+        there = len(clock.roles["train"])
+        if not there:
+            raise DataError(f"the split column {options.split!r}: no row is for training; there are {clock.days}")
+        default = there
+    else:
+        there = len(clock.days)
+        default = max(1, there - 1)
+    if options.train is not None and options.train > there:
+        raise DataError(f"train: {options.train} training days, but there are {there}")
+    return default if options.train is None else options.train
+
+
+def columns(job: Job, encoders: Sequence[Encoder]) -> list[str]:
     """Return the columns to read, each once."""
-    time = [job.options.time] if job.options.time is not None else []
-    wanted = [job.options.label, *job.options.tasks, *time, *(each.name for each in encoders)]
-    return list(dict.fromkeys(wanted))
+    options = job.options
+    targets = [options.label, *options.tasks] if job.labelled else []
+    roles = [name for name in (options.time, options.split) if name is not None]
+    return list(dict.fromkeys([*targets, *roles, *(each.name for each in encoders)]))
 
 
 def check_classes(job: Job, rows: int, positives: int, reporter: Reporter) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
+from lpfs.data.raw.chance import GOLDEN
 from lpfs.data.store.format import UNSEEN_ID
 
 Keys = npt.NDArray[np.uint64]
 Ids = npt.NDArray[np.uint32]
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Lookup:
@@ -60,13 +58,3 @@ class Lookup:
             wrong, slots = wrong[again], slots[again]
         ids[ids == 0] = UNSEEN_ID
         return ids
-
-
-def mix(values: Any, seed: int) -> Keys:
-    """Return well-mixed 64-bit numbers of whole numbers (splitmix64): the same on every machine."""
-    with np.errstate(over="ignore"):
-        x = np.asarray(values).astype(np.uint64) + np.uint64(seed % 2**64) * GOLDEN + GOLDEN
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    result: Keys = x ^ (x >> np.uint64(31))
-    return result

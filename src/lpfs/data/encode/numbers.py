@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from lpfs.data.encode.lookup import Ids, mix
+from lpfs.data.encode.lookup import Ids
 from lpfs.data.raw.cast import as_type
+from lpfs.data.raw.chance import mix
 from lpfs.data.raw.spelling import NUMBER_MARKS
 from lpfs.data.store.format import FIRST_ID, MISSING_ID
 from lpfs.errors import DataError
@@ -54,6 +54,8 @@ def as_vectors(values: pl.Series, width: int, separator: str | None, where: Call
     """Return a list column, or text with separators, as (n, width) numbers; a missing list is all NaN."""
     if isinstance(values.dtype, pl.Array):
         values = values.arr.to_list()
+    if values.dtype == pl.Null:
+        values = as_type(values, pl.List(pl.Float64))
     if values.dtype == pl.String and separator is not None:
         values = values.str.split(separator)
     if not isinstance(values.dtype, pl.List):
@@ -123,10 +125,6 @@ class Moments:
         if not self.count.any():
             return True
         return not self.missing and bool((self.low == self.high).all())
-
-    def about(self) -> dict[str, Any]:
-        """Return the numbers needed to treat new rows the same way."""
-        return {"mean": self.mean.tolist(), "deviation": self.deviation.tolist()}
 
 
 class Quantiles:

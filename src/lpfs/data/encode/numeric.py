@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,16 @@ class NumericEncoder(Encoder):
     def __init__(self, plan: FieldPlan) -> None:
         super().__init__(plan)
         self._moments = Moments(plan.width)
+        self._mean, self._deviation = self._moments.mean, self._moments.deviation
         self._negative = False
+
+    @classmethod
+    def restored(cls, plan: FieldPlan, about: Mapping[str, Any], values: Any) -> NumericEncoder:
+        """Return the encoder with this scale."""
+        made = cls(plan)
+        made._mean, made._deviation = np.array(about["mean"], float), np.array(about["deviation"], float)
+        made._negative = about["signed"]
+        return made
 
     def _numbers(self, column: pl.Series, where: Where) -> Numbers:
         if self.plan.width == 1 and not column.dtype.is_nested():
@@ -46,7 +55,8 @@ class NumericEncoder(Encoder):
         return lambda: [numbers]
 
     def finish(self) -> None:
-        """Nothing is left to decide."""
+        """Set the scale."""
+        self._mean, self._deviation = self._moments.mean, self._moments.deviation
 
     @property
     def constant(self) -> bool:
@@ -56,12 +66,13 @@ class NumericEncoder(Encoder):
     def encode(self, column: pl.Series, where: Where) -> Any:
         """Return standardised numbers, NaN where missing."""
         numbers = compress(self._numbers(column, where), self.plan.transform)
-        scaled = (numbers - self._moments.mean) / self._moments.deviation
+        scaled = (numbers - self._mean) / self._deviation
         return np.clip(scaled, -1e38, 1e38).astype(np.float32)
 
     def about(self) -> dict[str, Any]:
         """Return the scale, so that new rows can be treated the same way."""
-        return {"transform": self.plan.transform, "signed": self._negative, **self._moments.about()}
+        scale = {"mean": self._mean.tolist(), "deviation": self._deviation.tolist()}
+        return {"transform": self.plan.transform, "signed": self._negative, **scale}
 
 
 class BinsEncoder(Encoder):
@@ -69,11 +80,18 @@ class BinsEncoder(Encoder):
 
     kind = "categorical"
 
-    def __init__(self, plan: FieldPlan, seed: int) -> None:
+    def __init__(self, plan: FieldPlan, seed: int = 0) -> None:
         super().__init__(plan)
         self._quantiles: Quantiles | None = Quantiles(seed)
         self._moments = Moments(1)
         self._edges: Numbers = np.zeros(0)
+
+    @classmethod
+    def restored(cls, plan: FieldPlan, about: Mapping[str, Any], values: Any) -> BinsEncoder:
+        """Return the encoder with these edges."""
+        made = cls(plan)
+        made._quantiles, made._edges = None, np.array(about["edges"], float)
+        return made
 
     def observe(self, column: pl.Series, where: Where) -> Callable[[], list[AnyArray]]:
         """Sample numbers."""

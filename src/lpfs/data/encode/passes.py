@@ -19,13 +19,19 @@ Work = Callable[[Encoder], Any]
 SMALL = 2000  # rows below which threads cost more than they save
 
 
-def make_encoder(plan: FieldPlan, seed: int) -> Encoder:
-    """Return the encoder for a plan."""
+def encoder_type(plan: FieldPlan) -> type[Encoder]:
+    """Return the kind of encoder for a plan."""
     if plan.kind == "multi":
-        return MultiEncoder(plan)
+        return MultiEncoder
     if plan.kind == "numeric":
-        return BinsEncoder(plan, seed) if plan.bins else NumericEncoder(plan)
-    return CategoricalEncoder(plan)
+        return BinsEncoder if plan.bins else NumericEncoder
+    return CategoricalEncoder
+
+
+def make_encoder(plan: FieldPlan, seed: int) -> Encoder:
+    """Return an encoder that has learned nothing yet."""
+    kind = encoder_type(plan)
+    return BinsEncoder(plan, seed) if kind is BinsEncoder else kind(plan)
 
 
 def in_parallel(

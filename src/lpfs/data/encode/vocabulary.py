@@ -123,6 +123,13 @@ class Vocabulary:
             float(kept["count"].sum() or 0) / total if total else 1.0,
         )
 
+    @classmethod
+    def restored(cls, stored: Any, seen: int, covered: float) -> Vocabulary:
+        """Return the vocabulary that ``stored`` gave."""
+        text = isinstance(stored, list)
+        values = pl.Series("value", stored, pl.String) if text else pl.Series("value", stored)
+        return cls(values, Lookup(keys_of(values), FIRST_ID), seen, covered)
+
     @property
     def cardinality(self) -> int:
         """Number of ids, the two special ones included."""
@@ -131,7 +138,7 @@ class Vocabulary:
     def encode(self, values: pl.Series) -> Ids:
         """Return the ids of canonical values."""
         missing = values.is_null().to_numpy()
-        if self.values.dtype != values.dtype and len(self.values):
+        if len(self.values):
             values = same_type(values, self.values.dtype)
         ids = self.lookup(keys_of(values))
         if values.null_count():
@@ -146,6 +153,8 @@ class Vocabulary:
 
 def same_type(values: pl.Series, dtype: pl.DataType) -> pl.Series:
     """Bring a chunk whose file stores a column as another type to that of the vocabulary, or to null."""
+    if values.dtype == dtype:
+        return values
     if dtype.is_integer() and values.dtype.is_float():
         values = values.set(values != values.round(), None)  # 5.5 is not 5
     return as_type(values, dtype, strict=False)

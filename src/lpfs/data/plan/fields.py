@@ -109,8 +109,9 @@ def check_columns(wanted: Iterable[str], names: Iterable[str], where: str) -> No
 
 def suggestion(name: Any, names: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" when something is near."""
-    near = difflib.get_close_matches(name, list(names), 1) if isinstance(name, str) else []
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    lowered = {each.lower(): each for each in names}
+    near = difflib.get_close_matches(name.lower(), lowered, 1) if isinstance(name, str) else []
+    return f" (did you mean {lowered[near[0]]!r}?)" if near else ""
 
 
 def is_number(value: Any) -> bool:

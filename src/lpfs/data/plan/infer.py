@@ -104,7 +104,7 @@ def infer_text(column: pl.Series) -> FieldPlan:
     distinct = values.n_unique()
     lowered = set(values.unique().head(8).str.to_lowercase().to_list()) if distinct <= 4 else {""}
     if lowered <= set(SPLITS):
-        return FieldPlan(name, "ignore", why="names a split; give it as the time column to cut by it")
+        return FieldPlan(name, "ignore", why="names a split; give it as the split column to cut by it")
     for separator in BAG_SEPARATORS:
         share = values.str.contains(separator, literal=True).mean()
         if not isinstance(share, float) or share < 0.2:

@@ -19,11 +19,17 @@ from lpfs.errors import DataError, InputError
 
 @dataclass(frozen=True)
 class Job:
-    """A source, the options, and what will happen to each column."""
+    """A source, the options, what will happen to each column, and whether the label and the tasks are there."""
 
     source: Source
     options: Options
     plans: tuple[FieldPlan, ...]
+    labelled: bool = True
+
+    @property
+    def title(self) -> str:
+        """Heading of the table of fields."""
+        return "Fields (correct them with --fields, or fields=…)"
 
 
 def plan(
@@ -49,6 +55,10 @@ def plan(
     check_columns(targets, opened.names, "label")
     if settings.time is not None:
         check_columns([settings.time], opened.names, "time")
+    if settings.split is not None:
+        check_columns([settings.split], opened.names, "split")
+        if corrections.get(settings.split, {"kind": "ignore"}) != {"kind": "ignore"}:
+            raise InputError(f"fields: {settings.split!r} is the split column, and cannot be a field too")
     check_columns(corrections, opened.names, "fields" if isinstance(fields, Mapping) else str(fields))
     for name in corrections:
         if name in targets:
@@ -63,17 +73,33 @@ def plan(
         if name not in targets
     ]
     if settings.time is None and "parts" not in {**known, **given}:
-        times = [each.name for each in found if each.why == TIME and each.name not in corrections]
+        times = [
+            each.name
+            for each in found
+            if each.why == TIME and each.name not in corrections and each.name != settings.split
+        ]
         if len(times) == 1:
-            settings = replace(settings, time=times[0])
+            settings = order_by(times[0], settings)
     plans = []
     for each in correct(found, corrections):
         if each.name == settings.time and not corrections.get(each.name):
             each = FieldPlan(each.name, "ignore", why="orders the rows")
+        if each.name == settings.split:
+            each = FieldPlan(each.name, "ignore", why="splits the rows")
         plans.append(settings.complete(each))
     if all(each.kind == "ignore" for each in plans):
         raise DataError(f"{opened.files[0]}: no field is left besides the label; set the kinds with fields")
     return Job(opened, settings, tuple(plans))
+
+
+def order_by(time: str, settings: Options) -> Options:
+    """Take a column of times that was found; refuse to deal the rows at random past it."""
+    if settings.shuffle:
+        raise InputError(
+            f"shuffle: column {time!r} holds times, dealing the rows at random would mix past and future; "
+            "leave shuffle out to order the rows by it, or give parts to leave the time out"
+        )
+    return replace(settings, time=time)
 
 
 def make_options(given: dict[str, Any]) -> Options:

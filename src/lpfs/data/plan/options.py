@@ -21,10 +21,14 @@ class Options:
         time_format: how it is written: strptime ('%y%m%d%H'), or 'unix s', 'unix ms', 'number', 'name',
             'iso'; found from the first rows when None.
         parts: into how many parts the row order is cut when there is no time; 'files': one a file.
+        shuffle: deal the rows to those parts at random, by ``seed``, for a table sorted by anything.
+        split: column that names the role of each row, train, valid or test. The days are those of the
+            training rows, then ``valid`` and ``test``.
         ordered: rows are promised to be in time order; a step back is an error.
-        train: how many of the first days vocabularies and scales come from; None: all but the last.
+        train: how many of the first days vocabularies and scales come from; None: all but the last, or with
+            ``split`` all days of training rows.
         negatives: share of the negatives to keep, of every day or {day: share}.
-        seed: of that choice.
+        seed: of that choice, and of ``shuffle``.
         min_count: values seen less often in the training period share the id of unseen ones.
         max_values: keep only this many of the most frequent values of a field.
         hash: hash all categorical values modulo this range instead of keeping vocabularies.
@@ -42,6 +46,8 @@ class Options:
     time: str | None = None
     time_format: str | None = None
     parts: int | str = 10
+    shuffle: bool = False
+    split: str | None = None
     ordered: bool = False
     train: int | None = None
     negatives: float | Mapping[str, float] = 1.0
@@ -69,6 +75,20 @@ class Options:
             refuse("tasks", f"different columns, none of them the label {self.label!r}")
         if self.parts != "files" and (type(self.parts) is not int or not 1 <= self.parts <= 4000):
             refuse("parts", "a whole number from 1 to 4000, or 'files'")
+        if type(self.shuffle) is not bool:
+            refuse("shuffle", "true or false")
+        if self.shuffle and self.time is not None:
+            refuse(
+                "shuffle",
+                f"left out: column {self.time!r} orders the rows, dealing them would mix past and future",
+            )
+        if self.shuffle and self.parts == "files":
+            refuse("shuffle", "left out when a day is a file (parts 'files')")
+        if self.split is not None:
+            if self.split in (self.label, *self.tasks, self.time):
+                refuse("split", "a column of its own, not the label, a task or the time")
+            if self.parts == "files":
+                refuse("split", "left out when a day is a file (parts 'files')")
         if self.train is not None and (type(self.train) is not int or self.train < 1):
             refuse("train", "the number of training days, at least 1")
         if type(self.seed) is not int:

@@ -10,7 +10,6 @@ from lpfs.data.plan.fields import FieldPlan
 from lpfs.data.plan.job import Job
 
 TABLE = ("column", "kind", "group", "options", "why")
-TITLE = "Fields (correct them with --fields, or fields=…)"
 NUMBER = re.compile(r"\d[\d,]*")
 RUN = 6  # neighbours of one name and kind that become one line
 Row = tuple[str, ...]
@@ -18,12 +17,14 @@ Row = tuple[str, ...]
 
 def table(job: Job) -> list[Row]:
     """Return the rows of the table of fields."""
-    rows: list[Row] = [(job.options.label, "label", "", "", "given")]
-    rows += [(name, "task", "", "", "given") for name in job.options.tasks]
+    why = "given" if job.labelled else "not in the source: 0 in every row"
+    rows: list[Row] = [(job.options.label, "label", "", "", why)]
+    rows += [(name, "task", "", "", why) for name in job.options.tasks]
     default = FieldPlan("default")
     shown = ("separator", "hash", "min_count", "max_values", "bins", "width", "hexadecimal", "cost")
     for each in job.plans:
-        kind = "time" if each.name == job.options.time and each.kind == "ignore" else each.kind
+        roles = {job.options.time: "time", job.options.split: "split"}
+        kind = roles.get(each.name, each.kind) if each.kind == "ignore" else each.kind
         options = [
             f"{name}={getattr(each, name)}"
             for name in shown

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy.typing as npt
 import polars as pl
 
 from lpfs.data.raw.cast import as_list
+from lpfs.data.raw.chance import shuffled
 from lpfs.data.raw.source import Chunk, Source
 from lpfs.data.raw.spelling import SPLITS
 from lpfs.data.raw.times import how_to_read, read_days
@@ -24,10 +24,11 @@ Part = tuple[int, Rows | None]  # a day and its rows of a chunk; None: all of th
 
 
 class Clock(ABC):
-    """Assigns rows to days; ``days`` are their names in time order."""
+    """Assigns rows to days; ``days`` are their names in time order, ``roles`` those of each part of a split."""
 
     days: list[str]
     column: str | None = None
+    roles: dict[str, list[str]] | None = None
 
     @abstractmethod
     def assign(self, chunk: Chunk) -> list[Part]:
@@ -60,13 +61,14 @@ class FileClock(Clock):
 
 
 class OrderClock(Clock):
-    """The row order cut into equal parts."""
+    """The row order cut into equal parts; with a seed, rows dealt to equal parts at random."""
 
-    def __init__(self, rows: int, parts: int) -> None:
+    def __init__(self, rows: int, parts: int, seed: int | None = None) -> None:
         parts = min(parts, rows)
         width = len(str(parts - 1))
         self.days = [f"part_{index:0{width}d}" for index in range(parts)]
         self._starts = np.array([index * rows // parts for index in range(parts)])
+        self._rows, self._seed = rows, seed
         self._row = 0
 
     def begin(self) -> None:
@@ -74,15 +76,27 @@ class OrderClock(Clock):
         self._row = 0
 
     def assign(self, chunk: Chunk) -> list[Part]:
-        """Cut a chunk where a part ends."""
+        """Cut a chunk where a part ends, or deal its rows."""
         begin, end = self._row, self._row + chunk.frame.height
+        if end > self._rows:
+            raise changed(chunk)
         self._row = end
+        if self._seed is not None:
+            return self._deal(begin, end, self._seed)
         first, last = np.searchsorted(self._starts, [begin, end - 1], side="right") - 1
         if first == last:
             return [(int(first), None)]
         bounds = [begin, *self._starts[first + 1 : last + 1].tolist(), end]
         cuts = pairwise(bounds)
         return [(int(first) + index, np.arange(a - begin, b - begin)) for index, (a, b) in enumerate(cuts)]
+
+    def _deal(self, begin: int, end: int, seed: int) -> list[Part]:
+        """Give every row the part in which its place in a random order of all rows lies."""
+        places = shuffled(np.arange(begin, end), self._rows, seed).astype(np.int64)
+        parts = np.searchsorted(self._starts, places, side="right") - 1
+        order = np.argsort(parts, kind="stable")  # rows of a part keep their order
+        found, firsts = np.unique(parts[order], return_index=True)
+        return [(int(part), rows) for part, rows in zip(found, np.split(order, firsts[1:]), strict=True)]
 
 
 class ColumnClock(Clock):
@@ -126,7 +140,7 @@ class ColumnClock(Clock):
         unique = as_list(days.unique())
         found = sorted((self._index[day], day) for day in unique if day in self._index)
         if len(found) != len(unique):
-            raise DataError(f"{chunk.place(0)}: the source changed while it was read; prepare it again")
+            raise changed(chunk)
         if len(found) == 1:
             return [(found[0][0], None)]
         return [(index, np.flatnonzero((days == day).to_numpy())) for index, day in found]
@@ -169,26 +183,6 @@ class ColumnClock(Clock):
         return days, order
 
 
-def make_clock(
-    source: Source,
-    *,
-    time: str | None,
-    format: str | None,
-    parts: int | str,
-    ordered: bool,
-    progress: Callable[[Iterator[Chunk]], Iterator[Chunk]],
-    label: str,
-) -> Clock:
-    """Return the clock of a source; reads the time column, or counts the rows, where it has to."""
-    if time is not None:
-        clock = ColumnClock(time, format)
-        for chunk in progress(source.chunks([time])):
-            clock.look(chunk, ordered=ordered)
-        clock.settle()
-        return clock
-    if parts == "files":
-        return FileClock(source)
-    rows = source.rows()
-    if rows is None:
-        rows = sum(chunk.frame.height for chunk in progress(source.chunks([label])))
-    return OrderClock(rows, int(parts))
+def changed(chunk: Chunk) -> DataError:
+    """Build the error for rows that were not there, or not so, when the days were found."""
+    return DataError(f"{chunk.place(0)}: the source changed while it was read; prepare it again")
