@@ -108,3 +108,77 @@ def test_autocast_and_compile():
     torch.testing.assert_close(compiled(*data), model(*data), rtol=1e-3, atol=1e-4)
     compiled(*data).sum().backward()
     assert bool(torch.isfinite(gates.x.grad).all())
+
+
+def made_search(steps: int = 300):
+    """Gates that a quadratic pulls at, in static tensors, so that a whole step can be captured."""
+    gates = lpfs.Gates([f"f{n}" for n in range(27)], lpfs.gate_function("lpfs++"), steps).cuda()
+    prox = gates.optimizer(keep=13)
+    importance = torch.linspace(0.001, 0.1, 27, device="cuda")
+    gates.x.grad = torch.zeros_like(gates.x)
+
+    def step() -> None:
+        gates.x.grad.zero_()
+        (0.5 * importance * (1 - gates()) ** 2).sum().backward()
+        prox.step()
+        gates.step()
+
+    return gates, prox, step
+
+
+def test_a_step_asks_the_device_nothing():
+    gates, _, step = made_search()
+    step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(50):
+            step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert gates.status().step == 51
+
+
+def test_a_step_can_be_captured_in_a_graph():
+    eager, _, step = made_search()
+    for _ in range(300):
+        step()
+    gates, _, step = made_search()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(297):
+        graph.replay()
+    assert gates.status().step == 300
+    assert torch.equal(gates.x, eager.x)
+    assert len(gates.kept) == 13
+
+
+def test_a_gradient_that_is_not_finite_is_told_later():
+    gates, prox, step = made_search()
+    step()
+    before = gates.x.detach().clone()
+    gates.x.grad.fill_(float("nan"))
+    prox.step()
+    assert torch.equal(gates.x, before)
+    with pytest.raises(lpfs.errors.NonFiniteError):
+        gates.status()
+
+
+def test_the_search_on_the_gpu_is_that_of_the_cpu():
+    gates, prox, step = made_search()
+    for _ in range(150):
+        step()
+    gates.cpu()
+    assert prox.stepper is None
+    assert prox.param_groups[0]["lr"] == gates.schedule.lr(150)
+    gates.x.grad = torch.zeros(27)
+    prox.load_state_dict(prox.state_dict())
+    prox.step()
+    gates.step()
+    assert gates.status().step == 151

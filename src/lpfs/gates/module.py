@@ -11,7 +11,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lpfs.errors import AllGatesZeroError, FieldError, InputError, SearchError, StateError
+from lpfs.errors import AllGatesZeroError, FieldError, InputError, NonFiniteError, SearchError, StateError
+from lpfs.gates import device
 from lpfs.gates.control import Keep
 from lpfs.gates.functions import GateFunction
 from lpfs.gates.optimizer import Prox, ProxSGD, Threshold
@@ -29,6 +30,8 @@ NAME = "lpfs_gates"
 RESCALE_UNTIL = 0.95
 # Fading noise is gone after this part of a search.
 NOISE_UNTIL = 0.7
+# On a GPU, what went wrong is looked up once in this many steps: the host has to wait for the answer.
+CHECK_EVERY = 100
 
 # Every Gates there is, copies included: an optimizer of the model must not hold their x.
 ALL_GATES: weakref.WeakSet[Gates] = weakref.WeakSet()
@@ -63,6 +66,7 @@ class Gates(nn.Module):
     control: Tensor
     dead: Tensor
     before: Tensor
+    flags: Tensor
     about: Tensor
 
     def __init__(
@@ -94,6 +98,10 @@ class Gates(nn.Module):
         self._loaded = False
         self._owner: list[nn.Module] = []  # in a list, so that it is not taken for a submodule
         self._disabled = False
+        # whether steps are taken without the host: None for wherever x is on a GPU; its table; steps since a check
+        self.branch_free: bool | None = None
+        self._table: Tensor | None = None
+        self._unchecked = 0
         # values of the forward that is under way, and of the last one; whether there was one; the hooks
         self.live: Live | None = None
         self.last: Live | None = None
@@ -110,6 +118,7 @@ class Gates(nn.Module):
         self.register_buffer("control", torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
         self.register_buffer("dead", torch.zeros_like(ones, dtype=torch.bool))
         self.register_buffer("before", torch.stack([ones, torch.zeros_like(ones)]))
+        self.register_buffer("flags", torch.zeros(3, dtype=torch.int64), persistent=False)
         about = json.dumps(self._about()).encode()
         self.register_buffer("about", torch.tensor(list(about), dtype=torch.uint8))
         self._normalise()
@@ -125,8 +134,12 @@ class Gates(nn.Module):
     @property
     def values(self) -> Tensor:
         """The gate values (N,), without noise and without gradient."""
-        with torch.no_grad():
-            return self.function.value(self.x, self.epsilon) / (self.norm * self.scale)
+        return self.values_of(self.x)
+
+    @torch.no_grad()
+    def values_of(self, x: Tensor) -> Tensor:
+        """Return what the gate values (N,) are at another x."""
+        return self.function.value(x, self.epsilon) / (self.norm * self.scale)
 
     @property
     def kept(self) -> list[str]:
@@ -140,6 +153,7 @@ class Gates(nn.Module):
 
     def selection(self, **made: Any) -> Selection:
         """Return the answer as it stands: kept, dropped, gate values, where the fields enter."""
+        self.check()
         values = dict(zip(self.names, self.values.tolist(), strict=True))
         how = {
             "gate": self.function.name,
@@ -157,7 +171,8 @@ class Gates(nn.Module):
         return Selection(tuple(self.kept), tuple(self.dropped), values, sites, (), {**how, **made})
 
     def status(self) -> Status:
-        """Return where the search stands."""
+        """Return where the search stands; on a GPU the host waits here, and hears of what went wrong."""
+        self.check()
         alive = self.values[self.x != 0].abs()
         step = int(self.steps_done)
         return Status(
@@ -239,7 +254,8 @@ class Gates(nn.Module):
             prox=prox,
             threshold=threshold,
         )
-        self.schedule, self.keep, self._prox = schedule, plan.keep, optimizer
+        self.schedule, self.keep, self._prox, self._table = schedule, plan.keep, optimizer, None
+        self._choose_path()
         if self._loaded:  # a search that goes on: its control came with the state dict
             self._loaded = False
             set_penalty(self, optimizer)
@@ -257,8 +273,13 @@ class Gates(nn.Module):
         """Move on by one training step: ε, the gate learning rate, λ, the rescale, the noise.
 
         Call it once after the optimizers' own steps. Nothing of this moves in ``forward`` or in evaluation.
+        On a GPU it never waits for the device and can be captured in a CUDA graph; what goes wrong is then raised
+        later, by :meth:`check`.
         """
         prox = self._optimizer()
+        if self._without_host():
+            self._step_on_device(prox)
+            return
         done = int(self.steps_done) + 1
         if done == min(100, self.steps):
             self.refuse_idle()
@@ -266,10 +287,7 @@ class Gates(nn.Module):
             steer(self, prox, self.keep, done)
         alive = self.x != 0
         if not bool(alive.any()):
-            raise AllGatesZeroError(
-                f"every gate is at zero after {done} steps: nothing is left to select. Lower the penalty "
-                f"(λ = {float(self.control[0]):.3g}), lower the gates' learning rate, or say keep=K instead"
-            )
+            raise self._all_zero(done)
         self.steps_done.fill_(done)
         self.epsilon.fill_(self.schedule.epsilon(done))
         if prox is not None:
@@ -279,6 +297,12 @@ class Gates(nn.Module):
             self._draw_noise(done)
         if self.keep is not None and done == self.steps:
             self._check_end(self.keep)
+
+    def _all_zero(self, done: int) -> AllGatesZeroError:
+        return AllGatesZeroError(
+            f"every gate is at zero after {done} steps: nothing is left to select. Lower the penalty "
+            f"(λ = {float(self.control[0]):.3g}), lower the gates' learning rate, or say keep=K instead"
+        )
 
     def _check_end(self, keep: Keep) -> None:
         """Say so if a search ended with another number of fields than was asked for."""
@@ -302,14 +326,87 @@ class Gates(nn.Module):
 
     def _rescale(self, done: int, alive: Tensor) -> None:
         """Refresh the overall factor of the gates."""
-        if self.rescale == "off" or done % self.schedule.refresh:
-            return
+        if self.refreshes(done):
+            self.scale.copy_(self.fresh_scale(alive))
+
+    def refreshes(self, done: int) -> bool:
+        """Whether the overall factor is refreshed after this step."""
+        due = self.rescale != "off" and done % self.schedule.refresh == 0
+        return due and (self.rescale == "epsilon" or done <= RESCALE_UNTIL * self.steps)
+
+    def fresh_scale(self, alive: Tensor) -> Tensor:
+        """Return the overall factor () for the ε and x of the moment."""
         if self.rescale == "epsilon":
-            top = self.function.value(torch.ones_like(self.x), self.epsilon) / self.norm
-            self.scale.copy_(top[0])
-        elif done <= RESCALE_UNTIL * self.steps:
-            values = (self.function.value(self.x, self.epsilon) / self.norm)[alive]
-            self.scale.copy_(values.square().mean().sqrt())
+            return (self.function.value(torch.ones_like(self.x), self.epsilon) / self.norm)[0]
+        values = self.function.value(self.x, self.epsilon) / self.norm
+        if not self._without_host():
+            return values[alive].square().mean().sqrt()
+        squares = torch.where(alive, values.square(), 0.0).sum()
+        return (squares / alive.sum().clamp(min=1)).sqrt()
+
+    # --------------------------------------------------------------- on a GPU
+
+    def _without_host(self) -> bool:
+        """Whether steps are taken without asking the device anything. Noise is drawn on the host, so not there."""
+        wanted = self.x.is_cuda if self.branch_free is None else self.branch_free
+        return wanted and not self.function.noise
+
+    def _choose_path(self) -> None:
+        """Let the optimizer step as these gates do."""
+        if self._prox is not None:
+            self._prox.stepper = self if self._without_host() else None
+
+    def move(self) -> None:
+        """Take the step of the optimizer, for it, without the host."""
+        prox = self._optimizer()
+        assert prox is not None
+        device.move(prox, self)
+
+    def mirror(self) -> None:
+        """Write the learning rate and λ of the moment where the optimizer has them elsewhere."""
+        if self._prox is not None:
+            self._prox.param_groups[0]["lr"] = self.schedule.lr(int(self.steps_done))
+            set_penalty(self, self._prox)
+
+    def row(self) -> Tensor:
+        """Return what the schedule and the control of λ say for the step count on the device."""
+        if self._table is None or self._table.device != self.x.device:
+            self._table = device.make_table(self).to(self.x.device)
+        return self._table.index_select(0, self.steps_done.clamp(max=self.steps).view(1))[0]
+
+    def _step_on_device(self, prox: ProxSGD | None) -> None:
+        device.advance(self, prox)
+        if self.x.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        self._unchecked += 1
+        if self._unchecked >= CHECK_EVERY:
+            self.check()
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Raise what went wrong since the last check where steps are taken without the host, as on a GPU.
+
+        ``step`` calls it once in 100 steps, ``status``, ``selection`` and ``absorb`` always. A step replayed by a
+        CUDA graph calls nothing: call it yourself now and then. Elsewhere errors are raised at once.
+        """
+        if self._without_host():
+            self._raise_flags()
+
+    def _raise_flags(self) -> None:
+        self._unchecked = 0
+        done, (refused, zero, wrong) = int(self.steps_done), self.flags.tolist()
+        self.flags.zero_()
+        if done >= min(100, self.steps):
+            self.refuse_idle()
+        if zero:
+            raise self._all_zero(zero)
+        if refused:
+            raise NonFiniteError(
+                f"the gradient of the gates was not finite in {refused} steps up to step {done}: the gates stood "
+                "still in these. Look for a loss of inf or nan, or lower the learning rate of the model"
+            )
+        if wrong and self.keep is not None:
+            self._check_end(self.keep)
 
     def _draw_noise(self, done: int) -> None:
         """Draw the noise on x for the next forward: smaller and smaller, then none."""
@@ -353,8 +450,8 @@ class Gates(nn.Module):
         if self._prox is None:
             self._loaded = True
         else:
-            self._prox.param_groups[0]["lr"] = self.schedule.lr(int(self.steps_done))
-            set_penalty(self, self._prox)
+            self.mirror()
+        self.flags.zero_()
 
     @torch.no_grad()
     def _normalise(self) -> None:
@@ -364,12 +461,17 @@ class Gates(nn.Module):
 
     def _apply(self: _Self, fn: Any, recurse: bool = True) -> _Self:
         """Move to another device with the model, but stay in full precision."""
+        without = self._without_host()
         super()._apply(device_only(fn), recurse)  # type: ignore[no-untyped-call]
         self._normalise()
+        self._choose_path()
+        if without and not self._without_host():
+            self.mirror()
+            self._raise_flags()
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "live": None, "last": None}
+        return {**self.__dict__, "live": None, "last": None, "_table": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

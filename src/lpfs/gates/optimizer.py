@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, overload
+from typing import Any, Literal, Protocol, overload
 
 import torch
 from torch import Tensor
@@ -14,6 +14,18 @@ from lpfs.gates.prox import hard_threshold, soft_threshold
 
 Prox = Literal["l1", "l0"]
 Threshold = Literal["paper", "doubled", "momentum"]
+
+
+class Stepper(Protocol):
+    """Who takes the steps of a ProxSGD in its stead."""
+
+    def move(self) -> None:
+        """Take one step."""
+        ...
+
+    def mirror(self) -> None:
+        """Write the settings of the moment into the optimizer's groups."""
+        ...
 
 
 class ProxSGD(torch.optim.Optimizer):
@@ -45,6 +57,9 @@ class ProxSGD(torch.optim.Optimizer):
     tensor([0.9900, 0.0000])
 
     """
+
+    # Gates on a GPU take the step themselves, without the host (see device.py)
+    stepper: Stepper | None = None
 
     def __init__(
         self,
@@ -79,6 +94,15 @@ class ProxSGD(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with the settings of the moment."""
+        if self.stepper is not None:
+            self.stepper.mirror()
+        return super().state_dict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "stepper": self.stepper}
+
     @overload
     def step(self, closure: None = None) -> None: ...
     @overload
@@ -91,6 +115,9 @@ class ProxSGD(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self.stepper is not None:
+            self.stepper.move()
+            return loss
         for group in self.param_groups:
             for x in group["params"]:
                 if x.grad is None or math.isfinite(x.grad.sum().item()):
@@ -123,13 +150,23 @@ class ProxSGD(torch.optim.Optimizer):
         threshold = threshold_of(group)
         if isinstance(threshold, Tensor) and threshold.device != x.device:
             threshold = threshold.to(x.device)
-        x.copy_(soft_threshold(x, threshold) if group["prox"] == "l1" else hard_threshold(x, threshold))
+        x.copy_(prox_of(group)(x, threshold))
+
+
+def prox_of(group: dict[str, Any]) -> Callable[[Tensor, Tensor | float], Tensor]:
+    """Return the proximal step of a group."""
+    return soft_threshold if group["prox"] == "l1" else hard_threshold
+
+
+def factor_of(group: dict[str, Any]) -> float:
+    """Return how many times λη one step of this group moves an entry towards zero."""
+    factors: dict[str, float] = {"paper": 1.0, "doubled": 2.0, "momentum": 1 / (1 - group["momentum"])}
+    return factors[group["threshold"]]
 
 
 def threshold_of(group: dict[str, Any]) -> float | Tensor:
     """Return how far one step of this group moves an entry towards zero: λη, by default."""
-    factor = {"paper": 1.0, "doubled": 2.0, "momentum": 1 / (1 - group["momentum"])}[group["threshold"]]
-    threshold: float | Tensor = group["penalty"] * (factor * group["lr"])
+    threshold: float | Tensor = group["penalty"] * (factor_of(group) * group["lr"])
     weights = group["weights"]
     if weights is None:
         return threshold

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -70,6 +71,8 @@ class Crosses(nn.Module):
 
     def _run(self, tokens: Tensor) -> Any:
         """Return the kernel for these embeddings."""
+        if self.kernel == "auto" and tokens.is_cuda:
+            return _on_gpu()
         if self.kernel == "torch" or tokens.device.type != "cpu" or tokens.dtype != torch.float32:
             return torch_crosses
         if self.kernel == "auto" and tokens.shape[0] * self.parts * self.dim < LARGE:
@@ -85,6 +88,15 @@ class Crosses(nn.Module):
     def extra_repr(self) -> str:
         """Show what ``print(model)`` says of the crosses."""
         return f"{self.parts} parts in {self.slots} places, dim={self.dim}"
+
+
+@cache
+def _on_gpu() -> Any:
+    try:
+        from lpfs.models.kernels import triton_crosses
+    except ImportError:
+        return torch_crosses
+    return triton_crosses
 
 
 class Products(torch.autograd.Function):

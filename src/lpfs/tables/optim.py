@@ -62,7 +62,13 @@ class _Rows(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Take one step."""
-        loss = _unhooked(self.torchs.step)(self, closure)
+        if closure is None and on_device(self):
+            loss = None
+            with torch.no_grad():
+                for group in self.param_groups:
+                    self._dense(group, [each for each in group["params"] if each.grad is not None])
+        else:
+            loss = _unhooked(self.torchs.step)(self, closure)
         with torch.no_grad():
             for group in self.param_groups:
                 for weight in row_parameters(group["params"]):
@@ -75,6 +81,38 @@ class _Rows(torch.optim.Optimizer):
     def _move(self, weight: RowParameter, group: dict[str, Any], pieces: list[RowGrad]) -> None:
         """Move the rows of all pieces; they have none in common."""
         raise NotImplementedError
+
+    def _dense(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        """Move the other parameters by a rate that is on the device, as a captured graph has to."""
+        raise NotImplementedError
+
+
+def on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the rates of an optimizer are on a GPU, where a captured graph reads them anew on every replay."""
+    lr = optimizer.param_groups[0]["lr"]
+    return isinstance(lr, Tensor) and lr.is_cuda
+
+
+def to_device(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Put rates and step counts on a GPU; from then on steps never ask the host for a number."""
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(float(group["lr"]), device=device)
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), Tensor):
+            state["step"] = state["step"].to(device)
+
+
+def to_host(optimizer: torch.optim.Optimizer) -> None:
+    """Take them back."""
+    for group in optimizer.param_groups:
+        group["lr"] = float(group["lr"])
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), Tensor):
+            state["step"] = state["step"].cpu()
+
+
+def _grads(weights: list[Tensor]) -> list[Tensor]:
+    return [each.grad for each in weights if each.grad is not None]
 
 
 def _unhooked(step: Any) -> Any:
@@ -118,6 +156,19 @@ class Adagrad(_Rows, torch.optim.Adagrad):
     def _update(self, weight: Tensor, total: Tensor, grad: RowGrad, lr: float, eps: float) -> None:
         engine_for(weight).adagrad(weight, total, grad, lr, eps)
 
+    def _dense(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        if not weights:
+            return
+        grads = _grads(weights)
+        totals = [self.state[each]["sum"] for each in weights]
+        torch._foreach_add_([self.state[each]["step"] for each in weights], 1.0)
+        torch._foreach_addcmul_(totals, grads, grads, 1.0)
+        roots = torch._foreach_sqrt(totals)
+        torch._foreach_add_(roots, group["eps"])
+        moves = torch._foreach_div(grads, roots)
+        torch._foreach_mul_(moves, group["lr"])
+        torch._foreach_sub_(weights, moves)
+
 
 class RowWiseAdagrad(Adagrad):
     r"""Adagrad with one sum a row of a table, of the mean square of its gradient; plain Adagrad for the rest.
@@ -154,14 +205,42 @@ class Adam(_Rows, torch.optim.Adam):
     def _move(self, weight: RowParameter, group: dict[str, Any], pieces: list[RowGrad]) -> None:
         state = self.state[weight]
         if not state:
-            state.update(
-                step=torch.tensor(0.0), exp_avg=torch.zeros_like(weight), exp_avg_sq=torch.zeros_like(weight)
-            )
+            state.update(self._zeros(weight, group))
         state["step"] += 1
         moments = state["exp_avg"], state["exp_avg_sq"]
-        settings = group["lr"], group["betas"], group["eps"], int(state["step"])
+        done = state["step"] if state["step"].is_cuda else int(state["step"])
+        settings = group["lr"], group["betas"], group["eps"], done
         for each in pieces:
             engine_for(weight).adam(weight, *moments, each, *settings)
+
+    def _zeros(self, weight: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        lr = group["lr"]
+        step = torch.zeros((), device=lr.device if isinstance(lr, Tensor) else None)
+        return {"step": step, "exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+
+    def _dense(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        if not weights:
+            return
+        for each in weights:
+            if not self.state[each]:
+                self.state[each].update(self._zeros(each, group))
+        grads = _grads(weights)
+        means, squares, steps = (
+            [self.state[each][name] for each in weights] for name in ("exp_avg", "exp_avg_sq", "step")
+        )
+        first, second = group["betas"]
+        torch._foreach_add_(steps, 1.0)
+        torch._foreach_lerp_(means, grads, 1 - first)
+        torch._foreach_mul_(squares, second)
+        torch._foreach_addcmul_(squares, grads, grads, 1 - second)
+        done = steps[0].double()  # all have taken the same steps
+        size = group["lr"] / (1 - first**done)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_div_(roots, ((1 - second**done).sqrt()).float())
+        torch._foreach_add_(roots, group["eps"])
+        moves = torch._foreach_div(means, roots)
+        torch._foreach_mul_(moves, size.float())
+        torch._foreach_sub_(weights, moves)
 
 
 class SGD(_Rows, torch.optim.SGD):
@@ -177,3 +256,10 @@ class SGD(_Rows, torch.optim.SGD):
     def _move(self, weight: RowParameter, group: dict[str, Any], pieces: list[RowGrad]) -> None:
         for each in pieces:
             engine_for(weight).sgd(weight, each, group["lr"])
+
+    def _dense(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        if group["momentum"]:
+            raise InputError("a captured graph takes SGD without momentum only; train with graph=False")
+        if weights:
+            moves = torch._foreach_mul(_grads(weights), group["lr"])
+            torch._foreach_sub_(weights, moves)

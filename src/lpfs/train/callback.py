@@ -76,8 +76,15 @@ class Callback:
     def before_step(self, state: State) -> None:
         """Act when the gradients are there and no parameter has moved: the place to refuse a step."""
 
+    def within_step(self, state: State) -> None:
+        """Act when the model's optimizer has moved: move what is yours, as part of the step.
+
+        With ``graph=True`` this is captured once and replayed, so it must not look at a number on the GPU, nor
+        count on the host.
+        """
+
     def after_step(self, state: State) -> None:
-        """Act when the model's optimizer has moved and ``state.step`` counts this step: move what is yours."""
+        """Act when ``state.step`` counts this step: write down, look, set ``state.stop``."""
 
     def on_evaluate(self, state: State) -> None:
         """Act when ``state.metrics`` is new."""

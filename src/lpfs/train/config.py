@@ -33,7 +33,10 @@ class Training:
         epochs: how many passes over the stream; 1 by default.
         task_weights: a factor on the loss of each task; 1 by default.
         clip: largest norm of the gradient of all parameters together; None: not clipped.
-        precision: ``float32``, or ``bfloat16`` for autocast.
+        precision: ``float32``; ``tf32``, which on a GPU multiplies matrices with fewer bits; or ``bfloat16`` for
+            autocast.
+        graph: on a GPU, capture a step once as a CUDA graph and replay it: faster for small batches. Batches of
+            another size, and models with bags, run as they do without.
         seed: of torch, numpy and Python, set when the run begins; None leaves the generators alone.
         evaluate_every: steps between evaluations; by default at the end of every pass. Always at the end.
         monitor: ``auc`` or ``logloss`` of the main task decides which model is best.
@@ -60,6 +63,7 @@ class Training:
     task_weights: tuple[float, ...] | None = None
     clip: float | None = None
     precision: Precision = "float32"
+    graph: bool = False
     seed: int | None = 0
     evaluate_every: int | None = None
     monitor: Literal["auc", "logloss"] = "auc"
@@ -79,7 +83,7 @@ class Training:
         choices: dict[str, tuple[str, ...]] = {
             "optimizer": ("adagrad", "rowwise-adagrad", "adam", "sgd"),
             "schedule": NAMES,
-            "precision": ("float32", "bfloat16"),
+            "precision": ("float32", "tf32", "bfloat16"),
             "monitor": ("auc", "logloss"),
             "keep": ("last", "best"),
         }

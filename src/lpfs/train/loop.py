@@ -21,8 +21,9 @@ from lpfs.schema import known_keys
 from lpfs.train.callback import Callback, State
 from lpfs.train.config import Training
 from lpfs.train.evaluate import Metrics
+from lpfs.train.graph import GraphStepper
 from lpfs.train.log import Logger
-from lpfs.train.predict import Weights
+from lpfs.train.predict import Weights, matmuls
 from lpfs.train.run import Run
 from lpfs.train.schedule import make_schedule
 from lpfs.train.step import Stepper, make_optimizer, memory_told
@@ -96,11 +97,14 @@ def fit(
     steps = total_steps(config, stream)
     state = State(model, chosen, config, steps)
     factor = make_schedule(config.schedule, config.schedule_steps or steps, config.rise)
-    stepper = Stepper(state, callbacks, factor, weights)
+    make = GraphStepper if config.graph else Stepper
+    stepper = make(state, callbacks, factor, weights)
     run = Run(stepper, stream, valid, None if folder is None else Path(folder), loggers)
     try:
         resumed = run.open(resume=resume)
-        train(run, stream)
+        with matmuls(config.precision, stepper.device):
+            train(run, stream)
+        stepper.finish()
         run.finish()
     finally:
         run.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal, TypeAlias
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lpfs.data.batches.batch import Batch
 from lpfs.errors import InputError
 
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "tf32", "bfloat16"]
 Weights: TypeAlias = Callable[[Batch], Tensor]
 
 
@@ -33,6 +33,20 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     if precision == "bfloat16":
         return torch.autocast(device.type, torch.bfloat16)
     return nullcontext()
+
+
+@contextmanager
+def matmuls(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Within this block a GPU multiplies float32 matrices in TF32, with fewer bits, where that is asked for."""
+    if precision != "tf32" or device.type != "cuda":
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def predict(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -75,8 +75,7 @@ class Stepper:
         state, config = self.state, self.state.config
         optimizer = state.optimizer
         batch = on_device(batch, self.device)
-        for group, lr in zip(optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = lr * self.factor(state.step)
+        self.set_rates()
         forget(self.parameters)
         with autocast(config.precision, self.device):
             logits, labels = predict(state.model, batch)
@@ -93,10 +92,24 @@ class Stepper:
         if config.clip is not None:
             self._clip(config.clip, position)
         optimizer.step()
-        state.step += 1
-        state.rows += len(batch)
         for each in self.callbacks:
-            each.after_step(state)
+            each.within_step(state)
+        self.count_step(len(batch))
+
+    def set_rates(self) -> None:
+        """Give the optimizer the learning rate of this step."""
+        for group, lr in zip(self.state.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = lr * self.factor(self.state.step)
+
+    def finish(self) -> None:
+        """Leave the optimizer as it was found."""
+
+    def count_step(self, rows: int) -> None:
+        """Count a step that is done, and tell the callbacks."""
+        self.state.step += 1
+        self.state.rows += rows
+        for each in self.callbacks:
+            each.after_step(self.state)
 
     def mean(self) -> float:
         """Return the mean loss since the last call."""

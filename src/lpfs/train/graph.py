@@ -1,0 +1,119 @@
+"""GraphStepper: a training step captured once as a CUDA graph, then replayed.
+
+A step of a small batch is some hundred kernels of a few microseconds each: launching them one by one takes the
+host ten times as long as the GPU takes to run them. A graph is launched as a whole. It holds the forward and
+backward pass, the optimizer, and what callbacks do ``within_step``; batches are copied to where it reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lpfs.data.batches.batch import Batch
+from lpfs.errors import InputError
+from lpfs.tables.optim import on_device as rates_on_device
+from lpfs.tables.optim import to_device, to_host
+from lpfs.tables.rows import forget
+from lpfs.train.predict import autocast, on_device, predict, weights_of
+from lpfs.train.step import Stepper, loss_of
+
+WARM = 3  # steps before the capture: kernels are compiled, libraries make their workspaces
+
+
+class GraphStepper(Stepper):
+    """Takes steps by replaying a graph; the first ones, and batches of another size, without it."""
+
+    graph: torch.cuda.CUDAGraph | None = None
+    held: Batch | None = None
+    stream: torch.cuda.Stream | None = None
+    taken = 0
+
+    def take(self, batch: Batch, position: Callable[[], str]) -> None:
+        """Train on one batch."""
+        state = self.state
+        if self.stream is None:
+            self._begin()
+        batch = on_device(batch, self.device)
+        fits = not batch.bags and (self.held is None or self._fits(batch))
+        assert self.stream is not None
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            if not fits or self.taken < WARM:
+                self.taken += fits
+                super().take(batch, position)
+            else:
+                self.set_rates()
+                if self.graph is None:
+                    self._capture(batch)
+                self._fill(batch)
+                assert self.graph is not None
+                assert state.loss is not None
+                self.graph.replay()
+                state.batch = batch
+                self.pending.append(state.loss.detach().clone())
+                if (state.step + 1) % state.config.check_every == 0:
+                    self.check(position)
+                self.count_step(len(batch))
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def set_rates(self) -> None:
+        """Write the learning rate of this step to where the graph reads it."""
+        for group, lr in zip(self.state.optimizer.param_groups, self.rates, strict=True):
+            group["lr"].fill_(lr * self.factor(self.state.step))
+
+    def finish(self) -> None:
+        """Leave the optimizer as it was found."""
+        if self.stream is not None:
+            self.graph = self.held = None
+            to_host(self.state.optimizer)
+
+    def _begin(self) -> None:
+        optimizer = self.state.optimizer
+        if self.device.type != "cuda":
+            raise InputError(f"graph=True needs a GPU, the model is on {self.device}; leave it out")
+        if not hasattr(optimizer, "knows_rows"):
+            kind = type(optimizer).__name__
+            raise InputError(f"graph=True takes an optimizer by name or one of lpfs.tables.optim, found {kind}")
+        if self.state.config.clip is not None:
+            raise InputError("graph=True cannot clip: that looks at a number in every step")
+        if not rates_on_device(optimizer):
+            to_device(optimizer, self.device)
+        self.stream = torch.cuda.Stream()
+
+    def _capture(self, batch: Batch) -> None:
+        self.held = batch.to(self.device)._map(Tensor.clone)
+        state, config = self.state, self.state.config
+        self.graph = torch.cuda.CUDAGraph()
+        forget(self.parameters)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self.graph, stream=self.stream):
+            forget(self.parameters)
+            with autocast(config.precision, self.device):
+                logits, labels = predict(state.model, self.held)
+            sample = None if self.weights is None else weights_of(self.weights, self.held)
+            state.batch, state.loss = self.held, loss_of(logits, labels, config.task_weights, sample)
+            for each in self.callbacks:
+                each.before_backward(state)
+            torch.autograd.backward(state.loss)
+            for each in self.callbacks:
+                each.before_step(state)
+            state.optimizer.step()
+            for each in self.callbacks:
+                each.within_step(state)
+
+    def _fits(self, batch: Batch) -> bool:
+        held = self.held
+        assert held is not None
+        return held.labels.shape == batch.labels.shape and (held.missing is None) == (batch.missing is None)
+
+    def _fill(self, batch: Batch) -> None:
+        held = self.held
+        assert held is not None
+        held.ids.copy_(batch.ids)
+        held.dense.copy_(batch.dense)
+        held.labels.copy_(batch.labels)
+        if held.missing is not None and batch.missing is not None:
+            held.missing.copy_(batch.missing)
