@@ -126,7 +126,7 @@ def select(
         seconds=work.seconds,
         folder=folder,
     )
-    save(models[chosen], folder / "model", replace=True, data=str(dataset.path), fingerprint=dataset.fingerprint)
+    save(models[chosen], folder / "model", data=str(dataset.path), fingerprint=dataset.fingerprint)
     result.write(found_all, work, dataset.fingerprint)
     result.show(found_all, work)
     return found_all

@@ -38,7 +38,7 @@ class Descend(Polarize):
         self.seen = len(gates.names)  # how many were alive at the last look
 
     def after_step(self, state: State) -> None:
-        """Move the gates, then look."""
+        """Write down, then look."""
         super().after_step(state)
         if not self.settled and state.step % self.pause == 0:
             alive = int((self.gates.x != 0).sum())

@@ -28,10 +28,13 @@ class Polarize(Callback):
         self.every = max(1, gates.steps // RECORDS)
         self.history: list[dict[str, Any]] = []
 
-    def after_step(self, state: State) -> None:
+    def within_step(self, state: State) -> None:
         """Move the gates."""
         self.prox.step()
         self.gates.step()
+
+    def after_step(self, state: State) -> None:
+        """Write down where they are, now and then."""
         if state.step % self.every == 0 or state.step == self.gates.steps:
             self.record(state)
 
