@@ -1,0 +1,1 @@
+"""LPFS, LPFS++ and every rival: one contract, a file a method."""

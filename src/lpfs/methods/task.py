@@ -1,0 +1,60 @@
+"""Task: what every method is given, whatever it does with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from lpfs.data.batches.batch import Batch
+from lpfs.methods.wish import Wish
+from lpfs.schema import Selection
+from lpfs.train.config import Training
+
+
+@dataclass
+class Task:
+    """One search.
+
+    Args:
+        model: pretrained; trained further in place.
+        optimizer: of the model's parameters.
+        stream: batches of the search period.
+        valid: held-out batches of it, on which every choice is made.
+        wish: what is asked for.
+        steps: how many steps the search may take.
+        seed: of everything that is drawn.
+        folder: where checkpoints and logs go; None: nowhere.
+        resume: go on from the last checkpoint there.
+        training: settings of the loop.
+        options: settings of the method; an unknown one is an error.
+
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    stream: Iterable[Batch]
+    valid: Iterable[Batch] | None
+    wish: Wish
+    steps: int
+    seed: int = 0
+    folder: Path | None = None
+    resume: bool = False
+    training: Training = field(default_factory=Training)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Method(Protocol):
+    """A way to choose fields: a module with these."""
+
+    NAME: str
+    SUMMARY: str
+    REFERENCE: str
+
+    def search(self, task: Task) -> Selection:
+        """Return the selection; the model is left with its gates on, where the method has gates."""
+        ...

@@ -1,0 +1,90 @@
+"""Periods: which rows pretrain, which search, which choose and which judge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lpfs.data.dataset import Dataset
+from lpfs.errors import InputError
+
+SEARCH = 5 / 24  # part of the days that is searched on, as in the paper: days 18 to 22 of 24
+FEW = (0.7, 0.2, 0.1)  # early, search and test rows where there are fewer than three days
+HELD = 10  # one in so many of the rows of the search period, the last ones, is held out for choices
+
+
+@dataclass(frozen=True)
+class Periods:
+    """Consecutive parts of a Dataset, in time order.
+
+    Args:
+        early: rows to pretrain on.
+        search: rows to search on.
+        valid: the last tenth of the search period, held out: every choice is made there.
+        test: rows that are read once, at the end.
+        train: early and search together, to retrain on.
+
+    """
+
+    early: Dataset
+    search: Dataset
+    valid: Dataset
+    test: Dataset
+    train: Dataset
+
+    def to_json(self) -> dict[str, object]:
+        """Return rows and days of each part."""
+        return {
+            name: {"rows": part.rows, "days": [part.days()[0], part.days()[-1]]}
+            for name, part in vars(self).items()
+        }
+
+
+def periods(dataset: Dataset) -> Periods:
+    """Cut a Dataset: the last day judges, the days before it search, the rest pretrains.
+
+    Of 24 days that is 18, 5 and 1, the paper's; of 9 it is 6, 2 and 1. A Dataset with a split of its own (train,
+    valid, test) is cut as that says. With fewer than three days, rows count instead.
+    """
+    split = dataset.settings.get("split")
+    if split is not None:
+        return of_split(dataset, split)
+    days = len(dataset.days())
+    if days >= 3:
+        searched = min(days - 2, max(1, round(days * SEARCH)))
+        early, search, test = dataset.split(days=(days - 1 - searched, days - 1))
+    else:
+        need(dataset, 100)
+        early, search, test = dataset.split(*FEW)
+    return held_out(dataset, early.rows, early.rows + search.rows, test)
+
+
+def of_split(dataset: Dataset, split: dict[str, list[str]]) -> Periods:
+    """Cut as a column said: train days first, then valid, then test."""
+    rows = {role: sum(day.rows for day in dataset.table if day.name in split.get(role, ())) for role in split}
+    train, valid, test = (rows.get(role, 0) for role in ("train", "valid", "test"))
+    if not train or not (valid or test):
+        raise InputError(f"a split needs rows to train on and rows to test on, found {rows}")
+    if not test:
+        valid, test = 0, valid
+    early = round(train * (1 - SEARCH - 1 / 24))
+    judged = dataset.part(train + valid, train + valid + test)
+    if not valid:
+        return held_out(dataset, early, train, judged)
+    chosen = dataset.part(train, train + valid)
+    return Periods(dataset.part(0, early), dataset.part(early, train), chosen, judged, dataset.part(0, train))
+
+
+def held_out(dataset: Dataset, early: int, stop: int, test: Dataset) -> Periods:
+    """Hold the last tenth of the search period out."""
+    edge = stop - max(1, (stop - early) // HELD)
+    if edge <= early or early < 1:
+        raise InputError(f"{dataset.rows} rows are too few to pretrain, search, choose and test on")
+    return Periods(
+        dataset.part(0, early), dataset.part(early, edge), dataset.part(edge, stop), test, dataset.part(0, edge)
+    )
+
+
+def need(dataset: Dataset, rows: int) -> None:
+    """Refuse a table that is too small to be cut."""
+    if dataset.rows < rows:
+        raise InputError(f"{dataset.rows} rows are too few to select fields on; {rows} is the least")

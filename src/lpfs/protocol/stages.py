@@ -1,0 +1,248 @@
+"""The stages of a run, each in a folder of its own: what is done already is read back, not done again."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lpfs.data.batches.batch import Batch
+from lpfs.data.dataset import Dataset
+from lpfs.data.stream import Stream
+from lpfs.gates.absorb import absorb
+from lpfs.gates.prune import Pruned, prune
+from lpfs.methods.search import search
+from lpfs.methods.wish import Wish
+from lpfs.models.model import Model
+from lpfs.models.registry import make_model
+from lpfs.protocol.periods import Periods
+from lpfs.protocol.recipe import Recipe
+from lpfs.protocol.settings import Settings
+from lpfs.protocol.tell import Teller
+from lpfs.schema import Schema, Selection
+from lpfs.train.config import Training
+from lpfs.train.evaluate import Metrics, evaluate
+from lpfs.train.loop import fit
+from lpfs.train.step import make_optimizer
+
+SCORED = 4096  # rows evaluated at a time
+EVALUATIONS = 20  # of a training that goes through its rows several times
+
+
+@dataclass
+class Work:
+    """One run: its data, its settings, and what it has done so far."""
+
+    settings: Settings
+    schema: Schema
+    parts: Periods
+    recipe: Recipe
+    wish: Wish
+    device: torch.device
+    out: Path
+    resume: bool
+    tell: Teller
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str, text: str) -> Iterator[None]:
+        """Say what begins and note how long it takes."""
+        self.tell.stage(text)
+        begin = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+
+    def stream(self, part: Dataset, fields: Sequence[str], *, train: bool, seed: int = 0) -> Stream:
+        """Return batches of some rows: those to train on are shuffled where they are gone through again."""
+        size = self.recipe.batch_size if train else SCORED
+        shuffle = train and self.recipe.shuffle
+        return part.stream(size, shuffle=shuffle, seed=seed, fields=fields, device=self.device)
+
+    def training(self, steps: int, seed: int, *, choose: bool) -> Training:
+        """Return the settings of the loop."""
+        several = choose and self.recipe.shuffle
+        return Training(
+            optimizer=self.settings.optimizer,  # type: ignore[arg-type]
+            steps=steps,
+            seed=seed,
+            precision=self.settings.precision,  # type: ignore[arg-type]
+            keep="best" if several else "last",
+            evaluate_every=max(1, steps // EVALUATIONS) if several else None,
+            checkpoint_every=max(1, min(steps, max(500, steps // 10))),
+            check_every=1 if self.device.type == "cpu" else 50,
+            quiet=self.tell.quiet,
+        )
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return a fresh optimizer."""
+        chosen = Training(optimizer=self.settings.optimizer, lr=self.settings.lr)  # type: ignore[arg-type]
+        return make_optimizer(chosen, model.parameters())
+
+
+Trained = tuple[Model, torch.optim.Optimizer]
+
+
+def fresh(work: Work, seed: int) -> Model:
+    """Return a model of all fields that knows nothing yet."""
+    torch.manual_seed(seed)
+    return make_model(work.settings.backbone, work.schema, **work.settings.model_options).to(work.device)
+
+
+def train(
+    work: Work, model: Model, optimizer: torch.optim.Optimizer, part: Dataset, steps: int, name: str, seed: int
+) -> Trained:
+    """Train a model on some rows; where they are gone through several times, its best state is kept."""
+    fields = model.reads.names
+    config = work.training(steps, seed, choose=True)
+    fit(
+        model,
+        work.stream(part, fields, train=True, seed=seed),
+        optimizer,
+        valid=work.stream(work.parts.valid, fields, train=False) if work.recipe.shuffle else None,
+        folder=work.out / name,
+        resume=work.resume,
+        config=config,
+    )
+    return model, optimizer
+
+
+def pretrain(work: Work, seed: int) -> Trained:
+    """Train all fields on the early rows."""
+    model = fresh(work, seed)
+    name = "pretrain" if seed == work.settings.seed else f"pretrain-{seed}"
+    return train(work, model, work.optimizer(model), work.parts.early, work.recipe.pretrain, name, seed)
+
+
+def all_fields(work: Work, pretrained: Trained) -> Model:
+    """Return the model of all fields, trained on the early and the search rows as the kept ones will be.
+
+    A log that is gone through once in time order is just gone through further.
+    """
+    seed = work.settings.seed
+    if not work.recipe.shuffle:
+        model, optimizer = copy.deepcopy(pretrained)
+        steps = -(-work.parts.search.rows // work.recipe.batch_size)
+        return train(work, model, optimizer, work.parts.search, steps, "all_fields", seed)[0]
+    model = fresh(work, seed)
+    return train(work, model, work.optimizer(model), work.parts.train, work.recipe.train, "all_fields", seed)[0]
+
+
+def find(work: Work, pretrained: Trained, seed: int) -> tuple[Model, torch.optim.Optimizer, Selection]:
+    """Search; return the model with its gates on, its optimizer and the selection."""
+    model, optimizer = pretrained
+    fields = model.reads.names
+    wish = work.wish
+    selection = search(
+        model,
+        work.stream(work.parts.search, fields, train=True, seed=seed),
+        work.settings.method,
+        keep=wish.keep,
+        penalty=wish.penalty,
+        budget=wish.budget,
+        max_auc_loss=wish.max_auc_loss,
+        must_keep=wish.must_keep,
+        costs=wish.costs,
+        valid=work.stream(work.parts.valid, fields, train=False),
+        optimizer=optimizer,
+        steps=work.recipe.search,
+        seed=seed,
+        folder=work.out / ("search" if seed == work.settings.seed else f"search-{seed}"),
+        resume=work.resume,
+        config=replace(work.training(work.recipe.search, seed, choose=False), lr=None),
+        **work.settings.options,
+    )
+    return model, optimizer, selection
+
+
+def shrink(
+    work: Work, model: Model, optimizer: torch.optim.Optimizer, found: Selection
+) -> tuple[Pruned, Pruned, Selection]:
+    """Put the gates into the weights and remove what is dropped: by zeros (bit-equal) and by cutting (rounding)."""
+    batch = proof(work, model)
+    selection = absorb(model, optimizer, batch=batch)
+    selection = replace(selection, history=found.history, made={**found.made, **selection.made})
+    zeros = prune(model, selection, batch=batch)
+    cut = prune(model, selection, batch=batch, optimizer=optimizer, cut=True)
+    return zeros, cut, selection
+
+
+def proof(work: Work, model: Model) -> Batch:
+    """Return the rows that equality is proved on: the first of the held-out ones."""
+    return next(iter(work.stream(work.parts.valid, model.reads.names, train=False)))
+
+
+def hot_start(work: Work, pruned: Pruned) -> Model:
+    """Go on with the pruned model for a quarter of the steps of a training from scratch."""
+    model, optimizer = pruned.model, pruned.optimizer
+    assert isinstance(model, Model)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    return train(work, model, optimizer, work.parts.search, work.recipe.hot, "hot_start", work.settings.seed)[0]
+
+
+def retrain(work: Work, pruned: Model) -> Model:
+    """Train the kept fields from scratch, under the protocol of all fields."""
+    torch.manual_seed(work.settings.seed)
+    model = type(pruned)(pruned.schema, **pruned.config).to(work.device)  # type: ignore[arg-type]
+    seed = work.settings.seed
+    return train(work, model, work.optimizer(model), work.parts.train, work.recipe.train, "retrained", seed)[0]
+
+
+def judge(work: Work, model: Model, part: Dataset) -> Metrics:
+    """Evaluate a model on some rows."""
+    return evaluate(model, work.stream(part, model.reads.names, train=False))
+
+
+def serving_speed(work: Work, models: dict[str, Model], repeats: int = 5) -> dict[str, float]:
+    """Return rows a second of each model, in turns on the same rows, the median of several."""
+    found: dict[str, list[float]] = {name: [] for name in models}
+    batches = {
+        name: list(_few(work.stream(work.parts.test, model.reads.names, train=False)))
+        for name, model in models.items()
+    }
+    for turn in range(repeats + 1):
+        for name, model in models.items():
+            model.eval()
+            begin = time.perf_counter()
+            with torch.no_grad():
+                for batch in batches[name]:
+                    model(batch)
+                if work.device.type == "cuda":
+                    torch.cuda.synchronize()
+            if turn:  # the first turn warms up
+                found[name].append(sum(map(len, batches[name])) / (time.perf_counter() - begin))
+    return {name: sorted(each)[len(each) // 2] for name, each in found.items()}
+
+
+def _few(stream: Stream, most: int = 4) -> Iterator[Batch]:
+    for number, batch in enumerate(stream):
+        if number == most:
+            return
+        yield batch
+
+
+def table_bytes(model: nn.Module) -> int:
+    """Return the bytes of the tables of a model."""
+    from lpfs.tables.table import Table
+
+    return sum(
+        each.weight.numel() * each.weight.element_size() for each in model.modules() if isinstance(each, Table)
+    )
+
+
+def parameters(model: nn.Module) -> int:
+    """Return how many numbers a model holds."""
+    return sum(each.numel() for each in model.parameters())
+
+
+def brief(metrics: Metrics) -> dict[str, Any]:
+    """Return AUC and logloss of the main task, and of the others by name."""
+    tasks = {name: {"auc": each.auc, "logloss": each.logloss} for name, each in metrics.tasks.items()}
+    first = next(iter(tasks.values()))
+    return first if len(tasks) == 1 else {**first, "tasks": tasks}

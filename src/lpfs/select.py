@@ -1,0 +1,241 @@
+"""select: the whole job. Say how much to keep; get the fields, the proof and the model.
+
+lpfs.select("clicks.parquet", label="click", time="day", keep=20, out="run")
+
+prepare -> pretrain on the early days -> search on the next ones, all parameters together -> absorb and prune, with a
+certificate -> go on from the pruned model, and train the kept fields from scratch -> judge on the last day.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lpfs.data.dataset import Dataset
+from lpfs.data.prepare import prepare
+from lpfs.errors import InputError
+from lpfs.methods.costs import Costs, complexity
+from lpfs.methods.wish import Wish, known
+from lpfs.models.model import Model
+from lpfs.protocol import outcome as result
+from lpfs.protocol import stages
+from lpfs.protocol.folder import open_folder
+from lpfs.protocol.outcome import Outcome
+from lpfs.protocol.periods import periods
+from lpfs.protocol.recipe import recipe
+from lpfs.protocol.settings import Settings
+from lpfs.protocol.stages import Work
+from lpfs.protocol.tell import Teller
+from lpfs.saved import load, save
+from lpfs.schema import Schema
+
+STAGES = {"both": 7, "hot": 6, "retrain": 6, "none": 5}
+
+
+def select(
+    source: Any = None,
+    out: str | os.PathLike[str] = "run",
+    *,
+    settings: Settings | None = None,
+    resume: bool = False,
+    replace: bool = False,
+    quiet: bool = False,
+    **given: Any,
+) -> Outcome:
+    """Find the fields that a CTR model needs, prove it, and leave the smaller model behind.
+
+    Args:
+        source: a log (files, a table in memory) or a Dataset or its folder.
+        out: folder of the run.
+        settings: the settings of an earlier run, as ``Settings.load(folder)`` reads them.
+        resume: go on with the run in ``out`` from the stage and step it had reached.
+        replace: put this run in the place of an older one.
+        quiet: print nothing.
+        given: single settings, see :class:`Settings`; they go before those of ``settings``.
+
+    """
+    wanted = (settings or Settings()).updated(**given)
+    if isinstance(source, str | os.PathLike) or (
+        isinstance(source, Sequence) and all(isinstance(each, str | os.PathLike) for each in source)
+    ):
+        names = [source] if isinstance(source, str | os.PathLike) else list(source)
+        wanted = wanted.updated(source=tuple(os.fspath(each) for each in names))
+        source = None
+    tell = Teller(quiet=quiet, stages=STAGES[wanted.finish] + (wanted.seeds > 1))
+    folder = open_folder(Path(out), wanted, resume=resume, replace=replace)
+
+    tell.stage("prepare")
+    dataset = prepared(source, wanted, folder, quiet)
+    work = planned(wanted, dataset, folder, resume, tell)
+    seed = wanted.seed
+
+    with work.stage("pretrain", f"pretrain all {len(work.schema)} fields"):
+        trained = stages.pretrain(work, seed) if wanted.checkpoint is None else given_model(work)
+    with work.stage("all_fields", "all fields on all training rows, to compare with"):
+        full = stages.all_fields(work, trained)
+    with work.stage("search", f"search: {wished(work.wish)}"):
+        model, optimizer, found = stages.find(work, trained, seed)
+        gated = stages.judge(work, model, work.parts.test)
+    with work.stage("prune", "absorb the gates, prune, prove"):
+        zeros, cut, selection = stages.shrink(work, model, optimizer, found)
+        pruned = stages.judge(work, as_model(cut.model), work.parts.test)
+        tell.say(f"{zeros.certificate}; with the columns cut: {cut.certificate}")
+
+    models = {"pruned": as_model(cut.model)}
+    metrics = {"gated": gated, "pruned": pruned}
+    if wanted.finish in ("both", "retrain"):
+        with work.stage("retrain", f"train the {len(selection.kept)} kept fields from scratch"):
+            models["retrained"] = stages.retrain(work, as_model(cut.model))
+            metrics["retrained"] = stages.judge(work, models["retrained"], work.parts.test)
+    if wanted.finish in ("both", "hot"):
+        with work.stage("hot_start", "go on from the pruned model"):
+            models["hot_start"] = stages.hot_start(work, cut)
+            metrics["hot_start"] = stages.judge(work, models["hot_start"], work.parts.test)
+
+    counts = Counter(selection.kept)
+    if wanted.seeds > 1:
+        with work.stage("seeds", f"search again with {wanted.seeds - 1} other seeds"):
+            for other in range(seed + 1, seed + wanted.seeds):
+                again = stages.find(work, stages.pretrain(work, other), other)[2]
+                counts.update(again.kept)
+
+    choices = {name: stages.brief(stages.judge(work, each, work.parts.valid)) for name, each in models.items()}
+    chosen = max(choices, key=lambda name: (choices[name]["auc"] or 0.0, -choices[name]["logloss"]))
+    speed = stages.serving_speed(work, {"all_fields": full, "kept": models[chosen]})
+    order = ("all_fields", "gated", "pruned", "hot_start", "retrained")
+    metrics["all_fields"] = stages.judge(work, full, work.parts.test)
+    choices["all_fields"] = stages.brief(stages.judge(work, full, work.parts.valid))
+    found_all = Outcome(
+        selection=selection,
+        metrics={name: stages.brief(metrics[name]) for name in order if name in metrics},
+        choices={name: choices[name] for name in order if name in choices},
+        certificates={
+            "zeros": certified(zeros.certificate),
+            "cut": certified(cut.certificate),
+        },
+        max_logit_change=cut.certificate.max_logit_change,
+        model=models[chosen],
+        chosen=chosen,
+        chosen_in={name: counts.get(name, 0) for name in selection.names},
+        savings=result.savings(full, models[chosen], speed),
+        seconds=work.seconds,
+        folder=folder,
+    )
+    save(models[chosen], folder / "model", data=str(dataset.path), fingerprint=dataset.fingerprint)
+    result.write(found_all, work, dataset.fingerprint)
+    result.show(found_all, work)
+    return found_all
+
+
+def prepared(source: Any, wanted: Settings, folder: Path, quiet: bool) -> Dataset:
+    """Return the Dataset: the one given, or one made of the log and kept with the run."""
+    if isinstance(source, Dataset):
+        return source
+    if source is None:
+        if not wanted.source:
+            raise InputError("give the log to select from: files, a table, or the folder of a Dataset")
+        first = Path(wanted.source[0])
+        if len(wanted.source) == 1 and (first / "dataset.json").exists():
+            return Dataset(first)
+        source = list(wanted.source) if len(wanted.source) > 1 else wanted.source[0]
+    options = dict(wanted.prepare)
+    if wanted.split is not None:
+        options["split"] = wanted.split
+    if wanted.time is None:
+        options.setdefault("shuffle", True)
+    return prepare(
+        source, folder / "data", label=wanted.label, time=wanted.time, quiet=quiet, replace=True, **options
+    )
+
+
+def planned(wanted: Settings, dataset: Dataset, folder: Path, resume: bool, tell: Teller) -> Work:
+    """Check everything that can be checked before anything is trained."""
+    schema = dataset.schema
+    for name in wanted.must_drop:
+        known(name, schema.names, "must_drop")
+    left = [name for name in schema.names if name not in set(wanted.must_drop)]
+    if not left:
+        raise InputError("every field must be dropped: nothing is left to select from")
+    schema = schema.subset(left)
+    wish = Wish(
+        wanted.keep,
+        wanted.penalty,
+        wanted.budget,
+        wanted.max_auc_loss,
+        wanted.must_keep,
+        costs_of(wanted, schema),
+    )
+    if wanted.level == "field" and wanted.backbone not in ("dlrm", "dlrm_cross"):
+        wish.check(schema.names)
+    parts = periods(dataset)
+    steps = recipe(
+        parts,
+        batch_size=wanted.batch_size,
+        pretrain_steps=wanted.pretrain_steps,
+        search_steps=wanted.search_steps,
+    )
+    name = wanted.device
+    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    check_labels(parts)
+    return Work(wanted, schema, parts, steps, wish, device, folder, resume, tell)
+
+
+def check_labels(parts: Any) -> None:
+    """Refuse rows of one class only, where they have to judge or to choose."""
+    for name in ("early", "search", "valid", "test"):
+        labels = torch.cat([batch.labels[:, 0] for batch in getattr(parts, name).stream(1 << 16, fields=[])])
+        positive = int(labels.sum())
+        if positive in (0, len(labels)):
+            raise InputError(
+                f"the {name} rows ({len(labels):,}) hold one class only ({positive:,} positive): nothing can be "
+                "learned or judged there. Give more rows, another time column, or a split"
+            )
+
+
+def costs_of(wanted: Settings, schema: Schema) -> Costs | None:
+    """Return the costs that the settings name."""
+    if wanted.costs is None:
+        return None
+    return complexity(schema) if wanted.costs == "complexity" else Costs.load(wanted.costs, schema)
+
+
+def given_model(work: Work) -> stages.Trained:
+    """Return the model to start from instead of pretraining."""
+    assert work.settings.checkpoint is not None
+    model = load(work.settings.checkpoint).to(work.device)
+    unknown = [name for name in model.reads.names if name not in work.schema.names]
+    if unknown:
+        raise InputError(f"the model of {work.settings.checkpoint} reads {unknown[0]!r}, which the data does not have")
+    return model, work.optimizer(model)
+
+
+def as_model(model: Any) -> Model:
+    """Return a model as what it is."""
+    assert isinstance(model, Model)
+    return model
+
+
+def certified(certificate: Any) -> dict[str, Any]:
+    """Return a certificate as plain values."""
+    return {
+        "max_logit_change": certificate.max_logit_change,
+        "bound": certificate.bound,
+        "certified": certificate.certified,
+        "checked": list(certificate.checked),
+    }
+
+
+def wished(wish: Wish) -> str:
+    """Say what is looked for."""
+    if wish.keep is not None:
+        return f"keep exactly {wish.keep}"
+    if wish.penalty is not None:
+        return f"a fixed penalty of {wish.penalty:g}"
+    if wish.budget is not None:
+        return f"a budget of {wish.budget:g} {wish.costs.unit if wish.costs else ''}".rstrip()
+    return f"as few as cost at most {wish.max_auc_loss:g} AUC"
