@@ -2,8 +2,8 @@
 
 lpfs.select("clicks.parquet", label="click", time="day", keep=20, out="run")
 
-prepare -> pretrain on the early days -> search on the next ones, all parameters together -> absorb and prune, with a
-certificate -> go on from the pruned model, and train the kept fields from scratch -> judge on the last day.
+prepare -> pretrain on the early days -> search on the next ones, all parameters together -> absorb and prune,
+with a certificate -> go on from the pruned model, and train the kept fields from scratch -> judge on the last day.
 """
 
 from __future__ import annotations
@@ -210,7 +210,9 @@ def given_model(work: Work) -> stages.Trained:
     model = load(work.settings.checkpoint).to(work.device)
     unknown = [name for name in model.reads.names if name not in work.schema.names]
     if unknown:
-        raise InputError(f"the model of {work.settings.checkpoint} reads {unknown[0]!r}, which the data does not have")
+        raise InputError(
+            f"the model of {work.settings.checkpoint} reads {unknown[0]!r}, which the data does not have"
+        )
     return model, work.optimizer(model)
 
 

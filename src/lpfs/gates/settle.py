@@ -34,4 +34,4 @@ def settle(gates: Gates, x: Tensor | None = None) -> None:
     gates.dead.copy_(gates.x == 0)
     gates.control[2] = 1.0
     remember(gates, prox)
-    set_penalty(gates, prox)
+    set_penalty(gates, prox, float(gates.control[0]), True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lpfs.data.plan.toml import load_toml
 from lpfs.errors import FieldError, InputError
 from lpfs.schema import Schema
 
@@ -54,9 +55,7 @@ class Costs:
         for each in self.groups.values():
             members = set(each.fields)
             share = each.cost / max(1, len(members & living))
-            result = [
-                cost + share if name in members else cost for name, cost in zip(names, result, strict=True)
-            ]
+            result = [cost + share if name in members else cost for name, cost in zip(names, result, strict=True)]
         return result
 
     def cheapest(self, names: Sequence[str]) -> float:
@@ -76,18 +75,7 @@ class Costs:
     @classmethod
     def load(cls, path: str | os.PathLike[str], schema: Schema) -> Costs:
         """Read a TOML file: ``unit``, ``default``, ``[fields]`` name = cost, ``[groups.X]`` cost and fields."""
-        try:
-            import tomllib
-        except ImportError:  # Python 3.10
-            import tomli as tomllib
-
-        try:
-            values = tomllib.loads(Path(path).read_text("utf-8"))
-        except FileNotFoundError:
-            raise InputError(f"costs: there is no file {path}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"costs: {path} is not TOML: {error}") from None
-        return cls.of(values, schema)
+        return cls.of(load_toml(Path(path)), schema)
 
     @classmethod
     def of(cls, values: Mapping[str, Any], schema: Schema) -> Costs:
@@ -108,7 +96,9 @@ class Costs:
         return result
 
 
-def complexity(schema: Schema, dim: int = 16, compute: float = 1.0, width: float = 1.0, keys: float = 1.0) -> Costs:
+def complexity(
+    schema: Schema, dim: int = 16, compute: float = 1.0, width: float = 1.0, keys: float = 1.0
+) -> Costs:
     r"""Return FSCD's complexity of each field: γ1·o + γ2·d + γ3·n, each scaled to a mean of 1.
 
     o is the cost of computing the field (``Field.cost``), d the width of its embedding, n the number of its ids.

@@ -94,7 +94,7 @@ class WithinBudget(Descend):
         weights = weights / weights.mean()
         for name in self.must_keep:
             weights[names.index(name)] = 0.0
-        self.prox.param_groups[0]["weights"] = weights
+        self.prox.param_groups[0]["weights"].copy_(weights)  # in place: a captured graph reads it there
         return None
 
 

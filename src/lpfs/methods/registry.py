@@ -25,7 +25,9 @@ class Entry:
 
 PAPER = "Guo et al., LPFS: Learnable Polarizing Feature Selection for Click-Through Rate Prediction, 2022"
 METHODS: dict[str, Entry] = {
-    "lpfs++": Entry("lpfs.methods.lpfs", "gates x²/(x²+ε) with an odd term, so that a dead field can come back", PAPER),
+    "lpfs++": Entry(
+        "lpfs.methods.lpfs", "gates x²/(x²+ε) with an odd term, so that a dead field can come back", PAPER
+    ),
     "lpfs": Entry("lpfs.methods.lpfs", "gates x²/(x²+ε)", PAPER, (("gate", "lpfs"),)),
 }
 

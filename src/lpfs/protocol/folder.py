@@ -26,7 +26,7 @@ def open_folder(folder: Path, wanted: Settings, *, resume: bool, replace: bool) 
         if not config.exists():
             raise InputError(f"{folder} is not empty and holds no run; choose another folder")
         if not replace:
-            raise InputError(f"{folder} holds a run already; go on with --resume, or put a new one there with --replace")
+            raise InputError(f"{folder} holds a run already; go on with --resume, or --replace it")
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(wanted.to_json(), indent=1, ensure_ascii=False) + "\n"

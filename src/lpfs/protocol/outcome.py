@@ -151,8 +151,12 @@ def show(outcome: Outcome, work: Work) -> None:
         f"{before['rows_per_second']:,.0f} -> {after['rows_per_second']:,.0f} rows/s"
     )
     change = outcome.max_logit_change
-    tell.say(f"  removing the dropped fields moved no prediction by more than {0.0 if change is None else change:.2g}")
-    listed = ", ".join(selection.kept[:12]) + (f" and {len(selection.kept) - 12} more" if len(selection.kept) > 12 else "")
+    tell.say(
+        f"  removing the dropped fields moved no prediction by more than {0.0 if change is None else change:.2g}"
+    )
+    listed = ", ".join(selection.kept[:12]) + (
+        f" and {len(selection.kept) - 12} more" if len(selection.kept) > 12 else ""
+    )
     tell.say(f"  kept: {listed}")
     if len(outcome.chosen_in) and work.settings.seeds > 1:
         unsure = [f"{name} {count}/{work.settings.seeds}" for name, count in outcome.chosen_in.items()

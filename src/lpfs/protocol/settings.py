@@ -34,7 +34,8 @@ class Settings:
         optimizer, lr: of the model.
         batch_size, pretrain_steps, search_steps: how long.
         precision: ``float32`` or ``bfloat16``.
-        finish: go on from the pruned model (``hot``), train the kept fields from scratch (``retrain``), both, none.
+        finish: go on from the pruned model (``hot``), train the kept fields from scratch (``retrain``), both or
+            none.
         seed: of everything that is drawn.
         seeds: how many searches; the first gives the answer, all of them how often each field was chosen.
         device: ``auto``, ``cpu``, ``cuda`` …

@@ -164,7 +164,7 @@ def find(work: Work, pretrained: Trained, seed: int) -> tuple[Model, torch.optim
 def shrink(
     work: Work, model: Model, optimizer: torch.optim.Optimizer, found: Selection
 ) -> tuple[Pruned, Pruned, Selection]:
-    """Put the gates into the weights and remove what is dropped: by zeros (bit-equal) and by cutting (rounding)."""
+    """Put the gates into the weights and remove what is dropped: by zeros (bit-equal), by cutting (rounding)."""
     batch = proof(work, model)
     selection = absorb(model, optimizer, batch=batch)
     selection = replace(selection, history=found.history, made={**found.made, **selection.made})
@@ -189,7 +189,7 @@ def hot_start(work: Work, pruned: Pruned) -> Model:
 def retrain(work: Work, pruned: Model) -> Model:
     """Train the kept fields from scratch, under the protocol of all fields."""
     torch.manual_seed(work.settings.seed)
-    model = type(pruned)(pruned.schema, **pruned.config).to(work.device)  # type: ignore[arg-type]
+    model = type(pruned)(pruned.schema, **pruned.config).to(work.device)
     seed = work.settings.seed
     return train(work, model, work.optimizer(model), work.parts.train, work.recipe.train, "retrained", seed)[0]
 

@@ -1,8 +1,0 @@
-"""Every test here runs over what is registered; logs and cases are in ``clicks.py``."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
