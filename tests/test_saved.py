@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent / "models"))
-
 from clicks import CASES, MIXED, SCHEMAS, batch_of
 
 import lpfs.saved

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lpfs.data.batches.batch import Batch
     from lpfs.data.dataset import Dataset
     from lpfs.data.prepare import prepare
+    from lpfs.data.row_encoder import encode_rows
     from lpfs.data.simulate import simulate
     from lpfs.data.store.writer import DatasetWriter
     from lpfs.data.stream import Stream
@@ -27,7 +28,16 @@ if TYPE_CHECKING:
     from lpfs.gates.prune import Certificate, Pruned, prune
     from lpfs.gates.schedule import Decay, Schedule
     from lpfs.gates.sites import Site
+    from lpfs.methods.costs import Costs
+    from lpfs.methods.registry import METHODS
+    from lpfs.methods.search import search
+    from lpfs.models.model import Model
+    from lpfs.models.registry import MODELS, make_model
+    from lpfs.protocol.outcome import Outcome
+    from lpfs.protocol.settings import Settings
+    from lpfs.saved import load, save
     from lpfs.schema import Field, Schema, Selection
+    from lpfs.select import select
     from lpfs.train.callback import Callback, State
     from lpfs.train.config import Training
     from lpfs.train.evaluate import Metrics, evaluate
@@ -57,6 +67,18 @@ _HOME = {
     "Decay": "lpfs.gates.schedule",
     "Schedule": "lpfs.gates.schedule",
     "Site": "lpfs.gates.sites",
+    "Model": "lpfs.models.model",
+    "MODELS": "lpfs.models.registry",
+    "make_model": "lpfs.models.registry",
+    "save": "lpfs.saved",
+    "load": "lpfs.saved",
+    "search": "lpfs.methods.search",
+    "METHODS": "lpfs.methods.registry",
+    "select": "lpfs.select",
+    "Settings": "lpfs.protocol.settings",
+    "Outcome": "lpfs.protocol.outcome",
+    "Costs": "lpfs.methods.costs",
+    "encode_rows": "lpfs.data.row_encoder",
     "Field": "lpfs.schema",
     "Schema": "lpfs.schema",
     "Selection": "lpfs.schema",
@@ -72,9 +94,12 @@ _HOME = {
 
 __all__ = [
     "FUNCTIONS",
+    "METHODS",
+    "MODELS",
     "Batch",
     "Callback",
     "Certificate",
+    "Costs",
     "Dataset",
     "DatasetWriter",
     "Decay",
@@ -83,12 +108,15 @@ __all__ = [
     "Gates",
     "Keep",
     "Metrics",
+    "Model",
+    "Outcome",
     "ProxSGD",
     "Pruned",
     "Schedule",
     "Schema",
     "Scores",
     "Selection",
+    "Settings",
     "Site",
     "State",
     "Stream",
@@ -97,12 +125,18 @@ __all__ = [
     "absorb",
     "attach",
     "detach",
+    "encode_rows",
     "evaluate",
     "fit",
     "gate_function",
+    "load",
+    "make_model",
     "prepare",
     "prune",
     "restore",
+    "save",
+    "search",
+    "select",
     "simulate",
 ]
 

@@ -485,8 +485,8 @@ class Gates(nn.Module):
         """Raise what went wrong since the last check in steps that were taken without the host.
 
         Those are steps on a GPU with Triton, or in a CUDA graph, and all of them where ``branch_free`` is True.
-        ``status``, ``selection`` and ``absorb`` call it, a graph does not: call it now and then, for the host has to
-        wait for the answer. Each thing is told once. In plain steps errors are raised at once.
+        ``status``, ``selection`` and ``absorb`` call it, a graph does not: call it now and then, for the host has
+        to wait for the answer. Each thing is told once. In plain steps errors are raised at once.
         """
         if not self._captured:
             return

@@ -18,8 +18,8 @@ def open_folder(folder: Path, wanted: Settings, *, resume: bool, replace: bool) 
         for name, value in wanted.to_json().items():
             if saved[name] != value:
                 raise InputError(
-                    f"the run in {folder} was begun with {name}={saved[name]!r} and cannot go on with {value!r}; use "
-                    "the same settings, or another folder"
+                    f"the run in {folder} was begun with {name}={saved[name]!r} and cannot go on with {value!r}; "
+                    "use the same settings, or another folder"
                 )
         return folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
