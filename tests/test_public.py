@@ -18,12 +18,20 @@ MODULES = [
     each.name for each in pkgutil.walk_packages(lpfs.__path__, "lpfs.") if not each.name.endswith("__main__")
 ]
 
+NEED_TRITON = ("lpfs.gates.fused", "lpfs.models.kernels.triton_crosses", "lpfs.tables.engines.cuda")
+
 
 def test_every_public_name_can_be_imported_and_comes_from_where_it_says():
-    assert sorted(lpfs._HOME) == sorted(lpfs.__all__)
-    for name in lpfs.__all__:
+    assert sorted([*lpfs._HOME, "select"]) == sorted(lpfs.__all__)
+    for name in lpfs._HOME:
         assert getattr(lpfs, name) is getattr(importlib.import_module(lpfs._HOME[name]), name)
     assert set(lpfs.__all__) <= set(dir(lpfs))
+
+
+def test_select_is_a_module_and_its_function():
+    assert lpfs.select is importlib.import_module("lpfs.select")
+    with pytest.raises(lpfs.errors.InputError, match="unknown key 'kep' for Settings"):
+        lpfs.select("nowhere", kep=3)
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -50,5 +58,7 @@ def test_every_error_is_ours_and_in_the_tree_that_is_drawn():
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_in_docstrings_run(name):
+    if name in NEED_TRITON:
+        pytest.importorskip("triton")
     result = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert result.failed == 0

@@ -74,7 +74,6 @@ _HOME = {
     "load": "lpfs.saved",
     "search": "lpfs.methods.search",
     "METHODS": "lpfs.methods.registry",
-    "select": "lpfs.select",
     "Settings": "lpfs.protocol.settings",
     "Outcome": "lpfs.protocol.outcome",
     "Costs": "lpfs.methods.costs",
@@ -142,6 +141,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "select":  # the story has a file of its own name: the module is called like the function in it
+        return importlib.import_module("lpfs.select")
     if name not in _HOME:
         raise AttributeError(f"module 'lpfs' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

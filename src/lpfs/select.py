@@ -9,9 +9,11 @@ with a certificate -> go on from the pruned model, and train the kept fields fro
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -130,6 +132,16 @@ def select(
     result.write(found_all, work, dataset.fingerprint)
     result.show(found_all, work)
     return found_all
+
+
+class _Story(ModuleType):
+    """This module, which may be called: ``lpfs.select(…)`` is ``lpfs.select.select(…)``."""
+
+    def __call__(self, *args: Any, **given: Any) -> Outcome:
+        return select(*args, **given)
+
+
+sys.modules[__name__].__class__ = _Story
 
 
 def prepared(source: Any, wanted: Settings, folder: Path, quiet: bool) -> Dataset:
