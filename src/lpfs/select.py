@@ -135,7 +135,7 @@ def select(
 
 
 class _Story(ModuleType):
-    """This module, which may be called: ``lpfs.select(…)`` is ``lpfs.select.select(…)``."""
+    """The module, which may be called: ``lpfs.select(…)`` is ``lpfs.select.select(…)``."""
 
     def __call__(self, *args: Any, **given: Any) -> Outcome:
         return select(*args, **given)
