@@ -4,7 +4,8 @@
 
     verb.py           export and export_run: write aside, check, then put in place
     names.py          names of inputs from names of fields
-    columns.py        a field as an input: raw value -> id or number; marks.py: what stands for a missing value
+    fields.py         the fields of a model as columns, with what its Dataset knows
+    columns.py        a column: raw value -> id (number_columns.py for numbers); marks.py: what stands for missing
     graph.py          nodes and weights of an ONNX graph, as they are added
     inputs.py         ids and numbers -> embeddings, in ONNX
     dense.py          embeddings -> logits, in ONNX, a function a model

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from lpfs.data.dataset import Dataset
 from lpfs.data.store.format import FIRST_ID, MISSING_ID, UNSEEN_ID, AnyArray
 from lpfs.export.graph import Graph
 from lpfs.export.marks import as_whole, missing_mark, pad_mark, unseen_value
-from lpfs.export.names import input_names
-from lpfs.schema import Field, Schema
+from lpfs.schema import Field
 
 PAD_ID = -1  # in a row of a bag: no value
 OUTSIDE = 1 << 40  # no table has so many rows: the runtime refuses the id
@@ -107,12 +105,12 @@ class Values(Column):
             return "text"
         return "fraction" if self.values.dtype.kind == "f" else "whole"
 
-    @property
+    @cached_property
     def missing(self) -> Any:
         """What stands for a missing value."""
         return missing_mark(self.values)
 
-    @property
+    @cached_property
     def pad(self) -> Any:
         """What stands for no value, in a bag."""
         return pad_mark(self.values)
@@ -175,93 +173,6 @@ class Values(Column):
         missing = None if self.sort == "fraction" else self.missing
         known = {"takes": self._takes(), "missing": missing, "hexadecimal": self.hexadecimal}
         return {**super().about(), **known, **({"pad": _plain(self.pad)} if self.multi else {})}
-
-
-@dataclass(frozen=True)
-class Bins(Column):
-    """Numbers that become ids of bins: FIRST_ID + how many edges are not above the number."""
-
-    edges: AnyArray
-
-    def encode(self, graph: Graph) -> str:
-        """Count edges; NaN and infinite numbers are missing."""
-        kinds = graph.onnx.TensorProto
-        value = graph.take_in(self.input, kinds.DOUBLE, self.shape, "numbers; NaN if missing")
-        missing = graph.add("Or", graph.add("IsNaN", value), graph.add("IsInf", value))
-        tall = graph.add("Unsqueeze", value, graph.constant(np.array([1])))
-        above = graph.add("GreaterOrEqual", tall, graph.constant(self.edges[None]))
-        place = graph.add(
-            "ReduceSum", graph.add("Cast", above, to=kinds.INT64), graph.constant(np.array([1])), keepdims=0
-        )
-        ids = graph.add("Add", place, graph.constant(np.array(FIRST_ID)))
-        return graph.add("Where", missing, graph.constant(np.array(MISSING_ID)), ids)
-
-    def raw(self, ids: AnyArray) -> AnyArray:
-        """Return the lower edge of each bin; of the first, the next number below its upper edge."""
-        first = np.nextafter(self.edges[:1], -np.inf) if len(self.edges) else np.zeros(1)
-        known = np.concatenate([[np.nan, np.nan], first, self.edges])
-        return known[ids]
-
-    def about(self) -> dict[str, Any]:
-        """Return what a caller needs to know, as JSON values."""
-        return {**super().about(), "takes": "numbers; NaN if missing", "bins": len(self.edges) + 1}
-
-
-@dataclass(frozen=True)
-class Numbers(Column):
-    """Numbers that are compressed and standardised, or that the caller gives as the Dataset stores them."""
-
-    scale: tuple[str, AnyArray, AnyArray] | None = None  # transform, means and deviations
-
-    @property
-    def shape(self) -> tuple[int | str, ...]:
-        """The shape of the input."""
-        return ("B",) if self.field.dim == 1 else ("B", self.field.dim)
-
-    def raw(self, ids: AnyArray) -> AnyArray:
-        """Return the numbers (B, w) that are standardised to these."""
-        scaled = ids.astype(np.float64)
-        if self.scale is not None:
-            transform, mean, deviation = self.scale
-            scaled = scaled * deviation + mean
-            if transform == "log":
-                with np.errstate(over="ignore"):
-                    large = np.minimum(np.expm1(np.abs(scaled)), np.finfo(float).max)
-                scaled = np.copysign(large, scaled)
-        return scaled[:, 0] if self.field.dim == 1 else scaled
-
-    def takes(self) -> str:
-        """Say what the input takes."""
-        return f"numbers{'' if self.scale else ' as the Dataset stores them, standardised'}; NaN if missing"
-
-    def about(self) -> dict[str, Any]:
-        """Return what a caller needs to know, as JSON values."""
-        return {**super().about(), "takes": self.takes()}
-
-
-def columns_of(schema: Schema, dataset: Dataset | None) -> list[Column]:
-    """Return the fields of a model as inputs, with what a Dataset says about how they were encoded."""
-    names = input_names(schema.names)
-    known = dataset is not None and dataset.settings.get("made_by") == "prepare"
-    if dataset is None or not known:
-        kinds = [Numbers if each.kind == "numeric" else Ids for each in schema]
-        return [kind(each, names[each.name]) for kind, each in zip(kinds, schema, strict=True)]
-    return [_known(dataset, each, names[each.name]) for each in schema]
-
-
-def _known(dataset: Dataset, field: Field, name: str) -> Column:
-    about = dataset.settings["fields"][field.name]
-    if field.kind == "numeric":
-        scale = about["transform"], np.array(about["mean"], float), np.array(about["deviation"], float)
-        return Numbers(field, name, scale)
-    if about["ids"] == "hash":
-        return Ids(field, name, about["modulo"], about["of"])
-    if about["ids"] == "bins":
-        return Bins(field, name, np.array(about["edges"], float))
-    values = dataset.vocabulary(field.name)
-    text = isinstance(values, list) and field.kind != "multi"  # marks are for a whole value of the log
-    marks: Sequence[str] = dataset.settings["options"]["missing"] if text else ()
-    return Values(field, name, values, tuple(marks), bool(about["hexadecimal"]))
 
 
 def _plain(value: Any) -> Any:

@@ -10,8 +10,8 @@ import numpy as np
 
 from lpfs.data.store.format import AnyArray
 from lpfs.export.columns import Column
-from lpfs.export.columns import Numbers as NumberColumn
 from lpfs.export.graph import Graph, weight
+from lpfs.export.number_columns import Numbers as NumberColumn
 from lpfs.models.dense_token import DenseToken
 from lpfs.models.inputs import Inputs
 from lpfs.models.numbers import Numbers

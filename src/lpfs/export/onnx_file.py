@@ -16,10 +16,12 @@ from lpfs.data.batches.batch import Batch
 from lpfs.data.dataset import Dataset
 from lpfs.data.store.format import FIRST_ID, MISSING_ID, UNSEEN_ID
 from lpfs.errors import ExactnessError
-from lpfs.export.columns import PAD_ID, Bins, Column, Values, columns_of
+from lpfs.export.columns import PAD_ID, Column, Values
 from lpfs.export.dense import logits
+from lpfs.export.fields import columns_of
 from lpfs.export.graph import Graph
 from lpfs.export.inputs import Encoded, encoded
+from lpfs.export.number_columns import Bins
 from lpfs.export.parity import Parity, compare, onnx_runtime, same_ids
 from lpfs.export.raw import encoded_again, feeds_of
 from lpfs.models.model import Model

@@ -17,10 +17,11 @@ from lpfs.data.batches.batch import Batch
 from lpfs.data.store.format import AnyArray
 from lpfs.errors import ExactnessError, NonFiniteError
 from lpfs.export.graph import need_onnx
-from lpfs.gates.logits import logits_of, max_change, rounding_bound
+from lpfs.gates.logits import logits_of, max_change
 from lpfs.models.model import Model
 from lpfs.train.predict import device_of
 
+UNITS = 16  # in the last place, by which any order of sums may move a logit
 OWN = 8  # how many times the model's own rounding another order of sums may move a logit
 Run = Callable[[dict[str, AnyArray]], dict[str, AnyArray]]
 
@@ -37,9 +38,9 @@ class Parity:
 def compare(model: Model, batch: Batch, found: Tensor) -> Parity:
     """Return the parity of logits with those of the model for a batch, or raise ExactnessError.
 
-    Both sum the same float32 products in different orders. That moves a logit by some units in its last place
-    (:func:`lpfs.gates.logits.rounding_bound`), and by more where large terms cancel; there the model's own
-    distance from itself in float64 says how much, and the file may be ``OWN`` times as far.
+    Both sum the same float32 products in different orders. That moves a logit by some units in its last place, and
+    by more where many or large terms cancel. Up to ``UNITS`` units of the largest logit (at least 1) are rounding;
+    beyond, the model's own distance from itself in float64 says what is: the file may be ``OWN`` times as far.
     """
     batch = batch.to(device_of(model))
     [expected] = logits_of(model, batch)
@@ -47,7 +48,8 @@ def compare(model: Model, batch: Batch, found: Tensor) -> Parity:
         row = int((~torch.isfinite(expected)).reshape(len(batch), -1).any(1).nonzero()[0])
         raise NonFiniteError(f"the model's logit of row {row} of those checked is not finite; nothing was written")
     found = found.to(expected.device)
-    worst, bound = max_change([expected], [found]), rounding_bound([expected])
+    worst = max_change([expected], [found])
+    bound = UNITS * torch.finfo(expected.dtype).eps * max(1.0, float(expected.abs().max()))
     if bound < worst < float("inf"):
         [exact] = logits_of(copy.deepcopy(model).double(), batch)
         bound = max(bound, OWN * max_change([exact], [expected]))

@@ -134,11 +134,16 @@ def write(model: Model, dataset: Dataset | None, file: Path) -> None:
 
 
 def _traced(model: Model) -> Batch:
-    """Return rows to trace with: no length of theirs, 0 and 1 above all, is to become a constant."""
+    """Return rows to trace with: no length of 0 or 1, which would become a constant, and no tensor twice.
+
+    The tracer takes two arguments that are one tensor for one argument.
+    """
     ids, bags, dense = by_kind(model.reads)
     count = 3
-    offsets = torch.tensor([0, 2, 4], dtype=torch.int32)
-    values = {each.name: (torch.zeros(5 + at, dtype=torch.int32), offsets) for at, each in enumerate(bags)}
+    values = {
+        each.name: (torch.zeros(5 + at, dtype=torch.int32), torch.tensor([0, 2, 4], dtype=torch.int32))
+        for at, each in enumerate(bags)
+    }
     numbers = torch.zeros(count, sum(each.dim for each in dense))
     labels = torch.zeros(count, 1)
     return Batch(torch.zeros(count, len(ids), dtype=torch.int32), numbers, labels, numbers.bool(), values)

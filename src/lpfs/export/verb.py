@@ -133,6 +133,8 @@ def export_run(
     if dataset is None:
         inside = run / "data"
         dataset = inside if (inside / "dataset.json").exists() else extra.get("data")
+        if dataset is not None and not Path(dataset).exists():
+            raise DataError(f"the Dataset of {run} is not at {dataset} any more; give dataset= its new place")
     if dataset is None:
         raise InputError(f"{run} does not say which Dataset its model was trained on; give dataset=")
     data = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
