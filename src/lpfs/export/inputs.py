@@ -78,8 +78,10 @@ def _log1p(graph: Graph, size: str) -> str:
     one = graph.constant(np.array(1.0))
     above = graph.add("Add", size, one)
     there = graph.add("Sub", above, one)
-    log = graph.add("Div", graph.add("Mul", graph.add("Log", above), size), there)
-    return graph.add("Where", graph.add("Equal", there, graph.constant(np.array(0.0))), size, log)
+    lost = graph.add("Equal", there, graph.constant(np.array(0.0)))
+    log = graph.add("Mul", graph.add("Log", above), size)
+    log = graph.add("Div", log, graph.add("Where", lost, one, there))
+    return graph.add("Where", lost, size, log)
 
 
 def embedded(graph: Graph, inputs: Inputs, path: str, given: Encoded) -> str:

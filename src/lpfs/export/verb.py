@@ -49,6 +49,10 @@ class Exported:
         return str(self.path)
 
     def __str__(self) -> str:
+        return str(self.path)
+
+    def told(self) -> str:
+        """Say in one sentence what was written and checked."""
         return (
             f"{self.path}: the logits of {self.rows:,} rows differ from the model's by at most "
             f"{self.max_logit_change:.3g} (rounding explains {self.bound:.3g}), run by {self.checked_with}"
