@@ -6,6 +6,7 @@ import json
 import math
 
 import numpy as np
+import onnx
 import pytest
 import rawlog
 import torch
@@ -244,6 +245,7 @@ def test_the_file_says_what_it_is(tmp_path, dataset):
     model = make_model("dcnv2", dataset.schema, dim=2, layers=1)
     export(model, tmp_path / "m.onnx", dataset=dataset)
     opened, about = rawlog.session(tmp_path / "m.onnx")
+    onnx.checker.check_model(tmp_path / "m.onnx", full_check=True)
     told = opened.get_modelmeta().custom_metadata_map
     assert told["lpfs.version"] == lpfs.__version__
     assert Schema.from_json(json.loads(told["lpfs.schema"])) == dataset.schema

@@ -83,9 +83,22 @@ def test_one_wrong_value_of_a_vocabulary_is_refused_though_no_row_has_it(
     monkeypatch.setattr(Values, "keys", planted)
     rare = torch.full((1,), 2, dtype=torch.int32)
     batch = next(iter(dataset.stream(1)))
-    batch = replace(batch, ids=batch.ids * 0, bags={key: (rare, rare * 0) for key in batch.bags})
+    batch = replace(batch, ids=batch.ids * 0, bags=dict.fromkeys(batch.bags, (rare, rare * 0)))
     match = f"field '{name}': the file gives .* the id .*2 of .* values differ"
     refused(tmp_path, ExactnessError, match, small, dataset=dataset, rows=batch)
+
+
+def test_an_edge_on_the_wrong_side_is_refused_though_no_row_is_there(tmp_path, dataset, small, monkeypatch):
+    right = Graph.add
+
+    def planted(self, op, *inputs, **options):
+        wrong = op == "GreaterOrEqual" and "/Unsqueeze" in inputs[0]
+        return right(self, "Greater" if wrong else op, *inputs, **options)
+
+    monkeypatch.setattr(Graph, "add", planted)
+    batch = next(iter(dataset.stream(1)))
+    match = "field 'level': the file gives .* the id"
+    refused(tmp_path, ExactnessError, match, small, dataset=dataset, rows=replace(batch, ids=batch.ids * 0))
 
 
 def test_a_planted_mismatch_of_a_torch_file_is_refused(tmp_path, dataset, small, monkeypatch):

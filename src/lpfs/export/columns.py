@@ -45,6 +45,11 @@ class Column:
         """Return values that have these ids, (B,) or (B, L)."""
         raise NotImplementedError
 
+    def examples(self) -> tuple[AnyArray, AnyArray]:
+        """Return raw values that try everything that can become an id, and their ids; none where ids come in."""
+        none = np.zeros(0, np.int64)
+        return none, none
+
     def about(self) -> dict[str, Any]:
         """Return what a caller needs to know, as JSON values."""
         return {"field": self.field.name, "input": self.input, "kind": self.field.kind}
@@ -160,6 +165,12 @@ class Values(Column):
         special = [self.missing, unseen_value(self.values, self.missing, pad)]  # MISSING_ID, UNSEEN_ID
         known = np.concatenate([self.array(special), self.array(self.values), self.array([pad])])
         return known[ids]  # PAD_ID is the last
+
+    def examples(self) -> tuple[AnyArray, AnyArray]:
+        """Return every value, an unseen and a missing one, and no value if there can be none."""
+        special = [MISSING_ID, UNSEEN_ID, *([PAD_ID] if self.multi else [])]
+        ids = np.concatenate([np.arange(FIRST_ID, FIRST_ID + len(self.values)), special]).astype(np.int64)
+        return self.raw(ids), ids
 
     def _takes(self) -> str:
         takes = {"text": "text", "whole": "whole numbers", "fraction": "numbers"}[self.sort]

@@ -37,6 +37,13 @@ class Bins(Column):
         known = np.concatenate([[np.nan, np.nan], first, self.edges])
         return known[ids]
 
+    def examples(self) -> tuple[AnyArray, AnyArray]:
+        """Return every edge, the next number below it, and what is missing."""
+        places = np.arange(FIRST_ID, FIRST_ID + len(self.edges))
+        raw = np.concatenate([self.edges, np.nextafter(self.edges, -np.inf), [np.nan, np.inf, -np.inf, 0.0]])
+        zero = FIRST_ID + int((self.edges <= 0).sum())
+        return raw, np.concatenate([places + 1, places, [MISSING_ID] * 3, [zero]])
+
     def about(self) -> dict[str, Any]:
         """Return what a caller needs to know, as JSON values."""
         return {**super().about(), "takes": "numbers; NaN if missing", "bins": len(self.edges) + 1}
