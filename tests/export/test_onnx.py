@@ -226,10 +226,11 @@ def test_an_id_that_a_field_does_not_have_is_an_error_and_no_other_fields_row(tm
                     opened.run(["logit"], {**fed, each["input"]: bad})
 
 
-def test_odd_names_are_mapped_and_the_file_says_how(tmp_path):
-    odd = ["a.b", "a_b", "", "é", "logit", "7", "x/y", "a b", "probability"]
+@pytest.mark.parametrize("name", ["mlp", "fm"])
+def test_odd_names_are_mapped_and_the_file_says_how(tmp_path, name):
+    odd = ["a.b", "a_b", "", "é", "logit", "7", "x/y", "a b", "probability", "bias", "B"]
     schema = Schema(tuple(Field(name or "\n", cardinality=3) for name in odd))
-    model = make_model("mlp", schema, dim=2)
+    model = make_model(name, schema, dim=2)
     export(model, tmp_path / "m.onnx", rows=batch_of(schema))
     opened, about = rawlog.session(tmp_path / "m.onnx")
     names = [each.name for each in opened.get_inputs()]

@@ -13,6 +13,7 @@ import torch
 from clicks import MIXED, Case, batch_of
 
 from lpfs import Field, Schema, attach
+from lpfs.data import encode_rows
 from lpfs.errors import (
     CheckpointError,
     DataError,
@@ -50,11 +51,13 @@ def refused(tmp_path, error, match, model, **options) -> None:
     assert (out / "old").read_bytes() == b"before"
 
 
-def test_a_planted_mismatch_of_the_dense_part_is_refused(tmp_path, dataset, small, monkeypatch):
-    def planted(graph, model, given):
-        return graph.add("Add", dense.mlp(graph, model, given), graph.constant(np.array(1e-5, np.float32)))
+def moved(graph, model, given):
+    """A planted mismatch: an MLP whose logits are a little too large."""
+    return graph.add("Add", dense.mlp(graph, model, given), graph.constant(np.array(1e-5, np.float32)))
 
-    monkeypatch.setitem(dense.BUILDERS, "mlp", planted)
+
+def test_a_planted_mismatch_of_the_dense_part_is_refused(tmp_path, dataset, small, monkeypatch):
+    monkeypatch.setitem(dense.BUILDERS, "mlp", moved)
     refused(tmp_path, ExactnessError, "predicts something else.*nothing was written", small, dataset=dataset)
 
 
@@ -148,6 +151,29 @@ def test_without_onnx_the_error_says_what_to_install(tmp_path, dataset, small, m
 def test_what_no_file_can_hold_is_refused(tmp_path, dataset, small, monkeypatch):
     monkeypatch.setattr(graph, "LARGEST", 1000)
     refused(tmp_path, InputError, "at most 2 GiB", small, dataset=dataset)
+
+
+def test_large_weights_go_to_a_file_beside(tmp_path, dataset, small, monkeypatch):
+    monkeypatch.setattr(graph, "APART", 1)
+    monkeypatch.setattr(graph, "LEAST", 100)
+    export(small, tmp_path / "m.onnx", dataset=dataset)
+    first = {each.name for each in tmp_path.iterdir()}
+    assert len(first) == 2
+    rows = rawlog.table(20, seed=4)
+    opened, about = rawlog.session(tmp_path / "m.onnx")
+    expected = small(encode_rows(dataset, rows)).detach()
+    np.testing.assert_allclose(opened.run(["logit"], rawlog.feeds(rows, about))[0], expected, rtol=0, atol=1e-6)
+    with torch.no_grad():
+        small.top[0].bias.add_(1.0)
+    with monkeypatch.context() as patch:
+        patch.setitem(dense.BUILDERS, "mlp", moved)
+        with pytest.raises(ExactnessError):
+            export(small, tmp_path / "m.onnx", dataset=dataset)
+    assert {each.name for each in tmp_path.iterdir() if each.is_file()} == first
+    export(small, tmp_path / "m.onnx", dataset=dataset)
+    second = {each.name for each in tmp_path.iterdir() if each.is_file()}
+    assert len(second) == 2
+    assert second != first
 
 
 def test_wrong_arguments_are_refused(tmp_path, dataset, small):

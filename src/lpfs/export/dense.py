@@ -55,7 +55,7 @@ def fm(graph: Graph, model: FM, given: Encoded) -> str:
     """Linear weights, all pairs and a bias."""
     tokens, wide = _wide(graph, model, given)
     both = graph.add("Add", _sum(graph, wide), _all_pairs(graph, tokens))
-    return graph.add("Add", both, graph.constant(weight(model.bias), "bias"))
+    return graph.add("Add", both, graph.constant(weight(model.bias), "linear.bias"))
 
 
 def dcnv2(graph: Graph, model: DCNv2, given: Encoded) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,17 +14,24 @@ import numpy as np
 from lpfs.data.store.format import AnyArray
 from lpfs.errors import InputError, MissingPackageError
 
-OPSET, ML_OPSET, IR = 18, 4, 9  # onnxruntime 1.17 (2024) and later
+OPSET, ML_OPSET, IR = 18, 4, 9  # ai.onnx.ml 4: LabelEncoder with float64 keys
 LARGEST = (1 << 31) - (1 << 20)  # bytes of one file: protobuf stops at 2 GiB
+APART = 1 << 30  # bytes of all weights from which on large ones go to a file of their own
+LEAST, ALIGNED = 1 << 20, 4096  # bytes of a large one, and of a page
 
 
 class Graph:
     """An ONNX graph that grows; every method that computes returns the name of its result.
 
     Names of inputs and outputs hold no / and no dot, names of all else hold one: they never meet.
+
+    Args:
+        large: a file that large weights are written to, beside the one that the graph is written to.
+
     """
 
-    def __init__(self) -> None:
+    def __init__(self, large: Path | None = None) -> None:
+        self.large = large
         self.onnx = need_onnx()
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
@@ -52,19 +62,36 @@ class Graph:
         if name is None and key in self._small:
             return self._small[key]
         found = name or f"/constant_{len(self.constants)}"
-        self.room(values.nbytes)
-        self.constants[found] = self.onnx.numpy_helper.from_array(np.asarray(values, order="C"), found)
+        if name is not None and self.large is not None and values.nbytes >= LEAST:
+            self.constants[found] = self._apart(np.asarray(values, order="C"), found, self.large)
+        else:
+            self.room(values.nbytes)
+            self.constants[found] = self.onnx.numpy_helper.from_array(np.asarray(values, order="C"), found)
         if name is None:
             self._small[key] = found
         return found
+
+    def _apart(self, values: AnyArray, name: str, large: Path) -> Any:
+        """Write a weight to the file of large ones, and say where it is."""
+        with large.open("ab") as file:
+            file.write(b"\0" * (-file.tell() % ALIGNED))
+            start = file.tell()
+            values.tofile(file)
+        helper = self.onnx.helper
+        tensor = self.onnx.TensorProto(name=name, dims=values.shape)
+        tensor.data_type = helper.np_dtype_to_tensor_dtype(values.dtype)
+        tensor.data_location = self.onnx.TensorProto.EXTERNAL
+        for key, value in (("location", large.name), ("offset", start), ("length", values.nbytes)):
+            tensor.external_data.add(key=key, value=str(value))
+        return tensor
 
     def room(self, size: int) -> None:
         """Count bytes, and refuse what no file can hold."""
         self._bytes += size
         if self._bytes > LARGEST:
             raise InputError(
-                f"an ONNX file holds at most 2 GiB, and the weights and vocabularies take {self._bytes:,} bytes "
-                "and more; drop fields, cap vocabularies, use a smaller dim, or keep the model's own folder"
+                f"an ONNX file holds at most 2 GiB, and vocabularies and small weights take {self._bytes:,} "
+                "bytes and more; cap vocabularies or hash fields, or keep the model's own folder"
             )
 
     def take_in(self, name: str, kind: Any, shape: Sequence[int | str], about: str) -> str:
@@ -118,6 +145,26 @@ class Graph:
         helper = self.onnx.helper
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR, producer_name="lpfs")
+
+
+def apart(model: Any, out: Path) -> str | None:
+    """Return the name of the file of large weights; None if all of them fit into one file.
+
+    It holds a digest of the weights: an older file at ``out`` never reads weights that are not its own.
+    """
+    weights = [weight(each) for each in model.parameters()]
+    if sum(each.nbytes for each in weights) < APART:
+        return None
+    digest = hashlib.sha256()
+    for each in weights:
+        digest.update(np.asarray(each, order="C").data)
+    return f"{out.name}.{digest.hexdigest()[:12]}.data"
+
+
+def older(out: Path) -> list[Path]:
+    """Return the files of large weights that belong to what was written to ``out``."""
+    name = re.compile(re.escape(out.name) + r"\.[0-9a-f]{12}\.data")
+    return [each for each in out.parent.iterdir() if name.fullmatch(each.name)]
 
 
 def weight(tensor: Any) -> AnyArray:

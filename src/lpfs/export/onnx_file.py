@@ -41,9 +41,9 @@ class Built:
     rate: float | None
 
 
-def build(model: Model, dataset: Dataset | None) -> Built:
-    """Return a model as a graph, with the preprocessing that a Dataset knows."""
-    graph = Graph()
+def build(model: Model, dataset: Dataset | None, large: Path | None = None) -> Built:
+    """Return a model as a graph, with the preprocessing that a Dataset knows; large weights may go to a file."""
+    graph = Graph(large)
     columns = columns_of(model.reads, dataset)
     given = encoded(graph, columns)
     tasks = 1 + len(model.schema.tasks)

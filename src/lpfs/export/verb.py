@@ -15,6 +15,7 @@ from lpfs.data.batches.batch import Batch
 from lpfs.data.dataset import Dataset
 from lpfs.data.store.format import sync
 from lpfs.errors import CheckpointError, DataError, InputError
+from lpfs.export.graph import apart, older
 from lpfs.export.raw import some_rows
 from lpfs.models.model import Model
 from lpfs.saved import load, load_extra, refuse_gates
@@ -100,9 +101,14 @@ def export(
         try:
             file = aside / ("model" + SUFFIX[format])
             made = (_onnx if format == "onnx" else _torch)(model, data, batch, file, out)
-            sync(file)
-            file.replace(out)
+            beside = [each for each in aside.iterdir() if each != file]
+            for each in (*beside, file):  # the weights first: the file names them
+                sync(each)
+                each.replace(out if each == file else out.parent / each.name)
             sync(out.parent)
+            for each in older(out):
+                if each.name not in {new.name for new in beside}:
+                    each.unlink()
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
@@ -156,7 +162,8 @@ def export_run(
 def _onnx(model: Model, data: Dataset | None, batch: Batch, file: Path, out: Path) -> Exported:
     from lpfs.export import onnx_file
 
-    built = onnx_file.build(model, data)
+    large = apart(model, out)
+    built = onnx_file.build(model, data, None if large is None else file.with_name(large))
     onnx_file.write(built, model, data, file)
     parity, name = onnx_file.check(built, model, data, batch, file)
     return Exported(out, "onnx", parity.rows, parity.max_logit_change, parity.bound, name)
