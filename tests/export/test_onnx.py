@@ -242,6 +242,28 @@ def test_odd_names_are_mapped_and_the_file_says_how(tmp_path, name):
     assert not set(names) & {"logit", "probability"}
 
 
+@pytest.mark.parametrize(
+    "values", [[-7, 3, 5, 2**62], [0.5, -2.25, 1e9], ["a", "é"]], ids=["whole", "fraction", "text"]
+)
+def test_hashed_ids_are_what_the_file_says(tmp_path, values):
+    """The formulas in the metadata, against what encode_rows does."""
+    rows = rawlog.pl.DataFrame({"click": [0, 1] * 60, "x": (values * 120)[:120], "y": [1.0, 2.0, 3.0] * 40})
+    fields = {"x": {"kind": "categorical", "hash": 11}, "y": "numeric"}
+    data = lpfs.prepare(rows, tmp_path / "d", label="click", fields=fields, shuffle=True, quiet=True)
+    export(make_model("fm", data.schema, dim=2), tmp_path / "m.onnx", dataset=data)
+    told = rawlog.session(tmp_path / "m.onnx")[1][0]["takes"]
+    found = encode_rows(data, rows, ["x"]).ids[: len(values), 0].tolist()
+    if isinstance(values[0], str):
+        assert "BLAKE2b(UTF-8) of 8 bytes, little endian, modulo 11" in told
+        assert found == [rawlog.hashed_id(each, 11) for each in values]
+    elif isinstance(values[0], int):
+        assert "2 + the value (a negative one plus 2**64) modulo 11" in told
+        assert found == [2 + each % 2**64 % 11 for each in values]
+    else:
+        assert "2 + the 64 bits of the float64 modulo 11" in told
+        assert found == [2 + int(np.float64(each).view(np.uint64)) % 11 for each in values]
+
+
 def test_the_file_says_what_it_is(tmp_path, dataset):
     model = make_model("dcnv2", dataset.schema, dim=2, layers=1)
     export(model, tmp_path / "m.onnx", dataset=dataset)

@@ -14,6 +14,11 @@ from lpfs.export.marks import as_whole, missing_mark, pad_mark, unseen_value
 from lpfs.schema import Field
 
 PAD_ID = -1  # in a row of a bag: no value
+HASHED = {  # what is taken modulo the range, by the sort of values; see lpfs.data.encode.vocabulary.hashed
+    "text": "BLAKE2b(UTF-8) of 8 bytes, little endian,",
+    "whole": "the value (a negative one plus 2**64)",
+    "fraction": "the 64 bits of the float64",
+}
 OUTSIDE = 1 << 40  # no table has so many rows: the runtime refuses the id
 
 
@@ -78,7 +83,7 @@ class Ids(Column):
     def _takes(self) -> str:
         takes = f"ids from 0 to {self.field.cardinality - 1}"
         if self.modulo is not None:
-            number = "BLAKE2b(UTF-8) of 8 bytes, little endian," if self.of == "text" else "the value"
+            number = HASHED.get(self.of or "", "the value")
             takes += f": {FIRST_ID} + {number} modulo {self.modulo}; {MISSING_ID} if missing"
         return takes + (f"; {PAD_ID} fills up a row" if self.multi else "")
 
