@@ -42,7 +42,7 @@ def save(model: Model, folder: str | os.PathLike[str], **extra: Any) -> Path:
         raise InputError(
             f"save writes models of lpfs.models, found {type(model).__name__}; use torch.save for others"
         )
-    _refuse_gates(model)
+    refuse_gates(model)
     out = Path(folder)
     about = {
         "format": FORMAT,
@@ -87,7 +87,8 @@ def load_extra(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return _told(Path(folder))["extra"]  # type: ignore[no-any-return]
 
 
-def _refuse_gates(model: Model) -> None:
+def refuse_gates(model: Model) -> None:
+    """Refuse a model that still has gates: they would be lost."""
     for path, module in model.named_modules():
         if getattr(module, "gate", None) is not None:
             raise StateError(f"the model has gates or constants of gates at {path!r}; absorb or detach them first")

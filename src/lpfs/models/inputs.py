@@ -125,11 +125,11 @@ class Inputs(nn.Module):
                 missing = None if missing is None else missing.index_select(1, self.dense_columns)
             pieces.append(self.numbers(dense, missing, of_numbers))
         if not pieces:
-            return batch.dense.new_zeros(len(batch), len(self.slots), self.width)
+            return batch.dense.new_zeros(batch.dense.shape[0], len(self.slots), self.width)
         out = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
         if self.filled is None:
             return out
-        return out.new_zeros(len(out), len(self.slots), self.width).index_copy(1, self.filled, out)
+        return out.new_zeros(out.shape[0], len(self.slots), self.width).index_copy(1, self.filled, out)
 
     def _shares(self, gate: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Cut the gates (parts,) into those of ids, bags and numbers."""
