@@ -146,7 +146,7 @@ def tried(name: str, device: str) -> str:
     from lpfs.tables.engines.choice import engine_for, use_engine
 
     weight = torch.arange(12.0, device=device).reshape(6, 2)
-    starts, ids = torch.tensor([0, 3], device=device), torch.tensor([[0, 1], [2, 0]], device=device)
+    starts, ids = torch.tensor([0, 3, 6], device=device), torch.tensor([[0, 1], [2, 0]], device=device)
     try:
         with use_engine(name):
             rows = engine_for(weight).gather(weight, starts, ids, None)

@@ -12,7 +12,6 @@ import click
 
 import lpfs
 
-
 ORDER = ("select", "prepare", "simulate", "train", "search", "prune", "evaluate", "export", "methods", "doctor")
 
 

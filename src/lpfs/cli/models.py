@@ -61,7 +61,7 @@ def evaluate(
 
     place = model_folder(folder)
     read = load(place).to(device_named(device))
-    given: dict[str, Any] = {"time": time, "like": like, "quiet": quiet}
+    given: dict[str, Any] = {"time": time, "like": like, "quiet": True}
     with tempfile.TemporaryDirectory(prefix="lpfs-") as aside:
         rows = rows_for(place, read, data, Path(aside) / "data", **given)
         if rows.settings.get("unlabelled"):

@@ -18,7 +18,8 @@ DATA is a log or the folder of a Dataset, as for select; the last day judges.
 SEARCH_HELP = """Search from the trained model MODEL for the fields it needs.
 
 MODEL is the folder of a model or of a run. DATA is a Dataset that fits it, or a log, which is encoded as the
-model's was. OUT gets selection.json, kept_fields.txt, history.parquet and the model with the gates in its weights, for prune.
+model's was. OUT gets selection.json, kept_fields.txt, history.parquet and the model with the gates in its weights,
+for prune.
 """
 PRUNE = """Make the model of a search physically smaller and prove that it predicts the same.
 

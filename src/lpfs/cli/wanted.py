@@ -15,6 +15,7 @@ from lpfs.cli.options import PREPARED, Decorator, given_only, output, prepare_op
 if TYPE_CHECKING:
     from lpfs.protocol.settings import Settings
 
+WIDTHS = ("hidden", "bottom", "head")  # of a model: lists, also where one number is given
 METHOD_OPTIONS = ("alpha", "tau", "epsilon", "schedule", "rescale")
 
 wish, how = section("What you want, in one way"), section("The search")
@@ -77,6 +78,7 @@ def settings_of(
     options = given_only({name: given.pop(name, None) for name in METHOD_OPTIONS})
     options |= pairs(given.pop("options", ()), "--method-option")
     model_options = pairs(given.pop("model_options", ()), "--model-option")
+    model_options |= {name: [model_options[name]] for name in WIDTHS if isinstance(model_options.get(name), int)}
     for name in ("must_keep", "must_drop"):
         given[name] = listed(given.pop(name, ()))
     values = {name: str(value) if isinstance(value, Path) else value for name, value in given_only(given).items()}

@@ -41,7 +41,10 @@ def make_model(name: str, schema: Schema, **config: Any) -> Model:
     {'dim': 4, 'hidden': [8], 'pooling': 'mean'}
     """
     check_model(name, config)
-    return model_class(name)(schema, **config)
+    try:
+        return model_class(name)(schema, **config)
+    except TypeError as error:
+        raise InputError(f"model {name!r} cannot be made with {config}: {error}") from error
 
 
 def check_model(name: str, config: Mapping[str, Any]) -> None:
