@@ -70,19 +70,22 @@ PREPARED = (
 )
 
 model = section("The model")
+TRAINING = together(
+    model("--optimizer", type=Near(OPTIMIZERS), help="Of the model (adagrad)."),
+    model("--lr", type=float, help="Its learning rate."),
+    model("--batch-size", type=int, help="Rows in a step; found from the size of the data."),
+    model("--precision", type=Near(PRECISIONS), help="Of the arithmetic (float32)."),
+    model("--device", help="auto, cpu, cuda, cuda:1 … (auto)."),
+)
 MODEL = together(
     model("--model", type=Near(MODELS), help="The backbone (mlp)."),
     model(
         "--model-option",
         "model_options",
         multiple=True,
-        help="Of the model: dim=8, hidden=64,32; may be repeated.",
+        help="Of the model, as dim=8 or hidden=64,32; may be repeated.",
     ),
-    model("--optimizer", type=Near(OPTIMIZERS), help="Of the model (adagrad)."),
-    model("--lr", type=float, help="Its learning rate."),
-    model("--batch-size", type=int, help="Rows in a step; found from the size of the data."),
-    model("--precision", type=Near(PRECISIONS), help="Of the arithmetic (float32)."),
-    model("--device", help="auto, cpu, cuda, cuda:1 … (auto)."),
+    TRAINING,
 )
 
 output = section("Output")

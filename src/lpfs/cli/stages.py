@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from lpfs.cli.app import Near, cli, going_on, show
-from lpfs.cli.options import DAYS, ENCODING, MODEL, PATH, RUN, SAID, TABLE, days, model, output
+from lpfs.cli.options import DAYS, ENCODING, MODEL, PATH, RUN, SAID, TABLE, TRAINING, days, model, output
 from lpfs.cli.wanted import SEARCH, WISH, settings_of
 
 TRAIN = """Train a model on DATA, all but the last day, and save it in OUT/model.
@@ -95,10 +95,7 @@ def train(
     show_default=True,
     help="The days that select searches on, or all of DATA; the last tenth is held out.",
 )
-@model("--optimizer", type=Near(("adagrad", "rowwise-adagrad", "adam", "sgd")), help="Of the model.")
-@model("--lr", type=float, help="Its learning rate.")
-@model("--batch-size", type=int, help="Rows in a step; found from the size of the data.")
-@model("--device", help="auto, cpu, cuda, cuda:1 …")
+@TRAINING
 @out
 @RUN
 def search(
