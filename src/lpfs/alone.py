@@ -47,10 +47,11 @@ def train_alone(
     check_model(settings.backbone, settings.model_options)
     device_named(settings.device)
     folder = open_folder(out, settings, resume=resume, replace=replace)
+    name = same_rows(folder, "early" if early else "train", ("early", "train"))
     tell = Teller(quiet=quiet)
     dataset = prepared(None, settings, folder, quiet)
     work = planned(settings, dataset, folder, resume, tell)
-    part, name = (work.parts.early, "early") if early else (work.parts.train, "train")
+    part = work.parts.early if early else work.parts.train
     once = -(-part.rows // work.recipe.batch_size)
     steps = settings.pretrain_steps or (work.recipe.pretrain if early else work.recipe.train)
     work.recipe = changed(work.recipe, shuffle=steps > once)
@@ -89,12 +90,13 @@ def search_alone(
     settings = changed(settings, model=name_of(start))
     device_named(settings.device)
     folder = open_folder(out, settings, resume=resume, replace=replace)
+    same_rows(folder, "all" if every else "search", ("all", "search"))
     tell = Teller(quiet=quiet)
     dataset = prepared(None, settings, folder, quiet)
     dropped = [name for name in dataset.schema.names if name not in start.reads.names]
     work = planned(changed(settings, must_drop=(*settings.must_drop, *dropped)), dataset, folder, resume, tell)
     if every:
-        work.parts = all_rows(dataset)
+        work.parts, work.out = all_rows(dataset), folder / "all"
         once = -(-work.parts.search.rows // work.recipe.batch_size)
         steps = settings.search_steps or max(LEAST_SEARCH, once)
         work.recipe = changed(work.recipe, search=steps, shuffle=steps > once)
@@ -169,6 +171,14 @@ def prune_alone(
     tell_kept(tell, selection)
     tell.say(f"  {pruned.certificate}\n  {out}: {ANSWER}, kept_fields.txt, model/")
     return {"folder": str(out), **values}
+
+
+def same_rows(folder: Path, rows: str, choices: Sequence[str]) -> str:
+    """Return which rows to take; refuse to go on with a run that was begun on others."""
+    for other in choices:
+        if other != rows and (folder / other).exists():
+            raise InputError(f"the run in {folder} was begun with --rows {other} and cannot go on with {rows}")
+    return rows
 
 
 def all_rows(dataset: Dataset) -> Periods:

@@ -69,3 +69,18 @@ def test_doctor_says_what_is_missing_and_what_does_not_work(run, monkeypatch):
     out = run("doctor")[1]
     assert "missing      no_such_package, for nothing at all; install: pip install no_such_package" in out
     assert "torch        any device: does not work, plain torch is used: ZeroDivisionError" in out
+
+
+def test_errors_are_red_on_a_terminal_only_and_never_with_no_color(run, monkeypatch, capsys):
+    def printed():
+        from lpfs import cli as package
+
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+        package.call(["evaluate", "nowhere", "nothing.csv"])
+        return capsys.readouterr().err
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\033[31mlpfs: error:" in printed()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\033" not in printed()
+    assert "\033" not in run("evaluate", "nowhere", "nothing.csv")[2]

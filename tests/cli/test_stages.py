@@ -36,6 +36,9 @@ def test_train_leaves_a_model_and_judges_it_on_the_last_day(run, clicks, trained
     assert "on the test rows" in err
     again = run("train", "--resume", "--out", tmp_path / "fm", "--json", "-q")
     assert json.loads(again[1])["metrics"] == told["metrics"]
+    code, _, err = run("train", "--resume", "--rows", "early", "--out", tmp_path / "fm")
+    assert code == 1
+    assert "was begun with --rows train and cannot go on with early" in err
 
 
 def test_search_from_a_model_is_what_select_does_from_it(run, trained, found, tmp_path):
