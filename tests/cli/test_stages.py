@@ -194,8 +194,14 @@ def test_mistakes(run, trained, clicks, tmp_path):
 
 @pytest.mark.parametrize("form", ["onnx", "torch"])
 def test_export(run, selected, tmp_path, form):
-    pytest.importorskip("lpfs.export").export_run  # noqa: B018
+    pytest.importorskip("lpfs.export")
     code, out, err = run("export", selected, "--format", form, "--out", tmp_path / "model.bin", "--json")
     assert code == 0, err
-    assert json.loads(out)["format"] == form
+    told = json.loads(out)
+    assert (told["format"], told["path"]) == (form, str(tmp_path / "model.bin"))
+    assert told["max_logit_change"] <= told["bound"]
     assert (tmp_path / "model.bin").stat().st_size > 0
+    assert "differ from the model's by at most" in err
+    code, _, err = run("export", tmp_path, "--format", form)
+    assert code == 1
+    assert "there is no saved model" in err

@@ -21,7 +21,7 @@ model's was: a log with missing or retyped fields is refused, with their names.
 """
 EXPORT = """Write the model of RUN as one file to serve, and check that it predicts the same.
 
-RUN is the folder of a run of select, or of a model.
+RUN is the folder of a run of select, train or prune.
 """
 
 
@@ -96,18 +96,20 @@ def some_days(rows: Dataset, chosen: str) -> Dataset:
 @cli.command(
     help=EXPORT,
     short_help="Write a model as ONNX or torch.export.",
-    examples=["lpfs export run --out model.onnx", "lpfs export run --format torch --out model.pt2"],
+    examples=["lpfs export run", "lpfs export run --format torch --out model.pt2"],
 )
 @click.argument("folder", metavar="RUN", type=PATH)
+@encoding("--like", type=PATH, help="The Dataset that the model was trained on, where it is not where it was.")
 @output("--format", "form", type=Near(("onnx", "torch")), default="onnx", show_default=True, help="What to write.")
-@output("--out", type=PATH, required=True, help="File to make.")
+@output("--out", type=PATH, help="File to make; model.onnx or model.pt2 in RUN, if nothing is said.")
 @SAID
-def export(folder: Path, form: str, out: Path, quiet: bool, as_json: bool) -> None:
+def export(folder: Path, like: Path | None, form: str, out: Path | None, quiet: bool, as_json: bool) -> None:
     """Write a model as a file to serve."""
     from lpfs.export import export_run  # type: ignore[import-not-found, attr-defined, unused-ignore]
 
-    found = export_run(folder, out, format=form)
+    found = export_run(folder, out, dataset=like, format=form)
     if not quiet:
-        click.echo(str(found), err=True)
+        click.echo(found.told(), err=True)
     if as_json:
-        show({"path": str(out), "format": form, "result": found if isinstance(found, dict) else str(found)})
+        names = ("format", "rows", "max_logit_change", "bound", "checked_with")
+        show({"path": str(found.path), **{name: getattr(found, name) for name in names}})
