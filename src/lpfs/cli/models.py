@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -103,7 +103,9 @@ def some_days(rows: Dataset, chosen: str) -> Dataset:
 @output("--format", "form", type=Near(("onnx", "torch")), default="onnx", show_default=True, help="What to write.")
 @output("--out", type=PATH, help="File to make; model.onnx or model.pt2 in RUN, if nothing is said.")
 @SAID
-def export(folder: Path, like: Path | None, form: str, out: Path | None, quiet: bool, as_json: bool) -> None:
+def export(
+    folder: Path, like: Path | None, form: Literal["onnx", "torch"], out: Path | None, quiet: bool, as_json: bool
+) -> None:
     """Write a model as a file to serve."""
     from lpfs.export import export_run  # type: ignore[import-not-found, attr-defined, unused-ignore]
 
