@@ -19,13 +19,16 @@ from typing import Any
 import torch
 
 from lpfs.data.dataset import Dataset
-from lpfs.data.prepare import prepare
+from lpfs.data.prepare import make_job, prepare
 from lpfs.errors import InputError
 from lpfs.methods.costs import Costs, complexity
+from lpfs.methods.registry import check_method
 from lpfs.methods.wish import Wish, known
 from lpfs.models.model import Model
+from lpfs.models.registry import check_model
 from lpfs.protocol import outcome as result
 from lpfs.protocol import stages
+from lpfs.protocol.fitting import check_fits, is_dataset, model_folder, trained_on
 from lpfs.protocol.folder import open_folder
 from lpfs.protocol.outcome import Outcome
 from lpfs.protocol.periods import periods
@@ -69,6 +72,9 @@ def select(
         wanted = wanted.updated(source=tuple(os.fspath(each) for each in names))
         source = None
     tell = Teller(quiet=quiet, stages=STAGES[wanted.finish] + (wanted.seeds > 1))
+    check_method(wanted.method, wanted.options)
+    check_model(wanted.backbone, wanted.model_options)
+    device_named(wanted.device)
     folder = open_folder(Path(out), wanted, resume=resume, replace=replace)
 
     tell.stage("prepare")
@@ -128,7 +134,7 @@ def select(
         seconds=work.seconds,
         folder=folder,
     )
-    save(models[chosen], folder / "model", data=str(dataset.path), fingerprint=dataset.fingerprint)
+    save(models[chosen], folder / "model", data=os.path.abspath(dataset.path), fingerprint=dataset.fingerprint)
     result.write(found_all, work, dataset.fingerprint)
     result.show(found_all, work)
     return found_all
@@ -145,24 +151,28 @@ sys.modules[__name__].__class__ = _Story
 
 
 def prepared(source: Any, wanted: Settings, folder: Path, quiet: bool) -> Dataset:
-    """Return the Dataset: the one given, or one made of the log and kept with the run."""
+    """Return the Dataset: the one given, or one made of the log and kept with the run.
+
+    Where a trained model is given, a log is encoded as the model's was. Rows that nothing orders are dealt to the
+    days at random.
+    """
     if isinstance(source, Dataset):
         return source
     if source is None:
         if not wanted.source:
             raise InputError("give the log to select from: files, a table, or the folder of a Dataset")
-        first = Path(wanted.source[0])
-        if len(wanted.source) == 1 and (first / "dataset.json").exists():
-            return Dataset(first)
+        if is_dataset(wanted.source):
+            return Dataset(wanted.source[0])
         source = list(wanted.source) if len(wanted.source) > 1 else wanted.source[0]
-    options = dict(wanted.prepare)
-    if wanted.split is not None:
-        options["split"] = wanted.split
-    if wanted.time is None:
-        options.setdefault("shuffle", True)
-    return prepare(
-        source, folder / "data", label=wanted.label, time=wanted.time, quiet=quiet, replace=True, **options
-    )
+    options = {**wanted.prepare, "label": wanted.label, "time": wanted.time, "split": wanted.split}
+    if wanted.checkpoint is not None:
+        place = model_folder(wanted.checkpoint)
+        options |= {"like": trained_on(place), "fields_only": load(place).reads.names}
+    if not {"shuffle", "preset"} & set(options):
+        found = make_job(source, **options).options
+        if found.time is None and found.parts != "files":
+            options["shuffle"] = True
+    return prepare(source, folder / "data", quiet=quiet, replace=True, **options)
 
 
 def planned(wanted: Settings, dataset: Dataset, folder: Path, resume: bool, tell: Teller) -> Work:
@@ -191,10 +201,22 @@ def planned(wanted: Settings, dataset: Dataset, folder: Path, resume: bool, tell
         pretrain_steps=wanted.pretrain_steps,
         search_steps=wanted.search_steps,
     )
-    name = wanted.device
-    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
     check_labels(parts)
-    return Work(wanted, schema, parts, steps, wish, device, folder, resume, tell)
+    return Work(wanted, schema, parts, steps, wish, device_named(wanted.device), folder, resume, tell)
+
+
+def device_named(name: str) -> torch.device:
+    """Return the device of a name; ``auto`` is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"there is no device {name!r}; auto, cpu, cuda and cuda:1 are ones") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise InputError(f"device {name!r}: torch sees {count} GPUs here; lpfs doctor tells more")
+    return device
 
 
 def check_labels(parts: Any) -> None:
@@ -219,12 +241,12 @@ def costs_of(wanted: Settings, schema: Schema) -> Costs | None:
 def given_model(work: Work) -> stages.Trained:
     """Return the model to start from instead of pretraining."""
     assert work.settings.checkpoint is not None
-    model = load(work.settings.checkpoint).to(work.device)
-    unknown = [name for name in model.reads.names if name not in work.schema.names]
-    if unknown:
-        raise InputError(
-            f"the model of {work.settings.checkpoint} reads {unknown[0]!r}, which the data does not have"
-        )
+    place = model_folder(work.settings.checkpoint)
+    model = load(place).to(work.device)
+    check_fits(place, model, work.parts.train)
+    dropped = [name for name in model.reads.names if name not in work.schema.names]
+    if dropped:
+        raise InputError(f"the model in {place} reads {dropped[0]!r}, which must be dropped: decide")
     return model, work.optimizer(model)
 
 

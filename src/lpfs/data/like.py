@@ -95,7 +95,7 @@ def plan_like(source: Any, like: Like, *, fields_only: Sequence[str] | None = No
     there = [each for each in encoders if each.name in table.names]
     wanted = [*(each.name for each in encoders), *(targets if labelled else ())]
     absent = [name for name in wanted if name not in table.names]
-    refuse_misfit(like, table.files[0], absent, first_retyped(table, there, options.missing), extra)
+    refuse_misfit(like.path, table.files[0], absent, first_retyped(table, there, options.missing), extra)
     plans = tuple(each.plan for each in encoders)
     return NewRows(table, options, plans, labelled, like=like, encoders=encoders, extra=extra)
 
@@ -158,7 +158,7 @@ def retyped(encoders: Iterable[Encoder], frame: pl.DataFrame, where: Callable[[i
 
 
 def refuse_misfit(
-    like: Dataset, where: str, missing: Sequence[str], retyped: Mapping[str, str], extra: Sequence[str]
+    what: object, where: str, missing: Sequence[str], retyped: Mapping[str, str], extra: Sequence[str]
 ) -> None:
     """Refuse a table with missing or retyped columns, all of them by name; extra ones are only told."""
     problems = []
@@ -170,7 +170,7 @@ def refuse_misfit(
         return
     if extra:
         problems.append("not used: " + ", ".join(map(repr, extra)))
-    raise DataError(f"{where} does not fit {like.path}: {'; '.join(problems)}")
+    raise DataError(f"{where} does not fit {what}: {'; '.join(problems)}")
 
 
 def of_fields(encoders: Iterable[Encoder]) -> dict[str, dict[str, Any]]:

@@ -48,14 +48,15 @@ class RowEncoder:
         labelled = any(name in source.names for name in targets)
         wanted = (*self.schema.names, *(targets if labelled else ()))
         extra = unknown_columns(self.like, source.names, targets)
-        refuse_misfit(self.like, "the table", [name for name in wanted if name not in source.names], {}, extra)
+        absent = [name for name in wanted if name not in source.names]
+        refuse_misfit(self.like.path, "the table", absent, {}, extra)
         frame = mark_missing(plain(source.frame.select(wanted)), self._options.missing)
         labels = read_labels(frame, self._options, place, labelled=labelled)
         part = DayRows(((0, frame.height),), frame, labels, place)
         try:
             [(_, columns)] = encode([part], self._encoders)
         except DataError:
-            refuse_misfit(self.like, "the table", [], retyped(self._encoders, frame, place), extra)
+            refuse_misfit(self.like.path, "the table", [], retyped(self._encoders, frame, place), extra)
             raise
         return side_by_side(self.schema, columns, labels).batch()
 

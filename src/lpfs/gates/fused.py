@@ -44,7 +44,8 @@ def _values(x, epsilon, norm, scale, value, slope, count, alpha, power, ODD: tl.
     at = tl.arange(0, SIZE)
     inside = at < count
     small = tl.load(epsilon)
-    g, rise = _gate(tl.load(x + at, inside, 1.0), small, alpha * libdevice.pow(small, power), ODD)
+    weight = alpha.to(tl.float32) * libdevice.pow(small, power.to(tl.float32))  # torch.compile hands over doubles
+    g, rise = _gate(tl.load(x + at, inside, 1.0), small, weight, ODD)
     whole = tl.load(norm + at, inside, 1.0) * tl.load(scale)
     tl.store(value + at, tl.div_rn(g, whole), inside)
     tl.store(slope + at, tl.div_rn(rise, whole), inside)

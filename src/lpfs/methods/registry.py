@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lpfs.errors import InputError
-from lpfs.methods.task import Task
-from lpfs.schema import Selection
+from lpfs.schema import Selection, known_keys
+
+if TYPE_CHECKING:  # so that the command line can list the methods without torch
+    from lpfs.methods.task import Task
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,25 @@ METHODS: dict[str, Entry] = {
 }
 
 
-def method_named(name: str) -> Callable[[Task], Selection]:
-    """Return the search of a method."""
+def entry_of(name: str) -> Entry:
+    """Return what is known about a method."""
     if name not in METHODS:
         near = difflib.get_close_matches(name, METHODS, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise InputError(f"there is no method {name!r}{hint}; known are {', '.join(METHODS)}")
-    entry = METHODS[name]
+    return METHODS[name]
+
+
+def check_method(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse an unknown method or option, before anything runs."""
+    module = importlib.import_module(entry_of(name).module)
+    if hasattr(module, "Options"):
+        known_keys(module.Options, options)
+
+
+def method_named(name: str) -> Callable[[Task], Selection]:
+    """Return the search of a method."""
+    entry = entry_of(name)
 
     def search(task: Task) -> Selection:
         task.options = {**dict(entry.preset), **task.options}

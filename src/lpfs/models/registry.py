@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from lpfs.errors import InputError
@@ -39,12 +40,19 @@ def make_model(name: str, schema: Schema, **config: Any) -> Model:
     >>> make_model("mlp", Schema((Field("user", cardinality=10),)), dim=4, hidden=[8]).config
     {'dim': 4, 'hidden': [8], 'pooling': 'mean'}
     """
-    found = model_class(name)
-    known = [each for each in inspect.signature(found).parameters if each != "schema"]
+    check_model(name, config)
+    try:
+        return model_class(name)(schema, **config)
+    except TypeError as error:
+        raise InputError(f"model {name!r} cannot be made with {config}: {error}") from error
+
+
+def check_model(name: str, config: Mapping[str, Any]) -> None:
+    """Refuse an unknown model or argument."""
+    known = [each for each in inspect.signature(model_class(name)).parameters if each != "schema"]
     unknown = sorted(set(config) - set(known))
     if unknown:
         raise InputError(f"unknown key {unknown[0]!r} for model {name!r}; it knows {', '.join(known)}")
-    return found(schema, **config)
 
 
 def name_of(model: Model) -> str:

@@ -29,8 +29,8 @@ def canonical(values: pl.Series, *, hexadecimal: bool, where: Where) -> pl.Serie
     if dtype.is_integer() and dtype not in (pl.Int128, pl.UInt128):
         return as_type(values, pl.Int64)
     if dtype.is_float():
-        zeros: pl.Series = as_type(values, pl.Float64).fill_nan(None) + 0.0  # -0.0 and 0.0 are one value
-        return zeros
+        numbers: pl.Series = as_type(values, pl.Float64).fill_nan(None)
+        return numbers.set(numbers == 0.0, 0.0)  # -0.0 and 0.0 are one value
     if dtype == pl.Null:
         return as_type(values, pl.String)
     if dtype.is_nested() or dtype in (pl.Binary, pl.Object):

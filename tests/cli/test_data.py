@@ -9,7 +9,6 @@ import time
 import pytest
 
 import lpfs
-from lpfs import cli
 from lpfs.data import Dataset
 
 CSV = "click,ad,price,day\n1,a,1.5,1\n0,b,2.5,1\n0,a,3.5,2\n1,c,,2\n"
@@ -22,25 +21,18 @@ def log(tmp_path):
     return path
 
 
-def run(capsys, *arguments):
-    code = cli.call([str(each) for each in arguments])
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err
-    return code, captured.out, captured.err
-
-
-def test_prepare_prints_the_table_and_what_was_made(capsys, log, tmp_path):
-    code, out, err = run(capsys, "prepare", log, "--label", "click", "--time", "day", "--out", tmp_path / "out")
+def test_prepare_prints_the_table_and_what_was_made(run, log, tmp_path):
+    code, out, err = run("prepare", log, "--label", "click", "--time", "day", "--out", tmp_path / "out")
     assert (code, out) == (0, "")
     assert "categorical" in err
     assert "4 rows, 2 positive (50.00%)" in err
     assert Dataset(tmp_path / "out").days() == ("1", "2")
-    code, out, err = run(capsys, "prepare", log, "--label", "click", "--time", "day", "--out", tmp_path / "out")
+    code, out, err = run("prepare", log, "--label", "click", "--time", "day", "--out", tmp_path / "out")
     assert code == 0
     assert "reused" in err
 
 
-def test_quiet_and_json(capsys, log, tmp_path):
+def test_quiet_and_json(run, log, tmp_path):
     arguments = [
         "prepare",
         log,
@@ -53,7 +45,7 @@ def test_quiet_and_json(capsys, log, tmp_path):
         "--quiet",
         "--json",
     ]
-    code, out, err = run(capsys, *arguments, "--keep-all")
+    code, out, err = run(*arguments, "--keep-all")
     assert (code, err) == (0, "")
     values = json.loads(out)
     assert values["rows"] == 4
@@ -61,22 +53,22 @@ def test_quiet_and_json(capsys, log, tmp_path):
     assert {field["name"] for field in values["fields"]} == {"ad", "price", "day"}
 
 
-def test_dry_run_and_written_fields(capsys, log, tmp_path):
+def test_dry_run_and_written_fields(run, log, tmp_path):
     toml = tmp_path / "fields.toml"
     arguments = ["prepare", log, "--label", "click", "--out", tmp_path / "out"]
-    code, out, _ = run(capsys, *arguments, "--dry-run", "--json", "--write-fields", toml)
+    code, out, _ = run(*arguments, "--dry-run", "--json", "--write-fields", toml)
     assert code == 0
     assert {row["column"]: row["kind"] for row in json.loads(out)}["ad"] == "categorical"
     assert not (tmp_path / "out").exists()
-    assert run(capsys, "prepare", log, "--label", "click", "--dry-run")[0] == 0
-    assert run(capsys, "prepare", log, "--label", "click")[0] == 2
+    assert run("prepare", log, "--label", "click", "--dry-run")[0] == 0
+    assert run("prepare", log, "--label", "click")[0] == 2
     toml.write_text(toml.read_text().replace('kind = "numeric"', 'kind = "ignore"'))
-    code, out, _ = run(capsys, *arguments, "--fields", toml, "--json", "--keep-all")
+    code, out, _ = run(*arguments, "--fields", toml, "--json", "--keep-all")
     assert code == 0
     assert "price" in json.loads(out)["ignored"]
 
 
-def test_all_options_are_passed_on(capsys, log, tmp_path):
+def test_all_options_are_passed_on(run, log, tmp_path):
     options = [
         "--time",
         "day",
@@ -91,38 +83,36 @@ def test_all_options_are_passed_on(capsys, log, tmp_path):
         "1",
     ]
     options += ["--max-values", "5", "--bins", "2", "--separator", ",", "--missing", "?", "--keep-all"]
-    code, _, err = run(capsys, "prepare", log, "--label", "click", "--out", tmp_path / "out", *options)
+    code, _, err = run("prepare", log, "--label", "click", "--out", tmp_path / "out", *options)
     assert code == 0, err
     made = Dataset(tmp_path / "out").settings["options"]
     assert (made["seed"], made["negatives"], made["bins"], made["missing"]) == (3, 0.9, 2, ["?"])
-    code, _, err = run(
-        capsys, "prepare", log, "--label", "click", "--out", tmp_path / "out", "--hash", "7", "--replace"
-    )
+    code, _, err = run("prepare", log, "--label", "click", "--out", tmp_path / "out", "--hash", "7", "--replace")
     assert code == 0, err
 
 
-def test_shuffle_and_split(capsys, tmp_path):
+def test_shuffle_and_split(run, tmp_path):
     rows = [f"{i % 2},a{i % 3},{'test' if i % 4 == 0 else 'train'}" for i in range(16)]
     (tmp_path / "log.csv").write_text("\n".join(["click,ad,fold", *rows]) + "\n")
     options = ["--label", "click", "--split", "fold", "--shuffle", "--seed", "2", "--parts", "3", "-q", "--json"]
-    code, out, err = run(capsys, "prepare", tmp_path / "log.csv", "--out", tmp_path / "out", *options)
+    code, out, err = run("prepare", tmp_path / "log.csv", "--out", tmp_path / "out", *options)
     assert code == 0, err
     days = {day["name"]: day["rows"] for day in json.loads(out)["days"]}
     assert days == {"part_0": 4, "part_1": 4, "part_2": 4, "test": 4}
     dataset = Dataset(tmp_path / "out")
     assert dataset.settings["split"]["test"] == ["test"]
     assert dataset.settings["options"]["shuffle"] is True
-    code, out, _ = run(capsys, "prepare", tmp_path / "log.csv", *options[:4], "--dry-run", "--json")
+    code, out, _ = run("prepare", tmp_path / "log.csv", *options[:4], "--dry-run", "--json")
     assert {row["column"]: row["kind"] for row in json.loads(out)}["fold"] == "split"
 
 
-def test_new_rows_like_old_ones(capsys, log, tmp_path):
+def test_new_rows_like_old_ones(run, log, tmp_path):
     old = ["prepare", log, "--label", "click", "--time", "day", "--train", "2", "-q"]
-    assert run(capsys, *old, "--out", tmp_path / "old")[0] == 0
+    assert run(*old, "--out", tmp_path / "old")[0] == 0
     new = tmp_path / "new.csv"
     new.write_text("ad,price,more\nb,2.5,1\nz,9,1\n")
     arguments = ["prepare", new, "--like", tmp_path / "old", "--parts", "1"]
-    code, out, err = run(capsys, *arguments, "--out", tmp_path / "new", "--json")
+    code, out, err = run(*arguments, "--out", tmp_path / "new", "--json")
     assert code == 0, err
     assert "Fields, encoded as in" in err
     assert "not used" in err
@@ -131,21 +121,21 @@ def test_new_rows_like_old_ones(capsys, log, tmp_path):
     batch = next(iter(Dataset(tmp_path / "new").stream(2)))
     assert batch.ids[:, 0].tolist() == [3, 1]
     new.write_text("ad\nb\n")
-    code, _, err = run(capsys, *arguments, "--out", tmp_path / "one", "--only", "ad", "-q")
+    code, _, err = run(*arguments, "--out", tmp_path / "one", "--only", "ad", "-q")
     assert (code, err) == (0, "")
     assert Dataset(tmp_path / "one").schema.names == ("ad",)
-    code, _, err = run(capsys, *arguments, "--out", tmp_path / "two", "-q")
+    code, _, err = run(*arguments, "--out", tmp_path / "two", "-q")
     assert code == 1
     assert "missing: 'price'" in err
-    assert run(capsys, *arguments, "--out", tmp_path / "two", "--bins", "3")[0] == 1
-    assert run(capsys, *old, "--only", "ad", "--out", tmp_path / "two")[0] == 1
+    assert run(*arguments, "--out", tmp_path / "two", "--bins", "3")[0] == 1
+    assert run(*old, "--only", "ad", "--out", tmp_path / "two")[0] == 1
     assert not (tmp_path / "two").exists()
 
 
-def test_tab_and_no_header(capsys, tmp_path):
+def test_tab_and_no_header(run, tmp_path):
     (tmp_path / "log.txt").write_text("1\ta\n0\tb\n")
     options = ["--label", "column_1", "--separator", "\\t", "--no-header", "--parts", "1", "-q"]
-    assert run(capsys, "prepare", tmp_path / "log.txt", *options, "--out", tmp_path / "out")[0] == 0
+    assert run("prepare", tmp_path / "log.txt", *options, "--out", tmp_path / "out")[0] == 0
     assert Dataset(tmp_path / "out").schema.names == ("column_2",)
 
 
@@ -170,8 +160,8 @@ def test_tab_and_no_header(capsys, tmp_path):
         (["--label", "click", "--write-fields", "/nowhere/x.toml"], 1, "No such file or directory"),
     ],
 )
-def test_mistakes(capsys, log, tmp_path, arguments, code, message):
-    found, out, err = run(capsys, "prepare", log, "--out", tmp_path / "out", *arguments)
+def test_mistakes(run, log, tmp_path, arguments, code, message):
+    found, out, err = run("prepare", log, "--out", tmp_path / "out", *arguments)
     assert (found, out) == (code, "")
     assert message in err
     assert len(err.splitlines()) <= (4 if code == 2 else 50)
@@ -180,7 +170,7 @@ def test_mistakes(capsys, log, tmp_path, arguments, code, message):
         assert err.splitlines()[-1].startswith("lpfs: error:")
 
 
-def test_other_failures_take_one_line(capsys, monkeypatch, log, tmp_path):
+def test_other_failures_take_one_line(run, monkeypatch, log, tmp_path):
     for error, code, message in [
         (OSError(28, "No space left on device"), 1, "No space left on device; free some space"),
         (PermissionError(13, "Permission denied", "/x"), 1, "/x: Permission denied"),
@@ -192,45 +182,35 @@ def test_other_failures_take_one_line(capsys, monkeypatch, log, tmp_path):
             raise error
 
         monkeypatch.setattr("lpfs.data.prepare.run", fail)
-        found, _, err = run(capsys, "prepare", log, "--label", "click", "--out", tmp_path / "out", "-q")
+        found, _, err = run("prepare", log, "--label", "click", "--out", tmp_path / "out", "-q")
         assert found == code
         assert err.strip().startswith("lpfs: error:")
         assert message in err
         assert len(err.strip().splitlines()) == 1
 
 
-def test_simulate(capsys, tmp_path):
-    code, out, err = run(capsys, "simulate", "--rows", "500", "--days", "2", "--out", tmp_path / "a", "--json")
+def test_simulate(run, tmp_path):
+    code, out, err = run("simulate", "--rows", "500", "--days", "2", "--out", tmp_path / "a", "--json")
     assert code == 0
     assert "truth.json" in err
     assert json.loads(out)["rows"] == 500
-    code, out, _ = run(
-        capsys, "simulate", "--rows", "500", "--format", "csv", "--out", tmp_path / "b", "--json", "-q"
-    )
+    code, out, _ = run("simulate", "--rows", "500", "--format", "csv", "--out", tmp_path / "b", "--json", "-q")
     assert code == 0
     assert len(json.loads(out)["files"]) == 10
-    assert run(capsys, "simulate", "--preset", "smal", "--out", tmp_path / "c")[0] == 2
-    assert run(capsys, "simulate", "--rows", "-5", "--out", tmp_path / "c")[0] == 1
+    assert run("simulate", "--preset", "smal", "--out", tmp_path / "c")[0] == 2
+    assert run("simulate", "--rows", "-5", "--out", tmp_path / "c")[0] == 1
     assert not (tmp_path / "c").exists()
 
 
-def test_help_version_and_module(capsys):
-    assert run(capsys, "--help")[0] == 0
-    assert "simulate" in run(capsys, "--help")[1]
-    assert lpfs.__version__ in run(capsys, "--version")[1]
-    code, _, err = run(capsys, "prepre")
+def test_help_version_and_module(run):
+    assert run("--help")[0] == 0
+    assert "simulate" in run("--help")[1]
+    assert lpfs.__version__ in run("--version")[1]
+    code, _, err = run("prepre")
     assert code == 2
     assert "prepare" in err
     done = subprocess.run([sys.executable, "-m", "lpfs", "--version"], capture_output=True, text=True, check=True)
     assert lpfs.__version__ in done.stdout
-
-
-def test_help_loads_nothing_heavy():
-    script = (
-        "import sys; from lpfs.cli import call; code = call(['prepare', '--help']); "
-        "heavy = {'torch', 'polars', 'numpy', 'rich'} & set(sys.modules); sys.exit(code or bool(heavy))"
-    )
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

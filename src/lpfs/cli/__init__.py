@@ -1,0 +1,65 @@
+"""The ``lpfs`` command: a file a group of commands; what is heavy is imported where it is used.
+
+Exit codes: 0 done, 1 an error (told in one or two lines), 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+try:
+    import click
+except ImportError:  # the library works without it
+    sys.exit("lpfs: the command line needs click; install: pip install click")
+
+from lpfs.cli import about, data, models, select, stages
+from lpfs.cli.app import cli
+from lpfs.errors import LpfsError
+
+__all__ = ["about", "call", "cli", "data", "main", "models", "select", "stages"]
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and end the process with its exit code; a request to end cleans up as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.exit(call(arguments))
+
+
+def call(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code. Errors take one or two lines, never a traceback."""
+    try:
+        code = cli.main(None if arguments is None else list(arguments), prog_name="lpfs", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt) as stop:
+        return fail(f"interrupted; {stop.args[0] if stop.args else 'nothing was kept'}", 130)
+    except LpfsError as error:
+        return fail(str(error))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        hint = "; free some space or choose another place" if error.errno == errno.ENOSPC else ""
+        return fail(f"{name}{error.strerror or error}{hint}")
+    except MemoryError:
+        return fail("out of memory; cap the vocabularies (--max-values), or hash (--hash)")
+
+
+def fail(message: str, code: int = 1) -> int:
+    """Print an error as one line, in red on a terminal unless NO_COLOR is set."""
+    message = " ".join(message.split())
+    start = "lpfs: error:"
+    coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    click.echo(f"{click.style(start, fg='red') if coloured else start} {message}", err=True)
+    return code

@@ -1,0 +1,110 @@
+"""What all commands share: the group, help in sections with examples, suggestions for mistyped words, JSON."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+import lpfs
+
+ORDER = ("select", "prepare", "simulate", "train", "search", "prune", "evaluate", "export", "methods", "doctor")
+
+
+class Option(click.Option):
+    """An option that stands in a section of --help."""
+
+    def __init__(self, *names: Any, section: str = "Options", **attributes: Any) -> None:
+        super().__init__(*names, **attributes)
+        self.section = section
+
+
+class Command(click.Command):
+    """A command whose --help has its options in sections and ends with examples."""
+
+    def __init__(self, *names: Any, examples: Sequence[str] = (), **attributes: Any) -> None:
+        super().__init__(*names, **attributes)
+        self.examples = tuple(examples)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, section by section."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for each in self.get_params(ctx):
+            record = each.get_help_record(ctx)
+            if isinstance(each, click.Option) and record is not None:
+                sections.setdefault(getattr(each, "section", "Output"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, as they are typed."""
+        if self.examples:
+            with formatter.section("Examples"):
+                for each in self.examples:
+                    formatter.write(f"{'':>{formatter.current_indent}}{each}\n")
+
+
+class Group(click.Group):
+    """Commands; a mistyped one gets the nearest suggested."""
+
+    command_class = Command
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order in which they are used."""
+        return sorted(self.commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command, or fail with a suggestion."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            names = self.list_commands(ctx)
+            ctx.fail(f"No such command {args[0]!r}.{near(args[0], names)} There are {', '.join(names)}.")
+        return super().resolve_command(ctx, args)
+
+
+class Near(click.Choice[str]):
+    """One of some words; another one gets the nearest suggested."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the word, or fail with a suggestion."""
+        if value not in self.choices:
+            hint = near(str(value), self.choices)
+            self.fail(f"{value!r} is not one of {', '.join(self.choices)}.{hint}", param, ctx)
+        return str(value)
+
+
+def near(word: str, words: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?" where something is near."""
+    found = difflib.get_close_matches(word, list(words), 1)
+    return f" Did you mean {found[0]!r}?" if found else ""
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(lpfs.__version__, prog_name="lpfs")
+def cli() -> None:
+    """Find the feature fields that a CTR model really needs.
+
+    Begin with "lpfs select"; each of its stages also runs alone: train, search, prune, evaluate, export.
+
+    Exit codes: 0 done, 1 an error, 2 wrong usage, 130 interrupted.
+    """
+
+
+def show(values: Any) -> None:
+    """Print JSON."""
+    click.echo(json.dumps(values, indent=1, ensure_ascii=False))
+
+
+@contextmanager
+def going_on(command: str) -> Iterator[None]:
+    """Within this block, say on Ctrl-C which command goes on from there."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise click.Abort(f"go on from here: {command}") from None

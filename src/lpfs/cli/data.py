@@ -1,0 +1,141 @@
+"""prepare and simulate: a log in, or none; a Dataset out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lpfs.cli.app import Near, cli, show
+from lpfs.cli.options import (
+    DAYS,
+    ENCODING,
+    PATH,
+    SAID,
+    TABLE,
+    days,
+    encoding,
+    output,
+    prepare_options,
+    section,
+)
+
+if TYPE_CHECKING:
+    from lpfs.data.dataset import Dataset
+
+WORLDS = ("small", "terabyte", "industrial", "industrial-small")
+
+PREPARE = """Turn the click log SOURCE into a Dataset.
+
+SOURCE is a CSV, TSV or Parquet file (.gz and .zst too), a folder or a pattern of them, or several files.
+The kinds of the columns are found and printed; correct them with --fields.
+"""
+SIMULATE = "Make a click log whose truth is known and saved beside it in truth.json."
+
+log = section("The log")
+
+
+@cli.command(
+    help=PREPARE,
+    short_help="Turn a click log into a Dataset.",
+    examples=[
+        "lpfs prepare log.csv --label click --time timestamp --out data/log",
+        "lpfs prepare new.parquet --like data/log --out data/new",
+        "lpfs prepare day_* --preset criteo-terabyte --negatives 0.125 --out data/terabyte",
+    ],
+)
+@click.argument("source", nargs=-1, required=True)
+@TABLE
+@DAYS
+@days("--ordered", is_flag=True, help="Rows are promised to be in time order: stop if they are not.")
+@days("--shuffle", is_flag=True, help="Deal the rows to those days at random; not with a time.")
+@days("--train", type=int, help="So many first days give the vocabularies (all but the last).")
+@days("--seed", type=int, help="Seed of the negatives kept, and of --shuffle.")
+@ENCODING
+@encoding("--like", type=PATH, help="Encode as this Dataset; nothing is learned.")
+@encoding("--only", "fields_only", multiple=True, help="With --like: only this field; may be repeated.")
+@encoding("--write-fields", type=PATH, help="Write what is found as TOML.")
+@output("--out", type=PATH, help="Folder to make.")
+@output("--dry-run", is_flag=True, help="Show what would happen to each column; write no Dataset.")
+@output("--replace", is_flag=True, help="Put the result in the place of another Dataset.")
+@SAID
+def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -> None:
+    """Turn a click log into a Dataset."""
+    from lpfs.data.plan.table import TABLE, printed, table
+    from lpfs.data.plan.toml import to_toml
+    from lpfs.data.prepare import make_job, run
+    from lpfs.data.progress import Reporter
+
+    reporter = Reporter(quiet=quiet)
+    out, replace, dry = given.pop("out"), given.pop("replace"), given.pop("dry_run")
+    fields_out = given.pop("write_fields")
+    if out is None and not dry:
+        raise click.UsageError("Missing option '--out': the folder to make.")
+    job = make_job(list(source), **prepare_options(given))
+    reporter.table(job.title, *printed(job))
+    if fields_out is not None:
+        fields_out.write_text(to_toml(job.plans), "utf-8")
+        reporter.say(f"{fields_out}: what was found, to correct and give back with --fields")
+    if dry:
+        if as_json:
+            show([dict(zip(TABLE, row, strict=True)) for row in table(job)])
+        return
+    dataset = run(job, out, replace=replace, reporter=reporter)
+    if as_json:
+        show(summary(dataset))
+
+
+def summary(dataset: Dataset) -> dict[str, Any]:
+    """Return what --json prints about a Dataset."""
+    kept = ("name", "rows", "positives", "negative_rate")
+    return {
+        "path": str(dataset.path),
+        "rows": dataset.rows,
+        "fingerprint": dataset.fingerprint,
+        "days": [{name: getattr(day, name) for name in kept} for day in dataset.table],
+        "fields": dataset.schema.to_json()["fields"],
+        "dropped": dataset.settings.get("dropped", {}),
+        "ignored": dataset.settings.get("ignored", {}),
+    }
+
+
+@cli.command(
+    help=SIMULATE,
+    short_help="Make a click log with a known truth.",
+    examples=[
+        "lpfs simulate --preset small --out data/small",
+        "lpfs simulate --preset terabyte --rows 2000000 --format csv --out raw",
+    ],
+)
+@log("--preset", default="small", show_default=True, type=Near(WORLDS), help="What kind of log.")
+@log("--rows", type=int, help="How many rows in all; each preset has its own default.")
+@log("--days", type=int, help="How many days; each preset has its own default.")
+@log("--seed", type=int, default=0, show_default=True, help="Decides everything.")
+@output("--out", required=True, type=PATH, help="Folder to make.")
+@output(
+    "--format",
+    type=Near(("dataset", "csv", "parquet")),
+    default="dataset",
+    show_default=True,
+    help="What to write.",
+)
+@output("--replace", is_flag=True, help="Put the new log in the place of an older one.")
+@SAID
+def simulate(out: Path, quiet: bool, as_json: bool, **given: Any) -> None:
+    """Make a click log with a known truth."""
+    from lpfs.data.dataset import Dataset
+    from lpfs.data.progress import Reporter
+    from lpfs.data.simulate import simulate as make
+
+    reporter = Reporter(quiet=quiet)
+    with reporter.counting("simulating") as told:
+        made = make(out, progress=told, **given)
+    if isinstance(made, Dataset):
+        reporter.say(f"{made}; the truth is in {out / 'truth.json'}")
+        values = summary(made)
+    else:
+        reporter.say(f"{out}: {len(made)} files; the truth is in {out / 'truth.json'}")
+        values = {"path": str(out), "files": [str(path) for path in made]}
+    if as_json:
+        show({**values, "truth": str(out / "truth.json")})

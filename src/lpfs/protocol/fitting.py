@@ -1,0 +1,112 @@
+"""Rows that fit a saved model: encoded as those it was trained on, or refused with the fields by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lpfs.data.dataset import Dataset
+from lpfs.data.like import refuse_misfit
+from lpfs.data.prepare import prepare
+from lpfs.errors import DataError, InputError
+from lpfs.models.model import Model
+from lpfs.saved import load_extra
+from lpfs.schema import Field
+
+ABOUT = "model.json"
+
+
+def model_folder(place: str | os.PathLike[str]) -> Path:
+    """Return the folder of a model: the one named, or ``model`` in a run."""
+    folder = Path(place)
+    for each in (folder, folder / "model"):
+        if (each / ABOUT).is_file():
+            return each
+    raise InputError(f"there is no model in {folder}: neither {ABOUT} nor model/{ABOUT} is there")
+
+
+def is_dataset(source: Sequence[str]) -> bool:
+    """Say whether a source is the folder of a Dataset."""
+    return len(source) == 1 and (Path(source[0]) / "dataset.json").exists()
+
+
+def rows_for(
+    folder: Path,
+    model: Model,
+    source: Sequence[str],
+    out: Path,
+    *,
+    like: str | os.PathLike[str] | None = None,
+    quiet: bool = False,
+    **options: Any,
+) -> Dataset:
+    """Return rows that a model can read: a Dataset that fits it, or a log encoded as the model's was.
+
+    Args:
+        folder: of the saved model.
+        model: what was loaded from it.
+        source: files, or the folder of a Dataset.
+        out: where a log's Dataset goes.
+        like: the Dataset that the model was trained on, where it is not where it was.
+        quiet: print nothing.
+        options: of ``prepare``, those that learn nothing.
+
+    """
+    if is_dataset(source):
+        data = Dataset(source[0])
+        check_fits(folder, model, data)
+        return data
+    old = trained_on(folder) if like is None else Dataset(like)
+    check_fits(folder, model, old)
+    return prepare(
+        list(source), out, like=old, fields_only=model.reads.names, replace=True, quiet=quiet, **options
+    )
+
+
+def trained_on(folder: Path) -> Dataset:
+    """Return the Dataset that a saved model was trained on."""
+    extra = load_extra(folder)
+    places = [folder.parent / "data", *([Path(extra["data"])] if "data" in extra else [])]
+    for place in places:
+        if (place / "dataset.json").exists():
+            found = Dataset(place)
+            if extra.get("fingerprint", found.fingerprint) == found.fingerprint:
+                return found
+    raise DataError(
+        f"the Dataset that the model in {folder} was trained on is not there any more ({places[-1]}); its "
+        "vocabularies are needed to read raw values: say where it is with --like"
+    )
+
+
+def check_fits(folder: Path, model: Model, data: Dataset) -> None:
+    """Refuse a Dataset with missing or retyped fields, or with other ids, than the model was trained on."""
+    names, needed = data.schema.names, model.reads
+    missing = [name for name in needed.names if name not in names]
+    retyped = {
+        each.name: f"{told(data.schema[each.name])} instead of {told(each)}"
+        for each in needed
+        if each.name in names and told(each) != told(data.schema[each.name])
+    }
+    extra = [name for name in names if name not in model.schema.names]
+    refuse_misfit(f"the model in {folder}", str(data.path), missing, retyped, extra)
+    known = load_extra(folder).get("fingerprint")
+    if known not in (None, data.fingerprint, encoded_as(data.settings)):
+        raise DataError(
+            f"{data.path} has the fields of the model in {folder}, but their ids come from other vocabularies; "
+            "encode the log as the model's was: lpfs prepare … --like, or give the raw files"
+        )
+
+
+def encoded_as(settings: Mapping[str, Any]) -> str | None:
+    """Return the fingerprint of the Dataset whose encoding was taken."""
+    found: str | None = settings.get("like", {}).get("fingerprint")
+    return found
+
+
+def told(field: Field) -> str:
+    """Describe what of a field a model depends on."""
+    if field.kind == "numeric":
+        return "numeric" if field.dim == 1 else f"numeric of {field.dim} columns"
+    return f"{field.kind} with {field.cardinality:,} ids"

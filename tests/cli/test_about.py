@@ -1,0 +1,86 @@
+"""--help, methods, doctor: what is there, quickly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from lpfs.cli import about
+from lpfs.cli.app import cli
+from lpfs.methods.registry import METHODS
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_every_help_has_sections_and_examples(run, name):
+    code, out, err = run(name, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"Usage: lpfs {name}")
+    assert f"Examples:\n  lpfs {name}" in out
+    assert "\nOutput:\n" in out
+    assert "\nOptions:\n" not in out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["select", "--help"], ["methods"], ["select", "--kep", "2"]])
+def test_help_loads_nothing_heavy(arguments):
+    script = (
+        f"import sys; from lpfs.cli import call; call({arguments!r}); "
+        "sys.exit(bool({'torch', 'polars', 'numpy', 'rich'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
+
+
+def test_unknown_commands_and_options_get_a_suggestion(run):
+    code, _, err = run("selct")
+    assert code == 2
+    assert "Did you mean 'select'?" in err
+    code, _, err = run("evaluate", "--jsn")
+    assert code == 2
+    assert "--json" in err
+
+
+def test_methods(run):
+    code, out, _ = run("methods", "--json")
+    assert code == 0
+    assert [each["name"] for each in json.loads(out)] == list(METHODS)
+    assert all(each["what"] and each["reference"] for each in json.loads(out))
+    lines = run("methods")[1].splitlines()
+    assert set(METHODS) <= set(lines)
+
+
+def test_doctor(run):
+    code, out, err = run("doctor", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert {each["name"] for each in found["engines"]} == {"torch", "numba", "triton"}
+    assert next(each for each in found["engines"] if each["name"] == "torch")["state"] == "works"
+    assert found["packages"]["click"] is not None
+    code, out, _ = run("doctor")
+    assert code == 0
+    assert "torch        any device: works" in out
+    assert all(len(line) < 200 for line in out.splitlines())
+
+
+def test_doctor_says_what_is_missing_and_what_does_not_work(run, monkeypatch):
+    monkeypatch.setitem(about.OPTIONAL, "no_such_package", "nothing at all")
+    monkeypatch.setattr("lpfs.tables.engines.plain.gather", lambda *_: 1 / 0)
+    out = run("doctor")[1]
+    assert "missing      no_such_package, for nothing at all; install: pip install no_such_package" in out
+    assert "torch        any device: does not work, plain torch is used: ZeroDivisionError" in out
+
+
+def test_errors_are_red_on_a_terminal_only_and_never_with_no_color(run, monkeypatch, capsys):
+    def printed():
+        from lpfs import cli as package
+
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+        package.call(["evaluate", "nowhere", "nothing.csv"])
+        return capsys.readouterr().err
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\033[31mlpfs: error:" in printed()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\033" not in printed()
+    assert "\033" not in run("evaluate", "nowhere", "nothing.csv")[2]
