@@ -2,9 +2,10 @@
 
     python benchmarks/train_step.py [--device cuda] [--repeats 30] [--out benchmarks/results/train_step.json]
 
-The net is DLRM-like: 26 fields of Criteo's sizes, scaled to 5.07M rows in all, dim 16, 13 numbers through
-13-64-16 to a 27th token, concat, MLP 256-128-1; ids follow Zipf's law. A step is forward, backward and Adagrad
-on everything.
+The net is DLRM-like: 26 fields of Criteo's sizes, scaled to 5.07M rows in all (33.7M on a GPU), dim 16, 13 numbers
+through 13-64-16 to a 27th token, concat, MLP 256-128-1; ids follow Zipf's law. A step is forward, backward and
+Adagrad on everything. On a GPU, "graph" replays the whole step as a CUDA graph, as ``fit(…, graph=True)`` does,
+copies of the batch included, and the 378 crosses of DLRMCross join in, in float32 and with TF32 matrix products.
 Every repeat runs all contenders on the same batches, in an order of its own; ratios are taken within a repeat, and
 their median and quartiles reported. "MLP alone" is the same net and optimizer with tokens at hand instead of
 tables, the gradient of the tokens included: what nothing done to the tables can beat. ``--clock cpu --threads 1``
@@ -34,10 +35,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import lpfs
 from lpfs.tables.engines.choice import use_engine
-from lpfs.tables.optim import Adagrad
+from lpfs.tables.optim import Adagrad, to_device
 from lpfs.tables.table import Table
 
-ROWS, D, DENSE = 5_070_000, 16, 13
+ROWS = {"cpu": 5_070_000, "cuda": 33_700_000}
+D, DENSE = 16, 13
 CRITEO = (
     *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
     *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
@@ -46,10 +48,10 @@ Data = tuple[Tensor, Tensor, Tensor]
 Step = Callable[[Data], None]
 
 
-def sizes() -> list[int]:
+def sizes(device: str) -> list[int]:
     """Criteo's fields; the five largest share what the others leave of all rows."""
     large = sorted(CRITEO)[-5:]
-    factor = (ROWS - sum(CRITEO) + sum(large)) / sum(large)
+    factor = (ROWS[device] - sum(CRITEO) + sum(large)) / sum(large)
     return [int(each * factor) if each in large else each for each in CRITEO]
 
 
@@ -57,8 +59,10 @@ def batches(rows: int, number: int, device: str) -> list[Data]:
     source = torch.Generator().manual_seed(1)
     made = []
     for _ in range(number):  # Zipf: the density of an id is that of 1 / (1 + id)
-        columns = [(size + 1) ** torch.rand(rows, generator=source, dtype=torch.float64) - 1 for size in sizes()]
-        ids = torch.stack([each.clamp(max=size - 1) for each, size in zip(columns, sizes(), strict=True)], 1)
+        columns = [
+            (size + 1) ** torch.rand(rows, generator=source, dtype=torch.float64) - 1 for size in sizes(device)
+        ]
+        ids = torch.stack([each.clamp(max=size - 1) for each, size in zip(columns, sizes(device), strict=True)], 1)
         dense, clicks = torch.randn(rows, DENSE, generator=source), torch.rand(rows, generator=source).round()
         made.append((ids.to(device, torch.int32), dense.to(device), clicks.to(device)))
     return made
@@ -114,7 +118,7 @@ def stepping(
 
 def official(device: str) -> Step:
     """One EmbeddingBag a field with sparse gradients, as the official DLRM code has it."""
-    bags = nn.ModuleList(nn.EmbeddingBag(size, D, mode="sum", sparse=True) for size in sizes()).to(device)
+    bags = nn.ModuleList(nn.EmbeddingBag(size, D, mode="sum", sparse=True) for size in sizes(device)).to(device)
     net = Dense().to(device)
     optimizer = torch.optim.Adagrad([*bags.parameters(), *net.parameters()], lr=0.01)
     offsets: dict[int, Tensor] = {}
@@ -131,24 +135,28 @@ def official(device: str) -> Step:
 
 def fused(device: str) -> Step:
     """One nn.Embedding for all fields, with sparse gradients: the unit of the ratios."""
-    table, net = nn.Embedding(sum(sizes()), D, sparse=True).to(device), Dense().to(device)
-    starts = torch.tensor([0, *sizes()[:-1]], device=device).cumsum(0)
+    table, net = nn.Embedding(sum(sizes(device)), D, sparse=True).to(device), Dense().to(device)
+    starts = torch.tensor([0, *sizes(device)[:-1]], device=device).cumsum(0)
     optimizer = torch.optim.Adagrad([*table.parameters(), *net.parameters()], lr=0.01)
     return stepping(net, lambda data: table(data[0] + starts), [optimizer])
 
 
-def ours(device: str, engine: str | None) -> Step:
-    table, net = Table(sizes(), D).to(device), Dense().to(device)
+def ours(device: str, engine: str | None, made: list[Any] | None = None) -> Step:
+    table, net = Table(sizes(device), D).to(device), Dense().to(device)
     optimizer = Adagrad([*table.parameters(), *net.parameters()], lr=0.01)
+    if made is not None:
+        made.append(optimizer)
     return stepping(net, lambda data: table(data[0]), [optimizer], engine)
 
 
-def ours_gated(device: str, engine: str | None) -> Step:
+def ours_gated(device: str, engine: str | None, made: list[Any] | None = None) -> Step:
     """Take ours with 27 gates, their proximal step and their schedule."""
-    table, net = Table(sizes(), D).to(device), Dense().to(device)
+    table, net = Table(sizes(device), D).to(device), Dense().to(device)
     gates = lpfs.Gates([f"f{n}" for n in range(len(CRITEO) + 1)], lpfs.gate_function("lpfs++"), 20_000).to(device)
     prox = gates.optimizer(keep=13)
     optimizer = Adagrad([*table.parameters(), *net.parameters()], lr=0.01)
+    if made is not None:
+        made.append(optimizer)
     gated = lambda data, gate: table(data[0], gate)  # noqa: E731
     return stepping(net, lambda data: table(data[0]), [optimizer, prox, gates], engine, gates, gated)
 
@@ -175,7 +183,7 @@ def fbgemm(device: str) -> Step:
     place = common.EmbeddingLocation.HOST if device == "cpu" else common.EmbeddingLocation.DEVICE
     kind = training.ComputeDevice.CPU if device == "cpu" else training.ComputeDevice.CUDA
     tables = training.SplitTableBatchedEmbeddingBagsCodegen(
-        [(size, D, place, kind) for size in sizes()],
+        [(size, D, place, kind) for size in sizes(device)],
         optimizer=kinds.EmbOptimType.EXACT_ROWWISE_ADAGRAD,
         learning_rate=0.01,
     )
@@ -193,6 +201,79 @@ def fbgemm(device: str) -> Step:
     return stepping(net, tokens, [optimizer])
 
 
+def graphed(step: Step, optimizer_of: list[Any], device: str) -> Step:
+    """Return a step that is captured once a batch size and replayed, batches copied to where it reads them."""
+    for each in optimizer_of:
+        to_device(each, torch.device(device))
+    held: dict[int, tuple[Data, torch.cuda.CUDAGraph]] = {}
+    stream = torch.cuda.Stream()
+
+    def replay(data: Data) -> None:
+        rows = len(data[0])
+        if rows not in held:
+            mine = (data[0].clone(), data[1].clone(), data[2].clone())
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    step(mine)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                step(mine)
+            held[rows] = mine, graph
+        mine, graph = held[rows]
+        for to, of in zip(mine, data, strict=True):
+            to.copy_(of)
+        graph.replay()
+
+    return replay
+
+
+def with_tf32(step: Step) -> Step:
+    def fast(data: Data) -> None:
+        torch.set_float32_matmul_precision("high")
+        step(data)
+        torch.set_float32_matmul_precision("highest")
+
+    return fast
+
+
+def crossed(device: str) -> tuple[Step, list[Any]]:
+    """DLRMCross with a gate on each of its 378 parts."""
+    fields = [lpfs.Field(f"c{n}", cardinality=size) for n, size in enumerate(sizes(device))]
+    numbers = [lpfs.Field(f"n{n}", kind="numeric") for n in range(DENSE)]
+    model = lpfs.make_model("dlrm_cross", lpfs.Schema((*fields, *numbers)), dim=D).to(device)
+    gates = lpfs.attach(model, steps=20_000)
+    prox = gates.optimizer(keep=189)
+    optimizer = Adagrad(gates.model_parameters(), lr=0.01)
+
+    def step(data: Data) -> None:
+        logits = model(lpfs.Batch(data[0], data[1], data[2][:, None]))
+        binary_cross_entropy_with_logits(logits, data[2]).backward()
+        optimizer.step()
+        prox.step()
+        gates.step()
+        optimizer.zero_grad()
+        prox.zero_grad()
+
+    return step, [optimizer]
+
+
+def on_gpu() -> dict[str, Step]:
+    """Return what only a GPU has: whole steps as graphs, and crosses at its speed."""
+    made = {}
+    for name, maker in {"lpfs, graph": ours, "lpfs, gated, graph": ours_gated}.items():
+        for fast in (False, True):
+            moved: list[Any] = []
+            step = graphed(maker("cuda", None, moved), moved, "cuda")
+            made[name + (", TF32" if fast else "")] = with_tf32(step) if fast else step
+    for fast in (False, True):
+        plain, moved = crossed("cuda")
+        step = graphed(plain, moved, "cuda")
+        made["378 crosses, gated, graph" + (", TF32" if fast else "")] = with_tf32(step) if fast else step
+    return made
+
+
 def contenders(device: str) -> dict[str, Step]:
     torch.sparse.check_sparse_tensor_invariants.disable()  # said aloud, so that torch does not warn
     fast = "numba" if device == "cpu" else None
@@ -204,6 +285,8 @@ def contenders(device: str) -> dict[str, Step]:
         "lpfs, gated": ours_gated(device, fast),
         "MLP alone": mlp_alone(device),
     }
+    if device == "cuda":
+        made |= on_gpu()
     if importlib.util.find_spec("fbgemm_gpu") is None:
         print("FBGEMM is not installed here: left out")
     else:
@@ -219,6 +302,7 @@ RATIOS = {  # name -> time of the first / time of the second
     "ungated against MLP alone": ("MLP alone", "lpfs"),
     "gate overhead": ("lpfs, gated", "lpfs"),
 }
+GPU_RATIOS = {"gate overhead in a graph": ("lpfs, gated, graph", "lpfs, graph")}
 
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -251,11 +335,13 @@ def measure(made: dict[str, Step], rows: int, device: str, repeats: int, inner: 
         for name in shuffle.sample(list(made), len(made)):
             times[name].append(seconds(made[name], part, device, CLOCKS[clock]))
     unit = times["fused nn.Embedding"]
+    wanted = RATIOS | (GPU_RATIOS if device == "cuda" else {})
     ratios = {
-        name: [a / b for a, b in zip(times[of], times[to], strict=True)] for name, (of, to) in RATIOS.items()
+        name: [a / b for a, b in zip(times[of], times[to], strict=True)] for name, (of, to) in wanted.items()
     }
     return {
         "batch": rows,
+        "rows_per_second": {name: round(rows / statistics.median(each)) for name, each in times.items()},
         "ms": {name: round(1e3 * statistics.median(each), 3) for name, each in times.items()},
         "fastest_ms": {name: round(1e3 * min(each), 3) for name, each in times.items()},
         "speed": {name: spread([a / b for a, b in zip(unit, each, strict=True)]) for name, each in times.items()},
@@ -284,7 +370,7 @@ def main() -> None:
         print(f"B={size}")
         for name, each in row["speed"].items():
             fastest = row["fastest_ms"][name]
-            print(f"  {name:<20} {row['ms'][name]:>8.2f} ms (fastest {fastest:.2f}), speed {each['median']:.2f}")
+            print(f"  {name:<32} {row['ms'][name]:>8.2f} ms (fastest {fastest:.2f}), speed {each['median']:.2f}")
         for name, each in row["ratios"].items():
             low, high = each["lower_quartile"], each["upper_quartile"]
             print(f"  {name:<32} {each['median']:.3f} ({low:.3f} to {high:.3f})")
@@ -295,7 +381,7 @@ def main() -> None:
         "threads": arguments.threads,
         "torch": torch.__version__,
         "lpfs": lpfs.__version__,
-        "table_rows": sum(sizes()),
+        "table_rows": sum(sizes(arguments.device)),
         "unit": "speed is relative to one fused nn.Embedding(sparse=True) with torch.optim.Adagrad",
         "rows": rows,
     }

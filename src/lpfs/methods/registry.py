@@ -31,6 +31,11 @@ METHODS: dict[str, Entry] = {
         "lpfs.methods.lpfs", "gates x²/(x²+ε) with an odd term, so that a dead field can come back", PAPER
     ),
     "lpfs": Entry("lpfs.methods.lpfs", "gates x²/(x²+ε)", PAPER, (("gate", "lpfs"),)),
+    "permutation": Entry(
+        "lpfs.methods.permutation",
+        "AUC lost on held-out rows when a field is shuffled; the best K of that ranking",
+        "Fisher et al., All Models are Wrong, but Many are Useful, 2019",
+    ),
 }
 
 

@@ -17,6 +17,8 @@ from lpfs.data.batches.batch import Batch
 from lpfs.data.dataset import Dataset
 from lpfs.data.stream import Stream
 from lpfs.gates.absorb import absorb
+from lpfs.gates.attach import attach
+from lpfs.gates.module import NAME as GATES
 from lpfs.gates.prune import Pruned, prune
 from lpfs.methods.search import search
 from lpfs.methods.wish import Wish
@@ -166,6 +168,10 @@ def shrink(
 ) -> tuple[Pruned, Pruned, Selection]:
     """Put the gates into the weights and remove what is dropped: by zeros (bit-equal), by cutting (rounding)."""
     batch = proof(work, model)
+    if not hasattr(model, GATES):  # a method that only ranks: closed gates on what it drops, open ones on the rest
+        gates = attach(model, steps=1)
+        with torch.no_grad():
+            gates.x.copy_(torch.tensor([float(name in found.kept) for name in gates.names]))
     selection = absorb(model, optimizer, batch=batch)
     selection = replace(selection, history=found.history, made={**found.made, **selection.made})
     zeros = prune(model, selection, batch=batch)

@@ -1,0 +1,64 @@
+"""Permutation importance of the CTR model itself: how much AUC is lost when a field is shuffled on held-out rows.
+
+Breiman, Random Forests, 2001; Fisher et al., All Models are Wrong, but Many are Useful, 2019. The LPFS paper
+shuffles inside the mini-batch, and so does this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from lpfs.data.batches.batch import Batch
+from lpfs.errors import InputError
+from lpfs.methods.ranking import ranked
+from lpfs.methods.shuffled import shuffled
+from lpfs.methods.task import Task
+from lpfs.models.model import Model
+from lpfs.schema import Selection, known_keys
+from lpfs.train.evaluate import evaluate
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings: how many times each field is shuffled."""
+
+    repeats: int = 1
+
+
+def search(task: Task) -> Selection:
+    """Return the fields whose shuffling costs the most AUC on the held-out rows; the model is not trained."""
+    options = Options(**known_keys(Options, task.options))
+    model = task.model
+    if not isinstance(model, Model):
+        raise InputError("permutation shuffles the fields of a model of lpfs.models; this one is not")
+    if task.valid is None:
+        raise InputError("permutation is judged on held-out rows: give valid=")
+    base = evaluate(model, task.valid).auc
+    if base is None:
+        raise InputError("the validation rows hold one class only, so that there is no AUC to lose")
+    fields = model.fields_of_parts()
+    scores: dict[str, float] = {}
+    for number, name in enumerate(model.names):
+        lost = 0.0
+        for repeat in range(options.repeats):
+            draw = torch.Generator().manual_seed((task.seed * 1_000_003 + number) * 1009 + repeat)
+            found = evaluate(model, _Shuffled(task, model, fields[name], draw)).auc
+            lost += base - (found if found is not None else base)
+        scores[name] = lost / options.repeats
+    return ranked(task, "permutation", scores, steps=0)
+
+
+class _Shuffled:
+    """The held-out batches with some fields shuffled."""
+
+    def __init__(self, task: Task, model: Model, names: tuple[str, ...], draw: torch.Generator) -> None:
+        self.task, self.model, self.names, self.draw = task, model, names, draw
+
+    def __iter__(self) -> Iterator[Batch]:
+        assert self.task.valid is not None
+        for batch in self.task.valid:
+            order = torch.randperm(len(batch), generator=self.draw).to(batch.labels.device)
+            yield shuffled(batch, self.model.reads, self.names, order)

@@ -1,0 +1,26 @@
+"""What methods that only rank have in common: the best K of a ranking are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lpfs.errors import InputError
+from lpfs.methods.task import Task
+from lpfs.schema import Selection
+
+
+def ranked(task: Task, method: str, scores: Mapping[str, float], **made: Any) -> Selection:
+    """Return the selection of the K highest scores; fields that must be kept come first, ties keep their order."""
+    wish = task.wish
+    wish.check(list(scores))
+    if wish.keep is None:
+        raise InputError(f"{method} ranks fields, it does not know how many to keep: say keep=K")
+    order = sorted(scores, key=lambda name: (name not in wish.must_keep, -scores[name]))
+    chosen = set(order[: wish.keep])
+    return Selection(
+        kept=tuple(name for name in scores if name in chosen),
+        dropped=tuple(name for name in scores if name not in chosen),
+        gates={name: float(name in chosen) for name in scores},
+        made={"method": method, "scores": dict(scores), "keep": wish.keep, "seed": task.seed, **made},
+    )
