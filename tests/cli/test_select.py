@@ -164,7 +164,7 @@ def test_a_column_of_times_that_is_found_orders_the_rows(run, clicks, tmp_path):
         (["--time", "dya"], 1, "time: no column 'dya' (did you mean 'day'?)"),
         (["--split", "sit"], 1, "split: no column 'sit' (did you mean 'site'?)"),
         (["--budget", "3"], 1, "a budget needs to know what each field costs"),
-        (["--budget", "3", "--costs", "none.toml"], 1, "costs: there is no file none.toml"),
+        (["--budget", "3", "--costs", "none.toml"], 1, "none.toml: cannot be read"),
         (["--config", "nowhere"], 1, "there is no configuration nowhere"),
         (["--checkpoint", "nowhere"], 1, "there is no model in nowhere"),
         (["--model-option", "dim=x"], 1, "model 'mlp' cannot be made with {'dim': 'x'}"),
