@@ -114,6 +114,15 @@ class ProxSGD(torch.optim.Optimizer):
             self.stepper.mirror()
         return super().state_dict()
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, wherever its tensors are: settings follow the parameters, as the state does."""
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            device = group["params"][0].device
+            for name in ("penalty", "weights"):
+                if isinstance(group[name], Tensor):
+                    group[name] = group[name].to(device)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "stepper": self.stepper}
 

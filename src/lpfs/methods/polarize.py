@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from lpfs.gates.module import Gates
 from lpfs.gates.optimizer import ProxSGD
 from lpfs.train.callback import Callback, State
@@ -63,9 +61,4 @@ class Polarize(Callback):
         settings = {name: held[name] for name in ("penalty", "weights")}
         self.prox.load_state_dict(values["prox"])
         self.prox.param_groups[0].update(settings)
-        device = self.gates.x.device
-        for each in self.prox.state.values():
-            for name, value in each.items():
-                if isinstance(value, torch.Tensor):
-                    each[name] = value.to(device)
         self.history = list(values["history"])
