@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -42,8 +44,7 @@ def main() -> None:
         print(f"simulated in {time.perf_counter() - begin:.0f} s: {data}", flush=True)
         results = run(data, given)
     about = {
-        "command": "python benchmarks/ceiling.py"
-        + "".join(f" --{name} {value}" for name, value in (("rows", given.rows), ("model", given.model))),
+        "command": f"python {shlex.join(sys.argv)}",
         "device": torch.cuda.get_device_name() if given.device == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

@@ -89,7 +89,7 @@ class GraphStepper(Stepper):
         self.graph = torch.cuda.CUDAGraph()
         forget(self.parameters)
         torch.cuda.synchronize()
-        with torch.cuda.graph(self.graph, stream=self.stream):
+        with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
             forget(self.parameters)
             with autocast(config.precision, self.device):
                 logits, labels = predict(state.model, self.held)
