@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 setup: $(READY)
 
 demo: $(READY)
-	$(BIN)/python examples/own_model.py
+	$(BIN)/python examples/demo.py
 
 test: lint
 	$(BIN)/python -m pytest
@@ -33,6 +33,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 bench: $(READY)
+	$(BIN)/python benchmarks/train_step.py
 	$(BIN)/python benchmarks/gate_overhead.py
 
 clean:

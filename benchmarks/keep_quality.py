@@ -1,7 +1,7 @@
 """keep=K against permutation and against a sweep of fixed λ: AUC of the kept fields, trained from scratch.
 
     python benchmarks/keep_quality.py --preset industrial-small --part 8 4 2 --seeds 5 --sweep 6
-    python benchmarks/keep_quality.py --source census_income_kdd.parquet --label label --split split --keep 3 5 10 20
+    python benchmarks/keep_quality.py --source census.parquet --label label --split split --keep 3 5 10 20
 
 One protocol for all: ``lpfs.select``'s periods and recipe, one pretrained model a seed, the same steps of search.
 Every result is a line of JSON lines, written as it comes; a second call does only what is missing. The same set of
