@@ -65,6 +65,8 @@ class ProxSGD(torch.optim.Optimizer):
 
     # Gates in a CUDA graph take the step themselves, without the host (see device.py)
     stepper: Stepper | None = None
+    # Gates on a CPU move x by one compiled call (see compiled.py), where it is for that; not copied with the optimizer
+    mover: Callable[[ProxSGD], bool] | None = None
 
     def __init__(
         self,
@@ -141,6 +143,8 @@ class ProxSGD(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self.stepper is not None and self.stepper.move():
+            return loss
+        if self.mover is not None and self.mover(self):
             return loss
         for group in self.param_groups:
             for x in group["params"]:
