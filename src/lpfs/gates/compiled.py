@@ -86,17 +86,18 @@ def numbers_of(gates: Gates) -> NDArray[np.float64]:
 
 
 class Ready:
-    """The arrays and numbers of some gates, ready for the loops for as long as their tensors stay where they are."""
+    """The arrays and numbers of some gates, ready for the loops while their tensors stay where they are."""
 
     def __init__(self, gates: Gates) -> None:
-        self.x = gates.x
+        self.x: Tensor = gates.x
         self.at = self.x.data_ptr()
         self.x_array = _array(self.x)
         self.tensors = [(name, getattr(gates, name), getattr(gates, name).data_ptr()) for name in BUFFERS]
         self.arrays = tuple(_array(tensor) for _, tensor, _ in self.tensors)
         self.keep, self.schedule = gates.keep, gates.schedule
         self.numbers = numbers_of(gates)
-        self.for_values = (*self.arrays[-3:-2], self.arrays[-1], self.arrays[-2], self.numbers)
+        epsilon, scale, norm = self.arrays[-3:]
+        self.for_values = epsilon, norm, scale, self.numbers
         self.velocity: Tensor | None = None
         self.velocity_array = NONE
         self.weights: Tensor | None = None
@@ -107,8 +108,9 @@ class Ready:
         if gates._parameters["x"] is not self.x or self.x.data_ptr() != self.at or gates.keep is not self.keep:
             return False
         buffers = gates._buffers
+        tensor: Any
         for name, tensor, at in self.tensors:
-            if buffers[name] is not tensor or tensor.data_ptr() != at:
+            if tensor is not buffers[name] or tensor.data_ptr() != at:
                 return False
         return gates.schedule is self.schedule
 
@@ -134,7 +136,7 @@ class Ready:
         if params[0] is not x or len(params) + len(prox.param_groups) > 2 or group["prox"] != "l1":
             return False
         lr, penalty, levels = group["lr"], group["penalty"], NONE
-        if isinstance(lr, Tensor) or not self._weigh(group["weights"]) or not self._follow(prox, first=True):
+        if isinstance(lr, Tensor) or not self._weigh(group["weights"]) or not self._follow(prox):
             return False
         reach = factor_of(group) * lr
         if not isinstance(penalty, Tensor):
@@ -151,7 +153,7 @@ class Ready:
         if not self._follow(prox):
             return False
         prox.mover = self.move
-        given = (self.x_array, self.velocity_array, *self.arrays, self.numbers)
+        given: Any = (self.x_array, self.velocity_array, *self.arrays, self.numbers)
         found, lr, penalty, frozen = loops.advance(*given, False)
         if found == ASK:
             gates.refuse_idle()
@@ -172,16 +174,11 @@ class Ready:
         held[self.arrays[1]] = math.inf
         return torch.from_numpy(held)
 
-    def _follow(self, prox: ProxSGD, first: bool = False) -> bool:
-        """Look where the momentum is; False if there is none."""
-        state = prox.state[self.x]
-        velocity = state.get("momentum_buffer")
+    def _follow(self, prox: ProxSGD) -> bool:
+        """Look where the momentum is; False where there is none (yet)."""
+        velocity = prox.state[self.x].get("momentum_buffer")
         if velocity is None or velocity is not self.velocity:
-            if velocity is None:
-                if not first:
-                    return False
-                velocity = state["momentum_buffer"] = torch.zeros_like(self.x.detach())
-            if not _plain(velocity):
+            if velocity is None or not _plain(velocity):
                 return False
             self.velocity, self.velocity_array = velocity, velocity.numpy()
         return True

@@ -5,7 +5,7 @@ float64 as there; only arctan and the root of ε may differ in the last bit. :mo
 """
 
 # ruff: noqa: D103 - one line above each loop says what it does
-# mypy: disable-error-code="import-untyped,no-untyped-call,unused-ignore,untyped-decorator"
+# mypy: disable-error-code="call-overload,import-untyped,no-untyped-call,unused-ignore,untyped-decorator"
 from __future__ import annotations
 
 import math
@@ -20,8 +20,9 @@ Array = Any  # what numba compiles has shapes and kinds, but no types that mypy 
 
 # What a search never changes, in one array of float64
 NUMBERS = 27
-(ALPHA, POWER, ODD, STEPS, RESCALE, REFRESH, RESCALED_UNTIL, EPSILON, LR, STEERED, KEEP, BEGIN, END, FREEZE, HURRY,
- GAIN, WIDTH, MOST, CUT, FADE, CLEAR) = (*range(8), 11, *range(15, 27))  # fmt: skip
+ALPHA, POWER, ODD, STEPS, RESCALE, REFRESH, RESCALED_UNTIL, EPSILON = range(8)
+LR = EPSILON + 4
+STEERED, KEEP, BEGIN, END, FREEZE, HURRY, GAIN, WIDTH, MOST, CUT, FADE, CLEAR = range(LR + 4, NUMBERS)
 # ε and η take four each: start, log of the rate, every, floor
 START, RATE, EVERY, FLOOR = range(4)
 # what ``advance`` found
@@ -216,8 +217,8 @@ def advance(
         return ALL_ZERO, lr, control[0], control[2] != 0
     steps_done[0] = done
     epsilon[0] = np.float32(decayed(done, numbers, EPSILON))
-    if numbers[RESCALE] and done % np.int64(numbers[REFRESH]) == 0:
-        if numbers[RESCALE] == 1 or done <= numbers[RESCALED_UNTIL]:
-            scale[0] = fresh_scale(x, epsilon[0], norm, numbers)
+    due = numbers[RESCALE] == 1 or (numbers[RESCALE] == 2 and done <= numbers[RESCALED_UNTIL])
+    if due and done % np.int64(numbers[REFRESH]) == 0:
+        scale[0] = fresh_scale(x, epsilon[0], norm, numbers)
     found = ENDED if numbers[STEERED] and done == steps else FINE
     return found, lr, control[0], control[2] != 0
