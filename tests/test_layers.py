@@ -62,6 +62,7 @@ def test_the_core_needs_torch_and_numpy_alone():
     # kernels, imported only where their package is there
     kernels = {
         "gates/fused.py": "triton",
+        "gates/loops.py": "numba",
         "tables/engines/cuda.py": "triton",
         "models/kernels/triton_crosses.py": "triton",
         "tables/engines/cpu.py": "numba",

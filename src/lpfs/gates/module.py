@@ -109,6 +109,8 @@ class Gates(nn.Module):
         self._table: Tensor | None = None
         self._unchecked = 0
         self._views: dict[str, tuple[Tensor, int, NDArray[Any]]] = {}
+        # the compiled loops with their arrays (see compiled.py); None: to be made; False: not for these gates
+        self._fast: Any = None
         # values of the forward that is under way, and of the last one; whether there was one; the hooks
         self.live: Live | None = None
         self.last: Live | None = None
@@ -135,6 +137,10 @@ class Gates(nn.Module):
 
     def forward(self) -> Tensor:
         """Return the gate values (N,): g(x) / (g at the start · scale)."""
+        ready = self._ready()
+        if ready is not None:
+            compiled: Tensor = ready.values()
+            return compiled
         x: Tensor = self.x
         if self.training and self.function.noise:
             x = x + self.noise
@@ -160,6 +166,10 @@ class Gates(nn.Module):
             fused: Tensor = kernels.values(x, self)[0]
             return fused
         if self._by_numpy(x):
+            ready = self._ready()
+            if ready is not None and x.dtype == torch.float32:
+                compiled: Tensor = ready.values_of(x)
+                return compiled
             value, _, below = self._arrays(x)
             return torch.from_numpy(value / below)
         return self.function.value(x, self.epsilon) / (self.norm * self.scale)
@@ -179,6 +189,16 @@ class Gates(nn.Module):
         array = self.view("x") if x is self._parameters["x"] else array_of(x)
         value, slope = self.function.on_arrays(array, self.view("epsilon").reshape(1))
         return value, slope, self.view("norm") * self.view("scale")
+
+    def _ready(self) -> Any:
+        """Return the compiled loops with the arrays of these gates, where there are such and they may run."""
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+            return None
+        ready = self._fast
+        if ready is None or (ready and not ready.fits(self)):
+            loops = compiled_loops()
+            ready = self._fast = loops.Ready(self) if loops is not None and loops.takes(self) else False
+        return ready or None
 
     def store(self, name: str, *values: Any) -> None:
         """Write into a buffer: a number, or one value for each row."""
@@ -348,6 +368,9 @@ class Gates(nn.Module):
         if self._without_host():
             self._step_on_device(prox)
             return
+        ready = None if prox is None else self._ready()
+        if ready is not None and ready.advance(self, prox):
+            return
         done = int(self.view("steps_done")) + 1
         if done == min(100, self.steps):
             self.refuse_idle()
@@ -395,7 +418,12 @@ class Gates(nn.Module):
     def refreshes(self, done: int) -> bool:
         """Whether the overall factor is refreshed after this step."""
         due = self.rescale != "off" and done % self.schedule.refresh == 0
-        return due and (self.rescale == "epsilon" or done <= RESCALE_UNTIL * self.steps)
+        return due and (self.rescale == "epsilon" or done <= self.rescaled_until)
+
+    @property
+    def rescaled_until(self) -> float:
+        """The step up to which the RMS rescale is refreshed."""
+        return RESCALE_UNTIL * self.steps
 
     @torch.no_grad()
     def fresh_scale(self, alive: Tensor) -> Tensor:
@@ -557,12 +585,19 @@ class Gates(nn.Module):
         """Set the value at the start by the same kernel on the same device, so that g/norm is exactly 1.0."""
         start = torch.full_like(self.epsilon, self.schedule.epsilon(0))
         ones, kernels = torch.ones_like(self.x), self._kernels()
-        value = self.function.value(ones, start) if kernels is None else kernels.at_start(ones, self, start)
+        loops = compiled_loops() if self.x.is_cpu else None
+        if loops is not None and loops.takes(self):
+            value = loops.at_start(self)
+        elif kernels is not None:
+            value = kernels.at_start(ones, self, start)
+        else:
+            value = self.function.value(ones, start)
         self.norm.copy_(value)
 
     def _apply(self: _Self, fn: Any, recurse: bool = True) -> _Self:
         """Move to another device with the model, but stay in full precision."""
         super()._apply(device_only(fn), recurse)  # type: ignore[no-untyped-call]
+        self._fast = None
         self._normalise()
         self._choose_path()
         if self._captured and not self.x.is_cuda:
@@ -570,7 +605,7 @@ class Gates(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "live": None, "last": None, "_table": None, "_views": {}}
+        return {**self.__dict__, "live": None, "last": None, "_table": None, "_views": {}, "_fast": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -589,6 +624,16 @@ def fused_kernels() -> Any:
     except ImportError:
         return None
     return fused
+
+
+@cache
+def compiled_loops() -> Any:
+    """Return the loops of numba for a CPU, if numba is there."""
+    try:
+        from lpfs.gates import compiled
+    except ImportError:
+        return None
+    return compiled
 
 
 def device_only(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

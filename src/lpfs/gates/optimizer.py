@@ -65,6 +65,8 @@ class ProxSGD(torch.optim.Optimizer):
 
     # Gates in a CUDA graph take the step themselves, without the host (see device.py)
     stepper: Stepper | None = None
+    # Gates on a CPU move x by one compiled call, where it is for that (see compiled.py); a copy has none
+    mover: Callable[[ProxSGD], bool] | None = None
 
     def __init__(
         self,
@@ -133,7 +135,11 @@ class ProxSGD(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Take one step; with a closure, evaluate the loss first and return it."""
-        return self._step(closure) if self._hooks_are_ours() else self._step_with_hooks(closure)
+        if not self._hooks_are_ours():
+            return self._step_with_hooks(closure)
+        if closure is None and self.stepper is None and self.mover is not None and self.mover(self):
+            return None
+        return self._step(closure)
 
     # torch wraps every step in a profiler's record and a walk over hooks, which takes longer than the step itself
     step.hooked = True  # type: ignore[attr-defined]
