@@ -83,9 +83,8 @@ def select(
     work = planned(wanted, dataset, folder, resume, tell)
     seed = wanted.seed
 
-    with work.stage(
-        "pretrain", f"{'pretrain' if wanted.checkpoint is None else 'take'} all {len(work.schema)} fields"
-    ):
+    begin = "pretrain" if wanted.checkpoint is None else "take the trained model of"
+    with work.stage("pretrain", f"{begin} all {len(work.schema)} fields"):
         trained = start(work, seed)
     with work.stage("all_fields", "all fields on all training rows, to compare with"):
         full = stages.all_fields(work, trained)

@@ -71,9 +71,7 @@ class Costs:
         absent = [name for name in names if name not in self.fields and name not in groups]
         if absent:
             others = f" (and {len(absent) - 1} others)" if len(absent) > 1 else ""
-            raise InputError(
-                f"costs: field {absent[0]!r}{others} has no cost; give it one, 0 if need be, or a default"
-            )
+            raise InputError(f"costs: field {absent[0]!r}{others} has no cost; give it one, or give a default")
 
     def of_parts(self, parts: Mapping[str, Sequence[str]]) -> Costs:
         """Return the costs of parts of a model: a field is paid once while any part that reads it is kept.

@@ -1,8 +1,8 @@
 """Task: what every method is given, whatever it does with it.
 
-A method is a module with ``Options``, settings that check themselves; ``check(options, wish, names, steps)``, which
-refuses what could not be begun; and ``search(task)``, which returns the Selection and leaves the model with its gates
-on, where the method has gates.
+A method is a module with ``Options``, settings that check themselves; ``check(options, wish, names, steps)``,
+which refuses what could not be begun; and ``search(task)``, which returns the Selection and leaves the model with
+its gates on, where the method has gates.
 """
 
 from __future__ import annotations

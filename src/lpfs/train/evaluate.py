@@ -132,7 +132,8 @@ def refuse_unlabelled(stream: Iterable[Batch]) -> None:
     """Refuse rows of a log that had no label: they all say 0."""
     if isinstance(stream, Stream) and stream.dataset.settings.get("unlabelled"):
         raise InputError(
-            f"the rows of {stream.dataset.path} have no label {stream.schema.label!r}: there is nothing to compare with"
+            f"the rows of {stream.dataset.path} have no label {stream.schema.label!r}: "
+            "there is nothing to compare with"
         )
 
 
