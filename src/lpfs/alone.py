@@ -15,8 +15,6 @@ from lpfs.data.dataset import Dataset
 from lpfs.errors import InputError
 from lpfs.gates.absorb import absorb
 from lpfs.gates.prune import prune
-from lpfs.methods.registry import check_method
-from lpfs.models.registry import check_model, name_of
 from lpfs.protocol import stages
 from lpfs.protocol.fitting import model_folder, rows_for, trained_on
 from lpfs.protocol.folder import open_folder
@@ -27,7 +25,7 @@ from lpfs.protocol.settings import Settings
 from lpfs.protocol.tell import Teller
 from lpfs.saved import load, load_extra, save
 from lpfs.schema import Selection
-from lpfs.select import as_model, certified, device_named, given_model, planned, prepared, wished
+from lpfs.select import as_model, certified, checked, given_model, planned, prepared, wished
 
 ANSWER = "selection.json"
 
@@ -44,8 +42,7 @@ def train_alone(
         resume, replace, quiet: as of ``select``.
 
     """
-    check_model(settings.backbone, settings.model_options)
-    device_named(settings.device)
+    settings = checked(settings)
     folder = open_folder(out, settings, resume=resume, replace=replace)
     name = same_rows(folder, "early" if early else "train", ("early", "train"))
     tell = Teller(quiet=quiet)
@@ -84,17 +81,13 @@ def search_alone(
         resume, replace, quiet: as of ``select``.
 
     """
-    check_method(settings.method, settings.options)
     place = model_folder(settings.checkpoint or "")
-    start = load(place)
-    settings = changed(settings, model=name_of(start))
-    device_named(settings.device)
+    settings = checked(settings)
     folder = open_folder(out, settings, resume=resume, replace=replace)
     same_rows(folder, "all" if every else "search", ("all", "search"))
     tell = Teller(quiet=quiet)
     dataset = prepared(None, settings, folder, quiet)
-    dropped = [name for name in dataset.schema.names if name not in start.reads.names]
-    work = planned(changed(settings, must_drop=(*settings.must_drop, *dropped)), dataset, folder, resume, tell)
+    work = planned(settings, dataset, folder, resume, tell)
     if every:
         work.parts, work.out = all_rows(dataset), folder / "all"
         once = -(-work.parts.search.rows // work.recipe.batch_size)
@@ -107,6 +100,7 @@ def search_alone(
     after = stages.brief(stages.judge(work, model, work.parts.valid))
     selection = absorb(model, optimizer, batch=stages.proof(work, model))
     selection = changed(selection, history=found.history, made={**found.made, **selection.made})
+    selection = selection.in_order(work.schema.names)
     save(model, folder / "model", **origin(dataset))
     values = {
         "method": settings.method,

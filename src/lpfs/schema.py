@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -173,8 +173,29 @@ class Selection:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Selection:
-        """Read what ``save`` wrote."""
-        return cls.from_json(json.loads(Path(path).read_text("utf-8")))
+        """Read what ``save`` wrote, or the selection out of the ``selection.json`` of a run, which says more."""
+        values = json.loads(Path(path).read_text("utf-8"))
+        own = {each.name for each in fields(cls)}
+        if not isinstance(values, dict) or not {"kept", "dropped"} <= set(values):
+            raise InputError(f"{os.fspath(path)} holds no selection: there is no kept and dropped in it")
+        return cls.from_json({name: value for name, value in values.items() if name in own})
+
+    def in_order(self, names: Sequence[str]) -> Selection:
+        """Return the same selection with its fields in the order of ``names``, others after them."""
+        place = {name: number for number, name in enumerate(names)}
+        was = list(self.gates)
+        now = sorted(was, key=lambda name: place.get(name, len(place)))
+        taken = [was.index(name) for name in now]
+        return replace(
+            self,
+            kept=tuple(sorted(self.kept, key=lambda name: place.get(name, len(place)))),
+            dropped=tuple(sorted(self.dropped, key=lambda name: place.get(name, len(place)))),
+            gates={name: self.gates[name] for name in now},
+            history=tuple(
+                {**each, "gates": [each["gates"][number] for number in taken]} if "gates" in each else each
+                for each in self.history
+            ),
+        )
 
 
 def known_keys(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:

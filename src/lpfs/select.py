@@ -12,6 +12,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace as changed
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,15 +21,16 @@ import torch
 
 from lpfs.data.dataset import Dataset
 from lpfs.data.prepare import make_job, prepare
-from lpfs.errors import InputError
+from lpfs.errors import DataError, InputError
 from lpfs.methods.costs import Costs, complexity
-from lpfs.methods.registry import check_method
-from lpfs.methods.wish import Wish, known
+from lpfs.methods.known import known
+from lpfs.methods.registry import check_method, check_search
+from lpfs.methods.wish import Wish
 from lpfs.models.model import Model
-from lpfs.models.registry import check_model
+from lpfs.models.registry import check_model, make_model
 from lpfs.protocol import outcome as result
 from lpfs.protocol import stages
-from lpfs.protocol.fitting import check_fits, is_dataset, model_folder, trained_on
+from lpfs.protocol.fitting import as_trained, check_fits, is_dataset, model_folder, trained_on
 from lpfs.protocol.folder import open_folder
 from lpfs.protocol.outcome import Outcome
 from lpfs.protocol.periods import periods
@@ -38,6 +40,7 @@ from lpfs.protocol.stages import Work
 from lpfs.protocol.tell import Teller
 from lpfs.saved import load, save
 from lpfs.schema import Schema
+from lpfs.train.config import Training
 
 STAGES = {"both": 7, "hot": 6, "retrain": 6, "none": 5}
 
@@ -72,9 +75,7 @@ def select(
         wanted = wanted.updated(source=tuple(os.fspath(each) for each in names))
         source = None
     tell = Teller(quiet=quiet, stages=STAGES[wanted.finish] + (wanted.seeds > 1))
-    check_method(wanted.method, wanted.options)
-    check_model(wanted.backbone, wanted.model_options)
-    device_named(wanted.device)
+    wanted = checked(wanted)
     folder = open_folder(Path(out), wanted, resume=resume, replace=replace)
 
     tell.stage("prepare")
@@ -82,8 +83,9 @@ def select(
     work = planned(wanted, dataset, folder, resume, tell)
     seed = wanted.seed
 
-    with work.stage("pretrain", f"pretrain all {len(work.schema)} fields"):
-        trained = stages.pretrain(work, seed) if wanted.checkpoint is None else given_model(work)
+    begin = "pretrain" if wanted.checkpoint is None else "take the trained model of"
+    with work.stage("pretrain", f"{begin} all {len(work.schema)} fields"):
+        trained = start(work, seed)
     with work.stage("all_fields", "all fields on all training rows, to compare with"):
         full = stages.all_fields(work, trained)
     with work.stage("search", f"search: {wished(work.wish)}"):
@@ -92,6 +94,7 @@ def select(
     with work.stage("prune", "absorb the gates, prune, prove"):
         zeros, cut, selection = stages.shrink(work, model, optimizer, found)
         pruned = stages.judge(work, as_model(cut.model), work.parts.test)
+        choices = {"pruned": validated(work, as_model(cut.model))}
         tell.say(f"{zeros.certificate}; with the columns cut: {cut.certificate}")
 
     models = {"pruned": as_model(cut.model)}
@@ -100,24 +103,29 @@ def select(
         with work.stage("retrain", f"train the {len(selection.kept)} kept fields from scratch"):
             models["retrained"] = stages.retrain(work, as_model(cut.model))
             metrics["retrained"] = stages.judge(work, models["retrained"], work.parts.test)
+            choices["retrained"] = validated(work, models["retrained"])
     if wanted.finish in ("both", "hot"):
         with work.stage("hot_start", "go on from the pruned model"):
-            models["hot_start"] = stages.hot_start(work, cut)
+            models["hot_start"], watch = stages.hot_start(work, cut)
             metrics["hot_start"] = stages.judge(work, models["hot_start"], work.parts.test)
+            choices["hot_start"] = validated(work, models["hot_start"])
+    saved = {}
+    if wanted.finish == "both":
+        seen = [(0, choices["pruned"]["auc"]), *watch.seen]
+        saved = result.steps_saved(seen, choices["retrained"]["auc"], work.recipe.train)
 
     counts = Counter(selection.kept)
     if wanted.seeds > 1:
         with work.stage("seeds", f"search again with {wanted.seeds - 1} other seeds"):
             for other in range(seed + 1, seed + wanted.seeds):
-                again = stages.find(work, stages.pretrain(work, other), other)[2]
+                again = stages.find(work, start(work, other), other)[2]
                 counts.update(again.kept)
 
-    choices = {name: stages.brief(stages.judge(work, each, work.parts.valid)) for name, each in models.items()}
     chosen = max(choices, key=lambda name: (choices[name]["auc"] or 0.0, -choices[name]["logloss"]))
     speed = stages.serving_speed(work, {"all_fields": full, "kept": models[chosen]})
     order = ("all_fields", "gated", "pruned", "hot_start", "retrained")
     metrics["all_fields"] = stages.judge(work, full, work.parts.test)
-    choices["all_fields"] = stages.brief(stages.judge(work, full, work.parts.valid))
+    choices["all_fields"] = validated(work, full)
     found_all = Outcome(
         selection=selection,
         metrics={name: stages.brief(metrics[name]) for name in order if name in metrics},
@@ -133,6 +141,7 @@ def select(
         savings=result.savings(full, models[chosen], speed),
         seconds=work.seconds,
         folder=folder,
+        hot_start=saved,
     )
     save(models[chosen], folder / "model", data=os.path.abspath(dataset.path), fingerprint=dataset.fingerprint)
     result.write(found_all, work, dataset.fingerprint)
@@ -148,6 +157,16 @@ class _Story(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Story
+
+
+def checked(wanted: Settings) -> Settings:
+    """Return the settings, after a check of all that can be checked without the data."""
+    wanted = as_trained(wanted)
+    check_method(wanted.method, wanted.options)
+    check_model(wanted.backbone, wanted.model_options)
+    device_named(wanted.device)
+    Training(optimizer=wanted.optimizer, lr=wanted.lr, precision=wanted.precision)  # type: ignore[arg-type]
+    return wanted
 
 
 def prepared(source: Any, wanted: Settings, folder: Path, quiet: bool) -> Dataset:
@@ -178,9 +197,12 @@ def prepared(source: Any, wanted: Settings, folder: Path, quiet: bool) -> Datase
 def planned(wanted: Settings, dataset: Dataset, folder: Path, resume: bool, tell: Teller) -> Work:
     """Check everything that can be checked before anything is trained."""
     schema = dataset.schema
+    if dataset.settings.get("unlabelled"):
+        raise DataError(f"{dataset.path} was prepared from rows without a label: nothing can be learned from it")
     for name in wanted.must_drop:
         known(name, schema.names, "must_drop")
-    left = [name for name in schema.names if name not in set(wanted.must_drop)]
+    read = schema.names if wanted.checkpoint is None else load(model_folder(wanted.checkpoint)).reads.names
+    left = [name for name in schema.names if name in read and name not in set(wanted.must_drop)]
     if not left:
         raise InputError("every field must be dropped: nothing is left to select from")
     schema = schema.subset(left)
@@ -192,8 +214,6 @@ def planned(wanted: Settings, dataset: Dataset, folder: Path, resume: bool, tell
         wanted.must_keep,
         costs_of(wanted, schema),
     )
-    if wanted.level == "field" and wanted.backbone not in ("dlrm", "dlrm_cross"):
-        wish.check(schema.names)
     parts = periods(dataset)
     steps = recipe(
         parts,
@@ -201,8 +221,19 @@ def planned(wanted: Settings, dataset: Dataset, folder: Path, resume: bool, tell
         pretrain_steps=wanted.pretrain_steps,
         search_steps=wanted.search_steps,
     )
+    gated = parts_of(wanted, schema)
+    costs = None if wish.costs is None else wish.costs.of_parts(gated)
+    check_search(wanted.method, wanted.options, changed(wish, costs=costs), tuple(gated), steps.search)
     check_labels(parts)
     return Work(wanted, schema, parts, steps, wish, device_named(wanted.device), folder, resume, tell)
+
+
+def parts_of(wanted: Settings, schema: Schema) -> dict[str, tuple[str, ...]]:
+    """Return what the backbone can gate, and the fields that each part reads; nothing is allocated for it."""
+    with torch.device("meta"):
+        model = make_model(wanted.backbone, schema, **wanted.model_options)
+    fields = model.fields_of_parts()
+    return {name: fields[name] for name in model.names}
 
 
 def device_named(name: str) -> torch.device:
@@ -235,7 +266,19 @@ def costs_of(wanted: Settings, schema: Schema) -> Costs | None:
     """Return the costs that the settings name."""
     if wanted.costs is None:
         return None
-    return complexity(schema) if wanted.costs == "complexity" else Costs.load(wanted.costs, schema)
+    if wanted.costs == "complexity":
+        return complexity(schema, **{name: value for name, value in wanted.model_options.items() if name == "dim"})
+    return Costs.load(wanted.costs, schema)
+
+
+def start(work: Work, seed: int) -> stages.Trained:
+    """Return the model that a search starts from."""
+    return stages.pretrain(work, seed) if work.settings.checkpoint is None else given_model(work)
+
+
+def validated(work: Work, model: Model) -> dict[str, Any]:
+    """Return AUC and logloss on the rows where choices are made."""
+    return stages.brief(stages.judge(work, model, work.parts.valid))
 
 
 def given_model(work: Work) -> stages.Trained:

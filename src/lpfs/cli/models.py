@@ -52,7 +52,6 @@ def evaluate(
     as_json: bool,
 ) -> None:
     """Judge a saved model."""
-    from lpfs.errors import InputError
     from lpfs.protocol.fitting import model_folder, rows_for
     from lpfs.protocol.stages import SCORED
     from lpfs.saved import load, load_extra
@@ -64,8 +63,6 @@ def evaluate(
     given: dict[str, Any] = {"time": time, "like": like, "quiet": True}
     with tempfile.TemporaryDirectory(prefix="lpfs-") as aside:
         rows = rows_for(place, read, data, Path(aside) / "data", **given)
-        if rows.settings.get("unlabelled"):
-            raise InputError(f"the rows have no label {rows.schema.label!r}: there is nothing to compare with")
         part = rows if chosen is None else some_days(rows, chosen)
         found = judge(read, part.stream(SCORED, fields=read.reads.names))
     if chosen is None and not quiet and rows.fingerprint == load_extra(place).get("fingerprint"):

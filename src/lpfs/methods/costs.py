@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lpfs.data.plan.toml import load_toml
-from lpfs.errors import FieldError, InputError
+from lpfs.errors import InputError
+from lpfs.methods.known import known
 from lpfs.schema import Schema
 
 
@@ -65,12 +66,29 @@ class Costs:
     def check(self, names: Sequence[str]) -> None:
         """Refuse costs of fields that are not there, and costs that leave a field out."""
         groups = [name for each in self.groups.values() for name in each.fields]
-        unknown = sorted({*self.fields, *groups} - set(names))
-        if unknown:
-            raise FieldError(f"costs: there is no field {unknown[0]!r}; there are {', '.join(names[:10])}")
+        for name in (*self.fields, *groups):
+            known(name, names, "costs")
         absent = [name for name in names if name not in self.fields and name not in groups]
         if absent:
-            raise InputError(f"costs: field {absent[0]!r} has no cost (and {len(absent) - 1} others); 0 is one")
+            others = f" (and {len(absent) - 1} others)" if len(absent) > 1 else ""
+            raise InputError(f"costs: field {absent[0]!r}{others} has no cost; give it one, or give a default")
+
+    def of_parts(self, parts: Mapping[str, Sequence[str]]) -> Costs:
+        """Return the costs of parts of a model: a field is paid once while any part that reads it is kept.
+
+        >>> costs = Costs({"a": 1.0, "b": 2.0}).of_parts({"a": ["a"], "b": ["b"], "a*b": ["a", "b"]})
+        >>> costs.total(["a"]), costs.total(["a*b"]), costs.total(["a", "a*b"])
+        (1.0, 3.0, 3.0)
+        """
+        if all(tuple(fields) == (name,) for name, fields in parts.items()):
+            return self
+
+        def readers(fields: Sequence[str]) -> tuple[str, ...]:
+            return tuple(part for part, read in parts.items() if set(read) & set(fields))
+
+        groups = {f"field {name}": Shared(cost, readers([name])) for name, cost in self.fields.items()}
+        groups |= {name: Shared(each.cost, readers(each.fields)) for name, each in self.groups.items()}
+        return Costs({}, groups, self.unit)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], schema: Schema) -> Costs:
@@ -83,10 +101,15 @@ class Costs:
         unknown = sorted(set(values) - {"unit", "default", "fields", "groups"})
         if unknown:
             raise InputError(f"costs: unknown key {unknown[0]!r}; it knows unit, default, fields, groups")
+        for name in ("fields", "groups"):
+            if not isinstance(values.get(name, {}), Mapping):
+                raise InputError(f"costs: {name} must be a table, found {values[name]!r}")
         groups = {}
         for name, each in values.get("groups", {}).items():
             if not isinstance(each, Mapping) or set(each) != {"cost", "fields"}:
                 raise InputError(f"costs: group {name!r} needs a cost and fields, found {each!r}")
+            if not isinstance(each["fields"], list | tuple) or not each["fields"]:
+                raise InputError(f"costs: the fields of group {name!r} must be a list, found {each['fields']!r}")
             groups[name] = Shared(each["cost"], tuple(each["fields"]))
         fields = dict(values.get("fields", {}))
         if "default" in values:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lpfs.errors import InputError
 from lpfs.gates.attach import attach
 from lpfs.gates.control import Keep
+from lpfs.gates.functions import GateFunction, gate_function
 from lpfs.gates.module import NAME as GATES
 from lpfs.gates.module import Gates, Rescale
 from lpfs.gates.optimizer import Prox, ProxSGD, Threshold
@@ -16,17 +18,20 @@ from lpfs.gates.schedule import Preset, Schedule
 from lpfs.methods.descend import LATEST, WithinBudget, WithinLoss
 from lpfs.methods.polarize import Polarize
 from lpfs.methods.task import Task
+from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
 from lpfs.train.callback import Callback, State
 from lpfs.train.evaluate import evaluate
 from lpfs.train.loop import fit
+from lpfs.train.snapshot import Resumable
 
 REFERENCES = 10  # evaluations of the training without gates
+NUMBERS = ("alpha", "tau", "epsilon", "noise", "lr", "momentum")
 
 
 @dataclass(frozen=True)
 class Options:
-    """Settings of LPFS and LPFS++; None stands for the default of the gate function."""
+    """Settings of LPFS and LPFS++, checked when they are made; None stands for the gate function's default."""
 
     gate: str = "lpfs++"
     alpha: float | None = None
@@ -40,6 +45,34 @@ class Options:
     prox: Prox = "l1"
     threshold: Threshold = "paper"
 
+    def __post_init__(self) -> None:
+        for name in NUMBERS:
+            value = getattr(self, name)
+            fine = isinstance(value, int | float) and not isinstance(value, bool)
+            if not fine and (value is not None or name == "momentum"):
+                raise InputError(f"{name} must be a number, found {value!r}")
+        self.optimizer(self.gates(("a field",), 1), Wish(), penalty=0.0)
+
+    @property
+    def function(self) -> GateFunction:
+        """The gate function with its constants."""
+        own = {"alpha": self.alpha, "tau": self.tau, "epsilon": self.epsilon, "noise": self.noise}
+        return gate_function(self.gate, **own)
+
+    def gates(self, names: Sequence[str], steps: int, seed: int = 0) -> Gates:
+        """Return gates as a search has them, on no model."""
+        return Gates(names, self.function, steps, self.schedule, self.rescale, seed)
+
+    def optimizer(self, gates: Gates, wish: Wish, **how: Any) -> ProxSGD:
+        """Return the optimizer of some gates."""
+        settings = {"lr": self.lr, "momentum": self.momentum, "prox": self.prox, "threshold": self.threshold}
+        return gates.optimizer(must_keep=wish.must_keep, **settings, **how)  # type: ignore[arg-type]
+
+
+def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
+    """Refuse a search that could not be begun, before anything is trained for it."""
+    make_prox(options.gates(names, steps), options, wish)
+
 
 def search(task: Task) -> Selection:
     """Attach gates, train them together with the model, and read them."""
@@ -50,11 +83,7 @@ def search(task: Task) -> Selection:
         gates = attach(
             task.model,
             steps=task.steps,
-            gate=options.gate,
-            alpha=options.alpha,
-            tau=options.tau,
-            epsilon=options.epsilon,
-            noise=options.noise,
+            gate=options.function,
             schedule=options.schedule,
             rescale=options.rescale,
             seed=task.seed,
@@ -70,38 +99,43 @@ def search(task: Task) -> Selection:
         callbacks=[driver],
         config=replace(task.training, steps=gates.steps, epochs=None, lr=None),
     )
-    found = gates.selection(method=options.gate, **told(driver))
+    found = gates.selection(method=gates.function.name, **told(driver))
     return replace(found, history=tuple(driver.history))
+
+
+def make_prox(gates: Gates, options: Options, wish: Wish) -> ProxSGD:
+    """Return the optimizer of the gates for what is wished for."""
+    costs = None if wish.costs is None else wish.costs.weights(gates.names, gates.names)
+    if costs is not None and not any(costs):
+        costs = None  # nothing costs anything: nobody is dearer than another
+    if wish.keep is not None:
+        return options.optimizer(gates, wish, keep=wish.keep, costs=costs)
+    if wish.penalty is not None:
+        return options.optimizer(gates, wish, penalty=wish.penalty, costs=costs)
+    free = {name for name, cost in zip(gates.names, costs or (), strict=False) if cost == 0}
+    least = max(1, len(free | set(wish.must_keep)))  # who is not penalised cannot be let go
+    down = Keep(least, end=LATEST, freeze=LATEST, hurry=0.9)
+    return options.optimizer(gates, wish, keep=least, costs=costs, control=down)
 
 
 def drive(task: Task, gates: Gates, options: Options, reference: list[tuple[int, float]]) -> Polarize:
     """Return the callback that does what is wished for."""
-    wish, names = task.wish, gates.names
-
-    def optimizer(**how: Any) -> ProxSGD:
-        settings = {"lr": options.lr, "momentum": options.momentum, "threshold": options.threshold}
-        return gates.optimizer(must_keep=wish.must_keep, prox=options.prox, **settings, **how)  # type: ignore[arg-type]
-
-    costs = None if wish.costs is None else wish.costs.weights(names, names)
-    if wish.keep is not None:
-        return Polarize(gates, optimizer(keep=wish.keep, costs=costs))
-    if wish.penalty is not None:
-        return Polarize(gates, optimizer(penalty=wish.penalty, costs=costs))
-    least = max(1, len(wish.must_keep))
-    down = optimizer(keep=least, costs=costs, control=Keep(least, end=LATEST, freeze=LATEST, hurry=0.9))
+    wish, prox = task.wish, make_prox(gates, options, task.wish)
+    if wish.keep is not None or wish.penalty is not None:
+        return Polarize(gates, prox)
     if wish.budget is not None:
         assert wish.costs is not None
-        return WithinBudget(gates, down, wish.costs, wish.budget, wish.must_keep)
-    if task.valid is None:
-        raise InputError("max_auc_loss is judged on held-out rows: give valid=")
+        return WithinBudget(gates, prox, wish.costs, wish.budget, wish.must_keep)
+    assert task.valid is not None  # the training without gates needed it already
     assert wish.max_auc_loss is not None
-    return WithinLoss(gates, down, task.valid, reference, wish.max_auc_loss)
+    return WithinLoss(gates, prox, task.valid, reference, wish.max_auc_loss)
 
 
 def told(driver: Polarize) -> dict[str, Any]:
     """Return what a search that looked around has to tell."""
     if isinstance(driver, WithinLoss):
-        return {"curve": driver.curve, "reference": [list(each) for each in driver.reference]}
+        reference = [list(each) for each in driver.reference]
+        return {"curve": driver.curve, "end": driver.end, "reference": reference}
     if isinstance(driver, WithinBudget):
         return {"cost": driver.costs.total(driver.alive()), "budget": driver.budget, "unit": driver.costs.unit}
     return {}
@@ -136,6 +170,7 @@ def without_gates(task: Task) -> list[tuple[int, float]]:
     if task.valid is None:
         raise InputError("max_auc_loss is judged on held-out rows: give valid=")
     model, optimizer = copy.deepcopy((task.model, task.optimizer))
+    begin = task.stream.state_dict() if isinstance(task.stream, Resumable) else None
     watch = _Watch(task)
     watch.look(model, 0)
     fit(
@@ -147,4 +182,8 @@ def without_gates(task: Task) -> list[tuple[int, float]]:
         callbacks=[watch],
         config=replace(task.training, steps=task.steps, epochs=None, lr=None),
     )
+    if begin is not None and isinstance(task.stream, Resumable):
+        task.stream.load_state_dict(
+            begin
+        )  # the search sees the same batches, also where this was done before a kill
     return watch.seen

@@ -6,16 +6,17 @@ shuffles inside the mini-batch, and so does this.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from lpfs.data.batches.batch import Batch
 from lpfs.errors import InputError
-from lpfs.methods.ranking import ranked
+from lpfs.methods.ranking import need_number, ranked
 from lpfs.methods.shuffled import shuffled
 from lpfs.methods.task import Task
+from lpfs.methods.wish import Wish
 from lpfs.models.model import Model
 from lpfs.schema import Selection, known_keys
 from lpfs.train.evaluate import evaluate
@@ -26,6 +27,15 @@ class Options:
     """Settings: how many times each field is shuffled."""
 
     repeats: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.repeats, bool) or not isinstance(self.repeats, int) or self.repeats < 1:
+            raise InputError(f"repeats must be a whole number >= 1, found {self.repeats!r}")
+
+
+def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
+    """Refuse a search that could not be begun, before anything is trained for it."""
+    need_number("permutation", wish)
 
 
 def search(task: Task) -> Selection:

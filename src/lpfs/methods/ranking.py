@@ -7,15 +7,21 @@ from typing import Any
 
 from lpfs.errors import InputError
 from lpfs.methods.task import Task
+from lpfs.methods.wish import Wish
 from lpfs.schema import Selection
+
+
+def need_number(method: str, wish: Wish) -> None:
+    """Refuse a wish that a ranking cannot answer."""
+    if wish.keep is None:
+        raise InputError(f"{method} ranks fields, it does not know how many to keep: say keep=K")
 
 
 def ranked(task: Task, method: str, scores: Mapping[str, float], **made: Any) -> Selection:
     """Return the selection of the K highest scores; fields that must be kept come first, ties keep their order."""
     wish = task.wish
     wish.check(list(scores))
-    if wish.keep is None:
-        raise InputError(f"{method} ranks fields, it does not know how many to keep: say keep=K")
+    need_number(method, wish)
     order = sorted(scores, key=lambda name: (name not in wish.must_keep, -scores[name]))
     chosen = set(order[: wish.keep])
     return Selection(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from lpfs.schema import Selection, known_keys
 
 if TYPE_CHECKING:  # so that the command line can list the methods without torch
     from lpfs.methods.task import Task
+    from lpfs.methods.wish import Wish
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,22 @@ def entry_of(name: str) -> Entry:
     return METHODS[name]
 
 
+def options_of(name: str, options: Mapping[str, Any]) -> Any:
+    """Return the settings of a method, checked, with those that its name stands for."""
+    entry = entry_of(name)
+    kind = importlib.import_module(entry.module).Options
+    return kind(**known_keys(kind, {**dict(entry.preset), **options}))
+
+
 def check_method(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse an unknown method or option, before anything runs."""
-    module = importlib.import_module(entry_of(name).module)
-    if hasattr(module, "Options"):
-        known_keys(module.Options, options)
+    """Refuse an unknown method or option, or a value that is none, before anything runs."""
+    options_of(name, options)
+
+
+def check_search(name: str, options: Mapping[str, Any], wish: Wish, names: Sequence[str], steps: int) -> None:
+    """Refuse a search of these fields that could not be begun, before anything is trained for it."""
+    wish.check(names)
+    importlib.import_module(entry_of(name).module).check(options_of(name, options), wish, names, steps)
 
 
 def method_named(name: str) -> Callable[[Task], Selection]:

@@ -23,6 +23,7 @@ from lpfs.methods.costs import Costs
 from lpfs.methods.registry import method_named
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
+from lpfs.models.model import Model
 from lpfs.schema import Selection
 from lpfs.train.config import Training
 from lpfs.train.step import make_optimizer
@@ -71,6 +72,9 @@ def search(
     """
     if costs is not None and not isinstance(costs, Costs):
         costs = Costs(dict(costs))
+    if costs is not None and isinstance(model, Model):
+        fields = model.fields_of_parts()
+        costs = costs.of_parts({name: fields[name] for name in model.names})
     wish = Wish(keep, penalty, budget, max_auc_loss, tuple(must_keep), costs)
     if steps is None:
         own = getattr(model, GATES, None)

@@ -1,18 +1,22 @@
-"""Task: what every method is given, whatever it does with it."""
+"""Task: what every method is given, whatever it does with it.
+
+A method is a module with ``Options``, settings that check themselves; ``check(options, wish, names, steps)``,
+which refuses what could not be begun; and ``search(task)``, which returns the Selection and leaves the model with
+its gates on, where the method has gates.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from lpfs.data.batches.batch import Batch
 from lpfs.methods.wish import Wish
-from lpfs.schema import Selection
 from lpfs.train.config import Training
 
 
@@ -46,15 +50,3 @@ class Task:
     resume: bool = False
     training: Training = field(default_factory=Training)
     options: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Method(Protocol):
-    """A way to choose fields: a module with these."""
-
-    NAME: str
-    SUMMARY: str
-    REFERENCE: str
-
-    def search(self, task: Task) -> Selection:
-        """Return the selection; the model is left with its gates on, where the method has gates."""
-        ...

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lpfs.errors import FieldError, InputError
+from lpfs.errors import InputError
 from lpfs.methods.costs import Costs
+from lpfs.methods.known import known
 
 # The AUC loss that is allowed where nothing is asked for.
 DEFAULT_LOSS = 0.001
@@ -35,7 +35,7 @@ class Wish:
     costs: Costs | None = field(default=None)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "must_keep", tuple(self.must_keep))
+        object.__setattr__(self, "must_keep", tuple(dict.fromkeys(self.must_keep)))
         ways = {name: getattr(self, name) for name in ("keep", "penalty", "budget", "max_auc_loss")}
         given = [name for name, value in ways.items() if value is not None]
         if len(given) > 1:
@@ -44,7 +44,8 @@ class Wish:
             object.__setattr__(self, "max_auc_loss", DEFAULT_LOSS)
         for name in ("penalty", "budget", "max_auc_loss"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and 0 <= value < float("inf")):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (number and 0 <= value < float("inf")):
                 raise InputError(f"{name} must be a number >= 0, found {value!r}")
         if self.keep is not None and (isinstance(self.keep, bool) or not isinstance(self.keep, int)):
             raise InputError(f"keep must be a whole number of fields, found {self.keep!r}")
@@ -61,23 +62,16 @@ class Wish:
             raise InputError(f"keep={self.keep}, but {len(self.must_keep)} fields must be kept")
         if self.costs is not None:
             self.costs.check(names)
+            weights = self.costs.weights(names, names)
+            free = [name for name, cost in zip(names, weights, strict=True) if cost == 0 and any(weights)]
+            stay = {*free, *self.must_keep}
+            if self.keep is not None and len(stay) > self.keep:
+                raise InputError(
+                    f"keep={self.keep}, but {len(stay)} fields must be kept or cost nothing, and such fields are "
+                    "never dropped; give them a small cost, or keep more"
+                )
         if self.budget is not None and self.costs is not None:
             least = self.costs.total(self.must_keep) if self.must_keep else self.costs.cheapest(names)
             if self.budget < least:
                 what = "the fields that must be kept" if self.must_keep else "even the cheapest field"
                 raise InputError(f"a budget of {self.budget:g} is too small: {what} costs {least:g}")
-
-
-def known(name: str, names: Sequence[str], where: str) -> None:
-    """Refuse a name that is no field, with the nearest one suggested."""
-    if name not in names:
-        near = difflib.get_close_matches(name, names, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(names[:10])}"
-        raise FieldError(f"{where}: there is no field {name!r}{hint}")
-
-
-def listed(names: Mapping[str, object] | Sequence[str] | str) -> tuple[str, ...]:
-    """Return names given as one text with commas, or as several."""
-    if isinstance(names, str):
-        return tuple(each.strip() for each in names.split(",") if each.strip())
-    return tuple(names)

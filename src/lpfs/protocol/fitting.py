@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,9 @@ from lpfs.data.like import refuse_misfit
 from lpfs.data.prepare import prepare
 from lpfs.errors import DataError, InputError
 from lpfs.models.model import Model
-from lpfs.saved import load_extra
+from lpfs.models.registry import name_of
+from lpfs.protocol.settings import Settings
+from lpfs.saved import load, load_extra
 from lpfs.schema import Field
 
 ABOUT = "model.json"
@@ -25,6 +28,26 @@ def model_folder(place: str | os.PathLike[str]) -> Path:
         if (each / ABOUT).is_file():
             return each
     raise InputError(f"there is no model in {folder}: neither {ABOUT} nor model/{ABOUT} is there")
+
+
+def as_trained(settings: Settings) -> Settings:
+    """Return settings whose backbone is that of the trained model they start from; refuse those of another."""
+    if settings.checkpoint is None:
+        return settings
+    place = model_folder(settings.checkpoint)
+    model = load(place)
+    own = {"model": name_of(model), "model_options": json.loads(json.dumps(model.config))}
+    if settings.model not in (None, own["model"]):
+        raise InputError(
+            f"the model in {place} is of {own['model']!r}, not of {settings.model!r}; leave --model out"
+        )
+    for name, value in json.loads(json.dumps(dict(settings.model_options))).items():
+        if own["model_options"].get(name) != value:
+            raise InputError(
+                f"the model in {place} has {name}={own['model_options'].get(name)!r} and cannot have {value!r}; "
+                "leave the options of the model out"
+            )
+    return settings.updated(**own)
 
 
 def is_dataset(source: Sequence[str]) -> bool:

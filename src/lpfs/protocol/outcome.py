@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class Outcome:
         savings: table bytes, parameters and rows a second of all fields and of the model left.
         seconds: of every stage.
         folder: where everything is.
+        hot_start: how soon the pruned model, trained on, was level with the kept fields trained from scratch.
 
     """
 
@@ -45,7 +46,7 @@ class Outcome:
     savings: Mapping[str, Mapping[str, float]]
     seconds: Mapping[str, float]
     folder: Path
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    hot_start: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -90,7 +91,7 @@ def write(outcome: Outcome, work: Work, fingerprint: str) -> None:
         "versions": versions(),
         "sites": {name: [dict(each) for each in sites] for name, sites in selection.sites.items()},
         "made": dict(selection.made),
-        **outcome.extra,
+        **({"hot_start": dict(outcome.hot_start)} if outcome.hot_start else {}),
     }
     text = json.dumps(values, indent=1, ensure_ascii=False, default=_plain)
     put(folder / "selection.json", text + "\n")
@@ -123,6 +124,24 @@ def write_history(path: Path, selection: Selection) -> None:
     aside.replace(path)
 
 
+def steps_saved(seen: Sequence[tuple[int, float]], level: float | None, steps: int) -> dict[str, Any]:
+    """Return when a training was first level with another one of ``steps`` steps, and how many steps that saves.
+
+    ``seen`` are (step, validation AUC), ``level`` is what the other one reached; None where it never was.
+
+    >>> steps_saved([(0, 0.70), (50, 0.74), (100, 0.75)], 0.74, 400)["steps_saved"]
+    350
+    """
+    at = next((step for step, auc in seen if level is not None and auc >= level), None)
+    return {
+        "steps": seen[-1][0],
+        "retrain_steps": steps,
+        "level_at": at,
+        "steps_saved": None if at is None else steps - at,
+        "validation": [list(each) for each in seen],
+    }
+
+
 def savings(full: Model, small: Model, speed: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Return what is saved: table bytes, parameters, rows a second."""
     return {
@@ -150,6 +169,8 @@ def show(outcome: Outcome, work: Work) -> None:
         f"  tables {_size(before['table_bytes'])} -> {_size(after['table_bytes'])}, serving "
         f"{before['rows_per_second']:,.0f} -> {after['rows_per_second']:,.0f} rows/s"
     )
+    for line in (*decided(selection), *told_hot_start(outcome.hot_start)):
+        tell.say(f"  {line}")
     change = outcome.max_logit_change
     tell.say(
         f"  removing the dropped fields moved no prediction by more than {0.0 if change is None else change:.2g}"
@@ -163,6 +184,42 @@ def show(outcome: Outcome, work: Work) -> None:
                   if 0 < count < work.settings.seeds]  # fmt: skip
         tell.say(f"  not in every one of {work.settings.seeds} searches: {', '.join(unsure[:12]) or 'none'}")
     tell.say(f"  {outcome.folder}: selection.json, kept_fields.txt, history.parquet, model/ ({outcome.chosen})")
+
+
+def decided(selection: Selection) -> list[str]:
+    """Say what a search decided that was not told how many fields to keep, and what further cuts would cost."""
+    made, count = selection.made, len(selection.kept)
+    if made.get("end"):
+        end = made["end"]
+        lines = [
+            f"{count} fields lose {_loss(end['loss'])} of validation AUC against all fields trained as long; "
+            f"{_loss(end['allowed'])} was allowed"
+        ]
+        further = {each["alive"]: each["loss"] for each in made["curve"] if each["alive"] < count}
+        some = sorted(further, reverse=True)[:: max(1, len(further) // 4)][:4]
+        if some:
+            seen = ", ".join(f"with {alive} {_loss(further[alive])}" for alive in some)
+            lines.append(f"further cuts would lose more, as seen on the way: {seen}")
+        return lines
+    if "budget" in made:
+        return [f"cost {made['cost']:g} of at most {made['budget']:g} {made['unit']}".rstrip()]
+    return []
+
+
+def told_hot_start(found: Mapping[str, Any]) -> list[str]:
+    """Say how many steps the hot start saved."""
+    if not found:
+        return []
+    if found["level_at"] is None:
+        return [f"the hot start was not level with training from scratch within {found['steps']:,} steps"]
+    return [
+        f"the hot start was level with training from scratch ({found['retrain_steps']:,} steps) after "
+        f"{found['level_at']:,}: {found['steps_saved']:,} saved"
+    ]
+
+
+def _loss(value: float) -> str:
+    return "nothing" if value <= 0 else f"{value:.5f}"
 
 
 LABELS = {

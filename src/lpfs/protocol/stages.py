@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from lpfs.protocol.recipe import Recipe
 from lpfs.protocol.settings import Settings
 from lpfs.protocol.tell import Teller
 from lpfs.schema import Schema, Selection
+from lpfs.train.callback import Callback, State
 from lpfs.train.config import Training
 from lpfs.train.evaluate import Metrics, evaluate
 from lpfs.train.loop import fit
@@ -36,6 +37,7 @@ from lpfs.train.step import make_optimizer
 
 SCORED = 4096  # rows evaluated at a time
 EVALUATIONS = 20  # of a training that goes through its rows several times
+WATCHED = 10  # of one that goes through them once and is watched
 
 
 @dataclass
@@ -67,16 +69,17 @@ class Work:
         shuffle = train and self.recipe.shuffle
         return part.stream(size, shuffle=shuffle, seed=seed, fields=fields, device=self.device)
 
-    def training(self, steps: int, seed: int, *, choose: bool) -> Training:
-        """Return the settings of the loop."""
+    def training(self, steps: int, seed: int, *, choose: bool, watch: bool = False) -> Training:
+        """Return the settings of the loop: ``choose`` keeps the best state, ``watch`` only looks on the way."""
         several = choose and self.recipe.shuffle
+        looks = EVALUATIONS if several else WATCHED if watch else 0
         return Training(
             optimizer=self.settings.optimizer,  # type: ignore[arg-type]
             steps=steps,
             seed=seed,
             precision=self.settings.precision,  # type: ignore[arg-type]
             keep="best" if several else "last",
-            evaluate_every=max(1, steps // EVALUATIONS) if several else None,
+            evaluate_every=max(1, steps // looks) if looks else None,
             checkpoint_every=max(1, min(steps, max(500, steps // 10))),
             check_every=1 if self.device.type == "cpu" else 50,
             quiet=self.tell.quiet,
@@ -91,6 +94,26 @@ class Work:
 Trained = tuple[Model, torch.optim.Optimizer]
 
 
+class Watch(Callback):
+    """Writes down (step, validation AUC) of every evaluation."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, float]] = []
+
+    def on_evaluate(self, state: State) -> None:
+        """Write it down."""
+        if state.metrics is not None and state.metrics.auc is not None:
+            self.seen.append((state.step, state.metrics.auc))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must survive a kill."""
+        return {"seen": [list(each) for each in self.seen]}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` gave."""
+        self.seen = [(each[0], each[1]) for each in values["seen"]]
+
+
 def fresh(work: Work, seed: int) -> Model:
     """Return a model of all fields that knows nothing yet."""
     torch.manual_seed(seed)
@@ -98,19 +121,27 @@ def fresh(work: Work, seed: int) -> Model:
 
 
 def train(
-    work: Work, model: Model, optimizer: torch.optim.Optimizer, part: Dataset, steps: int, name: str, seed: int
+    work: Work,
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    part: Dataset,
+    steps: int,
+    name: str,
+    seed: int,
+    watch: Watch | None = None,
 ) -> Trained:
     """Train a model on some rows; where they are gone through several times, its best state is kept."""
     fields = model.reads.names
-    config = work.training(steps, seed, choose=True)
+    looks = work.recipe.shuffle or watch is not None
     fit(
         model,
         work.stream(part, fields, train=True, seed=seed),
         optimizer,
-        valid=work.stream(work.parts.valid, fields, train=False) if work.recipe.shuffle else None,
+        valid=work.stream(work.parts.valid, fields, train=False) if looks else None,
         folder=work.out / name,
         resume=work.resume,
-        config=config,
+        callbacks=[] if watch is None else [watch],
+        config=work.training(steps, seed, choose=True, watch=watch is not None),
     )
     return model, optimizer
 
@@ -174,6 +205,7 @@ def shrink(
             gates.x.copy_(torch.tensor([float(name in found.kept) for name in gates.names]))
     selection = absorb(model, optimizer, batch=batch)
     selection = replace(selection, history=found.history, made={**found.made, **selection.made})
+    selection = selection.in_order(work.schema.names)
     zeros = prune(model, selection, batch=batch)
     cut = prune(model, selection, batch=batch, optimizer=optimizer, cut=True)
     return zeros, cut, selection
@@ -184,12 +216,14 @@ def proof(work: Work, model: Model) -> Batch:
     return next(iter(work.stream(work.parts.valid, model.reads.names, train=False)))
 
 
-def hot_start(work: Work, pruned: Pruned) -> Model:
-    """Go on with the pruned model for a quarter of the steps of a training from scratch."""
-    model, optimizer = pruned.model, pruned.optimizer
+def hot_start(work: Work, pruned: Pruned) -> tuple[Model, Watch]:
+    """Go on with a copy of the pruned model for a quarter of the steps of a training from scratch; watch it."""
+    model, optimizer = copy.deepcopy((pruned.model, pruned.optimizer))
     assert isinstance(model, Model)
     assert isinstance(optimizer, torch.optim.Optimizer)
-    return train(work, model, optimizer, work.parts.search, work.recipe.hot, "hot_start", work.settings.seed)[0]
+    watch, seed = Watch(), work.settings.seed
+    train(work, model, optimizer, work.parts.search, work.recipe.hot, "hot_start", seed, watch)
+    return model, watch
 
 
 def retrain(work: Work, pruned: Model) -> Model:
@@ -209,7 +243,7 @@ def serving_speed(work: Work, models: dict[str, Model], repeats: int = 5) -> dic
     """Return rows a second of each model, in turns on the same rows, the median of several."""
     found: dict[str, list[float]] = {name: [] for name in models}
     batches = {
-        name: list(_few(work.stream(work.parts.test, model.reads.names, train=False)))
+        name: list(_few(work.stream(work.parts.valid, model.reads.names, train=False)))
         for name, model in models.items()
     }
     for turn in range(repeats + 1):

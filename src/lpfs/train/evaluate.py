@@ -96,6 +96,7 @@ def evaluate(
         precision: ``bfloat16`` runs the model under autocast.
 
     """
+    refuse_unlabelled(stream)
     device = device_of(model)
     parts: list[tuple[Tensor, Tensor, Tensor | None]] = []
     first = 0
@@ -125,6 +126,15 @@ def evaluate(
 
     spans = day_spans(stream, first, len(z))
     return Metrics(part(slice(None)), {name: part(rows) for name, rows in spans if has_weight(w, rows)})
+
+
+def refuse_unlabelled(stream: Iterable[Batch]) -> None:
+    """Refuse rows of a log that had no label: they all say 0."""
+    if isinstance(stream, Stream) and stream.dataset.settings.get("unlabelled"):
+        raise InputError(
+            f"the rows of {stream.dataset.path} have no label {stream.schema.label!r}: "
+            "there is nothing to compare with"
+        )
 
 
 def has_weight(weights: npt.NDArray[Any] | None, rows: slice) -> bool:

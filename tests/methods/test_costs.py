@@ -1,0 +1,118 @@
+"""What a set of fields costs, alone and together, and what a costs.toml may hold."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lpfs.errors import DataError, FieldError, InputError
+from lpfs.methods.costs import Costs, Shared, complexity
+from lpfs.schema import Field, Schema
+
+SCHEMA = Schema((Field("user", cardinality=10), Field("ad", cardinality=30), Field("price", "numeric", dim=2)))
+NAMES = st.lists(st.sampled_from("abcdefgh"), min_size=1, unique=True)
+
+
+@st.composite
+def some_costs(draw):
+    """Costs in quarters, so that sums are exact, of fields and of groups of them."""
+    names = draw(NAMES)
+    number = st.integers(0, 40).map(lambda each: each / 4)
+    groups = draw(st.dictionaries(st.sampled_from("XYZ"), st.tuples(number, st.sets(st.sampled_from(names)))))
+    shared = {name: Shared(cost, tuple(sorted(fields))) for name, (cost, fields) in groups.items()}
+    return names, Costs({name: draw(number) for name in names}, shared)
+
+
+@given(some_costs(), st.data())
+def test_a_cost_grows_with_the_set_and_never_beyond_the_sum_of_its_parts(made, data):
+    names, costs = made
+    kept = data.draw(st.lists(st.sampled_from(names), unique=True))
+    one = data.draw(st.sampled_from(names))
+    more = [*kept, *([one] if one not in kept else [])]
+    assert costs.total([]) == 0
+    assert costs.total(kept) <= costs.total(more) <= costs.total(kept) + costs.total([one])
+    assert costs.cheapest(names) == min(costs.total([name]) for name in names)
+
+
+@given(some_costs(), st.data())
+def test_the_weights_of_those_alive_add_up_to_what_they_cost(made, data):
+    names, costs = made
+    alive = data.draw(st.lists(st.sampled_from(names), unique=True, min_size=1))
+    weights = dict(zip(names, costs.weights(names, alive), strict=True))
+    assert sum(weights[name] for name in alive) == pytest.approx(costs.total(alive))
+
+
+def test_weights_grow_as_the_others_of_a_group_go():
+    costs = Costs({"a": 1.0, "b": 0.0, "c": 2.0}, {"call": Shared(6.0, ("a", "b"))})
+    assert costs.weights("abc", "abc") == [4.0, 3.0, 2.0]
+    assert costs.weights("abc", "bc") == [7.0, 6.0, 2.0]
+
+
+@given(some_costs())
+def test_parts_that_are_the_fields_cost_what_the_fields_cost(made):
+    names, costs = made
+    assert costs.of_parts({name: (name,) for name in names}) is costs
+
+
+@given(some_costs(), st.data())
+def test_a_field_is_paid_once_for_all_parts_that_read_it(made, data):
+    names, costs = made
+    parts = {f"{a}*{b}": (a, b) for a in names for b in names if a < b} | {f"{a}!": (a,) for a in names}
+    kept = data.draw(st.lists(st.sampled_from(sorted(parts)), unique=True))
+    read = sorted({name for part in kept for name in parts[part]})
+    assert costs.of_parts(parts).total(kept) == pytest.approx(costs.total(read))
+    costs.of_parts(parts).check(tuple(parts))
+
+
+@given(st.floats(0, 5), st.floats(0, 5), st.floats(0, 5))
+def test_complexity_is_the_formula(compute, width, keys):
+    schema = Schema(
+        (
+            Field("a", cardinality=10, cost=1.0),
+            Field("b", cardinality=30, cost=3.0),
+            Field("n", "numeric", dim=4, cost=2.0),
+        )
+    )
+    found = complexity(schema, dim=8, compute=compute, width=width, keys=keys).fields
+    o, d, n = 2.0, 20 / 3, 40 / 3  # the means
+    for name, cost, dim, ids in (("a", 1.0, 8, 10), ("b", 3.0, 8, 30), ("n", 2.0, 4, 0)):
+        assert found[name] == pytest.approx(compute * cost / o + width * dim / d + keys * ids / n)
+
+
+def test_a_file_of_costs(tmp_path):
+    path = tmp_path / "costs.toml"
+    path.write_text(
+        'unit = "ms"\ndefault = 2\n[fields]\nad = 5.5\n[groups.call]\ncost = 3\nfields = ["user", "ad"]\n'
+    )
+    costs = Costs.load(path, SCHEMA)
+    assert costs.fields == {"user": 2, "ad": 5.5, "price": 2}
+    assert costs.unit == "ms"
+    assert [costs.total(each) for each in (["user"], ["user", "ad"], ["price"])] == [5, 10.5, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("fields = 3", InputError, "fields must be a table, found 3"),
+        ("field = {}", InputError, "unknown key 'field'"),
+        ("[fields]\nuser = 1", InputError, r"field 'ad' \(and 1 others\) has no cost"),
+        ("default = 1\n[fields]\nusr = 1", FieldError, "no field 'usr'; did you mean 'user'"),
+        ("default = -1", InputError, "'user' must be a number >= 0, found -1"),
+        ("default = true", InputError, "must be a number >= 0, found True"),
+        ("default = nan", InputError, "must be a number >= 0"),
+        ("default = 'x'", InputError, "must be a number >= 0, found 'x'"),
+        ("default = 1\n[groups]\nx = 3", InputError, "group 'x' needs a cost and fields, found 3"),
+        ("default = 1\n[groups.x]\ncost = 3", InputError, "group 'x' needs a cost and fields"),
+        ("default = 1\n[groups.x]\ncost = 3\nfields = 'user'", InputError, "must be a list, found 'user'"),
+        ("default = 1\n[groups.x]\ncost = 3\nfields = []", InputError, "must be a list"),
+        ("default = 1\n[groups.x]\ncost = 'y'\nfields = ['ad']", InputError, "'group x' must be a number"),
+        ("default = 1\n[groups.x]\ncost = 1\nfields = ['add']", FieldError, "no field 'add'; did you mean 'ad'"),
+        ("default = = 1", DataError, "costs.toml"),
+    ],
+)
+def test_files_that_are_refused(tmp_path, text, error, message):
+    path = tmp_path / "costs.toml"
+    path.write_text(text)
+    with pytest.raises(error, match=message):
+        Costs.load(path, SCHEMA)

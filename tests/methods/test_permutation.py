@@ -1,0 +1,74 @@
+"""permutation: the AUC that is lost on held-out rows when a field is shuffled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from known_truth import SMALL, STRONG
+from torch import nn
+
+from lpfs.errors import InputError
+from lpfs.methods.search import search
+from lpfs.models.registry import make_model
+from lpfs.train.loop import fit
+
+
+@pytest.fixture(scope="module")
+def model(log):
+    torch.manual_seed(0)
+    model = make_model("mlp", log.schema, **SMALL)
+    fit(model, log.part(0, 1000).stream(64, shuffle=True), lr=0.05, steps=200, quiet=True)
+    return model
+
+
+def look(log, model, keep=2, **how):
+    valid = log.part(1000, 1200).stream(50)
+    return search(model, [], "permutation", keep=keep, valid=valid, **how)
+
+
+def test_the_planted_fields_are_found_and_the_model_is_left_alone(log, model):
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    found = look(log, model)
+    assert set(found.kept) == set(STRONG)
+    assert found.gates == {name: float(name in STRONG) for name in model.names}
+    assert min(found.made["scores"][name] for name in STRONG) > 0.05
+    assert (found.made["method"], found.made["keep"], found.made["steps"]) == ("permutation", 2, 0)
+    assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
+    assert not hasattr(model, "lpfs_gates")
+
+
+def test_the_seed_decides_and_repeats_average(log, model):
+    one, again, other = (look(log, model, seed=seed).made["scores"] for seed in (0, 0, 1))
+    assert one == again
+    assert one != other
+    several = look(log, model, repeats=3).made["scores"]
+    assert several["user"] == pytest.approx(one["user"], abs=0.1)
+    assert several != one
+
+
+def test_whole_bags_are_shuffled_and_count(log, model):
+    scores = look(log, model, repeats=5).made["scores"]
+    assert scores["tags"] > max(scores[name] for name in ("site", "slot", "price"))
+
+
+def test_fields_that_must_be_kept_come_first(log, model):
+    found = look(log, model, must_keep=("slot",))
+    assert set(found.kept) == {"slot", max(STRONG, key=found.made["scores"].get)}
+    assert look(log, model, keep=7).dropped == ()
+
+
+def test_every_part_of_a_model_of_crosses_is_shuffled(log):
+    torch.manual_seed(0)
+    crossed = make_model("dlrm_cross", log.schema, **SMALL)
+    found = look(log, crossed, keep=3)
+    assert set(found.made["scores"]) == set(crossed.names)
+    assert len(found.kept) == 3
+
+
+def test_refusals(log, model):
+    valid = log.part(1000, 1200).stream(50)
+    with pytest.raises(InputError, match="a model of lpfs.models; this one is not"):
+        search(nn.Linear(2, 1), [], "permutation", keep=1, valid=valid)
+    one_class = [batch for batch in log.part(1000, 1200).stream(1) if not batch.labels.any()]
+    with pytest.raises(InputError, match="one class only"):
+        search(model, [], "permutation", keep=1, valid=one_class)

@@ -1,0 +1,53 @@
+"""A small log of which it is known how much each field tells, and the settings of a tiny run on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lpfs.data import Dataset, DatasetWriter
+from lpfs.schema import Field, Schema
+
+# in an order that no model has: models read ids first, then bags, then numbers
+FIELDS = (
+    Field("price", "numeric", group="item"),
+    Field("user", cardinality=8, group="user"),
+    Field("tags", "multi", cardinality=6, group="item"),
+    Field("site", cardinality=5),
+    Field("age", "numeric", group="user"),
+    Field("ad", cardinality=6, group="item"),
+    Field("slot", cardinality=4, group="combine"),
+)
+STRONG = ("user", "ad")  # then tags and age; price, site and slot say nothing
+NOISE = ("price", "site", "slot")
+TINY = {"model_options": {"dim": 4, "hidden": [8]}, "pretrain_steps": 150, "search_steps": 120, "device": "cpu"}
+SMALL = {"dim": 4, "hidden": (8,)}
+
+
+def known_truth(
+    out: Path, rows: int = 1200, days: int = 6, seed: int = 0, settings: Mapping[str, Any] | None = None
+) -> Dataset:
+    """Clicks that depend on the parity of user and ad, and a little on a tag and on age."""
+    draw = np.random.default_rng(seed)
+    schema = Schema(FIELDS, label="click")
+    with DatasetWriter(out, schema, fingerprint=f"known truth {seed}", settings=dict(settings or {})) as writer:
+        edges = [rows * day // days for day in range(days + 1)]
+        for number in range(days):
+            size = edges[number + 1] - edges[number]
+            ids = {
+                each.name: draw.integers(each.cardinality, size=size)
+                for each in FIELDS
+                if each.kind == "categorical"
+            }
+            lengths = draw.integers(4, size=size)
+            tags = draw.integers(6, size=lengths.sum())
+            tagged = np.array([2 in bag for bag in np.split(tags, lengths.cumsum()[:-1])])
+            dense = {"price": draw.normal(size=size), "age": draw.normal(size=size)}
+            logit = 3.0 * (ids["user"] % 2) + 3.0 * (ids["ad"] % 2) - 3.0 + 0.7 * tagged + 0.4 * dense["age"]
+            click = (draw.random(size) < 1 / (1 + np.exp(-logit))).astype(np.float32)
+            day = writer.day(f"day {number}")
+            day.append(ids=ids, bags={"tags": (tags, lengths)}, dense=dense, labels={"click": click})
+    return Dataset(out)
