@@ -2,7 +2,7 @@
 
 A log of clicks is simulated, so that the truth is known: 15 fields matter, two pairs of them only together; others
 are noisy copies of these, or noise. ``lpfs.select`` does not know which. It pretrains a model on the first days,
-searches on the next, removes what it dropped, trains the kept fields from scratch, and judges all of it on the last.
+searches on the next, removes what it dropped, trains the kept fields from scratch, and judges it on the last day.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lpfs.data.simulate import simulate
     from lpfs.data.store.writer import DatasetWriter
     from lpfs.data.stream import Stream
+    from lpfs.export import export
     from lpfs.gates.absorb import absorb, restore
     from lpfs.gates.attach import attach, detach
     from lpfs.gates.control import Keep
@@ -126,6 +127,7 @@ __all__ = [
     "detach",
     "encode_rows",
     "evaluate",
+    "export",
     "fit",
     "gate_function",
     "load",
@@ -141,8 +143,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "select":  # the story has a file of its own name: the module is called like the function in it
-        return importlib.import_module("lpfs.select")
+    if name in ("select", "export"):  # verbs with a module of their name, which is called like the function in it
+        return importlib.import_module(f"lpfs.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'lpfs' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace as changed
@@ -17,7 +16,7 @@ from lpfs.gates.absorb import absorb
 from lpfs.gates.prune import prune
 from lpfs.protocol import stages
 from lpfs.protocol.fitting import model_folder, rows_for, trained_on
-from lpfs.protocol.folder import open_folder
+from lpfs.protocol.folder import beginning
 from lpfs.protocol.outcome import put, versions, write_history
 from lpfs.protocol.periods import HELD, Periods
 from lpfs.protocol.recipe import LEAST_SEARCH
@@ -43,15 +42,15 @@ def train_alone(
 
     """
     settings = checked(settings)
-    folder = open_folder(out, settings, resume=resume, replace=replace)
-    name = same_rows(folder, "early" if early else "train", ("early", "train"))
-    tell = Teller(quiet=quiet)
-    dataset = prepared(None, settings, folder, quiet)
-    work = planned(settings, dataset, folder, resume, tell)
+    folder, tell = out, Teller(quiet=quiet)
+    with beginning(folder, settings, resume=resume, replace=replace, sources=settings.source):
+        name = same_rows(folder, "early" if early else "train", ("early", "train"))
+        dataset = prepared(None, settings, folder, quiet, resume)
+        work = planned(settings, dataset, folder, resume, tell)
     part = work.parts.early if early else work.parts.train
     once = -(-part.rows // work.recipe.batch_size)
     steps = settings.pretrain_steps or (work.recipe.pretrain if early else work.recipe.train)
-    work.recipe = changed(work.recipe, shuffle=steps > once)
+    work.recipe = changed(work.recipe, shuffle=work.parts.dealt or steps > once)
     tell.stage(f"train {work.settings.backbone} of {len(work.schema)} fields on {part.rows:,} rows")
     model = stages.fresh(work, settings.seed)
     stages.train(work, model, work.optimizer(model), part, steps, name, settings.seed)
@@ -83,16 +82,16 @@ def search_alone(
     """
     place = model_folder(settings.checkpoint or "")
     settings = checked(settings)
-    folder = open_folder(out, settings, resume=resume, replace=replace)
-    same_rows(folder, "all" if every else "search", ("all", "search"))
-    tell = Teller(quiet=quiet)
-    dataset = prepared(None, settings, folder, quiet)
-    work = planned(settings, dataset, folder, resume, tell)
+    folder, tell = out, Teller(quiet=quiet)
+    with beginning(folder, settings, resume=resume, replace=replace, sources=(*settings.source, place)):
+        same_rows(folder, "all" if every else "search", ("all", "search"))
+        dataset = prepared(None, settings, folder, quiet, resume)
+        work = planned(settings, dataset, folder, resume, tell)
     if every:
         work.parts, work.out = all_rows(dataset), folder / "all"
         once = -(-work.parts.search.rows // work.recipe.batch_size)
         steps = settings.search_steps or max(LEAST_SEARCH, once)
-        work.recipe = changed(work.recipe, search=steps, shuffle=steps > once)
+        work.recipe = changed(work.recipe, search=steps, shuffle=work.parts.dealt or steps > once)
     tell.stage(f"search from {place}: {wished(work.wish)}")
     trained = given_model(work)
     before = stages.brief(stages.judge(work, trained[0], work.parts.valid))
@@ -141,10 +140,10 @@ def prune_alone(
     model = load(place)
     if not set(selection.names) <= set(model.names):
         raise InputError(f"the model in {place} is pruned already: it has no {selection.dropped[0]!r}")
-    if out.exists() and any(out.iterdir()):
-        if not (replace and (out / ANSWER).exists()):
-            raise InputError(f"{out} is not empty; choose another folder, or --replace an older result")
-        shutil.rmtree(out)
+    if folder.resolve().is_relative_to(out.resolve()):
+        raise InputError(f"{out} holds what is to be pruned; choose another folder")
+    if out.exists() and any(out.iterdir()) and not (replace and (out / ANSWER).exists()):
+        raise InputError(f"{out} is not empty; choose another folder, or --replace an older result")
     with tempfile.TemporaryDirectory(prefix="lpfs-") as aside:
         dataset = rows_for(place, model, data, Path(aside) / "data", quiet=quiet) if data else trained_on(place)
         batch = next(iter(dataset.stream(stages.SCORED, fields=model.reads.names)))

@@ -31,9 +31,9 @@ from lpfs.models.registry import check_model, make_model
 from lpfs.protocol import outcome as result
 from lpfs.protocol import stages
 from lpfs.protocol.fitting import as_trained, check_fits, is_dataset, model_folder, trained_on
-from lpfs.protocol.folder import open_folder
+from lpfs.protocol.folder import beginning
 from lpfs.protocol.outcome import Outcome
-from lpfs.protocol.periods import periods
+from lpfs.protocol.periods import DEALT, TESTED, periods
 from lpfs.protocol.recipe import recipe
 from lpfs.protocol.settings import Settings
 from lpfs.protocol.stages import Work
@@ -76,12 +76,12 @@ def select(
         source = None
     tell = Teller(quiet=quiet, stages=STAGES[wanted.finish] + (wanted.seeds > 1))
     wanted = checked(wanted)
-    folder = open_folder(Path(out), wanted, resume=resume, replace=replace)
+    folder, seed = Path(out), wanted.seed
 
     tell.stage("prepare")
-    dataset = prepared(source, wanted, folder, quiet)
-    work = planned(wanted, dataset, folder, resume, tell)
-    seed = wanted.seed
+    with beginning(folder, wanted, resume=resume, replace=replace, sources=wanted.source):
+        dataset = prepared(source, wanted, folder, quiet, resume)
+        work = planned(wanted, dataset, folder, resume, tell)
 
     begin = "pretrain" if wanted.checkpoint is None else "take the trained model of"
     with work.stage("pretrain", f"{begin} all {len(work.schema)} fields"):
@@ -134,7 +134,7 @@ def select(
             "zeros": certified(zeros.certificate),
             "cut": certified(cut.certificate),
         },
-        max_logit_change=cut.certificate.max_logit_change,
+        max_logit_change=largest(selection.made["max_logit_change"], cut.certificate.max_logit_change),
         model=models[chosen],
         chosen=chosen,
         chosen_in={name: counts.get(name, 0) for name in selection.names},
@@ -169,14 +169,16 @@ def checked(wanted: Settings) -> Settings:
     return wanted
 
 
-def prepared(source: Any, wanted: Settings, folder: Path, quiet: bool) -> Dataset:
+def prepared(source: Any, wanted: Settings, folder: Path, quiet: bool, resume: bool = False) -> Dataset:
     """Return the Dataset: the one given, or one made of the log and kept with the run.
 
     Where a trained model is given, a log is encoded as the model's was. Rows that nothing orders are dealt to the
-    days at random.
+    days at random. A run that goes on has its data already.
     """
     if isinstance(source, Dataset):
         return source
+    if resume and (folder / "data" / "dataset.json").exists():
+        return Dataset(folder / "data")
     if source is None:
         if not wanted.source:
             raise InputError("give the log to select from: files, a table, or the folder of a Dataset")
@@ -191,6 +193,8 @@ def prepared(source: Any, wanted: Settings, folder: Path, quiet: bool) -> Datase
         found = make_job(source, **options).options
         if found.time is None and found.parts != "files":
             options["shuffle"] = True
+            if "parts" not in options:
+                options |= {"parts": DEALT, "train": DEALT if wanted.split else DEALT - TESTED}
     return prepare(source, folder / "data", quiet=quiet, replace=True, **options)
 
 
@@ -297,6 +301,12 @@ def as_model(model: Any) -> Model:
     """Return a model as what it is."""
     assert isinstance(model, Model)
     return model
+
+
+def largest(*changes: float | None) -> float | None:
+    """Return how far the logits moved at most, over several steps; None where one was not looked at."""
+    known = [each for each in changes if each is not None]
+    return sum(known) if len(known) == len(changes) else None
 
 
 def certified(certificate: Any) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def refused(tmp_path, error, match, model, **options) -> None:
     with pytest.raises(error, match=match):
         export(model, out / "new", **options)
     with pytest.raises(error, match=match):
-        export(model, out / "old", **options)
+        export(model, out / "old", **options, replace=True)
     assert [each.name for each in out.iterdir()] == ["old"]
     assert (out / "old").read_bytes() == b"before"
 
@@ -168,9 +168,11 @@ def test_large_weights_go_to_a_file_beside(tmp_path, dataset, small, monkeypatch
     with monkeypatch.context() as patch:
         patch.setitem(dense.BUILDERS, "mlp", moved)
         with pytest.raises(ExactnessError):
-            export(small, tmp_path / "m.onnx", dataset=dataset)
+            export(small, tmp_path / "m.onnx", dataset=dataset, replace=True)
     assert {each.name for each in tmp_path.iterdir() if each.is_file()} == first
-    export(small, tmp_path / "m.onnx", dataset=dataset)
+    with pytest.raises(InputError, match="is there already"):
+        export(small, tmp_path / "m.onnx", dataset=dataset)
+    export(small, tmp_path / "m.onnx", dataset=dataset, replace=True)
     second = {each.name for each in tmp_path.iterdir() if each.is_file()}
     assert len(second) == 2
     assert second != first

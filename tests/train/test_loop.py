@@ -146,8 +146,15 @@ def test_an_optimizer_of_your_own_keeps_its_groups_and_rates(data):
     model = tiny()
     groups = [{"params": model.user.parameters()}, {"params": model.head.parameters(), "lr": 0.001}]
     own = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
-    fit(model, data.stream(64), own, steps=4, schedule="linear", quiet=True)
-    assert [group["lr"] for group in own.param_groups] == pytest.approx([0.1 / 4, 0.001 / 4])
+
+    class Rates(Callback):
+        def after_step(self, state):
+            self.last = [group["lr"] for group in state.optimizer.param_groups]
+
+    rates = Rates()
+    fit(model, data.stream(64), own, steps=4, schedule="linear", quiet=True, callbacks=[rates])
+    assert rates.last == pytest.approx([0.1 / 4, 0.001 / 4])
+    assert [group["lr"] for group in own.param_groups] == [0.1, 0.001]  # a schedule ends with its training
     assert own.state[model.head.weight]["momentum_buffer"].any()
     with pytest.raises(InputError, match="has its own learning rate"):
         fit(model, data.stream(64), own, lr=0.1, steps=1)

@@ -99,14 +99,21 @@ def some_days(rows: Dataset, chosen: str) -> Dataset:
 @encoding("--like", type=PATH, help="The Dataset that the model was trained on, where it is not where it was.")
 @output("--format", "form", type=Near(("onnx", "torch")), default="onnx", show_default=True, help="What to write.")
 @output("--out", type=PATH, help="File to make; model.onnx or model.pt2 in RUN, if nothing is said.")
+@output("--replace", is_flag=True, help="Put the file in the place of an older one.")
 @SAID
 def export(
-    folder: Path, like: Path | None, form: Literal["onnx", "torch"], out: Path | None, quiet: bool, as_json: bool
+    folder: Path,
+    like: Path | None,
+    form: Literal["onnx", "torch"],
+    out: Path | None,
+    replace: bool,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
     """Write a model as a file to serve."""
     from lpfs.export import export_run
 
-    found = export_run(folder, out, dataset=like, format=form)
+    found = export_run(folder, out, dataset=like, format=form, replace=replace)
     if not quiet:
         click.echo(found.told(), err=True)
     if as_json:

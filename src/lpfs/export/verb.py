@@ -67,8 +67,9 @@ def export(
     dataset: Dataset | str | os.PathLike[str] | None = None,
     format: Format = "onnx",
     rows: Batch | int | None = None,
+    replace: bool = False,
 ) -> Exported:
-    """Write a model as one file, in place of a file that is there; one that predicts otherwise is not kept.
+    """Write a model as one file; one that predicts otherwise is not kept.
 
     The file is written aside, read back and run on real rows; only if its logits are the model's, to rounding, is
     it renamed. The model is not changed.
@@ -83,6 +84,7 @@ def export(
             loading such a file runs pickle, so open only files that you trust.
         rows: how many rows to check, from several places of the Dataset; or a Batch of the fields that the model
             reads.
+        replace: put it in the place of a file that is there.
 
     """
     if format not in get_args(Format):
@@ -95,6 +97,8 @@ def export(
     out = Path(path)
     if out.is_dir():
         raise InputError(f"{out} is a folder; give the path of a file")
+    if out.exists() and not replace:
+        raise InputError(f"{out} is there already; choose another name, or replace it")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{out.name[:80]}.", suffix=".tmp", dir=out.parent))
@@ -125,6 +129,7 @@ def export_run(
     dataset: Dataset | str | os.PathLike[str] | None = None,
     format: Format = "onnx",
     rows: int | None = None,
+    replace: bool = False,
 ) -> Exported:
     """Export the model of a run of ``select``, with the preprocessing of its Dataset.
 
@@ -134,6 +139,7 @@ def export_run(
         dataset: where the Dataset is now; by default ``data`` in the folder, or where it was.
         format: as :func:`export` takes it.
         rows: how many rows to check.
+        replace: put it in the place of a file that is there; without a path that is always done.
 
     """
     run = Path(folder)
@@ -154,9 +160,8 @@ def export_run(
             f"{data.path} is not the Dataset that the model of {run} was trained on (fingerprint "
             f"{data.fingerprint}, expected {known}); give dataset= the right one"
         )
-    return export(
-        model, run / f"model{SUFFIX[format]}" if path is None else path, dataset=data, format=format, rows=rows
-    )
+    out = run / f"model{SUFFIX[format]}" if path is None else path
+    return export(model, out, dataset=data, format=format, rows=rows, replace=replace or path is None)
 
 
 def _onnx(model: Model, data: Dataset | None, batch: Batch, file: Path, out: Path) -> Exported:

@@ -223,4 +223,6 @@ def _size(gates: Gates) -> int:
 def _constants(gates: Gates) -> tuple[float, float]:
     """Return α and 1/τ."""
     function = gates.function
-    return (0.0, 1.0) if function.alpha is None or function.tau is None else (function.alpha, 1 / function.tau)
+    if function.alpha is None or function.tau is None:
+        return 0.0, 1.0
+    return float(function.alpha), 1 / function.tau

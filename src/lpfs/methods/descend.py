@@ -50,6 +50,7 @@ class Descend(Polarize):
                 if stay is not None:
                     settle(self.gates, stay)
                     self.settled = True
+                    state.recapture = True
 
     def due(self, alive: int) -> bool:
         """Say whether there is something new to look at."""

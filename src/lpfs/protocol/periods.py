@@ -10,6 +10,8 @@ from lpfs.errors import InputError
 SEARCH = 5 / 24  # part of the days that is searched on, as in the paper: days 18 to 22 of 24
 FEW = (0.7, 0.2, 0.1)  # early, search and test rows where there are fewer than three days
 HELD = 10  # one in so many of the rows of the search period, the last ones, is held out for choices
+DEALT = 20  # parts that a table is dealt to at random where nothing orders its rows …
+SEARCHED, TESTED = 4, 2  # … so many of them to search on, the last of these to choose on; so many to judge
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Periods:
         valid: the last tenth of the search period, held out: every choice is made there.
         test: rows that are read once, at the end.
         train: early and search together, to retrain on.
+        dealt: whether rows were dealt to the parts at random; then they have no order worth keeping.
 
     """
 
@@ -30,12 +33,14 @@ class Periods:
     valid: Dataset
     test: Dataset
     train: Dataset
+    dealt: bool = False
 
     def to_json(self) -> dict[str, object]:
         """Return rows and days of each part."""
         return {
             name: {"rows": part.rows, "days": [part.days()[0], part.days()[-1]]}
             for name, part in vars(self).items()
+            if isinstance(part, Dataset)
         }
 
 
@@ -43,12 +48,18 @@ def periods(dataset: Dataset) -> Periods:
     """Cut a Dataset: the last day judges, the days before it search, the rest pretrains.
 
     Of 24 days that is 18, 5 and 1, the paper's; of 9 it is 6, 2 and 1. A Dataset with a split of its own (train,
-    valid, test) is cut as that says. With fewer than three days, rows count instead.
+    valid, test) is cut as that says. With fewer than three days, rows count instead. Rows that were dealt to 20
+    parts at random are cut at whole parts: 14, 3, 1 and 2.
     """
     split = dataset.settings.get("split")
     if split is not None:
         return of_split(dataset, split)
     days = len(dataset.days())
+    if dealt(dataset) and days >= DEALT:
+        need(dataset, 100)
+        sizes = [day.rows for day in dataset.table]
+        test = dataset.part(sum(sizes[:-TESTED]), dataset.rows)
+        return of_parts(dataset, sizes[:-TESTED], test)
     if days >= 3:
         searched = min(days - 2, max(1, round(days * SEARCH)))
         early, search, test = dataset.split(days=(days - 1 - searched, days - 1))
@@ -68,10 +79,31 @@ def of_split(dataset: Dataset, split: dict[str, list[str]]) -> Periods:
         valid, test = 0, valid
     early = round(train * (1 - SEARCH - 1 / 24))
     judged = dataset.part(train + valid, train + valid + test)
+    sizes = [day.rows for day in dataset.table if day.name in split["train"]]
+    if not valid and dealt(dataset) and len(sizes) >= DEALT:
+        return of_parts(dataset, sizes, judged)
     if not valid:
         return held_out(dataset, early, train, judged)
     chosen = dataset.part(train, train + valid)
     return Periods(dataset.part(0, early), dataset.part(early, train), chosen, judged, dataset.part(0, train))
+
+
+def dealt(dataset: Dataset) -> bool:
+    """Whether rows were dealt to the days at random."""
+    return bool(dataset.settings.get("options", {}).get("shuffle"))
+
+
+def of_parts(dataset: Dataset, sizes: list[int], test: Dataset) -> Periods:
+    """Cut at whole parts, each of them drawn at random: the last chooses, those before it search."""
+    early, edge, stop = sum(sizes[:-SEARCHED]), sum(sizes[:-1]), sum(sizes)
+    return Periods(
+        dataset.part(0, early),
+        dataset.part(early, edge),
+        dataset.part(edge, stop),
+        test,
+        dataset.part(0, edge),
+        dealt=True,
+    )
 
 
 def held_out(dataset: Dataset, early: int, stop: int, test: Dataset) -> Periods:

@@ -117,11 +117,17 @@ class Settings:
             raise InputError(f"there is no configuration {place}") from None
         except ValueError as error:
             raise InputError(f"{place} is not JSON: {error}") from None
+        if isinstance(values, dict):
+            values.pop("format", None)
         return cls.from_json(values)
 
     def updated(self, **given: Any) -> Settings:
-        """Return the settings with those given put in place of the old ones."""
-        return replace(self, **known_keys(Settings, given)) if given else self
+        """Return the settings with those given in place of the old ones; a new wish takes the place of the old."""
+        given = known_keys(Settings, given)
+        if any(given.get(name) is not None for name in WAYS):
+            given = {**dict.fromkeys(WAYS), **given}
+        return replace(self, **given) if given else self
 
 
-CONFIG = "config.json"
+WAYS = ("keep", "penalty", "budget", "max_auc_loss")
+CONFIG, FORMAT = "config.json", "lpfs-run"

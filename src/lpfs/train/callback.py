@@ -32,6 +32,7 @@ class State:
         best: the best evaluation, and ``best_step`` when it was.
         waiting: evaluations since then.
         stop: why training ends now; empty while it goes on.
+        recapture: set by a callback that changed what a captured graph has in it; see ``within_step``.
 
     """
 
@@ -48,6 +49,7 @@ class State:
     best_step: int | None = None
     waiting: int = 0
     stop: str = ""
+    recapture: bool = False
 
 
 class Callback:
@@ -79,8 +81,8 @@ class Callback:
     def within_step(self, state: State) -> None:
         """Act when the model's optimizer has moved: move what is yours, as part of the step.
 
-        With ``graph=True`` this is captured once and replayed, so it must not look at a number on the GPU, nor
-        count on the host.
+        With ``graph=True`` this, like ``before_backward`` and ``before_step``, is captured once and replayed, so
+        it must not look at a number on the GPU, nor count on the host.
         """
 
     def after_step(self, state: State) -> None:

@@ -28,8 +28,10 @@ class GraphStepper(Stepper):
 
     graph: torch.cuda.CUDAGraph | None = None
     held: Batch | None = None
+    loss: Tensor | None = None  # where a replay leaves its loss
     stream: torch.cuda.Stream | None = None
     taken = 0
+    unmoved = "; the step that gave it was taken"
 
     def take(self, batch: Batch, position: Callable[[], str]) -> None:
         """Train on one batch."""
@@ -46,14 +48,14 @@ class GraphStepper(Stepper):
                 super().take(batch, position)
             else:
                 self.set_rates()
-                if self.graph is None:
+                if self.graph is None or state.recapture:
                     self._capture(batch)
                 self._fill(batch)
                 assert self.graph is not None
-                assert state.loss is not None
+                assert self.loss is not None
                 self.graph.replay()
-                state.batch = batch
-                self.pending.append(state.loss.detach().clone())
+                state.batch, state.loss = batch, self.loss.detach().clone()
+                self.pending.append(state.loss)
                 if (state.step + 1) % state.config.check_every == 0:
                     self.check(position)
                 self.count_step(len(batch))
@@ -67,8 +69,9 @@ class GraphStepper(Stepper):
     def finish(self) -> None:
         """Leave the optimizer as it was found."""
         if self.stream is not None:
-            self.graph = self.held = None
+            self.graph = self.held = self.loss = None
             to_host(self.state.optimizer)
+        super().finish()
 
     def _begin(self) -> None:
         optimizer = self.state.optimizer
@@ -86,6 +89,7 @@ class GraphStepper(Stepper):
     def _capture(self, batch: Batch) -> None:
         self.held = batch.to(self.device)._map(Tensor.clone)
         state, config = self.state, self.state.config
+        state.recapture = False
         self.graph = torch.cuda.CUDAGraph()
         forget(self.parameters)
         torch.cuda.synchronize()
@@ -97,6 +101,7 @@ class GraphStepper(Stepper):
             state.batch, state.loss = self.held, loss_of(logits, labels, config.task_weights, sample)
             for each in self.callbacks:
                 each.before_backward(state)
+            self.loss = state.loss
             torch.autograd.backward(state.loss)
             for each in self.callbacks:
                 each.before_step(state)

@@ -102,9 +102,11 @@ def fit(
     run = Run(stepper, stream, valid, None if folder is None else Path(folder), loggers)
     try:
         resumed = run.open(resume=resume)
-        with matmuls(config.precision, stepper.device):
-            train(run, stream)
-        stepper.finish()
+        try:
+            with matmuls(config.precision, stepper.device):
+                train(run, stream)
+        finally:
+            stepper.finish()
         run.finish()
     finally:
         run.close()

@@ -59,6 +59,8 @@ def loss_of(
 class Stepper:
     """Takes one step after another; what it adds up between two lines of the log is part of the state."""
 
+    unmoved = "; nothing was moved"  # when the loss is looked at before the step
+
     def __init__(
         self, state: State, callbacks: Sequence[Callback], factor: Callable[[int], float], weights: Weights | None
     ) -> None:
@@ -102,7 +104,9 @@ class Stepper:
             group["lr"] = lr * self.factor(self.state.step)
 
     def finish(self) -> None:
-        """Leave the optimizer as it was found."""
+        """Leave the rates of the optimizer as they were found: a schedule is over when its training is."""
+        for group, lr in zip(self.state.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = lr
 
     def count_step(self, rows: int) -> None:
         """Count a step that is done, and tell the callbacks."""
@@ -133,7 +137,7 @@ class Stepper:
         before = self.state.config.check_every - 1
         raise NonFiniteError(
             f"the loss is not finite at {position()}"
-            + (f" or in the {before} steps before" if before else "; nothing was moved")
+            + (f" or in the {before} steps before" if before else self.unmoved)
             + ". The last checkpoint is intact. Look at these rows, lower the learning rate, or clip the gradient"
         )
 
