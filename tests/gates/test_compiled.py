@@ -11,10 +11,11 @@ from planted import search as planted_search
 from surrogate import Surrogate
 from torch import Tensor
 
-from lpfs import Gates, gate_function
-from lpfs.errors import AllGatesZeroError, FieldError, NonFiniteError, SearchError
+from lpfs import Gates, ProxSGD, gate_function
+from lpfs.errors import AllGatesZeroError, FieldError, NonFiniteError, SearchError, StateError
 from lpfs.gates import module
 from lpfs.gates.settle import settle
+from lpfs.tables.table import Table
 
 pytest.importorskip("numba")
 
@@ -241,6 +242,17 @@ def test_hooks_of_others_are_called():
     search.prox.register_step_post_hook(lambda *_: calls.append("after"))
     search.run(3)
     assert len(calls) == 3
+
+
+def test_the_guard_of_tables_is_asked_and_does_not_stand_in_the_way(monkeypatch):
+    table = Table((5, 4), 2)  # from now on tables are guarded
+    with pytest.raises(StateError, match="ProxSGD holds the weight of a Table"):
+        ProxSGD([table.weight], lr=0.1).step()
+    search = running()
+    monkeypatch.setattr(ProxSGD, "_step", None)  # nor is the way of torch taken
+    monkeypatch.setattr(ProxSGD, "_step_with_hooks", None)
+    search.run(3)
+    assert search.gates.status().step == 53
 
 
 def test_without_numba_all_works():

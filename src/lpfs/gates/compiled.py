@@ -89,10 +89,11 @@ class Ready:
     """The arrays and numbers of some gates, ready for the loops while their tensors stay where they are."""
 
     def __init__(self, gates: Gates) -> None:
-        self.x: Tensor = gates.x
+        self.x: Any = gates.x
         self.at = self.x.data_ptr()
         self.x_array = _array(self.x)
-        self.tensors = [(name, getattr(gates, name), getattr(gates, name).data_ptr()) for name in BUFFERS]
+        buffers: list[tuple[str, Any]] = [(name, gates._buffers[name]) for name in BUFFERS]
+        self.tensors = [(name, tensor, tensor.data_ptr()) for name, tensor in buffers]
         self.arrays = tuple(_array(tensor) for _, tensor, _ in self.tensors)
         self.keep, self.schedule = gates.keep, gates.schedule
         self.numbers = numbers_of(gates)
@@ -105,12 +106,12 @@ class Ready:
 
     def fits(self, gates: Gates) -> bool:
         """Whether all of the gates is still where it was."""
-        if gates._parameters["x"] is not self.x or self.x.data_ptr() != self.at or gates.keep is not self.keep:
+        x: Any = gates._parameters["x"]
+        if x is not self.x or x.data_ptr() != self.at or gates.keep is not self.keep:
             return False
-        buffers = gates._buffers
-        tensor: Any
+        buffers: Any = gates._buffers
         for name, tensor, at in self.tensors:
-            if tensor is not buffers[name] or tensor.data_ptr() != at:
+            if buffers[name] is not tensor or tensor.data_ptr() != at:
                 return False
         return gates.schedule is self.schedule
 
@@ -153,11 +154,12 @@ class Ready:
         if not self._follow(prox):
             return False
         prox.mover = self.move
-        given: Any = (self.x_array, self.velocity_array, *self.arrays, self.numbers)
-        found, lr, penalty, frozen = loops.advance(*given, False)
+        given = (self.x_array, self.velocity_array, *self.arrays, self.numbers)
+        advance: Any = loops.advance
+        found, lr, penalty, frozen = advance(*given, False)
         if found == ASK:
             gates.refuse_idle()
-            found, lr, penalty, frozen = loops.advance(*given, True)
+            found, lr, penalty, frozen = advance(*given, True)
         group = prox.param_groups[0]
         if self.keep is not None:
             group["penalty"] = self._held(penalty) if frozen else penalty

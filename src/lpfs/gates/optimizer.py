@@ -138,16 +138,21 @@ class ProxSGD(torch.optim.Optimizer):
         if not self._hooks_are_ours():
             return self._step_with_hooks(closure)
         if closure is None and self.stepper is None and self.mover is not None and self.mover(self):
-            return None
+            return None  # x of some gates alone: nothing that a guard would refuse
+        for hook in _global_pre_hooks.values():
+            if hook not in PASSING_HOOKS:
+                hook(self, (), {})
         return self._step(closure)
 
     # torch wraps every step in a profiler's record and a walk over hooks, which takes longer than the step itself
     step.hooked = True  # type: ignore[attr-defined]
 
     def _hooks_are_ours(self) -> bool:
-        """Whether nobody but lpfs, whose hook lets a ProxSGD pass, asked to be called at a step."""
+        """Whether nobody but lpfs, whose hooks pass a ProxSGD or guard tables, asked to be called at a step."""
         of_others = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or _global_post_hooks
-        return not of_others and all(hook in PASSING_HOOKS for hook in _global_pre_hooks.values())
+        return not of_others and all(
+            hook in PASSING_HOOKS or hasattr(hook, "guards") for hook in _global_pre_hooks.values()
+        )
 
     @torch.no_grad()
     def _step(self, closure: Callable[[], float] | None = None) -> float | None:

@@ -156,3 +156,7 @@ def _refuse_tables(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> 
             "Adagrad, RowWiseAdagrad, Adam or SGD of lpfs.tables.optim; other parameters move as with torch's"
         )
     _seen[optimizer] = len(optimizer.param_groups)
+
+
+# It looks at the parameters alone: who calls it himself need not go the long way of torch's hooks.
+_refuse_tables.guards = True  # type: ignore[attr-defined]
