@@ -231,11 +231,27 @@ WISHES = {
 }
 
 
-@pytest.mark.parametrize("wish", WISHES)
-@pytest.mark.parametrize("step", [10, 60, 110, 170])
-def test_a_search_that_is_killed_goes_on_bit_by_bit(log, pretrained, tmp_path, monkeypatch, wish, step):
-    """Before the first checkpoint, on the way down, where it settles, and after."""
-    model, whole = look(log, pretrained, folder=tmp_path / "whole", **WISHES[wish])
+@pytest.fixture(scope="module")
+def unharmed(log, pretrained, tmp_path_factory):
+    """Gives model and selection of a search that nobody kills, made once."""
+    made = {}
+
+    def get(wish):
+        if wish not in made:
+            made[wish] = look(log, pretrained, folder=tmp_path_factory.mktemp(wish) / "run", **WISHES[wish])
+        return made[wish]
+
+    return get
+
+
+# before the first checkpoint, on the way down, where it settles, and after
+STEPS = [(wish, step) for wish in WISHES for step in (60, 170)]
+STEPS += [(wish, step) for wish in ("budget", "loss") for step in (10, 110)]
+
+
+@pytest.mark.parametrize(("wish", "step"), STEPS)
+def test_a_search_that_is_killed_goes_on_bit_by_bit(log, pretrained, unharmed, tmp_path, monkeypatch, wish, step):
+    model, whole = unharmed(wish)
     kind, hook = (Descend, "after_step") if wish in ("budget", "loss") else (Polarize, "after_step")
     real = getattr(kind, hook)
 
@@ -254,8 +270,8 @@ def test_a_search_that_is_killed_goes_on_bit_by_bit(log, pretrained, tmp_path, m
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-def test_the_reference_of_a_loss_goes_on_too(log, pretrained, tmp_path, monkeypatch):
-    _, whole = look(log, pretrained, folder=tmp_path / "whole", max_auc_loss=0.02)
+def test_the_reference_of_a_loss_goes_on_too(log, pretrained, unharmed, tmp_path, monkeypatch):
+    _, whole = unharmed("loss")
     real = gated._Watch.after_step
 
     def dies(self, state):

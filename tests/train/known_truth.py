@@ -23,20 +23,28 @@ FIELDS = (
 )
 STRONG = ("user", "ad")  # then tags and age; price, site and slot say nothing
 NOISE = ("price", "site", "slot")
-TINY = {"model_options": {"dim": 4, "hidden": [8]}, "pretrain_steps": 150, "search_steps": 120, "device": "cpu"}
+TINY = {"model_options": {"dim": 4, "hidden": [8]}, "lr": 0.05, "pretrain_steps": 150, "search_steps": 120}
 SMALL = {"dim": 4, "hidden": (8,)}
 
 
 def known_truth(
-    out: Path, rows: int = 1200, days: int = 6, seed: int = 0, settings: Mapping[str, Any] | None = None
+    out: Path,
+    rows: int = 1200,
+    days: int = 6,
+    seed: int = 0,
+    last: int = 0,
+    settings: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """Clicks that depend on the parity of user and ad, and a little on a tag and on age."""
+    """Clicks that depend on user and ad, a little on a tag and on age; ``last`` draws the last day."""
     draw = np.random.default_rng(seed)
     schema = Schema(FIELDS, label="click")
-    with DatasetWriter(out, schema, fingerprint=f"known truth {seed}", settings=dict(settings or {})) as writer:
+    with DatasetWriter(
+        out, schema, fingerprint=f"known truth {seed} {last}", settings=dict(settings or {})
+    ) as writer:
         edges = [rows * day // days for day in range(days + 1)]
         for number in range(days):
             size = edges[number + 1] - edges[number]
+            draw = draw if number < days - 1 else np.random.default_rng([seed, last])
             ids = {
                 each.name: draw.integers(each.cardinality, size=size)
                 for each in FIELDS

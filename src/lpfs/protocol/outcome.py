@@ -191,8 +191,9 @@ def decided(selection: Selection) -> list[str]:
     made, count = selection.made, len(selection.kept)
     if made.get("end"):
         end = made["end"]
+        lose = "field loses" if count == 1 else "fields lose"
         lines = [
-            f"{count} fields lose {_loss(end['loss'])} of validation AUC against all fields trained as long; "
+            f"{count} {lose} {_loss(end['loss'])} of validation AUC against all fields trained as long; "
             f"{_loss(end['allowed'])} was allowed"
         ]
         further = {each["alive"]: each["loss"] for each in made["curve"] if each["alive"] < count}

@@ -53,7 +53,11 @@ def recipe(
     pretraining. A small table is gone through several times, shuffled, in smaller batches, so that there are
     2,000 steps to pretrain and 1,000 to search in.
     """
-    for name, value in {"batch_size": batch_size, "pretrain": pretrain_steps, "search": search_steps}.items():
+    for name, value in {
+        "batch_size": batch_size,
+        "pretrain_steps": pretrain_steps,
+        "search_steps": search_steps,
+    }.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise InputError(f"{name} must be a whole number >= 1, found {value!r}")
     rows = parts.early.rows

@@ -1,0 +1,66 @@
+"""How long to train and in which steps."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lpfs.errors import InputError
+from lpfs.protocol.recipe import recipe
+
+
+def parts(early, train):
+    return SimpleNamespace(early=SimpleNamespace(rows=early), train=SimpleNamespace(rows=train))
+
+
+def test_a_large_log_is_gone_through_once():
+    """The paper's shape: T2 is a quarter of T1."""
+    found = recipe(parts(18_000_000, 22_500_000))
+    assert (found.batch_size, found.pretrain, found.search, found.shuffle) == (512, 35_157, 8789, False)
+    assert (found.train, found.hot) == (43_946, 10_986)
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "pretrain", "shuffle"),
+    [
+        (512_000, 512, 2000, True),
+        (1_024_000, 512, 2000, False),
+        (511_999, 256, 2000, False),
+        (100_000, 64, 2000, True),
+        (1000, 64, 2000, True),
+    ],
+)
+def test_a_small_table_gets_smaller_batches_and_is_repeated(rows, batch, pretrain, shuffle):
+    found = recipe(parts(rows, rows * 5 // 4))
+    assert (found.batch_size, found.pretrain, found.search, found.shuffle) == (batch, pretrain, 1000, shuffle)
+
+
+@given(rows=st.integers(1, 10**9), more=st.integers(0, 10**9))
+def test_rules_that_always_hold(rows, more):
+    found = recipe(parts(rows, rows + more))
+    assert found.batch_size in (64, 128, 256, 512)
+    assert found.pretrain >= 2000
+    assert found.search == max(1000, round(found.pretrain / 4))
+    assert found.pretrain * found.batch_size >= rows  # every row is seen
+    assert found.shuffle == (found.pretrain > -(-rows // found.batch_size))
+    assert found.train >= found.pretrain
+    assert found.hot == max(1, round(found.train / 4))
+
+
+def test_what_is_said_goes_before_what_is_found():
+    found = recipe(parts(1000, 1250), batch_size=100, pretrain_steps=10, search_steps=7)
+    assert found.to_json() == {
+        "batch_size": 100, "pretrain": 10, "search": 7, "train": 12, "hot": 3, "shuffle": False,
+    }  # fmt: skip
+    assert recipe(parts(1000, 1250), batch_size=100, pretrain_steps=11).shuffle
+    assert recipe(parts(1000, 1250), pretrain_steps=8000).search == 2000
+
+
+@pytest.mark.parametrize("name", ["batch_size", "pretrain_steps", "search_steps"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, True, "3"])
+def test_numbers_that_are_none(name, value):
+    with pytest.raises(InputError, match=f"{name} must be a whole number >= 1, found"):
+        recipe(parts(1000, 1250), **{name: value})

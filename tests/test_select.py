@@ -1,0 +1,360 @@
+"""select: the whole job in small, through every backbone and every way to say what is wanted."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import polars as pl
+import pytest
+import torch
+from known_truth import FIELDS, STRONG, TINY, known_truth
+
+import lpfs
+from lpfs.errors import DataError, FieldError, InputError
+from lpfs.models.registry import MODELS, make_model, name_of
+from lpfs.protocol import stages
+from lpfs.protocol.periods import periods
+from lpfs.protocol.settings import Settings
+from lpfs.saved import load, save
+from lpfs.schema import Selection
+from lpfs.select import select
+
+NAMES = tuple(each.name for each in FIELDS)
+SMALL = TINY["model_options"]
+ROWS = 3000
+# all but what differs from run to run on the clock
+SAME = ("kept", "dropped", "gates", "metrics", "validation", "max_logit_change", "model", "made", "hot_start")
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return known_truth(tmp_path_factory.mktemp("log") / "log", rows=ROWS)
+
+
+@pytest.fixture(scope="module")
+def kept_three(log, tmp_path_factory):
+    return select(log, tmp_path_factory.mktemp("three") / "run", keep=3, **TINY, quiet=True)
+
+
+def answer(outcome):
+    return json.loads((outcome.folder / "selection.json").read_text())
+
+
+def same(outcome):
+    found = answer(outcome)
+    return {name: found.get(name) for name in SAME}
+
+
+def in_order(names):
+    return list(names) == sorted(names, key=NAMES.index)
+
+
+def test_the_answer(kept_three, log):
+    found = answer(kept_three)
+    assert set(found) == {
+        *("method", "kept", "dropped", "gates", "metrics", "validation", "max_logit_change", "certificates"),
+        *("model", "chosen_in", "savings", "seconds", "seed", "configuration", "recipe", "periods"),
+        *("fingerprint", "versions", "sites", "made", "hot_start"),
+    }
+    assert found["kept"] == list(kept_three.kept)
+    assert set(STRONG) < set(found["kept"])
+    assert len(found["kept"]) == 3
+    assert set(found["kept"]) | set(found["dropped"]) == set(NAMES)
+    assert in_order(found["kept"])
+    assert in_order(found["dropped"])
+    assert in_order(found["gates"])
+    assert (kept_three.folder / "kept_fields.txt").read_text().split() == found["kept"]
+    assert all((found["gates"][name] == 0.0) == (name in found["dropped"]) for name in NAMES)
+    assert found["metrics"].keys() == {"all_fields", "gated", "pruned", "hot_start", "retrained"}
+    assert all(each.keys() == {"auc", "logloss"} for each in found["metrics"].values())
+    assert all(0.6 < each["auc"] <= 1 for each in found["metrics"].values())
+    assert (found["method"], found["seed"], found["fingerprint"]) == ("lpfs++", 0, log.fingerprint)
+    assert found["configuration"]["keep"] == 3
+    assert found["versions"].keys() == {"lpfs", "torch", "numpy", "python"}
+    assert found["periods"]["test"]["rows"] == 500
+    assert found["seconds"].keys() == {"pretrain", "all_fields", "search", "prune", "retrain", "hot_start"}
+    assert found["savings"]["kept"]["table_bytes"] < found["savings"]["all_fields"]["table_bytes"]
+
+
+def test_the_pruned_model_is_the_gated_one(kept_three):
+    found = answer(kept_three)
+    for name in ("auc", "logloss"):
+        assert found["metrics"]["pruned"][name] == pytest.approx(found["metrics"]["gated"][name], abs=1e-6)
+    zeros, cut = found["certificates"]["zeros"], found["certificates"]["cut"]
+    assert zeros["max_logit_change"] == zeros["bound"] == 0.0
+    assert 0 < cut["bound"] < 1e-3
+    assert found["max_logit_change"] == cut["max_logit_change"] <= cut["bound"]
+    assert zeros["certified"] is cut["certified"] is True
+    assert sorted(zeros["checked"]) == sorted(cut["checked"]) == sorted(found["dropped"])
+
+
+def test_the_hot_start_leaves_the_pruned_model_alone_and_tells_what_it_saved(kept_three):
+    found = answer(kept_three)
+    assert found["validation"]["pruned"] != found["validation"]["hot_start"]
+    hot, recipe = found["hot_start"], found["recipe"]
+    assert (hot["steps"], hot["retrain_steps"]) == (recipe["hot"], recipe["train"])
+    assert hot["validation"][0] == [0, found["validation"]["pruned"]["auc"]]
+    level = found["validation"]["retrained"]["auc"]
+    reached = [step for step, auc in hot["validation"] if auc >= level]
+    assert hot["level_at"] == (reached[0] if reached else None)
+    assert hot["steps_saved"] == (recipe["train"] - reached[0] if reached else None)
+
+
+def test_the_model_that_is_left_is_the_best_on_validation_rows(kept_three, log):
+    found = answer(kept_three)
+    scores = {name: each["auc"] for name, each in found["validation"].items() if name != "all_fields"}
+    assert scores[found["model"]] == max(scores.values())
+    model = load(kept_three.folder / "model")
+    assert model.reads.names == tuple(found["kept"])
+    test = periods(log).test
+    for batch in test.stream(64, fields=model.reads.names):
+        assert torch.equal(model(batch), kept_three.model(batch))
+    judged = lpfs.evaluate(model, test.stream(4096, fields=model.reads.names))
+    assert judged.auc == found["metrics"][found["model"]]["auc"]
+
+
+def test_the_history_of_the_search(kept_three):
+    frame = pl.read_parquet(kept_three.folder / "history.parquet")
+    assert frame.columns == ["step", "loss", "alive", "penalty", "epsilon", "lr", *(f"gate:{n}" for n in NAMES)]
+    assert frame["step"].to_list() == list(range(1, 121))
+    assert (frame["alive"][0], frame["alive"][-1]) == (7, 3)
+    gates = answer(kept_three)["gates"]
+    assert [frame[f"gate:{name}"][-1] for name in NAMES] == pytest.approx([gates[n] for n in NAMES], abs=1e-6)
+
+
+def test_a_selection_reads_the_answer_of_a_run(kept_three, tmp_path):
+    selection = Selection.load(kept_three.folder / "selection.json")
+    assert (selection.kept, selection.dropped) == (kept_three.selection.kept, kept_three.selection.dropped)
+    assert dict(selection.gates) == dict(kept_three.selection.gates)
+    with pytest.raises(InputError, match="unknown key"):
+        Selection.from_json(answer(kept_three))
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    with pytest.raises(InputError, match="holds no selection"):
+        Selection.load(tmp_path / "other.json")
+
+
+def test_again_and_from_the_saved_settings(kept_three, log, tmp_path):
+    again = select(log, tmp_path / "again", settings=Settings.load(kept_three.folder), quiet=True)
+    assert same(again) == same(kept_three)
+    kept = (again.folder / "kept_fields.txt").read_bytes()
+    assert kept == (kept_three.folder / "kept_fields.txt").read_bytes()
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_backbone_goes_through_and_is_certified(log, tmp_path, name):
+    level = "cross" if name == "dlrm_cross" else "field"
+    wide = {"hidden": [8]} if name != "fm" else {}
+    wide = {"head": [8], **wide} if name == "user_item" else wide
+    wide = {"bottom": [4], **wide} if name.startswith("dlrm") else wide
+    options = {"model": name, "model_options": {"dim": 4, **wide}, "level": level}
+    found = select(log, tmp_path / "run", keep=2, **{**TINY, **options}, finish="none", quiet=True)
+    assert len(found.kept) == 2
+    assert set(found.metrics) == {"all_fields", "gated", "pruned"}
+    zeros, cut = found.certificates["zeros"], found.certificates["cut"]
+    assert zeros["certified"] is cut["certified"] is True
+    assert zeros["max_logit_change"] == 0.0
+    assert cut["max_logit_change"] <= cut["bound"]
+    for metric in ("auc", "logloss"):
+        assert found.metrics["pruned"][metric] == pytest.approx(found.metrics["gated"][metric], abs=1e-6)
+    model = load(tmp_path / "run" / "model")
+    assert name_of(model) == name
+    assert set(model.names) == set(found.kept)
+
+
+def test_crosses_under_a_budget_with_a_field_that_must_stay(log, tmp_path):
+    found = select(
+        log, tmp_path / "run", level="cross", budget=6.0, costs="complexity", must_keep="site",
+        **{**TINY, "model_options": {"dim": 4, "hidden": [8], "bottom": [4]}}, finish="none", quiet=True,
+    )  # fmt: skip
+    assert "site" in found.kept
+    assert found.selection.made["cost"] <= 6.0
+
+
+def test_nothing_asked_for_says_what_it_decided(log, tmp_path, capsys):
+    found = select(log, tmp_path / "run", **TINY, finish="hot", must_keep=("slot",), must_drop=("price",))
+    told = capsys.readouterr().err
+    assert "search: as few as cost at most 0.001 AUC" in told
+    assert "of validation AUC against all fields trained as long; 0.00100 was allowed" in told
+    assert {"slot", *STRONG} <= set(found.kept)
+    assert "price" not in found.selection.names
+    assert found.selection.made["curve"]
+    assert found.hot_start == {}
+    assert "hot_start" not in answer(found)
+
+
+def test_the_last_day_decides_nothing(log, tmp_path):
+    """Two logs that differ in the last day alone give the same fields and the same model."""
+    other = known_truth(tmp_path / "other", rows=ROWS, last=1)
+    for method in ("lpfs++", "permutation"):
+        runs = [
+            select(each, tmp_path / f"{method}{n}", keep=3, method=method, **TINY, quiet=True)
+            for n, each in enumerate((log, other))
+        ]
+        first, second = (answer(each) for each in runs)
+        assert first["metrics"] != second["metrics"]
+        alike = [name for name in SAME if name != "metrics"]
+        assert {name: first[name] for name in alike} == {name: second[name] for name in alike}
+        mine, theirs = (each.model.state_dict() for each in runs)
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+        assert set(STRONG) < set(first["kept"])
+
+
+def test_several_seeds(log, tmp_path, capsys):
+    found = select(log, tmp_path / "run", keep=3, seeds=3, **TINY, finish="none")
+    assert sum(found.chosen_in.values()) == 9
+    assert all(found.chosen_in[name] >= 1 for name in found.kept)
+    assert all(found.chosen_in[name] == 3 for name in STRONG)
+    assert "not in every one of 3 searches" in capsys.readouterr().err
+    assert {each.name for each in (tmp_path / "run").iterdir()} >= {"search", "search-1", "search-2", "pretrain-2"}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(log, tmp_path_factory):
+    """A factorisation machine of six of the seven fields, trained elsewhere."""
+    torch.manual_seed(3)
+    model = make_model("fm", log.schema.subset([name for name in NAMES if name != "price"]), dim=3)
+    lpfs.fit(
+        model, log.days(0, 4).stream(64, shuffle=True, fields=model.reads.names), lr=0.05, steps=300, quiet=True
+    )
+    return save(model, tmp_path_factory.mktemp("given") / "model", fingerprint=log.fingerprint)
+
+
+def test_from_a_trained_model(log, checkpoint, tmp_path):
+    options = {name: value for name, value in TINY.items() if name != "model_options"}
+    found = select(log, tmp_path / "run", keep=2, checkpoint=str(checkpoint), seeds=2, **options, quiet=True)
+    assert set(found.kept) == set(STRONG)
+    assert "price" not in found.selection.names
+    assert not list((tmp_path / "run").glob("pretrain*"))
+    for each in (found.model, load(tmp_path / "run" / "model")):
+        assert name_of(each) == "fm"
+        assert each.config["dim"] == 3
+    settings = Settings.load(tmp_path / "run")
+    assert (settings.model, settings.model_options["dim"]) == ("fm", 3)
+    ids = sum(log.schema[name].cardinality for name in ("user", "site", "ad", "slot", "tags"))
+    assert found.savings["all_fields"]["table_bytes"] == 4 * ids * (3 + 1)  # all fields of the same backbone
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": "mlp"}, "is of 'fm', not of 'mlp'"),
+        ({"model_options": {"dim": 4}}, "has dim=3 and cannot have 4"),
+        ({"must_drop": "ad"}, "reads 'ad', which must be dropped"),
+        ({"must_keep": "price"}, "no field 'price'"),
+    ],
+)
+def test_a_trained_model_that_is_not_what_was_said(log, checkpoint, tmp_path, given, message):
+    with pytest.raises(InputError, match=message):
+        select(log, tmp_path / "run", keep=2, checkpoint=str(checkpoint), **given, quiet=True)
+    assert not (tmp_path / "run" / "all_fields").exists()
+
+
+def test_a_log_that_is_gone_through_once(log, tmp_path):
+    """Enough rows for the steps: time order, no repetition; all fields just go on."""
+    once = {**TINY, "pretrain_steps": 250, "batch_size": 8, "search_steps": 60}
+    found = select(log, tmp_path / "run", keep=3, **once, quiet=True)
+    told = answer(found)
+    assert told["recipe"]["shuffle"] is False
+    assert len(found.kept) == 3
+    lines = (tmp_path / "run" / "all_fields" / "metrics.jsonl").read_text()
+    assert '"kind": "evaluate"' not in lines
+    assert len(told["hot_start"]["validation"]) >= 10
+
+
+@pytest.mark.parametrize("stage", ["all_fields", "find", "shrink", "retrain", "hot_start", "serving_speed"])
+def test_a_run_that_fails_goes_on_from_its_stage(log, kept_three, tmp_path, monkeypatch, stage):
+    def fails(*_, **__):
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, stage, fails)
+        with pytest.raises(OSError, match="the disk is gone"):
+            select(log, tmp_path / "run", keep=3, **TINY, quiet=True)
+    assert not (tmp_path / "run" / "selection.json").exists()
+    with pytest.raises(InputError, match="holds a run already"):
+        select(log, tmp_path / "run", keep=3, **TINY, quiet=True)
+    found = select(log, tmp_path / "run", keep=3, **TINY, quiet=True, resume=True)
+    assert same(found) == same(kept_three)
+
+
+def table(rows=1800, seed=1):
+    """A table in memory, in an order that means nothing."""
+    draw = random.Random(seed)
+    lines = []
+    for row in range(rows):
+        user, ad, noise = (draw.randrange(size) for size in (6, 5, 8))
+        click = draw.random() < 0.05 + 0.45 * (user % 2) + 0.45 * (ad % 2)
+        lines.append({"click": int(click), "noise": f"n{noise}", "user": f"u{user}", "ad": f"a{ad}", "row": row})
+    return pl.DataFrame(lines)
+
+
+def test_a_table_without_time_is_dealt_at_random_by_seed(tmp_path):
+    runs = [
+        select(table().drop("row"), tmp_path / f"{n}", label="click", keep=2, **TINY, finish="none", quiet=True)
+        for n in range(2)
+    ]
+    assert runs[0].kept == ("user", "ad")
+    assert same(runs[0]) == same(runs[1])
+    made = lpfs.Dataset(tmp_path / "0" / "data")
+    assert made.settings["options"]["shuffle"] is True
+
+
+def test_a_column_of_splits_is_honoured(tmp_path):
+    rows = table()
+    part = pl.when(pl.col("row") % 6 == 0).then(pl.lit("test")).otherwise(pl.lit("train")).alias("fold")
+    found = select(
+        rows.with_columns(part).drop("row"), tmp_path / "run", label="click", split="fold", keep=2, **TINY,
+        finish="none", quiet=True,
+    )  # fmt: skip
+    told = answer(found)["periods"]
+    assert found.kept == ("user", "ad")
+    assert told["test"] == {"rows": 300, "days": ["test", "test"]}
+    assert sum(told[name]["rows"] for name in ("early", "search", "valid")) == 1500
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"keep": 2, "search_steps": 49}, "at least 50 steps"),
+        ({"search_steps": 10}, "at least 50 steps"),
+        ({"keep": 2, "options": {"alpha": "x"}}, "alpha must be a number, found 'x'"),
+        ({"keep": 2, "options": {"rescale": "x"}}, "rescale must be"),
+        ({"keep": 2, "method": "lpfs", "options": {"alpha": 1.0}}, "has no alpha"),
+        ({"keep": 2, "method": "permutation", "options": {"repeats": 0}}, "repeats must be"),
+        ({"method": "permutation"}, "say keep=K"),
+        ({"keep": 8}, "between 1 and the 7 fields"),
+        ({"keep": 30, "level": "cross", "model_options": {}}, "between 1 and the 21 fields"),
+        ({"keep": 2, "model": "dlrm", "model_options": {}, "must_keep": ("age",)}, "no field 'age'"),
+        ({"keep": 2, "must_drop": ("usr",)}, "did you mean 'user'"),
+        ({"keep": 1, "must_drop": NAMES}, "nothing is left"),
+        ({"keep": 2, "optimizer": "adamw"}, "optimizer must be one of"),
+        ({"keep": 2, "precision": "half"}, "precision must be one of"),
+        ({"keep": 2, "lr": -1.0}, "lr must be a number > 0"),
+        ({"keep": 2, "batch_size": 0}, "batch_size must be"),
+        ({"keep": 2, "model": "mpl"}, "no model 'mpl'"),
+        ({"budget": 1.0}, "give costs="),
+        ({"budget": 0.01, "costs": "complexity"}, "even the cheapest field costs"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_trained(log, tmp_path, given, message):
+    with pytest.raises(InputError, match=message):
+        select(log, tmp_path / "run", **{**TINY, **given}, quiet=True)
+    assert not [each for each in (tmp_path / "run").glob("*") if each.name != "config.json"]
+
+
+def test_rows_without_a_label_are_refused(log, tmp_path):
+    unlabelled = known_truth(tmp_path / "log", settings={"unlabelled": True})
+    with pytest.raises(DataError, match="without a label"):
+        select(unlabelled, tmp_path / "run", keep=2, **TINY, quiet=True)
+    model = make_model("mlp", log.schema, **SMALL)
+    with pytest.raises(InputError, match="have no label 'click'"):
+        lpfs.evaluate(model, unlabelled.stream(64))
+
+
+def test_rows_of_one_class_are_refused(tmp_path):
+    rows = table().with_columns(click=pl.when(pl.col("row") < 1500).then(pl.col("click")).otherwise(0))
+    with pytest.raises(InputError, match=r"the test rows \(300\) hold one class only \(0 positive\)"):
+        select(rows, tmp_path / "run", label="click", keep=1, prepare={"parts": 6, "shuffle": False}, quiet=True)
+    with pytest.raises(FieldError, match="did you mean 'click'"):
+        select(rows, tmp_path / "two", label="clik", keep=1, quiet=True)
