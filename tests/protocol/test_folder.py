@@ -50,16 +50,18 @@ def test_replacing_removes_what_a_run_made_and_nothing_else(tmp_path):
     assert Settings.load(tmp_path).keep == 5
 
 
+def fail_in(folder):
+    with beginning(folder, WANTED.updated(label="clik"), resume=False, replace=True):
+        (folder / "data").mkdir()
+        raise RuntimeError("no such label")
+
+
 def test_a_run_that_fails_to_begin_leaves_the_old_one(tmp_path):
     begin(tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "kept_fields.txt").write_text("a\n")
-    with (
-        pytest.raises(RuntimeError, match="no such label"),
-        beginning(tmp_path, WANTED.updated(label="clik"), resume=False, replace=True),
-    ):
-        (tmp_path / "data").mkdir()
-        raise RuntimeError("no such label")
+    with pytest.raises(RuntimeError, match="no such label"):
+        fail_in(tmp_path)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["config.json", "kept_fields.txt", "model"]
     assert Settings.load(tmp_path) == WANTED
 

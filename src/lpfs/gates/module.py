@@ -628,10 +628,10 @@ def fused_kernels() -> Any:
 
 @cache
 def compiled_loops() -> Any:
-    """Return the loops of numba for a CPU, if numba is there."""
+    """Return the loops of numba for a CPU, if numba is there and works."""
     try:
         from lpfs.gates import compiled
-    except ImportError:
+    except Exception:  # a broken installation fails in many ways; numpy does the same, more slowly
         return None
     return compiled
 
