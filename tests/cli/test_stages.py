@@ -65,6 +65,18 @@ def test_search_on_all_rows_of_a_log(run, trained, clicks, tmp_path):
     assert json.loads(again[1])["gates"] == json.loads(out)["gates"]
 
 
+def test_a_method_that_only_ranks_can_be_pruned_too(run, trained, tmp_path):
+    options = ["--keep", "2", "--method", "permutation", "--json", "-q", "--out", tmp_path / "found"]
+    code, out, err = run("search", trained, trained / "data", *options)
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["kept"] == ["user", "ad"]
+    assert told["gates"] == {"user": 1.0, "ad": 1.0, "site": 0.0, "noise": 0.0, "price": 0.0}
+    code, out, err = run("prune", tmp_path / "found", "--json", "-q", "--out", tmp_path / "small")
+    assert code == 0, err
+    assert json.loads(out)["certificates"]["cut"]["certified"] is True
+
+
 @pytest.mark.parametrize("zeros", [False, True])
 def test_prune_proves_and_the_small_model_can_be_judged(run, trained, found, clicks, tmp_path, zeros):
     arguments = ["prune", found, *(["--zeros"] if zeros else []), "--out", tmp_path / "small"]

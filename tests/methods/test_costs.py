@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,6 +92,18 @@ def test_a_file_of_costs(tmp_path):
     assert costs.fields == {"user": 2, "ad": 5.5, "price": 2}
     assert costs.unit == "ms"
     assert [costs.total(each) for each in (["user"], ["user", "ad"], ["price"])] == [5, 10.5, 2]
+
+
+@pytest.mark.parametrize("page", ["select.md", "cli.md"])
+def test_the_file_in_the_documentation(page, tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / page).read_text("utf-8")
+    block = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)[0]
+    schema = Schema(tuple(Field(name, cardinality=3) for name in ("user_history", "age", "city", "income", "ad")))
+    (tmp_path / "costs.toml").write_text(block)
+    costs = Costs.load(tmp_path / "costs.toml", schema)
+    assert costs.unit == "ms"
+    assert costs.total(["ad"]) == 1.0
+    assert costs.total(["user_history", "age", "income"]) == 8.0 + 1.0 + 1.0 + 5.0
 
 
 @pytest.mark.parametrize(

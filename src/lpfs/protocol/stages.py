@@ -191,7 +191,16 @@ def find(work: Work, pretrained: Trained, seed: int) -> tuple[Model, torch.optim
         config=replace(work.training(work.recipe.search, seed, choose=False), lr=None),
         **work.settings.options,
     )
+    if not hasattr(model, GATES):
+        close(model, selection)
     return model, optimizer, selection
+
+
+def close(model: Model, found: Selection) -> None:
+    """Put gates on the model of a method that only ranks: closed ones on what it drops, open ones on the rest."""
+    gates = attach(model, steps=1)
+    with torch.no_grad():
+        gates.x.copy_(torch.tensor([float(name in found.kept) for name in gates.names]))
 
 
 def shrink(
@@ -199,10 +208,6 @@ def shrink(
 ) -> tuple[Pruned, Pruned, Selection]:
     """Put the gates into the weights and remove what is dropped: by zeros (bit-equal), by cutting (rounding)."""
     batch = proof(work, model)
-    if not hasattr(model, GATES):  # a method that only ranks: closed gates on what it drops, open ones on the rest
-        gates = attach(model, steps=1)
-        with torch.no_grad():
-            gates.x.copy_(torch.tensor([float(name in found.kept) for name in gates.names]))
     selection = absorb(model, optimizer, batch=batch)
     selection = replace(selection, history=found.history, made={**found.made, **selection.made})
     selection = selection.in_order(work.schema.names)
