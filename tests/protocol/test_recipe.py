@@ -13,7 +13,7 @@ from lpfs.protocol.recipe import recipe
 
 
 def parts(early, train):
-    return SimpleNamespace(early=SimpleNamespace(rows=early), train=SimpleNamespace(rows=train))
+    return SimpleNamespace(early=SimpleNamespace(rows=early), train=SimpleNamespace(rows=train), dealt=False)
 
 
 def test_a_large_log_is_gone_through_once():

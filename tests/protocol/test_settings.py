@@ -17,9 +17,12 @@ def test_they_are_read_back_as_they_were(tmp_path):
         model_options={"hidden": [8]}, seeds=2,
     )  # fmt: skip
     assert settings.must_keep == ("user",)
-    folder = open_folder(tmp_path / "run", settings, resume=False, replace=False)
+    folder = tmp_path / "run"
+    open_folder(folder, settings, resume=False, replace=False)
     assert Settings.load(folder) == Settings.load(folder / "config.json") == settings
-    assert json.loads((folder / "config.json").read_text()) == json.loads(json.dumps(settings.to_json()))
+    assert json.loads((folder / "config.json").read_text()) == json.loads(
+        json.dumps({"format": "lpfs-run", **settings.to_json()})
+    )
     assert not list(folder.glob("*.new"))
 
 
@@ -64,10 +67,10 @@ def test_a_folder_is_begun_once_and_gone_on_with_under_the_same_settings(tmp_pat
     (folder / "pretrain").mkdir()
     with pytest.raises(InputError, match="holds a run already; go on with --resume"):
         open_folder(folder, settings, resume=False, replace=False)
-    assert open_folder(folder, settings, resume=True, replace=False) == folder
+    open_folder(folder, settings, resume=True, replace=False)
     with pytest.raises(InputError, match="was begun with keep=3 and cannot go on with 4"):
         open_folder(folder, Settings(keep=4, seed=5), resume=True, replace=False)
-    open_folder(folder, Settings(keep=4), resume=False, replace=True)
+    open_folder(folder, Settings(keep=4), resume=False, replace=True).forget()
     assert not (folder / "pretrain").exists()
     assert Settings.load(folder).keep == 4
 

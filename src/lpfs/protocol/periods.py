@@ -24,7 +24,6 @@ class Periods:
         valid: the last tenth of the search period, held out: every choice is made there.
         test: rows that are read once, at the end.
         train: early and search together, to retrain on.
-        dealt: whether rows were dealt to the parts at random; then they have no order worth keeping.
 
     """
 
@@ -33,14 +32,17 @@ class Periods:
     valid: Dataset
     test: Dataset
     train: Dataset
-    dealt: bool = False
+
+    @property
+    def dealt(self) -> bool:
+        """Whether rows were dealt to the days at random; then they have no order worth keeping."""
+        return dealt(self.train)
 
     def to_json(self) -> dict[str, object]:
         """Return rows and days of each part."""
         return {
             name: {"rows": part.rows, "days": [part.days()[0], part.days()[-1]]}
             for name, part in vars(self).items()
-            if isinstance(part, Dataset)
         }
 
 
@@ -97,12 +99,7 @@ def of_parts(dataset: Dataset, sizes: list[int], test: Dataset) -> Periods:
     """Cut at whole parts, each of them drawn at random: the last chooses, those before it search."""
     early, edge, stop = sum(sizes[:-SEARCHED]), sum(sizes[:-1]), sum(sizes)
     return Periods(
-        dataset.part(0, early),
-        dataset.part(early, edge),
-        dataset.part(edge, stop),
-        test,
-        dataset.part(0, edge),
-        dealt=True,
+        dataset.part(0, early), dataset.part(early, edge), dataset.part(edge, stop), test, dataset.part(0, edge)
     )
 
 

@@ -69,5 +69,6 @@ def recipe(
     pretrain = pretrain_steps or max(once, LEAST_PRETRAIN)
     search = search_steps or max(round(pretrain / 4), LEAST_SEARCH)
     train = max(1, round(pretrain * parts.train.rows / rows))
-    again = parts.dealt or pretrain > once or search > -(-parts.search.rows // batch_size)
-    return Recipe(batch_size, pretrain, search, train, max(1, round(train / 4)), shuffle=again)
+    return Recipe(
+        batch_size, pretrain, search, train, max(1, round(train / 4)), shuffle=parts.dealt or pretrain > once
+    )

@@ -63,10 +63,12 @@ class Work:
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
 
-    def stream(self, part: Dataset, fields: Sequence[str], *, train: bool, seed: int = 0) -> Stream:
+    def stream(
+        self, part: Dataset, fields: Sequence[str], *, train: bool, seed: int = 0, again: bool = False
+    ) -> Stream:
         """Return batches of some rows: those to train on are shuffled where they are gone through again."""
         size = self.recipe.batch_size if train else SCORED
-        shuffle = train and self.recipe.shuffle
+        shuffle = train and (self.recipe.shuffle or again)
         return part.stream(size, shuffle=shuffle, seed=seed, fields=fields, device=self.device)
 
     def training(self, steps: int, seed: int, *, choose: bool, watch: bool = False) -> Training:
@@ -172,9 +174,10 @@ def find(work: Work, pretrained: Trained, seed: int) -> tuple[Model, torch.optim
     model, optimizer = pretrained
     fields = model.reads.names
     wish = work.wish
+    again = work.recipe.search * work.recipe.batch_size > work.parts.search.rows
     selection = search(
         model,
-        work.stream(work.parts.search, fields, train=True, seed=seed),
+        work.stream(work.parts.search, fields, train=True, seed=seed, again=again),
         work.settings.method,
         keep=wish.keep,
         penalty=wish.penalty,
