@@ -84,9 +84,9 @@ def plot(results: dict[str, list[dict[str, Any]]], path: Path, device: str) -> N
         held = ", ".join(f"{titles[key]} {value:,}" for key, value in HELD.items() if key != name)
         axis.set_title(held, fontsize=8, color="0.4")
         axis.set_xlabel(titles[name])
-        axis.set_xscale("log")
-        axis.set_xticks(x, [f"{each:,}" for each in x], minor=False)
-        axis.minorticks_off()
+        short = [f"{each // 1_000_000}M" if name == "rows" else f"{each:,}" for each in x]
+        axis.set_xticks(x, short)
+        axis.set_xlim(left=0)
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("ms a step, median and quartiles")
