@@ -201,6 +201,24 @@ def fbgemm(device: str) -> Step:
     return stepping(net, tokens, [optimizer])
 
 
+def fuxictr(device: str) -> Step:
+    """FuxiCTR's embedding layer: a table a field with dense gradients, and Adam over all of it, as it trains."""
+    features, layers = (importlib.import_module(f"fuxictr.{name}") for name in ("features", "pytorch.layers"))
+    known = features.FeatureMap("bench", ".")
+    for number, size in enumerate(sizes(device)):
+        known.features[f"c{number}"] = {"source": "", "type": "categorical", "vocab_size": size}
+    known.num_fields = len(CRITEO)
+    tables, net = layers.FeatureEmbedding(known, D).to(device), Dense().to(device)
+    optimizer = torch.optim.Adam([*tables.parameters(), *net.parameters()], lr=0.001)
+
+    def tokens(data: Data) -> Tensor:
+        columns = data[0].long()
+        out: Tensor = tables({f"c{number}": columns[:, number] for number in range(len(CRITEO))})
+        return out
+
+    return stepping(net, tokens, [optimizer])
+
+
 def graphed(step: Step, optimizer_of: list[Any], device: str) -> Step:
     """Return a step that is captured once a batch size and replayed, batches copied to where it reads them."""
     for each in optimizer_of:
@@ -291,6 +309,10 @@ def contenders(device: str) -> dict[str, Step]:
         print("FBGEMM is not installed here: left out")
     else:
         made["FBGEMM"] = fbgemm(device)
+    if importlib.util.find_spec("fuxictr") is None:
+        print("FuxiCTR is not installed here: left out")
+    else:
+        made["FuxiCTR, Adam"] = fuxictr(device)
     return made
 
 
