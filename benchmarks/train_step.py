@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, linear, relu
 
 import lpfs
 from lpfs.tables.engines.choice import use_engine
@@ -81,9 +81,15 @@ class Dense(nn.Module):
 
     def forward(self, tokens: Tensor, dense: Tensor, gate: Tensor | None = None) -> Tensor:
         """Return logits (B,)."""
-        token = self.bottom(dense) if gate is None else self.bottom(dense) * gate
+        token = self.bottom(dense) if gate is None else self.gated(dense, gate)
         logits: Tensor = self.top(torch.cat([tokens.flatten(1), token], 1))
         return logits[:, 0]
+
+    def gated(self, dense: Tensor, gate: Tensor) -> Tensor:
+        """Return the token times its gate, the gate on the small weights, as in lpfs.models.dense_token."""
+        first, last = self.bottom[0], self.bottom[2]
+        assert isinstance(last, nn.Linear)
+        return linear(relu(first(dense)), last.weight * gate, last.bias * gate)
 
 
 def stepping(
