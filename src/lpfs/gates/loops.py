@@ -9,14 +9,11 @@ float64 as there; only arctan and the root of ε may differ in the last bit. :mo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
-from numba import njit
 
-Loop = TypeVar("Loop", bound=Callable[..., Any])
-Array = Any  # what numba compiles has shapes and kinds, but no types that mypy knows
+from lpfs.jit import Array, compiled
 
 # What a search never changes, in one array of float64
 NUMBERS = 27
@@ -29,15 +26,6 @@ START, RATE, EVERY, FLOOR = range(4)
 FINE, ASK, ALL_ZERO, ENDED = range(4)
 
 ONE, TWO, FLAT = np.float32(1), np.float32(2), np.float32(1e15)
-
-
-def compiled(function: Loop) -> Loop:
-    """Compile at first use; kept on disk for the next process, wherever numba finds a folder it can write to."""
-    how = {"nogil": True, "error_model": "numpy"}
-    try:
-        return cast(Loop, njit(cache=True, **how)(function))
-    except RuntimeError:  # no such folder
-        return cast(Loop, njit(**how)(function))
 
 
 # α·ε^(1/τ)

@@ -8,29 +8,19 @@ the batch. Rows are fetched ahead of their use, because a table is larger than a
 # mypy: disable-error-code="call-arg,call-overload,import-untyped,no-untyped-call,unused-ignore,untyped-decorator"
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, prange
+from numba import prange
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
-Loop = TypeVar("Loop", bound=Callable[..., Any])
-Array = Any  # what numba compiles has shapes and kinds, but no types that mypy knows
+from lpfs.jit import Array, Loop, compiled
+
 AHEAD = 16  # rows
 EMPTY = -1
-
-
-def compiled(function: Loop, parallel: bool = False) -> Loop:
-    """Compile at first use; kept on disk for the next process, wherever numba finds a folder it can write to."""
-    how = {"nogil": True, "error_model": "numpy", "parallel": parallel}
-    try:
-        return cast(Loop, njit(cache=True, **how)(function))
-    except RuntimeError:  # no such folder
-        return cast(Loop, njit(**how)(function))
 
 
 @intrinsic
