@@ -100,9 +100,9 @@ def test_numba_comes_late_and_a_second_process_compiles_nothing(tmp_path):
 
 @numba_here
 def test_where_nothing_can_be_written_it_compiles_anew(monkeypatch):
-    from lpfs.tables.engines import kernels
+    from lpfs import jit
 
-    compile_it, asked = kernels.njit, []
+    compile_it, asked = jit.njit, []
 
     def njit(cache: bool = False, **how):
         asked.append(cache)
@@ -110,8 +110,8 @@ def test_where_nothing_can_be_written_it_compiles_anew(monkeypatch):
             raise RuntimeError("cannot cache function 'twice': no locator available for file 'x.py'")
         return compile_it(**how)
 
-    monkeypatch.setattr(kernels, "njit", njit)
-    assert kernels.compiled(lambda x: 2 * x)(4) == 8
+    monkeypatch.setattr(jit, "njit", njit)
+    assert jit.compiled(lambda x: 2 * x)(4) == 8
     assert asked == [True, False]
 
 
