@@ -312,11 +312,11 @@ def contenders(device: str) -> dict[str, Step]:
     if device == "cuda":
         made |= on_gpu()
     if importlib.util.find_spec("fbgemm_gpu") is None:
-        print("FBGEMM is not installed here: left out")
+        print("FBGEMM is not installed here: left out (pip install --no-deps fbgemm-gpu-cpu==1.8.0)")
     else:
         made["FBGEMM"] = fbgemm(device)
     if importlib.util.find_spec("fuxictr") is None:
-        print("FuxiCTR is not installed here: left out")
+        print("FuxiCTR is not installed here: left out (pip install fuxictr)")
     else:
         made["FuxiCTR, Adam"] = fuxictr(device)
     return made
