@@ -29,6 +29,8 @@ class Task:
         optimizer: of the model's parameters.
         stream: batches of the search period.
         valid: held-out batches of it, on which every choice is made.
+        held: batches of rows that the weights of the model never see, for what learns beside them: gates, a second
+            optimizer. None: every row of ``stream`` is new when it comes, so they may learn from it too.
         wish: what is asked for.
         steps: how many steps the search may take.
         seed: of everything that is drawn.
@@ -50,3 +52,4 @@ class Task:
     resume: bool = False
     training: Training = field(default_factory=Training)
     options: Mapping[str, Any] = field(default_factory=dict)
+    held: Iterable[Batch] | None = None
