@@ -124,7 +124,7 @@ def test_a_fixed_penalty_drops_what_it_outweighs(log, pretrained):
 @pytest.mark.parametrize("budget", [1.0, 2.5, 5.0])
 def test_a_budget_is_never_exceeded(log, pretrained, method, budget):
     costs = Costs(LINEAR, unit="ms")
-    model, found = look(log, pretrained, method=method, budget=budget, costs=costs)
+    model, found = look(log, pretrained, steps=400, method=method, budget=budget, costs=costs)
     check_gates(model, found)
     assert found.kept
     assert costs.total(found.kept) == found.made["cost"] <= budget

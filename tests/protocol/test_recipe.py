@@ -13,7 +13,8 @@ from lpfs.protocol.recipe import recipe
 
 
 def parts(early, train):
-    return SimpleNamespace(early=SimpleNamespace(rows=early), train=SimpleNamespace(rows=train), dealt=False)
+    rows = {"early": early, "search": train - early, "train": train}
+    return SimpleNamespace(dealt=False, **{name: SimpleNamespace(rows=count) for name, count in rows.items()})
 
 
 def test_a_large_log_is_gone_through_once():
@@ -21,6 +22,7 @@ def test_a_large_log_is_gone_through_once():
     found = recipe(parts(18_000_000, 22_500_000))
     assert (found.batch_size, found.pretrain, found.search, found.shuffle) == (512, 35_157, 8789, False)
     assert (found.train, found.hot) == (43_946, 10_986)
+    assert (found.apart, found.pace) == (False, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,8 @@ def test_a_large_log_is_gone_through_once():
 )
 def test_a_small_table_gets_smaller_batches_and_is_repeated(rows, batch, pretrain, shuffle):
     found = recipe(parts(rows, rows * 5 // 4))
-    assert (found.batch_size, found.pretrain, found.search, found.shuffle) == (batch, pretrain, 1000, shuffle)
+    assert (found.batch_size, found.pretrain, found.search, found.shuffle) == (batch, pretrain, 2000, shuffle)
+    assert (found.apart, found.held, found.pace) == (True, 512, 3.0)
 
 
 @given(rows=st.integers(1, 10**9), more=st.integers(0, 10**9))
@@ -43,7 +46,8 @@ def test_rules_that_always_hold(rows, more):
     found = recipe(parts(rows, rows + more))
     assert found.batch_size in (64, 128, 256, 512)
     assert found.pretrain >= 2000
-    assert found.search == max(1000, round(found.pretrain / 4))
+    assert found.search == max(2000, round(found.pretrain / 4))
+    assert found.apart == (found.search * found.batch_size > more)
     assert found.pretrain * found.batch_size >= rows  # every row is seen
     assert found.shuffle == (found.pretrain > -(-rows // found.batch_size))
     assert found.train >= found.pretrain
@@ -54,9 +58,10 @@ def test_what_is_said_goes_before_what_is_found():
     found = recipe(parts(1000, 1250), batch_size=100, pretrain_steps=10, search_steps=7)
     assert found.to_json() == {
         "batch_size": 100, "pretrain": 10, "search": 7, "train": 12, "hot": 3, "shuffle": False,
+        "apart": True, "held": 512, "pace": 3.0,
     }  # fmt: skip
     assert recipe(parts(1000, 1250), batch_size=100, pretrain_steps=11).shuffle
-    assert recipe(parts(1000, 1250), pretrain_steps=8000).search == 2000
+    assert recipe(parts(1000, 1250), pretrain_steps=12000).search == 3000
 
 
 @pytest.mark.parametrize("name", ["batch_size", "pretrain_steps", "search_steps"])

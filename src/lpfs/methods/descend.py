@@ -32,8 +32,8 @@ UNAFFORDABLE = 1e9  # a weight on λ that no gradient holds against
 class Descend(Polarize):
     """Goes down until :meth:`look` says where to stay."""
 
-    def __init__(self, gates: Gates, prox: ProxSGD) -> None:
-        super().__init__(gates, prox)
+    def __init__(self, gates: Gates, prox: ProxSGD, held: Iterable[Batch] | None = None) -> None:
+        super().__init__(gates, prox, held)
         self.pause = max(1, gates.steps // LOOKS)
         self.settled = False
         self.seen = len(gates.names)  # how many were alive at the last look
@@ -82,8 +82,16 @@ class WithinBudget(Descend):
     A field that the budget cannot pay for beside those that must be kept is let go at once.
     """
 
-    def __init__(self, gates: Gates, prox: ProxSGD, costs: Costs, budget: float, must_keep: Sequence[str]) -> None:
-        super().__init__(gates, prox)
+    def __init__(
+        self,
+        gates: Gates,
+        prox: ProxSGD,
+        costs: Costs,
+        budget: float,
+        must_keep: Sequence[str],
+        held: Iterable[Batch] | None = None,
+    ) -> None:
+        super().__init__(gates, prox, held)
         self.pause = 1
         self.costs, self.budget, self.must_keep = costs, budget, must_keep
         self.seen += 1  # look at once: it may be affordable as it is
@@ -161,8 +169,9 @@ class WithinLoss(Descend):
         valid: Iterable[Batch],
         reference: Sequence[tuple[int, float]],
         loss: float,
+        held: Iterable[Batch] | None = None,
     ) -> None:
-        super().__init__(gates, prox)
+        super().__init__(gates, prox, held)
         self.valid, self.reference, self.loss = valid, list(reference), loss
         self.best = gates.x.detach().clone()
         self.curve: list[dict[str, Any]] = []  # what was seen on the way: fields alive, AUC, loss

@@ -15,10 +15,12 @@ from lpfs.gates.module import NAME as GATES
 from lpfs.gates.module import Gates, Rescale
 from lpfs.gates.optimizer import Prox, ProxSGD, Threshold
 from lpfs.gates.schedule import Preset, Schedule
+from lpfs.methods.centre import centre
 from lpfs.methods.descend import LATEST, WithinBudget, WithinLoss
 from lpfs.methods.polarize import Polarize
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
+from lpfs.models.model import Model
 from lpfs.schema import Selection, known_keys
 from lpfs.train.callback import Callback, State
 from lpfs.train.evaluate import evaluate
@@ -44,6 +46,7 @@ class Options:
     momentum: float = 0.9
     prox: Prox = "l1"
     threshold: Threshold = "paper"
+    centre: bool = True
 
     def __post_init__(self) -> None:
         for name in NUMBERS:
@@ -51,6 +54,8 @@ class Options:
             fine = isinstance(value, int | float) and not isinstance(value, bool)
             if not fine and (value is not None or name == "momentum"):
                 raise InputError(f"{name} must be a number, found {value!r}")
+        if not isinstance(self.centre, bool):
+            raise InputError(f"centre must be true or false, found {self.centre!r}")
         self.optimizer(self.gates(("a field",), 1), Wish(), penalty=0.0)
 
     @property
@@ -80,6 +85,8 @@ def search(task: Task) -> Selection:
     reference = without_gates(task) if task.wish.max_auc_loss is not None else []
     gates = getattr(task.model, GATES, None)
     if not isinstance(gates, Gates):
+        if options.centre and isinstance(task.model, Model):
+            centre(task.model, task.stream)
         gates = attach(
             task.model,
             steps=task.steps,
@@ -122,13 +129,13 @@ def drive(task: Task, gates: Gates, options: Options, reference: list[tuple[int,
     """Return the callback that does what is wished for."""
     wish, prox = task.wish, make_prox(gates, options, task.wish)
     if wish.keep is not None or wish.penalty is not None:
-        return Polarize(gates, prox)
+        return Polarize(gates, prox, task.held)
     if wish.budget is not None:
         assert wish.costs is not None
-        return WithinBudget(gates, prox, wish.costs, wish.budget, wish.must_keep)
+        return WithinBudget(gates, prox, wish.costs, wish.budget, wish.must_keep, task.held)
     assert task.valid is not None  # the training without gates needed it already
     assert wish.max_auc_loss is not None
-    return WithinLoss(gates, prox, task.valid, reference, wish.max_auc_loss)
+    return WithinLoss(gates, prox, task.valid, reference, wish.max_auc_loss, task.held)
 
 
 def told(driver: Polarize) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from lpfs.data.batches.batch import Batch
+from lpfs.errors import InputError
 from lpfs.gates.module import Gates
 from lpfs.gates.optimizer import ProxSGD
+from lpfs.methods.held import Endless, held_grad
 from lpfs.train.callback import Callback, State
 
 RECORDS = 200  # lines of history a search leaves
@@ -18,16 +21,27 @@ class Polarize(Callback):
     Args:
         gates: on the model that is trained.
         prox: their optimizer, as ``gates.optimizer(…)`` made it.
+        held: batches that the gates learn from, where the weights of the model must not; None: both learn from
+            the batch of the step.
 
     """
 
-    def __init__(self, gates: Gates, prox: ProxSGD) -> None:
+    def __init__(self, gates: Gates, prox: ProxSGD, held: Iterable[Batch] | None = None) -> None:
         self.gates, self.prox = gates, prox
+        self.held = None if held is None else Endless(held)
         self.every = max(1, gates.steps // RECORDS)
         self.history: list[dict[str, Any]] = []
 
+    def on_begin(self, state: State) -> None:
+        """Refuse what cannot be."""
+        if self.held is not None and state.config.graph:
+            raise InputError("graph=True captures one batch a step: it cannot have held-out rows for the gates")
+
     def within_step(self, state: State) -> None:
-        """Move the gates."""
+        """Move the gates, by their gradient on held-out rows if there are some."""
+        if self.held is not None:
+            x = self.gates.x
+            x.grad = held_grad(state, self.held.take(), x, self.gates.model_parameters())
         self.prox.step()
         self.gates.step()
 
@@ -53,7 +67,8 @@ class Polarize(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a kill; x, ε and λ are buffers of the model."""
-        return {"prox": self.prox.state_dict(), "history": list(self.history)}
+        held = {} if self.held is None else {"held": self.held.state_dict()}
+        return {"prox": self.prox.state_dict(), "history": list(self.history), **held}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` gave."""
@@ -62,3 +77,5 @@ class Polarize(Callback):
         self.prox.load_state_dict(values["prox"])
         self.prox.param_groups[0].update(settings)
         self.history = list(values["history"])
+        if self.held is not None:
+            self.held.load_state_dict(values["held"])

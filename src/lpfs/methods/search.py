@@ -41,6 +41,7 @@ def search(
     must_keep: Sequence[str] = (),
     costs: Costs | Mapping[str, float] | None = None,
     valid: Iterable[Batch] | None = None,
+    held: Iterable[Batch] | None = None,
     optimizer: str | torch.optim.Optimizer | None = None,
     steps: int | None = None,
     seed: int = 0,
@@ -61,6 +62,8 @@ def search(
         must_keep: fields that stay in any case.
         costs: what each field costs.
         valid: held-out batches, for ``max_auc_loss`` and for methods that choose on them.
+        held: batches of rows that are not in ``stream``: gates learn from these alone. For a table that is gone
+            through again and again, whose rows the weights learn by heart.
         optimizer: the model's, with its state, where it was trained before; or a name.
         steps: how long; by default once through the stream, 1,000 steps at least.
         seed: of what is drawn.
@@ -88,5 +91,5 @@ def search(
         parameters = model.parameters() if gates is None else gates.model_parameters()
         optimizer = make_optimizer(config, parameters)
     place = None if folder is None else Path(folder)
-    task = Task(model, optimizer, stream, valid, wish, steps, seed, place, resume, config, options)
+    task = Task(model, optimizer, stream, valid, wish, steps, seed, place, resume, config, options, held)
     return method_named(method)(task)

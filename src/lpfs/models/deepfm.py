@@ -17,6 +17,10 @@ class DeepFM(WideDeep):
     Arguments are those of :class:`WideDeep`; tasks share the products.
     """
 
+    def entrance(self) -> str | None:
+        """Return None: the products of embeddings read them too."""
+        return None
+
     def combine(self, tokens: Tensor, wide: Tensor) -> Tensor:
         """Return logits (B, 1 + tasks) for embeddings (B, N, D) and wide weights (B, N, 1 + tasks)."""
         return super().combine(tokens, wide) + all_pairs(tokens)

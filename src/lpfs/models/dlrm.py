@@ -82,6 +82,10 @@ class DLRM(Model):
         out: Tensor = self.top(read)
         return out
 
+    def entrance(self) -> str | None:
+        """Return the first dense layer."""
+        return None if self.dot else "top.0"
+
     def layout(self) -> Layout:
         """Say which rows and which columns belong to which part, or pair of parts."""
         return {**super().layout(), "top.0.weight": {1: self._columns(self.inputs.dim)}}

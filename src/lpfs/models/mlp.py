@@ -46,6 +46,10 @@ class MLP(Model):
         out: Tensor = self.top(self.inputs(batch).flatten(1))
         return out
 
+    def entrance(self) -> str | None:
+        """Return the first dense layer."""
+        return "top.0"
+
     def layout(self) -> Layout:
         """Say which rows and which columns belong to which field."""
         return {**super().layout(), "top.0.weight": {1: [(name, self.inputs.dim) for name in self.slots()]}}

@@ -70,6 +70,10 @@ class Model(nn.Module):
         """Say which slices of which parameters belong to which part; the rest does not depend on parts."""
         return under("inputs", self.inputs.layout())
 
+    def entrance(self) -> str | None:
+        """Return the Linear that reads the embeddings side by side, if that is the only thing done with them."""
+        return None
+
     def sites(self) -> dict[str, Site | list[Site]]:
         """Return where every part that can be gated enters."""
         return {name: Site("inputs", index=part) for part, name in enumerate(self.inputs.names)}

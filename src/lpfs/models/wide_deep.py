@@ -53,6 +53,10 @@ class WideDeep(Model):
         out: Tensor = self.top(tokens.flatten(1))
         return out + wide.sum(1)
 
+    def entrance(self) -> str | None:
+        """Return the first dense layer."""
+        return "top.0"
+
     def layout(self) -> Layout:
         """Say which rows and which columns belong to which field."""
         return {**super().layout(), "top.0.weight": {1: [(name, self.inputs.dim) for name in self.slots()]}}

@@ -11,7 +11,7 @@ SEARCH = 5 / 24  # part of the days that is searched on, as in the paper: days 1
 FEW = (0.7, 0.2, 0.1)  # early, search and test rows where there are fewer than three days
 HELD = 10  # one in so many of the rows of the search period, the last ones, is held out for choices
 DEALT = 20  # parts that a table is dealt to at random where nothing orders its rows …
-SEARCHED, TESTED = 4, 2  # … so many of them to search on, the last of these to choose on; so many to judge
+SEARCHED, CHOSEN, TESTED = 4, 2, 2  # … so many of them to search on, to choose on, to judge on
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def periods(dataset: Dataset) -> Periods:
 
     Of 24 days that is 18, 5 and 1, the paper's; of 9 it is 6, 2 and 1. A Dataset with a split of its own (train,
     valid, test) is cut as that says. With fewer than three days, rows count instead. Rows that were dealt to 20
-    parts at random are cut at whole parts: 14, 3, 1 and 2.
+    parts at random are cut at whole parts: 12, 4, 2 and 2.
     """
     split = dataset.settings.get("split")
     if split is not None:
@@ -96,8 +96,8 @@ def dealt(dataset: Dataset) -> bool:
 
 
 def of_parts(dataset: Dataset, sizes: list[int], test: Dataset) -> Periods:
-    """Cut at whole parts, each of them drawn at random: the last chooses, those before it search."""
-    early, edge, stop = sum(sizes[:-SEARCHED]), sum(sizes[:-1]), sum(sizes)
+    """Cut at whole parts, each of them drawn at random: the last ones choose, those before them search."""
+    early, edge, stop = sum(sizes[: -SEARCHED - CHOSEN]), sum(sizes[:-CHOSEN]), sum(sizes)
     return Periods(
         dataset.part(0, early), dataset.part(early, edge), dataset.part(edge, stop), test, dataset.part(0, edge)
     )

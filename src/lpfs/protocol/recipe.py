@@ -11,7 +11,9 @@ from lpfs.protocol.periods import Periods
 BATCH = 512  # the paper's
 LEAST_BATCH = 64
 LEAST_PRETRAIN = 2000
-LEAST_SEARCH = 1000
+LEAST_SEARCH = 2000
+LEAST_HELD = 512  # rows in a step of gates that have rows of their own
+PACE = 3.0  # how much faster the weights learn in a search on rows that come again: it is short for them
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,14 @@ class Recipe:
     Args:
         batch_size: rows in a step.
         pretrain: steps on the early rows.
-        search: steps on the search rows.
+        search: steps of the search.
         train: steps of a training from scratch on both.
         hot: steps that the pruned model goes on for.
         shuffle: whether rows are gone through more than once, in another order each time.
+        apart: whether the search period is gone through more than once: then the gates alone learn from its rows,
+            and the weights go on with the early ones, so that no gate feels what the weights know by heart.
+        held: rows in a step of the gates where they learn apart.
+        pace: factor on the learning rate of the weights in the search.
 
     """
 
@@ -34,6 +40,9 @@ class Recipe:
     train: int
     hot: int
     shuffle: bool
+    apart: bool
+    held: int
+    pace: float
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -51,7 +60,7 @@ def recipe(
 
     A large log is gone through once in time order, 512 rows a step, and the search takes a quarter of the steps of
     pretraining. A small table is gone through several times, shuffled, in smaller batches, so that there are
-    2,000 steps to pretrain and 1,000 to search in.
+    2,000 steps to pretrain and as many to search in.
     """
     for name, value in {
         "batch_size": batch_size,
@@ -69,6 +78,15 @@ def recipe(
     pretrain = pretrain_steps or max(once, LEAST_PRETRAIN)
     search = search_steps or max(round(pretrain / 4), LEAST_SEARCH)
     train = max(1, round(pretrain * parts.train.rows / rows))
+    apart = search * batch_size > parts.search.rows
     return Recipe(
-        batch_size, pretrain, search, train, max(1, round(train / 4)), shuffle=parts.dealt or pretrain > once
+        batch_size,
+        pretrain,
+        search,
+        train,
+        hot=max(1, round(train / 4)),
+        shuffle=parts.dealt or pretrain > once,
+        apart=apart,
+        held=max(batch_size, LEAST_HELD),
+        pace=PACE if apart else 1.0,
     )

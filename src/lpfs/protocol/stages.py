@@ -63,12 +63,10 @@ class Work:
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
 
-    def stream(
-        self, part: Dataset, fields: Sequence[str], *, train: bool, seed: int = 0, again: bool = False
-    ) -> Stream:
+    def stream(self, part: Dataset, fields: Sequence[str], *, train: bool, seed: int = 0) -> Stream:
         """Return batches of some rows: those to train on are shuffled where they are gone through again."""
         size = self.recipe.batch_size if train else SCORED
-        shuffle = train and (self.recipe.shuffle or again)
+        shuffle = train and self.recipe.shuffle
         return part.stream(size, shuffle=shuffle, seed=seed, fields=fields, device=self.device)
 
     def training(self, steps: int, seed: int, *, choose: bool, watch: bool = False) -> Training:
@@ -174,29 +172,54 @@ def find(work: Work, pretrained: Trained, seed: int) -> tuple[Model, torch.optim
     model, optimizer = pretrained
     fields = model.reads.names
     wish = work.wish
-    again = work.recipe.search * work.recipe.batch_size > work.parts.search.rows
-    selection = search(
-        model,
-        work.stream(work.parts.search, fields, train=True, seed=seed, again=again),
-        work.settings.method,
-        keep=wish.keep,
-        penalty=wish.penalty,
-        budget=wish.budget,
-        max_auc_loss=wish.max_auc_loss,
-        must_keep=wish.must_keep,
-        costs=wish.costs,
-        valid=work.stream(work.parts.valid, fields, train=False),
-        optimizer=optimizer,
-        steps=work.recipe.search,
-        seed=seed,
-        folder=work.out / ("search" if seed == work.settings.seed else f"search-{seed}"),
-        resume=work.resume,
-        config=replace(work.training(work.recipe.search, seed, choose=False), lr=None),
-        **work.settings.options,
-    )
+    stream, held = search_streams(work, fields, seed)
+    with learning(optimizer, work.recipe.pace):
+        selection = search(
+            model,
+            stream,
+            work.settings.method,
+            keep=wish.keep,
+            penalty=wish.penalty,
+            budget=wish.budget,
+            max_auc_loss=wish.max_auc_loss,
+            must_keep=wish.must_keep,
+            costs=wish.costs,
+            valid=work.stream(work.parts.valid, fields, train=False),
+            held=held,
+            optimizer=optimizer,
+            steps=work.recipe.search,
+            seed=seed,
+            folder=work.out / ("search" if seed == work.settings.seed else f"search-{seed}"),
+            resume=work.resume,
+            config=replace(work.training(work.recipe.search, seed, choose=False), lr=None),
+            **work.settings.options,
+        )
     if not hasattr(model, GATES):
         close(model, selection)
     return model, optimizer, selection
+
+
+def search_streams(work: Work, fields: Sequence[str], seed: int) -> tuple[Stream, Stream | None]:
+    """Return what the weights learn from in a search, and what the gates learn from where that is apart."""
+    parts, how = work.parts, work.recipe
+    if not how.apart:
+        return work.stream(parts.search, fields, train=True, seed=seed), None
+    shuffled: dict[str, Any] = {"shuffle": True, "fields": fields, "device": work.device}
+    weights = parts.early.stream(how.batch_size, seed=seed, **shuffled)
+    return weights, parts.search.stream(how.held, seed=seed + 1, **shuffled)
+
+
+@contextmanager
+def learning(optimizer: torch.optim.Optimizer, pace: float) -> Iterator[None]:
+    """Within this block the optimizer learns faster by a factor."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * pace
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def close(model: Model, found: Selection) -> None:
