@@ -13,7 +13,8 @@ from known_truth import FIELDS, STRONG, TINY, known_truth
 import lpfs
 from lpfs.errors import DataError, FieldError, InputError
 from lpfs.models.registry import MODELS, make_model, name_of
-from lpfs.protocol import stages
+from lpfs.protocol import hot, stages
+from lpfs.protocol.outcome import steps_saved
 from lpfs.protocol.periods import periods
 from lpfs.protocol.settings import Settings
 from lpfs.saved import load, save
@@ -91,14 +92,34 @@ def test_the_pruned_model_is_the_gated_one(kept_three):
 
 def test_the_hot_start_leaves_the_pruned_model_alone_and_tells_what_it_saved(kept_three):
     found = answer(kept_three)
-    assert found["validation"]["pruned"] != found["validation"]["hot_start"]
     hot, recipe = found["hot_start"], found["recipe"]
     assert (hot["steps"], hot["retrain_steps"]) == (recipe["hot"], recipe["train"])
     assert hot["validation"][0] == [0, found["validation"]["pruned"]["auc"]]
-    level = found["validation"]["retrained"]["auc"]
-    reached = [step for step, auc in hot["validation"] if auc >= level]
-    assert hot["level_at"] == (reached[0] if reached else None)
-    assert hot["steps_saved"] == (recipe["train"] - reached[0] if reached else None)
+    steps, aucs = zip(*hot["validation"], strict=True)
+    assert len(steps) >= 20
+    assert steps[-1] == hot["steps"]
+    assert aucs[steps.index(hot["kept_step"])] == max(aucs) == found["validation"]["hot_start"]["auc"]
+    assert hot["retrain_auc"] == found["validation"]["retrained"]["auc"]
+    again = steps_saved(hot["validation"], hot["retrain_auc"], recipe["train"])
+    assert (hot["level_at"], hot["steps_saved"]) == (again["level_at"], again["steps_saved"])
+
+
+def test_a_hot_start_is_never_worse_than_the_model_it_starts_from(log, tmp_path, monkeypatch):
+    """With a rate that ruins the model its first state is kept, to the last bit."""
+    real = hot.hot_start
+
+    def ruined(work, pruned):
+        for group in pruned.optimizer.param_groups:
+            group["lr"] = 1000.0
+        return real(work, pruned)
+
+    monkeypatch.setattr(hot, "hot_start", ruined)
+    found = select(log, tmp_path / "run", keep=3, **TINY, finish="hot", quiet=True)
+    told = answer(found)
+    assert told["metrics"]["hot_start"] == told["metrics"]["pruned"]
+    assert told["validation"]["hot_start"] == told["validation"]["pruned"]
+    steps = [each.name for each in (tmp_path / "run" / "hot_start" / "checkpoints").iterdir()]
+    assert "step-000000000000" in steps
 
 
 def test_the_model_that_is_left_is_the_best_on_validation_rows(kept_three, log):
@@ -262,7 +283,7 @@ def test_a_log_that_is_gone_through_once(log, tmp_path):
     assert len(found.kept) == 3
     lines = (tmp_path / "run" / "all_fields" / "metrics.jsonl").read_text()
     assert '"kind": "evaluate"' not in lines
-    assert len(told["hot_start"]["validation"]) >= 10
+    assert len(told["hot_start"]["validation"]) >= 20
 
 
 @pytest.mark.parametrize("stage", ["all_fields", "find", "shrink", "retrain", "hot_start", "serving_speed"])
@@ -271,7 +292,7 @@ def test_a_run_that_fails_goes_on_from_its_stage(log, kept_three, tmp_path, monk
         raise OSError("the disk is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stages, stage, fails)
+        patch.setattr(hot if stage == "hot_start" else stages, stage, fails)
         with pytest.raises(OSError, match="the disk is gone"):
             select(log, tmp_path / "run", keep=3, **TINY, quiet=True)
     assert not (tmp_path / "run" / "selection.json").exists()

@@ -28,8 +28,8 @@ from lpfs.methods.registry import check_method, check_search
 from lpfs.methods.wish import Wish
 from lpfs.models.model import Model
 from lpfs.models.registry import check_model, make_model
+from lpfs.protocol import hot, stages
 from lpfs.protocol import outcome as result
-from lpfs.protocol import stages
 from lpfs.protocol.fitting import as_trained, check_fits, is_dataset, model_folder, trained_on
 from lpfs.protocol.folder import beginning
 from lpfs.protocol.outcome import Outcome
@@ -106,13 +106,13 @@ def select(
             choices["retrained"] = validated(work, models["retrained"])
     if wanted.finish in ("both", "hot"):
         with work.stage("hot_start", "go on from the pruned model"):
-            models["hot_start"], watch = stages.hot_start(work, cut)
+            models["hot_start"], watch = hot.hot_start(work, cut)
             metrics["hot_start"] = stages.judge(work, models["hot_start"], work.parts.test)
             choices["hot_start"] = validated(work, models["hot_start"])
     saved = {}
     if wanted.finish == "both":
-        seen = [(0, choices["pruned"]["auc"]), *watch.seen]
-        saved = result.steps_saved(seen, choices["retrained"]["auc"], work.recipe.train)
+        saved = result.steps_saved(watch.seen, choices["retrained"]["auc"], work.recipe.train)
+        saved["shrunk"] = watch.shrunk
 
     counts = Counter(selection.kept)
     if wanted.seeds > 1:

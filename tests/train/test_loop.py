@@ -332,6 +332,16 @@ def test_the_optimizer_goes_back_to_the_best_state_with_the_model(data, tmp_path
     assert equal(dict(found[0].state_dict()), dict(expected[0].state_dict()))
 
 
+def test_the_optimizer_stays_where_it_is_when_asked_to(data, monkeypatch):
+    optimizers = []
+    for how in ({}, {"valid": data.stream(100), "keep": "best", "keep_optimizer": "last"}):
+        scripted(monkeypatch, 0.8, 0.7, 0.7)
+        model = tiny()
+        optimizers.append(Adagrad(model.parameters(), lr=0.02))
+        fitted(data, model, optimizers[-1], lr=None, steps=30, **how)
+    assert equal(optimizers[0].state_dict(), optimizers[1].state_dict())
+
+
 @pytest.mark.parametrize("folder", [False, True])
 def test_the_model_as_it_came_may_be_the_best(data, tmp_path, monkeypatch, folder):
     place = {"folder": tmp_path, "keep_checkpoints": 1} if folder else {}

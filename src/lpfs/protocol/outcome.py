@@ -15,6 +15,7 @@ from lpfs.protocol.stages import Work, parameters, table_bytes
 from lpfs.schema import Selection
 
 Row = dict[str, Any]
+TOLERANCE = 0.0005  # of validation AUC, within which two trainings are level
 
 
 @dataclass(frozen=True)
@@ -125,19 +126,30 @@ def write_history(path: Path, selection: Selection) -> None:
 
 
 def steps_saved(seen: Sequence[tuple[int, float]], level: float | None, steps: int) -> dict[str, Any]:
-    """Return when a training was first level with another one of ``steps`` steps, and how many steps that saves.
+    """Return when a training was level with another one of ``steps`` steps, and how many steps that saves.
 
-    ``seen`` are (step, validation AUC), ``level`` is what the other one reached; None where it never was.
+    ``seen`` are (step, validation AUC), ``level`` is the AUC that the other one reached. Level is the first look
+    from which on, up to the best one, which is kept, no look is below ``level`` - ``TOLERANCE``: a single lucky
+    look does not count. Where there is none, nothing is saved.
 
-    >>> steps_saved([(0, 0.70), (50, 0.74), (100, 0.75)], 0.74, 400)["steps_saved"]
-    350
+    >>> steps_saved([(0, 0.74), (50, 0.70), (100, 0.74), (150, 0.75), (200, 0.69)], 0.74, 400)["steps_saved"]
+    300
     """
-    at = next((step for step, auc in seen if level is not None and auc >= level), None)
+    kept = max(range(len(seen)), key=lambda look: seen[look][1])
+    at = None
+    for step, auc in reversed(seen[: kept + 1]):
+        if level is None or auc < level - TOLERANCE:
+            break
+        at = step
     return {
         "steps": seen[-1][0],
+        "kept_step": seen[kept][0],
+        "auc": seen[kept][1],
         "retrain_steps": steps,
+        "retrain_auc": level,
+        "tolerance": TOLERANCE,
         "level_at": at,
-        "steps_saved": None if at is None else steps - at,
+        "steps_saved": 0 if at is None else max(0, steps - at),
         "validation": [list(each) for each in seen],
     }
 
@@ -208,15 +220,18 @@ def decided(selection: Selection) -> list[str]:
 
 
 def told_hot_start(found: Mapping[str, Any]) -> list[str]:
-    """Say how many steps the hot start saved."""
+    """Say how many steps the hot start saved, or that it saved nothing."""
     if not found:
         return []
-    if found["level_at"] is None:
-        return [f"the hot start was not level with training from scratch within {found['steps']:,} steps"]
-    return [
-        f"the hot start was level with training from scratch ({found['retrain_steps']:,} steps) after "
-        f"{found['level_at']:,}: {found['steps_saved']:,} saved"
-    ]
+    if found["level_at"] is not None:
+        return [
+            f"the hot start was level with training from scratch ({found['retrain_steps']:,} steps) after "
+            f"{found['level_at']:,}: {found['steps_saved']:,} saved (validation AUC within {found['tolerance']:g})"
+        ]
+    level, steps = found["retrain_auc"], found["retrain_steps"]
+    reached = f"its validation AUC was {found['auc']:.5f} at best, after {found['kept_step']:,} steps"
+    against = "" if level is None else f"; from scratch it is {level:.5f} after {steps:,}"
+    return [f"the hot start saved nothing: {reached}{against}"]
 
 
 def _loss(value: float) -> str:

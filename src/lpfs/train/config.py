@@ -41,7 +41,8 @@ class Training:
         evaluate_every: steps between evaluations; by default at the end of every pass. Always at the end.
         evaluate_first: evaluate before the first step too, so that the model as it came can be the best one.
         monitor: ``auc`` or ``logloss`` of the main task decides which model is best.
-        keep: leave the ``last`` or the ``best`` model behind, and the optimizer as it was then.
+        keep: leave the ``last`` or the ``best`` model behind.
+        keep_optimizer: with the best model leave its optimizer as it was then (``best``) or as it is (``last``).
         patience: stop after this many evaluations in a row without a new best one.
         min_delta: by how much an evaluation must be better to count.
         checkpoint_every: steps between checkpoints; by default at the end of every pass. Always at the end.
@@ -70,6 +71,7 @@ class Training:
     evaluate_first: bool = False
     monitor: Literal["auc", "logloss"] = "auc"
     keep: Literal["last", "best"] = "last"
+    keep_optimizer: Literal["last", "best"] = "best"
     patience: int | None = None
     min_delta: float = 0.0
     checkpoint_every: int | None = None
@@ -88,6 +90,7 @@ class Training:
             "precision": ("float32", "tf32", "bfloat16"),
             "monitor": ("auc", "logloss"),
             "keep": ("last", "best"),
+            "keep_optimizer": ("last", "best"),
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:

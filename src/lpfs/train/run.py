@@ -175,7 +175,8 @@ class Run:
                 )
         if best is not None:
             self.state.model.load_state_dict(best["model"])
-            self.state.optimizer.load_state_dict(best["optimizer"])
+            if self.config.keep_optimizer == "best":
+                self.state.optimizer.load_state_dict(best["optimizer"])
             self.stepper.finish()  # with the rates that the optimizer came with, not those of that step
 
     def close(self) -> None:
