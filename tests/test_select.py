@@ -56,7 +56,7 @@ def test_the_answer(kept_three, log):
     assert set(found) == {
         *("method", "kept", "dropped", "gates", "metrics", "validation", "max_logit_change", "certificates"),
         *("model", "chosen_in", "savings", "seconds", "seed", "configuration", "recipe", "periods"),
-        *("fingerprint", "versions", "sites", "made", "hot_start"),
+        *("fingerprint", "versions", "sites", "made", "hot_start", "hints"),
     }
     assert found["kept"] == list(kept_three.kept)
     assert set(STRONG) < set(found["kept"])

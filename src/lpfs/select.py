@@ -32,6 +32,7 @@ from lpfs.protocol import hot, stages
 from lpfs.protocol import outcome as result
 from lpfs.protocol.fitting import as_trained, check_fits, is_dataset, model_folder, trained_on
 from lpfs.protocol.folder import beginning
+from lpfs.protocol.hints import hints
 from lpfs.protocol.outcome import Outcome
 from lpfs.protocol.periods import DEALT, TESTED, periods
 from lpfs.protocol.recipe import recipe
@@ -142,6 +143,7 @@ def select(
         seconds=work.seconds,
         folder=folder,
         hot_start=saved,
+        hints=hints(work, full, models[chosen].reads.names),
     )
     save(models[chosen], folder / "model", data=os.path.abspath(dataset.path), fingerprint=dataset.fingerprint)
     result.write(found_all, work, dataset.fingerprint)

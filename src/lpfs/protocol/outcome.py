@@ -33,6 +33,7 @@ class Outcome:
         seconds: of every stage.
         folder: where everything is.
         hot_start: how soon the pruned model, trained on, was level with the kept fields trained from scratch.
+        hints: what to look at: fields that may leak, kept fields that are one column.
 
     """
 
@@ -48,6 +49,7 @@ class Outcome:
     seconds: Mapping[str, float]
     folder: Path
     hot_start: Mapping[str, Any] = field(default_factory=dict)
+    hints: Sequence[Row] = ()
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -84,6 +86,7 @@ def write(outcome: Outcome, work: Work, fingerprint: str) -> None:
         "chosen_in": dict(outcome.chosen_in),
         "savings": {name: dict(each) for name, each in outcome.savings.items()},
         "seconds": {name: round(each, 3) for name, each in outcome.seconds.items()},
+        "hints": list(outcome.hints),
         "seed": work.settings.seed,
         "configuration": work.settings.to_json(),
         "recipe": work.recipe.to_json(),
@@ -195,6 +198,8 @@ def show(outcome: Outcome, work: Work) -> None:
         unsure = [f"{name} {count}/{work.settings.seeds}" for name, count in outcome.chosen_in.items()
                   if 0 < count < work.settings.seeds]  # fmt: skip
         tell.say(f"  not in every one of {work.settings.seeds} searches: {', '.join(unsure[:12]) or 'none'}")
+    for hint in outcome.hints:
+        tell.say(f"  hint: {hint['text']}")
     tell.say(f"  {outcome.folder}: selection.json, kept_fields.txt, history.parquet, model/ ({outcome.chosen})")
 
 
