@@ -80,6 +80,13 @@ def test_what_goes_wrong_costs_the_hints_alone(tmp_path, monkeypatch, capsys):
     assert len(found.kept) == 3
 
 
+def test_nothing_is_said_of_leaks_on_a_handful_of_clicks(tmp_path, monkeypatch):
+    rows = table()[0]
+    rows = rows.with_columns(after=pl.col("click").cast(pl.String))
+    monkeypatch.setattr(module, "CLICKS", 1000)
+    assert selected(rows, tmp_path / "run")[1] == []
+
+
 def test_when_a_field_says_too_much():
     def named(together, alone, without):
         return [each["fields"][0] for each in leaks(together, alone, without)]
@@ -89,6 +96,9 @@ def test_when_a_field_says_too_much():
     assert named(0.9, {"a": 0.85, "b": 0.7}, {"a": 0.85, "b": 0.9}) == ["a"]  # nearly as well as all
     assert named(0.9, calm, {"a": 0.7, "b": 0.9}) == ["a"]  # the model hangs on it
     assert named(0.999, {"a": 0.96, "b": 0.951}, {"a": 0.99, "b": 0.99}) == ["a", "b"]  # nearly everything
+    many = dict.fromkeys("abcd", 0.8)
+    assert named(0.7, many, many) == []  # the model of all fields is poor
+    assert named(0.7, {**many, "a": 0.96}, many) == ["a"]
     assert named(0.55, {"a": 0.55, "b": 0.5}, {"a": 0.5, "b": 0.55}) == []  # nobody says anything
 
 

@@ -30,6 +30,8 @@ CERTAIN = 0.95  # AUC of a field alone that is suspicious whatever the others do
 ALONE = 0.85  # part of AUC - 0.5 of all fields that one has alone …
 HANGS = 0.35  # … and part of it that is lost when that field is shuffled: more is suspicious
 LEAST = 0.6  # AUC of all fields below which there is too little to compare with
+CLICKS = 30  # rows of each class to judge on, with fewer nothing is said of leaks
+MOST = 3  # fields that can stand out; where more do, it is the model of all fields that is poor
 
 
 def hints(work: Work, full: Model, kept: Sequence[str]) -> list[dict[str, Any]]:
@@ -60,7 +62,7 @@ def found_hints(parts: Periods, full: Model, kept: Sequence[str], device: torch.
     seen, labels = columns_of(judged, fields)
     together = evaluate(full, stream).auc
     found = same_columns({name: learned[name] for name in kept}, len(clicks))
-    if together is None or len(fields) == 1:
+    if together is None or len(fields) == 1 or min(labels.sum(), (1 - labels).sum()) < CLICKS:
         return found
     alone = {name: alone_auc(learned[name], clicks, seen[name], labels) for name in fields}
     without = {name: evaluate(full, Shuffled(stream, name)).auc or together for name in fields}
@@ -108,17 +110,19 @@ def leaks(together: float, alone: Mapping[str, float], without: Mapping[str, flo
     [['a']]
     """
     room = together - 0.5 if together >= LEAST else float("inf")
+    certain = {name for name in alone if alone[name] > CERTAIN}
+    large = {name for name in alone if alone[name] - 0.5 > ALONE * room or together - without[name] > HANGS * room}
+    named = certain | large if len(large) <= MOST else certain
     found = []
-    for name in sorted(alone, key=lambda name: (-alone[name], name)):
+    for name in sorted(named, key=lambda name: (-alone[name], name)):
         auc, rest = alone[name], without[name]
-        if auc > CERTAIN or auc - 0.5 > ALONE * room or together - rest > HANGS * room:
-            text = (
-                f"{name!r} alone has a validation AUC of {auc:.3f}; all {len(alone)} fields have {together:.3f}, "
-                f"and {rest:.3f} when it is shuffled. If it is known only after the click, leave it out: "
-                f"--must-drop {name}"
-            )
-            told = {"auc": auc, "all_fields": together, "shuffled": rest, "text": text}
-            found.append({"kind": "leak", "fields": [name], **told})
+        text = (
+            f"{name!r} alone has a validation AUC of {auc:.3f}; all {len(alone)} fields have {together:.3f}, and "
+            f"{rest:.3f} when it is shuffled. If it is known only after the click, leave it out: "
+            f"--must-drop {name}"
+        )
+        told = {"auc": auc, "all_fields": together, "shuffled": rest, "text": text}
+        found.append({"kind": "leak", "fields": [name], **told})
     return found
 
 

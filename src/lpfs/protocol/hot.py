@@ -11,7 +11,8 @@ from lpfs.models.model import Model
 from lpfs.protocol.stages import Trained, Watch, Work, anew, judge, train
 
 BY_HEART = 0.1  # AUC by which a model is better on the rows it searched on than on rows that it never saw
-SHRUNK = 0.2  # what is left of the weights of such a model; the rest is drawn anew
+SHRUNK = 0.3  # what is left of the weights of such a model; the rest is drawn anew …
+HASTE = 2.0  # … and learns at so many times the rate: it has a quarter of the steps
 LOOKED = 50_000  # rows of the search period to judge that on
 
 
@@ -56,7 +57,7 @@ def search_auc(work: Work, model: Model) -> float | None:
 
 
 def shrunk(work: Work, model: Model) -> Trained:
-    r"""Draw the weights of a model back to a fresh start, in place; return it and a new optimizer.
+    r"""Draw the weights of a model back to a fresh start, in place; return it and a new optimizer, a faster one.
 
     .. math:: w \leftarrow s\,w + (1 - s)\,w_0
 
@@ -66,4 +67,7 @@ def shrunk(work: Work, model: Model) -> Trained:
     with torch.no_grad():
         for mine, new in zip(model.parameters(), fresh.parameters(), strict=True):
             mine.lerp_(new, 1 - SHRUNK)
-    return model, work.optimizer(model)
+    optimizer = work.optimizer(model)
+    for group in optimizer.param_groups:
+        group["lr"] *= HASTE
+    return model, optimizer
