@@ -302,6 +302,39 @@ def test_a_run_that_fails_goes_on_from_its_stage(log, kept_three, tmp_path, monk
     assert same(found) == same(kept_three)
 
 
+@pytest.mark.parametrize("name", ["mlp", "user_item"])
+def test_a_log_of_several_tasks(tmp_path, capsys, name):
+    """Every task is trained, judged and told; the first one decides."""
+    log = lpfs.simulate(tmp_path / "log", "industrial-small", rows=4000)
+    tasks = [log.schema.label, *log.schema.tasks]
+    assert len(tasks) == 6
+    wide = {"head": [4]} if name == "user_item" else {}
+    how = {**TINY, "model": name, "model_options": {**SMALL, **wide}}
+    found = select(log, tmp_path / "run", keep=8, **how)
+    told = answer(found)
+    assert set(found.metrics) == {"all_fields", "gated", "pruned", "hot_start", "retrained"}
+    for part in ("metrics", "validation"):
+        for each in told[part].values():
+            assert list(each["tasks"]) == tasks
+            assert each["tasks"]["click"] == {"auc": each["auc"], "logloss": each["logloss"]}
+    for task in tasks:
+        before, after = (told["metrics"][each]["tasks"][task] for each in ("gated", "pruned"))
+        assert after["logloss"] == pytest.approx(before["logloss"], abs=1e-6)
+    main = {each: told["validation"][each]["auc"] for each in ("pruned", "hot_start", "retrained")}
+    assert main[told["model"]] == max(main.values())
+    assert main["hot_start"] >= main["pruned"]
+    assert told["hot_start"]["retrain_auc"] == main["retrained"]
+    lines = capsys.readouterr().err.splitlines()
+    at = lines.index("AUC of every task on the test rows")
+    assert [line.split()[0] for line in lines[at + 1 : at + 8]] == ["task", *tasks]
+    auc = told["metrics"]["retrained"]["tasks"]["like"]["auc"]
+    assert lines[at + 4].split()[-1] == f"{auc:.5f}"
+    model = load(found.folder / "model")
+    judged = lpfs.evaluate(model, periods(log).test.stream(4096, fields=model.reads.names))
+    for task in tasks:
+        assert judged.tasks[task].auc == told["metrics"][told["model"]]["tasks"][task]["auc"]
+
+
 def table(rows=1800, seed=1):
     """A table in memory, in an order that means nothing."""
     draw = random.Random(seed)

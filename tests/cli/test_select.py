@@ -120,6 +120,30 @@ def test_several_seeds_costs_and_fields_left_out(run, clicks, tmp_path):
     assert "not in every one of 2 searches" in err
 
 
+def test_a_log_of_two_tasks_to_the_end(run, clicks, tmp_path):
+    lines = clicks.read_text().splitlines()
+    bought = [f"{int(line[0]) * (number % 3 == 0)},{line}" for number, line in enumerate(lines[1:])]
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join([f"buy,{lines[0]}", *bought]) + "\n")
+    place = tmp_path / "run"
+    code, out, err = run("select", log, *LOG, "--task", "buy", "--keep", "2", *TINY, "--json", "--out", place)
+    assert code == 0, err
+    found = json.loads(out)
+    assert len(found["kept"]) == 2
+    assert all(set(each["tasks"]) == {"click", "buy"} for each in found["metrics"].values())
+    assert "AUC of every task on the test rows" in err
+    code, out, err = run("evaluate", place, place / "data", "--days", "last", "--json")
+    assert code == 0, err
+    judged = json.loads(out)["metrics"]["tasks"]
+    assert {name: each["auc"] for name, each in judged.items()} == {
+        name: each["auc"] for name, each in found["metrics"][found["model"]]["tasks"].items()
+    }
+    for form in ("onnx", "torch"):
+        code, _, err = run("export", place, "--format", form)
+        assert code == 0, err
+        assert "differ from the model's by at most" in err
+
+
 def test_rows_that_nothing_orders_are_dealt_at_random(run, clicks, tmp_path):
     code, out, err = run("select", clicks, "--label", "click", "--keep", "2", *TINY, "--finish", "none",
                          "--must-drop", "day", "--json", "-q", "--out", tmp_path / "run")  # fmt: skip

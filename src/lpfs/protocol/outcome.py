@@ -12,6 +12,7 @@ from typing import Any
 import lpfs
 from lpfs.models.model import Model
 from lpfs.protocol.stages import Work, parameters, table_bytes
+from lpfs.protocol.tell import Teller
 from lpfs.schema import Selection
 
 Row = dict[str, Any]
@@ -174,11 +175,9 @@ def show(outcome: Outcome, work: Work) -> None:
     tell, selection, savings = work.tell, outcome.selection, outcome.savings
     total = len(selection.names)
     tell.say("")
-    rows = [
-        [LABELS[name], f"{each['auc']:.5f}" if each["auc"] is not None else "-", f"{each['logloss']:.5f}"]
-        for name, each in outcome.metrics.items()
-    ]
+    rows = [[LABELS[name], _auc(each["auc"]), f"{each['logloss']:.5f}"] for name, each in outcome.metrics.items()]
     tell.table(f"{len(selection.kept)} of {total} fields kept", ["on the test rows", "AUC", "logloss"], rows)
+    tell_tasks(tell, outcome.metrics)
     before, after = savings["all_fields"], savings["kept"]
     tell.say(
         f"  tables {_size(before['table_bytes'])} -> {_size(after['table_bytes'])}, serving "
@@ -201,6 +200,14 @@ def show(outcome: Outcome, work: Work) -> None:
     for hint in outcome.hints:
         tell.say(f"  hint: {hint['text']}")
     tell.say(f"  {outcome.folder}: selection.json, kept_fields.txt, history.parquet, model/ ({outcome.chosen})")
+
+
+def tell_tasks(tell: Teller, metrics: Mapping[str, Row]) -> None:
+    """Show the AUC of every task, where there are several."""
+    tasks = next(iter(metrics.values())).get("tasks", ())
+    if tasks:
+        rows = [[name, *(_auc(each["tasks"][name]["auc"]) for each in metrics.values())] for name in tasks]
+        tell.table("AUC of every task on the test rows", ["task", *(LABELS[name] for name in metrics)], rows)
 
 
 def decided(selection: Selection) -> list[str]:
@@ -237,6 +244,10 @@ def told_hot_start(found: Mapping[str, Any]) -> list[str]:
     reached = f"its validation AUC was {found['auc']:.5f} at best, after {found['kept_step']:,} steps"
     against = "" if level is None else f"; from scratch it is {level:.5f} after {steps:,}"
     return [f"the hot start saved nothing: {reached}{against}"]
+
+
+def _auc(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5f}"
 
 
 def _loss(value: float) -> str:
