@@ -14,6 +14,7 @@ import lpfs
 from lpfs.errors import DataError, FieldError, InputError
 from lpfs.models.registry import MODELS, make_model, name_of
 from lpfs.protocol import hot, stages
+from lpfs.protocol.listing import names_in
 from lpfs.protocol.outcome import steps_saved
 from lpfs.protocol.periods import periods
 from lpfs.protocol.settings import Settings
@@ -181,6 +182,38 @@ def test_every_backbone_goes_through_and_is_certified(log, tmp_path, name):
     model = load(tmp_path / "run" / "model")
     assert name_of(model) == name
     assert set(model.names) == set(found.kept)
+
+
+CROSSED = {"model": "user_item", "model_options": {"dim": 4, "hidden": [8], "head": [4]}}
+
+
+def test_users_without_items(log, tmp_path):
+    """UserItem reads users only as products with items."""
+    how = {**TINY, **CROSSED, "finish": "none", "quiet": True}
+    with pytest.raises(
+        InputError, match="of group item no field is kept, and the 2 kept ones .*user.* name one with"
+    ):
+        select(log, tmp_path / "none", keep=2, must_keep=("user", "age"), **how)
+    with pytest.raises(InputError, match="fields of group user and none of group item"):
+        select(log, tmp_path / "dropped", keep=2, must_drop=("price", "tags", "ad"), **how)
+    found = select(log, tmp_path / "run", keep=3, must_keep=("user", "age", "slot"), **how)
+    assert set(found.kept) == {"user", "age", "slot"}
+    assert found.model.reads.names == ("slot",)
+    told = answer(found)["hints"][0]
+    assert (told["kind"], set(told["fields"])) == ("not read", {"user", "age"})
+    assert "name one of group item with --must-keep" in told["text"]
+
+
+def test_dlrm_cross_gates_crosses_whether_that_is_said_or_not(log, tmp_path):
+    how = {**TINY, "model_options": {"dim": 4, "hidden": [8], "bottom": [4]}, "finish": "none", "quiet": True}
+    runs = [
+        select(log, tmp_path / f"{number}", keep=4, **how, **said)
+        for number, said in enumerate(({"model": "dlrm_cross"}, {"level": "cross"}))
+    ]
+    assert len(runs[0].selection.names) == 21
+    assert runs[0].kept == runs[1].kept
+    with pytest.raises(InputError, match="gates on fields and on their crosses"):
+        select(log, tmp_path / "field", keep=4, model="dlrm_cross", level="field", **how)
 
 
 def test_crosses_under_a_budget_with_a_field_that_must_stay(log, tmp_path):
@@ -355,6 +388,15 @@ def test_a_table_without_time_is_dealt_at_random_by_seed(tmp_path):
     assert same(runs[0]) == same(runs[1])
     made = lpfs.Dataset(tmp_path / "0" / "data")
     assert made.settings["options"]["shuffle"] is True
+
+
+def test_names_that_hold_line_breaks(tmp_path):
+    rows = table().drop("row").rename({"user": "user\nof the\r\nsite", "ad": " ad"})
+    found = select(rows, tmp_path / "run", label="click", keep=2, **TINY, finish="none", quiet=True)
+    assert set(found.kept) == {"user\nof the\r\nsite", " ad"}
+    text = (tmp_path / "run" / "kept_fields.txt").read_text()
+    assert text.splitlines() == ['"user\\nof the\\r\\nsite"', '" ad"']
+    assert names_in(text) == found.kept
 
 
 def test_a_column_of_splits_is_honoured(tmp_path):

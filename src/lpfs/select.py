@@ -32,7 +32,7 @@ from lpfs.protocol import hot, stages
 from lpfs.protocol import outcome as result
 from lpfs.protocol.fitting import as_trained, check_fits, is_dataset, model_folder, trained_on
 from lpfs.protocol.folder import beginning
-from lpfs.protocol.hints import hints
+from lpfs.protocol.hints import hints, unread
 from lpfs.protocol.outcome import Outcome
 from lpfs.protocol.periods import DEALT, TESTED, periods
 from lpfs.protocol.recipe import recipe
@@ -143,7 +143,10 @@ def select(
         seconds=work.seconds,
         folder=folder,
         hot_start=saved,
-        hints=hints(work, full, models[chosen].reads.names),
+        hints=[
+            *unread(selection.kept, models[chosen].names, work.schema),
+            *hints(work, full, models[chosen].reads.names),
+        ],
     )
     save(models[chosen], folder / "model", data=os.path.abspath(dataset.path), fingerprint=dataset.fingerprint)
     result.write(found_all, work, dataset.fingerprint)
@@ -162,8 +165,8 @@ sys.modules[__name__].__class__ = _Story
 
 
 def checked(wanted: Settings) -> Settings:
-    """Return the settings, after a check of all that can be checked without the data."""
-    wanted = as_trained(wanted)
+    """Return the settings with absolute paths, after a check of all that can be checked without the data."""
+    wanted = as_trained(wanted).anchored()
     check_method(wanted.method, wanted.options)
     check_model(wanted.backbone, wanted.model_options)
     device_named(wanted.device)

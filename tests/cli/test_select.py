@@ -53,6 +53,30 @@ def test_again_from_the_configuration(run, selected, tmp_path):
     assert (tmp_path / "again" / "config.json").read_bytes() == (selected / "config.json").read_bytes()
 
 
+def test_again_from_another_folder(run, clicks, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    (tmp_path / "here" / "clicks.csv").write_bytes(clicks.read_bytes())
+    (tmp_path / "here" / "costs.toml").write_text("default = 1.0\n")
+    (tmp_path / "here" / "fields.toml").write_text('[site]\nkind = "ignore"\n')
+    monkeypatch.chdir(tmp_path / "here")
+    more = ["--budget", "2", "--costs", "costs.toml", "--fields", "fields.toml", "--finish", "none", "-q"]
+    code, _, err = run("select", "clicks.csv", *LOG, *TINY, *more, "--out", "run")
+    assert code == 0, err
+    monkeypatch.chdir(tmp_path / "there")
+    code, _, err = run("select", "--config", "../here/run", "--out", "again", "-q")
+    assert code == 0, err
+    first, second = (answer(tmp_path / name) for name in ("here/run", "there/again"))
+    assert {name: first[name] for name in SAME} == {name: second[name] for name in SAME}
+    code, _, err = run("train", "../here/clicks.csv", *LOG, *SHAPE, "--steps", "60", "-q", "--out", "trained")
+    assert code == 0, err
+    code, _, err = run(
+        "search", "trained", "trained/data", "--keep", "2", "--search-steps", "60", "-q", "--out", "found"
+    )
+    assert code == 0, err
+    assert Settings.load("found").checkpoint == str(tmp_path / "there" / "trained")
+
+
 def test_an_option_goes_before_the_configuration(run, selected, tmp_path):
     options = ["--keep", "1", "--finish", "none", "--method", "lpfs", "--must-keep", "site", "--epsilon", "0.2"]
     code, out, _ = run("select", "--config", selected, *options, "--out", tmp_path / "one", "--json", "-q")

@@ -20,6 +20,7 @@ from lpfs.models.model import Model
 from lpfs.protocol.columns import Column, Numbers, columns_of, partition
 from lpfs.protocol.periods import Periods
 from lpfs.protocol.stages import Work
+from lpfs.schema import Schema
 from lpfs.train.evaluate import evaluate
 from lpfs.train.metrics import auc as area
 
@@ -67,6 +68,20 @@ def found_hints(parts: Periods, full: Model, kept: Sequence[str], device: torch.
     alone = {name: alone_auc(learned[name], clicks, seen[name], labels) for name in fields}
     without = {name: evaluate(full, Shuffled(stream, name)).auc or together for name in fields}
     return [*leaks(together, alone, without), *found]
+
+
+def unread(kept: Sequence[str], read: Sequence[str], schema: Schema) -> list[dict[str, Any]]:
+    """Return a hint where the model reads not all that was kept: users whose items all went, or the other way."""
+    names = [name for name in kept if name not in set(read)]
+    if not names:
+        return []
+    group = schema[names[0]].group
+    other = "item" if group == "user" else "user"
+    text = (
+        f"{', '.join(names)}: kept, but not read, since the model reads them as products with {other} fields, which "
+        f"are all dropped. Keep more, or name one of group {other} with --must-keep"
+    )
+    return [{"kind": "not read", "fields": names, "text": text}]
 
 
 class Shuffled:

@@ -11,6 +11,7 @@ from typing import Any
 
 import lpfs
 from lpfs.models.model import Model
+from lpfs.protocol.listing import listed
 from lpfs.protocol.stages import Work, parameters, table_bytes
 from lpfs.protocol.tell import Teller
 from lpfs.schema import Selection
@@ -100,7 +101,7 @@ def write(outcome: Outcome, work: Work, fingerprint: str) -> None:
     }
     text = json.dumps(values, indent=1, ensure_ascii=False, default=_plain)
     put(folder / "selection.json", text + "\n")
-    put(folder / "kept_fields.txt", "".join(f"{name}\n" for name in selection.kept))
+    put(folder / "kept_fields.txt", listed(selection.kept))
     write_history(folder / "history.parquet", selection)
 
 
