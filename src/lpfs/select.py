@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace as changed
@@ -80,12 +81,14 @@ def select(
     folder, seed = Path(out), wanted.seed
 
     tell.stage("prepare")
+    begin = time.perf_counter()
     with beginning(folder, wanted, resume=resume, replace=replace, sources=wanted.source):
         dataset = prepared(source, wanted, folder, quiet, resume)
         work = planned(wanted, dataset, folder, resume, tell)
+        work.seconds["prepare"] = time.perf_counter() - begin
 
-    begin = "pretrain" if wanted.checkpoint is None else "take the trained model of"
-    with work.stage("pretrain", f"{begin} all {len(work.schema)} fields"):
+    first = "pretrain" if wanted.checkpoint is None else "take the trained model of"
+    with work.stage("pretrain", f"{first} all {len(work.schema)} fields"):
         trained = start(work, seed)
     with work.stage("all_fields", "all fields on all training rows, to compare with"):
         full = stages.all_fields(work, trained)

@@ -78,8 +78,8 @@ def unread(kept: Sequence[str], read: Sequence[str], schema: Schema) -> list[dic
     group = schema[names[0]].group
     other = "item" if group == "user" else "user"
     text = (
-        f"{', '.join(names)}: kept, but not read, since the model reads them as products with {other} fields, which "
-        f"are all dropped. Keep more, or name one of group {other} with --must-keep"
+        f"{', '.join(names)}: kept, but not read, since the model reads them as products with {other} fields, and "
+        f"these are all dropped. Keep more, or name one of group {other} with --must-keep"
     )
     return [{"kind": "not read", "fields": names, "text": text}]
 
