@@ -52,6 +52,7 @@ def main(rows: int = 40_000) -> None:
     pruned = lpfs.prune(model, selection, batch=batch, optimizer=optimizer, cut=True)  # both of them smaller
     small, going = pruned.model, pruned.optimizer
     assert isinstance(small, lpfs.Model)
+    assert isinstance(going, torch.optim.Optimizer)
     names = small.reads.names
     print(f"pruned: {pruned.certificate}")
     print(f"AUC {gated:.6f} with gates, {auc(small, names):.6f} pruned: it can serve now")
