@@ -13,7 +13,9 @@ from known_truth import FIELDS, STRONG, TINY, known_truth
 import lpfs
 from lpfs.errors import DataError, FieldError, InputError
 from lpfs.models.registry import MODELS, make_model, name_of
-from lpfs.protocol import stages
+from lpfs.protocol import hot, stages
+from lpfs.protocol.listing import names_in
+from lpfs.protocol.outcome import steps_saved
 from lpfs.protocol.periods import periods
 from lpfs.protocol.settings import Settings
 from lpfs.saved import load, save
@@ -55,7 +57,7 @@ def test_the_answer(kept_three, log):
     assert set(found) == {
         *("method", "kept", "dropped", "gates", "metrics", "validation", "max_logit_change", "certificates"),
         *("model", "chosen_in", "savings", "seconds", "seed", "configuration", "recipe", "periods"),
-        *("fingerprint", "versions", "sites", "made", "hot_start"),
+        *("fingerprint", "versions", "sites", "made", "hot_start", "hints"),
     }
     assert found["kept"] == list(kept_three.kept)
     assert set(STRONG) < set(found["kept"])
@@ -73,7 +75,8 @@ def test_the_answer(kept_three, log):
     assert found["configuration"]["keep"] == 3
     assert found["versions"].keys() == {"lpfs", "torch", "numpy", "python"}
     assert found["periods"]["test"]["rows"] == 500
-    assert found["seconds"].keys() == {"pretrain", "all_fields", "search", "prune", "retrain", "hot_start"}
+    stages = {"prepare", "pretrain", "all_fields", "search", "prune", "retrain", "hot_start"}
+    assert found["seconds"].keys() == stages
     assert found["savings"]["kept"]["table_bytes"] < found["savings"]["all_fields"]["table_bytes"]
 
 
@@ -91,14 +94,34 @@ def test_the_pruned_model_is_the_gated_one(kept_three):
 
 def test_the_hot_start_leaves_the_pruned_model_alone_and_tells_what_it_saved(kept_three):
     found = answer(kept_three)
-    assert found["validation"]["pruned"] != found["validation"]["hot_start"]
     hot, recipe = found["hot_start"], found["recipe"]
     assert (hot["steps"], hot["retrain_steps"]) == (recipe["hot"], recipe["train"])
     assert hot["validation"][0] == [0, found["validation"]["pruned"]["auc"]]
-    level = found["validation"]["retrained"]["auc"]
-    reached = [step for step, auc in hot["validation"] if auc >= level]
-    assert hot["level_at"] == (reached[0] if reached else None)
-    assert hot["steps_saved"] == (recipe["train"] - reached[0] if reached else None)
+    steps, aucs = zip(*hot["validation"], strict=True)
+    assert len(steps) >= 20
+    assert steps[-1] == hot["steps"]
+    assert aucs[steps.index(hot["kept_step"])] == max(aucs) == found["validation"]["hot_start"]["auc"]
+    assert hot["retrain_auc"] == found["validation"]["retrained"]["auc"]
+    again = steps_saved(hot["validation"], hot["retrain_auc"], recipe["train"])
+    assert (hot["level_at"], hot["steps_saved"]) == (again["level_at"], again["steps_saved"])
+
+
+def test_a_hot_start_is_never_worse_than_the_model_it_starts_from(log, tmp_path, monkeypatch):
+    """With a rate that ruins the model its first state is kept, to the last bit."""
+    real = hot.hot_start
+
+    def ruined(work, pruned):
+        for group in pruned.optimizer.param_groups:
+            group["lr"] = 1000.0
+        return real(work, pruned)
+
+    monkeypatch.setattr(hot, "hot_start", ruined)
+    found = select(log, tmp_path / "run", keep=3, **TINY, finish="hot", quiet=True)
+    told = answer(found)
+    assert told["metrics"]["hot_start"] == told["metrics"]["pruned"]
+    assert told["validation"]["hot_start"] == told["validation"]["pruned"]
+    steps = [each.name for each in (tmp_path / "run" / "hot_start" / "checkpoints").iterdir()]
+    assert "step-000000000000" in steps
 
 
 def test_the_model_that_is_left_is_the_best_on_validation_rows(kept_three, log):
@@ -160,6 +183,38 @@ def test_every_backbone_goes_through_and_is_certified(log, tmp_path, name):
     model = load(tmp_path / "run" / "model")
     assert name_of(model) == name
     assert set(model.names) == set(found.kept)
+
+
+CROSSED = {"model": "user_item", "model_options": {"dim": 4, "hidden": [8], "head": [4]}}
+
+
+def test_users_without_items(log, tmp_path):
+    """UserItem reads users only as products with items."""
+    how = {**TINY, **CROSSED, "finish": "none", "quiet": True}
+    with pytest.raises(
+        InputError, match="of group item no field is kept, and the 2 kept ones .*user.* name one with"
+    ):
+        select(log, tmp_path / "none", keep=2, must_keep=("user", "age"), **how)
+    with pytest.raises(InputError, match="fields of group user and none of group item"):
+        select(log, tmp_path / "dropped", keep=2, must_drop=("price", "tags", "ad"), **how)
+    found = select(log, tmp_path / "run", keep=3, must_keep=("user", "age", "slot"), **how)
+    assert set(found.kept) == {"user", "age", "slot"}
+    assert found.model.reads.names == ("slot",)
+    told = answer(found)["hints"][0]
+    assert (told["kind"], set(told["fields"])) == ("not read", {"user", "age"})
+    assert "name one of group item with --must-keep" in told["text"]
+
+
+def test_dlrm_cross_gates_crosses_whether_that_is_said_or_not(log, tmp_path):
+    how = {**TINY, "model_options": {"dim": 4, "hidden": [8], "bottom": [4]}, "finish": "none", "quiet": True}
+    runs = [
+        select(log, tmp_path / f"{number}", keep=4, **how, **said)
+        for number, said in enumerate(({"model": "dlrm_cross"}, {"level": "cross"}))
+    ]
+    assert len(runs[0].selection.names) == 21
+    assert runs[0].kept == runs[1].kept
+    with pytest.raises(InputError, match="gates on fields and on their crosses"):
+        select(log, tmp_path / "field", keep=4, model="dlrm_cross", level="field", **how)
 
 
 def test_crosses_under_a_budget_with_a_field_that_must_stay(log, tmp_path):
@@ -262,7 +317,7 @@ def test_a_log_that_is_gone_through_once(log, tmp_path):
     assert len(found.kept) == 3
     lines = (tmp_path / "run" / "all_fields" / "metrics.jsonl").read_text()
     assert '"kind": "evaluate"' not in lines
-    assert len(told["hot_start"]["validation"]) >= 10
+    assert len(told["hot_start"]["validation"]) >= 20
 
 
 @pytest.mark.parametrize("stage", ["all_fields", "find", "shrink", "retrain", "hot_start", "serving_speed"])
@@ -271,7 +326,7 @@ def test_a_run_that_fails_goes_on_from_its_stage(log, kept_three, tmp_path, monk
         raise OSError("the disk is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stages, stage, fails)
+        patch.setattr(hot if stage == "hot_start" else stages, stage, fails)
         with pytest.raises(OSError, match="the disk is gone"):
             select(log, tmp_path / "run", keep=3, **TINY, quiet=True)
     assert not (tmp_path / "run" / "selection.json").exists()
@@ -279,6 +334,39 @@ def test_a_run_that_fails_goes_on_from_its_stage(log, kept_three, tmp_path, monk
         select(log, tmp_path / "run", keep=3, **TINY, quiet=True)
     found = select(log, tmp_path / "run", keep=3, **TINY, quiet=True, resume=True)
     assert same(found) == same(kept_three)
+
+
+@pytest.mark.parametrize("name", ["mlp", "user_item"])
+def test_a_log_of_several_tasks(tmp_path, capsys, name):
+    """Every task is trained, judged and told; the first one decides."""
+    log = lpfs.simulate(tmp_path / "log", "industrial-small", rows=4000)
+    tasks = [log.schema.label, *log.schema.tasks]
+    assert len(tasks) == 6
+    wide = {"head": [4]} if name == "user_item" else {}
+    how = {**TINY, "model": name, "model_options": {**SMALL, **wide}}
+    found = select(log, tmp_path / "run", keep=8, **how)
+    told = answer(found)
+    assert set(found.metrics) == {"all_fields", "gated", "pruned", "hot_start", "retrained"}
+    for part in ("metrics", "validation"):
+        for each in told[part].values():
+            assert list(each["tasks"]) == tasks
+            assert each["tasks"]["click"] == {"auc": each["auc"], "logloss": each["logloss"]}
+    for task in tasks:
+        before, after = (told["metrics"][each]["tasks"][task] for each in ("gated", "pruned"))
+        assert after["logloss"] == pytest.approx(before["logloss"], abs=1e-6)
+    main = {each: told["validation"][each]["auc"] for each in ("pruned", "hot_start", "retrained")}
+    assert main[told["model"]] == max(main.values())
+    assert main["hot_start"] >= main["pruned"]
+    assert told["hot_start"]["retrain_auc"] == main["retrained"]
+    lines = capsys.readouterr().err.splitlines()
+    at = lines.index("AUC of every task on the test rows")
+    assert [line.split()[0] for line in lines[at + 1 : at + 8]] == ["task", *tasks]
+    auc = told["metrics"]["retrained"]["tasks"]["like"]["auc"]
+    assert lines[at + 4].split()[-1] == f"{auc:.5f}"
+    model = load(found.folder / "model")
+    judged = lpfs.evaluate(model, periods(log).test.stream(4096, fields=model.reads.names))
+    for task in tasks:
+        assert judged.tasks[task].auc == told["metrics"][told["model"]]["tasks"][task]["auc"]
 
 
 def table(rows=1800, seed=1):
@@ -301,6 +389,15 @@ def test_a_table_without_time_is_dealt_at_random_by_seed(tmp_path):
     assert same(runs[0]) == same(runs[1])
     made = lpfs.Dataset(tmp_path / "0" / "data")
     assert made.settings["options"]["shuffle"] is True
+
+
+def test_names_that_hold_line_breaks(tmp_path):
+    rows = table().drop("row").rename({"user": "user\nof the\r\nsite", "ad": " ad"})
+    found = select(rows, tmp_path / "run", label="click", keep=2, **TINY, finish="none", quiet=True)
+    assert set(found.kept) == {"user\nof the\r\nsite", " ad"}
+    text = (tmp_path / "run" / "kept_fields.txt").read_text()
+    assert text.splitlines() == ['"user\\nof the\\r\\nsite"', '" ad"']
+    assert names_in(text) == found.kept
 
 
 def test_a_column_of_splits_is_honoured(tmp_path):

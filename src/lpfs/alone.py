@@ -17,6 +17,7 @@ from lpfs.gates.prune import prune
 from lpfs.protocol import stages
 from lpfs.protocol.fitting import model_folder, rows_for, trained_on
 from lpfs.protocol.folder import beginning
+from lpfs.protocol.listing import listed
 from lpfs.protocol.outcome import put, versions, write_history
 from lpfs.protocol.periods import HELD, Periods
 from lpfs.protocol.recipe import LEAST_SEARCH
@@ -193,7 +194,7 @@ def write_answer(folder: Path, values: dict[str, Any], selection: Selection) -> 
     more = selection.to_json()
     text = json.dumps({**values, "sites": more["sites"], "made": more["made"]}, indent=1, ensure_ascii=False)
     put(folder / ANSWER, text + "\n")
-    put(folder / "kept_fields.txt", "".join(f"{name}\n" for name in selection.kept))
+    put(folder / "kept_fields.txt", listed(selection.kept))
 
 
 def read_answer(folder: Path) -> tuple[Selection, dict[str, Any]]:

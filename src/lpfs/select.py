@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace as changed
@@ -28,10 +29,11 @@ from lpfs.methods.registry import check_method, check_search
 from lpfs.methods.wish import Wish
 from lpfs.models.model import Model
 from lpfs.models.registry import check_model, make_model
+from lpfs.protocol import hot, stages
 from lpfs.protocol import outcome as result
-from lpfs.protocol import stages
 from lpfs.protocol.fitting import as_trained, check_fits, is_dataset, model_folder, trained_on
 from lpfs.protocol.folder import beginning
+from lpfs.protocol.hints import hints, unread
 from lpfs.protocol.outcome import Outcome
 from lpfs.protocol.periods import DEALT, TESTED, periods
 from lpfs.protocol.recipe import recipe
@@ -79,12 +81,14 @@ def select(
     folder, seed = Path(out), wanted.seed
 
     tell.stage("prepare")
+    begin = time.perf_counter()
     with beginning(folder, wanted, resume=resume, replace=replace, sources=wanted.source):
         dataset = prepared(source, wanted, folder, quiet, resume)
         work = planned(wanted, dataset, folder, resume, tell)
+        work.seconds["prepare"] = time.perf_counter() - begin
 
-    begin = "pretrain" if wanted.checkpoint is None else "take the trained model of"
-    with work.stage("pretrain", f"{begin} all {len(work.schema)} fields"):
+    first = "pretrain" if wanted.checkpoint is None else "take the trained model of"
+    with work.stage("pretrain", f"{first} all {len(work.schema)} fields"):
         trained = start(work, seed)
     with work.stage("all_fields", "all fields on all training rows, to compare with"):
         full = stages.all_fields(work, trained)
@@ -106,13 +110,13 @@ def select(
             choices["retrained"] = validated(work, models["retrained"])
     if wanted.finish in ("both", "hot"):
         with work.stage("hot_start", "go on from the pruned model"):
-            models["hot_start"], watch = stages.hot_start(work, cut)
+            models["hot_start"], watch = hot.hot_start(work, cut)
             metrics["hot_start"] = stages.judge(work, models["hot_start"], work.parts.test)
             choices["hot_start"] = validated(work, models["hot_start"])
     saved = {}
     if wanted.finish == "both":
-        seen = [(0, choices["pruned"]["auc"]), *watch.seen]
-        saved = result.steps_saved(seen, choices["retrained"]["auc"], work.recipe.train)
+        saved = result.steps_saved(watch.seen, choices["retrained"]["auc"], work.recipe.train)
+        saved["shrunk"] = watch.shrunk
 
     counts = Counter(selection.kept)
     if wanted.seeds > 1:
@@ -142,6 +146,10 @@ def select(
         seconds=work.seconds,
         folder=folder,
         hot_start=saved,
+        hints=[
+            *unread(selection.kept, models[chosen].names, work.schema),
+            *hints(work, full, models[chosen].reads.names),
+        ],
     )
     save(models[chosen], folder / "model", data=os.path.abspath(dataset.path), fingerprint=dataset.fingerprint)
     result.write(found_all, work, dataset.fingerprint)
@@ -160,8 +168,8 @@ sys.modules[__name__].__class__ = _Story
 
 
 def checked(wanted: Settings) -> Settings:
-    """Return the settings, after a check of all that can be checked without the data."""
-    wanted = as_trained(wanted)
+    """Return the settings with absolute paths, after a check of all that can be checked without the data."""
+    wanted = as_trained(wanted).anchored()
     check_method(wanted.method, wanted.options)
     check_model(wanted.backbone, wanted.model_options)
     device_named(wanted.device)

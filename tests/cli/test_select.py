@@ -53,6 +53,30 @@ def test_again_from_the_configuration(run, selected, tmp_path):
     assert (tmp_path / "again" / "config.json").read_bytes() == (selected / "config.json").read_bytes()
 
 
+def test_again_from_another_folder(run, clicks, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    (tmp_path / "here" / "clicks.csv").write_bytes(clicks.read_bytes())
+    (tmp_path / "here" / "costs.toml").write_text("default = 1.0\n")
+    (tmp_path / "here" / "fields.toml").write_text('[site]\nkind = "ignore"\n')
+    monkeypatch.chdir(tmp_path / "here")
+    more = ["--budget", "2", "--costs", "costs.toml", "--fields", "fields.toml", "--finish", "none", "-q"]
+    code, _, err = run("select", "clicks.csv", *LOG, *TINY, *more, "--out", "run")
+    assert code == 0, err
+    monkeypatch.chdir(tmp_path / "there")
+    code, _, err = run("select", "--config", "../here/run", "--out", "again", "-q")
+    assert code == 0, err
+    first, second = (answer(tmp_path / name) for name in ("here/run", "there/again"))
+    assert {name: first[name] for name in SAME} == {name: second[name] for name in SAME}
+    code, _, err = run("train", "../here/clicks.csv", *LOG, *SHAPE, "--steps", "60", "-q", "--out", "trained")
+    assert code == 0, err
+    code, _, err = run(
+        "search", "trained", "trained/data", "--keep", "2", "--search-steps", "60", "-q", "--out", "found"
+    )
+    assert code == 0, err
+    assert Settings.load("found").checkpoint == str(tmp_path / "there" / "trained")
+
+
 def test_an_option_goes_before_the_configuration(run, selected, tmp_path):
     options = ["--keep", "1", "--finish", "none", "--method", "lpfs", "--must-keep", "site", "--epsilon", "0.2"]
     code, out, _ = run("select", "--config", selected, *options, "--out", tmp_path / "one", "--json", "-q")
@@ -118,6 +142,30 @@ def test_several_seeds_costs_and_fields_left_out(run, clicks, tmp_path):
     assert set(found["kept"]) | set(found["dropped"]) == {"user", "ad", "site"}
     assert sum({"user": 2, "ad": 1, "site": 1}[name] for name in found["kept"]) <= 3
     assert "not in every one of 2 searches" in err
+
+
+def test_a_log_of_two_tasks_to_the_end(run, clicks, tmp_path):
+    lines = clicks.read_text().splitlines()
+    bought = [f"{int(line[0]) * (number % 3 == 0)},{line}" for number, line in enumerate(lines[1:])]
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join([f"buy,{lines[0]}", *bought]) + "\n")
+    place = tmp_path / "run"
+    code, out, err = run("select", log, *LOG, "--task", "buy", "--keep", "2", *TINY, "--json", "--out", place)
+    assert code == 0, err
+    found = json.loads(out)
+    assert len(found["kept"]) == 2
+    assert all(set(each["tasks"]) == {"click", "buy"} for each in found["metrics"].values())
+    assert "AUC of every task on the test rows" in err
+    code, out, err = run("evaluate", place, place / "data", "--days", "last", "--json")
+    assert code == 0, err
+    judged = json.loads(out)["metrics"]["tasks"]
+    assert {name: each["auc"] for name, each in judged.items()} == {
+        name: each["auc"] for name, each in found["metrics"][found["model"]]["tasks"].items()
+    }
+    for form in ("onnx", "torch"):
+        code, _, err = run("export", place, "--format", form)
+        assert code == 0, err
+        assert "differ from the model's by at most" in err
 
 
 def test_rows_that_nothing_orders_are_dealt_at_random(run, clicks, tmp_path):

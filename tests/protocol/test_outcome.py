@@ -11,19 +11,39 @@ from lpfs.protocol.outcome import decided, steps_saved, told_hot_start, write_hi
 from lpfs.protocol.tell import Teller
 from lpfs.schema import Selection
 
+LOOKS = [(0, 0.7), (50, 0.74), (100, 0.72), (150, 0.75), (200, 0.71)]
+
 
 @pytest.mark.parametrize(
     ("level", "at", "saved"),
-    [(0.7, 0, 400), (0.71, 50, 350), (0.75, 100, 300), (0.76, None, None), (None, None, None)],
+    [
+        (0.7, 0, 400),
+        (0.7004, 0, 400),
+        (0.7006, 50, 350),
+        (0.73, 150, 250),  # a lucky look at 50 does not count, and what comes after the best one does not matter
+        (0.7504, 150, 250),
+        (0.7506, None, 0),
+        (None, None, 0),
+    ],
 )
 def test_steps_saved(level, at, saved):
-    found = steps_saved([(0, 0.7), (50, 0.74), (100, 0.75)], level, 400)
+    found = steps_saved(LOOKS, level, 400)
     assert (found["level_at"], found["steps_saved"]) == (at, saved)
-    assert (found["steps"], found["retrain_steps"]) == (100, 400)
-    assert found["validation"] == [[0, 0.7], [50, 0.74], [100, 0.75]]
+    assert (found["steps"], found["retrain_steps"], found["kept_step"], found["auc"]) == (200, 400, 150, 0.75)
+    assert (found["retrain_auc"], found["tolerance"]) == (level, 0.0005)
+    assert found["validation"] == [list(each) for each in LOOKS]
     line = told_hot_start(found)[0]
-    assert f"{saved:,} saved" in line if saved is not None else "not level" in line
+    assert f"{saved:,} saved (validation AUC within 0.0005)" in line if saved else "saved nothing" in line
     assert told_hot_start({}) == []
+
+
+def test_a_hot_start_that_only_gets_worse_keeps_its_start():
+    found = steps_saved([(0, 0.7), (50, 0.7), (100, 0.6)], 0.8, 400)
+    assert (found["kept_step"], found["auc"], found["steps_saved"]) == (0, 0.7, 0)
+    assert told_hot_start(found) == [
+        "the hot start saved nothing: its validation AUC was 0.70000 at best, after 0 steps; from scratch it is "
+        "0.80000 after 400"
+    ]
 
 
 def test_what_was_decided_and_what_further_cuts_would_cost():

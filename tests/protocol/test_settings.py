@@ -29,7 +29,8 @@ def test_they_are_read_back_as_they_were(tmp_path):
 def test_the_backbone():
     assert Settings().backbone == "mlp"
     assert Settings(level="cross").backbone == "dlrm_cross"
-    assert Settings(model="fm").backbone == "fm"
+    assert Settings(model="fm").backbone == Settings(model="fm", level="field").backbone == "fm"
+    assert Settings(model="dlrm_cross").backbone == "dlrm_cross"
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,7 @@ def test_the_backbone():
         ({"seeds": True}, "seeds must be"),
         ({"must_keep": ("a", "b"), "must_drop": ("b",)}, "'b' must be kept and must be dropped"),
         ({"level": "cross", "model": "mlp"}, "gates the crosses of dlrm_cross, not of 'mlp'"),
+        ({"level": "field", "model": "dlrm_cross"}, "dlrm is the model with gates on fields alone"),
     ],
 )
 def test_settings_that_are_refused(given, message):
@@ -50,6 +52,23 @@ def test_settings_that_are_refused(given, message):
         Settings.from_json(given)
     with pytest.raises(InputError, match=message):
         Settings().updated(**given)
+
+
+def test_paths_mean_the_same_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(
+        source=("a.csv", "days/*.csv"),
+        costs="costs.toml",
+        checkpoint="model",
+        prepare={"fields": "f.toml", "bins": 3},
+    )
+    found = settings.anchored()
+    assert found.source == (str(tmp_path / "a.csv"), str(tmp_path / "days" / "*.csv"))
+    assert (found.costs, found.checkpoint) == (str(tmp_path / "costs.toml"), str(tmp_path / "model"))
+    assert found.prepare == {"fields": str(tmp_path / "f.toml"), "bins": 3}
+    assert found.anchored() == found
+    plain = Settings(costs="complexity", prepare={"fields": {"a": {"kind": "numeric"}}})
+    assert plain.anchored() == plain
 
 
 def test_configurations_that_are_none(tmp_path):

@@ -11,6 +11,7 @@ from torch import nn
 
 import lpfs
 from lpfs.errors import DeviceMemoryError, InputError, MissingPackageError, NonFiniteError
+from lpfs.tables.optim import Adagrad, Adam
 from lpfs.train.callback import Callback
 from lpfs.train.checkpoint import Checkpoints
 from lpfs.train.codec import equal
@@ -309,6 +310,52 @@ def test_the_best_model_is_kept_when_asked_for(data, tmp_path, monkeypatch, fold
         assert Checkpoints(tmp_path / "checkpoints").steps() == [20, 40]
         saved = Checkpoints(tmp_path / "checkpoints").load(40)
         assert not equal(saved["model"], dict(at.state_dict()))  # the run itself could go on from its last step
+
+
+@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
+def test_the_optimizer_goes_back_to_the_best_state_with_the_model(data, tmp_path, monkeypatch, folder, optimizer):
+    def trained(steps, **how):
+        model = tiny()
+        chosen = {"adam": Adam, "adagrad": Adagrad}[optimizer](model.parameters(), lr=0.02)
+        fitted(data, model, chosen, lr=None, steps=steps, schedule="linear", schedule_steps=80, **how)
+        return model, chosen
+
+    scripted(monkeypatch, 0.6, 0.8, 0.7, 0.8)
+    expected = trained(20)
+    found = trained(40, valid=data.stream(100), keep="best", **({"folder": tmp_path} if folder else {}))
+    assert equal(dict(found[0].state_dict()), dict(expected[0].state_dict()))
+    assert equal(found[1].state_dict(), expected[1].state_dict())
+    assert found[1].param_groups[0]["lr"] == 0.02
+    for model, chosen in (expected, found):  # and so does the next step
+        fitted(data, model, chosen, lr=None, steps=1)
+    assert equal(dict(found[0].state_dict()), dict(expected[0].state_dict()))
+
+
+def test_the_optimizer_stays_where_it_is_when_asked_to(data, monkeypatch):
+    optimizers = []
+    for how in ({}, {"valid": data.stream(100), "keep": "best", "keep_optimizer": "last"}):
+        scripted(monkeypatch, 0.8, 0.7, 0.7)
+        model = tiny()
+        optimizers.append(Adagrad(model.parameters(), lr=0.02))
+        fitted(data, model, optimizers[-1], lr=None, steps=30, **how)
+    assert equal(optimizers[0].state_dict(), optimizers[1].state_dict())
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_the_model_as_it_came_may_be_the_best(data, tmp_path, monkeypatch, folder):
+    place = {"folder": tmp_path, "keep_checkpoints": 1} if folder else {}
+    scripted(monkeypatch, 0.9, 0.6, 0.8, 0.7)
+    recorder = Recorder()
+    how = {"valid": data.stream(100), "keep": "best", "evaluate_first": True, "callbacks": [recorder]}
+    model, done = fitted(data, steps=30, **how, **place)
+    assert (done.best_step, done.best.auc, done.metrics.auc, done.steps) == (0, 0.9, 0.7, 30)
+    assert equal(dict(model.state_dict()), dict(tiny().state_dict()))
+    assert recorder.calls[:2] == [("begin", 0), ("evaluate", 0)]
+    assert [step for name, step in recorder.calls if name == "evaluate"] == [0, 10, 20, 30]
+    if folder:
+        assert Checkpoints(tmp_path / "checkpoints").steps() == [0, 30]
+        assert [each["step"] for each in records(tmp_path, "evaluate")] == [0, 10, 20, 30]
 
 
 def test_the_last_is_kept_by_default(data, monkeypatch):

@@ -111,6 +111,33 @@ def test_a_finished_run_gives_its_result_again(data, tmp_path):
     assert equal(outcome(tmp_path), before)
 
 
+@pytest.mark.parametrize("stop", [1, 5, 8, 20])
+def test_the_state_it_began_with_is_there_after_a_kill(data, tmp_path, stop):
+    """The first evaluation stays the best: both runs end where they began, model and optimizer."""
+    how = {"keep": "best", "min_delta": 0.9, "evaluate_first": True}
+    whole, expected = go(data, tmp_path / "whole", **how)
+    with pytest.raises(StopError):
+        go(data, tmp_path / "cut", stop, **how)
+    model, done = go(data, tmp_path / "cut", seed=9, **how)
+    assert done.resumed == (stop - 1) // 6 * 6  # also from step 0
+    assert expected.best_step == done.best_step == 0
+    assert equal(dict(model.state_dict()), dict(whole.state_dict()))
+    assert equal(dict(model.state_dict()), dict(tiny().state_dict()))
+    assert equal(outcome(tmp_path / "cut"), outcome(tmp_path / "whole"))
+
+
+def test_a_setting_that_an_older_run_did_not_know_had_its_default(data, tmp_path):
+    with pytest.raises(StopError):
+        go(data, tmp_path, 20)
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    step, state = checkpoints.latest()
+    del state["config"]["evaluate_first"]
+    checkpoints.save(step, state)
+    with pytest.raises(InputError, match="begun with evaluate_first=False and cannot go on with True"):
+        go(data, tmp_path, evaluate_first=True)
+    assert go(data, tmp_path)[1].resumed == step
+
+
 def test_an_early_stop_stays_a_stop(data, tmp_path):
     _, done = go(data, tmp_path, steps=200, lr=1.0, patience=1)
     assert done.stopped

@@ -20,7 +20,7 @@ model/, and config.json to run it again.
 """
 MAIN = (
     *("method", "kept", "dropped", "gates", "metrics", "validation", "max_logit_change", "certificates", "model"),
-    *("chosen_in", "savings", "seconds", "seed", "fingerprint", "versions"),
+    *("chosen_in", "hot_start", "savings", "seconds", "hints", "seed", "fingerprint", "versions"),
 )
 
 

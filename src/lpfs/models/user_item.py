@@ -124,4 +124,11 @@ class UserItem(Model):
         groups = {self.schema[name].group for name in kept}
         alone = {"user", "item"} - groups
         lost = {"user", "item"} if alone else set()
-        return super().cut([name for name in kept if self.schema[name].group not in lost])
+        left = [name for name in kept if self.schema[name].group not in lost]
+        if kept and not left:
+            raise InputError(
+                f"of group {min(alone)} no field is kept, and the {len(kept)} kept ones ({', '.join(kept[:5])}"
+                f"{' …' if len(kept) > 5 else ''}) are read only as products with one: keep more, name one with "
+                "must_keep, or take another model"
+            )
+        return super().cut(left)

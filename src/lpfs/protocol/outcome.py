@@ -11,10 +11,13 @@ from typing import Any
 
 import lpfs
 from lpfs.models.model import Model
+from lpfs.protocol.listing import listed
 from lpfs.protocol.stages import Work, parameters, table_bytes
+from lpfs.protocol.tell import Teller
 from lpfs.schema import Selection
 
 Row = dict[str, Any]
+TOLERANCE = 0.0005  # of validation AUC, within which two trainings are level
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Outcome:
         seconds: of every stage.
         folder: where everything is.
         hot_start: how soon the pruned model, trained on, was level with the kept fields trained from scratch.
+        hints: what to look at: fields that may leak, kept fields that are one column.
 
     """
 
@@ -47,6 +51,7 @@ class Outcome:
     seconds: Mapping[str, float]
     folder: Path
     hot_start: Mapping[str, Any] = field(default_factory=dict)
+    hints: Sequence[Row] = ()
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -83,6 +88,7 @@ def write(outcome: Outcome, work: Work, fingerprint: str) -> None:
         "chosen_in": dict(outcome.chosen_in),
         "savings": {name: dict(each) for name, each in outcome.savings.items()},
         "seconds": {name: round(each, 3) for name, each in outcome.seconds.items()},
+        "hints": list(outcome.hints),
         "seed": work.settings.seed,
         "configuration": work.settings.to_json(),
         "recipe": work.recipe.to_json(),
@@ -95,7 +101,7 @@ def write(outcome: Outcome, work: Work, fingerprint: str) -> None:
     }
     text = json.dumps(values, indent=1, ensure_ascii=False, default=_plain)
     put(folder / "selection.json", text + "\n")
-    put(folder / "kept_fields.txt", "".join(f"{name}\n" for name in selection.kept))
+    put(folder / "kept_fields.txt", listed(selection.kept))
     write_history(folder / "history.parquet", selection)
 
 
@@ -125,19 +131,30 @@ def write_history(path: Path, selection: Selection) -> None:
 
 
 def steps_saved(seen: Sequence[tuple[int, float]], level: float | None, steps: int) -> dict[str, Any]:
-    """Return when a training was first level with another one of ``steps`` steps, and how many steps that saves.
+    """Return when a training was level with another one of ``steps`` steps, and how many steps that saves.
 
-    ``seen`` are (step, validation AUC), ``level`` is what the other one reached; None where it never was.
+    ``seen`` are (step, validation AUC), ``level`` is the AUC that the other one reached. Level is the first look
+    from which on, up to the best one, which is kept, no look is below ``level`` - ``TOLERANCE``: a single lucky
+    look does not count. Where there is none, nothing is saved.
 
-    >>> steps_saved([(0, 0.70), (50, 0.74), (100, 0.75)], 0.74, 400)["steps_saved"]
-    350
+    >>> steps_saved([(0, 0.74), (50, 0.70), (100, 0.74), (150, 0.75), (200, 0.69)], 0.74, 400)["steps_saved"]
+    300
     """
-    at = next((step for step, auc in seen if level is not None and auc >= level), None)
+    kept = max(range(len(seen)), key=lambda look: seen[look][1])
+    at = None
+    for step, auc in reversed(seen[: kept + 1]):
+        if level is None or auc < level - TOLERANCE:
+            break
+        at = step
     return {
         "steps": seen[-1][0],
+        "kept_step": seen[kept][0],
+        "auc": seen[kept][1],
         "retrain_steps": steps,
+        "retrain_auc": level,
+        "tolerance": TOLERANCE,
         "level_at": at,
-        "steps_saved": None if at is None else steps - at,
+        "steps_saved": 0 if at is None else max(0, steps - at),
         "validation": [list(each) for each in seen],
     }
 
@@ -159,11 +176,9 @@ def show(outcome: Outcome, work: Work) -> None:
     tell, selection, savings = work.tell, outcome.selection, outcome.savings
     total = len(selection.names)
     tell.say("")
-    rows = [
-        [LABELS[name], f"{each['auc']:.5f}" if each["auc"] is not None else "-", f"{each['logloss']:.5f}"]
-        for name, each in outcome.metrics.items()
-    ]
+    rows = [[LABELS[name], _auc(each["auc"]), f"{each['logloss']:.5f}"] for name, each in outcome.metrics.items()]
     tell.table(f"{len(selection.kept)} of {total} fields kept", ["on the test rows", "AUC", "logloss"], rows)
+    tell_tasks(tell, outcome.metrics)
     before, after = savings["all_fields"], savings["kept"]
     tell.say(
         f"  tables {_size(before['table_bytes'])} -> {_size(after['table_bytes'])}, serving "
@@ -183,7 +198,17 @@ def show(outcome: Outcome, work: Work) -> None:
         unsure = [f"{name} {count}/{work.settings.seeds}" for name, count in outcome.chosen_in.items()
                   if 0 < count < work.settings.seeds]  # fmt: skip
         tell.say(f"  not in every one of {work.settings.seeds} searches: {', '.join(unsure[:12]) or 'none'}")
+    for hint in outcome.hints:
+        tell.say(f"  hint: {hint['text']}")
     tell.say(f"  {outcome.folder}: selection.json, kept_fields.txt, history.parquet, model/ ({outcome.chosen})")
+
+
+def tell_tasks(tell: Teller, metrics: Mapping[str, Row]) -> None:
+    """Show the AUC of every task, where there are several."""
+    tasks = next(iter(metrics.values())).get("tasks", ())
+    if tasks:
+        rows = [[name, *(_auc(each["tasks"][name]["auc"]) for each in metrics.values())] for name in tasks]
+        tell.table("AUC of every task on the test rows", ["task", *(LABELS[name] for name in metrics)], rows)
 
 
 def decided(selection: Selection) -> list[str]:
@@ -208,15 +233,22 @@ def decided(selection: Selection) -> list[str]:
 
 
 def told_hot_start(found: Mapping[str, Any]) -> list[str]:
-    """Say how many steps the hot start saved."""
+    """Say how many steps the hot start saved, or that it saved nothing."""
     if not found:
         return []
-    if found["level_at"] is None:
-        return [f"the hot start was not level with training from scratch within {found['steps']:,} steps"]
-    return [
-        f"the hot start was level with training from scratch ({found['retrain_steps']:,} steps) after "
-        f"{found['level_at']:,}: {found['steps_saved']:,} saved"
-    ]
+    if found["level_at"] is not None:
+        return [
+            f"the hot start was level with training from scratch ({found['retrain_steps']:,} steps) after "
+            f"{found['level_at']:,}: {found['steps_saved']:,} saved (validation AUC within {found['tolerance']:g})"
+        ]
+    level, steps = found["retrain_auc"], found["retrain_steps"]
+    reached = f"its validation AUC was {found['auc']:.5f} at best, after {found['kept_step']:,} steps"
+    against = "" if level is None else f"; from scratch it is {level:.5f} after {steps:,}"
+    return [f"the hot start saved nothing: {reached}{against}"]
+
+
+def _auc(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5f}"
 
 
 def _loss(value: float) -> str:

@@ -28,7 +28,7 @@ class Settings:
         costs: a TOML file of costs, or ``complexity`` for FSCD's.
         must_keep, must_drop: fields that stay, and fields that are never looked at.
         method: how to search; ``options`` are its settings.
-        level: gates on fields, or on the fields and crosses of DLRMCross.
+        level: gates on fields, or on the fields and crosses of DLRMCross, which has no others; None: as the model.
         model: the backbone; ``model_options`` are its settings.
         checkpoint: the folder of a trained model to start from instead of pretraining.
         optimizer, lr: of the model.
@@ -56,7 +56,7 @@ class Settings:
     must_drop: tuple[str, ...] = ()
     method: str = "lpfs++"
     options: Mapping[str, Any] = field(default_factory=dict)
-    level: Level = "field"
+    level: Level | None = None
     model: str | None = None
     model_options: Mapping[str, Any] = field(default_factory=dict)
     checkpoint: str | None = None
@@ -77,8 +77,9 @@ class Settings:
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         choices = {"finish": ("both", "hot", "retrain", "none"), "level": ("field", "cross")}
         for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} must be one of {', '.join(known)}; found {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if value not in known and not (name == "level" and value is None):
+                raise InputError(f"{name} must be one of {', '.join(known)}; found {value!r}")
         for name, least in (("seed", 0), ("seeds", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -88,6 +89,11 @@ class Settings:
             raise InputError(f"field {min(both)!r} must be kept and must be dropped: decide")
         if self.level == "cross" and self.model not in (None, "dlrm_cross"):
             raise InputError(f"level='cross' gates the crosses of dlrm_cross, not of {self.model!r}")
+        if self.level == "field" and self.model == "dlrm_cross":
+            raise InputError(
+                "dlrm_cross has gates on fields and on their crosses: say level='cross', or nothing; dlrm is the "
+                "model with gates on fields alone"
+            )
 
     @property
     def backbone(self) -> str:
@@ -127,6 +133,20 @@ class Settings:
         if any(given.get(name) is not None for name in WAYS):
             given = {**dict.fromkeys(WAYS), **given}
         return replace(self, **given) if given else self
+
+    def anchored(self) -> Settings:
+        """Return the settings with absolute paths, so that they mean the same files from any folder."""
+        prepare = dict(self.prepare)
+        for name in ("fields", "like"):
+            if isinstance(prepare.get(name), str):
+                prepare[name] = os.path.abspath(prepare[name])
+        return replace(
+            self,
+            source=tuple(map(os.path.abspath, self.source)),
+            costs=self.costs if self.costs in (None, "complexity") else os.path.abspath(self.costs),
+            checkpoint=None if self.checkpoint is None else os.path.abspath(self.checkpoint),
+            prepare=prepare,
+        )
 
 
 WAYS = ("keep", "penalty", "budget", "max_auc_loss")

@@ -36,8 +36,7 @@ from lpfs.train.loop import fit
 from lpfs.train.step import make_optimizer
 
 SCORED = 4096  # rows evaluated at a time
-EVALUATIONS = 20  # of a training that goes through its rows several times
-WATCHED = 10  # of one that goes through them once and is watched
+EVALUATIONS = 20  # of a training that goes through its rows several times, and of one that is watched
 
 
 @dataclass
@@ -69,17 +68,25 @@ class Work:
         shuffle = train and self.recipe.shuffle
         return part.stream(size, shuffle=shuffle, seed=seed, fields=fields, device=self.device)
 
-    def training(self, steps: int, seed: int, *, choose: bool, watch: bool = False) -> Training:
-        """Return the settings of the loop: ``choose`` keeps the best state, ``watch`` only looks on the way."""
-        several = choose and self.recipe.shuffle
-        looks = EVALUATIONS if several else WATCHED if watch else 0
+    def training(
+        self, steps: int, seed: int, *, choose: bool, watch: bool = False, calm: bool = False
+    ) -> Training:
+        """Return the settings of the loop.
+
+        ``choose`` keeps the best state where rows are gone through several times; ``watch`` keeps it in any case,
+        and the state that training began with counts too. ``calm`` leaves the optimizer as it is in the end, not
+        as it was at the best state: Adagrad takes smaller steps then, and a search learns less by heart.
+        """
+        looks = watch or (choose and self.recipe.shuffle)
         return Training(
             optimizer=self.settings.optimizer,  # type: ignore[arg-type]
             steps=steps,
             seed=seed,
             precision=self.settings.precision,  # type: ignore[arg-type]
-            keep="best" if several else "last",
-            evaluate_every=max(1, steps // looks) if looks else None,
+            keep="best" if looks else "last",
+            evaluate_every=max(1, steps // EVALUATIONS) if looks else None,
+            evaluate_first=watch,
+            keep_optimizer="last" if calm else "best",
             checkpoint_every=max(1, min(steps, max(500, steps // 10))),
             check_every=1 if self.device.type == "cpu" else 50,
             quiet=self.tell.quiet,
@@ -95,10 +102,17 @@ Trained = tuple[Model, torch.optim.Optimizer]
 
 
 class Watch(Callback):
-    """Writes down (step, validation AUC) of every evaluation."""
+    """Writes down (step, validation AUC) of every evaluation; ``shrunk``: what is left of the weights at first."""
+
+    shrunk = 1.0
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, float]] = []
+
+    @property
+    def best(self) -> tuple[int, float]:
+        """The first of the best evaluations."""
+        return max(self.seen, key=lambda each: each[1])
 
     def on_evaluate(self, state: State) -> None:
         """Write it down."""
@@ -129,8 +143,9 @@ def train(
     name: str,
     seed: int,
     watch: Watch | None = None,
+    calm: bool = False,
 ) -> Trained:
-    """Train a model on some rows; where they are gone through several times, its best state is kept."""
+    """Train a model on some rows; its best state is kept if it is watched or sees rows several times."""
     fields = model.reads.names
     looks = work.recipe.shuffle or watch is not None
     fit(
@@ -141,7 +156,7 @@ def train(
         folder=work.out / name,
         resume=work.resume,
         callbacks=[] if watch is None else [watch],
-        config=work.training(steps, seed, choose=True, watch=watch is not None),
+        config=work.training(steps, seed, choose=True, watch=watch is not None, calm=calm),
     )
     return model, optimizer
 
@@ -150,7 +165,7 @@ def pretrain(work: Work, seed: int) -> Trained:
     """Train all fields on the early rows."""
     model = fresh(work, seed)
     name = "pretrain" if seed == work.settings.seed else f"pretrain-{seed}"
-    return train(work, model, work.optimizer(model), work.parts.early, work.recipe.pretrain, name, seed)
+    return train(work, model, work.optimizer(model), work.parts.early, work.recipe.pretrain, name, seed, calm=True)
 
 
 def all_fields(work: Work, pretrained: Trained) -> Model:
@@ -247,22 +262,16 @@ def proof(work: Work, model: Model) -> Batch:
     return next(iter(work.stream(work.parts.valid, model.reads.names, train=False)))
 
 
-def hot_start(work: Work, pruned: Pruned) -> tuple[Model, Watch]:
-    """Go on with a copy of the pruned model for a quarter of the steps of a training from scratch; watch it."""
-    model, optimizer = copy.deepcopy((pruned.model, pruned.optimizer))
-    assert isinstance(model, Model)
-    assert isinstance(optimizer, torch.optim.Optimizer)
-    watch, seed = Watch(), work.settings.seed
-    train(work, model, optimizer, work.parts.search, work.recipe.hot, "hot_start", seed, watch)
-    return model, watch
-
-
 def retrain(work: Work, pruned: Model) -> Model:
     """Train the kept fields from scratch, under the protocol of all fields."""
-    torch.manual_seed(work.settings.seed)
-    model = type(pruned)(pruned.schema, **pruned.config).to(work.device)
-    seed = work.settings.seed
+    model, seed = anew(work, pruned), work.settings.seed
     return train(work, model, work.optimizer(model), work.parts.train, work.recipe.train, "retrained", seed)[0]
+
+
+def anew(work: Work, model: Model) -> Model:
+    """Return a model of the same fields and shape that knows nothing."""
+    torch.manual_seed(work.settings.seed)
+    return type(model)(model.schema, **model.config).to(work.device)
 
 
 def judge(work: Work, model: Model, part: Dataset) -> Metrics:

@@ -39,8 +39,10 @@ class Training:
             another size, and models with bags, run as they do without.
         seed: of torch, numpy and Python, set when the run begins; None leaves the generators alone.
         evaluate_every: steps between evaluations; by default at the end of every pass. Always at the end.
+        evaluate_first: evaluate before the first step too, so that the model as it came can be the best one.
         monitor: ``auc`` or ``logloss`` of the main task decides which model is best.
         keep: leave the ``last`` or the ``best`` model behind.
+        keep_optimizer: with the best model leave its optimizer as it was then (``best``) or as it is (``last``).
         patience: stop after this many evaluations in a row without a new best one.
         min_delta: by how much an evaluation must be better to count.
         checkpoint_every: steps between checkpoints; by default at the end of every pass. Always at the end.
@@ -66,8 +68,10 @@ class Training:
     graph: bool = False
     seed: int | None = 0
     evaluate_every: int | None = None
+    evaluate_first: bool = False
     monitor: Literal["auc", "logloss"] = "auc"
     keep: Literal["last", "best"] = "last"
+    keep_optimizer: Literal["last", "best"] = "best"
     patience: int | None = None
     min_delta: float = 0.0
     checkpoint_every: int | None = None
@@ -86,6 +90,7 @@ class Training:
             "precision": ("float32", "tf32", "bfloat16"),
             "monitor": ("auc", "logloss"),
             "keep": ("last", "best"),
+            "keep_optimizer": ("last", "best"),
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:
@@ -119,10 +124,11 @@ class Training:
 
     def check_same(self, saved: Mapping[str, Any]) -> None:
         """Refuse to go on with a run under settings that compute something else."""
+        begun = {**Training().to_json(), **saved}  # a setting that was not there yet had its default
         for name, value in self.to_json().items():
-            if name not in FREE and saved.get(name) != value:
+            if name not in FREE and begun[name] != value:
                 raise InputError(
-                    f"the run was begun with {name}={saved.get(name)!r} and cannot go on with {value!r}; "
+                    f"the run was begun with {name}={begun[name]!r} and cannot go on with {value!r}; "
                     "use the same settings, or begin a new run in another folder"
                 )
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Sequence, Sized
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from lpfs.data.batches.batch import Batch
 from lpfs.errors import CheckpointError, InputError
@@ -41,7 +40,8 @@ class Run:
             self.checkpoints = Checkpoints(folder / CHECKPOINTS, self.config.keep_checkpoints)
         self._loggers = loggers
         self._length = len(stream) if isinstance(stream, Sized) else None
-        self._best: dict[str, Any] | None = None  # the best model, where there is no folder to keep it in
+        # the best model and its optimizer, where there is no folder to keep them in
+        self._best: dict[str, Any] | None = None
         self._evaluated = self._saved = -1
 
     def open(self, *, resume: bool) -> int | None:
@@ -64,6 +64,10 @@ class Run:
         for each in self.stepper.callbacks:
             each.on_begin(self.state)
         self.progress.begin(self.state)
+        if found is None and self.config.evaluate_first and self.valid is not None:
+            self._evaluate(self.valid)
+            if self.checkpoints is not None and self._best_now():
+                self._save(self.checkpoints)
         return None if found is None else found[0]
 
     def _open_log(self, folder: Path, position: int | None) -> None:
@@ -117,10 +121,9 @@ class Run:
         if state.best is None or self._value(state.metrics) > self._value(state.best) + config.min_delta:
             state.best, state.best_step, state.waiting = state.metrics, state.step, 0
             if config.keep == "best" and self.checkpoints is None:
-                self._best = {
-                    name: each.detach().clone() if isinstance(each, torch.Tensor) else each
-                    for name, each in state.model.state_dict().items()
-                }
+                self._best = copy.deepcopy(
+                    {"model": dict(state.model.state_dict()), "optimizer": state.optimizer.state_dict()}
+                )
         else:
             state.waiting += 1
         if config.patience is not None and state.waiting >= config.patience:
@@ -164,13 +167,17 @@ class Run:
         best = self._best
         if self.checkpoints is not None and self.state.best_step is not None:
             try:
-                best = self.checkpoints.load(self.state.best_step)["model"]
+                saved = self.checkpoints.load(self.state.best_step)
+                best = {"model": saved["model"], "optimizer": saved["optimizer"]["state"]}
             except CheckpointError as error:
                 warnings.warn(
                     f"{error}; the last model is left instead of the best", CheckpointWarning, stacklevel=2
                 )
         if best is not None:
-            self.state.model.load_state_dict(best)
+            self.state.model.load_state_dict(best["model"])
+            if self.config.keep_optimizer == "best":
+                self.state.optimizer.load_state_dict(best["optimizer"])
+            self.stepper.finish()  # with the rates that the optimizer came with, not those of that step
 
     def close(self) -> None:
         """Let go of the files and the bar."""
