@@ -18,26 +18,41 @@ if TYPE_CHECKING:  # so that the command line can list the methods without torch
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a method is, what it does in a line, and who proposed it; ``preset`` are options it starts from."""
+    """Where a method is, what it does in a line, and who proposed it.
+
+    ``preset`` are options it starts from; ``tried`` are those that a tuning tries after its defaults, in this order.
+    """
 
     module: str
     summary: str
     reference: str
     preset: tuple[tuple[str, Any], ...] = ()
+    tried: tuple[Mapping[str, Any], ...] = ()
 
 
 PAPER = "Guo et al., LPFS: Learnable Polarizing Feature Selection for Click-Through Rate Prediction, 2022"
 METHODS: dict[str, Entry] = {
     "lpfs++": Entry(
-        "lpfs.methods.lpfs", "gates x²/(x²+ε) with an odd term, so that a dead field can come back", PAPER
+        "lpfs.methods.lpfs",
+        "gates x²/(x²+ε) with an odd term, so that a dead field can come back",
+        PAPER,
+        tried=({"alpha": 30.0}, {"lr": 0.02}, {"lr": 0.005}, {"alpha": 100.0}),
     ),
-    "lpfs": Entry("lpfs.methods.lpfs", "gates x²/(x²+ε)", PAPER, (("gate", "lpfs"),)),
+    "lpfs": Entry(
+        "lpfs.methods.lpfs",
+        "gates x²/(x²+ε)",
+        PAPER,
+        (("gate", "lpfs"),),
+        ({"lr": 0.01}, {"lr": 0.0025}, {"epsilon": 0.2}, {"epsilon": 0.05}),
+    ),
     "permutation": Entry(
         "lpfs.methods.permutation",
         "AUC lost on held-out rows when a field is shuffled; the best K of that ranking",
         "Fisher et al., All Models are Wrong, but Many are Useful, 2019",
+        tried=({"repeats": 3},),
     ),
 }
+FACTORS = (0.3, 3.0, 0.1, 10.0)  # on the penalty of a method that does not say what to try
 
 
 def entry_of(name: str) -> Entry:
@@ -54,6 +69,21 @@ def options_of(name: str, options: Mapping[str, Any]) -> Any:
     entry = entry_of(name)
     kind = importlib.import_module(entry.module).Options
     return kind(**known_keys(kind, {**dict(entry.preset), **options}))
+
+
+def settings_to_try(name: str, count: int) -> list[dict[str, Any]]:
+    """Return at most ``count`` settings for a tuning, the defaults first.
+
+    They are those of ``Entry.tried``; for a method that names none but has an option ``penalty``, factors on it.
+
+    >>> settings_to_try("permutation", 3)
+    [{}, {'repeats': 3}]
+    """
+    tried = entry_of(name).tried
+    penalty = getattr(options_of(name, {}), "penalty", None)
+    if not tried and isinstance(penalty, float) and penalty > 0:
+        tried = tuple({"penalty": penalty * factor} for factor in FACTORS)
+    return [{}, *map(dict, tried)][: max(1, count)]
 
 
 def check_method(name: str, options: Mapping[str, Any]) -> None:
