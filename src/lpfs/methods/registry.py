@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # so that the command line can list the methods without torch
 class Entry:
     """Where a method is, what it does in a line, and who proposed it.
 
-    ``preset`` are options it starts from; ``tried`` are those that a tuning tries after its defaults, in this order.
+    ``preset`` are options it starts from; ``tried`` are those that a tuning tries after its defaults, in order.
     """
 
     module: str
