@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from lpfs.select import check_begin
 from lpfs.train.evaluate import outputs, task_names
 from lpfs.train.metrics import scores
 from lpfs.train.snapshot import seed_all
+
+NO_FAULT = (BusyError, OSError, CheckpointError)  # not a method's: somebody else is at it, or the disk is full
 
 
 class Runs:
@@ -53,7 +56,7 @@ class Runs:
         try:
             found = self.all_fields(job) if job.method == ALL_FIELDS else self.best_try(job)
             return {**head(job), "status": "done", **found}
-        except (BusyError, OSError, CheckpointError):  # a full disk is no fault of the method
+        except NO_FAULT:
             raise
         except Exception as error:  # a method may fail in any way
             return {**head(job), "status": "failed", "reason": reason(error)}
@@ -71,7 +74,7 @@ class Runs:
             try:
                 found = self.find(job, options)
                 trained = self.train(found["kept"], job.seed)
-            except (BusyError, OSError, CheckpointError):
+            except NO_FAULT:
                 raise
             except Exception as error:
                 failed.append(error)
@@ -116,7 +119,7 @@ class Runs:
         pretrained = self.pretrained(job.seed)
         again = begun(work.out)
         seed_all(job.seed)
-        with measured(work.device) as cost:
+        with working(work.out), measured(work.device) as cost:
             found = stages.find(work, copy.deepcopy(pretrained), job.seed)[2]
         made = {name: value for name, value in found.made.items() if name != "scores"}
         record = {
@@ -194,7 +197,7 @@ class Runs:
             shape = self.shape.cut([name for name in self.names if name in set(kept)])
         settings = replace(self.base.settings, seed=seed)
         work = replace(self.base, settings=settings, out=self.store.work(path.stem))
-        with measured(work.device) as cost:
+        with working(work.out), measured(work.device) as cost:
             model = stages.retrain(work, shape)
         judged = {}
         for name, part in (("test", work.parts.test), ("validation", work.parts.valid)):
@@ -223,6 +226,18 @@ ABOUT_SEARCH = ("seconds", "memory", "first", "interrupted", "once", "made")
 def head(job: Job) -> Record:
     """Return what a result begins with."""
     return {"method": job.method, "keep": job.keep, "seed": job.seed}
+
+
+@contextmanager
+def working(folder: Path) -> Iterator[None]:
+    """Within this block something is trained in a folder: where it fails, nothing of it is gone on with."""
+    try:
+        yield
+    except NO_FAULT:
+        raise
+    except Exception:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def begun(folder: Path) -> bool:

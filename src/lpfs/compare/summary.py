@@ -54,7 +54,8 @@ def summarise(store: Store, base: Work, plan: Plan, kinds: Mapping[str, str], fi
     loaded = Loaded(store)
     whole = {name: loaded.areas(name) for name in loaded.methods}
     area = {name: mean(each.value for each in of.values()) for name, of in whole.items() if of}
-    fair = [name for name in area if name not in CEILING and within(loaded.of(name))]
+    most = max((len(each) for each in whole.values()), default=0)  # with fewer seeds a method may just be lucky
+    fair = [name for name in area if len(whole[name]) == most and name not in CEILING and within(loaded.of(name))]
     best = max(fair, key=lambda name: area[name], default=None)
     order = sorted(loaded.methods, key=lambda name: -area.get(name, -2.0))
     kinds = {name: kind for name, kind in kinds.items() if name in set(base.schema.names)}
