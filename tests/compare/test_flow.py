@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 
 import pytest
 
@@ -133,6 +134,25 @@ def test_only_what_is_missing_is_done_and_gives_the_same(run, compared, counted)
     assert results(compared) == before
     assert not any((compared / "claims").iterdir())
     assert not any((compared / "work").iterdir())
+
+
+def test_tables_of_what_is_there_so_far(run, compared, tmp_path):
+    shutil.copytree(compared, tmp_path / "cmp")
+    for path in (tmp_path / "cmp" / "results").glob("*-s1.json"):
+        path.unlink()
+    code, out, err = run("compare", "--out", tmp_path / "cmp", "--tables-only", "--json")
+    assert (code, json.loads(out)["seeds"]) == (0, [0])
+    assert "one seed" in err
+    shutil.rmtree(tmp_path / "cmp" / "results")
+    code, out, _ = run("compare", "--out", tmp_path / "cmp", "--tables-only", "--json")
+    assert (code, json.loads(out)["best"], json.loads(out)["methods"]) == (0, None, {})
+
+
+def test_a_folder_in_which_another_process_prepares_is_no_strangers(log, fakes, tmp_path):
+    fakes("one")
+    for name in ("claims", ".data.tmp"):
+        (tmp_path / "cmp" / name).mkdir(parents=True)
+    assert compare(log, tmp_path / "cmp", methods="one", keep=2, seeds=1, **QUICK).best == "one"
 
 
 def test_the_same_fields_are_trained_once(log, fakes, tmp_path, counted):
@@ -282,6 +302,8 @@ def test_a_log_and_names_that_are_no_formulas(run, fakes, tmp_path):
         for row in csv.reader(file):
             assert not any(cell[:1] in ("=", "+", "@") for cell in row)
     assert "What is picked" not in err
+    code, _, err = run("compare", tmp_path / "other.csv", *asked, "--out", tmp_path / "cmp")
+    assert (code, "begun with source=['clicks.csv'] and cannot go on with ['other.csv']" in err) == (1, True)
     table.unlink()  # what was prepared is there
     assert run("compare", "--out", tmp_path / "cmp", "-q")[0] == 0
     code, _, err = run("select", "--keep", "2", "--config", tmp_path / "cmp", "--out", tmp_path / "cmp", "-q")

@@ -26,8 +26,9 @@ def begin(folder: Path, wanted: Settings, plan: Plan, tables_only: bool = False)
     """Return a folder that is new or holds a comparison; refuse one that holds something else."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         config = _config(folder)
-        waiting = {each.name for each in folder.iterdir()} <= {"claims", "data"}
-        if not (waiting or (config and config.get("format") == FORMAT)):
+        names = {each.name for each in folder.iterdir() if not each.name.startswith(".")}
+        preparing = names <= {"claims", "data"}  # by another process, or by one that was stopped
+        if not (preparing or (config and config.get("format") == FORMAT)):
             raise InputError(f"{folder} is not empty and holds no comparison; choose another folder")
     elif tables_only:
         raise InputError(f"there is no comparison in {folder} to make tables of")
@@ -80,6 +81,9 @@ def _refuse_other(folder: Path, wanted: Settings, plan: Plan) -> None:
         return
     pairs = [(name, config.get(name), value) for name, value in wanted.to_json().items() if name not in FREE]
     pairs += [(name, saved[name], value) for name, value in plan.to_json().items() if name in FIXED]
+    if (folder / "data").exists():  # where the files are may differ between machines, which files they are may not
+        old, new = ([Path(each).name for each in of] for of in (config["source"], wanted.source))
+        pairs.append(("source", old, new))
     for name, old, new in pairs:
         if old != json.loads(json.dumps(new)):
             raise InputError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -38,8 +38,8 @@ class Runs:
     :class:`BusyError` is raised where another process is making it just now.
     """
 
-    def __init__(self, base: Work, plan: Plan, store: Store, claims: Claims) -> None:
-        self.base, self.plan, self.store, self.claims = base, plan, store, claims
+    def __init__(self, base: Work, plan: Plan, store: Store, claims: Claims, say: Callable[[str], None]) -> None:
+        self.base, self.plan, self.store, self.claims, self.say = base, plan, store, claims, say
         with torch.device("meta"):
             made = make_model(base.settings.backbone, base.schema, **base.settings.model_options)
         self.shape: Model = made
@@ -155,6 +155,7 @@ class Runs:
                 trained = stages.pretrain(work, seed)
             else:
                 with self.claims.take(f"pretrain-s{seed}"):
+                    self.say(f"seed {seed}: pretraining all {len(work.schema)} fields")
                     again = begun(place)
                     with measured(work.device) as cost:
                         trained = stages.pretrain(work, seed)

@@ -90,7 +90,7 @@ def compare(
         check_same(folder, wanted, plan, dataset)
         kinds = keep_truth(folder, dataset, truth)
     base = laid_out(wanted, dataset, folder, True, Teller(quiet=True))
-    runs = Runs(base, plan, store, claims)
+    runs = Runs(base, plan, store, claims, tell.say)
     plan.check(runs.names)
     if not tables_only:
         check_labels(base.parts)
