@@ -82,8 +82,8 @@ def _refuse_other(folder: Path, wanted: Settings, plan: Plan) -> None:
     pairs = [(name, config.get(name), value) for name, value in wanted.to_json().items() if name not in FREE]
     pairs += [(name, saved[name], value) for name, value in plan.to_json().items() if name in FIXED]
     if (folder / "data").exists():  # where the files are may differ between machines, which files they are may not
-        old, new = ([Path(each).name for each in of] for of in (config["source"], wanted.source))
-        pairs.append(("source", old, new))
+        was, now = ([Path(each).name for each in of] for of in (config["source"], wanted.source))
+        pairs.append(("source", was, now))
     for name, old, new in pairs:
         if old != json.loads(json.dumps(new)):
             raise InputError(
