@@ -72,7 +72,7 @@ def search(task):
     names = task.model.names
     order = [*names[options.first :], *names[: options.first]]
     scores = {name: -float(order.index(name)) for name in names}
-    return ranked(task, "fake", scores, steps=0, **({"depends_on_keep": True} if options.how == "each" else {}))
+    return ranked(task, "fake", scores, steps=0)
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def fakes(monkeypatch):
     module.Options, module.check, module.search = Options, check, search
     monkeypatch.setitem(sys.modules, "fake_method", module)
 
-    def add(name, tried=(), **preset):
-        entry = Entry("fake_method", "a fake", "nobody", tuple(preset.items()), tuple(tried))
+    def add(name, tried=(), each_keep=False, **preset):
+        entry = Entry("fake_method", "a fake", "nobody", tuple(preset.items()), tuple(tried), each_keep)
         monkeypatch.setitem(METHODS, name, entry)
 
     return add

@@ -184,7 +184,7 @@ def test_more_methods_sizes_and_seeds_may_be_added(log, fakes, tmp_path, counted
 
 
 def test_a_method_that_searches_for_every_size(log, fakes, tmp_path, counted):
-    fakes("each", how="each")
+    fakes("each", each_keep=True)
     compare(log, tmp_path / "cmp", methods="each", keep=[2, 3, 4], seeds=1, **QUICK)
     assert counted["search"] == 3
 

@@ -15,14 +15,14 @@ import torch
 from lpfs.compare.claims import BusyError, Claims
 from lpfs.compare.cost import Cost, measured
 from lpfs.compare.plan import ALL_FIELDS, Job, Plan
-from lpfs.compare.store import Record, Store, put, put_scores, read, search_name
-from lpfs.errors import CheckpointError, LpfsError
+from lpfs.compare.store import Record, Store, put, put_scores, read
+from lpfs.errors import CheckpointError, LpfsError, SearchError
 from lpfs.methods.ranking import top
+from lpfs.methods.registry import entry_of
 from lpfs.models.model import Model
 from lpfs.models.registry import make_model
 from lpfs.protocol import stages
 from lpfs.protocol.stages import Work
-from lpfs.schema import Selection
 from lpfs.select import check_begin
 from lpfs.train.evaluate import outputs, task_names
 from lpfs.train.metrics import scores
@@ -89,32 +89,30 @@ class Runs:
 
     def find(self, job: Job, options: Mapping[str, Any]) -> Record:
         """Return the fields that a method keeps; a ranking that does not depend on K is made once a seed."""
-        store, claimed = self.store, f"search-{search_name(job.method, options)}-s{job.seed}"
-
-        def known() -> Record | None:
-            ranking = read(store.search(job.method, options, job.seed, None))
-            if ranking is not None:
-                return {**ranking, "kept": self.in_order(self.best(ranking["scores"], job.keep)), "once": True}
-            return read(store.search(job.method, options, job.seed, job.keep))
-
-        found = known()
-        if found is None and store.searches(job.method, options, job.seed):
-            found = self.search(job, options)
+        once = not entry_of(job.method).each_keep
+        path = self.store.search(job.method, options, job.seed, None if once else job.keep)
+        found = read(path)
         if found is None:
-            with self.claims.take(claimed):  # whether one search serves every K is not known yet
-                found = known() or self.search(job, options)
+            with self.claims.take(f"search-{path.stem}"):
+                found = read(path) or self.search(job, options, path)
+        found["once"] = once
+        if once:
+            if found["scores"] is None:
+                raise SearchError(
+                    f"{job.method} gave no scores to cut at another K: it needs each_keep in METHODS"
+                )
+            found["kept"] = self.in_order(self.best(found["scores"], job.keep))
         return {"kept": found["kept"], "search": {name: found.get(name) for name in ABOUT_SEARCH}}
 
     def best(self, ranking: Mapping[str, float], keep: int) -> tuple[str, ...]:
         """Return the best of a ranking."""
         return top(ranking, keep, self.base.wish.must_keep)
 
-    def search(self, job: Job, options: Mapping[str, Any]) -> Record:
+    def search(self, job: Job, options: Mapping[str, Any], path: Path) -> Record:
         """Search from a copy of the pretrained model, and write down what is found."""
-        name = f"{search_name(job.method, options)}-s{job.seed}-k{job.keep}"
         wish = replace(self.base.wish, keep=job.keep, max_auc_loss=None)
         settings = replace(self.base.settings, seed=job.seed, method=job.method, options=options, keep=job.keep)
-        work = replace(self.base, settings=settings, wish=wish, out=self.store.work(name))
+        work = replace(self.base, settings=settings, wish=wish, out=self.store.work(path.stem))
         check_begin(work)
         pretrained = self.pretrained(job.seed)
         again = begun(work.out)
@@ -129,20 +127,9 @@ class Runs:
             "made": made,
             **self.told(cost, job.method, again),
         }
-        if record["scores"] is not None and self.ranks(found, job.keep):
-            put(self.store.search(job.method, options, job.seed, None), record)
-            record = {**record, "once": True}
-        else:
-            put(self.store.search(job.method, options, job.seed, job.keep), record)
+        put(path, record)
         shutil.rmtree(work.out, ignore_errors=True)
         return record
-
-    def ranks(self, found: Selection, keep: int) -> bool:
-        """Say whether a search gave a ranking that serves every K: scores, and gates that are open or closed."""
-        made, plain_gates = found.made, set(found.gates.values()) <= {0.0, 1.0}
-        if not plain_gates or made.get("depends_on_keep"):
-            return False
-        return set(self.best(made["scores"], keep)) == set(found.kept)
 
     def pretrained(self, seed: int) -> stages.Trained:
         """Return the model of all fields that every search of a seed begins with."""

@@ -56,14 +56,6 @@ class Store:
         size = "" if keep is None else f"-k{keep}"
         return self.folder / "searches" / f"{search_name(method, options)}-s{seed}{size}.json"
 
-    def searches(self, method: str, options: Mapping[str, Any], seed: int) -> bool:
-        """Say whether a method is known to search anew for every K."""
-        name = f"{search_name(method, options)}-s{seed}-k"
-        place = self.folder / "searches"
-        return place.is_dir() and any(
-            each.name.startswith(name) and each.suffix == ".json" for each in place.iterdir()
-        )
-
     def trained(self, fields: Iterable[str], seed: int) -> Path:
         """Return the file of a set of fields trained from scratch; its scores are beside it as ``.npy``."""
         return self.folder / "trained" / f"{digest(sorted(fields))}-s{seed}.json"

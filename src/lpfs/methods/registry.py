@@ -21,6 +21,7 @@ class Entry:
     """Where a method is, what it does in a line, and who proposed it.
 
     ``preset`` are options it starts from; ``tried`` are those that a tuning tries after its defaults, in order.
+    ``each_keep`` says that another K is another search; else one gives scores that can be cut at every K.
     """
 
     module: str
@@ -28,6 +29,7 @@ class Entry:
     reference: str
     preset: tuple[tuple[str, Any], ...] = ()
     tried: tuple[Mapping[str, Any], ...] = ()
+    each_keep: bool = False
 
 
 PAPER = "Guo et al., LPFS: Learnable Polarizing Feature Selection for Click-Through Rate Prediction, 2022"
@@ -37,6 +39,7 @@ METHODS: dict[str, Entry] = {
         "gates x²/(x²+ε) with an odd term, so that a dead field can come back",
         PAPER,
         tried=({"alpha": 30.0}, {"lr": 0.02}, {"lr": 0.005}, {"alpha": 100.0}),
+        each_keep=True,
     ),
     "lpfs": Entry(
         "lpfs.methods.lpfs",
@@ -44,6 +47,7 @@ METHODS: dict[str, Entry] = {
         PAPER,
         (("gate", "lpfs"),),
         ({"lr": 0.01}, {"lr": 0.0025}, {"epsilon": 0.2}, {"epsilon": 0.05}),
+        each_keep=True,
     ),
     "permutation": Entry(
         "lpfs.methods.permutation",
@@ -52,7 +56,8 @@ METHODS: dict[str, Entry] = {
         tried=({"repeats": 3},),
     ),
 }
-FACTORS = (0.3, 3.0, 0.1, 10.0)  # on the penalty of a method that does not say what to try
+FACTORS = (0.3, 3.0, 0.1, 10.0)  # on λ of a method that does not say what to try
+LAMBDAS = ("penalty", "strength")  # options that are a λ
 
 
 def entry_of(name: str) -> Entry:
@@ -74,15 +79,16 @@ def options_of(name: str, options: Mapping[str, Any]) -> Any:
 def settings_to_try(name: str, count: int) -> list[dict[str, Any]]:
     """Return at most ``count`` settings for a tuning, the defaults first.
 
-    They are those of ``Entry.tried``; for a method that names none but has an option ``penalty``, factors on it.
+    They are those of ``Entry.tried``; for a method that names none but has a λ among its options, factors on it.
 
     >>> settings_to_try("permutation", 3)
     [{}, {'repeats': 3}]
     """
-    tried = entry_of(name).tried
-    penalty = getattr(options_of(name, {}), "penalty", None)
-    if not tried and isinstance(penalty, float) and penalty > 0:
-        tried = tuple({"penalty": penalty * factor} for factor in FACTORS)
+    tried, options = entry_of(name).tried, options_of(name, {})
+    for each in LAMBDAS:
+        value = getattr(options, each, None)
+        if not tried and isinstance(value, float) and value > 0:
+            tried = tuple({each: value * factor} for factor in FACTORS)
     return [{}, *map(dict, tried)][: max(1, count)]
 
 
