@@ -189,6 +189,15 @@ def test_a_method_that_searches_for_every_size(log, fakes, tmp_path, counted):
     assert counted["search"] == 3
 
 
+def test_scores_that_are_not_cut_are_not_taken_for_a_ranking(log, fakes, tmp_path):
+    fakes("odd", how="odd")
+    fakes("odd_each", how="odd", each_keep=True)
+    found = compare(log, tmp_path / "cmp", methods=["odd", "odd_each"], keep=2, seeds=1, **QUICK)
+    assert "odd does not keep the best of its scores" in found.methods["odd"]["failed"][0]["reason"]
+    assert next(each for each in found.results if each["method"] == "odd_each")["count"] == 29
+    assert found.best is None  # more than was asked for
+
+
 def test_a_method_that_fails_is_recorded_and_stops_nothing(run, log, fakes, tmp_path):
     fakes("refused", how="refused")
     fakes("dead", how="dead")

@@ -106,7 +106,7 @@ def test_a_claim_that_is_held_is_touched(tmp_path):
 def test_two_processes_share_the_work_and_a_third_goes_on_after_a_stop(log, compared, tmp_path):
     out = tmp_path / "cmp"
     first, second = start(log, out), start(log, out)
-    for _ in range(3000):
+    for _ in range(12000):
         if len(list(out.glob("results/*.json"))) >= 2 or first.poll() is not None:
             break
         time.sleep(0.02)

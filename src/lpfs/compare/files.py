@@ -11,6 +11,7 @@ from typing import Any
 from lpfs.compare.summary import OURS, Comparison
 from lpfs.compare.tables import (
     NOISE,
+    ONE_SEED,
     Table,
     all_told,
     cost_table,
@@ -38,6 +39,8 @@ def as_markdown(found: Comparison) -> str:
     tuning = (
         f"Each method was tried with up to {tuned} settings on the validation rows." if tuned else "No tuning."
     )
+    several = len(values["seeds"]) > 1
+    said = f"{NOISE}; not corrected for the number of comparisons" if several else ONE_SEED
     parts = [
         "# Comparison",
         f"{values['fields']} fields, K = {', '.join(map(str, values['sizes']))}, seeds "
@@ -48,7 +51,7 @@ def as_markdown(found: Comparison) -> str:
         *part("AUC on the test rows, mean over seeds", main_table(values)),
         f"{all_told(values).capitalize()}. Area: under the K-AUC curve, (AUC - .5) / .5, normalised to the range "
         "of K. Overlap: Jaccard, over pairs of seeds, mean over K. Search and memory: of one search, in epochs of "
-        f"pretraining and relative to its peak. {NOISE}; not corrected for the number of comparisons.",
+        f"pretraining and relative to its peak. {said}.",
     ]
     if values["best"] is not None:
         parts += part(f"Differences to the best, {values['best']}", differences_table(values, "best"))

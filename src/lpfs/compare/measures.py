@@ -105,16 +105,16 @@ def over_seeds(values: Sequence[float]) -> Interval | None:
 def verdict(seeds: Interval | None, rows: Interval | None) -> str:
     """Say whether a difference is beyond noise: ``ahead`` or ``behind`` where both intervals agree, or ``level``.
 
-    The interval over seeds knows the luck of the training, that over rows the luck of the test rows; one that is
-    not known is not asked. With neither, nothing can be said: ``unknown``.
+    The interval over seeds knows the luck of the training, that over rows the luck of the test rows. With one seed
+    the former is not known, so that nothing can be said: ``unknown``. Rows that are not known are not asked.
 
     >>> verdict(Interval(0.2, 0.1, 0.3), Interval(0.2, -0.1, 0.5))
     'level'
     """
-    sides = {each.side for each in (seeds, rows) if each is not None}
-    if not sides:
+    if seeds is None:
         return "unknown"
-    return {1: "ahead", -1: "behind"}.get(sides.pop(), "level") if len(sides) == 1 else "level"
+    side = seeds.side if rows is None or rows.side == seeds.side else 0
+    return {1: "ahead", -1: "behind", 0: "level"}[side]
 
 
 def recall(kept: Collection[str], true: Collection[str]) -> float:

@@ -97,10 +97,6 @@ class Runs:
                 found = read(path) or self.search(job, options, path)
         found["once"] = once
         if once:
-            if found["scores"] is None:
-                raise SearchError(
-                    f"{job.method} gave no scores to cut at another K: it needs each_keep in METHODS"
-                )
             found["kept"] = self.in_order(self.best(found["scores"], job.keep))
         return {"kept": found["kept"], "search": {name: found.get(name) for name in ABOUT_SEARCH}}
 
@@ -127,9 +123,15 @@ class Runs:
             "made": made,
             **self.told(cost, job.method, again),
         }
+        if not entry_of(job.method).each_keep and not self.cuts(record, job.keep):
+            raise SearchError(f"{job.method} does not keep the best of its scores: it needs each_keep in METHODS")
         put(path, record)
         shutil.rmtree(work.out, ignore_errors=True)
         return record
+
+    def cuts(self, found: Record, keep: int) -> bool:
+        """Say whether a search kept the best of its scores, so that they can be cut at another K."""
+        return found["scores"] is not None and set(self.best(found["scores"], keep)) == set(found["kept"])
 
     def pretrained(self, seed: int) -> stages.Trained:
         """Return the model of all fields that every search of a seed begins with."""

@@ -13,6 +13,8 @@ from lpfs.protocol.tell import Teller
 Table = tuple[list[str], list[list[str]]]
 NOISE = "ahead, behind: the 95 % intervals over seeds and over test rows agree; level: within noise"
 
+ONE_SEED = "with one seed the luck of the training is not known: no difference can be said to be beyond noise"
+
 
 def show(found: Comparison, tell: Teller) -> None:
     """Print what matters, and where the rest is."""
@@ -22,7 +24,7 @@ def show(found: Comparison, tell: Teller) -> None:
     tell.table(f"AUC on the test rows of K fields trained from scratch, {seeds}", *main_table(values))
     tell.say(f"  {all_told(values)}")
     tell.say("  area: under the K-AUC curve; search: in epochs of pretraining; memory: relative to pretraining")
-    tell.say(f"  {NOISE}")
+    tell.say(f"  {NOISE if count > 1 else ONE_SEED}")
     for line in failures(values):
         tell.say(f"  {line}")
     true = sum(number for kind, number in values["kinds"].items() if kind in TRUE)
@@ -163,7 +165,8 @@ def difference(found: Mapping[str, Any] | None, best: bool) -> str:
     """Return a difference and whether it is beyond noise."""
     if found is None:
         return "best" if best else "-"
-    return f"{found['value']:+.4f} {found['verdict']}"
+    said = "" if found["verdict"] == "unknown" else f" {found['verdict']}"
+    return f"{found['value']:+.4f}{said}"
 
 
 def interval(found: Mapping[str, float] | None) -> str:
