@@ -208,6 +208,14 @@ def prepared(source: Any, wanted: Settings, folder: Path, quiet: bool, resume: b
 
 def planned(wanted: Settings, dataset: Dataset, folder: Path, resume: bool, tell: Teller) -> Work:
     """Check everything that can be checked before anything is trained."""
+    work = laid_out(wanted, dataset, folder, resume, tell)
+    check_begin(work)
+    check_labels(work.parts)
+    return work
+
+
+def laid_out(wanted: Settings, dataset: Dataset, folder: Path, resume: bool, tell: Teller) -> Work:
+    """Return the rows of every stage, how long each takes, and what is wished for."""
     schema = dataset.schema
     if dataset.settings.get("unlabelled"):
         raise DataError(f"{dataset.path} was prepared from rows without a label: nothing can be learned from it")
@@ -233,11 +241,15 @@ def planned(wanted: Settings, dataset: Dataset, folder: Path, resume: bool, tell
         pretrain_steps=wanted.pretrain_steps,
         search_steps=wanted.search_steps,
     )
-    gated = parts_of(wanted, schema)
-    costs = None if wish.costs is None else wish.costs.of_parts(gated)
-    check_search(wanted.method, wanted.options, changed(wish, costs=costs), tuple(gated), steps.search)
-    check_labels(parts)
     return Work(wanted, schema, parts, steps, wish, device_named(wanted.device), folder, resume, tell)
+
+
+def check_begin(work: Work) -> None:
+    """Refuse a search that could not be begun."""
+    wanted, wish = work.settings, work.wish
+    gated = parts_of(wanted, work.schema)
+    costs = None if wish.costs is None else wish.costs.of_parts(gated)
+    check_search(wanted.method, wanted.options, changed(wish, costs=costs), tuple(gated), work.recipe.search)
 
 
 def parts_of(wanted: Settings, schema: Schema) -> dict[str, tuple[str, ...]]:

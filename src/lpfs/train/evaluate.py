@@ -96,6 +96,45 @@ def evaluate(
         precision: ``bfloat16`` runs the model under autocast.
 
     """
+    found = outputs(model, stream, weights=weights, precision=precision)
+    z, y, w = found.logits, found.labels, found.weights
+    rate = known_rate(stream) if negative_rate is None else negative_rate
+    names = task_names(stream, z.shape[1])
+
+    def part(rows: slice) -> dict[str, Scores]:
+        own = None if w is None else w[rows]
+        return {name: scores(z[rows, t], y[rows, t], own, rate) for t, name in enumerate(names)}
+
+    spans = day_spans(stream, found.first, len(z))
+    return Metrics(part(slice(None)), {name: part(rows) for name, rows in spans if has_weight(w, rows)})
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model says to every row of a stream, in the order of the stream.
+
+    Args:
+        logits: (rows, T), all of them finite.
+        labels: (rows, T).
+        weights: (rows,), where there are some.
+        first: position in the stream of the first row.
+
+    """
+
+    logits: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.float32]
+    weights: npt.NDArray[np.float32] | None
+    first: int
+
+
+def outputs(
+    model: nn.Module,
+    stream: Iterable[Batch],
+    *,
+    weights: Weights | None = None,
+    precision: Precision = "float32",
+) -> Outputs:
+    """Return logits and labels over one pass of a stream; the model is not changed. See :func:`evaluate`."""
     refuse_unlabelled(stream)
     device = device_of(model)
     parts: list[tuple[Tensor, Tensor, Tensor | None]] = []
@@ -117,15 +156,7 @@ def evaluate(
     broken = np.flatnonzero(~np.isfinite(z).all(1))
     if broken.size:
         raise NonFiniteError(f"evaluation: the model's logit of row {first + int(broken[0])} is not finite")
-    rate = known_rate(stream) if negative_rate is None else negative_rate
-    names = task_names(stream, z.shape[1])
-
-    def part(rows: slice) -> dict[str, Scores]:
-        own = None if w is None else w[rows]
-        return {name: scores(z[rows, t], y[rows, t], own, rate) for t, name in enumerate(names)}
-
-    spans = day_spans(stream, first, len(z))
-    return Metrics(part(slice(None)), {name: part(rows) for name, rows in spans if has_weight(w, rows)})
+    return Outputs(z, y, w, first)
 
 
 def refuse_unlabelled(stream: Iterable[Batch]) -> None:

@@ -1,0 +1,142 @@
+"""The measures against their definitions, spelled out the slow way."""
+
+from __future__ import annotations
+
+from statistics import mean, stdev
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lpfs.compare import measures
+from lpfs.compare.bootstrap import bootstrap_aucs, over_rows, ranks
+from lpfs.compare.measures import Interval
+from lpfs.errors import InputError
+from lpfs.train.metrics import auc
+
+NAMES = st.sets(st.sampled_from("abcdefgh"))
+
+
+@given(st.dictionaries(st.integers(1, 60), st.floats(0.3, 1.0), min_size=2, max_size=8))
+def test_the_area_is_the_mean_height_of_the_curve(curve):
+    sizes = sorted(curve)
+    fine = np.linspace(sizes[0], sizes[-1], 60 * (sizes[-1] - sizes[0]) + 1)  # every K is one of these points
+    heights = np.interp(fine, sizes, [(curve[size] - 0.5) / 0.5 for size in sizes])
+    slow = float(((heights[1:] + heights[:-1]) / 2).mean())
+    assert measures.curve_area(curve) == pytest.approx(slow, abs=1e-9)
+
+
+def test_the_area_of_one_size_and_of_any_order():
+    assert measures.curve_area({7: 0.8}) == pytest.approx(0.6)
+    assert measures.curve_area({20: 0.8, 5: 0.7}) == measures.curve_area({5: 0.7, 20: 0.8}) == pytest.approx(0.5)
+
+
+@given(st.lists(NAMES, min_size=2, max_size=5))
+def test_overlap_counts_what_is_shared(sets):
+    slow = []
+    for first in range(len(sets)):
+        for second in range(first):
+            both = [name for name in "abcdefgh" if name in sets[first] and name in sets[second]]
+            any_of = [name for name in "abcdefgh" if name in sets[first] or name in sets[second]]
+            slow.append(len(both) / len(any_of) if any_of else 1.0)
+    assert measures.overlap(sets) == pytest.approx(mean(slow))
+
+
+def test_overlap_of_one_is_not_known():
+    assert measures.overlap([["a"]]) is None
+
+
+def test_students_points_are_students():
+    stats = pytest.importorskip("scipy.stats")
+    for freedom, point in enumerate(measures.STUDENT, 1):
+        assert point == pytest.approx(stats.t.ppf(0.975, freedom), abs=6e-4)
+    assert pytest.approx(stats.norm.ppf(0.975), abs=6e-4) == measures.NORMAL
+
+
+def test_the_interval_over_seeds():
+    values = [0.01, 0.03, 0.02, 0.05]
+    found = measures.over_seeds(values)
+    width = 3.182 * stdev(values) / 2
+    assert (found.value, found.low, found.high) == pytest.approx((0.0275, 0.0275 - width, 0.0275 + width))
+    assert found.side == (1 if width < 0.0275 else 0)
+    assert measures.over_seeds([0.1]) is None
+    assert measures.over_seeds([0.1] * 40).side == 1  # beyond the table
+
+
+@pytest.mark.parametrize(
+    ("seeds", "rows", "expected"),
+    [
+        ((0.1, 0.3), (0.1, 0.2), "ahead"),
+        ((-0.3, -0.1), (-0.2, -0.1), "behind"),
+        ((0.1, 0.3), (-0.2, -0.1), "level"),
+        ((0.1, 0.3), (-0.1, 0.2), "level"),
+        ((-0.1, 0.3), (-0.1, 0.2), "level"),
+        (None, (0.1, 0.2), "unknown"),
+        ((0.1, 0.3), None, "ahead"),
+        ((0.0, 0.0), (0.0, 0.0), "level"),
+        (None, None, "unknown"),
+    ],
+)
+def test_beyond_noise_is_beyond_both(seeds, rows, expected):
+    made = [None if each is None else Interval(sum(each) / 2, *each) for each in (seeds, rows)]
+    assert measures.verdict(*made) == expected
+
+
+def test_picks_of_a_known_truth():
+    kinds = {"a": "main", "b": "main", "c": "pair", "d": "copy", "e": "noise"}
+    assert measures.picks(["b", "d", "e"], kinds) == {"main": 1, "pair": 0, "copy": 1, "noise": 1}
+    assert measures.recall(["b", "d", "e"], ["a", "b", "c"]) == pytest.approx(1 / 3)
+    assert measures.false_picks(["b", "d", "e"], ["a", "b", "c"]) == 2
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.integers(0, 3)), min_size=2, max_size=12),
+)
+def test_the_auc_of_a_draw_is_that_of_the_rows_drawn(rows):
+    scores = np.array([each[0] for each in rows], np.float32)
+    labels = np.array([each[1] for each in rows], np.float32)
+    weights = np.array([[each[2] for each in rows]], np.uint8)
+    found = ranks(scores, labels).aucs(weights, np.flatnonzero(labels == 1))[0]
+    drawn = np.repeat(np.arange(len(rows)), weights[0])
+    pairs = [(scores[i], scores[j]) for i in drawn for j in drawn if labels[i] == 1 and labels[j] == 0]
+    if not pairs:
+        assert np.isnan(found)
+    else:
+        assert found == pytest.approx(mean(float(one > other) + 0.5 * float(one == other) for one, other in pairs))
+
+
+def test_the_bootstrap_is_that_of_resampled_rows():
+    draw = np.random.default_rng(3)
+    labels = (draw.random(600) < 0.3).astype(np.float32)
+    good = (labels + draw.normal(0, 1.2, 600)).astype(np.float32)
+    better = (good + 0.5 * labels).astype(np.float32)
+    found = bootstrap_aucs([good, better], labels, draws=1500)
+    slow = []
+    for _ in range(1500):
+        rows = draw.integers(0, 600, 600)
+        slow.append([auc(each[rows], labels[rows]) for each in (good, better)])
+    reference = np.array(slow)
+    assert found.mean(0) == pytest.approx(reference.mean(0), abs=0.003)
+    assert found.std(0) == pytest.approx(reference.std(0), rel=0.1)
+    paired, paired_slow = found[:, 1] - found[:, 0], reference[:, 1] - reference[:, 0]
+    assert paired.std() == pytest.approx(paired_slow.std(), rel=0.1)
+    assert paired.std() < 0.5 * found[:, 0].std()  # a difference on the same rows is less noisy than either
+
+
+def test_the_draws_do_not_depend_on_the_models_nor_on_the_memory(monkeypatch):
+    draw = np.random.default_rng(0)
+    labels, scores = (draw.random(50) < 0.5).astype(np.float32), draw.random((2, 50)).astype(np.float32)
+    both = bootstrap_aucs(list(scores), labels, draws=9)
+    assert np.array_equal(both[:, 1:], bootstrap_aucs([scores[1]], labels, draws=9))
+    monkeypatch.setattr("lpfs.compare.bootstrap.CELLS", 100)
+    assert np.array_equal(both, bootstrap_aucs(list(scores), labels, draws=9))
+
+
+def test_an_interval_over_rows():
+    found = over_rows(0.5, np.array([0.4, 0.6, np.nan]))
+    assert found.value == 0.5
+    assert found.high - 0.5 == pytest.approx(1.96 * stdev([0.4, 0.6]))
+    assert over_rows(0.5, np.array([np.nan, 0.2])) is None
+    with pytest.raises(InputError, match="labels of 0 and 1"):
+        bootstrap_aucs([np.zeros(2)], np.array([0.0, 0.5]))
