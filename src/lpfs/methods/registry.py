@@ -37,6 +37,44 @@ METHODS: dict[str, Entry] = {
         "AUC lost on held-out rows when a field is shuffled; the best K of that ranking",
         "Fisher et al., All Models are Wrong, but Many are Useful, 2019",
     ),
+    "shark": Entry(
+        "lpfs.methods.shark",
+        "change of the loss, to first order, if an embedding were its mean",
+        "Zhang et al., SHARK: A Lightweight Model Compression Approach for Large-scale Recommender Systems, 2023",
+    ),
+    "sfs": Entry(
+        "lpfs.methods.sfs",
+        "slope of the loss by a mask on each field, over a hundred batches",
+        "Wang et al., Single-shot Feature Selection for Multi-task Recommendations, 2023",
+    ),
+    "gbdt": Entry(
+        "lpfs.methods.gbdt",
+        "gain of the splits of gradient boosted trees (scikit-learn)",
+        "Friedman, Greedy Function Approximation: A Gradient Boosting Machine, 2001",
+    ),
+    "random_forest": Entry(
+        "lpfs.methods.random_forest",
+        "impurity that the splits of a random forest remove (scikit-learn)",
+        "Breiman, Random Forests, 2001",
+    ),
+    "lasso_logistic": Entry(
+        "lpfs.methods.lasso_logistic",
+        "what a field adds to the logit of a sparse logistic regression on one-hot ids (scikit-learn)",
+        "Tibshirani, Regression Shrinkage and Selection via the Lasso, 1996",
+    ),
+    "mutual_information": Entry(
+        "lpfs.methods.mutual_information",
+        "mutual information of a field and the label, field by field",
+        "Cover and Thomas, Elements of Information Theory, 1991",
+    ),
+    "chi2": Entry(
+        "lpfs.methods.chi2",
+        "significance of the χ² test of a field against the label, field by field",
+        "Liu and Setiono, Chi2: Feature Selection and Discretization of Numeric Attributes, 1995",
+    ),
+    "random": Entry("lpfs.methods.random_fields", "K fields drawn at random: the floor", "-"),
+    "all": Entry("lpfs.methods.all_fields", "every field, whatever is asked for: nothing is selected", "-"),
+    "oracle": Entry("lpfs.methods.oracle", "the true fields of a simulated log: the ceiling", "-"),
 }
 
 
