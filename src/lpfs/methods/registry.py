@@ -37,6 +37,26 @@ METHODS: dict[str, Entry] = {
         "AUC lost on held-out rows when a field is shuffled; the best K of that ranking",
         "Fisher et al., All Models are Wrong, but Many are Useful, 2019",
     ),
+    "group_lasso": Entry(
+        "lpfs.methods.group_lasso",
+        "proximal group LASSO on the columns of the first layer",
+        "Yuan and Lin, Model Selection and Estimation in Regression with Grouped Variables, 2006",
+    ),
+    "umec": Entry(
+        "lpfs.methods.umec",
+        "the smallest groups of the first layer are squeezed out under a budget",
+        "Shen et al., UMEC: Unified Model and Embedding Compression for Efficient Recommendation Systems, 2021",
+    ),
+    "lassonet": Entry(
+        "lpfs.methods.lassonet",
+        "skip weights that bound the first layer, along a path of λ",
+        "Lemhadri et al., LassoNet: A Neural Network with Feature Sparsity, 2021",
+    ),
+    "autofis": Entry(
+        "lpfs.methods.autofis",
+        "multipliers on crosses (backbone dlrm_cross), moved by an optimizer that makes zeros",
+        "Liu et al., AutoFIS: Automatic Feature Interaction Selection in Factorization Models, 2020",
+    ),
     "shark": Entry(
         "lpfs.methods.shark",
         "change of the loss, to first order, if an embedding were its mean",

@@ -3,11 +3,11 @@ r"""SHARK: what the loss would gain, to first order, if a field's embedding were
 .. math:: \text{score}_n = \mathbb{E}\,\Big|\Big\langle \frac{\partial L}{\partial e_n},\;
           \bar e_n - e_n \Big\rangle\Big|
 
-Zhang et al., SHARK: A Lightweight Model Compression Approach for Large-scale Recommender Systems, 2023. The first
-term of the Taylor series stands for a permutation of the field: one pass forward and backward for all fields,
-where permutation needs a pass for each. ē is the mean over the rows looked at; gradients are those of each row's own
-loss, from one backward of the sum. Embeddings are taken where gates would sit, with the wide weights of a field.
-The model is not trained.
+Zhang et al., SHARK: A Lightweight Model Compression Approach for Large-scale Recommender Systems, 2023. The
+first term of the Taylor series stands for a permutation of the field: one pass forward and backward for all
+fields, where permutation needs a pass for each. ē is the mean over the rows looked at; gradients are those of
+each row's own loss, from one backward of the sum. Embeddings are taken where gates would sit, with the wide
+weights of a field. The model is not trained.
 """  # fmt: skip
 
 from __future__ import annotations
