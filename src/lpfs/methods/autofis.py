@@ -41,9 +41,9 @@ from lpfs.train.loop import fit
 
 @dataclass(frozen=True)
 class Options:
-    """Settings: η, c and μ of the multipliers' optimizer; c None: what brings α to zero at the end of the search."""
+    """Settings: η, c and μ of the multipliers' optimizer; c None: what brings α to zero by the end."""
 
-    lr: float = 1.0
+    lr: float = 0.1
     c: float | None = None
     mu: float = 0.8
 

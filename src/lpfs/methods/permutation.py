@@ -25,12 +25,12 @@ from lpfs.schema import Selection, known_keys
 from lpfs.train.evaluate import evaluate
 
 ENOUGH = 20_000  # rows that a field is shuffled on
-MOST = 50  # times that it is shuffled, however few there are
+MOST = 20  # times that it is shuffled, however few there are
 
 
 @dataclass(frozen=True)
 class Options:
-    """Settings: how many times each field is shuffled; None: until 20,000 rows were, 50 times at most."""
+    """Settings: how many times each field is shuffled; None: until 20,000 rows were, 20 times at most."""
 
     repeats: int | None = None
 
@@ -42,7 +42,7 @@ class Options:
         """Return how many times each field is shuffled on so many rows.
 
         >>> [Options().times(rows) for rows in (100, 6_000, 1_000_000)]
-        [50, 4, 1]
+        [20, 4, 1]
         """
         return min(MOST, -(-ENOUGH // rows)) if self.repeats is None else self.repeats
 

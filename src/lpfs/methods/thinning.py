@@ -1,11 +1,11 @@
 """Thinning: a search that shrinks groups of weights until K groups are left, by moving λ.
 
 λ grows while more groups are alive than the target of the moment, in proportion to the excess, and falls while
-fewer are; the target goes from N to K in the first seven tenths of the search. Alive is a group that is longer than
-a tenth of the mean group at the start. A shorter one says nothing: the noise of one batch lifts a group from zero
-that the next step puts back there, and the more often the larger λ has to be. For the same reason a group is judged
-by its mean length over the last tenth of the search; its mean over the whole search, a thousandth of it, puts
-those in order that are gone by then.
+fewer are; the target goes from N to K in the first seven tenths of the search. Alive is a group that is longer
+than a tenth of the mean group at the start. A shorter one says nothing: the noise of one batch lifts a group
+from zero that the next step puts back there, and the more often the larger λ has to be. For the same reason a
+group is judged by its mean length over the last tenth of the search; its mean over the whole search, a
+thousandth of it, puts those in order that are gone by then.
 """
 
 from __future__ import annotations

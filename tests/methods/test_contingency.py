@@ -1,0 +1,111 @@
+"""Mutual information and χ²: tables of values and labels, against other people's code and counting by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from clicks import MIXED, Case, batch_of
+from hypothesis import given
+from hypothesis import strategies as st
+from known_truth import NOISE, STRONG
+
+from lpfs.errors import InputError
+from lpfs.methods.chi2 import NEVER, significance
+from lpfs.methods.contingency import binned, chi_squared, freedom, information, table, tables
+from lpfs.methods.registry import check_method, check_search
+from lpfs.methods.sample import columns
+from lpfs.methods.search import search
+from lpfs.methods.wish import Wish
+
+stats = pytest.importorskip("scipy.stats")
+metrics = pytest.importorskip("sklearn.metrics")
+
+
+@st.composite
+def some_rows(draw):
+    size = draw(st.integers(2, 60))
+    values = draw(st.lists(st.integers(0, 9), min_size=size, max_size=size))
+    labels = draw(st.lists(st.integers(0, 1), min_size=size - 2, max_size=size - 2))
+    return np.array(values), np.array([0, 1, *labels], float)
+
+
+@given(some_rows())
+def test_a_table_counts(rows):
+    values, labels = rows
+    found = table(values, labels)
+    for value, line in zip(sorted(set(values.tolist())), found, strict=True):
+        assert line.tolist() == [int(((values == value) & (labels == each)).sum()) for each in (0, 1)]
+
+
+@given(some_rows())
+def test_information_is_that_of_scikit_learn_less_its_bias(rows):
+    values, labels = rows
+    counts = table(values, labels)
+    bias = (len(set(values.tolist())) - 1) / (2 * len(values))
+    assert information(counts) == pytest.approx(metrics.mutual_info_score(values, labels) - bias, abs=1e-9)
+
+
+@given(some_rows())
+def test_chi_squared_is_that_of_scipy_and_ranks_as_its_p_value(rows):
+    counts = table(*rows)
+    expected = stats.chi2_contingency(counts, correction=False)
+    assert chi_squared(counts) == pytest.approx(expected.statistic, abs=1e-9)
+    assert freedom(counts) == expected.dof
+    if expected.dof:
+        assert stats.norm.sf(significance(counts)) == pytest.approx(expected.pvalue, abs=0.03)
+    else:
+        assert significance(counts) == NEVER
+
+
+def test_chance_gives_no_information_however_many_ids():
+    draw = np.random.default_rng(0)
+    labels = (draw.random(20_000) < 0.3).astype(float)
+    many, few = draw.integers(500, size=20_000), draw.integers(3, size=20_000)
+    weak = np.where(draw.random(20_000) < 0.2, labels, few).astype(int)
+    assert information(table(weak, labels)) > 5 * abs(information(table(many, labels)))
+    assert significance(table(weak, labels)) > 5 > abs(significance(table(many, labels)))
+
+
+def test_bins_are_cut_at_quantiles_and_missing_ones_are_apart():
+    numbers = np.array([*range(100), np.nan, np.nan], float)
+    found = binned(numbers, 4)
+    assert np.bincount(found + 1).tolist() == [2, 25, 25, 25, 25]
+    assert set(binned(np.full(5, np.nan), 4).tolist()) == {-1}
+    assert set(binned(np.ones(5), 4).tolist()) == {0}
+
+
+def test_a_bag_is_shared_out_over_its_ids():
+    batch = batch_of(MIXED)
+    rows = columns(batch, MIXED)
+    (found,) = tables(rows, MIXED["a bag"], 8)
+    assert found.sum() == pytest.approx(12)
+    expected = {}
+    values, offsets = (each.tolist() for each in batch.bags["a bag"])
+    for row, (first, last) in enumerate(zip(offsets, [*offsets[1:], len(values)], strict=True)):
+        for value in values[first:last] or [-1]:
+            pair = expected.setdefault(value, [0.0, 0.0])
+            pair[int(batch.labels[row, 0])] += 1 / max(1, last - first)
+    np.testing.assert_allclose(found, [expected[value] for value in sorted(expected)])
+    assert len(tables(rows, MIXED["three"], 4)) == 3
+
+
+@pytest.mark.parametrize("method", ["mutual_information", "chi2"])
+def test_the_planted_fields_are_found(looked, method):
+    model, found = looked(method, keep=2)
+    scores = found.made["scores"]
+    assert set(found.kept) == set(STRONG)
+    assert set(scores) == set(model.names)
+    assert min(scores[name] for name in STRONG) > 5 * max(scores[name] for name in NOISE)
+    assert (found.made["rows"], found.made["forwards"], found.made["steps"]) == (1000, 0, 0)
+    assert looked(method, keep=2, rows=100)[1].made["rows"] == 128
+    assert looked(method, keep=2)[1].made["scores"] == scores
+
+
+@pytest.mark.parametrize("method", ["mutual_information", "chi2"])
+def test_refusals(method):
+    with pytest.raises(InputError, match=f"{method} ranks fields.*say keep=K"):
+        check_search(method, {}, Wish(penalty=0.1), ("a", "b"), 100)
+    with pytest.raises(InputError, match="bins must be a whole number >= 2, found 1"):
+        check_method(method, {"bins": 1})
+    with pytest.raises(InputError, match="DLRMCross has crosses of them"):
+        search(Case("dlrm_cross").make(MIXED), [batch_of(MIXED)], method, keep=2)
