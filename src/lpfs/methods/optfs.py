@@ -2,7 +2,7 @@
 
 Lyu et al., Optimizing Feature Set for Click-Through Rate Prediction, 2023. Defined as public code has it; a bag
 and a number have no single value, so that each of them has one gate. λ there is 2e-9, on millions of values; the
-default here is for thousands. Rewinding and retraining are left to what comes after the search.
+default here is 0.25 over the number of values. Rewinding and retraining are left to what comes after the search.
 """
 
 from __future__ import annotations
@@ -16,24 +16,27 @@ from torch import Tensor, nn
 from lpfs.methods.checks import check_numbers
 from lpfs.methods.learn import learn
 from lpfs.methods.masks import Needs, TokenMask
-from lpfs.methods.ranking import need_number_or_penalty, strength_of
+from lpfs.methods.ranking import need_number_or_penalty
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.models.model import Model
 from lpfs.schema import Selection, known_keys
 
+LIGHT = 0.25  # λ times the number of values
+
 
 @dataclass(frozen=True)
 class Options:
-    """Settings: rate of m, λ of the penalty, γ that the sharpness grows to, where m starts."""
+    """Settings: rate of m, λ (None: 0.25 over the number of values), γ that τ grows to, where m starts."""
 
     lr: float = 0.01
-    strength: float = 1e-5
+    strength: float | None = None
     sharpness: float = 2000.0
     start: float = 0.5
 
     def __post_init__(self) -> None:
-        check_numbers(self, positive=("lr", "sharpness", "start"), least_zero=("strength",))
+        given = () if self.strength is None else ("strength",)
+        check_numbers(self, positive=("lr", "sharpness", "start"), least_zero=given)
 
 
 class OptFS(TokenMask):
@@ -56,6 +59,7 @@ class OptFS(TokenMask):
     ) -> None:
         super().__init__(names, steps, seed)
         self.options, self.sizes = options, tuple(sizes)
+        self.strength = LIGHT / sum(sizes) if options.strength is None else options.strength
         self.m = nn.Parameter(torch.full((sum(sizes),), options.start))
         starts = torch.tensor([0, *sizes[:-1]]).cumsum(0)
         self.register_buffer("starts", starts, persistent=False)  # (N,) the first value of each field
@@ -87,7 +91,7 @@ class OptFS(TokenMask):
 
     def penalty(self, rows: int) -> Tensor:
         """Return λ Σ σ(τm)."""
-        return self.options.strength * (self.tau * self.m).sigmoid().sum()
+        return self.strength * (self.tau * self.m).sigmoid().sum()
 
     def per_field(self, of_values: Tensor) -> Tensor:
         """Return sums over the values of each field (N,)."""
@@ -119,7 +123,8 @@ def search(task: Task) -> Selection:
     """Train a gate a value with the weights; keep the K fields of which most is kept, or those with any left."""
     options = Options(**known_keys(Options, task.options))
     check(options, task.wish, (), task.steps)
-    options = replace(options, strength=strength_of(task.wish, options.strength))
+    if task.wish.penalty is not None:
+        options = replace(options, strength=task.wish.penalty)
 
     def make(model: Model) -> OptFS:
         names = tuple(model.sites())

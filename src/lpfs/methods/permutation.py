@@ -13,6 +13,7 @@ import torch
 
 from lpfs.data.batches.batch import Batch
 from lpfs.errors import InputError
+from lpfs.methods.effort import Effort
 from lpfs.methods.ranking import need_number, ranked
 from lpfs.methods.shuffled import shuffled
 from lpfs.methods.task import Task
@@ -46,19 +47,22 @@ def search(task: Task) -> Selection:
         raise InputError("permutation shuffles the fields of a model of lpfs.models; this one is not")
     if task.valid is None:
         raise InputError("permutation is judged on held-out rows: give valid=")
-    base = evaluate(model, task.valid).auc
-    if base is None:
-        raise InputError("the validation rows hold one class only, so that there is no AUC to lose")
-    fields = model.fields_of_parts()
+    fields, effort = model.fields_of_parts(), Effort()
     scores: dict[str, float] = {}
-    for number, name in enumerate(model.names):
-        lost = 0.0
-        for repeat in range(options.repeats):
-            draw = torch.Generator().manual_seed((task.seed * 1_000_003 + number) * 1009 + repeat)
-            found = evaluate(model, _Shuffled(task, model, fields[name], draw)).auc
-            lost += base - (found if found is not None else base)
-        scores[name] = lost / options.repeats
-    return ranked(task, "permutation", scores, steps=0)
+    with effort:
+        whole = evaluate(model, task.valid)
+        effort.evaluated(whole)
+        if whole.auc is None:
+            raise InputError("the validation rows hold one class only, so that there is no AUC to lose")
+        for number, name in enumerate(model.names):
+            lost = 0.0
+            for repeat in range(options.repeats):
+                draw = torch.Generator().manual_seed((task.seed * 1_000_003 + number) * 1009 + repeat)
+                found = evaluate(model, _Shuffled(task, model, fields[name], draw))
+                effort.evaluated(found)
+                lost += whole.auc - (found.auc if found.auc is not None else whole.auc)
+            scores[name] = lost / options.repeats
+    return ranked(task, "permutation", scores, steps=0, **effort.told())
 
 
 class _Shuffled:
