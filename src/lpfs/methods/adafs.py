@@ -52,8 +52,10 @@ class AdaFS(Weighing):
         self.best = best
         self.norm = nn.BatchNorm1d(width)
         with torch.random.fork_rng([]):
-            torch.manual_seed(seed)
             self.controller = dense_layers(len(names) * width, (hidden,), len(names))
+        with torch.no_grad():
+            for each in self.controller.parameters():  # as torch draws them, but by the seed of the search
+                each.uniform_(-(each.shape[-1] ** -0.5), each.shape[-1] ** -0.5, generator=self.draw)
 
     def weights(self, tokens: Tensor) -> Tensor:
         """Return w (B, N)."""
