@@ -105,7 +105,7 @@ def test_the_planted_fields_are_found(looked, method):
 def test_refusals(method):
     with pytest.raises(InputError, match=f"{method} ranks fields.*say keep=K"):
         check_search(method, {}, Wish(penalty=0.1), ("a", "b"), 100)
-    with pytest.raises(InputError, match="bins must be a whole number >= 2, found 1"):
-        check_method(method, {"bins": 1})
+    with pytest.raises(InputError, match="bins must be a whole number >= 1, found 0"):
+        check_method(method, {"bins": 0})
     with pytest.raises(InputError, match="DLRMCross has crosses of them"):
         search(Case("dlrm_cross").make(MIXED), [batch_of(MIXED)], method, keep=2)

@@ -84,7 +84,7 @@ def test_crosses_have_skip_weights_too(looked):
 
 
 def test_refusals(looked):
-    with pytest.raises(InputError, match="lassonet needs .* say keep=K or penalty=λ"):
+    with pytest.raises(InputError, match="lassonet .* say keep=K or penalty=λ"):
         check_search("lassonet", {}, Wish(), ("a", "b"), 100)
     with pytest.raises(InputError, match="M must be a number > 0, found -1"):
         check_method("lassonet", {"M": -1})

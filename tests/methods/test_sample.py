@@ -69,9 +69,9 @@ def test_one_class_says_nothing(log):
 
 def test_parts_of_a_model():
     scores = {name: float(number) for number, name in enumerate(MIXED.names)}
-    assert of_parts(Case("mlp").make(MIXED), "this", scores) == scores
-    tokens = of_parts(Case("dlrm").make(MIXED), "this", scores)
+    assert of_parts(Case("mlp").make(MIXED), scores) == scores
+    tokens = of_parts(Case("dlrm").make(MIXED), scores)
     assert tokens["dense'"] == scores["n1"] + scores["three"] + scores["n2"]
     assert list(tokens) == list(Case("dlrm").make(MIXED).names)
     with pytest.raises(InputError, match="this looks at fields, and DLRMCross has crosses of them"):
-        of_parts(Case("dlrm_cross").make(MIXED), "this", scores)
+        sample(task_of(Case("dlrm_cross").make(MIXED), []), "this", 10)

@@ -26,11 +26,11 @@ from torch import Tensor
 from lpfs.errors import InputError
 from lpfs.gates.prox import soft_threshold
 from lpfs.gates.state import rescale_state
+from lpfs.methods.checks import check_numbers
+from lpfs.methods.effort import Effort
 from lpfs.methods.first_layer import FirstLayer, first_layer
-from lpfs.methods.options import positive
 from lpfs.methods.polarize import RECORDS
 from lpfs.methods.ranking import need_number, ranked
-from lpfs.methods.spent import Spent
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.models.dlrm_cross import DLRMCross
@@ -48,10 +48,7 @@ class Options:
     mu: float = 0.8
 
     def __post_init__(self) -> None:
-        positive("lr", self.lr)
-        positive("mu", self.mu)
-        if self.c is not None:
-            positive("c", self.c)
+        check_numbers(self, positive=("lr", "mu") if self.c is None else ("lr", "mu", "c"))
 
     def threshold(self, step: Tensor, steps: int) -> Tensor:
         """Return c·η^½·(tη)^μ; it is 1 at the end of a search of ``steps`` where c is None."""
@@ -75,24 +72,23 @@ def search(task: Task) -> Selection:
             "one; use the backbone dlrm_cross"
         )
     task.wish.check(model.names)
-    driver = Multipliers(task, model, options)
+    driver, effort = Multipliers(task, model, options), Effort()
     model.crosses.gate = driver.gate
     try:
-        trained = fit(
+        fit(
             model,
             task.stream,
             task.optimizer,
             folder=task.folder,
             resume=task.resume,
-            callbacks=[driver],
+            callbacks=[driver, effort],
             config=replace(task.training, steps=task.steps, epochs=None, lr=None),
         )
     finally:
         model.crosses.gate = None
     driver.put_into(first_layer(model, "autofis"), task.optimizer)
-    told = {**driver.spent.told(), "forwards": trained.rows, "backwards": trained.rows}
     own = int((driver.alpha.detach() != 0).sum())
-    found = ranked(task, "autofis", driver.scores(), steps=task.steps, own_count=own, **told)
+    found = ranked(task, "autofis", driver.scores(), steps=task.steps, own_count=own, **effort.told())
     return replace(found, history=tuple(driver.history))
 
 
@@ -107,7 +103,6 @@ class Multipliers(Callback):
         self.count = torch.zeros((), device=device)  # t
         self.every = max(1, task.steps // RECORDS)
         self.history: list[dict[str, Any]] = []
-        self.spent = Spent()
 
     def gate(self) -> Tensor:
         """Return α, for the module that multiplies by it."""
@@ -144,7 +139,7 @@ class Multipliers(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a kill."""
         numbers = {name: getattr(self, name).detach().clone() for name in ("alpha", "total", "count")}
-        return {**numbers, "history": list(self.history), "seconds": self.spent.seconds}
+        return {**numbers, "history": list(self.history)}
 
     @torch.no_grad()
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
@@ -152,4 +147,3 @@ class Multipliers(Callback):
         for name in ("alpha", "total", "count"):
             getattr(self, name).copy_(values[name])
         self.history = list(values["history"])
-        self.spent.before = float(values["seconds"])

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lpfs.methods.checks import check_numbers
 from lpfs.methods.contingency import chi_squared, freedom, tables
-from lpfs.methods.options import whole
+from lpfs.methods.effort import Effort
 from lpfs.methods.ranking import need_number, ranked
 from lpfs.methods.sample import Reals, model_of, of_parts, sample
-from lpfs.methods.spent import Spent
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
@@ -35,8 +35,7 @@ class Options:
     bins: int = 32
 
     def __post_init__(self) -> None:
-        whole("rows", self.rows)
-        whole("bins", self.bins, least=2)
+        check_numbers(self, whole=("rows", "bins"))
 
 
 def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
@@ -47,13 +46,15 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Return the fields that are the least likely to be independent of the label; the model is not trained."""
     options = Options(**known_keys(Options, task.options))
-    spent, model = Spent(), model_of(task, "chi2")
-    rows = sample(task, "chi2", options.rows)
-    scores = {
-        each.name: max(significance(counts) for counts in tables(rows, each, options.bins)) for each in model.reads
-    }
-    scores = of_parts(model, "chi2", scores)
-    return ranked(task, "chi2", scores, steps=0, rows=len(rows), **spent.told())
+    model = model_of(task, "chi2")
+    with Effort() as effort:
+        rows = sample(task, "chi2", options.rows)
+        scores = {
+            each.name: max(significance(counts) for counts in tables(rows, each, options.bins))
+            for each in model.reads
+        }
+    scores = of_parts(model, scores)
+    return ranked(task, "chi2", scores, steps=0, rows=len(rows), **effort.told())
 
 
 def significance(counts: Reals) -> float:

@@ -20,6 +20,7 @@ from lpfs.gates.module import Gates
 from lpfs.gates.optimizer import ProxSGD
 from lpfs.gates.settle import settle
 from lpfs.methods.costs import Costs
+from lpfs.methods.effort import Effort
 from lpfs.methods.polarize import Polarize
 from lpfs.train.callback import State
 from lpfs.train.evaluate import evaluate
@@ -151,6 +152,7 @@ class WithinLoss(Descend):
         valid: held-out batches.
         reference: (step, AUC) of the same training without gates, in order.
         loss: how much AUC may be lost.
+        effort: where its evaluations are counted.
 
     """
 
@@ -161,8 +163,10 @@ class WithinLoss(Descend):
         valid: Iterable[Batch],
         reference: Sequence[tuple[int, float]],
         loss: float,
+        effort: Effort,
     ) -> None:
         super().__init__(gates, prox)
+        self.effort = effort
         self.valid, self.reference, self.loss = valid, list(reference), loss
         self.best = gates.x.detach().clone()
         self.curve: list[dict[str, Any]] = []  # what was seen on the way: fields alive, AUC, loss
@@ -179,7 +183,9 @@ class WithinLoss(Descend):
 
     def measured(self, state: State) -> dict[str, Any]:
         """Return how many fields are alive, the validation AUC, and how much of it is lost."""
-        found = evaluate(state.model, self.valid).auc
+        metrics = evaluate(state.model, self.valid)
+        self.effort.evaluated(metrics)
+        found = metrics.auc
         if found is None:
             raise InputError("the validation rows hold one class only, so that there is no AUC to watch")
         alive = int((self.gates.x != 0).sum())

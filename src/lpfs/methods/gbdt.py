@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lpfs.methods.checks import check_numbers
 from lpfs.methods.click_rates import matrix
+from lpfs.methods.effort import Effort
 from lpfs.methods.need import of_sklearn
-from lpfs.methods.options import positive, whole
 from lpfs.methods.ranking import need_number, ranked
 from lpfs.methods.sample import model_of, of_parts, sample
-from lpfs.methods.spent import Spent
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
@@ -34,11 +34,13 @@ class Options:
     subsample: float = 0.5
 
     def __post_init__(self) -> None:
-        for name in ("rows", "trees", "depth"):
-            whole(name, getattr(self, name))
-        positive("lr", self.lr)
-        if self.subsample != 1:
-            positive("subsample", self.subsample, below=1.0)
+        every = self.subsample == 1  # a share of all of them
+        check_numbers(
+            self,
+            positive=("lr",),
+            share=() if every else ("subsample",),
+            whole=("rows", "trees", "depth"),
+        )
 
 
 def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
@@ -50,20 +52,21 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Return the fields that boosted trees gain the most from; the model is not trained."""
     options = Options(**known_keys(Options, task.options))
-    spent, model = Spent(), model_of(task, "gbdt")
-    ensemble = of_sklearn("gbdt", "ensemble")
-    rows = sample(task, "gbdt", options.rows)
-    columns, owners = matrix(rows, model.reads)
-    trees = ensemble.GradientBoostingClassifier(
-        n_estimators=options.trees,
-        max_depth=options.depth,
-        learning_rate=options.lr,
-        subsample=float(options.subsample),
-        random_state=task.seed,
-    )
-    trees.fit(columns, rows.labels)
-    scores = dict.fromkeys(model.reads.names, 0.0)
-    for name, found in zip(owners, trees.feature_importances_.tolist(), strict=True):
-        scores[name] += found
-    scores = of_parts(model, "gbdt", scores)
-    return ranked(task, "gbdt", scores, steps=0, rows=len(rows), **spent.told())
+    model = model_of(task, "gbdt")
+    with Effort() as effort:
+        ensemble = of_sklearn("gbdt", "ensemble")
+        rows = sample(task, "gbdt", options.rows)
+        columns, owners = matrix(rows, model.reads)
+        trees = ensemble.GradientBoostingClassifier(
+            n_estimators=options.trees,
+            max_depth=options.depth,
+            learning_rate=options.lr,
+            subsample=float(options.subsample),
+            random_state=task.seed,
+        )
+        trees.fit(columns, rows.labels)
+        scores = dict.fromkeys(model.reads.names, 0.0)
+        for name, found in zip(owners, trees.feature_importances_.tolist(), strict=True):
+            scores[name] += found
+    scores = of_parts(model, scores)
+    return ranked(task, "gbdt", scores, steps=0, rows=len(rows), **effort.told())

@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 from lpfs.errors import InputError
+from lpfs.methods.effort import Effort
 from lpfs.methods.first_layer import FirstLayer, first_layer
+from lpfs.methods.ranking import need_number_or_penalty
 from lpfs.methods.task import Task
 from lpfs.methods.thinning import Thinning
 from lpfs.methods.wish import Wish
@@ -38,29 +40,23 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
     need_number_or_penalty("group_lasso", wish)
 
 
-def need_number_or_penalty(method: str, wish: Wish) -> None:
-    """Refuse a wish that neither says how many to keep nor how strong the penalty is."""
-    if wish.keep is None and wish.penalty is None:
-        raise InputError(f"{method} needs to know how many fields to keep, or its λ: say keep=K or penalty=λ")
-
-
 def search(task: Task) -> Selection:
     """Train the model under the penalty, in place, and return the fields whose columns are left."""
     Options(**known_keys(Options, task.options))
     need_number_or_penalty("group_lasso", task.wish)
     layer = first_layer(task.model, "group_lasso")
     task.wish.check(layer.names)
-    driver = Columns(task, layer)
-    trained = fit(
+    driver, effort = Columns(task, layer), Effort()
+    fit(
         task.model,
         task.stream,
         task.optimizer,
         folder=task.folder,
         resume=task.resume,
-        callbacks=[driver],
+        callbacks=[driver, effort],
         config=replace(task.training, steps=task.steps, epochs=None, lr=None),
     )
-    return driver.answer(task, "group_lasso", trained.rows)
+    return driver.answer(task, "group_lasso", effort)
 
 
 class Columns(Thinning):

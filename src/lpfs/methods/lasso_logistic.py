@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from lpfs.methods.checks import check_numbers
+from lpfs.methods.effort import Effort
 from lpfs.methods.need import of_sklearn
-from lpfs.methods.options import positive, whole
 from lpfs.methods.ranking import need_number, ranked
 from lpfs.methods.sample import Ints, Reals, Rows, model_of, of_parts, sample
-from lpfs.methods.spent import Spent
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Field, Selection, known_keys
@@ -39,9 +39,7 @@ class Options:
     buckets: int = 1 << 14
 
     def __post_init__(self) -> None:
-        for name in ("rows", "passes", "buckets"):
-            whole(name, getattr(self, name))
-        positive("penalty", self.penalty)
+        check_numbers(self, positive=("penalty",), whole=("rows", "passes", "buckets"))
 
 
 def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
@@ -53,28 +51,29 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Return the fields that a sparse linear model leans on; the model of the task is not trained."""
     options = Options(**known_keys(Options, task.options))
-    spent, model = Spent(), model_of(task, "lasso_logistic")
-    linear = of_sklearn("lasso_logistic", "linear_model")
-    sparse = importlib.import_module("scipy.sparse")  # scikit-learn brings it
-    rows = sample(task, "lasso_logistic", options.rows)
-    blocks = [one_hot(sparse, rows, each, options.buckets) for each in model.reads]
-    found = linear.SGDClassifier(
-        loss="log_loss",
-        penalty="l1",
-        alpha=options.penalty,
-        max_iter=options.passes,
-        tol=None,
-        average=True,
-        random_state=task.seed,
-    )
-    found.fit(sparse.hstack(blocks, format="csr"), rows.labels)
-    scores, at = {}, 0
-    for each, block in zip(model.reads, blocks, strict=True):
-        weights = found.coef_[0, at : at + block.shape[1]]
-        scores[each.name] = float((block @ weights).std())
-        at += block.shape[1]
-    scores = of_parts(model, "lasso_logistic", scores)
-    return ranked(task, "lasso_logistic", scores, steps=0, rows=len(rows), **spent.told())
+    model = model_of(task, "lasso_logistic")
+    with Effort() as effort:
+        linear = of_sklearn("lasso_logistic", "linear_model")
+        sparse = importlib.import_module("scipy.sparse")  # scikit-learn brings it
+        rows = sample(task, "lasso_logistic", options.rows)
+        blocks = [one_hot(sparse, rows, each, options.buckets) for each in model.reads]
+        found = linear.SGDClassifier(
+            loss="log_loss",
+            penalty="l1",
+            alpha=options.penalty,
+            max_iter=options.passes,
+            tol=None,
+            average=True,
+            random_state=task.seed,
+        )
+        found.fit(sparse.hstack(blocks, format="csr"), rows.labels)
+        scores, at = {}, 0
+        for each, block in zip(model.reads, blocks, strict=True):
+            weights = found.coef_[0, at : at + block.shape[1]]
+            scores[each.name] = float((block @ weights).std())
+            at += block.shape[1]
+    scores = of_parts(model, scores)
+    return ranked(task, "lasso_logistic", scores, steps=0, rows=len(rows), **effort.told())
 
 
 def one_hot(sparse: Any, rows: Rows, field: Field, buckets: int) -> Any:

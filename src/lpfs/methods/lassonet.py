@@ -24,9 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from lpfs.data.batches.batch import Batch
+from lpfs.methods.checks import check_numbers
+from lpfs.methods.effort import Effort
 from lpfs.methods.first_layer import FirstLayer, first_layer
-from lpfs.methods.group_lasso import need_number_or_penalty, rate_of
-from lpfs.methods.options import positive
+from lpfs.methods.group_lasso import rate_of
+from lpfs.methods.ranking import need_number_or_penalty
 from lpfs.methods.task import Task
 from lpfs.methods.thinning import Thinning
 from lpfs.methods.wish import Wish
@@ -44,7 +46,7 @@ class Options:
     M: float = 10.0
 
     def __post_init__(self) -> None:
-        positive("M", self.M)
+        check_numbers(self, positive=("M",))
 
 
 def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
@@ -60,17 +62,17 @@ def search(task: Task) -> Selection:
     model, optimizer = copy.deepcopy((task.model, task.optimizer))
     net = Skipping(model, first_layer(model, "lassonet"))
     optimizer.add_param_group({"params": [net.skip.weight], "lr": optimizer.param_groups[0]["lr"]})
-    driver = Hierarchy(replace(task, model=net), net, options.M)
-    trained = fit(
+    driver, effort = Hierarchy(replace(task, model=net), net, options.M), Effort()
+    fit(
         net,
         task.stream,
         optimizer,
         folder=task.folder,
         resume=task.resume,
-        callbacks=[driver],
+        callbacks=[driver, effort],
         config=replace(task.training, steps=task.steps, epochs=None, lr=None),
     )
-    return driver.answer(task, "lassonet", trained.rows)
+    return driver.answer(task, "lassonet", effort)
 
 
 class Skipping(nn.Module):

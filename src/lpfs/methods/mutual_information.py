@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lpfs.methods.checks import check_numbers
 from lpfs.methods.contingency import information, tables
-from lpfs.methods.options import whole
+from lpfs.methods.effort import Effort
 from lpfs.methods.ranking import need_number, ranked
 from lpfs.methods.sample import model_of, of_parts, sample
-from lpfs.methods.spent import Spent
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
@@ -31,8 +31,7 @@ class Options:
     bins: int = 32
 
     def __post_init__(self) -> None:
-        whole("rows", self.rows)
-        whole("bins", self.bins, least=2)
+        check_numbers(self, whole=("rows", "bins"))
 
 
 def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
@@ -43,10 +42,12 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Return the fields that say the most about the label; the model is not trained."""
     options = Options(**known_keys(Options, task.options))
-    spent, model = Spent(), model_of(task, "mutual_information")
-    rows = sample(task, "mutual_information", options.rows)
-    scores = {
-        each.name: max(information(counts) for counts in tables(rows, each, options.bins)) for each in model.reads
-    }
-    scores = of_parts(model, "mutual_information", scores)
-    return ranked(task, "mutual_information", scores, steps=0, rows=len(rows), **spent.told())
+    model = model_of(task, "mutual_information")
+    with Effort() as effort:
+        rows = sample(task, "mutual_information", options.rows)
+        scores = {
+            each.name: max(information(counts) for counts in tables(rows, each, options.bins))
+            for each in model.reads
+        }
+    scores = of_parts(model, scores)
+    return ranked(task, "mutual_information", scores, steps=0, rows=len(rows), **effort.told())

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lpfs.errors import InputError
+from lpfs.methods.effort import Effort
 from lpfs.methods.ranking import need_number, ranked
 from lpfs.methods.sample import model_of
-from lpfs.methods.spent import Spent
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
@@ -35,16 +35,17 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Return the K fields with the largest true effects; the model is not trained."""
     Options(**known_keys(Options, task.options))
-    spent, model = Spent(), model_of(task, "oracle")
-    parts = {name: read for name, read in model.fields_of_parts().items() if name in model.names}
-    alone, partner = effects(truth_of(task))
-    scores: dict[str, float] = {}
-    for name, read in parts.items():
-        if any(set(other) < set(read) for other in parts.values()):  # a cross
-            scores[name] = alone[read[0]] if partner[read[0]] == read[-1] else 0.0
-        else:
-            scores[name] = sum(alone[field] ** 2 for field in read) ** 0.5
-    return ranked(task, "oracle", scores, steps=0, **spent.told())
+    model = model_of(task, "oracle")
+    with Effort() as effort:
+        parts = {name: read for name, read in model.fields_of_parts().items() if name in model.names}
+        alone, partner = effects(truth_of(task))
+        scores: dict[str, float] = {}
+        for name, read in parts.items():
+            if any(set(other) < set(read) for other in parts.values()):  # a cross
+                scores[name] = alone[read[0]] if partner[read[0]] == read[-1] else 0.0
+            else:
+                scores[name] = sum(alone[field] ** 2 for field in read) ** 0.5
+    return ranked(task, "oracle", scores, steps=0, **effort.told())
 
 
 def truth_of(task: Task) -> Any:

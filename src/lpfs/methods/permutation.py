@@ -14,10 +14,10 @@ import torch
 
 from lpfs.data.batches.batch import Batch
 from lpfs.errors import InputError
-from lpfs.methods.options import whole
+from lpfs.methods.checks import check_numbers
+from lpfs.methods.effort import Effort
 from lpfs.methods.ranking import need_number, ranked
 from lpfs.methods.shuffled import shuffled
-from lpfs.methods.spent import Spent
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.models.model import Model
@@ -36,7 +36,7 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.repeats is not None:
-            whole("repeats", self.repeats)
+            check_numbers(self, whole=("repeats",))
 
     def times(self, rows: int) -> int:
         """Return how many times each field is shuffled on so many rows.
@@ -60,23 +60,23 @@ def search(task: Task) -> Selection:
         raise InputError("permutation shuffles the fields of a model of lpfs.models; this one is not")
     if task.valid is None:
         raise InputError("permutation is judged on held-out rows: give valid=")
-    spent = Spent()
-    whole_set = evaluate(model, task.valid).main
-    base = whole_set.auc
-    if base is None:
-        raise InputError("the validation rows hold one class only, so that there is no AUC to lose")
-    repeats = options.times(whole_set.rows)
-    spent.forward(whole_set.rows * (1 + repeats * len(model.names)))
-    fields = model.fields_of_parts()
+    fields, effort = model.fields_of_parts(), Effort()
     scores: dict[str, float] = {}
-    for number, name in enumerate(model.names):
-        lost = 0.0
-        for repeat in range(repeats):
-            draw = torch.Generator().manual_seed((task.seed * 1_000_003 + number) * 1009 + repeat)
-            found = evaluate(model, _Shuffled(task, model, fields[name], draw)).auc
-            lost += base - (found if found is not None else base)
-        scores[name] = lost / repeats
-    return ranked(task, "permutation", scores, steps=0, repeats=repeats, **spent.told())
+    with effort:
+        whole = evaluate(model, task.valid)
+        effort.evaluated(whole)
+        if whole.auc is None:
+            raise InputError("the validation rows hold one class only, so that there is no AUC to lose")
+        repeats = options.times(whole.main.rows)
+        for number, name in enumerate(model.names):
+            lost = 0.0
+            for repeat in range(repeats):
+                draw = torch.Generator().manual_seed((task.seed * 1_000_003 + number) * 1009 + repeat)
+                found = evaluate(model, _Shuffled(task, model, fields[name], draw))
+                effort.evaluated(found)
+                lost += whole.auc - (found.auc if found.auc is not None else whole.auc)
+            scores[name] = lost / repeats
+    return ranked(task, "permutation", scores, steps=0, repeats=repeats, **effort.told())
 
 
 class _Shuffled:

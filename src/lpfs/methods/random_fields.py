@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lpfs.methods.effort import Effort
 from lpfs.methods.ranking import need_number, ranked
 from lpfs.methods.sample import model_of
-from lpfs.methods.spent import Spent
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
@@ -28,6 +28,7 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Return K fields drawn at random; each score is a draw from [0, 1)."""
     Options(**known_keys(Options, task.options))
-    spent, model = Spent(), model_of(task, "random")
-    drawn = np.random.default_rng(task.seed).random(len(model.names)).tolist()
-    return ranked(task, "random", dict(zip(model.names, drawn, strict=True)), steps=0, **spent.told())
+    model = model_of(task, "random")
+    with Effort() as effort:
+        drawn = np.random.default_rng(task.seed).random(len(model.names)).tolist()
+    return ranked(task, "random", dict(zip(model.names, drawn, strict=True)), steps=0, **effort.told())

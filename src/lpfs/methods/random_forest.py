@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lpfs.methods.checks import check_numbers
 from lpfs.methods.click_rates import matrix
+from lpfs.methods.effort import Effort
 from lpfs.methods.need import of_sklearn
-from lpfs.methods.options import whole
 from lpfs.methods.ranking import need_number, ranked
 from lpfs.methods.sample import model_of, of_parts, sample
-from lpfs.methods.spent import Spent
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
@@ -30,8 +30,7 @@ class Options:
     leaf: int = 20
 
     def __post_init__(self) -> None:
-        for name in ("rows", "trees", "leaf"):
-            whole(name, getattr(self, name))
+        check_numbers(self, whole=("rows", "trees", "leaf"))
 
 
 def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
@@ -43,16 +42,17 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Return the fields that a forest splits on to the greatest effect; the model is not trained."""
     options = Options(**known_keys(Options, task.options))
-    spent, model = Spent(), model_of(task, "random_forest")
-    ensemble = of_sklearn("random_forest", "ensemble")
-    rows = sample(task, "random_forest", options.rows)
-    columns, owners = matrix(rows, model.reads)
-    forest = ensemble.RandomForestClassifier(
-        n_estimators=options.trees, min_samples_leaf=options.leaf, random_state=task.seed
-    )
-    forest.fit(columns, rows.labels)
-    scores = dict.fromkeys(model.reads.names, 0.0)
-    for name, found in zip(owners, forest.feature_importances_.tolist(), strict=True):
-        scores[name] += found
-    scores = of_parts(model, "random_forest", scores)
-    return ranked(task, "random_forest", scores, steps=0, rows=len(rows), **spent.told())
+    model = model_of(task, "random_forest")
+    with Effort() as effort:
+        ensemble = of_sklearn("random_forest", "ensemble")
+        rows = sample(task, "random_forest", options.rows)
+        columns, owners = matrix(rows, model.reads)
+        forest = ensemble.RandomForestClassifier(
+            n_estimators=options.trees, min_samples_leaf=options.leaf, random_state=task.seed
+        )
+        forest.fit(columns, rows.labels)
+        scores = dict.fromkeys(model.reads.names, 0.0)
+        for name, found in zip(owners, forest.feature_importances_.tolist(), strict=True):
+            scores[name] += found
+    scores = of_parts(model, scores)
+    return ranked(task, "random_forest", scores, steps=0, rows=len(rows), **effort.told())

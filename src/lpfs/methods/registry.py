@@ -37,6 +37,51 @@ METHODS: dict[str, Entry] = {
         "AUC lost on held-out rows when a field is shuffled; the best K of that ranking",
         "Fisher et al., All Models are Wrong, but Many are Useful, 2019",
     ),
+    "shufflegate": Entry(
+        "lpfs.methods.shufflegate",
+        "a gate between a field and its values from other rows, learnt on held-out rows",
+        "ShuffleGate: An Efficient and Self-Polarizing Feature Selection Method, 2025",
+    ),
+    "autofield": Entry(
+        "lpfs.methods.autofield",
+        "a keep probability a field, drawn by Gumbel-softmax, learnt on held-out rows",
+        "Wang et al., AutoField: Automating Feature Selection in Deep Recommender Systems, 2022",
+    ),
+    "adafs": Entry(
+        "lpfs.methods.adafs",
+        "a controller weighs the fields of every row; the mean weights rank them",
+        "Lin et al., AdaFS: Adaptive Feature Selection in Deep Recommender System, 2022",
+    ),
+    "optfs": Entry(
+        "lpfs.methods.optfs",
+        "a gate for every value of every field; the share of rows that is kept ranks them",
+        "Lyu et al., Optimizing Feature Set for Click-Through Rate Prediction, 2023",
+    ),
+    "fscd": Entry(
+        "lpfs.methods.fscd",
+        "keep variables by concrete draws, under a penalty that knows what fields cost",
+        "Ma et al., Towards a Better Tradeoff between Effectiveness and Efficiency in Pre-Ranking, 2021",
+    ),
+    "stg": Entry(
+        "lpfs.methods.stg",
+        "stochastic gates, a clipped Gaussian a field",
+        "Yamada et al., Feature Selection using Stochastic Gates, 2020",
+    ),
+    "hard_concrete": Entry(
+        "lpfs.methods.hard_concrete",
+        "stretched and clipped concrete gates under an expected ℓ0 penalty",
+        "Louizos et al., Learning Sparse Neural Networks through L0 Regularization, 2018",
+    ),
+    "variational_dropout": Entry(
+        "lpfs.methods.variational_dropout",
+        "how likely each field may be dropped, as EasyRec learns it",
+        "Chang et al., Dropout Feature Ranking for Deep Learning Models, 2017",
+    ),
+    "cold_se": Entry(
+        "lpfs.methods.cold_se",
+        "a squeeze-and-excitation block weighs the fields of every row; the mean weights rank them",
+        "Wang et al., COLD: Towards the Next Generation of Pre-Ranking System, 2020",
+    ),
     "group_lasso": Entry(
         "lpfs.methods.group_lasso",
         "proximal group LASSO on the columns of the first layer",

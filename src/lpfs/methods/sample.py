@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -67,8 +68,9 @@ def batches_of(task: Task, most: int) -> Iterator[Batch]:
 
 def sample(task: Task, method: str, most: int) -> Rows:
     """Return rows of the search period, once through or until ``most``; both classes must be there."""
-    schema = model_of(task, method).reads
-    pieces = [columns(batch, schema) for batch in batches_of(task, most)]
+    model = model_of(task, method)
+    refuse_crosses(model, method)
+    pieces = [columns(batch, model.reads) for batch in batches_of(task, most)]
     labels = np.concatenate([each.labels for each in pieces])
     if labels.min() == labels.max():
         raise InputError(f"{method}: the {len(labels)} rows hold one class only, so that nothing tells them apart")
@@ -110,17 +112,19 @@ def columns(batch: Batch, schema: Schema) -> Rows:
     return Rows(batch.labels[:, 0].double().numpy(), ids, numbers, bags)
 
 
-def of_parts(model: Model, method: str, scores: Mapping[str, float]) -> dict[str, float]:
-    """Return the scores of a model's parts: a token of several fields has the sum of theirs.
+def of_parts(model: Model, scores: Mapping[str, float]) -> dict[str, float]:
+    """Return the scores of a model's parts: a token of several fields has the sum of theirs."""
+    fields = model.fields_of_parts()
+    return {name: sum(scores[field] for field in fields[name]) for name in model.names}
 
-    A cross of fields is refused: what its fields say one by one is not what they say together.
-    """
-    fields = {name: each for name, each in model.fields_of_parts().items() if name in model.names}
-    read = [name for each in fields.values() for name in each]
-    twice = next((name for name in read if read.count(name) > 1), None)
+
+def refuse_crosses(model: Model, method: str) -> None:
+    """Refuse a model of crosses: what fields say one by one is not what they say together."""
+    fields = model.fields_of_parts()
+    read = [name for part in model.names for name in fields[part]]
+    twice = next((name for name, count in Counter(read).items() if count > 1), None)
     if twice is not None:
         raise InputError(
             f"{method} looks at fields, and {type(model).__name__} has crosses of them (field {twice!r} is in "
             "several parts); choose a backbone without crosses, or a method that looks at the model"
         )
-    return {name: sum(scores[field] for field in each) for name, each in fields.items()}

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 from lpfs.methods.captured import Captured, Stacks
-from lpfs.methods.options import whole
+from lpfs.methods.checks import check_numbers
+from lpfs.methods.effort import Effort
 from lpfs.methods.ranking import need_number, ranked
 from lpfs.methods.sample import batches_of, model_of
-from lpfs.methods.spent import Spent
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
@@ -34,7 +34,7 @@ class Options:
     batches: int = 100
 
     def __post_init__(self) -> None:
-        whole("batches", self.batches)
+        check_numbers(self, whole=("batches",))
 
 
 def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
@@ -45,18 +45,19 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Return the fields whose masks the loss is most sensitive to."""
     options = Options(**known_keys(Options, task.options))
-    spent, captured = Spent(), Captured(model_of(task, "sfs"))
-    total: Stacks = {}
-    count = 0
-    with captured.watching():
-        for batch in islice(batches_of(task, UNLIMITED), options.batches):
-            values, slopes = captured.gradients(task, batch)
-            for path, slope in slopes.items():
-                steep = (slope * values[path]).sum((0, 2)).abs().double() / len(batch)  # (slots,)
-                total[path] = total[path] + steep if path in total else steep
-            count += 1
-            spent.forward(len(batch), backward=True)
-        scores = captured.by_name({path: each / count for path, each in total.items()})
+    captured = Captured(model_of(task, "sfs"))
+    with Effort() as effort:
+        total: Stacks = {}
+        count = 0
+        with captured.watching():
+            for batch in islice(batches_of(task, UNLIMITED), options.batches):
+                values, slopes = captured.gradients(task, batch)
+                for path, slope in slopes.items():
+                    steep = (slope * values[path]).sum((0, 2)).abs().double() / len(batch)  # (slots,)
+                    total[path] = total[path] + steep if path in total else steep
+                count += 1
+                effort.add(forwards=len(batch), backwards=len(batch))
+            scores = captured.by_name({path: each / count for path, each in total.items()})
     whole_sum = sum(scores.values()) or 1.0
     scores = {name: each / whole_sum for name, each in scores.items()}
-    return ranked(task, "sfs", scores, steps=0, batches=count, **spent.told())
+    return ranked(task, "sfs", scores, steps=0, batches=count, **effort.told())

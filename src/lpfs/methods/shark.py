@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lpfs.methods.captured import Captured, Stacks
-from lpfs.methods.options import whole
+from lpfs.methods.checks import check_numbers
+from lpfs.methods.effort import Effort
 from lpfs.methods.ranking import need_number, ranked
 from lpfs.methods.sample import batches_of, model_of
-from lpfs.methods.spent import Spent
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
@@ -32,7 +32,7 @@ class Options:
     rows: int = 200_000
 
     def __post_init__(self) -> None:
-        whole("rows", self.rows)
+        check_numbers(self, whole=("rows",))
 
 
 def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
@@ -43,23 +43,24 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Return the fields whose replacement by their mean would change the loss the most."""
     options = Options(**known_keys(Options, task.options))
-    spent, captured = Spent(), Captured(model_of(task, "shark"))
-    total: Stacks = {}
-    rows = 0
-    with captured.watching():
-        means = mean_values(task, captured, options.rows, spent)
-        for batch in batches_of(task, options.rows):
-            values, slopes = captured.gradients(task, batch)
-            for path, slope in slopes.items():
-                change = (slope * (means[path] - values[path])).sum(-1).abs().double().sum(0)  # (slots,)
-                total[path] = total[path] + change if path in total else change
-            rows += len(batch)
-            spent.forward(len(batch), backward=True)
-        scores = captured.by_name({path: each / rows for path, each in total.items()})
-    return ranked(task, "shark", scores, steps=0, rows=rows, **spent.told())
+    captured = Captured(model_of(task, "shark"))
+    with Effort() as effort:
+        total: Stacks = {}
+        rows = 0
+        with captured.watching():
+            means = mean_values(task, captured, options.rows, effort)
+            for batch in batches_of(task, options.rows):
+                values, slopes = captured.gradients(task, batch)
+                for path, slope in slopes.items():
+                    change = (slope * (means[path] - values[path])).sum(-1).abs().double().sum(0)  # (slots,)
+                    total[path] = total[path] + change if path in total else change
+                rows += len(batch)
+                effort.add(forwards=len(batch), backwards=len(batch))
+            scores = captured.by_name({path: each / rows for path, each in total.items()})
+    return ranked(task, "shark", scores, steps=0, rows=rows, **effort.told())
 
 
-def mean_values(task: Task, captured: Captured, most: int, spent: Spent) -> Stacks:
+def mean_values(task: Task, captured: Captured, most: int, effort: Effort) -> Stacks:
     """Return the mean of each embedding (slots, D) over the rows that will be looked at."""
     total: Stacks = {}
     rows = 0
@@ -68,5 +69,5 @@ def mean_values(task: Task, captured: Captured, most: int, spent: Spent) -> Stac
             added = each.double().sum(0)
             total[path] = total[path] + added if path in total else added
         rows += len(batch)
-        spent.forward(len(batch))
+        effort.add(forwards=len(batch))
     return {path: (each / rows).float() for path, each in total.items()}

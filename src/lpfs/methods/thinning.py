@@ -19,13 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lpfs.errors import AllGatesZeroError
 from lpfs.gates.control import Keep
+from lpfs.methods.effort import Effort
 from lpfs.methods.polarize import RECORDS
-from lpfs.methods.ranking import ranked
-from lpfs.methods.spent import Spent
+from lpfs.methods.ranking import cut
 from lpfs.methods.task import Task
-from lpfs.methods.wish import Wish
 from lpfs.schema import Selection
 from lpfs.train.callback import Callback, State
 
@@ -59,7 +57,6 @@ class Thinning(Callback):
         self.recent, self.overall = (torch.zeros(len(names), device=device) for _ in range(2))
         self.every = max(1, task.steps // RECORDS)
         self.history: list[dict[str, Any]] = []
-        self.spent = Spent()
 
     @abstractmethod
     def norms(self) -> Tensor:
@@ -107,29 +104,22 @@ class Thinning(Callback):
             grown = -self.control.gain * self.control.most if few else self.control.growth(time, total, alive)
             self.penalty.mul_(math.exp(grown / self.steps))
 
-    def answer(self, task: Task, method: str, rows: int, **made: Any) -> Selection:
+    def answer(self, task: Task, method: str, effort: Effort) -> Selection:
         """Return the K longest groups, or, where λ was given, those alive."""
-        found = self.recent + FAINT * self.overall
-        alive = self.alive(self.recent)
-        if task.wish.keep is None:
-            if not alive:
-                raise AllGatesZeroError(f"{method}: penalty={self.fixed:g} leaves no field; give a smaller one")
-            keep = max(alive, len(task.wish.must_keep))
-            task = replace(task, wish=Wish(keep=keep, must_keep=task.wish.must_keep))
-        told = {**self.spent.told(), "forwards": rows, "backwards": rows}
-        scores = dict(zip(self.names, found.tolist(), strict=True))
-        penalty = float(self.penalty)
-        answer = ranked(task, method, scores, steps=self.steps, own_count=alive, penalty=penalty, **made, **told)
-        return replace(answer, history=tuple(self.history))
+        found = (self.recent + FAINT * self.overall).tolist()
+        alive = (self.recent > CLEAR * self.unit).tolist()
+        own = [name for name, clear in zip(self.names, alive, strict=True) if clear]
+        scores = dict(zip(self.names, found, strict=True))
+        made = {"steps": self.steps, "penalty": float(self.penalty), **effort.told()}
+        return replace(cut(task, method, scores, own, **made), history=tuple(self.history))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a kill; the weights are the model's."""
         numbers = {name: getattr(self, name).clone() for name in SAVED}
-        return {**numbers, "history": list(self.history), "seconds": self.spent.seconds}
+        return {**numbers, "history": list(self.history)}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` gave."""
         for name in SAVED:
             getattr(self, name).copy_(values[name])
         self.history = list(values["history"])
-        self.spent.before = float(values["seconds"])

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
+from lpfs.methods.checks import check_numbers
+from lpfs.methods.effort import Effort
 from lpfs.methods.first_layer import FirstLayer, first_layer
 from lpfs.methods.group_lasso import rate_of
-from lpfs.methods.options import positive
 from lpfs.methods.polarize import RECORDS
 from lpfs.methods.ranking import need_number, ranked
-from lpfs.methods.spent import Spent
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
@@ -43,8 +43,7 @@ class Options:
     z_rate: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in ("s_rate", "y_rate", "z_rate"):
-            positive(name, getattr(self, name))
+        check_numbers(self, positive=("s_rate", "y_rate", "z_rate"))
 
 
 def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
@@ -58,25 +57,24 @@ def search(task: Task) -> Selection:
     need_number("umec", task.wish)
     layer = first_layer(task.model, "umec")
     task.wish.check(layer.names)
-    driver = Budget(task, layer, options)
-    trained = fit(
+    driver, effort = Budget(task, layer, options), Effort()
+    fit(
         task.model,
         task.stream,
         task.optimizer,
         folder=task.folder,
         resume=task.resume,
-        callbacks=[driver],
+        callbacks=[driver, effort],
         config=replace(task.training, steps=task.steps, epochs=None, lr=None),
     )
     energies = layer.energies()
-    told = {**driver.spent.told(), "forwards": trained.rows, "backwards": trained.rows}
     found = ranked(
         task,
         "umec",
         dict(zip(layer.names, energies.tolist(), strict=True)),
         steps=task.steps,
         own_count=len(layer.names) - math.ceil(float(driver.s)),
-        **told,
+        **effort.told(),
     )
     gone = torch.tensor([float(name in found.kept) for name in layer.names], device=energies.device)
     layer.multiply(gone)
@@ -97,7 +95,6 @@ class Budget(Callback):
         self.unit = layer.energies().mean().clamp(min=1e-30)
         self.every = max(1, task.steps // RECORDS)
         self.history: list[dict[str, Any]] = []
-        self.spent = Spent()
 
     def within_step(self, state: State) -> None:
         """Shrink the smallest groups, then move s down and y and z up their slopes."""
@@ -127,11 +124,10 @@ class Budget(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a kill; the weights are the model's."""
         numbers = {name: getattr(self, name).clone() for name in ("s", "y", "z", "unit")}
-        return {**numbers, "history": list(self.history), "seconds": self.spent.seconds}
+        return {**numbers, "history": list(self.history)}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` gave."""
         for name in ("s", "y", "z", "unit"):
             getattr(self, name).copy_(values[name])
         self.history = list(values["history"])
-        self.spent.before = float(values["seconds"])
