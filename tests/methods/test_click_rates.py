@@ -114,7 +114,7 @@ def test_refusals(monkeypatch, method):
         ("gbdt", {"subsample": 1.5}, "subsample must be a number between 0 and 1, found 1.5"),
         ("gbdt", {"lr": 0}, "lr must be a number > 0"),
         ("random_forest", {"leaf": 0}, "leaf must be"),
-        ("lasso_logistic", {"penalty": True}, "penalty must be a number > 0, found True"),
+        ("lasso_logistic", {"strength": True}, "strength must be a number > 0, found True"),
     ],
 )
 def test_settings_that_are_refused(method, options, message):

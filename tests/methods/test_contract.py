@@ -43,6 +43,8 @@ class Facts:
 
 PARTICULAR = {
     "autofield": Facts(options=(("every", 2),)),  # a move in ten steps needs thousands of them
+    "gbdt": Facts(options=(("rows", 4000), ("trees", 50))),  # trees take their time
+    "random_forest": Facts(options=(("rows", 4000), ("trees", 50))),
     "random": Facts(recall=0.0),
     "all": Facts(recall=0.0),
 }

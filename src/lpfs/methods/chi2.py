@@ -19,7 +19,7 @@ from lpfs.methods.checks import check_numbers
 from lpfs.methods.contingency import chi_squared, freedom, tables
 from lpfs.methods.effort import Effort
 from lpfs.methods.ranking import need_number, ranked
-from lpfs.methods.sample import Reals, model_of, of_parts, sample
+from lpfs.methods.sample import Reals, of_parts, ranked_model, sample
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
@@ -46,7 +46,7 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Return the fields that are the least likely to be independent of the label; the model is not trained."""
     options = Options(**known_keys(Options, task.options))
-    model = model_of(task, "chi2")
+    model = ranked_model(task, "chi2")
     with Effort() as effort:
         rows = sample(task, "chi2", options.rows)
         scores = {

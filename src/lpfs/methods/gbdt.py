@@ -17,7 +17,7 @@ from lpfs.methods.click_rates import matrix
 from lpfs.methods.effort import Effort
 from lpfs.methods.need import of_sklearn
 from lpfs.methods.ranking import need_number, ranked
-from lpfs.methods.sample import model_of, of_parts, sample
+from lpfs.methods.sample import of_parts, ranked_model, sample
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
@@ -52,7 +52,7 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Return the fields that boosted trees gain the most from; the model is not trained."""
     options = Options(**known_keys(Options, task.options))
-    model = model_of(task, "gbdt")
+    model = ranked_model(task, "gbdt")
     with Effort() as effort:
         ensemble = of_sklearn("gbdt", "ensemble")
         rows = sample(task, "gbdt", options.rows)

@@ -23,7 +23,7 @@ from lpfs.methods.checks import check_numbers
 from lpfs.methods.effort import Effort
 from lpfs.methods.need import of_sklearn
 from lpfs.methods.ranking import need_number, ranked
-from lpfs.methods.sample import Ints, Reals, Rows, model_of, of_parts, sample
+from lpfs.methods.sample import Ints, Reals, Rows, of_parts, ranked_model, sample
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Field, Selection, known_keys
@@ -31,15 +31,16 @@ from lpfs.schema import Field, Selection, known_keys
 
 @dataclass(frozen=True)
 class Options:
-    """Settings: rows looked at, λ, passes over the rows, and how many columns a field may have."""
+    """Settings: rows looked at, λ, passes over the rows, rate at the start, and columns a field may have."""
 
     rows: int = 200_000
-    penalty: float = 1e-4
+    strength: float = 1e-4
     passes: int = 5
+    lr: float = 0.1
     buckets: int = 1 << 14
 
     def __post_init__(self) -> None:
-        check_numbers(self, positive=("penalty",), whole=("rows", "passes", "buckets"))
+        check_numbers(self, positive=("strength", "lr"), whole=("rows", "passes", "buckets"))
 
 
 def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
@@ -51,7 +52,7 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Return the fields that a sparse linear model leans on; the model of the task is not trained."""
     options = Options(**known_keys(Options, task.options))
-    model = model_of(task, "lasso_logistic")
+    model = ranked_model(task, "lasso_logistic")
     with Effort() as effort:
         linear = of_sklearn("lasso_logistic", "linear_model")
         sparse = importlib.import_module("scipy.sparse")  # scikit-learn brings it
@@ -60,10 +61,13 @@ def search(task: Task) -> Selection:
         found = linear.SGDClassifier(
             loss="log_loss",
             penalty="l1",
-            alpha=options.penalty,
+            alpha=options.strength,
             max_iter=options.passes,
             tol=None,
             average=True,
+            learning_rate="invscaling",
+            eta0=options.lr,
+            power_t=0.25,
             random_state=task.seed,
         )
         found.fit(sparse.hstack(blocks, format="csr"), rows.labels)

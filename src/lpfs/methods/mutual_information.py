@@ -17,7 +17,7 @@ from lpfs.methods.checks import check_numbers
 from lpfs.methods.contingency import information, tables
 from lpfs.methods.effort import Effort
 from lpfs.methods.ranking import need_number, ranked
-from lpfs.methods.sample import model_of, of_parts, sample
+from lpfs.methods.sample import of_parts, ranked_model, sample
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
@@ -42,7 +42,7 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Return the fields that say the most about the label; the model is not trained."""
     options = Options(**known_keys(Options, task.options))
-    model = model_of(task, "mutual_information")
+    model = ranked_model(task, "mutual_information")
     with Effort() as effort:
         rows = sample(task, "mutual_information", options.rows)
         scores = {

@@ -14,7 +14,7 @@ from typing import Any
 from lpfs.errors import InputError
 from lpfs.methods.effort import Effort
 from lpfs.methods.ranking import need_number, ranked
-from lpfs.methods.sample import model_of
+from lpfs.methods.sample import ranked_model
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
@@ -35,7 +35,7 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Return the K fields with the largest true effects; the model is not trained."""
     Options(**known_keys(Options, task.options))
-    model = model_of(task, "oracle")
+    model = ranked_model(task, "oracle")
     with Effort() as effort:
         parts = {name: read for name, read in model.fields_of_parts().items() if name in model.names}
         alone, partner = effects(truth_of(task))

@@ -9,7 +9,7 @@ import numpy as np
 
 from lpfs.methods.effort import Effort
 from lpfs.methods.ranking import need_number, ranked
-from lpfs.methods.sample import model_of
+from lpfs.methods.sample import ranked_model
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
@@ -28,7 +28,7 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Return K fields drawn at random; each score is a draw from [0, 1)."""
     Options(**known_keys(Options, task.options))
-    model = model_of(task, "random")
+    model = ranked_model(task, "random")
     with Effort() as effort:
         drawn = np.random.default_rng(task.seed).random(len(model.names)).tolist()
     return ranked(task, "random", dict(zip(model.names, drawn, strict=True)), steps=0, **effort.told())

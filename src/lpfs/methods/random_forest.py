@@ -15,7 +15,7 @@ from lpfs.methods.click_rates import matrix
 from lpfs.methods.effort import Effort
 from lpfs.methods.need import of_sklearn
 from lpfs.methods.ranking import need_number, ranked
-from lpfs.methods.sample import model_of, of_parts, sample
+from lpfs.methods.sample import of_parts, ranked_model, sample
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
@@ -42,7 +42,7 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Return the fields that a forest splits on to the greatest effect; the model is not trained."""
     options = Options(**known_keys(Options, task.options))
-    model = model_of(task, "random_forest")
+    model = ranked_model(task, "random_forest")
     with Effort() as effort:
         ensemble = of_sklearn("random_forest", "ensemble")
         rows = sample(task, "random_forest", options.rows)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from lpfs.data.batches.batch import Batch
 from lpfs.errors import InputError
+from lpfs.methods.ranking import need_number
 from lpfs.methods.task import Task
 from lpfs.models.model import Model
 from lpfs.schema import Schema
@@ -47,6 +48,14 @@ def model_of(task: Task, method: str) -> Model:
     if not isinstance(task.model, Model):
         raise InputError(f"{method} asks a model of lpfs.models for its fields; this one is not")
     return task.model
+
+
+def ranked_model(task: Task, method: str) -> Model:
+    """Return the model whose parts are to be ranked; refuse at once what a ranking cannot answer."""
+    model = model_of(task, method)
+    need_number(method, task.wish)
+    task.wish.check(model.names)
+    return model
 
 
 def batches_of(task: Task, most: int) -> Iterator[Batch]:

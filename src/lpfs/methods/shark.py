@@ -19,7 +19,7 @@ from lpfs.methods.captured import Captured, Stacks
 from lpfs.methods.checks import check_numbers
 from lpfs.methods.effort import Effort
 from lpfs.methods.ranking import need_number, ranked
-from lpfs.methods.sample import batches_of, model_of
+from lpfs.methods.sample import batches_of, ranked_model
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
@@ -43,7 +43,7 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Return the fields whose replacement by their mean would change the loss the most."""
     options = Options(**known_keys(Options, task.options))
-    captured = Captured(model_of(task, "shark"))
+    captured = Captured(ranked_model(task, "shark"))
     with Effort() as effort:
         total: Stacks = {}
         rows = 0
