@@ -49,18 +49,11 @@ def binned(numbers: Reals, bins: int) -> Ints:
 
 
 def information(counts: Reals) -> float:
-    r"""Return the mutual information of values and labels in nats, less what chance alone gives.
-
-    .. math:: I = \sum_{v,y} p_{vy} \ln \frac{p_{vy}}{p_v p_y} - \frac{(V - 1)(Y - 1)}{2R}
-
-    The last term is the bias of the plain estimate (Miller 1955): without it a field of many ids that say nothing
-    would come before one of few ids that say a little.
-    """
+    r"""Return the mutual information :math:`\sum_{v,y} p_{vy} \ln (p_{vy} / p_v p_y)` of a table, in nats."""
     joint = counts / counts.sum()
     apart = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
     seen = joint > 0
-    plain = float((joint[seen] * np.log(joint[seen] / apart[seen])).sum())
-    return plain - freedom(counts) / (2 * float(counts.sum()))
+    return float((joint[seen] * np.log(joint[seen] / apart[seen])).sum())
 
 
 def chi_squared(counts: Reals) -> float:
