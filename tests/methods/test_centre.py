@@ -7,8 +7,10 @@ import copy
 import pytest
 import torch
 
+import lpfs
+from lpfs.errors import InputError
 from lpfs.methods.centre import centre
-from lpfs.methods.held import Endless, held_grad
+from lpfs.methods.held import Held, held_grad
 from lpfs.models.registry import make_model
 from lpfs.train.callback import State
 from lpfs.train.config import Training
@@ -76,8 +78,6 @@ def test_the_stream_is_left_where_it_was(log):
 
 
 def test_held_rows_move_gates_by_their_own_gradient_and_nothing_else(log):
-    import lpfs
-
     model = made(log, "mlp")
     gates = lpfs.attach(model, steps=100)
     optimizer = make_optimizer(Training(), gates.model_parameters())
@@ -94,22 +94,16 @@ def test_held_rows_move_gates_by_their_own_gradient_and_nothing_else(log):
     assert not any(getattr(each, "row_grads", None) for each in model.parameters())
 
 
-def test_endless_goes_round_and_can_be_put_back(log):
+def test_held_rows_go_round_and_can_be_put_back(log):
     size = len(log.stream(512))
-    rows = Endless(log.stream(512, shuffle=True, seed=1))
+    rows = Held(log.stream(512, shuffle=True, seed=1))
     for _ in range(size + 1):
-        rows.take()
+        rows.next()
     state = rows.state_dict()
-    expected = [rows.take() for _ in range(size)]
-    again = Endless(log.stream(512, shuffle=True, seed=1))
+    expected = [rows.next() for _ in range(size)]
+    again = Held(log.stream(512, shuffle=True, seed=1))
     again.load_state_dict(state)
     for each in expected:
-        assert torch.equal(each.labels, again.take().labels)
-    with pytest.raises(lpfs_error(), match="gave no batch"):
-        Endless(iter(())).take()
-
-
-def lpfs_error():
-    from lpfs.errors import InputError
-
-    return InputError
+        assert torch.equal(each.labels, again.next().labels)
+    with pytest.raises(InputError, match="gave no batch"):
+        Held(iter(())).next()

@@ -8,6 +8,7 @@ from known_truth import SMALL, STRONG
 from torch import nn
 
 from lpfs.errors import InputError
+from lpfs.methods.permutation import Options
 from lpfs.methods.search import search
 from lpfs.models.registry import make_model
 from lpfs.train.loop import fit
@@ -60,7 +61,7 @@ def test_fields_that_must_be_kept_come_first(log, model):
 def test_every_part_of_a_model_of_crosses_is_shuffled(log):
     torch.manual_seed(0)
     crossed = make_model("dlrm_cross", log.schema, **SMALL)
-    found = look(log, crossed, keep=3)
+    found = look(log, crossed, keep=3, repeats=2)
     assert set(found.made["scores"]) == set(crossed.names)
     assert len(found.kept) == 3
 
@@ -72,3 +73,12 @@ def test_refusals(log, model):
     one_class = [batch for batch in log.part(1000, 1200).stream(1) if not batch.labels.any()]
     with pytest.raises(InputError, match="one class only"):
         search(model, [], "permutation", keep=1, valid=one_class)
+
+
+def test_few_rows_are_shuffled_more_often(log, model):
+    found = look(log, model).made
+    assert found["repeats"] == 20
+    assert found["forwards"] == 200 * (1 + 20 * 7)
+    assert look(log, model).made["scores"] == found["scores"]
+    assert Options(repeats=2).times(10) == 2
+    assert [Options().times(rows) for rows in (1, 1000, 1001, 19_999, 20_000, 10**9)] == [20, 20, 20, 2, 1, 1]

@@ -5,13 +5,13 @@ They are objects, not closures: copy.deepcopy of a model then copies them togeth
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from lpfs.errors import FieldError
-from lpfs.gates.module import Gates, Live, device_only
+from lpfs.gates.module import Live, device_only
 from lpfs.gates.parts import TakesGates, takes_gates
 from lpfs.gates.sites import Place
 
@@ -20,10 +20,30 @@ FACTORS = "lpfs_factors"
 _Self = TypeVar("_Self", bound=nn.Module)
 
 
+class Source(Protocol):
+    """What hooks and taps multiply by: gates, constants that remained of some, a mask of another method."""
+
+    names: tuple[str, ...]
+    _disabled: bool
+
+    def __call__(self) -> Tensor:
+        """Return the values (N,), with a gradient where they are learnt."""
+        ...
+
+
+class Shown(Source, Protocol):
+    """A source whose values are computed once a forward of the model, for all hooks and taps."""
+
+    live: Live | None
+    last: Live | None
+    entered: bool
+    hooks: list[Any]
+
+
 class Enter:
     """Before the model's forward: compute all gate values once, and one by one where a module has a gate alone."""
 
-    def __init__(self, gates: Gates) -> None:
+    def __init__(self, gates: Shown) -> None:
         self.gates = gates
         self.singly = any(place.whole for hook in gates.hooks for _, place in hook.at)
 
@@ -37,7 +57,7 @@ class Enter:
 class Leave:
     """After the model's forward: forget them."""
 
-    def __init__(self, gates: Gates) -> None:
+    def __init__(self, gates: Shown) -> None:
         self.gates = gates
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -68,7 +88,7 @@ class Factors(nn.Module):
 class Multiply:
     """After a module's forward: multiply its output, or parts of it, by gates."""
 
-    def __init__(self, source: Gates | Factors, at: list[tuple[int, Place]]) -> None:
+    def __init__(self, source: Source, at: list[tuple[int, Place]]) -> None:
         self.source = source
         self.at = at
         self.ran = False
@@ -126,9 +146,7 @@ class Tap:
 
     """
 
-    def __init__(
-        self, source: Gates | Factors, at: list[tuple[int, Place]], parts: int, before: Tap | None = None
-    ) -> None:
+    def __init__(self, source: Source, at: list[tuple[int, Place]], parts: int, before: Tap | None = None) -> None:
         self.source = source
         self.at = at
         self.before = before
@@ -161,7 +179,7 @@ class Tap:
         return values if earlier is None else values * earlier
 
 
-def _live(source: Gates | Factors) -> Live | None:
+def _live(source: Source) -> Live | None:
     """Return the values of the forward that is under way, if they are known."""
     live: Live | None = getattr(source, "live", None)
     if live is None and torch._C._current_graph_task_id() != -1:
@@ -170,7 +188,7 @@ def _live(source: Gates | Factors) -> Live | None:
 
 
 def install(
-    model: nn.Module, source: Gates | Factors, places: dict[str, tuple[Place, ...]], names: tuple[str, ...]
+    model: nn.Module, source: Source, places: dict[str, tuple[Place, ...]], names: tuple[str, ...]
 ) -> list[Multiply | Tap]:
     """Put one hook, or one tap, on every module in ``places``, and return them."""
     by_module: dict[str, list[tuple[int, Place]]] = {}
@@ -214,7 +232,7 @@ def hooks_of(module: nn.Module) -> list[Multiply | Tap]:
     return found
 
 
-def remove_hooks(model: nn.Module, gates: Gates) -> None:
+def remove_hooks(model: nn.Module, gates: Shown) -> None:
     """Remove every hook and tap of these gates from a model."""
 
     def ours(hook: Any) -> bool:

@@ -20,6 +20,7 @@ from lpfs.gates.module import Gates
 from lpfs.gates.optimizer import ProxSGD
 from lpfs.gates.settle import settle
 from lpfs.methods.costs import Costs
+from lpfs.methods.effort import Effort
 from lpfs.methods.polarize import Polarize
 from lpfs.train.callback import State
 from lpfs.train.evaluate import evaluate
@@ -32,8 +33,10 @@ UNAFFORDABLE = 1e9  # a weight on λ that no gradient holds against
 class Descend(Polarize):
     """Goes down until :meth:`look` says where to stay."""
 
-    def __init__(self, gates: Gates, prox: ProxSGD, held: Iterable[Batch] | None = None) -> None:
-        super().__init__(gates, prox, held)
+    def __init__(
+        self, gates: Gates, prox: ProxSGD, held: Iterable[Batch] | None = None, effort: Effort | None = None
+    ) -> None:
+        super().__init__(gates, prox, held, effort)
         self.pause = max(1, gates.steps // LOOKS)
         self.settled = False
         self.seen = len(gates.names)  # how many were alive at the last look
@@ -90,8 +93,9 @@ class WithinBudget(Descend):
         budget: float,
         must_keep: Sequence[str],
         held: Iterable[Batch] | None = None,
+        effort: Effort | None = None,
     ) -> None:
-        super().__init__(gates, prox, held)
+        super().__init__(gates, prox, held, effort)
         self.pause = 1
         self.costs, self.budget, self.must_keep = costs, budget, must_keep
         self.seen += 1  # look at once: it may be affordable as it is
@@ -159,6 +163,7 @@ class WithinLoss(Descend):
         valid: held-out batches.
         reference: (step, AUC) of the same training without gates, in order.
         loss: how much AUC may be lost.
+        effort: where its evaluations are counted.
 
     """
 
@@ -169,9 +174,10 @@ class WithinLoss(Descend):
         valid: Iterable[Batch],
         reference: Sequence[tuple[int, float]],
         loss: float,
+        effort: Effort,
         held: Iterable[Batch] | None = None,
     ) -> None:
-        super().__init__(gates, prox, held)
+        super().__init__(gates, prox, held, effort)
         self.valid, self.reference, self.loss = valid, list(reference), loss
         self.best = gates.x.detach().clone()
         self.curve: list[dict[str, Any]] = []  # what was seen on the way: fields alive, AUC, loss
@@ -188,7 +194,9 @@ class WithinLoss(Descend):
 
     def measured(self, state: State) -> dict[str, Any]:
         """Return how many fields are alive, the validation AUC, and how much of it is lost."""
-        found = evaluate(state.model, self.valid).auc
+        metrics = evaluate(state.model, self.valid)
+        self.effort.evaluated(metrics)
+        found = metrics.auc
         if found is None:
             raise InputError("the validation rows hold one class only, so that there is no AUC to watch")
         alive = int((self.gates.x != 0).sum())
@@ -196,6 +204,7 @@ class WithinLoss(Descend):
 
     def on_end(self, state: State) -> None:
         """Measure where the search ended."""
+        super().on_end(state)
         self.end = {**self.measured(state), "allowed": self.loss}
 
     def expected(self, step: int) -> float:

@@ -1,8 +1,8 @@
-"""Rows that the weights of a model never see: endless batches of them, and the gradient of gates alone."""
+"""Held: rows that the weights do not learn from, for gates and masks that move on them alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,43 +10,62 @@ import torch
 from torch import Tensor, nn
 
 from lpfs.data.batches.batch import Batch
+from lpfs.data.stream import Stream
 from lpfs.errors import InputError
+from lpfs.methods.task import Task
 from lpfs.train.callback import State
 from lpfs.train.predict import autocast, device_of, on_device, predict
-from lpfs.train.snapshot import place, position_of
+from lpfs.train.snapshot import Resumable
 from lpfs.train.step import loss_of
 
 
-class Endless:
-    """The batches of a stream, one after another, from the beginning again when it ends.
+class Held:
+    """Batches one by one, over and over; where they stand can be saved."""
 
-    >>> numbers = Endless([1, 2])
-    >>> [numbers.take() for _ in range(5)]
-    [1, 2, 1, 2, 1]
-    """
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self.batches = batches
+        self._passing: Iterator[Batch] | None = None
 
-    def __init__(self, stream: Iterable[Any]) -> None:
-        self.stream = stream
-        self._under_way: Iterator[Any] | None = None
+    @classmethod
+    def of(cls, task: Task, method: str) -> Held:
+        """Return the held-out rows of a task: its own, or else those for choices, in batches as of the weights."""
+        if task.held is not None:
+            return cls(task.held)
+        batches = task.valid
+        if batches is None:
+            raise InputError(f"{method} moves its mask on rows held out of the training: give valid=")
+        if isinstance(batches, Stream) and isinstance(task.stream, Stream):
+            names = batches.schema.names
+            size, device = task.stream.batch_size, batches.device
+            batches = batches.dataset.stream(size, shuffle=True, seed=task.seed, fields=names, device=device)
+        return cls(batches)
 
-    def take(self) -> Any:
-        """Return the next batch."""
+    def next(self) -> Batch:
+        """Return the next batch; after the last comes the first again."""
         for _ in range(2):
-            if self._under_way is None:
-                self._under_way = iter(self.stream)
-            for batch in self._under_way:
+            if self._passing is None:
+                self._passing = iter(self.batches)
+            for batch in self._passing:
                 return batch
-            self._under_way = None
-        raise InputError("the held-out stream gave no batch in a pass; is it a generator that is used up?")
+            self._passing = None
+        raise InputError("the held-out rows gave no batch in a pass; is it a generator that is used up?")
+
+    def close(self) -> None:
+        """Let go of a pass that is under way."""
+        if isinstance(self._passing, Generator):
+            self._passing.close()
+        self._passing = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, where the stream can tell."""
-        return {"position": position_of(self.stream)}
+        """Return where they stand; empty if they cannot tell."""
+        return self.batches.state_dict() if isinstance(self.batches, Resumable) else {}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Go on from a position."""
-        place(self.stream, values["position"], "held-out stream")
-        self._under_way = None
+        """Go on from there."""
+        if not isinstance(self.batches, Resumable):
+            raise InputError("resume needs held-out rows with state_dict and load_state_dict, such as lpfs.Stream")
+        self.close()
+        self.batches.load_state_dict(values)
 
 
 @contextmanager

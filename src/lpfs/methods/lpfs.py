@@ -17,6 +17,7 @@ from lpfs.gates.optimizer import Prox, ProxSGD, Threshold
 from lpfs.gates.schedule import Preset, Schedule
 from lpfs.methods.centre import centre
 from lpfs.methods.descend import LATEST, WithinBudget, WithinLoss
+from lpfs.methods.effort import Effort
 from lpfs.methods.polarize import Polarize
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
@@ -82,7 +83,8 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Attach gates, train them together with the model, and read them."""
     options = Options(**known_keys(Options, task.options))
-    reference = without_gates(task) if task.wish.max_auc_loss is not None else []
+    effort = Effort()
+    reference = without_gates(task, effort) if task.wish.max_auc_loss is not None else []
     gates = getattr(task.model, GATES, None)
     if not isinstance(gates, Gates):
         if options.centre and isinstance(task.model, Model):
@@ -96,17 +98,17 @@ def search(task: Task) -> Selection:
             seed=task.seed,
         )
     task.wish.check(gates.names)
-    driver = drive(task, gates, options, reference)
+    driver = drive(task, gates, options, reference, effort)
     fit(
         task.model,
         task.stream,
         task.optimizer,
         folder=task.folder,
         resume=task.resume,
-        callbacks=[driver],
+        callbacks=[driver, effort],
         config=replace(task.training, steps=gates.steps, epochs=None, lr=None),
     )
-    found = gates.selection(method=gates.function.name, **told(driver))
+    found = gates.selection(method=gates.function.name, **told(driver), **effort.told())
     return replace(found, history=tuple(driver.history))
 
 
@@ -125,17 +127,19 @@ def make_prox(gates: Gates, options: Options, wish: Wish) -> ProxSGD:
     return options.optimizer(gates, wish, keep=least, costs=costs, control=down)
 
 
-def drive(task: Task, gates: Gates, options: Options, reference: list[tuple[int, float]]) -> Polarize:
+def drive(
+    task: Task, gates: Gates, options: Options, reference: list[tuple[int, float]], effort: Effort
+) -> Polarize:
     """Return the callback that does what is wished for."""
     wish, prox = task.wish, make_prox(gates, options, task.wish)
     if wish.keep is not None or wish.penalty is not None:
-        return Polarize(gates, prox, task.held)
+        return Polarize(gates, prox, task.held, effort)
     if wish.budget is not None:
         assert wish.costs is not None
-        return WithinBudget(gates, prox, wish.costs, wish.budget, wish.must_keep, task.held)
+        return WithinBudget(gates, prox, wish.costs, wish.budget, wish.must_keep, task.held, effort)
     assert task.valid is not None  # the training without gates needed it already
     assert wish.max_auc_loss is not None
-    return WithinLoss(gates, prox, task.valid, reference, wish.max_auc_loss, task.held)
+    return WithinLoss(gates, prox, task.valid, reference, wish.max_auc_loss, effort, task.held)
 
 
 def told(driver: Polarize) -> dict[str, Any]:
@@ -151,15 +155,16 @@ def told(driver: Polarize) -> dict[str, Any]:
 class _Watch(Callback):
     """Writes down the validation AUC now and then."""
 
-    def __init__(self, task: Task) -> None:
-        self.task, self.seen = task, list[tuple[int, float]]()
+    def __init__(self, task: Task, effort: Effort) -> None:
+        self.task, self.effort, self.seen = task, effort, list[tuple[int, float]]()
 
     def look(self, model: Any, step: int) -> None:
         assert self.task.valid is not None
-        found = evaluate(model, self.task.valid).auc
-        if found is None:
+        found = evaluate(model, self.task.valid)
+        self.effort.evaluated(found)
+        if found.auc is None:
             raise InputError("the validation rows hold one class only, so that there is no AUC to watch")
-        self.seen.append((step, found))
+        self.seen.append((step, found.auc))
 
     def after_step(self, state: State) -> None:
         if state.step % max(1, self.task.steps // REFERENCES) == 0:
@@ -172,13 +177,13 @@ class _Watch(Callback):
         self.seen = [(each[0], each[1]) for each in values["seen"]]
 
 
-def without_gates(task: Task) -> list[tuple[int, float]]:
+def without_gates(task: Task, effort: Effort) -> list[tuple[int, float]]:
     """Return (step, validation AUC) of the same training of a copy that has no gates: what all fields give."""
     if task.valid is None:
         raise InputError("max_auc_loss is judged on held-out rows: give valid=")
     model, optimizer = copy.deepcopy((task.model, task.optimizer))
     begin = task.stream.state_dict() if isinstance(task.stream, Resumable) else None
-    watch = _Watch(task)
+    watch = _Watch(task, effort)
     watch.look(model, 0)
     fit(
         model,
@@ -186,7 +191,7 @@ def without_gates(task: Task) -> list[tuple[int, float]]:
         optimizer,
         folder=None if task.folder is None else task.folder / "reference",
         resume=task.resume,
-        callbacks=[watch],
+        callbacks=[watch, effort],
         config=replace(task.training, steps=task.steps, epochs=None, lr=None),
     )
     if begin is not None and isinstance(task.stream, Resumable):

@@ -1,7 +1,8 @@
 """Permutation importance of the CTR model itself: how much AUC is lost when a field is shuffled on held-out rows.
 
 Breiman, Random Forests, 2001; Fisher et al., All Models are Wrong, but Many are Useful, 2019. The LPFS paper
-shuffles inside the mini-batch, and so does this.
+shuffles inside the mini-batch, and so does this. Where the held-out rows are few, one shuffle says little, so each
+field is shuffled several times.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import torch
 
 from lpfs.data.batches.batch import Batch
 from lpfs.errors import InputError
+from lpfs.methods.checks import check_numbers
+from lpfs.methods.effort import Effort
 from lpfs.methods.ranking import need_number, ranked
 from lpfs.methods.shuffled import shuffled
 from lpfs.methods.task import Task
@@ -21,16 +24,27 @@ from lpfs.models.model import Model
 from lpfs.schema import Selection, known_keys
 from lpfs.train.evaluate import evaluate
 
+ENOUGH = 20_000  # rows that a field is shuffled on
+MOST = 20  # times that it is shuffled, however few there are
+
 
 @dataclass(frozen=True)
 class Options:
-    """Settings: how many times each field is shuffled."""
+    """Settings: how many times each field is shuffled; None: until 20,000 rows were, 20 times at most."""
 
-    repeats: int = 1
+    repeats: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.repeats, bool) or not isinstance(self.repeats, int) or self.repeats < 1:
-            raise InputError(f"repeats must be a whole number >= 1, found {self.repeats!r}")
+        if self.repeats is not None:
+            check_numbers(self, whole=("repeats",))
+
+    def times(self, rows: int) -> int:
+        """Return how many times each field is shuffled on so many rows.
+
+        >>> [Options().times(rows) for rows in (100, 6_000, 1_000_000)]
+        [20, 4, 1]
+        """
+        return min(MOST, -(-ENOUGH // rows)) if self.repeats is None else self.repeats
 
 
 def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
@@ -46,19 +60,23 @@ def search(task: Task) -> Selection:
         raise InputError("permutation shuffles the fields of a model of lpfs.models; this one is not")
     if task.valid is None:
         raise InputError("permutation is judged on held-out rows: give valid=")
-    base = evaluate(model, task.valid).auc
-    if base is None:
-        raise InputError("the validation rows hold one class only, so that there is no AUC to lose")
-    fields = model.fields_of_parts()
+    fields, effort = model.fields_of_parts(), Effort()
     scores: dict[str, float] = {}
-    for number, name in enumerate(model.names):
-        lost = 0.0
-        for repeat in range(options.repeats):
-            draw = torch.Generator().manual_seed((task.seed * 1_000_003 + number) * 1009 + repeat)
-            found = evaluate(model, _Shuffled(task, model, fields[name], draw)).auc
-            lost += base - (found if found is not None else base)
-        scores[name] = lost / options.repeats
-    return ranked(task, "permutation", scores, steps=0)
+    with effort:
+        whole = evaluate(model, task.valid)
+        effort.evaluated(whole)
+        if whole.auc is None:
+            raise InputError("the validation rows hold one class only, so that there is no AUC to lose")
+        repeats = options.times(whole.main.rows)
+        for number, name in enumerate(model.names):
+            lost = 0.0
+            for repeat in range(repeats):
+                draw = torch.Generator().manual_seed((task.seed * 1_000_003 + number) * 1009 + repeat)
+                found = evaluate(model, _Shuffled(task, model, fields[name], draw))
+                effort.evaluated(found)
+                lost += whole.auc - (found.auc if found.auc is not None else whole.auc)
+            scores[name] = lost / repeats
+    return ranked(task, "permutation", scores, steps=0, repeats=repeats, **effort.told())
 
 
 class _Shuffled:

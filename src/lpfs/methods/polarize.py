@@ -9,7 +9,8 @@ from lpfs.data.batches.batch import Batch
 from lpfs.errors import InputError
 from lpfs.gates.module import Gates
 from lpfs.gates.optimizer import ProxSGD
-from lpfs.methods.held import Endless, held_grad
+from lpfs.methods.effort import Effort
+from lpfs.methods.held import Held, held_grad
 from lpfs.train.callback import Callback, State
 
 RECORDS = 200  # lines of history a search leaves
@@ -23,12 +24,15 @@ class Polarize(Callback):
         prox: their optimizer, as ``gates.optimizer(…)`` made it.
         held: batches that the gates learn from, where the weights of the model must not; None: both learn from
             the batch of the step.
+        effort: counts the rows beside the steps.
 
     """
 
-    def __init__(self, gates: Gates, prox: ProxSGD, held: Iterable[Batch] | None = None) -> None:
-        self.gates, self.prox = gates, prox
-        self.held = None if held is None else Endless(held)
+    def __init__(
+        self, gates: Gates, prox: ProxSGD, held: Iterable[Batch] | None = None, effort: Effort | None = None
+    ) -> None:
+        self.gates, self.prox, self.effort = gates, prox, effort or Effort()
+        self.held = None if held is None else Held(held)
         self.every = max(1, gates.steps // RECORDS)
         self.history: list[dict[str, Any]] = []
 
@@ -40,8 +44,9 @@ class Polarize(Callback):
     def within_step(self, state: State) -> None:
         """Move the gates, by their gradient on held-out rows if there are some."""
         if self.held is not None:
-            x = self.gates.x
-            x.grad = held_grad(state, self.held.take(), x, self.gates.model_parameters())
+            batch, x = self.held.next(), self.gates.x
+            x.grad = held_grad(state, batch, x, self.gates.model_parameters())
+            self.effort.add(forwards=len(batch), backwards=len(batch))
         self.prox.step()
         self.gates.step()
 
@@ -64,6 +69,11 @@ class Polarize(Callback):
                 "gates": [round(each, 6) for each in self.gates.values.tolist()],
             }
         )
+
+    def on_end(self, state: State) -> None:
+        """Let go of the held-out rows."""
+        if self.held is not None:
+            self.held.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a kill; x, ε and λ are buffers of the model."""

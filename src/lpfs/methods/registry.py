@@ -55,6 +55,114 @@ METHODS: dict[str, Entry] = {
         "Fisher et al., All Models are Wrong, but Many are Useful, 2019",
         tried=({"repeats": 3},),
     ),
+    "shufflegate": Entry(
+        "lpfs.methods.shufflegate",
+        "a gate between a field and its values from other rows, learnt on held-out rows",
+        "ShuffleGate: An Efficient and Self-Polarizing Feature Selection Method, 2025",
+    ),
+    "autofield": Entry(
+        "lpfs.methods.autofield",
+        "a keep probability a field, drawn by Gumbel-softmax, learnt on held-out rows",
+        "Wang et al., AutoField: Automating Feature Selection in Deep Recommender Systems, 2022",
+    ),
+    "adafs": Entry(
+        "lpfs.methods.adafs",
+        "a controller weighs the fields of every row; the mean weights rank them",
+        "Lin et al., AdaFS: Adaptive Feature Selection in Deep Recommender System, 2022",
+    ),
+    "optfs": Entry(
+        "lpfs.methods.optfs",
+        "a gate for every value of every field; the share of rows that is kept ranks them",
+        "Lyu et al., Optimizing Feature Set for Click-Through Rate Prediction, 2023",
+    ),
+    "fscd": Entry(
+        "lpfs.methods.fscd",
+        "keep variables by concrete draws, under a penalty that knows what fields cost",
+        "Ma et al., Towards a Better Tradeoff between Effectiveness and Efficiency in Pre-Ranking, 2021",
+    ),
+    "stg": Entry(
+        "lpfs.methods.stg",
+        "stochastic gates, a clipped Gaussian a field",
+        "Yamada et al., Feature Selection using Stochastic Gates, 2020",
+    ),
+    "hard_concrete": Entry(
+        "lpfs.methods.hard_concrete",
+        "stretched and clipped concrete gates under an expected ℓ0 penalty",
+        "Louizos et al., Learning Sparse Neural Networks through L0 Regularization, 2018",
+    ),
+    "variational_dropout": Entry(
+        "lpfs.methods.variational_dropout",
+        "how likely each field may be dropped, as EasyRec learns it",
+        "Chang et al., Dropout Feature Ranking for Deep Learning Models, 2017",
+    ),
+    "cold_se": Entry(
+        "lpfs.methods.cold_se",
+        "a squeeze-and-excitation block weighs the fields of every row; the mean weights rank them",
+        "Wang et al., COLD: Towards the Next Generation of Pre-Ranking System, 2020",
+    ),
+    "group_lasso": Entry(
+        "lpfs.methods.group_lasso",
+        "proximal group LASSO on the columns of the first layer",
+        "Yuan and Lin, Model Selection and Estimation in Regression with Grouped Variables, 2006",
+        each_keep=True,
+    ),
+    "umec": Entry(
+        "lpfs.methods.umec",
+        "the smallest groups of the first layer are squeezed out under a budget",
+        "Shen et al., UMEC: Unified Model and Embedding Compression for Efficient Recommendation Systems, 2021",
+        each_keep=True,
+    ),
+    "lassonet": Entry(
+        "lpfs.methods.lassonet",
+        "skip weights that bound the first layer, along a path of λ",
+        "Lemhadri et al., LassoNet: A Neural Network with Feature Sparsity, 2021",
+        each_keep=True,
+    ),
+    "autofis": Entry(
+        "lpfs.methods.autofis",
+        "multipliers on crosses (backbone dlrm_cross), moved by an optimizer that makes zeros",
+        "Liu et al., AutoFIS: Automatic Feature Interaction Selection in Factorization Models, 2020",
+    ),
+    "shark": Entry(
+        "lpfs.methods.shark",
+        "change of the loss, to first order, if an embedding were its mean",
+        "Zhang et al., SHARK: A Lightweight Model Compression Approach for Large-scale Recommender Systems, 2023",
+    ),
+    "sfs": Entry(
+        "lpfs.methods.sfs",
+        "slope of the loss by a mask on each field, over a hundred batches",
+        "Wang et al., Single-shot Feature Selection for Multi-task Recommendations, 2023",
+    ),
+    "gbdt": Entry(
+        "lpfs.methods.gbdt",
+        "gain of the splits of gradient boosted trees (scikit-learn)",
+        "Friedman, Greedy Function Approximation: A Gradient Boosting Machine, 2001",
+    ),
+    "random_forest": Entry(
+        "lpfs.methods.random_forest",
+        "impurity that the splits of a random forest remove (scikit-learn)",
+        "Breiman, Random Forests, 2001",
+    ),
+    "lasso_logistic": Entry(
+        "lpfs.methods.lasso_logistic",
+        "what a field adds to the logit of a sparse logistic regression on one-hot ids (scikit-learn)",
+        "Tibshirani, Regression Shrinkage and Selection via the Lasso, 1996",
+    ),
+    "mutual_information": Entry(
+        "lpfs.methods.mutual_information",
+        "mutual information of a field and the label, field by field",
+        "Cover and Thomas, Elements of Information Theory, 1991",
+    ),
+    "chi2": Entry(
+        "lpfs.methods.chi2",
+        "significance of the χ² test of a field against the label, field by field",
+        "Liu and Setiono, Chi2: Feature Selection and Discretization of Numeric Attributes, 1995",
+    ),
+    "random": Entry("lpfs.methods.random_fields", "K fields drawn at random: the floor", "-"),
+    "all": Entry(
+        "lpfs.methods.all_fields", "every field, whatever is asked for: nothing is selected", "-", each_keep=True
+    ),
+    "oracle": Entry("lpfs.methods.oracle", "the true fields of a simulated log: the ceiling", "-"),
 }
 FACTORS = (0.3, 3.0, 0.1, 10.0)  # on λ of a method that does not say what to try
 LAMBDAS = ("penalty", "strength")  # options that are a λ

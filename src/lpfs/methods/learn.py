@@ -1,0 +1,167 @@
+"""Learn: train a mask beside the model through the one loop, and read which fields it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from lpfs.errors import InputError
+from lpfs.methods.effort import Effort
+from lpfs.methods.held import Held
+from lpfs.methods.masks import FieldMask, Mask, TokenMask, check_wearer, worn
+from lpfs.methods.polarize import RECORDS
+from lpfs.methods.ranking import cut
+from lpfs.methods.task import Task
+from lpfs.models.model import Model
+from lpfs.schema import Selection
+from lpfs.tables.rows import forget
+from lpfs.train.callback import Callback, State
+from lpfs.train.loop import fit
+from lpfs.train.predict import autocast, device_of, on_device, predict
+from lpfs.train.step import loss_of
+
+
+def learn(
+    task: Task,
+    method: str,
+    make: Callable[[Model], FieldMask | TokenMask],
+    *,
+    lr: float,
+    held: bool = False,
+    every: int = 1,
+) -> Selection:
+    """Train the mask of a method, moved by Adam, together with the model, and return what it says.
+
+    Args:
+        task: the search.
+        method: its name.
+        make: makes the mask for the model.
+        lr: learning rate of the mask.
+        held: whether the mask moves on held-out rows; otherwise on the rows of the step, with the model.
+        every: steps between two moves on held-out rows.
+
+    """
+    model = check_wearer(task.model, method)
+    if task.training.graph:
+        raise InputError(
+            f"{method} draws and counts in every step, which a captured graph cannot; leave out graph="
+        )
+    mask = make(model)
+    task.wish.check(mask.names)
+    rows = Held.of(task, method) if held else None
+    effort = Effort()
+    with worn(model, mask, method):
+        driver = Learn(mask, torch.optim.Adam(mask.parameters(), lr=lr), effort, rows, every)
+        try:
+            fit(
+                model,
+                task.stream,
+                task.optimizer,
+                folder=task.folder,
+                resume=task.resume,
+                callbacks=[effort, driver],
+                config=replace(task.training, steps=task.steps, epochs=None, lr=None),
+            )
+        finally:
+            if rows is not None:
+                rows.close()
+        scores = dict(zip(mask.names, mask.scores().tolist(), strict=True))
+        own = mask.own()
+    kept = None if own is None else [name for name, each in zip(mask.names, own.tolist(), strict=True) if each]
+    found = cut(task, method, scores, kept, steps=task.steps, **effort.told())
+    return replace(found, history=tuple(driver.history))
+
+
+class Learn(Callback):
+    """Moves a mask, with the model in every step or on held-out rows now and then."""
+
+    def __init__(
+        self, mask: Mask, optimizer: torch.optim.Optimizer, effort: Effort, held: Held | None, every: int
+    ) -> None:
+        self.mask, self.optimizer, self.effort, self.held, self.every = mask, optimizer, effort, held, every
+        self.pause = max(1, mask.steps // RECORDS)
+        self.history: list[dict[str, Any]] = []
+
+    def on_begin(self, state: State) -> None:
+        """Tell the mask when it is; on its own rows it moves alone."""
+        self.mask.at(state.step)
+        self.mask.requires_grad_(self.held is None)
+
+    def before_backward(self, state: State) -> None:
+        """Add the penalty to the loss."""
+        if self.held is None and state.loss is not None and state.batch is not None:
+            penalty = self.mask.penalty(len(state.batch))
+            state.loss = state.loss if penalty is None else state.loss + penalty
+
+    def within_step(self, state: State) -> None:
+        """Move the mask."""
+        if self.held is None:
+            self.optimizer.step()
+        elif (state.step + 1) % self.every == 0:
+            self._move(state, self.held)
+
+    def _move(self, state: State, held: Held) -> None:
+        """Take a step of the mask alone on held-out rows."""
+        device = device_of(state.model)
+        batch = on_device(held.next(), device)
+        with alone(state.model, self.mask):
+            with autocast(state.config.precision, device):
+                logits, labels = predict(state.model, batch)
+            loss = loss_of(logits, labels, state.config.task_weights)
+            penalty = self.mask.penalty(len(batch))
+            torch.autograd.backward(loss if penalty is None else loss + penalty)
+            self.optimizer.step()
+            forget(self.mask.parameters())
+        self.effort.add(forwards=len(batch), backwards=len(batch))
+
+    def after_step(self, state: State) -> None:
+        """Tell the mask when it is, and write down where it stands, now and then."""
+        self.mask.at(state.step)
+        if state.step % self.pause == 0 or state.step == self.mask.steps:
+            own, scores = self.mask.own(), self.mask.scores()
+            self.history.append(
+                {
+                    "step": state.step,
+                    "loss": float("nan") if state.loss is None else float(state.loss.detach()),
+                    "alive": len(scores) if own is None else int(own.sum()),
+                    "gates": [round(each, 6) for each in scores.tolist()],
+                }
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must survive a kill; what the mask has learnt is part of the model."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "draw": self.mask.draw.get_state(),
+            "held": None if self.held is None else self.held.state_dict(),
+            "history": list(self.history),
+        }
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` gave."""
+        self.optimizer.load_state_dict(values["optimizer"])
+        self.mask.draw.set_state(values["draw"])
+        if self.held is not None:
+            self.held.load_state_dict(values["held"])
+        self.history = list(values["history"])
+
+
+@contextmanager
+def alone(model: nn.Module, mask: Mask) -> Iterator[None]:
+    """Within this block only the mask has a gradient; outside of it only the rest of the model."""
+    own = {id(each) for each in mask.parameters()}
+    others = [each for each in model.parameters() if each.requires_grad and id(each) not in own]
+    try:
+        for each in others:
+            each.requires_grad_(False)
+        mask.requires_grad_(True)
+        yield
+    finally:
+        mask.requires_grad_(False)
+        for each in others:
+            each.requires_grad_(True)

@@ -1,0 +1,122 @@
+"""Trees and the sparse linear model: fields as columns, and what is found in them."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from clicks import MIXED, batch_of
+from hypothesis import given
+from hypothesis import strategies as st
+from known_truth import NOISE, STRONG
+
+from lpfs.errors import InputError, MissingPackageError
+from lpfs.methods.click_rates import FOLDS, SMOOTH, click_rates, matrix
+from lpfs.methods.lasso_logistic import one_hot, standardised
+from lpfs.methods.registry import check_method, check_search
+from lpfs.methods.sample import columns
+from lpfs.methods.wish import Wish
+
+sparse = pytest.importorskip("scipy.sparse")
+pytest.importorskip("sklearn")
+METHODS = ("gbdt", "random_forest", "lasso_logistic")
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1)), min_size=1, max_size=40))
+def test_a_rate_is_that_of_the_other_folds(rows):
+    ids, labels = np.array([each[0] for each in rows]), np.array([float(each[1]) for each in rows])
+    fold = np.arange(len(rows)) % FOLDS
+    found = click_rates(ids, labels, fold, 0.3)
+    for row in range(len(rows)):
+        others = [labels[n] for n in range(len(rows)) if ids[n] == ids[row] and fold[n] != fold[row]]
+        assert found[row] == pytest.approx((sum(others) + SMOOTH * 0.3) / (len(others) + SMOOTH))
+
+
+def test_a_field_of_many_ids_does_not_see_its_own_label():
+    draw = np.random.default_rng(0)
+    labels = (draw.random(5000) < 0.5).astype(float)
+    rates = click_rates(draw.integers(1000, size=5000), labels, np.arange(5000) % FOLDS, 0.5)
+    assert np.corrcoef(rates, labels)[0, 1] < 0.03
+
+
+def test_the_columns_of_every_kind():
+    batch = batch_of(MIXED)
+    rows = columns(batch, MIXED)
+    found, owners = matrix(rows, MIXED)
+    expected = [each.name for each in MIXED for _ in range(each.dim if each.kind == "numeric" else 1)]
+    assert owners == expected
+    assert found.shape == (12, 11)
+    assert np.isfinite(found).all()
+    three = found[:, owners.index("three")]
+    missing = batch.missing[:, 1].numpy()
+    assert three[missing].max() < three[~missing].min()
+    bag = found[:, owners.index("a bag")]
+    assert bag[0] == pytest.approx(rows.labels.mean())  # its bag is empty
+    values, sizes = rows.bags["a bag"]
+    owner = np.repeat(np.arange(12), sizes)
+    each = click_rates(values, rows.labels[owner], owner % FOLDS, rows.labels.mean())
+    assert bag[1] == pytest.approx(each[:3].mean())
+
+
+def test_columns_of_the_linear_model():
+    batch = batch_of(MIXED)
+    rows = columns(batch, MIXED)
+    ids = one_hot(sparse, rows, MIXED["c*d"], 100).toarray()
+    assert ids.shape == (12, 6)
+    assert ids.argmax(1).tolist() == batch.ids[:, 3].tolist()
+    assert one_hot(sparse, rows, MIXED["c*d"], 4).toarray().argmax(1).tolist() == (batch.ids[:, 3] % 4).tolist()
+    bags = one_hot(sparse, rows, MIXED["a bag"], 100).toarray()
+    assert bags.sum(1) == pytest.approx([0, 1, 1, 1] * 3)
+    assert bags[3] == pytest.approx(np.bincount(rows.bags["a bag"][0][4:9], minlength=7) / 5)
+    numbers = one_hot(sparse, rows, MIXED["three"], 100).toarray()
+    assert numbers.shape == (12, 6)
+    assert numbers[:, 3:].tolist() == batch.missing[:, 1:4].numpy().astype(float).tolist()
+
+
+def test_numbers_are_standardised():
+    numbers = np.array([[1.0, 5.0], [3.0, 5.0], [np.nan, 5.0]])
+    assert standardised(numbers).tolist() == [[-1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0]]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_planted_fields_are_found(looked, method):
+    model, found = looked(method, keep=2)
+    scores = found.made["scores"]
+    assert set(found.kept) == set(STRONG)
+    assert set(scores) == set(model.names)
+    assert min(scores[name] for name in STRONG) > 1.5 * max(scores[name] for name in NOISE)
+    assert found.made["rows"] == 1000
+    assert looked(method, keep=2)[1].made["scores"] == scores
+
+
+def test_a_token_has_the_sum_of_its_fields(looked):
+    fields = looked("gbdt", keep=2)[1].made["scores"]
+    tokens = looked("gbdt", "dlrm", keep=2)[1].made["scores"]
+    assert tokens["dense"] == pytest.approx(fields["age"] + fields["price"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_refusals(monkeypatch, method):
+    with pytest.raises(InputError, match=f"{method} ranks fields.*say keep=K"):
+        check_search(method, {}, Wish(penalty=0.1), ("a", "b"), 100)
+    with pytest.raises(InputError, match="rows must be a whole number >= 1, found 0"):
+        check_method(method, {"rows": 0})
+    monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
+    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
+    with pytest.raises(MissingPackageError, match=rf"{method} needs scikit-learn.*pip install 'lpfs\[sklearn\]'"):
+        check_search(method, {}, Wish(keep=1), ("a", "b"), 100)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("gbdt", {"subsample": 1.5}, "subsample must be a number between 0 and 1, found 1.5"),
+        ("gbdt", {"lr": 0}, "lr must be a number > 0"),
+        ("random_forest", {"leaf": 0}, "leaf must be"),
+        ("lasso_logistic", {"strength": True}, "strength must be a number > 0, found True"),
+    ],
+)
+def test_settings_that_are_refused(method, options, message):
+    with pytest.raises(InputError, match=message):
+        check_method(method, options)

@@ -1,0 +1,80 @@
+"""The first layer: whose columns are whose, and which models have none that all fields go through."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from clicks import CASES, MIXED, NUMBERS, Case, batch_of
+from torch import nn
+
+from lpfs.errors import InputError
+from lpfs.methods.first_layer import first_layer
+
+FINE = ("mlp", "dlrm", "dlrm_cross")
+
+
+def case_named(name):
+    return next(case for case in CASES if str(case) == name)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in FINE and "dot" not in str(case)], ids=str)
+def test_a_block_is_all_that_a_part_has_to_do_with_the_logits(case):
+    model = case.make(MIXED)
+    layer = first_layer(model, "this")
+    batch = batch_of(MIXED)
+    others = model.inputs_of_fields()
+    for number, name in enumerate(layer.names):
+        weight = layer.weight.detach().clone()
+        layer.multiply(torch.tensor([float(each != number) for each in range(len(layer.names))]))
+        with torch.no_grad():
+            assert torch.equal(model(batch), model(others[name](batch)))
+            layer.weight.copy_(weight)
+            assert not torch.equal(model(batch), model(others[name](batch)))
+
+
+def test_energies_are_sums_of_squares_of_columns():
+    model = Case("mlp").make(MIXED)
+    layer = first_layer(model, "this")
+    blocks = layer.weight.detach().split(4, 1)
+    assert layer.energies().tolist() == pytest.approx([float(each.square().sum()) for each in blocks])
+    assert layer.widths.tolist() == [4.0] * 9
+    assert layer.columns().tolist() == [list(range(4 * n, 4 * n + 4)) for n in range(9)]
+    assert layer.path == "top.0"
+
+
+def test_parts_that_read_zeros_are_left_alone():
+    model = Case("mlp").make(MIXED, silent=("..", "n2"))
+    layer = first_layer(model, "this")
+    before = layer.weight.detach().clone()
+    layer.multiply(torch.zeros(7))
+    silent = [number for number, name in enumerate(model.slots()) if name in model.silent]
+    assert "n2" not in layer.names
+    for number, block in enumerate(layer.weight.detach().split(4, 1)):
+        assert torch.equal(block, before[:, 4 * number : 4 * number + 4] if number in silent else block * 0)
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("wide_deep", "in WideDeep fields have linear weights beside it"),
+        ("deepfm", "in DeepFM fields have linear weights beside it"),
+        ("fm", "in FM fields have linear weights beside it"),
+        ("dlrm-dot", r"products of fields such as \("),
+        ("user_item", r"products of fields such as \("),
+        ("dcnv2", "in DCNv2 fields enter through top.0.weight, crosses.0.weight"),
+        ("dcnv2-parallel", "beside.weight"),
+    ],
+)
+def test_models_that_are_refused(case, reason):
+    model = case_named(case).make(MIXED)
+    with pytest.raises(InputError, match=f"^this judges a field by its columns.*{reason}.*Choose mlp"):
+        first_layer(model, "this")
+
+
+def test_a_model_of_somebody_else_is_refused():
+    with pytest.raises(InputError, match="a model of lpfs.models; this one is not"):
+        first_layer(nn.Linear(2, 1), "this")
+
+
+def test_numbers_alone_through_a_token():
+    assert first_layer(Case("dlrm").make(NUMBERS), "this").names == ("dense",)
