@@ -30,6 +30,9 @@ def test_a_step_is_the_formula():
     layer, driver, state = driven(Wish(penalty=3.0, must_keep=("..",)))
     before = layer.weight.detach().clone()
     driver.within_step(state)
+    assert torch.equal(layer.weight, before)  # it begins when the first step is counted
+    driver.after_step(state)
+    driver.within_step(state)
     for number, name in enumerate(layer.names):
         block = before[:, 4 * number : 4 * number + 4]
         factor = max(0.0, 1 - 0.05 * 3.0 * 4**0.5 / float(block.norm())) if name != ".." else 1.0

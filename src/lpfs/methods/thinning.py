@@ -53,7 +53,8 @@ class Thinning(Callback):
         # (N,) 0.0 for those that must be kept: they are never shrunk
         self.free = torch.tensor([float(name not in task.wish.must_keep) for name in names], device=device)
         self.penalty = torch.tensor(float(self.fixed or 0.0), device=device)
-        self.unit = torch.zeros((), device=device)  # mean length at the start
+        self.begun = False
+        self.unit = torch.zeros((), device=device)  # mean length when it begins
         self.recent, self.overall = (torch.zeros(len(names), device=device) for _ in range(2))
         self.every = max(1, task.steps // RECORDS)
         self.history: list[dict[str, Any]] = []
@@ -71,8 +72,8 @@ class Thinning(Callback):
         """Return the λ that would bring each group to zero in one step (N,), were there no gradient."""
 
     def within_step(self, state: State) -> None:
-        """Shrink, once it is time to; λ is 0 until the first step is counted."""
-        if state.step >= self.first:
+        """Shrink, once it has begun."""
+        if self.begun:
             self.shrink(state)
 
     def after_step(self, state: State) -> None:
@@ -94,7 +95,8 @@ class Thinning(Callback):
 
     def move(self, state: State, norms: Tensor) -> None:
         """Raise λ where too many are alive, lower it where too few are."""
-        if self.unit == 0:
+        if not self.begun:
+            self.begun = state.recapture = True
             self.unit.copy_(norms.mean())
             if self.fixed is None:
                 self.penalty.copy_(self.farthest(state).mean() / (TRAVEL * self.steps))
@@ -116,10 +118,10 @@ class Thinning(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a kill; the weights are the model's."""
         numbers = {name: getattr(self, name).clone() for name in SAVED}
-        return {**numbers, "history": list(self.history)}
+        return {**numbers, "begun": self.begun, "history": list(self.history)}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` gave."""
         for name in SAVED:
             getattr(self, name).copy_(values[name])
-        self.history = list(values["history"])
+        self.begun, self.history = values["begun"], list(values["history"])
