@@ -86,7 +86,7 @@ class OptFS(TokenMask):
         """Count the values of the step that is done."""
         super().at(step)
         for values in self.seen:
-            self.counts += torch.bincount(values.flatten(), minlength=len(self.counts))
+            self.counts.index_add_(0, values.flatten(), torch.ones_like(values.flatten()))
         self.seen = []
 
     def penalty(self, rows: int) -> Tensor:
