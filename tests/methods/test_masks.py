@@ -138,7 +138,7 @@ def try_search(log, name, method, **how):
         (
             "adafs",
             "user_item",
-            "adafs weighs all fields of a row together, and UserItem has them in several places",
+            "adafs weighs all fields of a row together, and UserItem does not have them in one place",
         ),
         ("cold_se", "user_item", "cold_se weighs all fields of a row together, and UserItem"),
         ("adafs", "dlrm_cross", "adafs is defined on fields, and DLRMCross selects crosses"),
