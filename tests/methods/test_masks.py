@@ -282,6 +282,18 @@ def test_a_mask_that_moves_on_held_rows_moves_alone(log, kind):
     assert (effort.forwards, effort.backwards) == (64, 64)
 
 
+def test_the_training_tells_a_mask_when_it_is(log):
+    task = task_of(log)
+    mask = STG(tuple(task.model.sites()), 10, 0, OfSTG())
+    driver = Learn(mask, torch.optim.SGD(mask.parameters(), lr=1.0), Effort(), None, 1)
+    state = State(task.model, task.optimizer, Training(), step=4)
+    driver.on_begin(state)  # it goes on from a checkpoint
+    assert mask.step == 4
+    state.step = 5
+    driver.after_step(state)
+    assert mask.step == 5
+
+
 def test_only_what_had_a_gradient_gets_it_back():
     model = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1), STG(("a",), 1, 0, OfSTG())])
     model[1].requires_grad_(False)
