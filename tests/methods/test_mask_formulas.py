@@ -269,4 +269,4 @@ def test_optfs_begins_at_one_and_weighs_its_penalty_by_the_number_of_values():
     mask = optfs.OptFS(NAMES, (2,) * N, 100, SEED, optfs.Options())
     tokens = tokens_of()
     near(mask(tokens, torch.arange(N), torch.zeros(B, N, dtype=torch.int32)), tokens.double().numpy())
-    near(mask.penalty(B), 0.25 / 10 * sigmoid(0.5) * 10)
+    near(mask.penalty(B), 0.03 / 10**0.5 * sigmoid(0.5) * 10)

@@ -138,7 +138,7 @@ def try_search(log, name, method, **how):
         (
             "adafs",
             "user_item",
-            "adafs weighs all fields of a row together, and UserItem has them in several places",
+            "adafs weighs all fields of a row together, and UserItem does not have them in one place",
         ),
         ("cold_se", "user_item", "cold_se weighs all fields of a row together, and UserItem"),
         ("adafs", "dlrm_cross", "adafs is defined on fields, and DLRMCross selects crosses"),
@@ -280,6 +280,18 @@ def test_a_mask_that_moves_on_held_rows_moves_alone(log, kind):
         assert not any(each.row_grads for each in row_parameters(task.model.parameters()))
     assert all(each.requires_grad for each in task.model.parameters())
     assert (effort.forwards, effort.backwards) == (64, 64)
+
+
+def test_the_training_tells_a_mask_when_it_is(log):
+    task = task_of(log)
+    mask = STG(tuple(task.model.sites()), 10, 0, OfSTG())
+    driver = Learn(mask, torch.optim.SGD(mask.parameters(), lr=1.0), Effort(), None, 1)
+    state = State(task.model, task.optimizer, Training(), step=4)
+    driver.on_begin(state)  # it goes on from a checkpoint
+    assert mask.step == 4
+    state.step = 5
+    driver.after_step(state)
+    assert mask.step == 5
 
 
 def test_only_what_had_a_gradient_gets_it_back():

@@ -2,6 +2,10 @@
 
 Lin et al., AdaFS: Adaptive Feature Selection in Deep Recommender System, 2022. Defined as public code has it, but
 for one thing: weights have a mean of 1, so that the pretrained model is not shrunk N times over at the start.
+
+A model that was trained long before has put the importance of a field into the size of its embedding, and the
+weights then say little. With ``hard`` hardly any true field was found on a simulated log: probably because the
+choice of fields, made from the whole row, can itself tell what the row predicts.
 """
 
 from __future__ import annotations

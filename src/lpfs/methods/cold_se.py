@@ -2,6 +2,9 @@
 
 Wang et al., COLD: Towards the Next Generation of Pre-Ranking System, 2020. The definition is recalled from memory,
 not read in its paper.
+
+A model that was trained long before has put the importance of a field into the size of its embedding, and the
+weights then say little. Seen on simulated logs.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Options:
     """Settings: rate of the keep variables, λ of the penalty, temperature, where the keep probability starts."""
 
     lr: float = 0.01
-    strength: float = 0.001
+    strength: float = 0.005
     temperature: float = 0.1
     start: float = 0.5
 

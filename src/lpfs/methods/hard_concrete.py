@@ -28,7 +28,7 @@ class Options:
     """Settings: rate of log a, λ, temperature t, the stretch from γ < 0 to ζ > 1, where the probability starts."""
 
     lr: float = 0.01
-    strength: float = 0.002
+    strength: float = 0.005
     temperature: float = 2 / 3
     low: float = -0.1
     high: float = 1.1

@@ -142,10 +142,10 @@ def refuse_misfit(model: Model, places: dict[str, tuple[Place, ...]], needs: Nee
         raise InputError(
             f"{method} is defined on fields, and {kind} selects crosses of fields too ({crossed[0]!r})"
         )
-    if needs == "all fields" and len(paths) > 1:
+    if needs == "all fields" and paths != ["inputs"]:
         raise InputError(
-            f"{method} weighs all fields of a row together, and {kind} has them in several places "
-            f"({', '.join(paths)}); choose another model, or another method"
+            f"{method} weighs all fields of a row together, and {kind} does not have them in one place "
+            f"(they enter in {', '.join(paths)}); choose another model, or another method"
         )
 
 

@@ -26,7 +26,7 @@ class Options:
     """Settings: rate of μ, λ of the penalty, and σ of the noise."""
 
     lr: float = 0.01
-    strength: float = 0.002
+    strength: float = 0.005
     sigma: float = 0.5
 
     def __post_init__(self) -> None:
