@@ -250,7 +250,7 @@ def shrink(
     """Put the gates into the weights and remove what is dropped: by zeros (bit-equal), by cutting (rounding)."""
     batch = proof(work, model)
     selection = absorb(model, optimizer, batch=batch)
-    selection = replace(selection, history=found.history, made={**found.made, **selection.made})
+    selection = replace(selection, history=found.history, made={**selection.made, **found.made})
     selection = selection.in_order(work.schema.names)
     zeros = prune(model, selection, batch=batch)
     cut = prune(model, selection, batch=batch, optimizer=optimizer, cut=True)
