@@ -38,6 +38,7 @@ from lpfs.protocol.recipe import recipe
 from lpfs.protocol.settings import Settings
 from lpfs.protocol.stages import Work
 from lpfs.protocol.tell import Teller
+from lpfs.report.verb import try_report
 from lpfs.saved import load, save
 from lpfs.schema import Schema
 from lpfs.train.config import Training
@@ -146,6 +147,7 @@ def select(
     save(models[chosen], folder / "model", data=os.path.abspath(dataset.path), fingerprint=dataset.fingerprint)
     result.write(found_all, work, dataset.fingerprint)
     result.show(found_all, work)
+    try_report(folder, tell.say)
     return found_all
 
 

@@ -12,7 +12,10 @@ import click
 
 import lpfs
 
-ORDER = ("select", "prepare", "simulate", "train", "search", "prune", "evaluate", "export", "methods", "doctor")
+ORDER = (
+    *("select", "report", "prepare", "simulate", "train", "search", "prune", "evaluate", "export"),
+    *("methods", "doctor"),
+)
 
 
 class Option(click.Option):

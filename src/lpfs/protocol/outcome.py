@@ -72,6 +72,7 @@ def write(outcome: Outcome, work: Work, fingerprint: str) -> None:
     folder, selection = outcome.folder, outcome.selection
     values = {
         "method": work.settings.method,
+        "fields": facts(work),
         "kept": list(selection.kept),
         "dropped": list(selection.dropped),
         "gates": dict(selection.gates),
@@ -97,6 +98,16 @@ def write(outcome: Outcome, work: Work, fingerprint: str) -> None:
     put(folder / "selection.json", text + "\n")
     put(folder / "kept_fields.txt", "".join(f"{name}\n" for name in selection.kept))
     write_history(folder / "history.parquet", selection)
+
+
+def facts(work: Work) -> dict[str, Row]:
+    """Return what is known of each field: kind, group, ids, and its cost with its share of what is paid together."""
+    names, costs = work.schema.names, work.wish.costs
+    paid = [each.cost for each in work.schema] if costs is None else costs.weights(names, names)
+    return {
+        each.name: {"kind": each.kind, "group": each.group, "cardinality": each.cardinality, "cost": cost}
+        for each, cost in zip(work.schema, paid, strict=True)
+    }
 
 
 def put(path: Path, text: str) -> None:
