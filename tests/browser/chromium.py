@@ -149,6 +149,7 @@ class Chromium:
 
     def picture(self, path: Path) -> Path:
         """Write a picture of the whole page."""
+        self.settle()
         found = self("Page.captureScreenshot", captureBeyondViewport=True, format="png")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(found["data"]))

@@ -101,7 +101,7 @@ def write(outcome: Outcome, work: Work, fingerprint: str) -> None:
 
 
 def facts(work: Work) -> dict[str, Row]:
-    """Return what is known of each field: kind, group, ids, and its cost with its share of what is paid together."""
+    """Return what is known of each field: kind, group, ids, and its cost with its share of group costs."""
     names, costs = work.schema.names, work.wish.costs
     paid = [each.cost for each in work.schema] if costs is None else costs.weights(names, names)
     return {

@@ -24,6 +24,9 @@ def command_of(settings: Mapping[str, Any], out: str = "run") -> str | None:
     """
     if not settings.get("source"):
         return None
+    names = [*(settings.get("must_keep") or ()), *(settings.get("must_drop") or ())]
+    if any("," in each or each != each.strip() for each in names):
+        return shlex.join(["lpfs", "select", "--config", "config.json", "--out", out])
     words = ["lpfs", "select", *map(str, settings["source"])]
     usual = {**USUAL, **USUAL_TOO}
     for name in SAME:

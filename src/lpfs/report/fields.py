@@ -34,7 +34,9 @@ def fields(run: Run) -> Html:
         class_="tools js-only",
     )
     listed = table(header, lines, identity="fields", style="fields", class_=styles)
-    return card("Fields", tools, listed, identity="all-fields")
+    signed = any((each.gate or 0.0) < 0 for each in run.rows)
+    note = "An orange bar is a negative gate: its sign goes into the weights." if signed else None
+    return card("Fields", tools, listed, note=note, identity="all-fields")
 
 
 def choice(name: str) -> Html:

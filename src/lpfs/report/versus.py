@@ -129,7 +129,7 @@ def significance(found: Comparison) -> Html:
             ]
             for each in found.differences
         ]
-        header = ["K", "Methods", "Δ AUC", "interval", "p", ""]
+        header = ["K", "Methods", "Δ AUC", "interval", "p", "Verdict"]
         return card("What is beyond noise", table(header, rows, identity="differences"))
     note = "Against the best at each number of fields, paired over seeds; few seeds prove little."
     header = ["K", "Methods", "Δ AUC", "least … most", "worse in"]

@@ -48,9 +48,17 @@
     if (spec.log) {
       y.values = (_, splits) => splits.map((each) => (each === null ? "" : each.toExponential(0)));
       y.splits = (_, __, low, high) => powers(low, high);
+      y.filter = (_, splits) => splits;
     }
+    const whole = [1, 2, 5].flatMap((each) => Array.from({ length: 9 }, (_, at) => each * 10 ** at)).sort((one, two) => one - two);
     return [
-      axis({ size: 26, gap: 4, label: spec.xLabel, values: (_, splits) => splits.map((each) => (each === null ? "" : count(each))) }),
+      axis({
+        size: 26,
+        gap: 4,
+        label: spec.xLabel,
+        incrs: spec.logX || spec.parts ? undefined : whole,
+        values: (_, splits) => splits.map((each) => (each === null ? "" : count(each))),
+      }),
       axis(y),
     ];
   }
@@ -207,7 +215,7 @@
     const plot = new uPlot({
       ...size,
       series: [{}, ...["exactly 0", "alive"].map((label, own) => ({ label, fill: colours[own], stroke: colours[own], width: 0, paths, points: { show: false } }))],
-      axes: axes({ xLabel: "gate" }).map((each, own) => (own ? each : { ...each, values: (_, splits) => splits.map(short) })),
+      axes: axes({ xLabel: "gate", parts: true }).map((each, own) => (own ? each : { ...each, values: (_, splits) => splits.map(short) })),
       legend: { show: false },
       scales: { x: { time: false, range: () => [low - width / 2, high + width / 2] }, y: { range: (_, min, max) => [0, Math.max(1, max * 1.08)] } },
       cursor: { y: false, x: false, points: { show: false }, drag: { x: false, y: false } },
@@ -246,7 +254,7 @@
     if (!spec) return;
     if (place.plot) place.plot.destroy();
     place.replaceChildren();
-    const size = { width: root.classList.contains("printing") ? place.closest(".half, figure") ? 320 : 680 : place.clientWidth, height: Number(place.dataset.height) };
+    const size = { width: root.classList.contains("printing") ? place.closest(".half, figure") ? 290 : 640 : place.clientWidth, height: Number(place.dataset.height) };
     if (size.width < 40) return;
     place.drawnAt = size.width;
     place.plot = KINDS[spec.type](place, spec, size);
