@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from lpfs.train.callback import State
 
 EVERY = 5.0  # seconds between plain lines
 REFRESH = 0.1  # seconds between two updates of the bar
+BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_..--==#"  # where a terminal cannot show the first, the second stand for them
 
 
 class Progress:
-    """Loss, AUC, rows a second and the time left, on standard error unless told otherwise."""
+    """Loss, AUC, rows a second and the time left, on standard error unless told otherwise.
 
-    def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
-        self.quiet = quiet
+    ``more`` says what else there is to tell, as how many gates are alive.
+    """
+
+    def __init__(
+        self, *, quiet: bool = False, stream: TextIO | None = None, more: Callable[[State], str] | None = None
+    ) -> None:
+        self.quiet, self.more = quiet, more
         self.stream = stream if stream is not None else sys.stderr
         self.loss: float | None = None
         self._bar: Any = None
@@ -48,7 +55,9 @@ class Progress:
 
     def describe(self, state: State) -> str:
         """Return loss, AUC, rows a second and the time left in words."""
-        parts = [] if self.loss is None else [f"loss {self.loss:.5f}"]
+        told = "" if self.more is None else shown(self.more(state), self.stream)
+        parts = [told] if told else []
+        parts += [] if self.loss is None else [f"loss {self.loss:.5f}"]
         if state.metrics is not None:
             parts.append("auc -" if state.metrics.auc is None else f"auc {state.metrics.auc:.5f}")
         parts.append(f"{self.rate(state):,.0f} rows/s")
@@ -82,6 +91,27 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def sparkline(values: Sequence[float], most: float, width: int = 20) -> str:
+    """Return the course of some values from 0 to ``most`` as a line of blocks, thinned to its width.
+
+    >>> sparkline([8, 7, 4, 1, 1], 8)
+    '█▇▄▁▁'
+    """
+    if len(values) > width:
+        values = [values[round(at * (len(values) - 1) / (width - 1))] for at in range(width)]
+    top = len(BLOCKS) - 1
+    return "".join(BLOCKS[max(0, min(top, round(value / max(most, 1e-9) * len(BLOCKS)) - 1))] for value in values)
+
+
+def shown(text: str, stream: TextIO) -> str:
+    """Return text as a stream can show it."""
+    try:
+        text.encode(getattr(stream, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return text.translate(str.maketrans(BLOCKS, PLAIN))
+    return text
 
 
 def make_bar(stream: TextIO) -> Any:
