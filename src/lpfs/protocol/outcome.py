@@ -7,12 +7,15 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lpfs
 from lpfs.models.model import Model
 from lpfs.protocol.stages import Work, parameters, table_bytes
 from lpfs.schema import Selection
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 
@@ -52,6 +55,17 @@ class Outcome:
     def kept(self) -> tuple[str, ...]:
         """The fields that stay."""
         return self.selection.kept
+
+    def plot(self) -> Figure:
+        """Return a figure: the AUC of the models against all fields; ``selection.plot()`` draws the gates."""
+        from lpfs.plots import quality
+
+        return quality(self.metrics, LABELS)
+
+    def _repr_html_(self) -> str:
+        from lpfs.cards import outcome_card
+
+        return outcome_card(self.selection, self.metrics, LABELS, self.folder)
 
 
 def versions() -> dict[str, str]:

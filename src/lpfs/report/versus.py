@@ -15,7 +15,7 @@ from lpfs.report.made import facts
 from lpfs.report.page import page
 from lpfs.report.parts import Cell, card, chart, copyable, folded, table, tile, word
 
-TONES = tuple(f"m{number}" for number in range(8))
+TONES = tuple(f"m{number}" for number in range(8))  # of the best methods; the others are grey
 LEVELS = 8  # shades of the heat map
 
 
@@ -82,11 +82,16 @@ def curves(found: Comparison) -> dict[str, Any]:
     for number, name in enumerate(found.methods):
         each = [list(found.aucs(name, keep).values()) for keep in found.keeps]
         middle, low, high = ([how(one) if one else None for one in each] for how in (mean, min, max))
-        series.append(line(name, middle, low=low, high=high, colour=TONES[number % len(TONES)]))
+        series.append(line(name, middle, low=low, high=high, colour=tone(number)))
     if found.all_fields is not None:
         level = [found.all_fields] * len(found.keeps)
         series.append(line("all fields", level, colour="ink", dashed=True))
     return lines(found.keeps, series, x_label="fields kept", y_label="test AUC")
+
+
+def tone(number: int) -> str:
+    """Return the colour of a method by its place."""
+    return TONES[number] if number < len(TONES) else "off"
 
 
 def quality_table(found: Comparison) -> Html:
@@ -190,7 +195,7 @@ def cost_chart(found: Comparison) -> dict[str, Any] | None:
         if method in costs:
             seconds, auc = costs[method]
             y = [auc if each == seconds else None for each in x]
-            series.append(line(method, y, colour=TONES[number % len(TONES)]))
+            series.append(line(method, y, colour=tone(number)))
     return lines(x, series, x_label="seconds of a search", y_label="mean test AUC", log_x=True, points=True)
 
 

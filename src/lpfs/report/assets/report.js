@@ -23,7 +23,7 @@
   const count = (value) => Number(value).toLocaleString("en");
 
   // ---- charts -------------------------------------------------------------------------------------------------
-  const live = [];
+  const MANY = 12; // lines of a tooltip
 
   // powers of ten between two numbers, at most five of them
   function powers(low, high) {
@@ -116,7 +116,8 @@
           if (at === null || at === undefined || self.cursor.left < 0) return tip.hide();
           const told = shown.filter((each) => data[each.at][at] !== null && data[each.at][at] !== undefined);
           if (!told.length) return tip.hide();
-          const lines = told.map((each) => `${each.label}: ${short(data[each.at][at])}`);
+          const lines = told.slice(0, MANY).map((each) => `${each.label}: ${short(data[each.at][at])}`);
+          if (told.length > MANY) lines.push(`and ${told.length - MANY} more`);
           tip.show(self, self.valToPos(spec.x[at], "x"), self.cursor.top, [`${spec.xLabel} ${count(spec.x[at])}`, ...lines].join("\n"));
         }],
       },
