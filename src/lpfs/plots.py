@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 KEPT, DROPPED, INK, SECOND = "#0e7c7b", "#b9c1cc", "#161a22", "#c2570c"
 LABELLED = 60  # fields that a bar is drawn for
+BINS = 25  # of a histogram
 TITLES = {"alive": "gates alive", "penalty": "penalty λ", "epsilon": "smoothing ε"}
 
 
@@ -118,9 +119,9 @@ def draw_histogram(axes: Axes, selection: Selection) -> None:
     edges = (min(0.0, *values), max(1.0, *values))
     if len(alive) < len(values):
         axes.bar(
-            [0.0], [len(values) - len(alive)], width=0.04 * (edges[1] - edges[0]), color=DROPPED, label="exactly 0"
+            [0.0], [len(values) - len(alive)], width=(edges[1] - edges[0]) / BINS, color=DROPPED, label="exactly 0"
         )
-    axes.hist(alive, bins=25, range=edges, color=KEPT, label="alive")
+    axes.hist(alive, bins=BINS, range=edges, color=KEPT, label="alive")
     axes.set_xlabel("gate")
     axes.set_ylabel("fields")
     axes.legend(frameon=False, fontsize=9)
