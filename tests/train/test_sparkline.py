@@ -28,7 +28,7 @@ def state():
 def test_a_line_of_blocks():
     assert sparkline([31, 31, 20, 15, 0], 31) == "██▅▄▁"
     assert sparkline([], 3) == ""
-    assert len(sparkline(range(1000), 1000)) == 20
+    assert len(sparkline(range(1000), 1000)) == 16
     assert sparkline(range(1000), 1000)[-1] == "█"
 
 

@@ -49,9 +49,14 @@ class Progress:
         self.last = now
         text = self.describe(state)
         if self._bar is not None:
-            self._bar.update(self._task, completed=state.step, text=text)
+            self._bar.update(self._task, completed=state.step, text=fitting(text, self._room(state)))
         else:
             self.say(f"step {state.step:,}{'' if state.steps is None else f' of {state.steps:,}'}: {text}")
+
+    def _room(self, state: State) -> int:
+        """Return how many characters are left beside the bar and the count of steps."""
+        width: int = self._bar.console.width
+        return width - len("train   ") - bar_width(width) - 2 * len(str(state.steps or state.step)) - 1
 
     def describe(self, state: State) -> str:
         """Return loss, AUC, rows a second and the time left in words."""
@@ -93,7 +98,7 @@ class Progress:
             self._bar = None
 
 
-def sparkline(values: Sequence[float], most: float, width: int = 20) -> str:
+def sparkline(values: Sequence[float], most: float, width: int = 16) -> str:
     """Return the course of some values from 0 to ``most`` as a line of blocks, thinned to its width.
 
     >>> sparkline([8, 7, 4, 1, 1], 8)
@@ -103,6 +108,22 @@ def sparkline(values: Sequence[float], most: float, width: int = 20) -> str:
         values = [values[round(at * (len(values) - 1) / (width - 1))] for at in range(width)]
     top = len(BLOCKS) - 1
     return "".join(BLOCKS[max(0, min(top, round(value / max(most, 1e-9) * len(BLOCKS)) - 1))] for value in values)
+
+
+def fitting(text: str, room: int) -> str:
+    """Return text without its last parts where there is no room for them.
+
+    >>> fitting("loss 0.5, 1,000 rows/s, 3 s left", 24)
+    'loss 0.5, 1,000 rows/s'
+    """
+    while len(text) > room and ", " in text:
+        text = text.rpartition(", ")[0]
+    return text
+
+
+def bar_width(width: int) -> int:
+    """Return how wide a bar is on a terminal of this width."""
+    return 40 if width >= 140 else 12
 
 
 def shown(text: str, stream: TextIO) -> str:
@@ -120,10 +141,11 @@ def make_bar(stream: TextIO) -> Any:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bar
 
+    console = Console(file=stream)
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width(console.width)),
         MofNCompleteColumn(),
         TextColumn("{task.fields[text]}"),
     )
-    return Bar(*columns, console=Console(file=stream))
+    return Bar(*columns, console=console)

@@ -46,7 +46,7 @@
     });
     const y = { size: size || 46, gap: 4 };
     if (spec.log) {
-      y.values = (_, splits) => splits.map((each) => (each === null ? "" : each.toExponential(0)));
+      y.values = (_, splits) => splits.map((each) => (each === null ? "" : each.toExponential(0).replace("+", "")));
       y.splits = (_, __, low, high) => powers(low, high);
       y.filter = (_, splits) => splits;
     }
