@@ -1,11 +1,12 @@
 # make demo   the main job on data it makes itself        make lint    style, format, strict types
 # make test   lint, then every test, with coverage        make bench   the benchmarks, as JSON
+# make test-browser   the report in a real Chromium; pictures of it go to artefacts/
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint format bench setup clean
+.PHONY: demo test test-browser lint format bench setup clean
 .DEFAULT_GOAL := demo
 
 # The pinned install: made once, and again only when one of these two files changes.
@@ -23,6 +24,9 @@ demo: $(READY)
 test: lint
 	$(BIN)/python -m pytest
 
+test-browser: $(READY)
+	LPFS_BROWSER=required $(BIN)/python -m pytest -m browser -n 0 --no-cov tests/browser
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,4 +41,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/gate_overhead.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage artefacts

@@ -56,7 +56,17 @@ def in_order(names):
 def test_the_answer(kept_three, log):
     found = answer(kept_three)
     assert set(found) == {
-        *("method", "kept", "dropped", "gates", "metrics", "validation", "max_logit_change", "certificates"),
+        *(
+            "method",
+            "fields",
+            "kept",
+            "dropped",
+            "gates",
+            "metrics",
+            "validation",
+            "max_logit_change",
+            "certificates",
+        ),
         *("model", "chosen_in", "savings", "seconds", "seed", "configuration", "recipe", "periods"),
         *("fingerprint", "versions", "sites", "made", "hot_start", "hints"),
     }
@@ -79,6 +89,29 @@ def test_the_answer(kept_three, log):
     stages = {"prepare", "pretrain", "all_fields", "search", "prune", "retrain", "hot_start"}
     assert found["seconds"].keys() == stages
     assert found["savings"]["kept"]["table_bytes"] < found["savings"]["all_fields"]["table_bytes"]
+
+
+def test_the_report_is_written_at_the_end(kept_three):
+    text = (kept_three.folder / "report.html").read_text("utf-8")
+    assert f"3 of {len(NAMES)} fields are enough" in text
+    assert all(f'<bdi class="name">{name}</bdi>' in text for name in NAMES)
+    facts = answer(kept_three)["fields"]
+    assert list(facts) == list(NAMES)
+    assert facts[NAMES[0]].keys() == {"kind", "group", "cardinality", "cost"}
+    assert "fields kept" in kept_three._repr_html_()
+    assert len(kept_three.plot().axes[0].texts) == 5
+
+
+def test_a_report_that_fails_does_not_lose_the_run(log, tmp_path, monkeypatch, capsys):
+    def broken(run):
+        raise RuntimeError("no page")
+
+    monkeypatch.setattr("lpfs.report.verb.selection_page", broken)
+    found = select(log, tmp_path / "run", keep=3, finish="none", pretrain_steps=60, search_steps=60, seed=1)
+    assert len(found.kept) == 3
+    assert (tmp_path / "run" / "selection.json").exists()
+    assert not (tmp_path / "run" / "report.html").exists()
+    assert "the report could not be written (no page); the run is complete" in capsys.readouterr().err
 
 
 def test_the_pruned_model_is_the_gated_one(kept_three):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from lpfs.compare import compare
     from lpfs.data.batches.batch import Batch
     from lpfs.data.dataset import Dataset
     from lpfs.data.prepare import prepare
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from lpfs.models.registry import MODELS, make_model
     from lpfs.protocol.outcome import Outcome
     from lpfs.protocol.settings import Settings
+    from lpfs.report import report
     from lpfs.saved import load, save
     from lpfs.schema import Field, Schema, Selection
     from lpfs.select import select
@@ -92,6 +94,9 @@ _HOME = {
     "Scores": "lpfs.train.metrics",
 }
 
+# Verbs with a module of their name, which is called like the function in it.
+_VERBS = ("select", "compare", "report", "export")
+
 __all__ = [
     "FUNCTIONS",
     "METHODS",
@@ -124,6 +129,7 @@ __all__ = [
     "Training",
     "absorb",
     "attach",
+    "compare",
     "detach",
     "encode_rows",
     "evaluate",
@@ -134,6 +140,7 @@ __all__ = [
     "make_model",
     "prepare",
     "prune",
+    "report",
     "restore",
     "save",
     "search",
@@ -143,7 +150,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("select", "export"):  # verbs with a module of their name, which is called like the function in it
+    if name in (
+        "select",
+        "compare",
+        "report",
+        "export",
+    ):  # verbs with a module of their name, which is called like the function in it
         return importlib.import_module(f"lpfs.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'lpfs' has no attribute {name!r}")

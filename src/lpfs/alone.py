@@ -18,7 +18,7 @@ from lpfs.protocol import stages
 from lpfs.protocol.fitting import model_folder, rows_for, trained_on
 from lpfs.protocol.folder import beginning
 from lpfs.protocol.listing import listed
-from lpfs.protocol.outcome import put, versions, write_history
+from lpfs.protocol.outcome import facts, put, versions, write_history
 from lpfs.protocol.periods import HELD, Periods
 from lpfs.protocol.recipe import LEAST_SEARCH
 from lpfs.protocol.settings import Settings
@@ -104,6 +104,7 @@ def search_alone(
     save(model, folder / "model", **origin(dataset))
     values = {
         "method": settings.method,
+        "fields": facts(work),
         "kept": list(selection.kept),
         "dropped": list(selection.dropped),
         "gates": dict(selection.gates),

@@ -180,6 +180,17 @@ class Selection:
             raise InputError(f"{os.fspath(path)} holds no selection: there is no kept and dropped in it")
         return cls.from_json({name: value for name, value in values.items() if name in own})
 
+    def plot(self) -> Any:
+        """Return a matplotlib figure: histogram and trajectories of the gates; :mod:`lpfs.plots` has more."""
+        from lpfs.plots import overview
+
+        return overview(self)
+
+    def _repr_html_(self) -> str:
+        from lpfs.cards import selection_card
+
+        return selection_card(self)
+
     def in_order(self, names: Sequence[str]) -> Selection:
         """Return the same selection with its fields in the order of ``names``, others after them."""
         place = {name: number for number, name in enumerate(names)}

@@ -40,8 +40,11 @@ from lpfs.protocol.recipe import recipe
 from lpfs.protocol.settings import Settings
 from lpfs.protocol.stages import Work
 from lpfs.protocol.tell import Teller
+from lpfs.protocol.tracking import tracked
+from lpfs.report.verb import try_report
 from lpfs.saved import load, save
 from lpfs.schema import Schema
+from lpfs.train.boards import need_mlflow, need_tensorboard
 from lpfs.train.config import Training
 
 STAGES = {"both": 7, "hot": 6, "retrain": 6, "none": 5}
@@ -78,8 +81,15 @@ def select(
         source = None
     tell = Teller(quiet=quiet, stages=STAGES[wanted.finish] + (wanted.seeds > 1))
     wanted = checked(wanted)
-    folder, seed = Path(out), wanted.seed
+    with tracked(wanted, Path(out)):
+        return whole_job(source, Path(out), wanted, tell, resume=resume, replace=replace)
 
+
+def whole_job(
+    source: Any, folder: Path, wanted: Settings, tell: Teller, *, resume: bool = False, replace: bool = False
+) -> Outcome:
+    """Do the job, stage by stage."""
+    seed, quiet = wanted.seed, tell.quiet
     tell.stage("prepare")
     begin = time.perf_counter()
     with beginning(folder, wanted, resume=resume, replace=replace, sources=wanted.source):
@@ -154,6 +164,7 @@ def select(
     save(models[chosen], folder / "model", data=os.path.abspath(dataset.path), fingerprint=dataset.fingerprint)
     result.write(found_all, work, dataset.fingerprint)
     result.show(found_all, work)
+    try_report(folder, tell.say)
     return found_all
 
 
@@ -173,6 +184,10 @@ def checked(wanted: Settings) -> Settings:
     check_method(wanted.method, wanted.options)
     check_model(wanted.backbone, wanted.model_options)
     device_named(wanted.device)
+    if wanted.tensorboard:
+        need_tensorboard()
+    if wanted.mlflow:
+        need_mlflow()
     Training(optimizer=wanted.optimizer, lr=wanted.lr, precision=wanted.precision)  # type: ignore[arg-type]
     return wanted
 

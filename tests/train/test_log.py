@@ -1,13 +1,10 @@
 from __future__ import annotations
 
 import json
-import sys
-import types
 
 import pytest
 
-from lpfs.errors import MissingPackageError
-from lpfs.train.log import JsonLines, Log, TensorBoard
+from lpfs.train.log import JsonLines, Log
 
 
 def lines(path):
@@ -62,29 +59,8 @@ def test_a_file_that_fails_has_no_position(tmp_path):
     assert Log([]).position() is None
 
 
-def test_tensorboard_that_is_not_there_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'lpfs\[tensorboard\]'"):
-        TensorBoard(tmp_path, 0)
-
-
-def test_tensorboard_is_given_every_number(tmp_path, monkeypatch):
-    written = []
-
-    class Writer:
-        def __init__(self, folder, purge_step):
-            written.append((folder, purge_step))
-
-        def add_scalar(self, name, value, step):
-            written.append((name, value, step))
-
-        def close(self):
-            written.append("closed")
-
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=Writer))
-    board = TensorBoard(tmp_path, 7)
-    board({"kind": "train", "step": 8, "loss": 0.5, "note": "text", "flag": True})
-    board({"kind": "evaluate", "step": 8, "tasks": {"click": {"auc": 0.7, "entropy": None}}})
-    board.close()
-    expected = [("train/loss", 0.5, 8), ("evaluate/tasks/click/auc", 0.7, 8), "closed"]
-    assert written == [(str(tmp_path), 8), *expected]  # what is after step 7 is dropped
+def test_many_numbers_at_once_are_no_part_of_a_line(tmp_path):
+    log = JsonLines(tmp_path / "metrics.jsonl")
+    log({"step": 1, "alive": 3, "values": {"gates": [0.5, 1.0]}})
+    log.close()
+    assert lines(tmp_path / "metrics.jsonl") == [{"step": 1, "alive": 3}]

@@ -22,14 +22,16 @@ OPTIONAL = {
     "numba": "fast tables and crosses on the CPU",
     "triton": "fast tables and crosses on a GPU",
     "zstandard": "logs packed as .zst (before Python 3.14)",
-    "tensorboard": "curves of a training",
+    "tensorboard": "--tensorboard: curves and gate histograms",
+    "mlflow": "--mlflow: parameters, metrics, files, the model",
+    "matplotlib": "selection.plot()",
     "onnx": "lpfs export --format onnx",
     "onnxruntime": "checking an exported ONNX file",
     "sklearn": "the scikit-learn selector",
     "pandas": "tables of pandas as a source",
     "pyarrow": "tables of Arrow as a source",
 }
-INSTALL = {"sklearn": "scikit-learn"}
+INSTALL = {"sklearn": "scikit-learn", "mlflow": "'lpfs[mlflow]'"}
 
 
 @cli.command(

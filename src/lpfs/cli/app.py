@@ -13,7 +13,7 @@ import click
 import lpfs
 
 ORDER = (
-    *("select", "compare", "prepare", "simulate", "train", "search", "prune", "evaluate", "export"),
+    *("select", "compare", "report", "prepare", "simulate", "train", "search", "prune", "evaluate", "export"),
     *("methods", "doctor"),
 )
 

@@ -93,10 +93,15 @@ SEED = output("--seed", type=int, help="Of everything that is drawn (0).")
 QUIET = output("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 JSON = output("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 SAID = together(QUIET, JSON)
+BOARDS = together(
+    output("--tensorboard", is_flag=True, help="Write TensorBoard files too: tensorboard --logdir OUT."),
+    output("--mlflow", is_flag=True, help="Log to MLflow too, where MLFLOW_TRACKING_URI says."),
+)
 RUN = together(
     output("--resume", is_flag=True, help="Go on with the run in --out from the stage and step it had reached."),
     output("--replace", is_flag=True, help="Put this run in the place of an older one."),
     SEED,
+    BOARDS,
     SAID,
 )
 

@@ -12,6 +12,7 @@ from lpfs.gates.optimizer import ProxSGD
 from lpfs.methods.effort import Effort
 from lpfs.methods.held import Held, held_grad
 from lpfs.train.callback import Callback, State
+from lpfs.train.progress import sparkline
 
 RECORDS = 200  # lines of history a search leaves
 
@@ -58,6 +59,9 @@ class Polarize(Callback):
     def record(self, state: State) -> None:
         """Write down where the search stands."""
         status = self.gates.status()
+        values = [round(each, 6) for each in self.gates.values.tolist()]
+        told = {"alive": status.alive, "penalty": status.penalty, "epsilon": status.epsilon, "gate_lr": status.lr}
+        state.note("search", {**told, "values": {"gates": values}})
         self.history.append(
             {
                 "step": state.step,
@@ -66,7 +70,7 @@ class Polarize(Callback):
                 "penalty": status.penalty,
                 "epsilon": status.epsilon,
                 "lr": status.lr,
-                "gates": [round(each, 6) for each in self.gates.values.tolist()],
+                "gates": values,
             }
         )
 
@@ -74,6 +78,15 @@ class Polarize(Callback):
         """Let go of the held-out rows."""
         if self.held is not None:
             self.held.close()
+
+    def describe(self, state: State) -> str:
+        """Return how many gates are alive, and how that came.
+
+        It is what was written down last: to look again would wait for a GPU.
+        """
+        total = len(self.gates.names)
+        seen = [each["alive"] for each in self.history]
+        return f"{seen[-1]} of {total} gates alive {sparkline(seen, total)}" if seen else ""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a kill; x, ε and λ are buffers of the model."""

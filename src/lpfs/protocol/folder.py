@@ -18,7 +18,7 @@ ASIDE = ".replaced"
 OURS = (
     *("config.json", "data", "pretrain", "search", "all_fields", "retrained", "hot_start", "model"),
     *("early", "train", "all"),
-    *("selection.json", "kept_fields.txt", "history.parquet", "log.txt"),
+    *("selection.json", "kept_fields.txt", "history.parquet", "report.html", "log.txt"),
 )
 
 

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lpfs
 from lpfs.models.model import Model
@@ -15,6 +15,9 @@ from lpfs.protocol.listing import listed
 from lpfs.protocol.stages import Work, parameters, table_bytes
 from lpfs.protocol.tell import Teller
 from lpfs.schema import Selection
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 TOLERANCE = 0.0005  # of validation AUC, within which two trainings are level
@@ -58,6 +61,17 @@ class Outcome:
         """The fields that stay."""
         return self.selection.kept
 
+    def plot(self) -> Figure:
+        """Return a figure: the AUC of the models against all fields; ``selection.plot()`` draws the gates."""
+        from lpfs.plots import quality
+
+        return quality(self.metrics, LABELS)
+
+    def _repr_html_(self) -> str:
+        from lpfs.cards import outcome_card
+
+        return outcome_card(self.selection, self.metrics, LABELS, self.folder)
+
 
 def versions() -> dict[str, str]:
     """Return the versions that a result was made with."""
@@ -77,6 +91,7 @@ def write(outcome: Outcome, work: Work, fingerprint: str) -> None:
     folder, selection = outcome.folder, outcome.selection
     values = {
         "method": work.settings.method,
+        "fields": facts(work),
         "kept": list(selection.kept),
         "dropped": list(selection.dropped),
         "gates": dict(selection.gates),
@@ -103,6 +118,16 @@ def write(outcome: Outcome, work: Work, fingerprint: str) -> None:
     put(folder / "selection.json", text + "\n")
     put(folder / "kept_fields.txt", listed(selection.kept))
     write_history(folder / "history.parquet", selection)
+
+
+def facts(work: Work) -> dict[str, Row]:
+    """Return what is known of each field: kind, group, ids, and its cost with its share of group costs."""
+    names, costs = work.schema.names, work.wish.costs
+    paid = [each.cost for each in work.schema] if costs is None else costs.weights(names, names)
+    return {
+        each.name: {"kind": each.kind, "group": each.group, "cardinality": each.cardinality, "cost": cost}
+        for each, cost in zip(work.schema, paid, strict=True)
+    }
 
 
 def put(path: Path, text: str) -> None:

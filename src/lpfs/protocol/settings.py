@@ -39,6 +39,8 @@ class Settings:
         seed: of everything that is drawn.
         seeds: how many searches; the first gives the answer, all of them how often each field was chosen.
         device: ``auto``, ``cpu``, ``cuda`` …
+        tensorboard: write TensorBoard files into the folder of every training.
+        mlflow: log to MLflow, where MLFLOW_TRACKING_URI says: one run, its trainings in it, the files it leaves.
 
     """
 
@@ -70,6 +72,8 @@ class Settings:
     seed: int = 0
     seeds: int = 1
     device: str = "auto"
+    tensorboard: bool = False
+    mlflow: bool = False
 
     def __post_init__(self) -> None:
         for name in ("source", "must_keep", "must_drop"):

@@ -89,6 +89,8 @@ class Work:
             keep_optimizer="last" if calm else "best",
             checkpoint_every=max(1, min(steps, max(500, steps // 10))),
             check_every=1 if self.device.type == "cpu" else 50,
+            tensorboard=self.settings.tensorboard,
+            mlflow=self.settings.mlflow,
             quiet=self.tell.quiet,
         )
 

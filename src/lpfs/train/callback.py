@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,10 @@ from torch import Tensor, nn
 from lpfs.data.batches.batch import Batch
 from lpfs.train.config import Training
 from lpfs.train.evaluate import Metrics
+
+
+def _nowhere(kind: str, values: dict[str, Any]) -> None:
+    """Write a record nowhere: there is no log."""
 
 
 @dataclass
@@ -32,6 +36,8 @@ class State:
         best: the best evaluation, and ``best_step`` when it was.
         waiting: evaluations since then.
         stop: why training ends now; empty while it goes on.
+        note: writes a record of a kind into the log, numbers by name; under ``values``, many numbers at once by
+            name, which become a histogram.
         recapture: set by a callback that changed what a captured graph has in it; see ``within_step``.
 
     """
@@ -49,6 +55,7 @@ class State:
     best_step: int | None = None
     waiting: int = 0
     stop: str = ""
+    note: Callable[[str, dict[str, Any]], None] = field(default=_nowhere, repr=False)
     recapture: bool = False
 
 
@@ -96,6 +103,10 @@ class Callback:
 
     def on_end(self, state: State) -> None:
         """Act when training has ended; not called when an error ends it."""
+
+    def describe(self, state: State) -> str:
+        """Return a word on where things stand for the line that training shows; it is asked for often."""
+        return ""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a kill."""

@@ -14,7 +14,7 @@ from lpfs.train.schedule import NAMES, Name
 
 # What may be different when a run goes on: how long, what is shown and kept, never what is computed.
 FREE = frozenset(
-    {"steps", "epochs", "quiet", "tensorboard", "keep_checkpoints", "checkpoint_every", "check_every"}
+    {"steps", "epochs", "quiet", "tensorboard", "mlflow", "keep_checkpoints", "checkpoint_every", "check_every"}
 )
 
 
@@ -51,6 +51,7 @@ class Training:
         check_every: steps between looks at whether the loss is finite. More than 1 saves waiting for a GPU,
             but then parameters have moved when it is noticed.
         tensorboard: write TensorBoard files into the run's folder too.
+        mlflow: log to MLflow too, where MLFLOW_TRACKING_URI says, inside of the run that is active.
         quiet: print nothing.
 
     """
@@ -79,6 +80,7 @@ class Training:
     log_every: int = 100
     check_every: int = 1
     tensorboard: bool = False
+    mlflow: bool = False
     quiet: bool = False
 
     def __post_init__(self) -> None:

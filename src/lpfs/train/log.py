@@ -1,4 +1,4 @@
-"""What a run writes down: ``metrics.jsonl``, TensorBoard by flag, any logger of yours; none can stop training."""
+"""What a run writes down: ``metrics.jsonl``, and any logger of yours; none can stop training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
-from lpfs.errors import MissingPackageError
+from lpfs.train.boards import VALUES
 
 Logger: TypeAlias = Callable[[dict[str, Any]], None]
 TIMES = ("rows_per_second",)  # the only values that two equal runs do not share
@@ -29,8 +29,9 @@ class JsonLines:
             self.file.truncate(position)
 
     def __call__(self, record: dict[str, Any]) -> None:
-        """Write a line, and hand it to the system at once."""
-        self.file.write(json.dumps(record).encode() + b"\n")
+        """Write a line, and hand it to the system at once; many numbers at once are left to other loggers."""
+        line = {key: value for key, value in record.items() if key != VALUES}
+        self.file.write(json.dumps(line).encode() + b"\n")
         self.file.flush()
 
     def position(self) -> int:
@@ -42,40 +43,6 @@ class JsonLines:
     def close(self) -> None:
         """Close the file."""
         self.file.close()
-
-
-class TensorBoard:
-    """The numbers of each record as scalars; those after ``step``, of a run that was killed, are dropped."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MissingPackageError(
-                "tensorboard=True needs the tensorboard package; install it with: pip install 'lpfs[tensorboard]'"
-            ) from error
-        self.writer = SummaryWriter(str(folder), purge_step=step + 1)
-
-    def __call__(self, record: dict[str, Any]) -> None:
-        """Write the numbers of a record, nested ones by their path."""
-        for name, value in numbers(record["kind"], record):
-            self.writer.add_scalar(name, value, record["step"])
-
-    def close(self) -> None:
-        """Write what is left."""
-        self.writer.close()
-
-
-def numbers(name: str, value: Any) -> list[tuple[str, float]]:
-    """Return the numbers in nested values, each with its path.
-
-    >>> numbers("evaluate", {"step": 1, "tasks": {"click": {"auc": 0.7, "entropy": None}}})
-    [('evaluate/tasks/click/auc', 0.7)]
-    """
-    if isinstance(value, dict):
-        inner = [(key, each) for key, each in value.items() if key not in ("step", "kind")]
-        return [found for key, each in inner for found in numbers(f"{name}/{key}", each)]
-    return [(name, value)] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
 
 class Log:

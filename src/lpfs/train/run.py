@@ -10,9 +10,10 @@ from typing import Any
 
 from lpfs.data.batches.batch import Batch
 from lpfs.errors import CheckpointError, InputError
+from lpfs.train.boards import MLflow, TensorBoard
 from lpfs.train.checkpoint import Checkpoints, CheckpointWarning
 from lpfs.train.evaluate import Metrics, evaluate
-from lpfs.train.log import JsonLines, Log, Logger, TensorBoard
+from lpfs.train.log import JsonLines, Log, Logger
 from lpfs.train.progress import Progress
 from lpfs.train.snapshot import Resumable, restore_snapshot, seed_all, take_snapshot
 from lpfs.train.step import Stepper, memory_told
@@ -33,7 +34,8 @@ class Run:
     ) -> None:
         self.stepper, self.stream, self.valid, self.folder = stepper, stream, valid, folder
         self.state, self.config = stepper.state, stepper.state.config
-        self.progress = Progress(quiet=self.config.quiet)
+        self.state.note = self._write
+        self.progress = Progress(quiet=self.config.quiet, more=stepper.describe)
         self.log = Log(loggers)
         self.checkpoints: Checkpoints | None = None
         if folder is not None:
@@ -59,8 +61,7 @@ class Run:
             self._saved = self.state.step
             self._evaluated = self.state.step if found[1]["evaluated"] else -1
             self.progress.say(f"going on from step {found[0]:,}")
-        if self.folder is not None:
-            self._open_log(self.folder, 0 if found is None else found[1]["log"])
+        self._open_log(0 if found is None else found[1]["log"])
         for each in self.stepper.callbacks:
             each.on_begin(self.state)
         self.progress.begin(self.state)
@@ -70,14 +71,19 @@ class Run:
                 self._save(self.checkpoints)
         return None if found is None else found[0]
 
-    def _open_log(self, folder: Path, position: int | None) -> None:
-        board = [TensorBoard(folder / BOARD, self.state.step)] if self.config.tensorboard else []
+    def _open_log(self, position: int | None) -> None:
+        folder, settings, boards = self.folder, self.config.to_json(), list[Logger]()
         lines = None
-        try:
-            lines = JsonLines(folder / LINES, position)
-        except OSError as error:
-            warnings.warn(f"{folder / LINES} cannot be written: {error}", stacklevel=2)
-        self.log = Log([*board, *self._loggers], lines)
+        if folder is not None:
+            if self.config.tensorboard:
+                boards.append(TensorBoard(folder / BOARD, self.state.step, settings))
+            try:
+                lines = JsonLines(folder / LINES, position)
+            except OSError as error:
+                warnings.warn(f"{folder / LINES} cannot be written: {error}", stacklevel=2)
+        if self.config.mlflow:
+            boards.append(MLflow("fit" if folder is None else folder.name, settings))
+        self.log = Log([*boards, *self._loggers], lines)
 
     def done(self) -> bool:
         """Say whether training ends here."""

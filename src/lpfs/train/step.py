@@ -98,6 +98,10 @@ class Stepper:
             each.within_step(state)
         self.count_step(len(batch))
 
+    def describe(self, state: State) -> str:
+        """Return what the callbacks have to say about where training stands."""
+        return ", ".join(filter(None, (each.describe(state) for each in self.callbacks)))
+
     def set_rates(self) -> None:
         """Give the optimizer the learning rate of this step."""
         for group, lr in zip(self.state.optimizer.param_groups, self.rates, strict=True):

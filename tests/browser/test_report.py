@@ -1,0 +1,212 @@
+"""The report in a real browser: it renders, sorts, searches, leaves the console empty and asks for nothing."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+
+import hostile
+import polars as pl
+import pytest
+
+from lpfs.markup import shortened, visible
+from lpfs.report import Comparison, Result, report, report_comparison
+
+pytestmark = pytest.mark.browser
+FIELDS = [f"field_{number:02d}" for number in range(40)]
+INK = """place => {
+    const canvas = place.querySelector("canvas");
+    const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+    return pixels.filter((value, at) => at % 4 === 3 && value > 0).length;
+}"""
+MIDDLE = """(() => {
+    const over = document.querySelector("[data-chart=trajectories] .u-over");
+    over.scrollIntoView({block: "center"});
+    const box = over.getBoundingClientRect();
+    return [box.left + box.width / 2, box.top + box.height * 0.47];
+})()"""
+SHARES = """[...document.querySelectorAll("#heat tbody tr")]
+    .reduce((sum, row) => sum + Number(row.cells[1].dataset.v), 0)"""
+
+
+def write_run(folder, fields, records=200):
+    """The folder of a run in which gates fall to zero or rise to one."""
+    folder.mkdir()
+    values = hostile.answer(fields)
+    (folder / "selection.json").write_text(json.dumps(values), "utf-8")
+    draw, kept = random.Random(0), len(fields) // 2
+    columns = {"step": [5 * (at + 1) for at in range(records)], "loss": [draw.random() for _ in range(records)]}
+    columns["alive"] = [max(kept, len(fields) - at) for at in range(records)]
+    columns["penalty"] = [0.1 if at < records / 2 else 0.1 * 0.8 ** (at - records / 2) for at in range(records)]
+    columns["epsilon"] = [0.1 * 0.95**at for at in range(records)]
+    for number, name in enumerate(fields):
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            continue
+        end = draw.randrange(20, 150)
+        wave = [0.6 + 0.4 * abs(1 - 2 * at / records) + draw.gauss(0, 0.02) for at in range(records)]
+        columns[f"gate:{name}"] = wave if number < kept else [max(0.0, 1 - at / end) for at in range(records)]
+    pl.DataFrame(columns).write_parquet(folder / "history.parquet")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def page(tmp_path_factory):
+    return report(write_run(tmp_path_factory.mktemp("run") / "run", FIELDS))
+
+
+@pytest.fixture(scope="session")
+def compared(tmp_path_factory):
+    draw = random.Random(0)
+    results = [
+        Result(name, keep, seed, 0.85 - 0.3 / keep - lost, 0.4, tuple(draw.sample(FIELDS, keep)), cost)
+        for name, lost, cost in (("lpfs++", 0.0, 12.0), ("lpfs", 0.004, 11.0), ("permutation", 0.01, 2.0))
+        for keep in (5, 10, 20)
+        for seed in range(3)
+    ]
+    found = Comparison(tuple(results), tuple(FIELDS), "cmp", 0.86)
+    return report_comparison(found, tmp_path_factory.mktemp("cmp") / "report.html")
+
+
+def names(browser, shown=True):
+    rows = "[...document.querySelectorAll('#fields tbody tr')]"
+    some = f"{rows}.filter(row => row.offsetParent !== null)" if shown else rows
+    return browser.run(f"{some}.map(row => row.cells[0].textContent)")
+
+
+def put(browser, identity, value, event="input"):
+    place = f"document.getElementById('{identity}')"
+    browser.run(f"{place}.value = '{value}'; {place}.dispatchEvent(new Event('{event}', {{bubbles: true}}))")
+
+
+def fine(browser, path):
+    assert browser.problems() == []
+    assert browser.requests() == [path.resolve().as_uri()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "dark"), [("light", 1200, False), ("dark", 1200, True), ("phone", 390, False)]
+)
+@pytest.mark.parametrize("which", ["page", "compared"])
+def test_it_renders_without_a_word_and_without_a_request(browser, request, artefacts, which, kind, width, dark):
+    path = request.getfixturevalue(which)
+    browser.open(path, width=width, dark=dark)
+    browser.picture(artefacts / f"report-{which}-{kind}.png")
+    fine(browser, path)
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    drawn = browser.run(f"[...document.querySelectorAll('[data-chart]')].map({INK})")
+    assert len(drawn) == (8 if which == "page" else 2)
+    assert min(drawn) > 500, drawn
+
+
+def test_printing(browser, page, artefacts):
+    browser.open(page, dark=True)
+    path = browser.pdf(artefacts / "report.pdf")
+    assert path.stat().st_size > 20_000
+    fine(browser, page)
+    assert browser.run("document.documentElement.classList.contains('printing')") is False
+
+
+def test_sorting(browser, page):
+    browser.open(page)
+    assert names(browser) == FIELDS
+    head = "[...document.querySelectorAll('#fields th')].find(each => each.textContent.startsWith('{}'))"
+    click = head + ".querySelector('button').click()"
+    browser.run(click.format("Cardinality"))
+    assert names(browser) == FIELDS[::-1]
+    assert browser.run(head.format("Cardinality") + ".getAttribute('aria-sort')") == "descending"
+    browser.run(click.format("Cardinality"))
+    assert names(browser) == FIELDS
+    browser.run(click.format("Field"))
+    browser.run(click.format("Field"))
+    assert names(browser) == sorted(FIELDS, reverse=True)
+    browser.run(click.format("Gate"))
+    assert names(browser)[0] == "field_00"
+    fine(browser, page)
+
+
+def test_search_and_choice(browser, page):
+    browser.open(page)
+    put(browser, "search", "FIELD_0")
+    assert names(browser) == FIELDS[:10]
+    assert browser.run("document.getElementById('count').textContent") == "10 of 40"
+    browser.run("document.querySelector('[data-show=dropped]').click()")
+    assert names(browser) == []
+    put(browser, "search", "")
+    assert names(browser) == FIELDS[20:]
+    browser.run("document.querySelector('[data-show=kept]').click()")
+    assert names(browser) == FIELDS[:20]
+    fine(browser, page)
+
+
+def test_hover_names_a_field_and_the_slider_moves_the_histogram(browser, page, artefacts):
+    browser.open(page)
+    at = browser.run(MIDDLE)
+    browser("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1])
+    browser.settle()
+    tip = browser.run("document.querySelector('[data-chart=trajectories] .tip').textContent")
+    assert tip.startswith("field_")
+    assert " at step " in tip
+    browser.picture(artefacts / "report-hover.png")
+    told = "document.getElementById('histogram-at').textContent"
+    assert browser.run(told) == "1,000: 20 at 0"
+    put(browser, "histogram-step", "0")
+    assert browser.run(told) == "5: 0 at 0"
+    fine(browser, page)
+
+
+def test_the_heat_map_follows_the_number_of_fields(browser, compared):
+    browser.open(compared)
+    assert browser.run(SHARES) == pytest.approx(100 * 35 / 3, abs=25)
+    put(browser, "heat-keep", "5", "change")
+    assert browser.run(SHARES) == pytest.approx(500, abs=15)
+    fine(browser, compared)
+
+
+def test_200_hostile_names(browser, tmp_path, artefacts):
+    given = hostile.names()
+    path = report(write_run(tmp_path / "run", given))
+    browser.open(path)
+    browser.picture(artefacts / "report-hostile.png")
+    fine(browser, path)
+    assert browser.run("typeof window.pwned") == "undefined"
+    assert browser.run("document.querySelectorAll('script').length") == 3
+    assert browser.run("document.querySelectorAll('img, iframe, a, form, object, base, link').length") == 0
+    assert names(browser, shown=False) == [shortened(visible(each)) for each in given]
+    assert browser.run("document.documentElement.scrollWidth") <= 1200
+    text = browser.run("window.lpfsCsv()")
+    rows = list(csv.reader(io.StringIO(text, newline="")))
+    assert len(rows) == 201
+    assert not [row for row in rows if row[0].startswith(("=", "+", "-", "@", "\t", "\r", "\n", "＝"))]
+    assert [row[0].removeprefix("'") for row in rows[1:]] == [each.removeprefix("'") for each in given]
+
+
+def test_a_thousand_fields(browser, tmp_path):
+    given = [f"f{number:04d}" for number in range(1000)]
+    path = report(write_run(tmp_path / "run", given))
+    browser.open(path)
+    fine(browser, path)
+    assert len(names(browser)) == 60
+    browser.run("document.querySelector('button.more').click()")
+    assert len(names(browser)) == 1000
+
+
+def test_without_javascript_the_tables_are_there(browser, page, artefacts):
+    browser("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        browser.events.clear()
+        browser("Page.navigate", url=page.resolve().as_uri())
+        while not any(each.get("method") == "Page.loadEventFired" for each in browser.events):
+            browser.events.append(browser._next())
+        browser("Page.captureScreenshot")
+        text = browser.run("document.body.innerText")
+    finally:
+        browser("Emulation.setScriptExecutionDisabled", value=False)
+    assert all(name in text for name in FIELDS)
+    assert "Charts, sorting and search need JavaScript" in text
+    assert "bit-equal" in text
+    assert "Search fields" not in text
+    assert "Gate trajectories" not in text
