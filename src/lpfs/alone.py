@@ -20,7 +20,7 @@ from lpfs.protocol.folder import beginning
 from lpfs.protocol.listing import listed
 from lpfs.protocol.outcome import facts, put, versions, write_history
 from lpfs.protocol.periods import HELD, Periods
-from lpfs.protocol.recipe import LEAST_SEARCH
+from lpfs.protocol.recipe import LEAST_SEARCH, PACE
 from lpfs.protocol.settings import Settings
 from lpfs.protocol.tell import Teller
 from lpfs.saved import load, load_extra, save
@@ -90,16 +90,25 @@ def search_alone(
         work = planned(settings, dataset, folder, resume, tell)
     if every:
         work.parts, work.out = all_rows(dataset), folder / "all"
-        once = -(-work.parts.search.rows // work.recipe.batch_size)
+        once = -(-work.parts.train.rows // work.recipe.batch_size)
         steps = settings.search_steps or max(LEAST_SEARCH, once)
-        work.recipe = changed(work.recipe, search=steps, shuffle=work.parts.dealt or steps > once)
+        again = steps > once
+        if not again:
+            work.parts = changed(work.parts, search=work.parts.train)
+        work.recipe = changed(
+            work.recipe,
+            search=steps,
+            shuffle=work.parts.dealt or again,
+            apart=again,
+            pace=PACE if again else 1.0,
+        )
     tell.stage(f"search from {place}: {wished(work.wish)}")
     trained = given_model(work)
     before = stages.brief(stages.judge(work, trained[0], work.parts.valid))
     model, optimizer, found = stages.find(work, trained, settings.seed)
     after = stages.brief(stages.judge(work, model, work.parts.valid))
     selection = absorb(model, optimizer, batch=stages.proof(work, model))
-    selection = changed(selection, history=found.history, made={**found.made, **selection.made})
+    selection = changed(selection, history=found.history, made={**selection.made, **found.made})
     selection = selection.in_order(work.schema.names)
     save(model, folder / "model", **origin(dataset))
     values = {
@@ -177,12 +186,17 @@ def same_rows(folder: Path, rows: str, choices: Sequence[str]) -> str:
 
 
 def all_rows(dataset: Dataset) -> Periods:
-    """Search on all rows, the last tenth held out for choices; nothing is left to judge on."""
+    """Search on all rows, the last tenth held out for choices; nothing is left to judge on.
+
+    Where they are gone through several times, gates learn from a quarter of them and weights from the rest.
+    """
     edge = dataset.rows - max(1, dataset.rows // HELD)
     if edge < 1:
         raise InputError(f"{dataset.rows} rows are too few to search and to choose on")
-    search, valid = dataset.part(0, edge), dataset.part(edge, dataset.rows)
-    return Periods(search, search, valid, valid, search)
+    most = edge * 3 // 4
+    early, search = dataset.part(0, max(1, most)), dataset.part(most, edge)
+    valid = dataset.part(edge, dataset.rows)
+    return Periods(early, search, valid, valid, dataset.part(0, edge))
 
 
 def origin(dataset: Dataset) -> dict[str, str]:

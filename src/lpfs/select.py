@@ -47,6 +47,7 @@ from lpfs.schema import Schema
 from lpfs.train.boards import need_mlflow, need_tensorboard
 from lpfs.train.config import Training
 
+OWN_NUMBERS = ("dlrm", "dlrm_cross", "user_item")  # backbones with a way of their own to read numbers
 STAGES = {"both": 7, "hot": 6, "retrain": 6, "none": 5}
 
 
@@ -212,6 +213,8 @@ def prepared(source: Any, wanted: Settings, folder: Path, quiet: bool, resume: b
     if wanted.checkpoint is not None:
         place = model_folder(wanted.checkpoint)
         options |= {"like": trained_on(place), "fields_only": load(place).reads.names}
+    elif wanted.backbone not in OWN_NUMBERS:
+        options.setdefault("bins", "auto")
     if not {"shuffle", "preset"} & set(options):
         found = make_job(source, **options).options
         if found.time is None and found.parts != "files":

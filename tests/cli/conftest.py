@@ -57,7 +57,7 @@ def trained(clicks, tmp_path_factory):
     """The folder of a model that was trained on the days before the search."""
     out = tmp_path_factory.mktemp("trained") / "trained"
     shape = ["--model-option", "dim=4", "--model-option", "hidden=8"]
-    columns = ["--label", "click", "--time", "day"]
+    columns = ["--label", "click", "--time", "day", "--bins", "off"]
     arguments = ["train", str(clicks), *columns, *shape, "--steps", "60", "--rows", "early", "-q"]
     assert cli.call([*arguments, "--out", str(out)]) == 0
     return out

@@ -72,8 +72,7 @@ def test_again_from_another_folder(run, clicks, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "there")
     code, _, err = run("select", "--config", "../here/run", "--out", "again", "-q")
     assert code == 0, err
-    first, second = (answer(tmp_path / name) for name in ("here/run", "there/again"))
-    assert {name: first[name] for name in SAME} == {name: second[name] for name in SAME}
+    assert same(tmp_path / "here/run") == same(tmp_path / "there/again")
     code, _, err = run("train", "../here/clicks.csv", *LOG, *SHAPE, "--steps", "60", "-q", "--out", "trained")
     assert code == 0, err
     code, _, err = run(

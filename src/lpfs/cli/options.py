@@ -21,6 +21,18 @@ Decorator = Callable[[Function], Function]
 PATH = click.Path(path_type=Path)
 
 
+class Bins(click.ParamType[int | str]):
+    """A number of bins, or a word for one."""
+
+    name = "N|auto|off"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the number, or the word."""
+        if value in ("auto", "off"):
+            return value
+        return click.INT.convert(value, param, ctx)
+
+
 def section(title: str) -> Callable[..., Decorator[Any]]:
     """Return ``click.option`` for options of a section."""
     return partial(click.option, cls=Option, section=title)
@@ -60,7 +72,7 @@ ENCODING = together(
     encoding("--min-count", type=int, help="Rarer values share the id of unseen ones."),
     encoding("--max-values", type=int, help="Keep so many of the most frequent values of a field."),
     encoding("--hash", type=int, help="Hash values modulo this range instead of keeping vocabularies."),
-    encoding("--bins", type=int, help="Cut numeric columns into so many quantile bins."),
+    encoding("--bins", type=Bins(), help="Cut numeric columns into so many quantile bins; auto, or off."),
     encoding("--keep-all", is_flag=True, help="Keep constant and duplicate columns."),
 )
 PREPARED = (

@@ -17,6 +17,7 @@ from lpfs.data.store.format import FIRST_ID, MISSING_ID
 from lpfs.errors import DataError
 
 Numbers = npt.NDArray[np.float64]
+LEAST_BINS, MOST_BINS, ROWS_PER_BIN = 16, 256, 500  # where the number of bins is found from that of rows
 SAMPLED = 1 << 18  # values kept of a column for its quantiles
 
 
@@ -149,6 +150,10 @@ class Quantiles:
         if len(self._values) > SAMPLED:
             lowest = np.argpartition(self._marks, SAMPLED)[:SAMPLED]
             self._values, self._marks = self._values[lowest], self._marks[lowest]
+
+    def enough(self) -> int:
+        """Return how many bins so many rows can fill: one for every 500, from 16 to 256."""
+        return min(MOST_BINS, max(LEAST_BINS, self._rows // ROWS_PER_BIN))
 
     def edges(self, bins: int) -> Numbers:
         """Return at most ``bins`` - 1 increasing inner edges."""

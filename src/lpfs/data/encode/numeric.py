@@ -104,7 +104,8 @@ class BinsEncoder(Encoder):
     def finish(self) -> None:
         """Set the edges."""
         if self._quantiles is not None:
-            self._edges = self._quantiles.edges(self.plan.bins or 2)
+            bins = self.plan.bins
+            self._edges = self._quantiles.edges(bins if isinstance(bins, int) else self._quantiles.enough())
         self._quantiles = None
 
     @property

@@ -26,7 +26,7 @@ def encoder_type(plan: FieldPlan) -> type[Encoder]:
     if plan.kind == "multi":
         return MultiEncoder
     if plan.kind == "numeric":
-        return BinsEncoder if plan.bins else NumericEncoder
+        return BinsEncoder if plan.binned else NumericEncoder
     return CategoricalEncoder
 
 

@@ -11,6 +11,7 @@ from lpfs.errors import FieldError
 from lpfs.schema import GROUPS
 
 KINDS = ("categorical", "numeric", "multi", "ignore")
+BINNING = ("auto", "off")  # words that may stand for a number of bins
 TRANSFORMS = ("log", "none")
 
 
@@ -27,7 +28,8 @@ class FieldPlan:
         hash: hash values modulo this range instead of keeping a vocabulary.
         min_count: values seen less often in the training period share the id of unseen ones.
         max_values: keep only this many of the most frequent values.
-        bins: cut numbers into this many quantile bins, which become ids.
+        bins: cut numbers into this many quantile bins, which become ids; ``auto``: by the number of training rows;
+            ``off``: leave them numbers, whatever holds for all fields.
         transform: of numbers: ``log`` (log1p, signed) and standardise, or ``none``: only standardise.
         width: how many numbers a numeric column holds (list columns, or with ``separator``).
         hexadecimal: values are hexadecimal numbers of at most eight digits.
@@ -44,7 +46,7 @@ class FieldPlan:
     hash: int | None = None
     min_count: int | None = None
     max_values: int | None = None
-    bins: int | None = None
+    bins: int | str | None = None
     transform: str = "log"
     width: int = 1
     hexadecimal: bool = False
@@ -68,14 +70,21 @@ class FieldPlan:
         if not isinstance(self.hexadecimal, bool):
             refuse("hexadecimal", "true or false")
         limits = {"hash": (1, 2**31 - 3), "min_count": (1, 2**62), "max_values": (1, 2**31 - 3)}
-        limits |= {"bins": (2, 65_000), "width": (1, 1 << 20), "dim": (1, 1 << 20)}
+        if self.bins not in BINNING:
+            limits |= {"bins": (2, 65_000)}
+        limits |= {"width": (1, 1 << 20), "dim": (1, 1 << 20)}
         for option, (low, high) in limits.items():
             value = getattr(self, option)
             if value is not None and (type(value) is not int or not low <= value <= high):
                 hint = "; a smaller cap keeps no value at all" if option == "max_values" else ""
                 refuse(option, f"a whole number from {low} to {high}{hint}")
-        if self.bins and self.width > 1:
+        if self.binned and self.width > 1:
             refuse("bins", "left out when a column holds several numbers")
+
+    @property
+    def binned(self) -> bool:
+        """Whether numbers become ids of bins."""
+        return self.bins is not None and self.bins != "off"
 
 
 OPTIONS = tuple(each.name for each in fields(FieldPlan) if each.name not in ("name", "why"))

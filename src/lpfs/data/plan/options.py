@@ -32,7 +32,7 @@ class Options:
         min_count: values seen less often in the training period share the id of unseen ones.
         max_values: keep only this many of the most frequent values of a field.
         hash: hash all categorical values modulo this range instead of keeping vocabularies.
-        bins: cut all numeric columns into this many quantile bins.
+        bins: cut all numeric columns into this many quantile bins; ``auto``: by the number of training rows.
         separator: of a text table; None: found from its first line.
         header: whether text tables name their columns; or the names, where they do not.
         missing: further texts that mean a missing value.
@@ -55,7 +55,7 @@ class Options:
     min_count: int = 1
     max_values: int | None = None
     hash: int | None = None
-    bins: int | None = None
+    bins: int | str | None = None
     separator: str | None = None
     header: bool | Sequence[str] = True
     missing: tuple[str, ...] = ()
