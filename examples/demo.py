@@ -25,7 +25,7 @@ given = parser.parse_args()
 def main() -> None:
     log = lpfs.simulate(given.out / "log", "small", rows=given.rows, replace=True)
     truth = log.attached("truth.json")
-    print(print(f"simulated {log.rows:,} rows, {len(log.schema)} fields, {len(truth['true'])} of them true"))
+    print(f"simulated {log.rows:,} rows, {len(log.schema)} fields, {len(truth['true'])} of them true")
 
     answer = lpfs.select(log, given.out / "run", keep=given.keep, replace=True)
 

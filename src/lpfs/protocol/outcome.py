@@ -212,9 +212,8 @@ def show(outcome: Outcome, work: Work) -> None:
     for line in (*decided(selection), *told_hot_start(outcome.hot_start)):
         tell.say(f"  {line}")
     change = outcome.max_logit_change
-    tell.say(
-        f"  removing the dropped fields moved no prediction by more than {0.0 if change is None else change:.2g}"
-    )
+    if change is not None:
+        tell.say(f"  removing the dropped fields moved no prediction by more than {change:.2g}")
     listed = ", ".join(selection.kept[:12]) + (
         f" and {len(selection.kept) - 12} more" if len(selection.kept) > 12 else ""
     )
