@@ -20,7 +20,7 @@ from lpfs.protocol.folder import beginning
 from lpfs.protocol.listing import listed
 from lpfs.protocol.outcome import facts, put, versions, write_history
 from lpfs.protocol.periods import HELD, Periods
-from lpfs.protocol.recipe import LEAST_SEARCH, PACE
+from lpfs.protocol.recipe import LEAST_SEARCH, pace
 from lpfs.protocol.settings import Settings
 from lpfs.protocol.tell import Teller
 from lpfs.saved import load, load_extra, save
@@ -100,7 +100,7 @@ def search_alone(
             search=steps,
             shuffle=work.parts.dealt or again,
             apart=again,
-            pace=PACE if again else 1.0,
+            pace=pace(steps * work.recipe.batch_size, work.parts.early.rows) if again else 1.0,
         )
     tell.stage(f"search from {place}: {wished(work.wish)}")
     trained = given_model(work)

@@ -26,7 +26,7 @@ from lpfs.errors import DataError, InputError
 from lpfs.methods.costs import Costs, complexity
 from lpfs.methods.known import known
 from lpfs.methods.registry import check_method, check_search
-from lpfs.methods.wish import Wish
+from lpfs.methods.wish import DEFAULT_LOSS, Wish
 from lpfs.models.model import Model
 from lpfs.models.registry import check_model, make_model
 from lpfs.protocol import hot, stages
@@ -35,9 +35,9 @@ from lpfs.protocol.fitting import as_trained, check_fits, is_dataset, model_fold
 from lpfs.protocol.folder import beginning
 from lpfs.protocol.hints import hints, unread
 from lpfs.protocol.outcome import Outcome
-from lpfs.protocol.periods import DEALT, TESTED, periods
+from lpfs.protocol.periods import DEALT, TESTED, Periods, clicks, noise_of_auc, periods
 from lpfs.protocol.recipe import recipe
-from lpfs.protocol.settings import Settings
+from lpfs.protocol.settings import WAYS, Settings
 from lpfs.protocol.stages import Work
 from lpfs.protocol.tell import Teller
 from lpfs.protocol.tracking import tracked
@@ -47,6 +47,7 @@ from lpfs.schema import Schema
 from lpfs.train.boards import need_mlflow, need_tensorboard
 from lpfs.train.config import Training
 
+HARDLY = 0.25  # of the standard error of an AUC: a loss that is hardly told
 OWN_NUMBERS = ("dlrm", "dlrm_cross", "user_item")  # backbones with a way of their own to read numbers
 STAGES = {"both": 7, "hot": 6, "retrain": 6, "none": 5}
 
@@ -244,15 +245,11 @@ def laid_out(wanted: Settings, dataset: Dataset, folder: Path, resume: bool, tel
     if not left:
         raise InputError("every field must be dropped: nothing is left to select from")
     schema = schema.subset(left)
-    wish = Wish(
-        wanted.keep,
-        wanted.penalty,
-        wanted.budget,
-        wanted.max_auc_loss,
-        wanted.must_keep,
-        costs_of(wanted, schema),
-    )
     parts = periods(dataset)
+    ways = {name: getattr(wanted, name) for name in WAYS}
+    if all(each is None for each in ways.values()):
+        ways["max_auc_loss"] = small_loss(parts.valid)
+    wish = Wish(**ways, must_keep=wanted.must_keep, costs=costs_of(wanted, schema))
     steps = recipe(
         parts,
         batch_size=wanted.batch_size,
@@ -292,14 +289,19 @@ def device_named(name: str) -> torch.device:
     return device
 
 
-def check_labels(parts: Any) -> None:
+def small_loss(valid: Dataset) -> float:
+    """Return the AUC loss that is allowed where nothing is asked for: one that these rows could hardly tell."""
+    return max(DEFAULT_LOSS, round(noise_of_auc(valid) * HARDLY, 4))
+
+
+def check_labels(parts: Periods) -> None:
     """Refuse rows of one class only, where they have to judge or to choose."""
     for name in ("early", "search", "valid", "test"):
-        labels = torch.cat([batch.labels[:, 0] for batch in getattr(parts, name).stream(1 << 16, fields=[])])
-        positive = int(labels.sum())
-        if positive in (0, len(labels)):
+        part = getattr(parts, name)
+        positive, _ = clicks(part)
+        if positive in (0, part.rows):
             raise InputError(
-                f"the {name} rows ({len(labels):,}) hold one class only ({positive:,} positive): nothing can be "
+                f"the {name} rows ({part.rows:,}) hold one class only ({positive:,} positive): nothing can be "
                 "learned or judged there. Give more rows, another time column, or a split"
             )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from known_truth import known_truth
 
 from lpfs.errors import InputError
-from lpfs.protocol.periods import periods
+from lpfs.protocol.periods import clicks, noise_of_auc, periods
 
 SPLIT = {"train": ["day 0", "day 1", "day 2", "day 3"], "valid": ["day 4"], "test": ["day 5"]}
 
@@ -37,14 +38,14 @@ def spans(parts):
     ("days", "early", "searched"), [(24, 18, 5), (9, 6, 2), (10, 7, 2), (3, 1, 1), (4, 2, 1), (5, 3, 1)]
 )
 def test_the_last_day_judges_and_the_days_before_it_search(logs, days, early, searched):
-    parts = periods(logs(days))
-    stop, held = 20 * (days - 1), 2 * searched
+    parts = periods(logs(days, rows=200 * days))
+    stop, held = 200 * (days - 1), 20 * searched
     assert early + searched + 1 == days
     assert spans(parts) == {
-        "early": (0, 20 * early),
-        "search": (20 * early, stop - held),
+        "early": (0, 200 * early),
+        "search": (200 * early, stop - held),
         "valid": (stop - held, stop),
-        "test": (stop, 20 * days),
+        "test": (stop, 200 * days),
         "train": (0, stop - held),
     }
 
@@ -66,6 +67,31 @@ def test_the_parts_follow_one_another_and_nothing_is_in_two_of_them(logs, days, 
     assert parts["search"][0] < parts["search"][1] == parts["valid"][0] < parts["valid"][1] == parts["test"][0]
     assert parts["test"][1] == total
     assert parts["train"] == (0, parts["search"][1])
+
+
+def test_rows_to_choose_on_hold_both_classes_where_that_can_be(tmp_path):
+    """The last 40 of 200 searched rows are no clicks: 20 are not enough, nor 40; 80 are."""
+    log = known_truth(tmp_path / "log", rows=600, days=3, label=lambda row: float(row < 360 and row % 3 == 0))
+    parts = periods(log)
+    assert spans(parts)["search"] == (200, 320)
+    assert spans(parts)["valid"] == (320, 400)
+    assert clicks(parts.valid) == (13, 67)
+    none = known_truth(tmp_path / "none", rows=600, days=3, label=lambda row: float(row < 100))
+    assert spans(periods(none))["valid"] == (320, 400)
+
+
+def test_the_noise_of_an_auc_is_that_of_hanley_and_mcneil(tmp_path):
+    """Against AUCs of rows drawn from two normal distributions 0.954 apart, whose AUC is .75."""
+    log = known_truth(tmp_path / "log", rows=600, days=3, label=lambda row: float(row % 4 == 0))
+    draw = np.random.default_rng(0)
+    found = []
+    for _ in range(2000):
+        clicked, other = draw.normal(0.954, 1, 150), draw.normal(0, 1, 450)
+        found.append((clicked[:, None] > other[None]).mean())
+    assert np.mean(found) == pytest.approx(0.75, abs=0.003)
+    assert noise_of_auc(log) == pytest.approx(np.std(found), rel=0.1)
+    one = known_truth(tmp_path / "one", rows=600, days=3, label=lambda row: 0.0)
+    assert noise_of_auc(one) == 0.5
 
 
 def test_days_of_too_few_rows(logs):

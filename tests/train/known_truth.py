@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,12 @@ def known_truth(
     seed: int = 0,
     last: int = 0,
     settings: Mapping[str, Any] | None = None,
+    label: Callable[[int], float] | None = None,
 ) -> Dataset:
-    """Clicks that depend on user and ad, a little on a tag and on age; ``last`` draws the last day."""
+    """Clicks that depend on user and ad, a little on a tag and on age; ``last`` draws the last day.
+
+    Where ``label`` is given, it says whether a row is a click.
+    """
     draw = np.random.default_rng(seed)
     schema = Schema(FIELDS, label="click")
     with DatasetWriter(
@@ -56,6 +60,8 @@ def known_truth(
             dense = {"price": draw.normal(size=size), "age": draw.normal(size=size)}
             logit = 3.0 * (ids["user"] % 2) + 3.0 * (ids["ad"] % 2) - 3.0 + 0.7 * tagged + 0.4 * dense["age"]
             click = (draw.random(size) < 1 / (1 + np.exp(-logit))).astype(np.float32)
+            if label is not None:
+                click = np.array([label(edges[number] + row) for row in range(size)], np.float32)
             day = writer.day(f"day {number}")
             day.append(ids=ids, bags={"tags": (tags, lengths)}, dense=dense, labels={"click": click})
     return Dataset(out)

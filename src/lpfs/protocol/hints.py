@@ -29,7 +29,8 @@ JUDGED = 10_000  # rows that are judged on
 PRIOR = 20  # rows at the mean rate that are added to those of every value
 CERTAIN = 0.95  # AUC of a field alone that is suspicious whatever the others do
 ALONE = 0.85  # part of AUC - 0.5 of all fields that one has alone …
-HANGS = 0.35  # … and part of it that is lost when that field is shuffled: more is suspicious
+HANGS = 0.35  # … and part of it that is lost when that field is shuffled: more is suspicious …
+BEYOND = 2.0  # … if it is so many times what is lost by the next field
 LEAST = 0.6  # AUC of all fields below which there is too little to compare with
 CLICKS = 30  # rows of each class to judge on, with fewer nothing is said of leaks
 MOST = 3  # fields that can stand out; where more do, it is the model of all fields that is poor
@@ -126,7 +127,9 @@ def leaks(together: float, alone: Mapping[str, float], without: Mapping[str, flo
     """
     room = together - 0.5 if together >= LEAST else float("inf")
     certain = {name for name in alone if alone[name] > CERTAIN}
-    large = {name for name in alone if alone[name] - 0.5 > ALONE * room or together - without[name] > HANGS * room}
+    lost = {name: together - without[name] for name in alone}
+    hangs = max(HANGS * room, BEYOND * max(sorted(lost.values())[:-1], default=0.0))
+    large = {name for name in alone if alone[name] - 0.5 > ALONE * room or lost[name] > hangs}
     named = certain | large if len(large) <= MOST else certain
     found = []
     for name in sorted(named, key=lambda name: (-alone[name], name)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from lpfs.data.dataset import Dataset
@@ -104,13 +105,37 @@ def of_parts(dataset: Dataset, sizes: list[int], test: Dataset) -> Periods:
 
 
 def held_out(dataset: Dataset, early: int, stop: int, test: Dataset) -> Periods:
-    """Hold the last tenth of the search period out."""
-    edge = stop - max(1, (stop - early) // HELD)
+    """Hold the last tenth of the search period out; more of it, up to a half, where that holds one class only."""
+    held = max(1, (stop - early) // HELD)
+    while one_class(dataset.part(stop - held, stop)) and held * 4 <= stop - early:
+        held *= 2
+    edge = stop - held
     if edge <= early or early < 1:
         raise InputError(f"{dataset.rows} rows are too few to pretrain, search, choose and test on")
     return Periods(
         dataset.part(0, early), dataset.part(early, edge), dataset.part(edge, stop), test, dataset.part(0, edge)
     )
+
+
+def clicks(part: Dataset) -> tuple[int, int]:
+    """Return how many rows there are with and without a click."""
+    positive = sum(int(batch.labels[:, 0].sum()) for batch in part.stream(1 << 16, fields=[]))
+    return positive, part.rows - positive
+
+
+def one_class(part: Dataset) -> bool:
+    """Say whether all rows are alike."""
+    return 0 in clicks(part)
+
+
+def noise_of_auc(part: Dataset, auc: float = 0.75) -> float:
+    """Return the standard error of an AUC on these rows, by Hanley and McNeil (1982); 0.5 with one class."""
+    positive, negative = clicks(part)
+    if not positive or not negative:
+        return 0.5
+    above, below = auc / (2 - auc), 2 * auc * auc / (1 + auc)
+    spread = auc * (1 - auc) + (positive - 1) * (above - auc * auc) + (negative - 1) * (below - auc * auc)
+    return math.sqrt(spread / (positive * negative))
 
 
 def need(dataset: Dataset, rows: int) -> None:

@@ -13,7 +13,8 @@ LEAST_BATCH = 64
 LEAST_PRETRAIN = 2000
 LEAST_SEARCH = 2000
 LEAST_HELD = 512  # rows in a step of gates that have rows of their own
-PACE = 3.0  # how much faster the weights learn in a search on rows that come again: it is short for them
+PACE = 3.0  # how much faster the weights learn in a search on rows that come again: it is short for them …
+PASSES = 2  # … but where they go through their rows more often than so, slower in proportion
 
 
 @dataclass(frozen=True)
@@ -88,5 +89,14 @@ def recipe(
         shuffle=parts.dealt or pretrain > once,
         apart=apart,
         held=max(batch_size, LEAST_HELD),
-        pace=PACE if apart else 1.0,
+        pace=pace(search * batch_size, rows) if apart else 1.0,
     )
+
+
+def pace(seen: int, rows: int) -> float:
+    """Return how much faster weights learn that see so many rows, out of so many different ones.
+
+    >>> pace(200, 100), pace(2000, 100)
+    (3.0, 0.3)
+    """
+    return PACE * min(1.0, PASSES * rows / seen)

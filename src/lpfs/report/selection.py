@@ -73,4 +73,5 @@ def wished(run: Run) -> str:
         return f"stay within a budget of {asked['budget']:g}"
     if not asked:
         return ""
-    return f"lose at most {0.001 if asked.get('max_auc_loss') is None else asked['max_auc_loss']:g} of AUC"
+    allowed = asked.get("max_auc_loss") or run.part("made").get("end", {}).get("allowed", 0.001)
+    return f"lose at most {allowed:g} of AUC"
