@@ -96,7 +96,7 @@ class Runs:
                     self.search(method, Wish(keep=size), size)
         if sweep:
             gates = lpfs.Gates(self.work.schema.names, lpfs.gate_function("lpfs++"), self.work.recipe.search)
-            first = 1 / (0.4 * gates.schedule.total_lr(gates.steps))
+            first = 1 / (6.4 * gates.schedule.total_lr(gates.steps))  # a sixteenth of where keep=K starts
             for number in range(sweep):
                 penalty = first * 2.0**number
                 if not self.has("lpfs++ at a fixed λ", round(penalty, 6)):

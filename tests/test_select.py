@@ -20,7 +20,7 @@ from lpfs.protocol.periods import periods
 from lpfs.protocol.settings import Settings
 from lpfs.saved import load, save
 from lpfs.schema import Selection
-from lpfs.select import select
+from lpfs.select import select, small_loss
 
 NAMES = tuple(each.name for each in FIELDS)
 SMALL = TINY["model_options"]
@@ -205,6 +205,8 @@ def test_every_backbone_goes_through_and_is_certified(log, tmp_path, name):
     wide = {"head": [8], **wide} if name == "user_item" else wide
     wide = {"bottom": [4], **wide} if name.startswith("dlrm") else wide
     options = {"model": name, "model_options": {"dim": 4, **wide}, "level": level}
+    if name == "user_item":
+        options["search_steps"] = 600  # of a pair, one without the other is worth nothing
     found = select(log, tmp_path / "run", keep=2, **{**TINY, **options}, finish="none", quiet=True)
     assert len(found.kept) == 2
     assert set(found.metrics) == {"all_fields", "gated", "pruned"}
@@ -263,8 +265,10 @@ def test_crosses_under_a_budget_with_a_field_that_must_stay(log, tmp_path):
 def test_nothing_asked_for_says_what_it_decided(log, tmp_path, capsys):
     found = select(log, tmp_path / "run", **TINY, finish="hot", must_keep=("slot",), must_drop=("price",))
     told = capsys.readouterr().err
-    assert "search: as few as cost at most 0.001 AUC" in told
-    assert "of validation AUC against all fields trained as long; 0.00100 was allowed" in told
+    allowed = small_loss(periods(log).valid)
+    assert 0.001 < allowed < 0.02  # a quarter of the standard error on a few hundred rows
+    assert f"search: as few as cost at most {allowed:g} AUC" in told
+    assert f"of validation AUC against all fields trained as long; {allowed:.5f} was allowed" in told
     assert {"slot", *STRONG} <= set(found.kept)
     assert "price" not in found.selection.names
     assert found.selection.made["curve"]
