@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lpfs.errors import InputError
-from lpfs.report.comparison import COMPARISON, Comparison, read_comparison
+from lpfs.report.compared import read_comparison
+from lpfs.report.comparison import COMPARISON, Comparison
 from lpfs.report.run import ANSWER, read_run
 from lpfs.report.selection import selection_page
 from lpfs.report.versus import comparison_page

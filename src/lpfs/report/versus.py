@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
@@ -17,6 +17,10 @@ from lpfs.report.parts import Cell, card, chart, copyable, folded, table, tile, 
 
 TONES = tuple(f"m{number}" for number in range(8))  # of the best methods; the others are grey
 LEVELS = 8  # shades of the heat map
+VERDICTS = ("behind", "level", "unknown", "ahead")  # as they are sorted
+PILLS = {"ahead": "yes", "behind": "bad"}
+NOISE = "Differences to the best. Beyond noise: the intervals leave zero on one side."
+ONE_SEED = "With one seed the luck of the training is not known: no difference can be said to be beyond noise."
 
 
 def comparison_page(found: Comparison) -> str:
@@ -27,6 +31,8 @@ def comparison_page(found: Comparison) -> str:
         charts["cost"] = costs
     place = chart("k-auc", "AUC by the number of kept fields", 340)
     note = "Test AUC of the kept fields trained from scratch: the mean over seeds, and from the least to the most."
+    if len(found.methods) > len(TONES):
+        note += f" The first {len(TONES)} methods have colours; weak ones may lie below the picture."
     body = together(
         hero(found),
         card("AUC by the number of fields", place, quality_table(found), note=note),
@@ -39,7 +45,7 @@ def comparison_page(found: Comparison) -> str:
 
 def sentence(found: Comparison) -> str:
     """Return the answer in one sentence."""
-    first = found.methods[0] if found.methods else None
+    first = found.fair[0] if found.fair else None
     if first is None:
         return "No method gave a result."
     wins = sum(best_at(found, keep) == first for keep in found.keeps)
@@ -51,18 +57,19 @@ def sentence(found: Comparison) -> str:
 
 def best_at(found: Comparison, keep: int) -> str | None:
     """Return the method with the highest mean AUC at a number of fields."""
-    means = {name: mean(found.aucs(name, keep).values()) for name in found.methods if found.aucs(name, keep)}
+    means = {name: mean(found.aucs(name, keep).values()) for name in found.fair if found.aucs(name, keep)}
     return max(means, key=lambda name: means[name]) if means else None
 
 
 def hero(found: Comparison) -> Html:
     """Return the answer and the numbers that matter."""
-    best = max(
-        (each for each in found.results if each.auc is not None), key=lambda each: each.auc or 0.0, default=None
-    )
+    judged = [each for each in found.results if each.auc is not None and each.method in found.fair]
+    best = max(judged, key=lambda each: each.auc or 0.0, default=None)
     seeds = len({each.seed for each in found.results})
     tiles = [
-        tile("Methods", len(found.methods), f"{len(found.failed)} failed" if found.failed else "none failed"),
+        tile(
+            "Methods", len(found.methods), f"{len(found.failed)} with failures" if found.failed else "none failed"
+        ),
         tile(
             "Results",
             f"{len(found.results):,}",
@@ -81,12 +88,23 @@ def curves(found: Comparison) -> dict[str, Any]:
     series = []
     for number, name in enumerate(found.methods):
         each = [list(found.aucs(name, keep).values()) for keep in found.keeps]
-        middle, low, high = ([how(one) if one else None for one in each] for how in (mean, min, max))
+        middle, *band = ([how(one) if one else None for one in each] for how in (mean, min, max))
+        low, high = band if number < len(TONES) else (None, None)  # grey on grey says nothing
         series.append(line(name, middle, low=low, high=high, colour=tone(number)))
+    series.sort(key=lambda each: each["colour"] != "off")  # grey ones below
     if found.all_fields is not None:
         level = [found.all_fields] * len(found.keeps)
         series.append(line("all fields", level, colour="ink", dashed=True))
-    return lines(found.keeps, series, x_label="fields kept", y_label="test AUC")
+    drawn = lines(found.keeps, series, x_label="fields kept", y_label="test AUC")
+    return {**drawn, **({"range": focus(series)} if len(found.methods) > len(TONES) else {})}
+
+
+def focus(series: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the range of AUC that shows the coloured lines; the weak ones among the grey may leave it below."""
+    loud = [each for each in series if each["colour"] != "off"]
+    values = [one for each in loud for key in ("y", "low", "high") for one in each.get(key, ()) if one is not None]
+    room = 0.05 * (max(values) - min(values)) or 0.01
+    return [min(values) - room, max(values) + room]
 
 
 def tone(number: int) -> str:
@@ -122,28 +140,40 @@ def spread(values: list[float]) -> str:
 
 def significance(found: Comparison) -> Html:
     """Return which differences are beyond noise; paired over seeds where the comparison gives none."""
+    by_rows = any(each.rows is not None for each in found.differences)
+    tested = any(each.p is not None for each in found.differences)
     if found.differences:
         rows = [
             [
-                Cell(each.keep, each.keep),
+                Cell("area" if each.keep is None else each.keep, each.keep or 0),
                 word(f"{each.method} – {each.other}"),
                 Cell(words.delta(each.mean), each.mean),
-                Cell(f"{words.delta(each.low)} … {words.delta(each.high)}", each.low),
-                Cell("–" if each.p is None else f"{each.p:.2g}", each.p),
-                Cell(verdict(each.beyond_noise), float(each.beyond_noise), number=False),
+                Cell(between(each.low, each.high), each.low),
+                *([Cell(between(*(each.rows or (None, None))), (each.rows or (None,))[0])] if by_rows else []),
+                *([Cell("–" if each.p is None else f"{each.p:.2g}", each.p)] if tested else []),
+                Cell(verdict(each.said), VERDICTS.index(each.said), number=False),
             ]
             for each in found.differences
         ]
-        header = ["K", "Methods", "Δ AUC", "interval", "p", "Verdict"]
-        return card("What is beyond noise", table(header, rows, identity="differences"))
+        header = ["K", "Methods", "Difference", "95 % over seeds" if by_rows else "interval"]
+        header += [*(["95 % over rows"] if by_rows else []), *(["p"] if tested else []), "Verdict"]
+        note = f"{NOISE} {ONE_SEED}" if all(each.said == "unknown" for each in found.differences) else NOISE
+        return card("What is beyond noise", table(header, rows, identity="differences", style="long"), note=note)
     note = "Against the best at each number of fields, paired over seeds; few seeds prove little."
     header = ["K", "Methods", "Δ AUC", "least … most", "worse in"]
-    return card("Differences to the best", table(header, paired(found), identity="differences"), note=note)
+    listed = table(header, paired(found), identity="differences", style="long")
+    return card("Differences to the best", listed, note=note)
 
 
-def verdict(beyond: bool) -> Html:
+def between(low: float | None, high: float | None) -> str:
+    """Return both ends of an interval."""
+    return "–" if low is None or high is None else f"{words.delta(low)} … {words.delta(high)}"
+
+
+def verdict(said: str) -> Html:
     """Return whether a difference is more than noise."""
-    return tag("span", "beyond noise" if beyond else "within noise", class_=f"pill {'yes' if beyond else 'no'}")
+    text = {"level": "level, within noise", "unknown": "not known"}.get(said, f"{said}, beyond noise")
+    return tag("span", text, class_=f"pill {PILLS.get(said, 'no')}")
 
 
 def paired(found: Comparison) -> list[list[Cell]]:
@@ -261,7 +291,8 @@ def heat(found: Comparison) -> Html:
         class_="js-only",
     )
     note = "In how many of its searches each method kept a field."
-    listed = table(["Field", *found.methods], rows, identity="heat", style="heat")
+    style = "heat many" if len(found.methods) > len(TONES) else "heat"
+    listed = table(["Field", *found.methods], rows, identity="heat", style=style)
     return card("Fields by methods", tag("div", pick, class_="tools"), listed, note=note, identity="all-fields")
 
 
@@ -281,7 +312,7 @@ def made(found: Comparison) -> Html:
     parts.append(facts(found.said, ", ".join(found.methods)))
     if found.failed:
         rows = [[word(name), word(tag("bdi", why))] for name, why in found.failed.items()]
-        parts.append(folded("Methods that gave no result", table(["Method", "Why"], rows)))
+        parts.append(folded("Runs that failed", table(["Method", "Why"], rows)))
     asked = found.said.get("configuration")
     if isinstance(asked, Mapping):
         text = json.dumps(asked, indent=1, ensure_ascii=False)
