@@ -15,7 +15,8 @@ from lpfs.report.made import facts
 from lpfs.report.page import page
 from lpfs.report.parts import Cell, card, chart, copyable, folded, table, tile, word
 
-TONES = tuple(f"m{number}" for number in range(8))  # of the best methods; the others are grey
+TONES = tuple(f"m{number}" for number in range(8))  # of the best methods
+GREY = "off"  # of the others
 LEVELS = 8  # shades of the heat map
 VERDICTS = ("behind", "level", "unknown", "ahead")  # as they are sorted
 PILLS = {"ahead": "yes", "behind": "bad"}
@@ -86,12 +87,13 @@ def hero(found: Comparison) -> Html:
 def curves(found: Comparison) -> dict[str, Any]:
     """Return AUC over the number of fields, a line a method with its band over seeds."""
     series = []
-    for number, name in enumerate(found.methods):
+    for name in found.methods:
         each = [list(found.aucs(name, keep).values()) for keep in found.keeps]
         middle, *band = ([how(one) if one else None for one in each] for how in (mean, min, max))
-        low, high = band if number < len(TONES) else (None, None)  # grey on grey says nothing
-        series.append(line(name, middle, low=low, high=high, colour=tone(number)))
-    series.sort(key=lambda each: each["colour"] != "off")  # grey ones below
+        colour = tone(found, name)
+        low, high = (None, None) if colour == GREY else band  # grey on grey says nothing
+        series.append(line(name, middle, low=low, high=high, colour=colour))
+    series.sort(key=lambda each: each["colour"] != GREY)  # below the others
     if found.all_fields is not None:
         level = [found.all_fields] * len(found.keeps)
         series.append(line("all fields", level, colour="ink", dashed=True))
@@ -101,15 +103,16 @@ def curves(found: Comparison) -> dict[str, Any]:
 
 def focus(series: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the range of AUC that shows the coloured lines; the weak ones among the grey may leave it below."""
-    loud = [each for each in series if each["colour"] != "off"]
+    loud = [each for each in series if each["colour"] != GREY]
     values = [one for each in loud for key in ("y", "low", "high") for one in each.get(key, ()) if one is not None]
     room = 0.05 * (max(values) - min(values)) or 0.01
     return [min(values) - room, max(values) + room]
 
 
-def tone(number: int) -> str:
-    """Return the colour of a method by its place."""
-    return TONES[number] if number < len(TONES) else "off"
+def tone(found: Comparison, method: str) -> str:
+    """Return the colour of a method by its place; who stands aside has none."""
+    number = found.fair.index(method) if method in found.fair else len(TONES)
+    return TONES[number] if number < len(TONES) else GREY
 
 
 def quality_table(found: Comparison) -> Html:
@@ -221,11 +224,11 @@ def cost_chart(found: Comparison) -> dict[str, Any] | None:
         return None
     x = sorted({seconds for seconds, _ in costs.values()})
     series = []
-    for number, method in enumerate(found.methods):
+    for method in found.methods:
         if method in costs:
             seconds, auc = costs[method]
             y = [auc if each == seconds else None for each in x]
-            series.append(line(method, y, colour=tone(number)))
+            series.append(line(method, y, colour=tone(found, method)))
     return lines(x, series, x_label="seconds of a search", y_label="mean test AUC", log_x=True, points=True)
 
 
