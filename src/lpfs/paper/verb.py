@@ -1,0 +1,140 @@
+"""reproduce: one experiment of the paper, its numbers as JSON and its figure, beside the paper's own.
+
+lpfs.paper.reproduce("gates", "paper")
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import os
+import shlex
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lpfs.compare.store import put
+from lpfs.errors import InputError
+from lpfs.paper.job import Found, Job
+from lpfs.paper.registry import EXPERIMENTS
+from lpfs.paper.source import about, dataset_of, simulated
+from lpfs.plots import blank, finished
+from lpfs.protocol.outcome import versions
+from lpfs.protocol.tell import Teller
+
+FORMAT = "lpfs-paper"
+REAL = "dlrm"  # the backbone on the user's own log where the experiment's needs groups of fields
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """What an experiment left: ``values`` is what its JSON file holds."""
+
+    values: dict[str, Any]
+    path: Path
+    figure: Path
+
+
+def reproduce(
+    name: str,
+    out: str | os.PathLike[str] = "paper",
+    *,
+    data: str | os.PathLike[str] | None = None,
+    full: bool = False,
+    seed: int = 0,
+    rows: int | None = None,
+    steps: int | None = None,
+    seeds: int | None = None,
+    quiet: bool = False,
+) -> Reproduced:
+    """Do one experiment of the paper; write ``NAME.json`` and ``NAME.png`` into a folder.
+
+    What was trained is kept in ``work/NAME`` there, so that a second call does only what is missing.
+
+    Args:
+        name: one of ``EXPERIMENTS``.
+        out: the folder.
+        data: a real log: the days of Criteo Terabyte, Kaggle's ``train.txt``, or the folder of any Dataset;
+            without one the simulator's preset is taken.
+        full: the real thing; else small, in minutes on two cores.
+        seed: the first.
+        rows, steps, seeds: another size: rows of the simulated log, steps of pretraining and of every search,
+            how many seeds.
+        quiet: print nothing.
+
+    """
+    if name not in EXPERIMENTS:
+        near = difflib.get_close_matches(name, EXPERIMENTS, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"there is no experiment {name!r}{hint}; there are {', '.join(EXPERIMENTS)}")
+    for each, value in {"rows": rows, "steps": steps, "seeds": seeds}.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InputError(f"{each} must be a whole number >= 1, found {value!r}")
+    entry, tell, folder = EXPERIMENTS[name], Teller(quiet=quiet), Path(out)
+    blank(1, 1)  # says at once where there is no matplotlib
+    module = importlib.import_module(entry.module)
+    scale = module.FULL if full else module.SMALL
+    given = {"rows": rows, "pretrain": steps, "search": steps, "seeds": seeds}
+    scale = replace(scale, **{key: value for key, value in given.items() if value is not None})
+    log = None
+    if entry.preset is not None:
+        if data is not None:
+            log = dataset_of(Path(data), folder / "work" / "data", quiet=quiet)
+            scale = scale if scale.model != "user_item" or grouped(log) else replace(scale, model=REAL)
+        else:
+            preset = entry.preset[full]
+            place = folder / "work" / "data" / f"{preset}-{scale.rows or 'all'}-{seed}"
+            log = simulated(preset, scale.rows, seed, place)
+    job = Job(log, data is not None, folder / "work" / name, scale, seed, full, tell)
+    told = about(log, job.real)
+    tell.say(f"{name}: {entry.summary}; {told['said']}")
+    begin = time.perf_counter()
+    found: Found = module.run(job)
+    seconds = time.perf_counter() - begin
+    asked = {"seed": seed or None, "rows": rows, "steps": steps, "seeds": seeds}
+    values = {
+        "format": FORMAT,
+        "experiment": name,
+        "claim": entry.claim,
+        "data": told,
+        "paper": dict(found.paper),
+        "ours": dict(found.ours),
+        "table": [list(each) for each in found.rows],
+        "full": full,
+        "seed": seed,
+        "settings": scale.to_json(),
+        "command": command(name, full, data, asked),
+        "seconds": round(seconds, 1),
+        "versions": versions(),
+    }
+    path = folder / f"{name}.json"
+    put(path, json.loads(json.dumps(values)))
+    figure = blank(*found.size)
+    found.draw(figure)
+    finished(figure).suptitle(f"{name} ({told['kind']} data)", x=0.01, ha="left", fontsize=10)
+    figure.savefig(path.with_suffix(".png"), dpi=100)
+    show(values, tell)
+    tell.say(f"  {path}, {path.with_suffix('.png').name}; {seconds:.0f} s")
+    return Reproduced(values, path, path.with_suffix(".png"))
+
+
+def grouped(log: Any) -> bool:
+    """Whether a log has user and item fields."""
+    return {"user", "item"} <= {each.group for each in log.schema}
+
+
+def command(name: str, full: bool, data: Any, asked: dict[str, Any]) -> str:
+    """Return the command that does the same again."""
+    words = ["lpfs", "reproduce", name, *(["--full"] if full else [])]
+    words += [] if data is None else ["--data", Path(data).name]
+    for key, value in asked.items():
+        words += [] if value is None else [f"--{key}", str(value)]
+    return shlex.join(words)
+
+
+def show(values: dict[str, Any], tell: Teller) -> None:
+    """Print what was found beside the paper's words."""
+    tell.say(f"  the paper: {values['claim']}")
+    tell.table(f"{values['experiment']}, {values['data']['said']}", ["", "paper", "here"], values["table"])
