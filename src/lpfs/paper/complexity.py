@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,11 @@ from lpfs.train.step import loss_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SMALL = Scale(600_000, "dlrm", batch_size=512, pretrain=800, search=200, seeds=2)
+SMALL = Scale(1_000_000, "dlrm", batch_size=128, pretrain=800, search=200, seeds=2)
 FULL = Scale(model="dlrm", batch_size=512, seeds=2)
 SIZES = (27, 378, 392, 1000)
-PAIRS = 60  # steps of each kind that are timed in turns
+PAIRS = 60  # steps of each kind that are timed in turns …
+WARM = 10  # … after so many to warm up
 
 
 def run(job: Job) -> Found:
@@ -114,20 +116,18 @@ def timed(trials: Trials, seed: int) -> dict[str, float]:
                 each.step()
 
         steps.append(step)
-    stream = iter(work.stream(work.parts.early, work.schema.names, train=True, seed=seed))
+    stream = work.stream(work.parts.early, work.schema.names, train=True, seed=seed)
+    batches = list(islice(iter(stream), WARM + PAIRS))
     pairs = []
-    for number in range(PAIRS + 10):
-        batch = next(stream, None)
-        if batch is None:
-            break
-        pair = []
+    for number in range(WARM + PAIRS):
+        batch, pair = batches[number % len(batches)], []
         for take in steps:
             begin = time.perf_counter()
             take(batch)
             if work.device.type == "cuda":
                 torch.cuda.synchronize()
             pair.append(time.perf_counter() - begin)
-        if number >= min(10, PAIRS // 10):  # the first ones warm up
+        if number >= WARM:
             pairs.append(pair)
     return {
         "plain": median(each[0] for each in pairs),

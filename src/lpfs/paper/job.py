@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lpfs.data.dataset import Dataset
 from lpfs.errors import InputError
+from lpfs.paper.source import Log
 from lpfs.protocol.tell import Teller
 
 if TYPE_CHECKING:
@@ -55,8 +56,7 @@ class Job:
     """One experiment: its data, its size, its seed, and where it may leave things.
 
     Args:
-        data: the log; None for an experiment that needs none.
-        real: whether it is the user's own, or a simulated one.
+        source: the log; None for an experiment that needs none.
         folder: where it works; what is there is not done again.
         scale: how large.
         seed: the first.
@@ -65,8 +65,7 @@ class Job:
 
     """
 
-    data: Dataset | None
-    real: bool
+    source: Log | None
     folder: Path
     scale: Scale
     seed: int
@@ -76,9 +75,9 @@ class Job:
     @property
     def log(self) -> Dataset:
         """The data of an experiment that needs some."""
-        if self.data is None:
+        if self.source is None:
             raise InputError("this experiment needs a log")
-        return self.data
+        return self.source.data
 
     @property
     def seeds(self) -> range:
@@ -86,11 +85,19 @@ class Job:
         return range(self.seed, self.seed + self.scale.seeds)
 
     @property
+    def truth(self) -> Path | None:
+        """Where the truth of a simulated log is."""
+        return None if self.source is None else self.source.truth
+
+    @property
     def kinds(self) -> dict[str, str]:
         """What is true of the fields of a simulated log; empty for a real one."""
-        if self.data is None or self.real:
-            return {}
-        return {each["name"]: each["role"] for each in self.log.attached("truth.json")["fields"]}
+        return {} if self.source is None else self.source.kinds
+
+    @property
+    def real(self) -> bool:
+        """Whether the log is the user's own."""
+        return self.source is not None and self.source.preset is None
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def run(job: Job) -> Found:
     for prox, penalties in (("l1", SOFT), ("l0", tuple(each * edge for each in HARD))):
         for penalty in penalties:
             found = trials.search(job.seed, penalty=penalty, options={"prox": prox})
-            gone = next((each["step"] for each in found.get("history", ()) if each["alive"] < total), None)
+            gone = next((each["step"] for each in found["history"] if each["alive"] < total), None)
             left[prox].append({"lambda": penalty, "left": len(found["kept"]), "first_zero": gone})
     counts = {prox: [each["left"] for each in several] for prox, several in left.items()}
     between = {prox: sum(0 < each < total for each in several) for prox, several in counts.items()}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHAPE = {"dim": 8, "hidden": [64, 32]}
-SMALL = Scale(120_000, "dlrm", SHAPE, batch_size=256, pretrain=700, search=700, seeds=2)
+SMALL = Scale(400_000, "dlrm", SHAPE, batch_size=256, pretrain=700, search=700, seeds=2)
 FULL = Scale(model="dlrm", model_options={"dim": 16, "hidden": [256, 128]}, batch_size=512, seeds=3)
 SIZES = (10, 14, 18, 22, 26)
 METHODS = ("lpfs++", "lpfs", "fscd", "umec", "permutation", "group_lasso")

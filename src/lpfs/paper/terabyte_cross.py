@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHAPE = {"dim": 4, "hidden": [32, 16]}
-SMALL = Scale(60_000, "dlrm_cross", SHAPE, batch_size=256, pretrain=500, search=500, seeds=1)
+SMALL = Scale(400_000, "dlrm_cross", SHAPE, batch_size=256, pretrain=500, search=500, seeds=1)
 FULL = Scale(model="dlrm_cross", model_options={"dim": 16, "hidden": [256, 128]}, batch_size=512, seeds=3)
 SIZES = {False: (20, 60, 150), True: (20, 40, 60, 80, 100, 150, 200, 300)}
 METHODS = ("lpfs++", "lpfs", "fscd", "permutation", "group_lasso", "autofis")

@@ -102,7 +102,7 @@ class Trials:
         try:
             model, _, selection = find(work, pretrained, seed)
         except (AllGatesZeroError, SearchError) as error:
-            found: Record = {"asked": asked, "kept": [], "failed": str(error)}
+            found: Record = {"asked": asked, "kept": [], "gates": {}, "history": [], "failed": str(error)}
             put(path, found)
             return found
         history = [{key: each[key] for key in each if key != "gates"} for each in selection.history]

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from lpfs.compare.store import put
+from lpfs.data.dataset import Dataset
 from lpfs.errors import InputError
 from lpfs.paper.job import Found, Job
 from lpfs.paper.registry import EXPERIMENTS
-from lpfs.paper.source import about, dataset_of, simulated
+from lpfs.paper.source import NONE, given, simulated
 from lpfs.plots import blank, finished
 from lpfs.protocol.outcome import versions
 from lpfs.protocol.tell import Teller
@@ -76,19 +77,23 @@ def reproduce(
     blank(1, 1)  # says at once where there is no matplotlib
     module = importlib.import_module(entry.module)
     scale = module.FULL if full else module.SMALL
-    given = {"rows": rows, "pretrain": steps, "search": steps, "seeds": seeds}
-    scale = replace(scale, **{key: value for key, value in given.items() if value is not None})
+    size = {"rows": rows, "pretrain": steps, "search": steps, "seeds": seeds}
+    scale = replace(scale, **{key: value for key, value in size.items() if value is not None})
     log = None
     if entry.preset is not None:
         if data is not None:
-            log = dataset_of(Path(data), folder / "work" / "data", quiet=quiet)
-            scale = scale if scale.model != "user_item" or grouped(log) else replace(scale, model=REAL)
+            log = given(Path(data), folder / "work" / "data", quiet=quiet)
+            scale = (
+                scale
+                if scale.model != "user_item" or grouped(log.data)
+                else replace(scale, model=REAL, model_options={})
+            )
         else:
             preset = entry.preset[full]
             place = folder / "work" / "data" / f"{preset}-{scale.rows or 'all'}-{seed}"
             log = simulated(preset, scale.rows, seed, place)
-    job = Job(log, data is not None, folder / "work" / name, scale, seed, full, tell)
-    told = about(log, job.real)
+    job = Job(log, folder / "work" / name, scale, seed, full, tell)
+    told = NONE if log is None else log.about()
     tell.say(f"{name}: {entry.summary}; {told['said']}")
     begin = time.perf_counter()
     found: Found = module.run(job)
@@ -120,7 +125,7 @@ def reproduce(
     return Reproduced(values, path, path.with_suffix(".png"))
 
 
-def grouped(log: Any) -> bool:
+def grouped(log: Dataset) -> bool:
     """Whether a log has user and item fields."""
     return {"user", "item"} <= {each.group for each in log.schema}
 

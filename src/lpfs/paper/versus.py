@@ -7,6 +7,7 @@ from typing import Any
 
 from lpfs.compare.summary import Comparison
 from lpfs.compare.verb import compare
+from lpfs.markup import shortened
 from lpfs.paper.job import Job
 
 Curves = dict[str, dict[int, float]]
@@ -21,6 +22,7 @@ def compared(job: Job, methods: Sequence[str], keep: Sequence[int], **settings: 
         keep=keep,
         seeds=job.scale.seeds,
         seed=job.seed,
+        truth=job.truth,
         quiet=job.tell.quiet,
         **{**job.scale.settings(), **settings},
     )
@@ -56,8 +58,8 @@ def rows_of(found: Comparison, claims: Mapping[str, str]) -> list[tuple[str, str
     for name, each in found.methods.items():
         aucs = ", ".join(f"{size}: {of['auc']['value']:.4f}" for size, of in each["sizes"].items())
         to_best = each["against"].get("best")
-        stands = "best" if name == found.best else "" if to_best is None else to_best["verdict"]
-        area = "-" if each["area"] is None else f"{each['area']['value']:.4f}"
-        failed = f" failed: {each['failed'][0]['reason']}" if each["failed"] and not aucs else ""
-        rows.append((name, claims.get(name, "-"), f"area {area} ({stands}); {aucs}{failed}"))
+        stands = "best" if name == found.best else "" if to_best is None else f"{to_best['verdict']}"
+        area = "" if each["area"] is None else f"area {each['area']['value']:.4f} ({stands}); "
+        failed = shortened(each["failed"][0]["reason"], 90) if each["failed"] and not aucs else ""
+        rows.append((name, claims.get(name, "-"), f"{area}{aucs}{failed}"))
     return rows

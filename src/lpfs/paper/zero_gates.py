@@ -27,7 +27,7 @@ def run(job: Job) -> Found:
     ours: dict[str, Any] = {"of": total, "target": target, "by_alpha": {}}
     for alpha in ALPHAS:
         equal = trials.at_size(target, job.seed, START, options={"alpha": alpha})
-        zeros = [(each["step"], total - each["alive"]) for each in equal.get("history", ())]
+        zeros = [(each["step"], total - each["alive"]) for each in equal["history"]]
         lines[f"α = {alpha:g}, λ = {equal['penalty']:.3g}"] = zeros
         told = moves(zeros)
         ours["by_alpha"][f"{alpha:g}"] = {"penalty": equal["penalty"], "left": len(equal["kept"]), **told}
