@@ -92,6 +92,10 @@ def test_every_experiment_writes_what_it_says(run, smaller, out, name):
     assert all(len(each) == 3 for each in written["table"])
     assert all(each[0] in err for each in written["table"])
     assert picture(out / f"{name}.png") > (300, 200)
+    page = (out / f"{name}.html").read_text("utf-8")
+    assert "img-src data:" in page
+    assert page.count("<img ") == 1
+    assert page.count("<tr>") >= 1 + len(written["table"])
 
 
 def test_a_second_call_trains_nothing(run, smaller, out, monkeypatch):

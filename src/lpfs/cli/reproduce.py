@@ -13,9 +13,9 @@ from lpfs.paper.registry import EXPERIMENTS
 
 REPRODUCE = """Do an experiment of the LPFS paper; without NAME, list them.
 
-OUT gets NAME.json and NAME.png: what was found beside what the paper claims. Without --data the simulator's
-matching log is taken, and the output says so. What was trained is kept in OUT/work: a second call does only
-what is missing.
+OUT gets NAME.json, NAME.png and NAME.html: what was found beside what the paper claims. Without --data the
+simulator's matching log is taken, and the output says so. What was trained is kept in OUT/work: a second call
+does only what is missing.
 """
 
 what = section("The experiment")

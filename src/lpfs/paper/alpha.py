@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHAPE = {"dim": 4, "other_dim": 4, "hidden": [64, 32]}
-SMALL = Scale(60_000, "user_item", SHAPE, batch_size=256, pretrain=800, search=1000, seeds=2)
+SMALL = Scale(60_000, "user_item", SHAPE, batch_size=256, pretrain=600, search=600, seeds=2)
 FULL = Scale(model="user_item", batch_size=1024, seeds=3)
 ALPHAS = (10.0, 50.0, 100.0, 200.0)
-SHARES = (0.15, 0.3, 0.5)  # of the fields, for the curves
+SHARES = (0.15, 0.4)  # of the fields, for the curves
 PAPER: dict[str, list[float]] = {
     "alpha": [10, 50, 100, 200],
     "lambda": [0.004, 0.0066, 0.013, 0.02],

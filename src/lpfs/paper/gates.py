@@ -55,7 +55,7 @@ def run(job: Job) -> Found:
                 }
                 draw.series(axes, lines, "x", f"{what}, {name}")
                 if line:
-                    axes.set_yscale("symlog")
+                    axes.set_yscale("symlog", linthresh=0.1)
 
     return Found(ours, {"slopes_at_0": SLOPES, "values_at_1": STARTS}, rows, figure, (9.0, 6.4))
 

@@ -30,7 +30,7 @@ from lpfs.protocol.tell import Teller
 from lpfs.select import checked, laid_out
 from lpfs.train.snapshot import seed_all
 
-TRIES = 7  # searches for the λ that keeps a number of fields
+TRIES = 6  # searches for the λ that keeps a number of fields
 Finder = Callable[[Work, stages.Trained, int], tuple[Model, Any, Any]]
 Probe = Callable[[Work, Model], Record]
 

@@ -24,6 +24,7 @@ from lpfs.paper.source import NONE, given, simulated
 from lpfs.plots import blank, finished
 from lpfs.protocol.outcome import versions
 from lpfs.protocol.tell import Teller
+from lpfs.report.verb import report_reproduced
 
 FORMAT = "lpfs-paper"
 REAL = "dlrm"  # the backbone on the user's own log where the experiment's needs groups of fields
@@ -50,7 +51,7 @@ def reproduce(
     seeds: int | None = None,
     quiet: bool = False,
 ) -> Reproduced:
-    """Do one experiment of the paper; write ``NAME.json`` and ``NAME.png`` into a folder.
+    """Do one experiment of the paper; write ``NAME.json``, ``NAME.png`` and ``NAME.html`` into a folder.
 
     What was trained is kept in ``work/NAME`` there, so that a second call does only what is missing.
 
@@ -115,13 +116,16 @@ def reproduce(
         "versions": versions(),
     }
     path = folder / f"{name}.json"
-    put(path, json.loads(json.dumps(values)))
+    values = json.loads(json.dumps(values))
+    put(path, values)
     figure = blank(*found.size)
     found.draw(figure)
-    finished(figure).suptitle(f"{name} ({told['kind']} data)", x=0.01, ha="left", fontsize=10)
+    finished(figure).suptitle(f"{name} ({told['said'].partition(':')[0]})", x=0.01, ha="left", fontsize=10)
     figure.savefig(path.with_suffix(".png"), dpi=100)
+    title = f"{name}: {entry.summary}"
+    page = report_reproduced(values, title, path.with_suffix(".png"), path.with_suffix(".html"))
     show(values, tell)
-    tell.say(f"  {path}, {path.with_suffix('.png').name}; {seconds:.0f} s")
+    tell.say(f"  {path}, {path.with_suffix('.png').name}; {seconds:.0f} s; open {page}")
     return Reproduced(values, path, path.with_suffix(".png"))
 
 
