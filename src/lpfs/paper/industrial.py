@@ -8,7 +8,7 @@ from lpfs.errors import InputError
 from lpfs.paper import draw
 from lpfs.paper.alpha import SHAPE
 from lpfs.paper.job import Found, Job, Scale
-from lpfs.paper.versus import compared, curves_of, rows_of, told
+from lpfs.paper.versus import compared, curves_of, numbers, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,21 +22,21 @@ CLAIMS = {"lpfs++": "best, more obviously than on Terabyte", "lpfs": "second"}
 
 def run(job: Job) -> Found:
     """Compare on the fields with ids; those with numbers are not selected, as in the paper."""
-    numbers = tuple(each.name for each in job.log.schema if each.kind == "numeric")
-    chosen = len(job.log.schema) - len(numbers)
+    dense = tuple(each.name for each in job.log.schema if each.kind == "numeric")
+    chosen = len(job.log.schema) - len(dense)
     if job.scale.model != "user_item":
         raise InputError("industrial needs user and item fields; this log has no such groups. Leave out --data")
-    sizes = sorted({max(1, round(share * chosen)) + len(numbers) for share in SHARES})
-    found = compared(job, METHODS, sizes, must_keep=numbers)
+    sizes = sorted({max(1, round(share * chosen)) + len(dense) for share in SHARES})
+    found = compared(job, METHODS, sizes, must_keep=dense)
     level = found.values["all_fields"]["auc"]
 
     def figure(figure: Figure) -> None:
         axes = figure.add_subplot()
         draw.curves(axes, curves_of(found), None if level is None else level["value"])
-        axes.set_xlabel(f"fields kept, {len(numbers)} with numbers among them")
+        axes.set_xlabel(f"fields kept, {len(dense)} with numbers among them")
 
     paper = {
         "fields": {"user": 250, "item": 46, "combine": 96, "numbers": 25},
         "curves": "only drawn in the paper",
     }
-    return Found({**told(found), "numbers": len(numbers)}, paper, rows_of(found, CLAIMS), figure)
+    return Found({**numbers(found), "numbers": len(dense)}, paper, rows_of(found, CLAIMS), figure)

@@ -8,7 +8,7 @@ from lpfs.paper import draw
 from lpfs.paper.job import Found, Job, Scale
 from lpfs.paper.masks import TERABYTE_MASKS, mask_fields
 from lpfs.paper.trials import Trials
-from lpfs.paper.versus import compared, curves_of, rows_of, told
+from lpfs.paper.versus import compared, curves_of, numbers, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,7 +44,7 @@ def run(job: Job) -> Found:
         curves[MASKS] = masks
         claim = "what LPFS++ chose on the real log" + ("" if job.real else "; nothing on a simulated one")
         rows.append((MASKS, claim, ", ".join(f"{size}: {auc:.4f}" for size, auc in masks.items())))
-    ours = {**told(found), "masks": {str(size): auc for size, auc in masks.items()}}
+    ours = {**numbers(found), "masks": {str(size): auc for size, auc in masks.items()}}
     level = found.values["all_fields"]["auc"]
 
     def figure(figure: Figure) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lpfs.paper import draw
 from lpfs.paper.job import Found, Job, Scale
-from lpfs.paper.versus import compared, curves_of, rows_of, told
+from lpfs.paper.versus import compared, curves_of, numbers, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,5 +28,5 @@ def run(job: Job) -> Found:
         draw.curves(figure.add_subplot(), curves_of(found), None if level is None else level["value"])
 
     return Found(
-        told(found), {"features": 378, "curves": "only drawn in the paper"}, rows_of(found, CLAIMS), figure
+        numbers(found), {"features": 378, "curves": "only drawn in the paper"}, rows_of(found, CLAIMS), figure
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lpfs.compare.store import digest
 from lpfs.compare.summary import Comparison
 from lpfs.compare.verb import compare
 from lpfs.markup import shortened
@@ -15,16 +16,17 @@ Curves = dict[str, dict[int, float]]
 
 def compared(job: Job, methods: Sequence[str], keep: Sequence[int], **settings: Any) -> Comparison:
     """Compare methods on the log of an experiment; its folder has the report."""
+    told = {**job.scale.settings(), **settings}
     return compare(
         job.log,
-        job.folder / f"compare-{job.log.fingerprint[-10:]}",
+        job.folder / f"compare-{digest([told, job.log.fingerprint, job.seed])[:10]}",
         methods=methods,
         keep=keep,
         seeds=job.scale.seeds,
         seed=job.seed,
         truth=job.truth,
         quiet=job.tell.quiet,
-        **{**job.scale.settings(), **settings},
+        **told,
     )
 
 
@@ -37,7 +39,7 @@ def curves_of(found: Comparison) -> Curves:
     }
 
 
-def told(found: Comparison) -> dict[str, Any]:
+def numbers(found: Comparison) -> dict[str, Any]:
     """Return the numbers of a comparison that an experiment keeps."""
     values = found.values
     keys = ("best", "sizes", "seeds", "fields", "all_fields", "kinds", "fingerprint", "periods", "recipe")

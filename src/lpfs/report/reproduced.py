@@ -39,7 +39,7 @@ def reproduced_page(values: Mapping[str, Any], title: str, picture: Path) -> str
         card(
             "How it was made",
             copyable(values["command"], "command"),
-            facts({**values, "fingerprint": data.get("fingerprint")}, name),
+            facts({**values, "fingerprint": data.get("fingerprint")}, ""),
             folded("Settings", copyable(json.dumps(values["settings"], indent=1), "settings")),
             folded("All numbers", copyable(more, "numbers")),
         ),
