@@ -12,8 +12,8 @@ from lpfs.plots import KEPT
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SHAPE = {"dim": 4, "other_dim": 4, "hidden": [64, 32]}
-SMALL = Scale(60_000, "user_item", SHAPE, batch_size=256, pretrain=600, search=600, seeds=2)
+SHAPE = {"dim": 4, "hidden": [64, 32]}
+SMALL = Scale(60_000, "mlp", SHAPE, batch_size=256, pretrain=600, search=600, seeds=2)
 FULL = Scale(model="user_item", batch_size=1024, seeds=3)
 ALPHAS = (10.0, 50.0, 100.0, 200.0)
 SHARES = (0.15, 0.4)  # of the fields, for the curves

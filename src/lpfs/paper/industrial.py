@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 from lpfs.errors import InputError
 from lpfs.paper import draw
-from lpfs.paper.alpha import SHAPE
 from lpfs.paper.job import Found, Job, Scale
 from lpfs.paper.versus import compared, curves_of, numbers, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SMALL = Scale(60_000, "user_item", SHAPE, batch_size=256, pretrain=600, search=600, seeds=2)
+SHAPE = {"dim": 4, "other_dim": 4, "hidden": [64, 32]}
+SMALL = Scale(60_000, "user_item", SHAPE, batch_size=256, pretrain=400, search=400, seeds=1)
 FULL = Scale(model="user_item", batch_size=1024, seeds=3)
-SHARES = (0.1, 0.25, 0.5, 0.75)  # of the categorical fields
+SHARES = (0.1, 0.3, 0.6)  # of the categorical fields
 METHODS = ("lpfs++", "lpfs", "fscd", "permutation", "group_lasso")
 CLAIMS = {"lpfs++": "best, more obviously than on Terabyte", "lpfs": "second"}
 

@@ -14,7 +14,7 @@ from lpfs.paper.trials import Trials
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SMALL = Scale(60_000, "user_item", SHAPE, batch_size=256, pretrain=600, search=800, seeds=4)
+SMALL = Scale(60_000, "mlp", SHAPE, batch_size=256, pretrain=600, search=800, seeds=4)
 FULL = Scale(model="user_item", batch_size=1024, seeds=5)
 KEPT, FIELDS = 177, 332
 METHODS = ("lpfs++", "lpfs", "permutation")

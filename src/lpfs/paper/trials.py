@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
@@ -96,6 +97,7 @@ class Trials:
         settings = replace(self.base.settings, seed=seed, method=method, options=options)
         out = self.folder / "work" / path.stem
         work = replace(self.base, settings=settings, wish=wish, out=out, resume=False)
+        shutil.rmtree(out, ignore_errors=True)  # of a search that was interrupted
         pretrained = copy.deepcopy(self.runs.pretrained(seed))
         seed_all(seed)
         begin = time.perf_counter()
@@ -116,6 +118,7 @@ class Trials:
             **({} if probe is None else {"probe": probe(work, model)}),
         }
         put(path, found)
+        shutil.rmtree(out, ignore_errors=True)
         return found
 
     def auc(self, kept: Sequence[str], seed: int) -> float:

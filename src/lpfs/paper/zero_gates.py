@@ -14,7 +14,7 @@ from lpfs.paper.trials import Trials
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SMALL = Scale(60_000, "user_item", SHAPE, batch_size=256, pretrain=600, search=1000, seeds=1)
+SMALL = Scale(60_000, "mlp", SHAPE, batch_size=256, pretrain=600, search=1000, seeds=1)
 FULL = Scale(model="user_item", batch_size=1024, seeds=1)
 LAST = 0.9  # from there on a search is near its end
 
