@@ -35,7 +35,7 @@ def run(job: Job) -> Found:
             gone = next((each["step"] for each in found["history"] if each["alive"] < total), None)
             left[prox].append({"lambda": penalty, "left": len(found["kept"]), "first_zero": gone})
     counts = {prox: [each["left"] for each in several] for prox, several in left.items()}
-    between = {prox: sum(0 < each < total for each in several) for prox, several in counts.items()}
+    reached = {prox: len(set(several)) for prox, several in counts.items()}
     rows = [
         (
             "ℓ1: fields left, λ rising",
@@ -44,7 +44,11 @@ def run(job: Job) -> Found:
         ),
         ("ℓ0: fields left, λ rising", "hardly penalised, or zero very quickly", ", ".join(map(str, counts["l0"]))),
         ("ℓ0: λ times its edge 1/(2η)", "-", ", ".join(map(str, HARD))),
-        ("λ that leave some but not all", "-", f"ℓ1 {between['l1']}, ℓ0 {between['l0']} of {len(HARD)}"),
+        (
+            "different numbers of fields left",
+            "-",
+            f"ℓ1 {reached['l1']}, ℓ0 {reached['l0']}, of {len(HARD)} λ each",
+        ),
     ]
     ours = {"of": total, "edge": edge, "by_prox": left}
 
