@@ -18,9 +18,9 @@ from typing import Any
 from lpfs.compare.store import put, read
 from lpfs.data.dataset import Dataset
 from lpfs.errors import InputError
-from lpfs.paper.job import Found, Job
-from lpfs.paper.registry import EXPERIMENTS
-from lpfs.paper.source import NONE, given, simulated
+from lpfs.paper.job import Found, Job, Scale
+from lpfs.paper.registry import EXPERIMENTS, Entry
+from lpfs.paper.source import NONE, Log, given, simulated
 from lpfs.plots import blank, finished
 from lpfs.protocol.outcome import versions
 from lpfs.protocol.tell import Teller
@@ -67,37 +67,19 @@ def reproduce(
         quiet: print nothing.
 
     """
-    if name not in EXPERIMENTS:
-        near = difflib.get_close_matches(name, EXPERIMENTS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"there is no experiment {name!r}{hint}; there are {', '.join(EXPERIMENTS)}")
-    for each, value in {"rows": rows, "steps": steps, "seeds": seeds}.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InputError(f"{each} must be a whole number >= 1, found {value!r}")
+    check(name, rows=rows, steps=steps, seeds=seeds)
     entry, tell, folder = EXPERIMENTS[name], Teller(quiet=quiet), Path(out)
     blank(1, 1)  # says at once where there is no matplotlib
     module = importlib.import_module(entry.module)
-    scale = module.FULL if full else module.SMALL
     size = {"rows": rows, "pretrain": steps, "search": steps, "seeds": seeds}
-    scale = replace(scale, **{key: value for key, value in size.items() if value is not None})
-    log = None
-    if entry.preset is not None:
-        if data is not None:
-            log = given(Path(data), folder / "work" / "data", quiet=quiet)
-            scale = (
-                scale
-                if scale.model != "user_item" or grouped(log.data)
-                else replace(scale, model=REAL, model_options={})
-            )
-        else:
-            preset = entry.preset[full]
-            place = folder / "work" / "data" / f"{preset}-{scale.rows or 'all'}-{seed}"
-            log = simulated(preset, scale.rows, seed, place)
-    job = Job(log, folder / "work" / name, scale, seed, full, tell)
+    scale = replace(module.FULL if full else module.SMALL, **{key: each for key, each in size.items() if each})
+    log = log_of(entry, scale, data, folder / "work" / "data", seed, full, quiet=quiet)
+    if log is not None and scale.model == "user_item" and not grouped(log.data):
+        scale = replace(scale, model=REAL, model_options={})
     told = NONE if log is None else log.about()
     tell.say(f"{name}: {entry.summary}; {told['said']}")
     begin = time.perf_counter()
-    found: Found = module.run(job)
+    found: Found = module.run(Job(log, folder / "work" / name, scale, seed, full, tell))
     seconds = time.perf_counter() - begin
     asked = {"seed": seed or None, "rows": rows, "steps": steps, "seeds": seeds}
     values = {
@@ -115,21 +97,56 @@ def reproduce(
         "seconds": round(seconds, 1),
         "versions": versions(),
     }
-    path = folder / f"{name}.json"  # its seconds are those of all calls together
-    values = json.loads(json.dumps(values))
+    made = written(json.loads(json.dumps(values)), found, folder, f"{name}: {entry.summary}")
+    show(made.values, tell)
+    tell.say(f"  {made.path}, {made.figure.name}; {seconds:.0f} s; open {made.path.with_suffix('.html')}")
+    return made
+
+
+def check(name: str, **sizes: Any) -> None:
+    """Refuse an experiment that there is not, or a size that is none."""
+    if name not in EXPERIMENTS:
+        near = difflib.get_close_matches(name, EXPERIMENTS, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"there is no experiment {name!r}{hint}; there are {', '.join(EXPERIMENTS)}")
+    for each, value in sizes.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InputError(f"{each} must be a whole number >= 1, found {value!r}")
+
+
+def log_of(
+    entry: Entry,
+    scale: Scale,
+    data: str | os.PathLike[str] | None,
+    folder: Path,
+    seed: int,
+    full: bool,
+    *,
+    quiet: bool,
+) -> Log | None:
+    """Return the log of an experiment: the one given, or that of its preset; None if it needs none."""
+    if entry.preset is None:
+        return None
+    if data is not None:
+        return given(Path(data), folder, quiet=quiet)
+    preset = entry.preset[full]
+    return simulated(preset, scale.rows, seed, folder / f"{preset}-{scale.rows or 'all'}-{seed}")
+
+
+def written(values: dict[str, Any], found: Found, folder: Path, title: str) -> Reproduced:
+    """Write JSON, figure and page; the seconds of earlier calls that did a part of it count too."""
+    path = folder / f"{values['experiment']}.json"
     before = read(path)
     if before is not None and same(before, values):
         values["seconds"] = round(values["seconds"] + before["seconds"], 1)
     put(path, values)
-    figure = blank(*found.size)
+    figure, picture = blank(*found.size), path.with_suffix(".png")
     found.draw(figure)
-    finished(figure).suptitle(f"{name} ({told['said'].partition(':')[0]})", x=0.01, ha="left", fontsize=10)
-    figure.savefig(path.with_suffix(".png"), dpi=100)
-    title = f"{name}: {entry.summary}"
-    page = report_reproduced(values, title, path.with_suffix(".png"), path.with_suffix(".html"))
-    show(values, tell)
-    tell.say(f"  {path}, {path.with_suffix('.png').name}; {seconds:.0f} s; open {page}")
-    return Reproduced(values, path, path.with_suffix(".png"))
+    said = f"{values['experiment']} ({values['data']['said'].partition(':')[0]})"
+    finished(figure).suptitle(said, x=0.01, ha="left", fontsize=10)
+    figure.savefig(picture, dpi=100)
+    report_reproduced(values, title, picture, path.with_suffix(".html"))
+    return Reproduced(values, path, picture)
 
 
 def same(before: dict[str, Any], values: dict[str, Any]) -> bool:
