@@ -23,7 +23,7 @@ PAPER: dict[str, list[float]] = {
     "fields": [109, 119, 106, 101],
 }
 EQUAL = 109 / 392  # of the fields, for the table
-START = 0.5  # λ of the first try, on the scaled schedule
+START = 1 / 32  # λ of the first try: 1/Ση of the scaled schedule, below which nothing gets to zero by itself
 
 
 def run(job: Job) -> Found:
