@@ -71,6 +71,22 @@ def compared(tmp_path_factory):
     return report_comparison(found, tmp_path_factory.mktemp("cmp") / "report.html")
 
 
+@pytest.fixture(scope="session")
+def many(tmp_path_factory):
+    """A comparison of more methods than there are colours."""
+    draw = random.Random(0)
+    results = [
+        Result(
+            f"method_{number}", keep, seed, 0.8 - number / 100, 0.4, tuple(draw.sample(FIELDS, keep)), 1.0 + number
+        )
+        for number in range(25)
+        for keep in (5, 20)
+        for seed in range(2)
+    ]
+    found = Comparison(tuple(results), tuple(FIELDS), "many", 0.81, aside=("method_0",))
+    return report_comparison(found, tmp_path_factory.mktemp("many") / "report.html")
+
+
 def names(browser, shown=True):
     rows = "[...document.querySelectorAll('#fields tbody tr')]"
     some = f"{rows}.filter(row => row.offsetParent !== null)" if shown else rows
@@ -90,7 +106,7 @@ def fine(browser, path):
 @pytest.mark.parametrize(
     ("kind", "width", "dark"), [("light", 1200, False), ("dark", 1200, True), ("phone", 390, False)]
 )
-@pytest.mark.parametrize("which", ["page", "compared"])
+@pytest.mark.parametrize("which", ["page", "compared", "many"])
 def test_it_renders_without_a_word_and_without_a_request(browser, request, artefacts, which, kind, width, dark):
     path = request.getfixturevalue(which)
     browser.open(path, width=width, dark=dark)

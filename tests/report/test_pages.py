@@ -13,6 +13,7 @@ from lpfs.markup import shortened, visible
 from lpfs.report import Comparison, Difference, Result, report, report_comparison
 from lpfs.report.page import SCRIPTS, STYLES, asset, hashed
 from lpfs.report.selection import selection_page
+from lpfs.report.versus import curves
 
 ALLOWED = {
     *(
@@ -210,3 +211,26 @@ def test_a_comparison_in_numbers(tmp_path):
     )
     text = report_comparison(told, tmp_path / "x.html").read_text("utf-8")
     assert (text.count("beyond noise</span>"), text.count("within noise</span>")) == (1, 1)
+
+
+def test_many_methods_stay_readable(tmp_path):
+    results = [
+        Result(f"method {number:02d}", keep, seed, 0.8 - number / 50 + keep / 1000, kept=("a",), seconds=1.0)
+        for number in range(12)
+        for keep in (5, 10)
+        for seed in (0, 1)
+    ]
+    found = Comparison(tuple(results), ("a", "b"))
+    drawn = curves(found)
+    assert [each["colour"] for each in drawn["series"]].count("off") == 4
+    assert [each["label"] for each in drawn["series"] if "low" in each] == [f"method {at:02d}" for at in range(8)]
+    assert 0.64 < drawn["range"][0] < 0.8 - 7 / 50 + 0.005  # the weakest of the first eight is in the picture
+    assert 'class="heat many"' in report_comparison(found, tmp_path / "x.html").read_text("utf-8")
+
+
+def test_who_stands_aside_is_never_the_best(tmp_path):
+    results = [Result(name, 5, 0, auc, kept=("a",)) for name, auc in (("oracle", 0.9), ("one", 0.8), ("two", 0.7))]
+    found = Comparison(tuple(results), ("a", "b"), order=("oracle", "two", "one"), aside=("oracle",))
+    assert (found.methods, found.fair) == (("oracle", "two", "one"), ("two", "one"))
+    text = report_comparison(found, tmp_path / "x.html").read_text("utf-8")
+    assert "two is best on average over 1 number of fields, and first at 0 of 1." in text

@@ -13,7 +13,8 @@ from lpfs.errors import InputError
 from lpfs.protocol.settings import Settings
 from lpfs.report import report, try_report
 from lpfs.report.command import command_of
-from lpfs.report.comparison import Comparison, read_comparison
+from lpfs.report.compared import read_comparison
+from lpfs.report.comparison import Comparison
 from lpfs.report.run import make_run, read_run
 from lpfs.report.words import answer
 

@@ -17,11 +17,11 @@ try:
 except ImportError:  # the library works without it
     sys.exit("lpfs: the command line needs click; install: pip install click")
 
-from lpfs.cli import about, compare, data, models, report, select, stages
+from lpfs.cli import about, compare, data, models, report, reproduce, select, stages
 from lpfs.cli.app import cli
 from lpfs.errors import LpfsError
 
-__all__ = ["about", "call", "cli", "compare", "data", "main", "models", "report", "select", "stages"]
+__all__ = ["about", "call", "cli", "compare", "data", "main", "models", "report", "reproduce", "select", "stages"]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

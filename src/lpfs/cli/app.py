@@ -14,7 +14,7 @@ import lpfs
 
 ORDER = (
     *("select", "compare", "report", "prepare", "simulate", "train", "search", "prune", "evaluate", "export"),
-    *("methods", "doctor"),
+    *("reproduce", "methods", "doctor"),
 )
 
 

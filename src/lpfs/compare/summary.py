@@ -57,11 +57,13 @@ def summarise(store: Store, base: Work, plan: Plan, kinds: Mapping[str, str], fi
     most = max((len(each) for each in whole.values()), default=0)  # with fewer seeds a method may just be lucky
     fair = [name for name in area if len(whole[name]) == most and name not in CEILING and within(loaded.of(name))]
     best = max(fair, key=lambda name: area[name], default=None)
+    aside = [name for name in loaded.methods if name in CEILING or not within(loaded.of(name))]
     order = sorted(loaded.methods, key=lambda name: -area.get(name, -2.0))
     kinds = {name: kind for name, kind in kinds.items() if name in set(base.schema.names)}
     values = {
         "format": "lpfs-comparison",
         "best": best,
+        "aside": aside,
         "sizes": loaded.sizes,
         "seeds": sorted({each["seed"] for each in loaded.all}),
         "fields": len(base.schema),

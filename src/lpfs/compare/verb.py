@@ -24,6 +24,7 @@ from lpfs.compare.truth import keep_truth
 from lpfs.errors import InputError
 from lpfs.protocol.settings import Settings
 from lpfs.protocol.tell import Teller
+from lpfs.report.verb import try_report
 from lpfs.select import check_labels, checked, laid_out, prepared
 
 # settings of select that a comparison has its own ways for
@@ -100,6 +101,7 @@ def compare(
     put_text(folder / "comparison.md", as_markdown(found))
     put_text(folder / "results.csv", as_csv(found))
     show(found, tell)
+    try_report(folder, tell.say)
     return found
 
 

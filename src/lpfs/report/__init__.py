@@ -4,7 +4,8 @@
 
     verb.py           report: read, build, write
     run.py            what is read from a run         selection.py   its page
-    comparison.py     what a comparison says          versus.py      its page
+    comparison.py     what a comparison says          versus.py      its page, differences.py: beyond noise
+    compared.py       what compare wrote, read so     reproduced.py  the page of an experiment of the paper
     fields.py         the table of fields             moves.py       how the gates moved
     worth.py          AUC, certificate, savings       made.py        command, configuration, versions
     charts.py         charts as plain values          parts.py       cards, tables, bars

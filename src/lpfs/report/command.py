@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 SAME = (
@@ -16,18 +16,28 @@ USUAL = {"method": "lpfs++", "level": "field", "optimizer": "adagrad", "precisio
 USUAL_TOO = {"seed": 0, "seeds": 1, "device": "auto"}
 
 
-def command_of(settings: Mapping[str, Any], out: str = "run") -> str | None:
+def command_of(
+    settings: Mapping[str, Any], out: str = "run", *, verb: str = "select", more: Sequence[str] = ()
+) -> str | None:
     """Return ``lpfs select …`` with the settings that are not the usual ones; None for a table in memory.
+
+    Args:
+        settings: as ``config.json`` holds them.
+        out: folder of the run.
+        verb: the command.
+        more: words that it takes beside the settings.
+
 
     >>> command_of({"source": ["my log.csv"], "label": "click", "keep": 20, "seeds": 1})
     "lpfs select 'my log.csv' --label click --keep 20 --out run"
+
     """
     if not settings.get("source"):
         return None
     names = [*(settings.get("must_keep") or ()), *(settings.get("must_drop") or ())]
     if any("," in each or each != each.strip() for each in names):
-        return shlex.join(["lpfs", "select", "--config", "config.json", "--out", out])
-    words = ["lpfs", "select", *map(str, settings["source"])]
+        return shlex.join(["lpfs", verb, "--config", "config.json", "--out", out]) if verb == "select" else None
+    words = ["lpfs", verb, *map(str, settings["source"])]
     usual = {**USUAL, **USUAL_TOO}
     for name in SAME:
         value = settings.get(name)
@@ -40,7 +50,7 @@ def command_of(settings: Mapping[str, Any], out: str = "run") -> str | None:
     for name, key in (("--method-option", "options"), ("--model-option", "model_options")):
         for inner, value in (settings.get(key) or {}).items():
             words += said(name, f"{inner}={json.dumps(value) if not isinstance(value, str) else value}")
-    return shlex.join([*words, "--out", out])
+    return shlex.join([*words, *more, "--out", out])
 
 
 def prepared(options: Mapping[str, Any]) -> list[str]:

@@ -6,10 +6,8 @@ may write down more than a report shows.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from lpfs.errors import InputError
@@ -45,20 +43,38 @@ class Result:
 
 @dataclass(frozen=True)
 class Difference:
-    """AUC of ``method`` minus that of ``other`` at the same number of fields, with an interval; p where known."""
+    """What ``method`` has more than ``other``: in AUC at the same number of fields, or in area.
+
+    Args:
+        method: the one.
+        other: the one it is compared with.
+        keep: number of fields; None for the area under the K-AUC curve.
+        mean: over seeds.
+        low, high: interval over seeds; None where one seed tells nothing.
+        p: where a test gave one.
+        rows: interval over the test rows.
+        verdict: ``ahead``, ``behind``, ``level`` or ``unknown``; found from the interval where nothing is said.
+
+    """
 
     method: str
     other: str
-    keep: int
+    keep: int | None
     mean: float
-    low: float
-    high: float
+    low: float | None = None
+    high: float | None = None
     p: float | None = None
+    rows: tuple[float, float] | None = None
+    verdict: str | None = None
 
     @property
-    def beyond_noise(self) -> bool:
-        """Whether the interval is on one side of zero."""
-        return self.low > 0 or self.high < 0
+    def said(self) -> str:
+        """The verdict."""
+        if self.verdict is not None:
+            return self.verdict
+        if self.low is None or self.high is None:
+            return "unknown"
+        return "ahead" if self.low > 0 else "behind" if self.high < 0 else "level"
 
 
 @dataclass(frozen=True)
@@ -72,7 +88,9 @@ class Comparison:
         all_fields: test AUC of all fields.
         differences: to the best method, or to another one that matters; paired over seeds where none are given.
         measures: method -> name of a measure -> value, as the area under the K-AUC curve.
-        failed: method -> why it gave no result.
+        failed: method -> why it gave no result, or not all of them.
+        order: the methods, the best first; by their mean AUC where nothing is said.
+        aside: methods that stand beside the others, as one that knows the truth: never the best.
         said: command, configuration, fingerprint, versions, seconds.
 
     """
@@ -84,6 +102,8 @@ class Comparison:
     differences: tuple[Difference, ...] = ()
     measures: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
+    aside: tuple[str, ...] = ()
     said: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -92,12 +112,19 @@ class Comparison:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods that gave a result, the best first: by the mean AUC over all numbers of fields and seeds."""
+        """The methods that gave a result, the best first."""
         found: dict[str, list[float]] = {}
         for each in self.results:
             if each.auc is not None:
                 found.setdefault(each.method, []).append(each.auc)
-        return tuple(sorted(found, key=lambda name: -sum(found[name]) / len(found[name])))
+        place = {name: number for number, name in enumerate(self.order)}
+        means = {name: sum(each) / len(each) for name, each in found.items()}
+        return tuple(sorted(found, key=lambda name: (place.get(name, len(place)), -means[name])))
+
+    @property
+    def fair(self) -> tuple[str, ...]:
+        """The methods that may be called the best."""
+        return tuple(name for name in self.methods if name not in self.aside)
 
     @property
     def keeps(self) -> tuple[int, ...]:
@@ -137,14 +164,3 @@ def known(kind: type, given: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
     """Return what a dataclass knows of each of some values."""
     names = {each.name for each in fields(kind)}
     return [{key: value for key, value in each.items() if key in names} for each in given]
-
-
-def read_comparison(folder: Path) -> Comparison:
-    """Read the folder that ``compare`` left."""
-    place = folder / COMPARISON
-    try:
-        return Comparison.from_json(json.loads(place.read_text("utf-8")), folder.resolve().name)
-    except (ValueError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{place} cannot be read as a comparison: {error}") from None

@@ -15,8 +15,8 @@ from lpfs.markup import Html, embedded, tag, together
 SCRIPTS, STYLES = ("uplot.min.js", "report.js"), ("uplot.min.css", "report.css")
 
 
-def page(title: str, kicker: str, body: Html, charts: Mapping[str, Any]) -> str:
-    """Return the whole document.
+def page(title: str, kicker: str, body: Html, charts: Mapping[str, Any], *, pictures: bool = False) -> str:
+    """Return the whole document; ``pictures`` allows those that are in it.
 
     Scripts and styles run by their hash alone: whatever else got into the page would not be executed.
     """
@@ -26,6 +26,7 @@ def page(title: str, kicker: str, body: Html, charts: Mapping[str, Any]) -> str:
             "default-src 'none'",
             f"script-src {' '.join(map(hashed, scripts))}",
             f"style-src {' '.join(map(hashed, styles))}",
+            *(["img-src data:"] if pictures else []),
             "base-uri 'none'",
             "form-action 'none'",
             "require-trusted-types-for 'script'",

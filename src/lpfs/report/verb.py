@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from lpfs.errors import InputError
-from lpfs.report.comparison import COMPARISON, Comparison, read_comparison
+from lpfs.report.compared import read_comparison
+from lpfs.report.comparison import COMPARISON, Comparison
+from lpfs.report.reproduced import reproduced_page
 from lpfs.report.run import ANSWER, read_run
 from lpfs.report.selection import selection_page
 from lpfs.report.versus import comparison_page
@@ -44,6 +47,11 @@ def put(path: Path, text: str) -> Path:
     aside.write_text(text, "utf-8")
     aside.replace(path)
     return path
+
+
+def report_reproduced(values: Mapping[str, Any], title: str, picture: Path, out: Path) -> Path:
+    """Write the page of an experiment of the paper, and return where it is."""
+    return put(out, reproduced_page(values, title, picture))
 
 
 def try_report(folder: Path, say: Callable[[str], None]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
@@ -11,11 +11,13 @@ from lpfs.markup import Html, named, tag, together
 from lpfs.report import words
 from lpfs.report.charts import line, lines
 from lpfs.report.comparison import Comparison
+from lpfs.report.differences import best_at, significance
 from lpfs.report.made import facts
 from lpfs.report.page import page
 from lpfs.report.parts import Cell, card, chart, copyable, folded, table, tile, word
 
-TONES = tuple(f"m{number}" for number in range(8))  # of the best methods; the others are grey
+TONES = tuple(f"m{number}" for number in range(8))  # of the best methods
+GREY = "off"  # of the others
 LEVELS = 8  # shades of the heat map
 
 
@@ -27,6 +29,8 @@ def comparison_page(found: Comparison) -> str:
         charts["cost"] = costs
     place = chart("k-auc", "AUC by the number of kept fields", 340)
     note = "Test AUC of the kept fields trained from scratch: the mean over seeds, and from the least to the most."
+    if len(found.methods) > len(TONES):
+        note += f" The first {len(TONES)} methods have colours; weak ones may lie below the picture."
     body = together(
         hero(found),
         card("AUC by the number of fields", place, quality_table(found), note=note),
@@ -39,7 +43,7 @@ def comparison_page(found: Comparison) -> str:
 
 def sentence(found: Comparison) -> str:
     """Return the answer in one sentence."""
-    first = found.methods[0] if found.methods else None
+    first = found.fair[0] if found.fair else None
     if first is None:
         return "No method gave a result."
     wins = sum(best_at(found, keep) == first for keep in found.keeps)
@@ -49,20 +53,15 @@ def sentence(found: Comparison) -> str:
     )
 
 
-def best_at(found: Comparison, keep: int) -> str | None:
-    """Return the method with the highest mean AUC at a number of fields."""
-    means = {name: mean(found.aucs(name, keep).values()) for name in found.methods if found.aucs(name, keep)}
-    return max(means, key=lambda name: means[name]) if means else None
-
-
 def hero(found: Comparison) -> Html:
     """Return the answer and the numbers that matter."""
-    best = max(
-        (each for each in found.results if each.auc is not None), key=lambda each: each.auc or 0.0, default=None
-    )
+    judged = [each for each in found.results if each.auc is not None and each.method in found.fair]
+    best = max(judged, key=lambda each: each.auc or 0.0, default=None)
     seeds = len({each.seed for each in found.results})
     tiles = [
-        tile("Methods", len(found.methods), f"{len(found.failed)} failed" if found.failed else "none failed"),
+        tile(
+            "Methods", len(found.methods), f"{len(found.failed)} with failures" if found.failed else "none failed"
+        ),
         tile(
             "Results",
             f"{len(found.results):,}",
@@ -79,19 +78,32 @@ def hero(found: Comparison) -> Html:
 def curves(found: Comparison) -> dict[str, Any]:
     """Return AUC over the number of fields, a line a method with its band over seeds."""
     series = []
-    for number, name in enumerate(found.methods):
+    for name in found.methods:
         each = [list(found.aucs(name, keep).values()) for keep in found.keeps]
-        middle, low, high = ([how(one) if one else None for one in each] for how in (mean, min, max))
-        series.append(line(name, middle, low=low, high=high, colour=tone(number)))
+        middle, *band = ([how(one) if one else None for one in each] for how in (mean, min, max))
+        colour = tone(found, name)
+        low, high = (None, None) if colour == GREY else band  # grey on grey says nothing
+        series.append(line(name, middle, low=low, high=high, colour=colour))
+    series.sort(key=lambda each: each["colour"] != GREY)  # below the others
     if found.all_fields is not None:
         level = [found.all_fields] * len(found.keeps)
         series.append(line("all fields", level, colour="ink", dashed=True))
-    return lines(found.keeps, series, x_label="fields kept", y_label="test AUC")
+    drawn = lines(found.keeps, series, x_label="fields kept", y_label="test AUC")
+    return {**drawn, **({"range": focus(series)} if len(found.methods) > len(TONES) else {})}
 
 
-def tone(number: int) -> str:
-    """Return the colour of a method by its place."""
-    return TONES[number] if number < len(TONES) else "off"
+def focus(series: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the range of AUC that shows the coloured lines; the weak ones among the grey may leave it below."""
+    loud = [each for each in series if each["colour"] != GREY]
+    values = [one for each in loud for key in ("y", "low", "high") for one in each.get(key, ()) if one is not None]
+    room = 0.05 * (max(values) - min(values)) or 0.01
+    return [min(values) - room, max(values) + room]
+
+
+def tone(found: Comparison, method: str) -> str:
+    """Return the colour of a method by its place; who stands aside has none."""
+    number = found.fair.index(method) if method in found.fair else len(TONES)
+    return TONES[number] if number < len(TONES) else GREY
 
 
 def quality_table(found: Comparison) -> Html:
@@ -120,57 +132,6 @@ def spread(values: list[float]) -> str:
     return f"{mean(values):.4f}" + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")
 
 
-def significance(found: Comparison) -> Html:
-    """Return which differences are beyond noise; paired over seeds where the comparison gives none."""
-    if found.differences:
-        rows = [
-            [
-                Cell(each.keep, each.keep),
-                word(f"{each.method} – {each.other}"),
-                Cell(words.delta(each.mean), each.mean),
-                Cell(f"{words.delta(each.low)} … {words.delta(each.high)}", each.low),
-                Cell("–" if each.p is None else f"{each.p:.2g}", each.p),
-                Cell(verdict(each.beyond_noise), float(each.beyond_noise), number=False),
-            ]
-            for each in found.differences
-        ]
-        header = ["K", "Methods", "Δ AUC", "interval", "p", "Verdict"]
-        return card("What is beyond noise", table(header, rows, identity="differences"))
-    note = "Against the best at each number of fields, paired over seeds; few seeds prove little."
-    header = ["K", "Methods", "Δ AUC", "least … most", "worse in"]
-    return card("Differences to the best", table(header, paired(found), identity="differences"), note=note)
-
-
-def verdict(beyond: bool) -> Html:
-    """Return whether a difference is more than noise."""
-    return tag("span", "beyond noise" if beyond else "within noise", class_=f"pill {'yes' if beyond else 'no'}")
-
-
-def paired(found: Comparison) -> list[list[Cell]]:
-    """Return the difference of every method to the best one, seed by seed."""
-    rows = []
-    for keep in found.keeps:
-        best = best_at(found, keep)
-        if best is None:
-            continue
-        top = found.aucs(best, keep)
-        for method in found.methods:
-            own = found.aucs(method, keep)
-            apart = [own[seed] - top[seed] for seed in sorted(set(own) & set(top))]
-            if method != best and apart:
-                worse = sum(each < 0 for each in apart)
-                rows.append(
-                    [
-                        Cell(keep, keep),
-                        word(f"{method} – {best}"),
-                        Cell(words.delta(mean(apart)), mean(apart)),
-                        Cell(f"{words.delta(min(apart))} … {words.delta(max(apart))}", min(apart)),
-                        Cell(f"{worse} of {len(apart)}", worse / len(apart)),
-                    ]
-                )
-    return rows
-
-
 def costs_of(found: Comparison) -> dict[str, tuple[float, float]]:
     """Return method -> mean seconds of a search and mean AUC."""
     result = {}
@@ -191,11 +152,11 @@ def cost_chart(found: Comparison) -> dict[str, Any] | None:
         return None
     x = sorted({seconds for seconds, _ in costs.values()})
     series = []
-    for number, method in enumerate(found.methods):
+    for method in found.methods:
         if method in costs:
             seconds, auc = costs[method]
             y = [auc if each == seconds else None for each in x]
-            series.append(line(method, y, colour=tone(number)))
+            series.append(line(method, y, colour=tone(found, method)))
     return lines(x, series, x_label="seconds of a search", y_label="mean test AUC", log_x=True, points=True)
 
 
@@ -261,7 +222,8 @@ def heat(found: Comparison) -> Html:
         class_="js-only",
     )
     note = "In how many of its searches each method kept a field."
-    listed = table(["Field", *found.methods], rows, identity="heat", style="heat")
+    style = "heat many" if len(found.methods) > len(TONES) else "heat"
+    listed = table(["Field", *found.methods], rows, identity="heat", style=style)
     return card("Fields by methods", tag("div", pick, class_="tools"), listed, note=note, identity="all-fields")
 
 
@@ -281,7 +243,7 @@ def made(found: Comparison) -> Html:
     parts.append(facts(found.said, ", ".join(found.methods)))
     if found.failed:
         rows = [[word(name), word(tag("bdi", why))] for name, why in found.failed.items()]
-        parts.append(folded("Methods that gave no result", table(["Method", "Why"], rows)))
+        parts.append(folded("Runs that failed", table(["Method", "Why"], rows)))
     asked = found.said.get("configuration")
     if isinstance(asked, Mapping):
         text = json.dumps(asked, indent=1, ensure_ascii=False)

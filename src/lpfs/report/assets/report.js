@@ -108,7 +108,7 @@
       bands,
       axes: axes(spec),
       legend: { show: false },
-      scales: { x: { time: false, distr: spec.logX ? 3 : 1 }, y: { distr: spec.log ? 3 : 1 } },
+      scales: { x: { time: false, distr: spec.logX ? 3 : 1 }, y: spec.range ? { range: spec.range } : { distr: spec.log ? 3 : 1 } },
       cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false } },
       hooks: {
         setCursor: [(self) => {
@@ -124,7 +124,9 @@
     }, data, place);
     if (spec.series.length > 1) {
       const legend = make("div", "legend");
-      for (const each of spec.series) legend.append(make("span", "tone-" + each.colour, each.label));
+      const grey = spec.series.filter((each) => each.colour === "off");
+      for (const each of spec.series) if (grey.length < 2 || each.colour !== "off") legend.append(make("span", "tone-" + each.colour, each.label));
+      if (grey.length > 1) legend.append(make("span", "tone-off", `${grey.length} others`));
       place.append(legend);
     }
     return plot;

@@ -1,0 +1,96 @@
+"""hot-start: the AUC of the model that a method leaves, right before and right after its fields are removed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lpfs.compare.store import Record
+from lpfs.errors import InputError
+from lpfs.gates.module import NAME as GATES
+from lpfs.methods.registry import METHODS
+from lpfs.models.model import Model
+from lpfs.paper.job import Found, Job, Scale
+from lpfs.paper.trials import Trials
+from lpfs.plots import DROPPED, INK, KEPT
+from lpfs.protocol import stages
+from lpfs.protocol.stages import Work
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHAPE = {"dim": 8, "hidden": [64, 32]}
+SMALL = Scale(60_000, "mlp", SHAPE, batch_size=128, pretrain=1000, search=1000, seeds=1)
+FULL = Scale(model="dlrm", seeds=1)
+SHARE = 0.5
+NO_SEARCH = ("all", "oracle", "autofis")  # nothing is removed, nothing is learnt, or only crosses are chosen
+OWN = ("lpfs", "lpfs++")  # their gates are part of the model
+
+
+def removed(work: Work, model: Model) -> Record:
+    """Return the test AUC before and after the dropped fields are removed.
+
+    Before, the model has the method's own gates where it has some, else all of its fields.
+    """
+    gates = getattr(model, GATES)
+    closed = gates.x.detach().clone()
+    if work.settings.method not in OWN:
+        with torch.no_grad():
+            gates.x.fill_(1.0)
+    before = stages.judge(work, model, work.parts.test).auc
+    with torch.no_grad():
+        gates.x.copy_(closed)
+    optimizer = work.optimizer(torch.nn.ParameterList(gates.model_parameters()))
+    zeros, cut, _ = stages.shrink(work, model, optimizer, gates.selection())
+    after = stages.judge(work, stages_model(cut.model), work.parts.test).auc
+    moved = max(each.certificate.max_logit_change or 0.0 for each in (zeros, cut))
+    return {"before": before, "after": after, "max_logit_change": moved}
+
+
+def stages_model(model: Any) -> Model:
+    """Return a pruned model as what it is."""
+    assert isinstance(model, Model)
+    return model
+
+
+def run(job: Job) -> Found:
+    """Search with every method, and remove what it drops."""
+    trials = Trials(job)
+    keep = trials.size(SHARE)
+    found: dict[str, Any] = {}
+    for method in METHODS:
+        if method in NO_SEARCH:
+            continue
+        try:
+            told = trials.search(job.seed, method, keep=keep, probe=removed)
+        except InputError as error:
+            job.tell.say(f"  {method}: {error}")
+            continue
+        if "probe" in told:
+            found[method] = told["probe"]
+    lost = {name: each["after"] - each["before"] for name, each in found.items()}
+    order = sorted(lost, key=lambda name: -lost[name])
+    rows = [
+        (
+            name,
+            "no change" if name in OWN else "damage",
+            f"{found[name]['before']:.5f} to {found[name]['after']:.5f} ({lost[name]:+.5f})",
+        )
+        for name in order
+    ]
+    ours = {"keep": keep, "of": len(trials.names), "by_method": found}
+
+    def figure(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for number, name in enumerate(order):
+            ends = [found[name]["before"], found[name]["after"]]
+            axes.plot(ends, [number] * 2, color=DROPPED, zorder=1)
+            axes.plot(ends[:1], [number], "o", color=INK, label=None if number else "before")
+            axes.plot(ends[1:], [number], "D", color=KEPT, label=None if number else "after")
+        axes.set_yticks(range(len(order)), order, fontsize=8)
+        axes.invert_yaxis()
+        axes.set_xlabel("test AUC right before and right after the fields are removed")
+        axes.legend(frameon=False, fontsize=8)
+
+    return Found(ours, {}, rows, figure, (7.0, 0.9 + 0.24 * len(order)))

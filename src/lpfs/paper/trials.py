@@ -1,0 +1,167 @@
+"""Trials: many searches that begin with one pretrained model a seed, and the training of what they keep.
+
+Pretraining, searching and training from scratch are those of ``compare``; only what is asked of a search is freer.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass, replace
+from statistics import mean
+from typing import Any
+
+from lpfs.compare import measures
+from lpfs.compare.claims import Claims
+from lpfs.compare.plan import Plan
+from lpfs.compare.runs import Runs
+from lpfs.compare.store import Record, Store, digest, put, read
+from lpfs.compare.truth import TRUE
+from lpfs.errors import AllGatesZeroError, SearchError
+from lpfs.methods.wish import Wish
+from lpfs.models.model import Model
+from lpfs.paper.job import Job
+from lpfs.protocol import stages
+from lpfs.protocol.settings import Settings
+from lpfs.protocol.stages import Work
+from lpfs.protocol.tell import Teller
+from lpfs.select import checked, laid_out
+from lpfs.train.snapshot import seed_all
+
+TRIES = 6  # searches for the λ that keeps a number of fields
+Finder = Callable[[Work, stages.Trained, int], tuple[Model, Any, Any]]
+Probe = Callable[[Work, Model], Record]
+
+
+class Trials:
+    """Searches and trainings of one experiment, each done once and kept in its folder.
+
+    Args:
+        job: the experiment.
+        settings: settings of ``select`` beside those of its scale.
+
+    """
+
+    def __init__(self, job: Job, **settings: Any) -> None:
+        wanted = checked(Settings(**{**job.scale.settings(), **settings}))
+        mark = digest([wanted.to_json(), job.log.fingerprint])[:10]
+        self.job, self.folder, self.kinds = job, job.folder / f"trials-{mark}", job.kinds
+        self.base = laid_out(wanted, job.log, self.folder, True, Teller(quiet=True))
+        plan, store = Plan(("lpfs++",), (1,), seeds=1), Store(self.folder)
+        self.runs = Runs(self.base, plan, store, Claims(self.folder / "claims"), job.tell.say)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What can be kept."""
+        return self.runs.names
+
+    def size(self, share: float) -> int:
+        """Return so large a part of all fields, at least one."""
+        return max(1, min(len(self.names), round(share * len(self.names))))
+
+    def search(
+        self,
+        seed: int,
+        method: str = "lpfs++",
+        *,
+        keep: int | None = None,
+        penalty: float | None = None,
+        options: Mapping[str, Any] | None = None,
+        find: Finder = stages.find,
+        probe: Probe | None = None,
+        **said: Any,
+    ) -> Record:
+        """Search from a copy of the pretrained model; return what was kept, the gates and how it went.
+
+        Args:
+            seed: of the pretrained model and of the search.
+            method: a name out of ``lpfs methods``.
+            keep, penalty: what is wanted, in one way.
+            options: of the method.
+            find: does it in place of the method, for what is no method.
+            probe: looks at the model when it is done; what it returns is kept as ``probe``.
+            said: tells this search from others.
+
+        """
+        options = dict(options or {})
+        told = {name: asdict(each) if is_dataclass(each) else each for name, each in options.items()}  # type: ignore[arg-type]
+        asked = {"method": method, "keep": keep, "penalty": penalty, "options": told, "seed": seed, **said}
+        path = self.folder / "found" / f"{digest(asked)}.json"
+        known = read(path)
+        if known is not None:
+            return known
+        wish = Wish(keep=keep, penalty=penalty, must_keep=self.base.wish.must_keep)
+        settings = replace(self.base.settings, seed=seed, method=method, options=options)
+        out = self.folder / "work" / path.stem
+        work = replace(self.base, settings=settings, wish=wish, out=out, resume=False)
+        shutil.rmtree(out, ignore_errors=True)  # of a search that was interrupted
+        pretrained = copy.deepcopy(self.runs.pretrained(seed))
+        seed_all(seed)
+        begin = time.perf_counter()
+        try:
+            model, _, selection = find(work, pretrained, seed)
+        except (AllGatesZeroError, SearchError) as error:
+            found: Record = {"asked": asked, "kept": [], "gates": {}, "history": [], "failed": str(error)}
+            put(path, found)
+            return found
+        history = [{key: each[key] for key in each if key != "gates"} for each in selection.history]
+        found = {
+            "asked": asked,
+            "kept": self.runs.in_order(selection.kept),
+            "gates": dict(selection.gates),
+            "scores": selection.made.get("scores"),
+            "seconds": round(time.perf_counter() - begin, 3),
+            "history": [{key: plain(value) for key, value in each.items()} for each in history],
+            **({} if probe is None else {"probe": probe(work, model)}),
+        }
+        put(path, found)
+        shutil.rmtree(out, ignore_errors=True)
+        return found
+
+    def auc(self, kept: Sequence[str], seed: int) -> float:
+        """Return the test AUC of some fields trained from scratch."""
+        found: float = self.runs.train(kept, seed)["test"]["auc"]
+        return found
+
+    def judged(self, keep: int, **asked: Any) -> Record:
+        """Search with every seed; return the sets, their AUC and overlap, and recall where the truth is known."""
+        sets = [self.search(seed, keep=keep, **asked)["kept"] for seed in self.job.seeds]
+        aucs = [self.auc(kept, seed) if kept else None for kept, seed in zip(sets, self.job.seeds, strict=True)]
+        known = [each for each in aucs if each is not None]
+        return {
+            "keep": keep,
+            "auc": mean(known) if known else None,
+            "by_seed": aucs,
+            "overlap": measures.overlap(sets),
+            "recall": self.recall(sets),
+            "kept": sets,
+        }
+
+    def recall(self, sets: Sequence[Sequence[str]]) -> float | None:
+        """Return the share of the true fields that was kept, as a mean over sets; None where it is not known."""
+        true = [name for name in self.names if self.kinds.get(name) in TRUE]
+        return mean(measures.recall(each, true) for each in sets) if true else None
+
+    def at_size(self, target: int, seed: int, start: float, **asked: Any) -> Record:
+        """Search with a fixed λ until about ``target`` fields are left: λ is doubled or halved, then bisected."""
+        low, high, penalty = 0.0, math.inf, start
+        best: Record | None = None
+        for _ in range(TRIES):
+            found = {**self.search(seed, penalty=penalty, **asked), "penalty": penalty}
+            count = len(found["kept"])
+            if best is None or abs(count - target) < abs(len(best["kept"]) - target):
+                best = found
+            if abs(count - target) <= max(1, round(0.05 * target)):
+                break
+            low, high = (penalty, high) if count > target else (low, penalty)
+            penalty = low * 2 if math.isinf(high) else high / 2 if low == 0 else math.sqrt(low * high)
+        assert best is not None
+        return best
+
+
+def plain(value: Any) -> Any:
+    """Return a number that JSON has; None for one that is none."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
