@@ -1,12 +1,13 @@
 # make demo   the main job on data it makes itself        make lint    style, format, strict types
 # make test   lint, then every test, with coverage        make bench   the benchmarks, as JSON
+# make test-long   the tests that make test leaves out because they take long
 # make test-browser   the report in a real Chromium; pictures of it go to artefacts/
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-browser lint format bench setup clean
+.PHONY: demo test test-long test-browser lint format bench setup clean
 .DEFAULT_GOAL := demo
 
 # The pinned install: made once, and again only when one of these two files changes.
@@ -23,6 +24,9 @@ demo: $(READY)
 
 test: lint
 	$(BIN)/python -m pytest
+
+test-long: $(READY)
+	$(BIN)/python -m pytest -m long --no-cov
 
 test-browser: $(READY)
 	LPFS_BROWSER=required $(BIN)/python -m pytest -m browser -n 0 --no-cov tests/browser

@@ -103,6 +103,7 @@ def test_a_claim_that_is_held_is_touched(tmp_path):
         assert path.stat().st_mtime > 0
 
 
+@pytest.mark.long
 def test_two_processes_share_the_work_and_a_third_goes_on_after_a_stop(log, compared, tmp_path):
     out = tmp_path / "cmp"
     first, second = start(log, out), start(log, out)

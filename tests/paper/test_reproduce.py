@@ -26,6 +26,7 @@ SMALLER = {
     "terabyte_cross": {"SIZES": {False: (30,)}, "METHODS": ("lpfs++", "group_lasso")},
     "industrial": {"SHARES": (0.5,), "METHODS": ("lpfs++", "group_lasso")},
 }
+QUICK = ("gates", "distribution", "hot-start", "complexity")
 CLICKS = ("terabyte", "terabyte-cross", "complexity")  # of their rows few are clicks: they need more of them
 
 
@@ -71,7 +72,9 @@ def picture(path):
     return struct.unpack(">II", head[16:24])
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize(
+    "name", [each if each in QUICK else pytest.param(each, marks=pytest.mark.long) for each in EXPERIMENTS]
+)
 def test_every_experiment_writes_what_it_says(run, smaller, out, name):
     found, err = once(run, name, out)
     written = json.loads((out / f"{name}.json").read_text("utf-8"))
@@ -127,6 +130,7 @@ def test_mistakes_are_told(run, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.long
 def test_a_log_of_ones_own_is_called_real(run, smaller, tmp_path):
     lpfs.simulate(tmp_path / "log", "small", rows=1500)
     found = reproduce("distribution", tmp_path / "out", data=tmp_path / "log", steps=60, quiet=True)
@@ -139,6 +143,7 @@ def test_a_log_of_ones_own_is_called_real(run, smaller, tmp_path):
     assert code == 0, err  # this one has user and item fields
 
 
+@pytest.mark.long
 def test_the_files_of_criteo_are_prepared_as_such(smaller, tmp_path):
     days = lpfs.simulate(tmp_path / "raw", "terabyte", rows=40_000, days=4, format="csv")
     assert [each.name for each in days] == ["day_0", "day_1", "day_2", "day_3"]

@@ -96,7 +96,7 @@ def recipe(
 def pace(seen: int, rows: int) -> float:
     """Return how much faster weights learn that see so many rows, out of so many different ones.
 
-    >>> pace(200, 100), pace(2000, 100)
-    (3.0, 0.3)
+    >>> pace(200, 100), pace(400, 100)
+    (3.0, 1.5)
     """
     return PACE * min(1.0, PASSES * rows / seen)
