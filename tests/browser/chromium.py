@@ -119,6 +119,12 @@ class Chromium:
             "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 30))))"
         )
 
+    def until(self, code: str, seconds: float = 20.0) -> None:
+        """Wait until something is true; go on after so many seconds, so that the test says what is not."""
+        end = time.monotonic() + seconds
+        while not self.run(code) and time.monotonic() < end:
+            self.settle()
+
     def run(self, code: str) -> Any:
         """Return what an expression of JavaScript gives, a promise awaited."""
         found = self("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)

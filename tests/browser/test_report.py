@@ -110,6 +110,7 @@ def fine(browser, path):
 def test_it_renders_without_a_word_and_without_a_request(browser, request, artefacts, which, kind, width, dark):
     path = request.getfixturevalue(which)
     browser.open(path, width=width, dark=dark)
+    browser.until("[...document.querySelectorAll('[data-chart]')].every(each => each.querySelector('canvas'))")
     browser.picture(artefacts / f"report-{which}-{kind}.png")
     fine(browser, path)
     assert browser.run("document.documentElement.scrollWidth") <= width
