@@ -12,7 +12,7 @@ from torch import nn
 
 from lpfs.errors import InputError
 from lpfs.methods.effort import Effort
-from lpfs.methods.held import Held
+from lpfs.methods.held import Held, held_loss
 from lpfs.methods.masks import FieldMask, Mask, TokenMask, check_wearer, worn
 from lpfs.methods.polarize import RECORDS
 from lpfs.methods.ranking import cut
@@ -22,8 +22,6 @@ from lpfs.schema import Selection
 from lpfs.tables.rows import forget
 from lpfs.train.callback import Callback, State
 from lpfs.train.loop import fit
-from lpfs.train.predict import autocast, device_of, on_device, predict
-from lpfs.train.step import loss_of
 
 
 def learn(
@@ -107,12 +105,9 @@ class Learn(Callback):
 
     def _move(self, state: State, held: Held) -> None:
         """Take a step of the mask alone on held-out rows."""
-        device = device_of(state.model)
-        batch = on_device(held.next(), device)
+        batch = held.next()
         with alone(state.model, self.mask):
-            with autocast(state.config.precision, device):
-                logits, labels = predict(state.model, batch)
-            loss = loss_of(logits, labels, state.config.task_weights)
+            loss = held_loss(state, batch)
             penalty = self.mask.penalty(len(batch))
             torch.autograd.backward(loss if penalty is None else loss + penalty)
             self.optimizer.step()
