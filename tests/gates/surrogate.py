@@ -20,13 +20,15 @@ def importance(kind: str, size: int, keep: int) -> Tensor:
         return torch.linspace(0.001, 0.1, size // 2 + 1).repeat_interleave(2)[:size]
     if kind == "few":
         return torch.tensor([0.05] * max(1, keep // 2) + [0.0] * (size - max(1, keep // 2)))
+    if kind == "harmful":
+        return torch.linspace(-0.05, 0.05, size)
     if kind == "strong":
         return torch.linspace(1, 100, size)
     raise ValueError(kind)
 
 
 class Surrogate:
-    """½ Σ importance·(1 - g)² + noise·g, whose minimum is all gates at one."""
+    """½ Σ importance·(1 - g)² + noise·g, whose minimum is all gates at one; below zero a field does harm instead."""
 
     def __init__(self, kind: str, size: int, keep: int | None, steps: int, gate: str, **optimizer) -> None:
         self.gates = Gates([f"f{n}" for n in range(size)], gate_function(gate), steps)
@@ -42,7 +44,8 @@ class Surrogate:
         values = self.gates()
         jolt = self.noise * torch.randn(len(self.importance), generator=generator)
         self.prox.zero_grad()
-        (0.5 * self.importance * (1 - values) ** 2 + jolt * values).sum().backward()
+        missed = self.importance.clamp(min=0) * (1 - values) ** 2 - self.importance.clamp(max=0) * values**2
+        (0.5 * missed + jolt * values).sum().backward()
         self.prox.step()
         self.gates.step()
 

@@ -20,10 +20,20 @@ def check(gates, keep: int) -> None:
 
 
 @pytest.mark.parametrize("gate", ["lpfs", "lpfs++"])
-@pytest.mark.parametrize("kind", ["graded", "tied", "useless", "duplicates", "few", "strong"])
+@pytest.mark.parametrize("prox", ["l1", "positive"])
+@pytest.mark.parametrize("kind", ["graded", "tied", "useless", "duplicates", "few", "strong", "harmful"])
 @pytest.mark.parametrize(("size", "keep"), [(5, 1), (5, 4), (60, 1), (60, 15), (60, 59)])
-def test_exactly_k_for_any_kind_of_fields(gate, kind, size, keep):
-    check(Surrogate(kind, size, keep, 600, gate).run(), keep)
+def test_exactly_k_for_any_kind_of_fields(gate, prox, kind, size, keep):
+    check(Surrogate(kind, size, keep, 600, gate, prox=prox).run(), keep)
+
+
+def test_no_gate_crosses_zero_where_x_is_not_negative():
+    """Half of the fields do harm: with l1 some live on with their sign turned, with x >= 0 none does."""
+    lowest = {}
+    for prox in ("l1", "positive"):
+        search = Surrogate("harmful", 60, 45, 600, "lpfs++", prox=prox)
+        lowest[prox] = min(float(search.run(1).x.detach().min()) for _ in range(600))
+    assert lowest["l1"] < 0 == lowest["positive"]
 
 
 @pytest.mark.parametrize("gate", ["lpfs", "lpfs++"])

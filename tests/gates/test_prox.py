@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpfs.gates.prox import hard_threshold, soft_threshold
+from lpfs.gates.prox import hard_threshold, positive_threshold, soft_threshold
 
 points = st.floats(-3, 3)
 thresholds = st.floats(0, 2)
@@ -24,6 +24,12 @@ def brute_force(x: float, penalty) -> float:
 def test_the_soft_threshold_minimises_its_definition(x, t):
     expected = brute_force(x, lambda z: t * z.abs())
     assert soft_threshold(torch.tensor(x, dtype=torch.float64), t).item() == pytest.approx(expected, abs=1e-4)
+
+
+@given(points, thresholds)
+def test_the_positive_threshold_minimises_its_definition(x, t):
+    expected = brute_force(x, lambda z: torch.where(z < 0, float("inf"), t * z))
+    assert positive_threshold(torch.tensor(x, dtype=torch.float64), t).item() == pytest.approx(expected, abs=1e-4)
 
 
 @given(points, thresholds)

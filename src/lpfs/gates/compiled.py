@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MOST = 4096  # gates; more are worth the vectors of torch
 RESCALES = {"off": 0, "epsilon": 1, "rms": 2}
+LOWEST = {"l1": -math.inf, "positive": 0.0}  # where x ends at the least
 NONE = np.empty(0, np.float32)
 BUFFERS = ("before", "dead", "control", "steps_done", "epsilon", "scale", "norm")
 
@@ -134,7 +135,7 @@ class Ready:
         grad, momentum, params = x.grad, group["momentum"], group["params"]
         if grad is None or not momentum or not _plain(grad) or x.data_ptr() != self.at:
             return False
-        if params[0] is not x or len(params) + len(prox.param_groups) > 2 or group["prox"] != "l1":
+        if params[0] is not x or len(params) + len(prox.param_groups) > 2 or group["prox"] not in LOWEST:
             return False
         lr, penalty, levels = group["lr"], group["penalty"], NONE
         if isinstance(lr, Tensor) or not self._weigh(group["weights"]) or not self._follow(prox):
@@ -147,7 +148,7 @@ class Ready:
         else:
             return False
         given = self.x_array, grad.numpy(), self.velocity_array, self.weights_array, levels
-        return bool(loops.move(*given, float(lr), float(momentum), float(reach)))
+        return bool(loops.move(*given, float(lr), float(momentum), float(reach), LOWEST[group["prox"]]))
 
     def advance(self, gates: Gates, prox: ProxSGD) -> bool:
         """Take the step of the gates; return False, with nothing moved, where that is not for this loop."""

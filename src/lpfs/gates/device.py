@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lpfs.gates.optimizer import ProxSGD, factor_of, prox_of
+from lpfs.gates.steer import held_back
 
 if TYPE_CHECKING:
     from lpfs.gates.module import Gates
@@ -128,7 +129,9 @@ def _steer(gates: Gates, prox: ProxSGD, row: Tensor) -> None:
     settled = frozen != 0
     alive = (x != 0).sum()
     few = alive < keep.keep
-    back = torch.where(few, gates.before[0], x)
+    most = torch.where(row[HURRY] != 0, keep.keep - alive, len(gates.names))
+    held = held_back(x, gates.before, most) & few
+    back = torch.where(held, gates.before, x)
     alive = (back != 0).sum()
     values = gates.values_of(back)
 
@@ -142,7 +145,7 @@ def _steer(gates: Gates, prox: ProxSGD, row: Tensor) -> None:
     care = torch.where(settled, caution, (caution * 1.1).clamp(max=1.0))
     care = torch.where(few, (caution * 0.5).clamp(min=0.01), care)
 
-    near = (values.abs() < 1.5 * keep.clear) & (back != 0) & settled & ~few
+    near = (values.abs() < 1.5 * keep.clear) & (back != 0) & settled
     size = gates.epsilon.sqrt() if gates.function.square else gates.epsilon
     led = torch.where(near, back + torch.sign(back) * 2 * size / row[PACE], back)
     smallest = values.abs().masked_fill(back == 0, math.inf).amin().double()
@@ -150,7 +153,6 @@ def _steer(gates: Gates, prox: ProxSGD, row: Tensor) -> None:
     gates.dead.copy_(torch.where(freeze, back == 0, gates.dead))
     gates.control.copy_(torch.stack([after, care, frozen.masked_fill(freeze, 1.0)]))
     x.copy_(led)
-    gates.before[0].copy_(led)
+    gates.before.copy_(led)
     if velocity is not None:
-        velocity.copy_(torch.where(few, gates.before[1], velocity))
-        gates.before[1].copy_(velocity)
+        velocity.masked_fill_(held, 0.0)

@@ -53,7 +53,8 @@ def _values(x, epsilon, norm, scale, value, slope, count, alpha, power, ODD: tl.
 
 @triton.jit
 def _move(x, grad, velocity, dead, control, table, steps_done, flags, weights, count, steps, momentum, factor,
-          COLS: tl.constexpr, WEIGHTED: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+          COLS: tl.constexpr, WEIGHTED: tl.constexpr, POSITIVE: tl.constexpr,
+          SIZE: tl.constexpr):  # fmt: skip
     at = tl.arange(0, SIZE)
     inside = at < count
     g = tl.load(grad + at, inside, 0.0)
@@ -73,6 +74,8 @@ def _move(x, grad, velocity, dead, control, table, steps_done, flags, weights, c
     if WEIGHTED:
         limit = limit * tl.load(weights + at, inside, 0.0)
     moved = moved - tl.minimum(tl.maximum(moved, -limit), limit)
+    if POSITIVE:
+        moved = tl.maximum(moved, 0.0)
     tl.store(velocity + at, tl.where(finite, new_v, v), inside)
     tl.store(x + at, tl.where(finite, moved, old), inside)
 
@@ -91,8 +94,18 @@ def _advance(x, velocity, before, dead, control, table, steps_done, flags, epsil
     if STEERED:
         penalty, caution, frozen = tl.load(control), tl.load(control + 1), tl.load(control + 2)
         settled = frozen != 0
-        few = tl.sum((now != 0).to(tl.int32)) < keep
-        now = tl.where(few, tl.load(before + at, inside, 0.0), now)
+        alive = tl.sum((now != 0).to(tl.int32))
+        few = alive < keep
+        last = tl.load(before + at, inside, 0.0)
+        died = (now == 0) & (last != 0) & few
+        held = died & (tl.load(row + 7) == 0)
+        died = died & (tl.load(row + 7) != 0)
+        for _ in range(tl.where(tl.load(row + 7) != 0, keep - alive, 0)):
+            top = tl.max(tl.where(died, tl.abs(last), -1.0))
+            first = tl.min(tl.where(died & (tl.abs(last) == top), at, SIZE))
+            held = held | (at == first)
+            died = died & (at != first)
+        now = tl.where(held, last, now)
         alive = tl.sum((now != 0).to(tl.int32))
         value, _ = _gate(now, small, alpha * libdevice.pow(small, power), ODD)
         value = tl.abs(tl.div_rn(value, whole * size))
@@ -104,7 +117,7 @@ def _advance(x, velocity, before, dead, control, table, steps_done, flags, epsil
         after = tl.where(few, penalty * cut, tl.where(settled, penalty * fade, grown))
         care = tl.where(settled, caution, tl.minimum(caution * 1.1, 1.0))
         care = tl.where(few, tl.maximum(caution * 0.5, 0.01), care)
-        near = (value < 1.5 * clear) & (now != 0) & settled & (few == 0)
+        near = (value < 1.5 * clear) & (now != 0) & settled
         pace = tl.load(row + 8).to(tl.float32)
         led = now + tl.where(now > 0, 2.0, -2.0) * tl.sqrt_rn(small) / pace
         smallest = tl.min(tl.where(now != 0, value, float("inf"))).to(tl.float64)
@@ -118,10 +131,8 @@ def _advance(x, velocity, before, dead, control, table, steps_done, flags, epsil
         now = tl.where(near, led, now)
         tl.store(x + at, now, inside)
         v = tl.load(velocity + at, inside, 0.0)
-        v = tl.where(few, tl.load(before + count + at, inside, 0.0), v)
-        tl.store(velocity + at, v, inside)
+        tl.store(velocity + at, tl.where(held, 0.0, v), inside)
         tl.store(before + at, now, inside)
-        tl.store(before + count + at, v, inside)
     living = (now != 0) & inside
     number = tl.sum(living.to(tl.int32))
     zero = tl.load(flags + 1)
@@ -184,7 +195,7 @@ def move(prox: ProxSGD, gates: Gates) -> None:
     x, group = gates.x, prox.param_groups[0]
     if x.grad is None:
         return
-    if group["prox"] != "l1":
+    if group["prox"] == "l0":
         device.move(prox, gates)
         return
     state = prox.state[x]
@@ -194,7 +205,8 @@ def move(prox: ProxSGD, gates: Gates) -> None:
     _move[(1,)](
         x, x.grad, state["momentum_buffer"], gates.dead.view(torch.uint8), gates.control, gates.table(),
         gates.steps_done, gates.flags, x if weights is None else weights, x.numel(), gates.steps,
-        group["momentum"], factor_of(group), COLS=COLUMNS, WEIGHTED=weights is not None, SIZE=_size(gates),
+        group["momentum"], factor_of(group), COLS=COLUMNS, WEIGHTED=weights is not None,
+        POSITIVE=group["prox"] == "positive", SIZE=_size(gates),
     )  # fmt: skip
 
 

@@ -65,11 +65,19 @@ def values(x: Array, epsilon: Array, norm: Array, scale: Array, numbers: Array, 
         both[1, n] = slope / below
 
 
-# v = βv + grad, x = soft(x - ηv, t); t is ``reach``, times ``levels`` and ``weights`` where they are not empty.
+# v = βv + grad, x = soft(x - ηv, t), not below ``low``; t is ``reach``, times ``levels`` and ``weights`` where they are not empty.
 # Return whether grad was finite; if not, nothing has moved.
 @compiled
 def move(
-    x: Array, grad: Array, velocity: Array, weights: Array, levels: Array, lr: float, momentum: float, reach: float
+    x: Array,
+    grad: Array,
+    velocity: Array,
+    weights: Array,
+    levels: Array,
+    lr: float,
+    momentum: float,
+    reach: float,
+    low: float,
 ) -> bool:
     for n in range(x.shape[0]):
         if not np.isfinite(grad[n]):
@@ -85,7 +93,8 @@ def move(
             bound = levels[n] * bound
         if weights.shape[0]:
             bound = weights[n] * bound
-        x[n] = moved - min(max(moved, -bound), bound)
+        moved = moved - min(max(moved, -bound), bound)
+        x[n] = moved if moved > low else np.float32(low)
     return True
 
 
@@ -118,6 +127,19 @@ def alive_in(x: Array) -> Any:
     return alive
 
 
+# steer._hold
+@compiled
+def hold(x: Array, velocity: Array, before: Array, most: Any) -> None:
+    for _ in range(np.int64(most)):
+        farthest, top = -1, np.float32(0)
+        for n in range(x.shape[0]):
+            if x[n] == 0 and abs(before[n]) > top:
+                farthest, top = n, abs(before[n])
+        if farthest < 0:
+            return
+        x[farthest], velocity[farthest] = before[farthest], 0
+
+
 # steer.steer, but for what the optimizer is told
 @compiled
 def steer(
@@ -137,20 +159,21 @@ def steer(
     weight, odd = weight_of(epsilon, numbers), numbers[ODD] != 0
     alive = alive_in(x)
     if alive < numbers[KEEP]:
-        x[:], velocity[:] = before[0], before[1]
+        hold(x, velocity, before, numbers[KEEP] - alive if u >= numbers[HURRY] else total)
         alive = alive_in(x)
         penalty *= numbers[CUT]
         caution = max(0.01, caution * 0.5)
     elif frozen:
         penalty *= math.exp(-numbers[FADE] / steps)
+    else:
+        penalty *= math.exp(min(20.0, caution * growth(u, total, alive, numbers) / steps))
+        caution = min(1.0, caution * 1.1)
+    if frozen:
         near = np.float32(1.5 * numbers[CLEAR])
         way = TWO * np.sqrt(epsilon) / np.float32(min(max(1.0, steps - done), 100.0))
         for n in range(total):
             if x[n] != 0 and abs(gate(x[n], epsilon, weight, odd)[0] / (norm[n] * scale)) < near:
                 x[n] += way if x[n] > 0 else -way
-    else:
-        penalty *= math.exp(min(20.0, caution * growth(u, total, alive, numbers) / steps))
-        caution = min(1.0, caution * 1.1)
     if not frozen and alive == numbers[KEEP] and u >= numbers[FREEZE]:
         smallest = np.float32(np.inf)
         for n in range(total):
@@ -161,7 +184,7 @@ def steer(
                 dead[n] = x[n] == 0
             frozen = 1.0
     control[0], control[1], control[2] = penalty, caution, frozen
-    before[0], before[1] = x, velocity
+    before[:] = x
 
 
 # Gates.fresh_scale

@@ -126,7 +126,7 @@ class Gates(nn.Module):
         # λ, caution, whether the dead set is frozen; then the dead set; then x and its momentum a step ago
         self.register_buffer("control", torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
         self.register_buffer("dead", torch.zeros_like(ones, dtype=torch.bool))
-        self.register_buffer("before", torch.stack([ones, torch.zeros_like(ones)]))
+        self.register_buffer("before", ones.clone())
         self.register_buffer("flags", torch.zeros(2, dtype=torch.int64), persistent=False)
         about = json.dumps(self._about()).encode()
         self.register_buffer("about", torch.tensor(list(about), dtype=torch.uint8))
@@ -352,7 +352,7 @@ class Gates(nn.Module):
             self.control.copy_(torch.tensor([first, 1.0, 0.0], dtype=torch.float64))
             self.dead.zero_()
             with torch.no_grad():
-                remember(self, optimizer)
+                remember(self)
         return optimizer
 
     # -------------------------------------------------------------------- step

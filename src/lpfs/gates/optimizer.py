@@ -12,12 +12,13 @@ from torch.optim.optimizer import _global_optimizer_post_hooks as _global_post_h
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _global_pre_hooks
 
 from lpfs.errors import InputError, NonFiniteError
-from lpfs.gates.prox import hard_threshold, soft_threshold, soft_threshold_
+from lpfs.gates.prox import hard_threshold, positive_threshold, soft_threshold, soft_threshold_
 
 # Hooks on every optimizer's step that do nothing for a ProxSGD.
 PASSING_HOOKS: list[Any] = []
 
-Prox = Literal["l1", "l0"]
+Prox = Literal["l1", "positive", "l0"]
+PROXES = {"l1": soft_threshold, "positive": positive_threshold, "l0": hard_threshold}
 Threshold = Literal["paper", "doubled", "momentum"]
 
 
@@ -50,7 +51,8 @@ class ProxSGD(torch.optim.Optimizer):
         momentum: β.
         penalty: λ, a number or a tensor shaped like the parameter (``inf`` holds an entry at zero).
         weights: a factor on λ for every entry, such as the cost of a field.
-        prox: ``"l1"``, the soft threshold; ``"l0"``, the hard threshold √(2λη), for the ablation.
+        prox: ``"l1"``, the soft threshold; ``"positive"``, the same with x >= 0, so that nobody crosses zero;
+            ``"l0"``, the hard threshold √(2λη), for the ablation.
         threshold: ``"paper"`` λη, its equation; ``"doubled"`` 2λη, its ablation's text; ``"momentum"``
             λη/(1-β), which penalises as the objective says in spite of the momentum.
 
@@ -199,12 +201,13 @@ class ProxSGD(torch.optim.Optimizer):
         if group["prox"] == "l1":
             soft_threshold_(x, threshold)
         else:
-            x.copy_(hard_threshold(x, threshold))
+            x.copy_(prox_of(group)(x, threshold))
 
 
 def prox_of(group: dict[str, Any]) -> Callable[[Tensor, Tensor | float], Tensor]:
     """Return the proximal step of a group."""
-    return soft_threshold if group["prox"] == "l1" else hard_threshold
+    found: Callable[[Tensor, Tensor | float], Tensor] = PROXES[group["prox"]]
+    return found
 
 
 def factor_of(group: dict[str, Any]) -> float:
@@ -231,8 +234,8 @@ def _check(group: dict[str, Any]) -> None:
         raise InputError(f"lr must be >= 0, found {lr!r}")
     if not 0 <= momentum < 1:
         raise InputError(f"momentum must be in [0, 1), found {momentum!r}")
-    if group["prox"] not in ("l1", "l0"):
-        raise InputError(f"prox must be 'l1' or 'l0', found {group['prox']!r}")
+    if group["prox"] not in PROXES:
+        raise InputError(f"prox must be 'l1', 'positive' or 'l0', found {group['prox']!r}")
     if group["threshold"] not in ("paper", "doubled", "momentum"):
         raise InputError(f"threshold must be 'paper', 'doubled' or 'momentum', found {group['threshold']!r}")
     for name, value in (("penalty", penalty), ("weights", weights)):

@@ -52,7 +52,7 @@ def make_plan(
             f"keep={keep} needs a search of at least {FEWEST_STEPS} steps (1,000 or more are better), but "
             f"these gates were attached with steps={steps}"
         )
-    if prox != "l1":
+    if prox == "l0":
         raise InputError("keep=K steers the soft threshold of the l1 prox; with prox='l0' give penalty=λ")
     if control is not None and control.keep != keep:
         raise InputError(f"control is for keep={control.keep}, not for keep={keep}")

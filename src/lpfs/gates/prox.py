@@ -26,6 +26,15 @@ def soft_threshold_(x: Tensor, threshold: Tensor | float) -> Tensor:
     return x.sub_(_clamp(x, threshold))
 
 
+def positive_threshold(x: Tensor, threshold: Tensor | float) -> Tensor:
+    """Return argmin over z >= 0 of ½(z - x)² + t·z: max(x - t, 0).
+
+    >>> positive_threshold(torch.tensor([1.0, 0.25, -1.0]), 0.5)
+    tensor([0.5000, 0.0000, 0.0000])
+    """
+    return soft_threshold(x, threshold).clamp_(min=0)
+
+
 def hard_threshold(x: Tensor, penalty: Tensor | float) -> Tensor:
     """Return argmin_z ½(z - x)² + p·[z ≠ 0]: x where |x| > √(2p), else exactly zero.
 

@@ -33,5 +33,5 @@ def settle(gates: Gates, x: Tensor | None = None) -> None:
     gates.keep = replace(gates.keep, keep=alive)
     gates.dead.copy_(gates.x == 0)
     gates.control[2] = 1.0
-    remember(gates, prox)
+    remember(gates)
     set_penalty(gates, prox, float(gates.control[0]), True)

@@ -18,40 +18,34 @@ if TYPE_CHECKING:
 
 
 def steer(gates: Gates, prox: ProxSGD, keep: Keep, done: int) -> None:
-    """Move λ after a step of the gates; take the step back if it killed too many."""
+    """Move λ after a step of the gates; hold those who died in it if they were too many."""
     penalty, caution, frozen = gates.view("control").tolist()
     u = done / gates.steps
     alive = int(np.count_nonzero(gates.view("x")))
     if alive < keep.keep:
-        _step_back(gates, prox)
+        _hold(gates, prox, keep.keep - alive if u >= keep.hurry else len(gates.names))
         alive = int(np.count_nonzero(gates.view("x")))
         penalty, caution = penalty * keep.cut, max(0.01, caution * 0.5)
     elif frozen:
         penalty *= math.exp(-keep.fade / gates.steps)
-        _lead_away(gates, keep, done)
     else:
         penalty *= math.exp(min(20.0, caution * keep.growth(u, len(gates.names), alive) / gates.steps))
         caution = min(1.0, caution * 1.1)
+    if frozen:
+        _lead_away(gates, keep, done)
     if not frozen and alive == keep.keep and u >= keep.freeze:
         clear = float(gates.values[gates.x != 0].abs().min()) >= keep.clear
         if clear or u >= keep.hurry:
             gates.dead.copy_(gates.x == 0)
             frozen = 1.0
     gates.store("control", penalty, caution, frozen)
-    remember(gates, prox)
+    remember(gates)
     set_penalty(gates, prox, penalty, bool(frozen))
 
 
-def remember(gates: Gates, prox: ProxSGD) -> None:
-    """Keep x and its momentum, to step back to."""
-    velocity = prox.state[gates.x].get("momentum_buffer")
-    x = gates.x.detach()
-    if velocity is None:
-        velocity = torch.zeros_like(x)
-    if x.is_cpu:
-        gates.store("before", gates.view("x"), velocity.numpy())
-    else:
-        gates.before.copy_(torch.stack([x, velocity]))
+def remember(gates: Gates) -> None:
+    """Keep x, to hold those who die in the next step where they are."""
+    gates.before.copy_(gates.x.detach())
 
 
 def set_penalty(gates: Gates, prox: ProxSGD, penalty: float, frozen: bool) -> None:
@@ -60,11 +54,27 @@ def set_penalty(gates: Gates, prox: ProxSGD, penalty: float, frozen: bool) -> No
 
 
 @torch.no_grad()
-def _step_back(gates: Gates, prox: ProxSGD) -> None:
+def _hold(gates: Gates, prox: ProxSGD, most: int) -> None:
+    """Put back up to so many of those who died in this step, at rest; who was farthest from zero comes first."""
+    held = held_back(gates.x, gates.before, torch.tensor(most, device=gates.x.device))
     velocity = prox.state[gates.x].get("momentum_buffer")
-    gates.x.copy_(gates.before[0])
+    gates.x.copy_(torch.where(held, gates.before, gates.x))
     if velocity is not None:
-        velocity.copy_(gates.before[1])
+        velocity.masked_fill_(held, 0.0)
+
+
+def held_back(x: Tensor, before: Tensor, most: Tensor) -> Tensor:
+    """Return who (N,) died in this step and is put back: at most so many, who was farthest from zero first.
+
+    >>> x, before = torch.tensor([0.0, 0.0, 0.5, 0.0]), torch.tensor([0.1, -0.2, 0.4, 0.0])
+    >>> held_back(x, before, torch.tensor(1))
+    tensor([False,  True, False, False])
+    """
+    died = (x == 0) & (before != 0)
+    order = torch.where(died, before.abs(), -1.0).argsort(descending=True, stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=x.device)
+    return died & (rank < most)
 
 
 @torch.no_grad()
