@@ -107,6 +107,34 @@ def test_bags_are_those_of_an_embedding_bag(engine, mean):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("mean", [False, True])
+def test_all_bags_together_are_each_by_itself(engine, mean):
+    table = table_of_whole_numbers((9, 50, 4, 7), 16, bags=3, mean=mean)
+    several = [
+        (ids_of((50,), 30)[:, 0], torch.tensor([0, 4, 4, 12, 28, 30])),
+        (torch.empty(0, dtype=torch.int32), torch.zeros(6, dtype=torch.int64)),
+        (ids_of((7,), 8)[:, 0], torch.tensor([0, 0, 0, 2, 4, 8])),
+    ]
+    gate, apart = (torch.tensor([4.0, 0.0, -2.0], requires_grad=True) for _ in range(2))
+    grad = whole(6, 3, 16) * 16
+    with use_engine(engine):
+        out = table.bags(several, gate)
+        out.backward(grad)
+        together = dense(table.weight)
+        table.weight.row_grads.clear()
+        expected = [table.bag(n, *each, apart[n : n + 1]) for n, each in enumerate(several)]
+        torch.stack(expected, 1).backward(grad)
+    assert torch.equal(out, torch.stack(expected, 1))
+    assert torch.equal(together, dense(table.weight))
+    assert torch.equal(gate.grad, apart.grad)
+    with pytest.raises(InputError, match="expected 3 bags, found 1"):
+        table.bags(several[:1])
+    wrong = [several[0], several[1], (torch.tensor([7]), torch.zeros(6, dtype=torch.int64))]
+    with pytest.raises(InputError, match="id 7 in row 0"):
+        table.bags(wrong)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_no_bag_and_no_id_at_all(engine):
     table = Table((9, 50), 8, bags=1)
     with use_engine(engine):

@@ -123,8 +123,8 @@ def _advance(x, velocity, before, dead, control, table, steps_done, flags, epsil
         smallest = tl.min(tl.where(now != 0, value, float("inf"))).to(tl.float64)
         ready = (smallest >= clear) | (tl.load(row + 7) != 0)
         freeze = (settled == 0) & (alive == keep) & (tl.load(row + 6) != 0) & ready
-        held = tl.load(dead + at, inside, 0)
-        tl.store(dead + at, tl.where(freeze, (now == 0).to(held.dtype), held), inside)
+        gone = tl.load(dead + at, inside, 0)
+        tl.store(dead + at, tl.where(freeze, (now == 0).to(gone.dtype), gone), inside)
         tl.store(control, after)
         tl.store(control + 1, care)
         tl.store(control + 2, tl.where(freeze, 1.0, frozen))

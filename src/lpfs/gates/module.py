@@ -301,7 +301,7 @@ class Gates(nn.Module):
         momentum: float = 0.9,
         costs: Sequence[float] | Tensor | None = None,
         must_keep: Sequence[str] = (),
-        prox: Prox = "l1",
+        prox: Prox | None = None,
         threshold: Threshold = "paper",
         control: Keep | None = None,
     ) -> ProxSGD:
@@ -314,11 +314,15 @@ class Gates(nn.Module):
             momentum: β.
             costs: λ is weighted by cost / mean cost, so that a dear field has to earn its place.
             must_keep: fields that are not penalised; they count within ``keep``.
-            prox: ``l1``, or ``l0`` for the ablation.
+            prox: ``l1``, the paper's; ``positive``, which lets no x cross zero, the default with ``keep`` where
+                the gate function would turn its sign there; ``l0``, for the ablation.
             threshold: see :class:`ProxSGD`.
             control: settings of the control of λ, for those who want to change them.
 
         """
+        if prox is None:
+            turns = self.function.odd and keep is not None and bool((self.x >= 0).all())
+            prox = "positive" if turns else "l1"
         plan = make_plan(self.names, self.steps, self.seed, keep, penalty, costs, must_keep, prox, control)
         alive = int((self.x != 0).sum())
         if plan.keep is not None and plan.keep.keep > alive and not self.function.revives:

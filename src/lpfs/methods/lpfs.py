@@ -45,7 +45,7 @@ class Options:
     rescale: Rescale = "epsilon"
     lr: float | None = None
     momentum: float = 0.9
-    prox: Prox = "l1"
+    prox: Prox | None = None
     threshold: Threshold = "paper"
     centre: bool = True
 

@@ -115,9 +115,8 @@ class Inputs(nn.Module):
             if self.ids:
                 ids = batch.ids if self.id_columns is None else batch.ids.index_select(1, self.id_columns)
                 pieces.append(self.table(ids, of_ids))
-            for number, name in enumerate(self.bags):
-                own = None if of_bags is None else of_bags[number : number + 1]
-                pieces.append(self.table.bag(number, *batch.bags[name], own)[:, None])
+            if self.bags:
+                pieces.append(self.table.bags([batch.bags[name] for name in self.bags], of_bags))
         if self.numbers is not None:
             dense, missing = batch.dense, batch.missing
             if self.dense_columns is not None:

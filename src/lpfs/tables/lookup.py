@@ -39,7 +39,7 @@ class Lookup(torch.autograd.Function):
 
 
 class BagLookup(torch.autograd.Function):
-    """Bags of ids (V,) with (B,) offsets to (B, D) gated sums or means; an empty bag gives zeros."""
+    """Bags of F fields to (B, F, D) gated sums or means, in one pass; an empty bag gives zeros."""
 
     @staticmethod
     def forward(
@@ -47,31 +47,49 @@ class BagLookup(torch.autograd.Function):
         weight: Tensor,
         starts: Tensor,
         span: tuple[int, int],
+        counts: tuple[int, ...],
         ids: Tensor,
         offsets: Tensor,
         gate: Tensor | None,
         mean: bool,
     ) -> Tensor:
-        """Sum; ``starts`` (2,), ``span`` and ``gate`` (1,) are those of this one field."""
-        check_ids(starts, ids[:, None])
+        """Sum; ids (V,) field after field, ``counts`` of each; where every bag begins in them (F, B)."""
         gate = None if gate is None else gate.to(weight.dtype)
-        rows = ids + starts[0]
-        out = embedding_bag(rows, weight.detach(), offsets.to(rows.dtype), mode="mean" if mean else "sum")
-        ctx.save_for_backward(starts, ids, offsets, gate)
+        rows = ids + _of_each(starts, counts, ids)
+        flat = offsets.reshape(-1).to(rows.dtype)
+        out = embedding_bag(rows, weight.detach(), flat, mode="mean" if mean else "sum")
+        out = out.view(*offsets.shape, weight.shape[1]).transpose(0, 1)
+        ctx.save_for_backward(starts, rows, flat, gate, None if gate is None else out)
         ctx.weight, ctx.span, ctx.mean = weight, span, mean
-        return out if gate is None else out * gate
+        return out if gate is None else out * gate[:, None]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         """Hand every id the gradient of its bag, then reduce."""
-        starts, ids, offsets, gate = ctx.saved_tensors
-        sizes = torch.diff(offsets.long(), append=offsets.new_tensor([len(ids)]).long())
+        starts, rows, offsets, gate, out = ctx.saved_tensors
+        gate_grad = None
+        if gate is not None:
+            gate_grad = (grad * out).sum((0, 2))
+            grad = grad * gate[:, None]
+        sizes = torch.diff(offsets, append=offsets.new_tensor([len(rows)]))
+        grad = grad.transpose(0, 1).reshape(len(sizes), grad.shape[2])
         if ctx.mean:
             grad = grad / sizes.clamp(min=1)[:, None]
-        each = grad.repeat_interleave(sizes, 0, output_size=len(ids))
-        gate_grad = _collect(ctx.weight, starts, ctx.span, ids[:, None], gate, each[:, None])
-        return None, None, None, None, None, gate_grad, None
+        each = grad.repeat_interleave(sizes, 0, output_size=len(rows))
+        whole = torch.stack([starts[0], starts[-1]])  # to those who reduce, one field that holds all
+        _collect(ctx.weight, whole, ctx.span, (rows - starts[0])[:, None], None, each[:, None])
+        return None, None, None, None, None, None, gate_grad, None
+
+
+def _of_each(starts: Tensor, counts: tuple[int, ...], ids: Tensor) -> Tensor:
+    """Return the first row (V,) of the field of every id; refuse an id outside its field."""
+    each = torch.tensor(counts, device=ids.device)
+    sizes = (starts[1:] - starts[:-1]).repeat_interleave(each, output_size=len(ids))
+    if not bool(((ids >= 0) & (ids < sizes)).all()):
+        for number, own in enumerate(ids.split(counts)):
+            check_ids(starts[number : number + 2], own[:, None])
+    return starts[:-1].repeat_interleave(each, output_size=len(ids))
 
 
 def _collect(

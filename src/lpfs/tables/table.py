@@ -61,10 +61,22 @@ class Table(nn.Module):
             raise InputError(f"expected ids (B, {self.fields}), found {tuple(ids.shape)}")
         return self._look(Lookup, 0, self.fields, ids, gate)
 
+    def bags(self, bags: Sequence[tuple[Tensor, Tensor]], gate: Tensor | None = None) -> Tensor:
+        """Return (B, F, D) for all bags: the ids (V,) of each and where those of every row begin (B,); gates (F,)."""
+        if len(bags) != len(self.sizes) - self.fields:
+            raise InputError(f"expected {len(self.sizes) - self.fields} bags, found {len(bags)}")
+        return self._bags(self.fields, bags, gate)
+
     def bag(self, number: int, ids: Tensor, offsets: Tensor, gate: Tensor | None = None) -> Tensor:
         """Return (B, D) for bag ``number``: ids (V,), where each row's begin (B,), and the gate (1,)."""
-        at = self.fields + number
-        return self._look(BagLookup, at, at + 1, ids, offsets, gate, self.mean)
+        return self._bags(self.fields + number, [(ids, offsets)], gate)[:, 0]
+
+    def _bags(self, first: int, bags: Sequence[tuple[Tensor, Tensor]], gate: Tensor | None) -> Tensor:
+        counts = tuple(len(ids) for ids, _ in bags)
+        before = accumulate((0, *counts))
+        offsets = torch.stack([at.long() + base for (_, at), base in zip(bags, before, strict=False)])
+        ids = torch.cat([ids for ids, _ in bags])
+        return self._look(BagLookup, first, first + len(bags), counts, ids, offsets, gate, self.mean)
 
     def _look(self, how: type[torch.autograd.Function], first: int, last: int, *given: Any) -> Tensor:
         """Look up in the fields from ``first`` to before ``last``."""
