@@ -16,7 +16,7 @@ from lpfs.gates.hooks import Factors, hooks_of
 from lpfs.gates.leak import Where, check_leaks, inputs_of
 from lpfs.gates.logits import Call, logits_of, max_change, precise, rounding_bound
 from lpfs.gates.module import NAME
-from lpfs.gates.rebuild import narrower, rebuild, rebuilds
+from lpfs.gates.rebuild import builder_of, narrower, rebuild
 from lpfs.gates.sites import Place, check_reader, is_not_absence
 from lpfs.gates.state import Kept, as_list, carry_over, check_state
 from lpfs.schema import Selection
@@ -117,6 +117,7 @@ def prune(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     cut: bool = False,
     call: Call | None = None,
+    by: Any = None,
 ) -> Pruned:
     """Return the physically smaller model: dropped tables, lookups and branches are gone.
 
@@ -135,6 +136,8 @@ def prune(
         cut: also cut the columns of the Linear that reads the fields, where ``attach`` was told of it; then
             outputs agree to rounding. Without it the dense part reads zeros, which is bit-equal for any model.
         call: how to run the model on the batch (see :func:`absorb`).
+        by: who builds the smaller model, where the model cannot itself: an object with the methods of
+            :class:`~lpfs.gates.rebuild.Rebuilds`, which take the model first; an adapter, say.
 
     """
     refuse_wrapped(model, "prune")
@@ -145,20 +148,20 @@ def prune(
     optimizers = as_list(optimizer)
     for each in optimizers:
         check_state(each)
-    itself = rebuilds(model)
-    places = {} if itself else _dropped_places(model, selection)
-    cuts = _columns_to_cut(model, places) if cut and not itself else {}
+    builder = builder_of(model, by)
+    places = {} if builder else _dropped_places(model, selection)
+    cuts = _columns_to_cut(model, places) if cut and not builder else {}
     known = inputs_of(model) if inputs is None else inputs
     checked = () if batch is None else check_leaks(model, selection.dropped, batch, known, call)
-    if itself:
-        smaller, kept = rebuild(model, selection, cut)
+    if builder:
+        smaller, kept = rebuild(model, selection, cut, builder)
     else:
         smaller, kept = _with_stand_ins(model, places, cuts, batch, call)
 
-    rounds = cut if itself else bool(cuts)
+    rounds = cut if builder else bool(cuts)
     change, bound = None, 0.0
     if batch is not None:
-        change, bound = _compare(model, smaller, batch, call, rounds, narrower(model, smaller))
+        change, bound = _compare(model, smaller, batch, call, rounds, narrower(model, smaller, builder))
     unchecked = tuple(name for name in selection.dropped if name not in checked)
     certificate = Certificate(change, bound, checked, unchecked)
     carried = [_carry(each, model, smaller, kept) for each in optimizers]
