@@ -13,9 +13,10 @@ so that the table cannot say what no test has seen; ``LPFS_ADAPTERS=write`` writ
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,17 @@ def _outputs(output: Any) -> list[Tensor]:
 
 
 # ------------------------------------------------------------------------------------------ results
+
+
+def real(module: str) -> Any:
+    """Return a package that the tests need: skip them where it is not, but not in make test-adapters."""
+    return importlib.import_module(module) if os.environ.get("LPFS_ADAPTERS") else pytest.importorskip(module)
+
+
+def complete(package: str, cases: Sequence[Case]) -> None:
+    """Refuse rows of models that are no longer tested."""
+    rows = json.loads((RESULTS / f"{package}.json").read_text("utf-8"))
+    assert list(rows) == [case.model for case in cases]
 
 
 def prove(package: str, case: Case, check: Callable[[Case], str]) -> None:
