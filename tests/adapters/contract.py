@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -260,8 +261,13 @@ def _outputs(output: Any) -> list[Tensor]:
 
 
 def real(module: str) -> Any:
-    """Return a package that the tests need: skip them where it is not, but not in make test-adapters."""
-    return importlib.import_module(module) if os.environ.get("LPFS_ADAPTERS") else pytest.importorskip(module)
+    """Return a package that the tests need: skip them where it is not, but not in make test-adapters.
+
+    What it warns of when it is imported is its own affair.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(module) if os.environ.get("LPFS_ADAPTERS") else pytest.importorskip(module)
 
 
 def complete(package: str, cases: Sequence[Case]) -> None:
