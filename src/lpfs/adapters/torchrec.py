@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from lpfs.adapters.adapter import Adapter
 from lpfs.adapters.torchrec_batches import other_dense, other_feature, without
 from lpfs.adapters.torchrec_cuts import CUTS, Kept, narrow
-from lpfs.adapters.torchrec_tables import KeyedTensor, collections, fewer, held_in, slots_of
-from lpfs.errors import AbsenceError, InputError
+from lpfs.adapters.torchrec_tables import KeyedTensor, collections, fewer, held_in, slots_of, untied
+from lpfs.errors import AbsenceError, InputError, StateError
 from lpfs.gates.hooks import HOLDERS
 from lpfs.gates.leak import Where
+from lpfs.gates.module import NAME
 from lpfs.gates.prune import ZeroBranch
 from lpfs.gates.rebuild import bare_copy
-from lpfs.gates.sites import Site, SiteLike
+from lpfs.gates.sites import Site, SiteLike, paths_by_module
 
 
 def _with_values(output: Any, values: Tensor) -> Any:
@@ -86,6 +87,22 @@ class TorchRec(Adapter):
         if self.dense is not None and any(True for _ in _known(model)):
             found[self.dense] = other_dense
         return found
+
+    def untie(self, model: nn.Module) -> None:
+        """Give every feature a table of its own with the weights of before, in place; predictions stay the same.
+
+        To be done before ``attach``, and before the optimizer is made. Gates of features that share a table stay
+        as constants on the collection, which ``DistributedModelParallel`` loses; those of untied ones go into
+        their tables.
+        """
+        if hasattr(model, NAME):
+            raise StateError("untie: this model has gates already; untie its tables before attach")
+        made = {module: untied(path, module) for path, module in collections(model)}
+        for module, paths in paths_by_module(model).items():
+            for path in paths:
+                if made.get(module) is not None:
+                    parent, _, child = path.rpartition(".")
+                    model.get_submodule(parent)._modules[child] = made[module]
 
     # ------------------------------------------------------------------------------- the smaller model
 
