@@ -117,15 +117,15 @@ CASES = [
         sparse,
     ),
     Case(
-        "own model, shared tables, untied",
-        lambda: untied(Own(shared=True)),
-        lambda: TorchRec(readers={"ebc": "top.0"}),
-        sparse,
-    ),
-    Case(
         "own model, shared tables",
         lambda: Own(shared=True),
         lambda: TorchRec(readers={"ebc": ("top.0", 0)}),
+        sparse,
+    ),
+    Case(
+        "own model, shared tables, untied",
+        lambda: untied(Own(shared=True)),
+        lambda: TorchRec(readers={"ebc": "top.0"}),
         sparse,
     ),
 ]
@@ -348,9 +348,9 @@ def test_a_model_inside_another_one():
     ids, numbers, labels = Log(2).rows(12)
     data = RecBatch(dense_features=numbers, sparse_features=jagged(ids), labels=labels)
     model = DLRMTrain(DLRM(collection(), NUMBERS, [8, D], [32, 1]))
-    assert adapter.sites(model)["f0"] == [
-        lpfs.Site("model.sparse_arch.embedding_bag_collection.embedding_bags.t_f0")
-    ]
+    inside = "model.sparse_arch.embedding_bag_collection"
+    table = f"{inside}.embedding_bags.t_f0"
+    assert adapter.sites(model)["f0"] == [lpfs.Site(inside, index=slice(0, D), table=table)]
     set_alive(model, adapter, "dense", "f0", "f2")
     pruned = adapter.prune(model, adapter.absorb(model), batch=data, cut=True)
     assert pruned.certificate.certified

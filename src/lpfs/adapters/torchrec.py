@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lpfs.adapters.adapter import Adapter
@@ -35,9 +36,9 @@ HOLDERS[KeyedTensor] = (KeyedTensor.values, _with_values)
 class TorchRec(Adapter):
     """Models around TorchRec's ``EmbeddingBagCollection``, its own DLRM and DeepFM among them.
 
-    A feature is a field. The gate of a feature with a table of its own is on that table; where features share a
-    table, each has its gate on its columns of the ``KeyedTensor``. A feature of several collections (a deep and a
-    wide one, say) has one gate for all of them. Attach before ``DistributedModelParallel``.
+    A feature is a field; its gate multiplies its columns of the ``KeyedTensor``. ``absorb`` puts it into the table
+    of the feature, or leaves a constant where features share a table. A feature of several collections (a deep and
+    a wide one, say) has one gate for all of them.
 
     Args:
         dense: name of the field that is the dense branch of TorchRec's own models; None leaves it without a gate.
@@ -71,9 +72,11 @@ class TorchRec(Adapter):
         for path, collection in collections(model):
             for slot, held in zip(slots_of(collection), held_in(collection), strict=True):
                 if held:
-                    whole = f"{path}.embedding_bags.{slot.table}" if path else f"embedding_bags.{slot.table}"
-                    part = Site(path, index=slice(slot.start, slot.stop))
-                    found.setdefault(slot.feature, []).append(Site(whole) if slot.alone else part)
+                    # outputs are float32: a gate that multiplied them fits into a table of float32 alone
+                    own = slot.alone and collection.embedding_bags[slot.table].weight.dtype == torch.float32
+                    inside = f"{path}.embedding_bags.{slot.table}" if path else f"embedding_bags.{slot.table}"
+                    site = Site(path, index=slice(slot.start, slot.stop), table=inside if own else None)
+                    found.setdefault(slot.feature, []).append(site)
         if not found:
             raise InputError(
                 f"{type(model).__name__} has no EmbeddingBagCollection: nothing can be selected in it"
