@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lpfs.adapters.adapter import Adapter
 from lpfs.adapters.torchrec_batches import other_dense, other_feature, without
 from lpfs.adapters.torchrec_cuts import CUTS, Kept, narrow
+from lpfs.adapters.torchrec_shards import rehook
 from lpfs.adapters.torchrec_tables import KeyedTensor, collections, fewer, held_in, slots_of, untied
 from lpfs.errors import AbsenceError, InputError, StateError
 from lpfs.gates.hooks import HOLDERS
@@ -106,6 +107,14 @@ class TorchRec(Adapter):
                 if made.get(module) is not None:
                     parent, _, child = path.rpartition(".")
                     model.get_submodule(parent)._modules[child] = made[module]
+
+    def rehook(self, parallel: nn.Module) -> None:
+        """Put the gates on the sharded collections of a DistributedModelParallel, in place, once it is made.
+
+        It replaces plain collections, and the hooks of gates with them. What follows is as before: gates are in
+        its data-parallel part, so that every rank has the same gradient of them.
+        """
+        rehook(parallel)
 
     # ------------------------------------------------------------------------------- the smaller model
 
