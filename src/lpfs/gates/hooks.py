@@ -5,6 +5,7 @@ They are objects, not closures: copy.deepcopy of a model then copies them togeth
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -16,6 +17,9 @@ from lpfs.gates.parts import TakesGates, takes_gates
 from lpfs.gates.sites import Place
 
 FACTORS = "lpfs_factors"
+
+# Kinds of output that hold their tensor inside: how to take it out, and how to put another in its place.
+HOLDERS: dict[type, tuple[Callable[[Any], Tensor], Callable[[Any, Tensor], Any]]] = {}
 
 _Self = TypeVar("_Self", bound=nn.Module)
 
@@ -98,6 +102,9 @@ class Multiply:
         """Return the gated output; None, which leaves it as it is, while the gates are disabled."""
         if self.source._disabled:
             return None
+        if type(output) in HOLDERS:
+            take, put = HOLDERS[type(output)]
+            return put(output, self(module, args, take(output)))
         if not isinstance(output, Tensor) or not output.is_floating_point():
             raise FieldError(
                 f"{self.at[0][1].module!r} returns {type(output).__name__}, not one tensor of floats: "

@@ -73,12 +73,12 @@ def _replace(at: Any, path: tuple[str | int, ...], name: str, turn: int) -> Any:
     if not path:
         if not isinstance(at, Tensor):
             raise InputError(f"inputs[{name!r}] leads to {type(at).__name__}, not to a tensor")
-        return _others(at, turn)
+        return other_values(at, turn)
     key, rest = path[0], path[1:]
     if isinstance(at, Tensor):
         if rest or not isinstance(key, int) or at.ndim < 2 or not -at.shape[1] <= key < at.shape[1]:
             raise InputError(f"inputs[{name!r}]: {key!r} is no column of a tensor shaped {tuple(at.shape)}")
-        column = _others(at[:, key], turn)
+        column = other_values(at[:, key], turn)
         if column is None:
             return None
         result = at.clone()
@@ -103,7 +103,7 @@ def _replace(at: Any, path: tuple[str | int, ...], name: str, turn: int) -> Any:
     return changed
 
 
-def _others(values: Tensor, turn: int) -> Tensor | None:
+def other_values(values: Tensor, turn: int) -> Tensor | None:
     """Return the values with each replaced by another one of them; None if they are all the same."""
     flat = values.reshape(-1).contiguous()
     if values.dtype == torch.bool:

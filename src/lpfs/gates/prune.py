@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from lpfs.errors import AbsenceError, ExactnessError, FieldError, InputError, StateError
 from lpfs.gates.attach import refuse_wrapped
+from lpfs.gates.fewer_rows import fewer_rows
 from lpfs.gates.hooks import Factors, hooks_of
 from lpfs.gates.leak import Where, check_leaks, inputs_of
 from lpfs.gates.logits import Call, logits_of, max_change, precise, rounding_bound
 from lpfs.gates.module import NAME
-from lpfs.gates.rebuild import narrower, rebuild, rebuilds
+from lpfs.gates.rebuild import builder_of, narrower, rebuild
 from lpfs.gates.sites import Place, check_reader, is_not_absence
 from lpfs.gates.state import Kept, as_list, carry_over, check_state
 from lpfs.schema import Selection
@@ -117,6 +118,7 @@ def prune(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     cut: bool = False,
     call: Call | None = None,
+    by: Any = None,
 ) -> Pruned:
     """Return the physically smaller model: dropped tables, lookups and branches are gone.
 
@@ -135,6 +137,8 @@ def prune(
         cut: also cut the columns of the Linear that reads the fields, where ``attach`` was told of it; then
             outputs agree to rounding. Without it the dense part reads zeros, which is bit-equal for any model.
         call: how to run the model on the batch (see :func:`absorb`).
+        by: who builds the smaller model, where the model cannot itself: an object with the methods of
+            :class:`~lpfs.gates.rebuild.Rebuilds`, which take the model first; an adapter, say.
 
     """
     refuse_wrapped(model, "prune")
@@ -145,20 +149,20 @@ def prune(
     optimizers = as_list(optimizer)
     for each in optimizers:
         check_state(each)
-    itself = rebuilds(model)
-    places = {} if itself else _dropped_places(model, selection)
-    cuts = _columns_to_cut(model, places) if cut and not itself else {}
+    builder = builder_of(model, by)
+    places = {} if builder else _dropped_places(model, selection)
+    cuts = _columns_to_cut(model, places) if cut and not builder else {}
     known = inputs_of(model) if inputs is None else inputs
     checked = () if batch is None else check_leaks(model, selection.dropped, batch, known, call)
-    if itself:
-        smaller, kept = rebuild(model, selection, cut)
+    if builder:
+        smaller, kept = rebuild(model, selection, cut, builder)
     else:
         smaller, kept = _with_stand_ins(model, places, cuts, batch, call)
 
-    rounds = cut if itself else bool(cuts)
+    rounds = cut if builder else bool(cuts)
     change, bound = None, 0.0
     if batch is not None:
-        change, bound = _compare(model, smaller, batch, call, rounds, narrower(model, smaller))
+        change, bound = _compare(model, smaller, batch, call, rounds, narrower(model, smaller, builder))
     unchecked = tuple(name for name in selection.dropped if name not in checked)
     certificate = Certificate(change, bound, checked, unchecked)
     carried = [_carry(each, model, smaller, kept) for each in optimizers]
@@ -182,13 +186,26 @@ def _with_stand_ins(
     for path in removed:
         module = model.get_submodule(path)
         memo[id(module)] = _stand_in(module, outputs.get(path), empty=path in narrow)
+    empty = {place for several in cuts.values() for place in several}
+    fused = {path: few for path, parts in _fused(places).items() if (few := fewer_rows(model, path, parts, empty))}
+    memo |= {id(model.get_submodule(path)): few for path, (few, _) in fused.items()}
     smaller: nn.Module = copy.deepcopy(model, memo)
     _forget_factors(smaller)
     columns = {path: _kept_columns(model, path, several) for path, several in cuts.items()}
     for path, index in columns.items():
         _cut_linear(smaller, path, index)
 
-    return smaller, {f"{path}.weight" if path else "weight": {1: index} for path, index in columns.items()}
+    kept: dict[str, Kept] = {path: {1: index} for path, index in columns.items()}
+    kept |= {path: {0: rows} for path, (_, rows) in fused.items()}
+    return smaller, {f"{path}.weight" if path else "weight": index for path, index in kept.items()}
+
+
+def _fused(places: Mapping[str, Sequence[Place]]) -> dict[str, list[Place]]:
+    """Return the dropped parts of fused tables, by table."""
+    found: dict[str, list[Place]] = {}
+    for place in (place for several in places.values() for place in several if place.rows is not None):
+        found.setdefault(place.module, []).append(place)
+    return found
 
 
 def _carry(
@@ -282,7 +299,7 @@ def _columns_to_cut(model: nn.Module, places: Mapping[str, Sequence[Place]]) -> 
     cuts: dict[str, list[Place]] = {}
     for name, several in places.items():
         for place in several:
-            if place.whole and place.reader is not None:
+            if (place.whole or place.rows is not None) and place.reader is not None:
                 linear = check_reader(model, name, place.reader)
                 names = [path for path, weight in model.named_parameters(remove_duplicate=False)
                          if weight is linear.weight]  # fmt: skip

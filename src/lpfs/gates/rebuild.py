@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -9,15 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from lpfs.errors import ExactnessError, FieldError
-from lpfs.gates.hooks import Factors, hooks_of, install_factors
-from lpfs.gates.sites import Fields, Place, declared_sites, find_places
+from lpfs.gates.hooks import Factors, Multiply, hooks_of, install_factors
+from lpfs.gates.sites import Place, find_places
 from lpfs.gates.state import Kept, keep_of
 from lpfs.schema import Selection
 
 
 @runtime_checkable
 class Rebuilds(Protocol):
-    """What a model offers that can build a smaller one of itself; ``prune`` then needs no stand-ins."""
+    """What a model offers that can build a smaller one of itself; ``prune`` then needs no stand-ins.
+
+    Somebody else can offer it for a model that does not: ``prune(model, …, by=builder)``, whose methods take the
+    model first: ``builder.sites(model)``, ``builder.smaller(model, kept, cut)``,
+    ``builder.narrow(model, batch, smaller)``.
+    """
 
     def sites(self) -> dict[str, Any]:
         """Return field -> where it enters: a Site, or a list of them."""
@@ -37,35 +43,50 @@ class Rebuilds(Protocol):
         ...
 
 
-def rebuilds(model: nn.Module) -> bool:
-    """Whether a model can build a smaller one of itself."""
-    return all(callable(getattr(type(model), name, None)) for name in ("sites", "smaller", "narrow"))
+def builder_of(model: nn.Module, by: Any = None) -> Any:
+    """Return who builds a smaller one of this model: ``by``, else its own class; None if neither can."""
+    builder = type(model) if by is None else by
+    return (
+        builder if all(callable(getattr(builder, each, None)) for each in ("sites", "smaller", "narrow")) else None
+    )
 
 
-def narrower(model: nn.Module, smaller: nn.Module) -> Callable[[Any], Any]:
-    """Return what makes a batch of the model one of the smaller model: nothing, unless it rebuilt itself."""
-    if rebuilds(model):
-        assert isinstance(model, Rebuilds)
-        narrow = model.narrow
-        return lambda batch: narrow(batch, smaller)
-    return lambda batch: batch
+def narrower(model: nn.Module, smaller: nn.Module, builder: Any) -> Callable[[Any], Any]:
+    """Return what makes a batch of the model one of the smaller model: nothing, unless it was rebuilt."""
+    if builder is None:
+        return lambda batch: batch
+    return lambda batch: builder.narrow(model, batch, smaller)
 
 
-def rebuild(model: nn.Module, selection: Selection, cut: bool) -> tuple[nn.Module, dict[str, Kept]]:
+def bare_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """Return a copy without the constants that ``absorb`` left; ``rebuild`` puts those that stay in again.
+
+    ``memo`` is that of ``copy.deepcopy``: id of a module -> what stands in its place.
+    """
+    result: nn.Module = copy.deepcopy(model, memo or {})
+    for module in result.modules():
+        hooks = module._forward_hooks
+        for key in [key for key, each in hooks.items() if isinstance(each, Multiply)]:
+            del hooks[key]
+    for name in [name for name, each in result.named_children() if isinstance(each, Factors)]:
+        del result._modules[name]
+    return result
+
+
+def rebuild(model: nn.Module, selection: Selection, cut: bool, builder: Any) -> tuple[nn.Module, dict[str, Kept]]:
     """Return the smaller model with weights, buffers, constants and modes, and what stays of each parameter."""
-    assert isinstance(model, Rebuilds)
-    declared = list(model.sites())
+    declared = list(builder.sites(model))
     unknown = [name for name in selection.names if name not in declared]
     if unknown:
         raise FieldError(f"the selection has a field {unknown[0]!r} that the model does not declare: {declared}")
     fields = [name for name in declared if name not in selection.dropped]
-    smaller, kept = model.smaller(fields, cut)
+    smaller, kept = builder.smaller(model, fields, cut)
     _copy_weights(model, smaller, kept)
     _copy_buffers(model, smaller)
     modes = {path: module.training for path, module in model.named_modules(remove_duplicate=False)}
     for path, module in smaller.named_modules(remove_duplicate=False):
         module.training = modes.get(path, model.training)
-    _carry_constants(model, smaller)
+    _carry_constants(model, smaller, builder)
     return smaller, {name: dict(index) for name, index in kept.items() if index}
 
 
@@ -113,12 +134,12 @@ def _copy_buffers(model: nn.Module, smaller: nn.Module) -> None:
         smaller.get_submodule(owner)._buffers[name] = value
 
 
-def _carry_constants(model: nn.Module, smaller: nn.Module) -> None:
+def _carry_constants(model: nn.Module, smaller: nn.Module, builder: Any) -> None:
     """Install the constants of the fields that stay: their parts may have other numbers in the smaller model."""
     sources = [each for each in model.children() if isinstance(each, Factors)]
     if not sources:
         return
-    before, after = _places(model), _places(smaller)
+    before, after = (find_places(each, builder.sites(each)) for each in (model, smaller))
     hooks = [hook for module in model.modules() for hook in hooks_of(module)]
     for factors in sources:
         places: dict[str, tuple[Place, ...]] = {}
@@ -131,8 +152,3 @@ def _carry_constants(model: nn.Module, smaller: nn.Module) -> None:
                 places[name] = tuple(new for place, new in pairs if place in held)
         values = dict(zip(factors.names, factors.values.tolist(), strict=True))
         install_factors(smaller, places, [values[name] for name in places], factors.values.device)
-
-
-def _places(model: nn.Module) -> dict[str, tuple[Place, ...]]:
-    sites: Fields = declared_sites(model)
-    return find_places(model, sites)
