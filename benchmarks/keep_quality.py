@@ -24,8 +24,9 @@ from typing import Any
 import torch
 
 import lpfs
+from lpfs.methods.ranking import top
+from lpfs.methods.registry import entry_of
 from lpfs.methods.wish import Wish
-from lpfs.models.model import Model
 from lpfs.protocol import stages
 from lpfs.protocol.settings import Settings
 from lpfs.protocol.stages import Work
@@ -91,9 +92,12 @@ class Runs:
         if not self.has("all", None):
             self.write("all", None, list(self.work.schema.names), 0.0, {})
         for method in methods:
-            for size in sizes:
-                if not self.has(method, size):
-                    self.search(method, Wish(keep=size), size)
+            missing = [size for size in sizes if not self.has(method, size)]
+            if missing and not entry_of(method).each_keep:
+                self.rank(method, missing)
+                continue
+            for size in missing:
+                self.search(method, Wish(keep=size), size)
         if sweep:
             gates = lpfs.Gates(self.work.schema.names, lpfs.gate_function("lpfs++"), self.work.recipe.search)
             first = 1 / (6.4 * gates.schedule.total_lr(gates.steps))  # a sixteenth of where keep=K starts
@@ -105,25 +109,34 @@ class Runs:
     def has(self, method: str, size: float | None) -> bool:
         return any(each["method"] == method and each["asked"] == size for each in self.done)
 
+    def rank(self, method: str, sizes: list[int]) -> None:
+        """Search once, and cut the ranking at every size."""
+        found, seconds = self.find(method, Wish(keep=sizes[0]))
+        for size in sizes:
+            self.write(method, size, list(top(found.made["scores"], size)), seconds, {})
+
     def search(self, method: str, wish: Wish, asked: float, name: str | None = None) -> None:
-        if self.trained is None:
-            self.trained = stages.pretrain(self.work, self.seed)
-        self.number += 1
-        options = {**self.work.settings.options} if method != "permutation" else {}
-        settings = replace(self.work.settings, method=method, options=options)
-        work = replace(self.work, wish=wish, settings=settings, out=self.work.out / str(self.number))
-        begin = time.perf_counter()
         try:
-            model, _, found = stages.find(work, copy.deepcopy(self.trained), self.seed)
+            found, seconds = self.find(method, wish)
         except lpfs.errors.AllGatesZeroError:
             print(f"seed {self.seed} {name or method} {asked}: every gate went to zero", flush=True)
             return
-        seconds = time.perf_counter() - begin
-        assert isinstance(model, Model)
         smallest = min(abs(found.gates[each]) for each in found.kept)
         dropped = max((abs(found.gates[each]) for each in found.dropped), default=0.0)
         gates = {"smallest_kept": smallest, "largest_dropped": dropped}
         self.write(name or method, asked, list(found.kept), seconds, gates)
+
+    def find(self, method: str, wish: Wish) -> tuple[lpfs.Selection, float]:
+        """Search from a copy of the pretrained model; return what is found, and in how many seconds."""
+        if self.trained is None:
+            self.trained = stages.pretrain(self.work, self.seed)
+        self.number += 1
+        options = {**self.work.settings.options} if method.startswith("lpfs") else {}
+        settings = replace(self.work.settings, method=method, options=options)
+        work = replace(self.work, wish=wish, settings=settings, out=self.work.out / str(self.number))
+        begin = time.perf_counter()
+        _, _, found = stages.find(work, copy.deepcopy(self.trained), self.seed)
+        return found, time.perf_counter() - begin
 
     def write(
         self, method: str, asked: float | None, kept: list[str], seconds: float, gates: dict[str, float]

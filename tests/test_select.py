@@ -470,6 +470,8 @@ def test_a_column_of_splits_is_honoured(tmp_path):
         ({"keep": 2, "lr": -1.0}, "lr must be a number > 0"),
         ({"keep": 2, "batch_size": 0}, "batch_size must be"),
         ({"keep": 2, "model": "mpl"}, "no model 'mpl'"),
+        ({"keep": 2, "model": "deepfm", "method": "group_lasso"}, "group_lasso judges a field by its columns"),
+        ({"keep": 2, "method": "autofis"}, "autofis chooses crosses of fields"),
         ({"budget": 1.0}, "give costs="),
         ({"budget": 0.01, "costs": "complexity"}, "even the cheapest field costs"),
     ],

@@ -262,17 +262,12 @@ def laid_out(wanted: Settings, dataset: Dataset, folder: Path, resume: bool, tel
 def check_begin(work: Work) -> None:
     """Refuse a search that could not be begun."""
     wanted, wish = work.settings, work.wish
-    gated = parts_of(wanted, work.schema)
-    costs = None if wish.costs is None else wish.costs.of_parts(gated)
-    check_search(wanted.method, wanted.options, changed(wish, costs=costs), tuple(gated), work.recipe.search)
-
-
-def parts_of(wanted: Settings, schema: Schema) -> dict[str, tuple[str, ...]]:
-    """Return what the backbone can gate, and the fields that each part reads; nothing is allocated for it."""
-    with torch.device("meta"):
-        model = make_model(wanted.backbone, schema, **wanted.model_options)
+    with torch.device("meta"):  # nothing is allocated for it
+        model = make_model(wanted.backbone, work.schema, **wanted.model_options)
     fields = model.fields_of_parts()
-    return {name: fields[name] for name in model.names}
+    costs = None if wish.costs is None else wish.costs.of_parts({name: fields[name] for name in model.names})
+    wish = changed(wish, costs=costs)
+    check_search(wanted.method, wanted.options, wish, model.names, work.recipe.search, model)
 
 
 def device_named(name: str) -> torch.device:

@@ -28,7 +28,10 @@ def importance(kind: str, size: int, keep: int) -> Tensor:
 
 
 class Surrogate:
-    """½ Σ importance·(1 - g)² + noise·g, whose minimum is all gates at one; below zero a field does harm instead."""
+    """½ Σ importance·(1 - g)² + noise·g, whose minimum is all gates at one.
+
+    A field of an importance below zero does harm: ½ |importance|·g².
+    """
 
     def __init__(self, kind: str, size: int, keep: int | None, steps: int, gate: str, **optimizer) -> None:
         self.gates = Gates([f"f{n}" for n in range(size)], gate_function(gate), steps)

@@ -67,7 +67,10 @@ def test_a_search_is_the_same_step_by_step(gate, kind, size, keep, settings):
         assert backs  # some were held
 
 
-@pytest.mark.parametrize("settings", [{"penalty": 0.05}, {"penalty": 0.3, "prox": "l0"}, {"penalty": 0.05, "prox": "positive"}, {"penalty": 0.0}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"penalty": 0.05}, {"penalty": 0.3, "prox": "l0"}, {"penalty": 0.05, "prox": "positive"}, {"penalty": 0.0}],
+)
 def test_a_fixed_penalty_is_the_same_step_by_step(settings):
     plain, other = pair("graded", 12, None, 200, "lpfs++", **settings)
     for _ in range(230):  # beyond the end, too

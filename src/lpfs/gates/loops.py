@@ -65,8 +65,8 @@ def values(x: Array, epsilon: Array, norm: Array, scale: Array, numbers: Array, 
         both[1, n] = slope / below
 
 
-# v = βv + grad, x = soft(x - ηv, t), not below ``low``; t is ``reach``, times ``levels`` and ``weights`` where they are not empty.
-# Return whether grad was finite; if not, nothing has moved.
+# v = βv + grad, x = soft(x - ηv, t), not below ``low``; t is ``reach``, times ``levels`` and ``weights`` where
+# they are not empty. Return whether grad was finite; if not, nothing has moved.
 @compiled
 def move(
     x: Array,

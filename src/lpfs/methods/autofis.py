@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lpfs.errors import InputError
 from lpfs.gates.prox import soft_threshold
@@ -61,16 +61,21 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
     need_number("autofis", wish)
 
 
-def search(task: Task) -> Selection:
-    """Train the model and its multipliers together, in place; return the parts with the largest."""
-    options = Options(**known_keys(Options, task.options))
-    need_number("autofis", task.wish)
-    model = task.model
+def check_model(model: nn.Module) -> DLRMCross:
+    """Refuse a backbone on which this is not defined; the model may be one without numbers."""
     if not isinstance(model, DLRMCross):
         raise InputError(
             f"autofis chooses crosses of fields, and {type(model).__name__} has none that can be dropped one by "
             "one; use the backbone dlrm_cross"
         )
+    return model
+
+
+def search(task: Task) -> Selection:
+    """Train the model and its multipliers together, in place; return the parts with the largest."""
+    options = Options(**known_keys(Options, task.options))
+    need_number("autofis", task.wish)
+    model = check_model(task.model)
     task.wish.check(model.names)
     driver, effort = Multipliers(task, model, options), Effort()
     model.crosses.gate = driver.gate

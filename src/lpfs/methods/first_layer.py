@@ -29,7 +29,8 @@ class FirstLayer:
         place = {name: number for number, name in enumerate(names)}
         owners = [place.get(str(owner), len(names)) for owner, width in segments for _ in range(width)]
         self.owner = torch.tensor(owners, device=weight.device)  # (columns,) the part of each, N for none
-        self.widths = torch.bincount(self.owner, minlength=len(names) + 1)[: len(names)].to(weight.dtype)
+        widths = [owners.count(number) for number in range(len(names))]
+        self.widths = torch.tensor(widths, device=weight.device, dtype=weight.dtype)
 
     @torch.no_grad()
     def energies(self) -> Tensor:

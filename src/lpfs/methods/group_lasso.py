@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lpfs.errors import InputError
 from lpfs.methods.effort import Effort
@@ -38,6 +38,11 @@ class Options:
 def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
     """Refuse a search that could not be begun, before anything is trained for it."""
     need_number_or_penalty("group_lasso", wish)
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse a backbone on which this is not defined; the model may be one without numbers."""
+    first_layer(model, "group_lasso")
 
 
 def search(task: Task) -> Selection:

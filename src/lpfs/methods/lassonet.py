@@ -54,6 +54,11 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
     need_number_or_penalty("lassonet", wish)
 
 
+def check_model(model: nn.Module) -> None:
+    """Refuse a backbone on which this is not defined; the model may be one without numbers."""
+    first_layer(model, "lassonet")
+
+
 def search(task: Task) -> Selection:
     """Train a copy of the model with a skip layer; return the fields whose skip weights are left."""
     options = Options(**known_keys(Options, task.options))

@@ -14,6 +14,7 @@ from lpfs.schema import Selection, known_keys
 if TYPE_CHECKING:  # so that the command line can list the methods without torch
     from lpfs.methods.task import Task
     from lpfs.methods.wish import Wish
+    from lpfs.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -205,10 +206,20 @@ def check_method(name: str, options: Mapping[str, Any]) -> None:
     options_of(name, options)
 
 
-def check_search(name: str, options: Mapping[str, Any], wish: Wish, names: Sequence[str], steps: int) -> None:
-    """Refuse a search of these fields that could not be begun, before anything is trained for it."""
+def check_search(
+    name: str,
+    options: Mapping[str, Any],
+    wish: Wish,
+    names: Sequence[str],
+    steps: int,
+    model: Model | None = None,
+) -> None:
+    """Refuse a search of these fields, in this model, that could not be begun, before anything is trained."""
     wish.check(names)
-    importlib.import_module(entry_of(name).module).check(options_of(name, options), wish, names, steps)
+    module = importlib.import_module(entry_of(name).module)
+    module.check(options_of(name, options), wish, names, steps)
+    if model is not None and hasattr(module, "check_model"):
+        module.check_model(model)
 
 
 def method_named(name: str) -> Callable[[Task], Selection]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from lpfs.methods.checks import check_numbers
 from lpfs.methods.effort import Effort
@@ -49,6 +50,11 @@ class Options:
 def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
     """Refuse a search that could not be begun, before anything is trained for it."""
     need_number("umec", wish)
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse a backbone on which this is not defined; the model may be one without numbers."""
+    first_layer(model, "umec")
 
 
 def search(task: Task) -> Selection:

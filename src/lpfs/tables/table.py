@@ -62,7 +62,7 @@ class Table(nn.Module):
         return self._look(Lookup, 0, self.fields, ids, gate)
 
     def bags(self, bags: Sequence[tuple[Tensor, Tensor]], gate: Tensor | None = None) -> Tensor:
-        """Return (B, F, D) for all bags: the ids (V,) of each and where those of every row begin (B,); gates (F,)."""
+        """Return (B, F, D) for all bags: of each its ids (V,) and where those of a row begin (B,); gates (F,)."""
         if len(bags) != len(self.sizes) - self.fields:
             raise InputError(f"expected {len(self.sizes) - self.fields} bags, found {len(bags)}")
         return self._bags(self.fields, bags, gate)
