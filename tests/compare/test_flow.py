@@ -325,11 +325,12 @@ def test_the_truth_of_a_raw_log(run, fakes, tmp_path):
         run("simulate", "--rows", "2000", "--days", "4", "--format", "csv", "--out", tmp_path / "raw", "-q")[0]
         == 0
     )
-    asked = ["--label", "click", "--time", "day", "--methods", "fake", "--keep", "2", "--seeds", "1", *TINY]
+    asked = ["--label", "click", "--time", "day", "--methods", "fake,oracle", "--keep", "2", "--seeds", "1", *TINY]
     code, out, err = run("compare", tmp_path / "raw" / "log", *asked, "--truth", tmp_path / "raw" / "truth.json",
                          "--json", "-q", "--out", tmp_path / "cmp")  # fmt: skip
     assert code == 0, err
     assert json.loads(out)["methods"]["fake"]["sizes"]["2"]["picks"]
+    assert json.loads(out)["methods"]["oracle"]["sizes"]["2"]["picks"]["noise"] == 0
     code, _, err = run("compare", "--truth", tmp_path / "nowhere.json", "--out", tmp_path / "cmp")
     assert (code, "cannot be read" in err) == (1, True)
 

@@ -27,7 +27,7 @@ OPTIONAL = {
     "matplotlib": "selection.plot()",
     "onnx": "lpfs export --format onnx",
     "onnxruntime": "checking an exported ONNX file",
-    "sklearn": "the scikit-learn selector",
+    "sklearn": "the scikit-learn selector; the methods gbdt, random_forest, lasso_logistic",
     "pandas": "tables of pandas as a source",
     "pyarrow": "tables of Arrow as a source",
 }

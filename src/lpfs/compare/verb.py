@@ -80,6 +80,8 @@ def compare(
     wanted = checked(wanted)
     saved = read_plan(folder)
     asked = {"methods": methods, "keep": keep, "seeds": seeds, "tune": tune, "options": options}
+    if truth is not None and saved is None:
+        asked["options"] = {"oracle": {"truth": os.path.abspath(truth)}, **(options or {})}
     values = {**(saved or {"methods": "all"}), **{name: each for name, each in asked.items() if each is not None}}
     if "keep" not in values:
         raise InputError("say how many fields to keep: keep=[5, 10, 20]")

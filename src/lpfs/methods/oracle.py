@@ -7,8 +7,10 @@ before those that never had. A cross of a model scores where the truth has that 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lpfs.errors import InputError
@@ -24,7 +26,13 @@ FADED = 1e-3  # what is left of the score of a field without an effect on the la
 
 @dataclass(frozen=True)
 class Options:
-    """No settings: the truth is the truth."""
+    """Where the truth is, if the log is not a simulated Dataset that has it."""
+
+    truth: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.truth is not None and not isinstance(self.truth, str):
+            raise InputError(f"truth must be the path of a truth.json, found {self.truth!r}")
 
 
 def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
@@ -34,11 +42,11 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 
 def search(task: Task) -> Selection:
     """Return the K fields with the largest true effects; the model is not trained."""
-    Options(**known_keys(Options, task.options))
+    options = Options(**known_keys(Options, task.options))
     model = ranked_model(task, "oracle")
     with Effort() as effort:
         parts = {name: read for name, read in model.fields_of_parts().items() if name in model.names}
-        alone, partner = effects(truth_of(task))
+        alone, partner = effects(truth_of(task, options.truth))
         scores: dict[str, float] = {}
         for name, read in parts.items():
             if any(set(other) < set(read) for other in parts.values()):  # a cross
@@ -48,8 +56,13 @@ def search(task: Task) -> Selection:
     return ranked(task, "oracle", scores, steps=0, **effort.told())
 
 
-def truth_of(task: Task) -> Any:
+def truth_of(task: Task, given: str | None) -> Any:
     """Return the truth of the log that is searched on."""
+    if given is not None:
+        try:
+            return json.loads(Path(given).read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"oracle cannot read the truth {given}: {error}") from None
     dataset = getattr(task.stream, "dataset", None)
     if dataset is None:
         raise InputError("oracle reads the truth of a simulated Dataset; the stream given is not one of a Dataset")
