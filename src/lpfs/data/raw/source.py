@@ -37,6 +37,15 @@ class Chunk:
     consumed: int
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive chunks of one file that can be read without those before them; to the end when ``stop`` is None."""
+
+    file: int
+    first: int = 0
+    stop: int | None = None
+
+
 class Source(ABC):
     """Rows that can be read several times, in chunks, always in the same order."""
 
@@ -87,13 +96,25 @@ class FileSource(Source):
     def _file(self, index: int, columns: Sequence[str]) -> Iterator[Chunk]:
         """Yield the rows of one file."""
 
+    def pieces(self, index: int) -> list[Piece]:
+        """Cut a file into pieces that can be read apart; one where it cannot be cut."""
+        return [Piece(index)]
+
+    def piece(self, columns: Sequence[str], piece: Piece) -> Iterator[Chunk]:
+        """Yield the rows of a piece: the very chunks that ``chunks`` has there."""
+        return self._file(piece.file, columns)
+
+    def identity(self, index: int, told: Told = lambda done: None) -> list[Any]:
+        """Return name, size and content hash of a file."""
+        path = self.paths[index]
+        return [path.name, path.stat().st_size, hash_file(path, told)]
+
     def fingerprint(self, told: Told) -> list[list[Any]]:
         """Return name, size and content hash of every file."""
         result: list[list[Any]] = []
-        for path in self.paths:
+        for index in range(len(self.paths)):
             before = sum(size for _, size, _ in result)
-            mark = hash_file(path, lambda done, before=before: told(before + done))  # type: ignore[misc]
-            result.append([path.name, path.stat().st_size, mark])
+            result.append(self.identity(index, lambda done, before=before: told(before + done)))  # type: ignore[misc]
         return result
 
     def check_names(self, first: Iterable[str], names: Iterable[str], where: str) -> None:

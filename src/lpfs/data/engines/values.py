@@ -1,0 +1,73 @@
+"""Counts of values and samples of numbers as rows of one table, whatever the type of a column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from lpfs.data.raw.chance import Marks
+
+SAMPLE = "sample"  # the type of rows that are no counts
+COUNTS = {  # of values: the field, the type of the value, itself as text or as the 64 bits of a number, how often
+    "field": pl.Int32,
+    "type": pl.String,
+    "text": pl.String,
+    "number": pl.Int64,
+    "count": pl.Int64,
+}
+TYPES = {str(dtype): dtype for dtype in (pl.String(), pl.Int64(), pl.UInt64(), pl.UInt32(), pl.Float64())}
+SIGN = np.uint64(1 << 63)
+
+
+def plain_counts(field: int, counts: pl.DataFrame) -> pl.DataFrame:
+    """Return values and counts of a field as rows of the table."""
+    values = counts["value"]
+    text = values if values.dtype == pl.String else pl.Series("text", [None], pl.String).new_from_index(0, len(values))
+    numbers = np.zeros(len(values), np.int64) if values.dtype == pl.String else bits(values)
+    return table(field, str(values.dtype), text, numbers, counts["count"].cast(pl.Int64))
+
+
+def plain_sample(field: int, values: npt.NDArray[np.float64], marks: Marks) -> pl.DataFrame:
+    """Return a sample as rows of the table: the marks as numbers that sort as they do, the values' bits as counts."""
+    text = pl.Series("text", [None], pl.String).new_from_index(0, len(values))
+    bits_of = pl.Series(np.ascontiguousarray(values).view(np.int64))
+    return table(field, SAMPLE, text, (marks ^ SIGN).view(np.int64), bits_of)
+
+
+def table(field: int, type: str, text: pl.Series, number: npt.NDArray[np.int64], count: pl.Series) -> pl.DataFrame:
+    """Return rows of one field and type."""
+    return pl.DataFrame({"text": text, "number": number, "count": count}).select(
+        pl.lit(field, pl.Int32).alias("field"), pl.lit(type).alias("type"), "text", "number", "count"
+    )
+
+
+def bits(values: pl.Series) -> npt.NDArray[np.int64]:
+    """Return numbers as 64 bits."""
+    numbers = values.to_numpy()
+    wide = numbers if numbers.dtype.itemsize == 8 else numbers.astype(np.int64)
+    return np.ascontiguousarray(wide).view(np.int64)
+
+
+def values_of(rows: pl.DataFrame) -> Iterable[pl.DataFrame]:
+    """Yield values and counts of a field as ``Counter.take`` takes them, one frame a type."""
+    for (type_,), part in rows.group_by("type", maintain_order=True):
+        dtype = TYPES[str(type_)]
+        if dtype == pl.String:
+            value = part["text"]
+        else:
+            numbers = part["number"].to_numpy()
+            value = pl.Series(
+                numbers.astype(np.uint32)
+                if dtype == pl.UInt32
+                else np.ascontiguousarray(numbers).view(np.float64 if dtype == pl.Float64 else str(dtype).lower())
+            )
+        yield pl.DataFrame({"value": value, "count": part["count"].cast(pl.UInt64)})
+
+
+def sample_of(rows: pl.DataFrame) -> tuple[npt.NDArray[np.float64], Marks]:
+    """Return the values and marks of sampled rows."""
+    marks = np.ascontiguousarray(rows["number"].to_numpy()).view(np.uint64) ^ SIGN
+    return np.ascontiguousarray(rows["count"].to_numpy()).view(np.float64), marks
