@@ -1,13 +1,15 @@
 # make demo   the main job on data it makes itself        make lint    style, format, strict types
 # make test   lint, then every test, with coverage        make bench   the benchmarks, as JSON
 # make test-long   the tests that make test leaves out because they take long
+# make test-spark  the Spark engine against the embedded one, in a venv of its own; needs java 17
 # make test-browser   the report in a real Chromium; pictures of it go to artefacts/
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+SPARK  := .venv-spark
 
-.PHONY: demo test test-long test-browser lint format bench setup clean
+.PHONY: demo test test-long test-spark test-browser lint format bench setup clean
 .DEFAULT_GOAL := demo
 
 # The pinned install: made once, and again only when one of these two files changes.
@@ -28,6 +30,16 @@ test: lint
 test-long: $(READY)
 	$(BIN)/python -m pytest -m long --no-cov
 
+$(SPARK)/.ready: pyproject.toml constraints.txt
+	@test -x $(SPARK)/bin/python || $(PYTHON) -m venv $(SPARK)
+	@echo "installing lpfs and Spark into $(SPARK)"
+	@PIP_CONSTRAINT=constraints.txt $(SPARK)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--editable '.[dev,spark]'
+	@touch $@
+
+test-spark: $(SPARK)/.ready
+	$(SPARK)/bin/python -m pytest -m spark -n 0 --no-cov tests/data/engines/test_spark.py
+
 test-browser: $(READY)
 	LPFS_BROWSER=required $(BIN)/python -m pytest -m browser -n 0 --no-cov tests/browser
 
@@ -45,4 +57,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/gate_overhead.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage artefacts
+	rm -rf $(VENV) $(SPARK) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage artefacts

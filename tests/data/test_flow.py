@@ -11,6 +11,7 @@ ABOVE = {
     "plan": {"raw", "plan"},
     "store": {"store"},
     "encode": {"raw", "plan", "store", "encode"},
+    "engines": {"raw", "plan", "encode", "engines", "prefetch"},
     "batches": {"store", "batches"},
     "simulation": {"store", "simulation"},
 }

@@ -75,6 +75,7 @@ class PieceEngine(Engine):
             )
         self._pieces: list[Piece] = []
         self._rows: list[int] | None = None  # of each piece, those that its clock counts
+        self._days: list[Tally[int]] | None = None  # of each piece, its rows by day
 
     @abstractmethod
     def each(self, what: str, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -94,7 +95,11 @@ class PieceEngine(Engine):
         items: Sequence[Item],
         limits: Mapping[int, Limits],
     ) -> Found:
-        """Return what a function finds for all items, with the counts of like values added up."""
+        """Return what a function finds for all items, with the counts of like values added up.
+
+        Values beyond the limits may be left out; of a field that has several types, in several files, none may:
+        which of them are like is only seen when they are brought to one type.
+        """
 
     def identify(self) -> list[list[Any]]:
         """Hash every file, and cut it."""
@@ -166,16 +171,17 @@ class PieceEngine(Engine):
         """Return the pieces with what comes before each: rows, and rows of each day where they matter."""
         pieces, job = self._all_pieces(), self.job
         rows = [0] * len(pieces) if self._rows is None else [0, *accumulate(self._rows[:-1])]
-        counted = [Tally[int]() for _ in pieces]
-        if job.options.negatives != 1.0:
-            items = list(zip(pieces, rows, strict=True))
-            counted = self.each("counting days", lambda item: work.tally(job, clock, *item), items)
+        begun = [Begun(piece, Start(row)) for piece, row in zip(pieces, rows, strict=True)]
+        if job.options.negatives == 1.0:
+            return begun
+        if self._days is None:
+            self._days = self.each("counting days", partial(work.tally, job, clock), begun)
         before: Tally[int] = Tally()
-        begun = []
-        for piece, row, here in zip(pieces, rows, counted, strict=True):
-            begun.append(Begun(piece, Start(row, dict(before))))
+        result = []
+        for each, here in zip(begun, self._days, strict=True):
+            result.append(Begun(each.piece, Start(each.start.row, dict(before))))
             before.update(here)
-        return begun
+        return result
 
 
 def put_together(encoders: list[Encoder], found: Found) -> Observed:

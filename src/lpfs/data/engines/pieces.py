@@ -62,12 +62,12 @@ def look(job: Job, timed: ColumnClock | None, piece: Piece) -> tuple[Tally[str],
     return counts, [] if own is None else own.seen()
 
 
-def tally(job: Job, clock: Clock, piece: Piece, row: int) -> Tally[int]:
-    """Return how many rows of a piece each day has; ``row`` is the number of its first one."""
+def tally(job: Job, clock: Clock, begun: Begun) -> Tally[int]:
+    """Return how many rows of a piece each day has."""
     options, source = job.options, file_source(job)
     counts: Tally[int] = Tally()
-    clock.begin(row)
-    for chunk in source.piece(telling_columns(source, options.split, options.time), piece):
+    clock.begin(begun.start.row)
+    for chunk in source.piece(telling_columns(source, options.split, options.time), begun.piece):
         if chunk.frame.height:
             for day, rows in clock.assign(chunk):
                 counts[day] += chunk.frame.height if rows is None else len(rows)

@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any
@@ -35,10 +36,11 @@ from lpfs.data.plan.job import Job
 from lpfs.data.progress import Reporter
 from lpfs.errors import DataError
 
-ITEMS = "at long, item binary"
 LOTS = "at long, lot binary"
 TABLE = "at long, lot binary, field int, type string, text string, number long, count long"
-MIXED = Limits(0, None)  # one column, several types in several files: only here can its values be told
+MIXED = Limits(0, None)  # of a column that has several types, in several files
+NO_CAP = 1 << 62
+AT_ONCE = 1 << 22  # values fetched at a time
 OURS = re.compile(r"lpfs\.errors\.(\w+): (.*)")
 
 
@@ -64,7 +66,7 @@ class SparkEngine(PieceEngine):
     def each(self, what: str, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """Return what a function gives for each item."""
         with self._telling(what, len(items)):
-            frame = self._mapped(lambda item: iter([function(item)]), items, lot_of)
+            frame = self._mapped(partial(once, function), items, lot_of)
             rows = frame.select("at", "lot").collect()
         return [pickle.loads(row.lot) for row in sorted(rows, key=lambda row: row.at)]
 
@@ -100,35 +102,39 @@ class SparkEngine(PieceEngine):
             counts = self._table("counted", self._keep(self._frame(summed)))
             grouped = counts.group_by("field", "type").agg(values=counts.count(), rows=counts["count"].sum())
             totals = self._fetch(grouped)
-            for index, wanted in limits.items():
-                of_field = totals.filter(pl.col("field") == index)
-                rows = self._fetch(frequent(counts, index, wanted if of_field.height == 1 else MIXED))
-                found.counts[index] = rows
-                found.left_out[index] = (
-                    int(of_field["values"].sum()) - rows.height,
-                    int(of_field["rows"].sum()) - int(rows["count"].sum()),
-                )
+            several = totals["field"].filter(totals["field"].is_duplicated()).to_list()
+            known = {index: MIXED if index in several else each for index, each in limits.items()}
+            for fields in shares(totals):
+                kept = self._fetch(frequent(counts, {index: known[index] for index in fields}))
+                for index in fields:
+                    of_field, rows = totals.filter(pl.col("field") == index), kept.filter(pl.col("field") == index)
+                    found.counts[index] = rows
+                    found.left_out[index] = (
+                        int(of_field["values"].sum()) - rows.height,
+                        int(of_field["rows"].sum()) - int(rows["count"].sum()),
+                    )
             sampled = mapped.filter(mapped["type"] == SAMPLE)
-            for index in self._fetch(sampled.select("field").distinct())["field"].to_list():
-                lowest = sampled.filter(sampled["field"] == index).order_by("number").limit(SAMPLED)
-                found.samples[index] = self._fetch(lowest.select(*COUNTS))
+            found.samples = {
+                int(index[0]): rows
+                for index, rows in self._fetch(lowest(sampled)).group_by("field")  # type: ignore[call-overload]
+            }
         return found
 
     def _mapped(
         self, function: Callable[[Item], Iterator[Any]], items: Sequence[Item], row: Callable[[int, Any], Any]
     ) -> DataFrame:
-        """Have a task do each item; the function goes to the workers once, whatever it holds."""
-        context = self.session.sparkContext
-        shared = context.broadcast(function)
-        rows = context.parallelize([(at, packed(item)) for at, item in enumerate(items)], len(items))
+        """Have a task do each item; function and items go to a worker once, whatever they hold."""
+        shared = self.session.sparkContext.broadcast((function, items))
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            work, of = shared.value
             for batch in batches:
-                for at, item in zip(batch["at"].to_pylist(), batch["item"].to_pylist(), strict=True):
-                    for value in shared.value(pickle.loads(item)):
+                for at in batch["id"].to_pylist():
+                    for value in work(of[at]):
                         yield from row(at, value)
 
-        return self.session.createDataFrame(rows, ITEMS).mapInArrow(run, TABLE if row is row_of else LOTS)
+        numbers = self.session.range(0, len(items), 1, len(items))
+        return numbers.mapInArrow(run, TABLE if row is row_of else LOTS)
 
     def _keep(self, frame: DataFrame) -> DataFrame:
         """Have a table wait on the disks of the workers, to be used more than once."""
@@ -160,6 +166,11 @@ class SparkEngine(PieceEngine):
         self.reporter.say(f"spark: {what}: {pieces} in {monotonic() - begin:,.1f} s")
 
 
+def once(function: Callable[[Item], Result], item: Item) -> Iterator[Result]:
+    """Yield what a function returns."""
+    yield function(item)
+
+
 def session() -> SparkSession:
     """Return the running session, or a new one."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -172,16 +183,42 @@ def session() -> SparkSession:
         return builder.getOrCreate()
 
 
-def frequent(counts: ibis.Table, index: int, limits: Limits) -> ibis.Table:
-    """Return the values of a field that can get an id: frequent enough, and where there is a cap, among the first.
+def frequent(counts: ibis.Table, limits: Mapping[int, Limits]) -> ibis.Table:
+    """Return the values of fields that can get an id: frequent enough, and where there is a cap, among the first.
 
     Values that are as frequent as the last one under the cap are all there: their order decides.
     """
-    own = counts.filter((counts["field"] == index) & (counts["count"] >= limits.least))
-    if limits.most is not None:
-        own = own.mutate(place=ibis.rank().over(order_by=ibis.desc("count")))
-        own = own.filter(own["place"] < limits.most)
+    own = counts.filter(counts["field"].isin(list(limits)))
+    least = own["field"].cases(*((index, each.least) for index, each in limits.items()), else_=0)
+    own = own.filter(own["count"] >= least)
+    caps = [(index, each.most) for index, each in limits.items() if each.most is not None]
+    if caps:
+        place = ibis.rank().over(group_by="field", order_by=ibis.desc("count"))
+        own = own.mutate(place=place, most=own["field"].cases(*caps, else_=NO_CAP))
+        own = own.filter(own["place"] < own["most"])
     return own.select(*COUNTS)
+
+
+def lowest(sampled: ibis.Table) -> ibis.Table:
+    """Return the rows of each field with the lowest marks, as many as a sample holds."""
+    place = ibis.row_number().over(group_by="field", order_by="number")
+    placed = sampled.mutate(place=place)
+    return placed.filter(placed["place"] < SAMPLED).select(*COUNTS)
+
+
+def shares(totals: pl.DataFrame) -> Iterator[list[int]]:
+    """Yield the fields in lots whose values can be fetched at once; one that is large comes alone."""
+    share: list[int] = []
+    size = 0
+    by_field = totals.group_by("field").agg(pl.col("values").sum()).sort("field")
+    for index, values in by_field.iter_rows():
+        if share and size + values > AT_ONCE:
+            yield share
+            share, size = [], 0
+        share.append(index)
+        size += values
+    if share:
+        yield share
 
 
 def lot_of(at: int, value: Any) -> Iterator[pa.RecordBatch]:
