@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -18,8 +19,11 @@ from lpfs.data.like import Like, NewRows, of_fields, plan_like, tell_new_rows
 from lpfs.data.plan.job import Job, plan
 from lpfs.data.plan.table import printed
 from lpfs.data.progress import Reporter
+from lpfs.data.store.place import has_dataset
 from lpfs.data.store.temporary import check_target
+from lpfs.data.store.upload import check_remote, upload
 from lpfs.data.store.writer import DatasetWriter
+from lpfs.data.urls import url_of
 from lpfs.errors import DataError, InputError
 from lpfs.schema import Schema
 
@@ -51,7 +55,7 @@ def prepare(
     Args:
         source: a CSV, TSV or Parquet file (.gz and .zst too), a folder or a pattern of them, a list of
             those, or a polars, pandas or Arrow table.
-        out: the folder to make.
+        out: the folder to make; a URL (``s3://…``) for a place of an object store.
         label: column of the clicks, 0 or 1.
         time: column that orders the rows by day: dates, timestamps or day numbers. Without it a single
             column of timestamps is taken if there is one, else the row order is cut into ``parts``.
@@ -98,17 +102,30 @@ def run(
     reporter: Reporter | None = None,
 ) -> Dataset:
     """Do a planned job: read days, count training values, encode all rows."""
-    reporter, out, begin = reporter or Reporter(quiet=True), Path(out), monotonic()
+    reporter, url, begin = reporter or Reporter(quiet=True), url_of(out), monotonic()
+
+    def check() -> None:
+        if url is None:
+            check_target(Path(os.path.abspath(out)), replace=replace)
+        else:
+            check_remote(url, replace=replace)
+
     old = existing(out)
     if old is None:  # before a large source is read for its fingerprint
-        check_target(Path(os.path.abspath(out)), replace=replace)
+        check()
     with make_engine(engine, job, reporter) as worker:
         mark = fingerprint(job, worker.identify())
         if old is not None and old.fingerprint == mark:
-            reporter.say(f"{out}: made before from the same source and options; reused")
+            reporter.say(f"{url or out}: made before from the same source and options; reused")
             return old
-        check_target(Path(os.path.abspath(out)), replace=replace)
-        result = work(job, worker, out, mark, replace, reporter)
+        check()
+        if url is None:
+            result = work(job, worker, Path(out), mark, replace, reporter)
+        else:
+            with tempfile.TemporaryDirectory(prefix="lpfs-") as aside:
+                work(job, worker, Path(aside) / "dataset", mark, False, reporter)
+                upload(Path(aside) / "dataset", url, replace=replace)
+            result = Dataset(url)
     tell_result(result, monotonic() - begin, reporter)
     return result
 
@@ -197,9 +214,9 @@ def fingerprint(job: Job, source: list[list[Any]]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def existing(out: Path) -> Dataset | None:
+def existing(out: str | os.PathLike[str]) -> Dataset | None:
     """Return the Dataset at a place, if there is a whole one."""
     try:
-        return Dataset(out) if (out / "dataset.json").exists() else None
+        return Dataset(out) if has_dataset(out) else None
     except (DataError, OSError):
         return None

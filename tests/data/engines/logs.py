@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ def table(rows: int = 600, seed: int = 0) -> pl.DataFrame:
         gone = rng.random(rows) < 0.1
         return pl.Series([None if out else value for value, out in zip(values, gone, strict=True)])
 
+    bags = ["|".join(f"t{tag}" for tag in rng.integers(0, 9, size)) for size in rng.integers(1, 4, rows)]
     codes = some((rng.integers(0, 40, rows) ** 2).tolist())
     return pl.DataFrame(
         {
@@ -47,7 +49,7 @@ def table(rows: int = 600, seed: int = 0) -> pl.DataFrame:
             "hex": some([f"{number:x}" for number in rng.integers(2**31, 2**31 + 60, rows)]),
             "price": some(np.round(rng.normal(20, 9, rows), 3).tolist()),
             "age": some(rng.integers(10, 90, rows).tolist()),
-            "tags": some(["|".join(f"t{tag}" for tag in rng.integers(0, 9, size)) for size in rng.integers(1, 4, rows)]),
+            "tags": some(bags),
             "twin": codes.alias("twin"),
             "same": ["x"] * rows,
         }
@@ -59,11 +61,9 @@ def written(folder: Path, form: str, files: int = 3) -> Path:
     folder.mkdir()
     frame = table()
     cuts = [0, 100, *([300] if files > 2 else []), frame.height]
-    for index, (first, stop) in enumerate(zip(cuts, cuts[1:])):
+    for index, (first, stop) in enumerate(pairwise(cuts)):
         part = frame.slice(first, stop - first)
-        part.write_csv(folder / f"part_{index}.csv") if form == "csv" else part.write_parquet(
-            folder / f"part_{index}.parquet"
-        )
+        getattr(part, f"write_{form}")(folder / f"part_{index}.{form}")
     return folder
 
 
@@ -88,7 +88,9 @@ class HereEngine(PieceEngine):
                 assert isinstance(value, Noted)
                 found.notes.append(value)
         every = pl.concat(tables)
-        summed = every.filter(pl.col("type") != SAMPLE).group_by("field", "type", "text", "number").agg(pl.sum("count"))
+        summed = (
+            every.filter(pl.col("type") != SAMPLE).group_by("field", "type", "text", "number").agg(pl.sum("count"))
+        )
         for index, limit in limits.items():
             own = summed.filter(pl.col("field") == index)
             kept = own.filter(pl.col("count") >= limit.least) if own["type"].n_unique() == 1 else own

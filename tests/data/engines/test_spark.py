@@ -71,6 +71,6 @@ def test_what_a_worker_finds_wrong_is_said_here(tmp_path):
     source = written(tmp_path / "log", "csv", files=2)
     with (source / "part_1.csv").open("a") as file:
         file.write("7,5,train,a,u,1,ff,1,1,t,1,x\n")
-    with pytest.raises(DataError, match=r"^\S+part_1.csv, line 502: label 'click' must be 0 or 1, found '7'; repair"):
+    with pytest.raises(DataError, match=r"^\S+part_1.csv, line 502: label 'click' must be 0 or 1, found '7'"):
         prepared(source, tmp_path / "out", "spark", time="day")
     assert not (tmp_path / "out").exists()

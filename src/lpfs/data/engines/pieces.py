@@ -86,9 +86,7 @@ def observe(job: Job, clock: Clock, train: set[int], begun: Begun) -> Iterator[N
     encoders = new_encoders(job)
     counters = {each.name: Counter() for each in encoders if counts_values(each)}
     label, trained, leaks = job.options.label, begun.start.trained, Leaks(each.name for each in encoders)
-    quantiles = {
-        each.name: each.quantiles for each in new_encoders(job, trained) if isinstance(each, BinsEncoder)
-    }
+    quantiles = {each.name: each.quantiles for each in new_encoders(job, trained) if isinstance(each, BinsEncoder)}
     chunks = file_source(job).piece(columns(job, encoders), begun.piece)
     for part in day_rows(chunks, clock, job.options, train, start=begun.start):
         digests = []

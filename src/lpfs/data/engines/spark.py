@@ -114,10 +114,7 @@ class SparkEngine(PieceEngine):
                         int(of_field["rows"].sum()) - int(rows["count"].sum()),
                     )
             sampled = mapped.filter(mapped["type"] == SAMPLE)
-            found.samples = {
-                int(index[0]): rows
-                for index, rows in self._fetch(lowest(sampled)).group_by("field")  # type: ignore[call-overload]
-            }
+            found.samples = {int(index[0]): rows for index, rows in self._fetch(lowest(sampled)).group_by("field")}
         return found
 
     def _mapped(

@@ -25,16 +25,24 @@ SIGN = np.uint64(1 << 63)
 def plain_counts(field: int, counts: pl.DataFrame) -> pl.DataFrame:
     """Return values and counts of a field as rows of the table."""
     values = counts["value"]
-    text = values if values.dtype == pl.String else pl.Series("text", [None], pl.String).new_from_index(0, len(values))
+    text = (
+        values
+        if values.dtype == pl.String
+        else pl.Series("text", [None], pl.String).new_from_index(0, len(values))
+    )
     numbers = np.zeros(len(values), np.int64) if values.dtype == pl.String else bits(values)
     return table(field, str(values.dtype), text, numbers, counts["count"].cast(pl.Int64))
 
 
 def plain_sample(field: int, values: npt.NDArray[np.float64], marks: Marks) -> pl.DataFrame:
-    """Return a sample as rows of the table: the marks as numbers that sort as they do, the values' bits as counts."""
-    text = pl.Series("text", [None], pl.String).new_from_index(0, len(values))
-    bits_of = pl.Series(np.ascontiguousarray(values).view(np.int64))
-    return table(field, SAMPLE, text, (marks ^ SIGN).view(np.int64), bits_of)
+    """Return a sample as rows of the table: marks as numbers that sort as they do, the values' bits as counts."""
+    counts = pl.Series(np.ascontiguousarray(values).view(np.int64))
+    return table(field, SAMPLE, no_text(len(values)), (marks ^ SIGN).view(np.int64), counts)
+
+
+def no_text(rows: int) -> pl.Series:
+    """Return a column of text that is missing."""
+    return pl.repeat(None, rows, dtype=pl.String, eager=True).alias("text")
 
 
 def table(field: int, type: str, text: pl.Series, number: npt.NDArray[np.int64], count: pl.Series) -> pl.DataFrame:

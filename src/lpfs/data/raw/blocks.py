@@ -7,11 +7,11 @@ import io
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from lpfs.data.raw.remote import LogFile
 from lpfs.errors import DataError, MissingPackageError
 
 BLOCK = 16 << 20  # bytes read at a time
@@ -20,20 +20,20 @@ LONGEST = 64 << 20  # bytes that one record, line breaks inside quotes included,
 GZIP, ZSTD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 
 
-def magic(path: Path) -> bytes:
+def magic(path: LogFile) -> bytes:
     """Return the first four bytes of a file."""
     with telling(path), path.open("rb") as file:
         return file.read(4)
 
 
-def packed(path: Path) -> bool:
+def packed(path: LogFile) -> bool:
     """Whether a file is compressed."""
     start = magic(path)
     return start[:2] == GZIP or start == ZSTD
 
 
 @contextmanager
-def telling(path: Path) -> Iterator[None]:
+def telling(path: LogFile) -> Iterator[None]:
     """Turn failures to read or to decompress into a DataError that names the file."""
     try:
         yield
@@ -48,7 +48,7 @@ def telling(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def open_bytes(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
+def open_bytes(path: LogFile) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
     """Open a plain, gzip or zstd file; also give how many bytes of it have been consumed."""
     with telling(path), path.open("rb") as raw:
         start = raw.read(4)
@@ -62,7 +62,7 @@ def open_bytes(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
             yield raw, raw.tell
 
 
-def zstd_reader(raw: BinaryIO, path: Path) -> BinaryIO:
+def zstd_reader(raw: BinaryIO, path: LogFile) -> BinaryIO:
     """Decompress zstd with the standard library where it has it, else with ``zstandard``."""
     stream: Any
     try:
@@ -96,7 +96,7 @@ class Blocks:
     def __init__(
         self,
         file: BinaryIO,
-        path: Path,
+        path: LogFile,
         *,
         quote: bytes | None,
         size: int = BLOCK,

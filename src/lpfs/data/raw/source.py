@@ -6,10 +6,10 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpfs.data.raw.blocks import telling
+from lpfs.data.raw.remote import LogFile
 from lpfs.errors import DataError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive chunks of one file that can be read without those before them; to the end when ``stop`` is None."""
+    """Chunks of one file that can be read without those before them; to its end when ``stop`` is None."""
 
     file: int
     first: int = 0
@@ -82,7 +82,7 @@ class Source(ABC):
 class FileSource(Source):
     """Files of one layout, read one after the other."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[LogFile]) -> None:
         self.paths = tuple(paths)
         self.files = tuple(map(str, paths))
         self.size = sum(path.stat().st_size for path in paths)
@@ -129,7 +129,7 @@ class FileSource(Source):
             )
 
 
-def hash_file(path: Path, told: Told) -> str:
+def hash_file(path: LogFile, told: Told) -> str:
     """Return the SHA-256 of a file."""
     digest, done = hashlib.sha256(), 0
     with telling(path), path.open("rb") as file:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from lpfs.data.raw.blocks import BLOCK, Blocks, open_bytes, packed, telling
 from lpfs.data.raw.records import Dialect, decode, nth_line_end, parse, records
+from lpfs.data.raw.remote import LogFile
 from lpfs.data.raw.source import Chunk, FileSource, Piece
 from lpfs.errors import DataError
 
@@ -28,7 +28,7 @@ class CsvSource(FileSource):
     block = BLOCK  # bytes read at a time; where chunks end shows in the last digits of means
 
     def __init__(
-        self, paths: Sequence[Path], *, separator: str | None = None, header: bool | Sequence[str] = True
+        self, paths: Sequence[LogFile], *, separator: str | None = None, header: bool | Sequence[str] = True
     ) -> None:
         super().__init__(paths)
         self.header = header is True
@@ -56,7 +56,7 @@ class CsvSource(FileSource):
         return [Piece(index, first, None if first == starts[-1] else first + BLOCKS) for first in starts]
 
     def piece(self, columns: Sequence[str], piece: Piece) -> Iterator[Chunk]:
-        """Yield the rows of a piece; of one that is not the first of its file, lines are counted from its start."""
+        """Yield the rows of a piece; where it is not the first of its file, lines are counted from its start."""
         return self._blocks(piece, columns)
 
     def _file(self, index: int, columns: Sequence[str]) -> Iterator[Chunk]:
@@ -100,13 +100,13 @@ class CsvSource(FileSource):
             what = "has a header and no rows" if begun and self.header else "is empty"
             raise DataError(f"{file}: the file {what}; remove it or put rows in it")
 
-    def _names(self, path: Path) -> tuple[str, ...]:
+    def _names(self, path: LogFile) -> tuple[str, ...]:
         """Return the names of one file, to read it from the middle."""
         with open_bytes(path) as (stream, _):
             blocks = Blocks(stream, path, quote=self.dialect.quote_byte, size=self.block)
             return self._header(blocks.next(), path, last=blocks.ended)[0]
 
-    def _header(self, block: bytes, path: Path, *, last: bool) -> tuple[tuple[str, ...], int, int]:
+    def _header(self, block: bytes, path: LogFile, *, last: bool) -> tuple[tuple[str, ...], int, int]:
         """Read the names of one file, which must be those of the first file in any order."""
         text = decode(block[:HEAD], file=str(path), first=1) if len(block) <= HEAD else head_text(block, path)
         _, lines, values = next(records(text, self.dialect, file=str(path), first=1, last=last))
@@ -116,13 +116,13 @@ class CsvSource(FileSource):
         return names, used, lines
 
 
-def holds(path: Path, mark: bytes) -> bool:
+def holds(path: LogFile, mark: bytes) -> bool:
     """Whether a file holds a byte."""
     with telling(path), path.open("rb") as file:
         return any(mark in data for data in iter(lambda: file.read(BLOCK), b""))
 
 
-def head_text(block: bytes, path: Path) -> str:
+def head_text(block: bytes, path: LogFile) -> str:
     """Decode the beginning of a block, up to a line end."""
     end = block.rfind(b"\n", 0, HEAD) + 1
     if not end:
@@ -130,7 +130,7 @@ def head_text(block: bytes, path: Path) -> str:
     return decode(block[:end], file=str(path), first=1)
 
 
-def first_record(path: Path, separator: str | None) -> tuple[list[str], Dialect]:
+def first_record(path: LogFile, separator: str | None) -> tuple[list[str], Dialect]:
     """Return the first record of a file and how it is written."""
     if separator is not None and (len(separator.encode()) != 1 or separator in '"\n\r'):
         raise DataError(f"the separator must be one ASCII character, found {separator!r}")
