@@ -11,7 +11,7 @@ import polars as pl
 from lpfs.data.encode.twins import Leaks
 from lpfs.data.engines.cluster import Found, PieceEngine
 from lpfs.data.engines.pieces import Noted
-from lpfs.data.engines.values import SAMPLE
+from lpfs.data.engines.values import COUNTS, SAMPLE
 from lpfs.data.plan.job import plan
 from lpfs.data.prepare import run
 
@@ -87,14 +87,14 @@ class HereEngine(PieceEngine):
             else:
                 assert isinstance(value, Noted)
                 found.notes.append(value)
-        every = pl.concat(tables)
+        every = pl.concat([pl.DataFrame(schema=COUNTS), *tables])
         summed = (
             every.filter(pl.col("type") != SAMPLE).group_by("field", "type", "text", "number").agg(pl.sum("count"))
         )
         for index, limit in limits.items():
             own = summed.filter(pl.col("field") == index)
             kept = own.filter(pl.col("count") >= limit.least) if own["type"].n_unique() == 1 else own
-            found.counts[index] = kept
+            found.types[index], found.counts[index] = own["type"].unique().to_list(), kept
             found.left_out[index] = own.height - kept.height, own["count"].sum() - kept["count"].sum()
         samples = every.filter(pl.col("type") == SAMPLE)
         found.samples = {index: part for (index,), part in samples.group_by("field")}

@@ -81,6 +81,16 @@ def test_a_piece_without_a_value_has_no_type(tmp_path, here):
     same_files(tmp_path / "embedded", tmp_path / "here")
 
 
+def test_values_that_are_all_too_rare_have_one(tmp_path, here):
+    (tmp_path / "log.csv").write_text("click,code,n\n" + "".join(f"{n % 2},{n:x},{n % 3}\n" for n in range(40)))
+    fields = {"code": {"kind": "categorical", "hexadecimal": True, "min_count": 2}}
+    for engine in ("embedded", "here"):
+        made = prepared(tmp_path / "log.csv", tmp_path / engine, engine, block=20, parts=1, fields=fields)
+        assert made.vocabulary("code").dtype == "uint32"
+        assert made.vocabulary_about("code")["values_seen"] == 40
+    same_files(tmp_path / "embedded", tmp_path / "here")
+
+
 def test_pieces_have_the_chunks_of_the_whole(tmp_path):
     source = open_source(written(tmp_path / "log", "csv"))
     source.block = 300

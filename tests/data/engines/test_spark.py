@@ -59,12 +59,15 @@ def test_a_simulated_log(tmp_path):
     assert same_files(tmp_path / "one", tmp_path / "two") > 100
 
 
-def test_the_command(tmp_path):
+def test_the_command(tmp_path, monkeypatch):
+    (tmp_path / "shared").mkdir()
+    monkeypatch.setenv("LPFS_SHARED", str(tmp_path / "shared"))
     source = written(tmp_path / "log", "csv", files=2)
     told = [*map(str, [source, "--label", "click", "--time", "day", "--hash", 40, "--quiet"])]
     for engine in ("embedded", "spark"):
         assert call(["prepare", *told, "--engine", engine, "--out", str(tmp_path / engine)]) == 0
     same_files(tmp_path / "embedded", tmp_path / "spark")
+    assert not list((tmp_path / "shared").iterdir())
 
 
 def test_what_a_worker_finds_wrong_is_said_here(tmp_path):

@@ -82,7 +82,7 @@ class Counter:
     def take(self, part: pl.DataFrame, left_out: tuple[int, int] = (0, 0)) -> None:
         """Take in values with their counts; of those too rare for an id it is enough to say how many there are."""
         self.left_out = self.left_out[0] + left_out[0], self.left_out[1] + left_out[1]
-        if not part.height:  # no value says nothing about their type either
+        if not part.height and not left_out[0]:  # no value says nothing about their type either
             return
         self._parts.append(part)
         self._waiting += part.height

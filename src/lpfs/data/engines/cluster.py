@@ -48,14 +48,16 @@ class Found:
     Args:
         notes: of every chunk, in the order of the log.
         leaks: of every piece.
+        types: by field, those of its values; several where files store it as several types.
         counts: by field, of the values that can get an id, in the columns of ``values.COUNTS``.
-        left_out: by field, how many values are not in ``counts``, and how often they occur.
+        left_out: by field of one type, how many values are not in ``counts``, and how often they occur.
         samples: by field, the rows with the lowest marks.
 
     """
 
     notes: list[Noted] = field(default_factory=list)
     leaks: list[Leaks] = field(default_factory=list)
+    types: dict[int, list[str]] = field(default_factory=dict)
     counts: dict[int, pl.DataFrame] = field(default_factory=dict)
     left_out: dict[int, tuple[int, int]] = field(default_factory=dict)
     samples: dict[int, pl.DataFrame] = field(default_factory=dict)
@@ -198,9 +200,10 @@ def put_together(encoders: list[Encoder], found: Found) -> Observed:
         leaks.join(other)
     for index, each in enumerate(encoders):
         if isinstance(each, CategoricalEncoder) and counts_values(each):
-            for part in values_of(found.counts[index]) if index in found.counts else ():
-                each.counter.take(part)
-            each.counter.left_out = found.left_out.get(index, (0, 0))
+            types = found.types.get(index, ())
+            for type_ in types:
+                left_out = found.left_out[index] if len(types) == 1 else (0, 0)
+                each.counter.take(values_of(found.counts[index], type_), left_out)
         elif isinstance(each, BinsEncoder) and index in found.samples:
             each.quantiles.join(*sample_of(found.samples[index]), rows)
         each.finish()

@@ -2,7 +2,8 @@
 
 A running session is used if there is one; else one is made as the Spark settings say (spark-defaults.conf,
 PYSPARK_SUBMIT_ARGS), on this machine where they say nothing. Workers need lpfs, and must see the files of the log
-under the paths that were given.
+under the paths that were given. Where LPFS_SHARED names a folder or a URL that all of them see, encoded rows come
+back through it; else through Spark, which is slow for many.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from time import monotonic
 from types import TracebackType
 from typing import Any
@@ -31,6 +33,7 @@ from lpfs.data.encode.numbers import SAMPLED
 from lpfs.data.encode.twins import Leaks
 from lpfs.data.engines.cluster import Found, Item, Limits, PieceEngine, Result
 from lpfs.data.engines.pieces import Noted, packed
+from lpfs.data.engines.shared import VARIABLE, Shared, put_all
 from lpfs.data.engines.values import COUNTS, SAMPLE
 from lpfs.data.plan.job import Job
 from lpfs.data.progress import Reporter
@@ -74,6 +77,16 @@ class SparkEngine(PieceEngine):
         self, what: str, function: Callable[[Item], Iterator[Result]], items: Sequence[Item]
     ) -> Iterator[Result]:
         """Yield all that a function yields; all of it is made first, on the workers, then fetched in order."""
+        place = os.environ.get(VARIABLE)
+        if place:
+            shared = Shared.within(place)
+            try:
+                names = self.each(what, partial(put_all, shared, function), items)
+                for name in chain.from_iterable(names):
+                    yield shared.take(name)
+            finally:
+                shared.clear()
+            return
         with self._telling(what, len(items)):
             frame = self._keep(self._mapped(function, items, lot_of).select("lot"))
             frame.count()
@@ -102,16 +115,17 @@ class SparkEngine(PieceEngine):
             counts = self._table("counted", self._keep(self._frame(summed)))
             grouped = counts.group_by("field", "type").agg(values=counts.count(), rows=counts["count"].sum())
             totals = self._fetch(grouped)
-            several = totals["field"].filter(totals["field"].is_duplicated()).to_list()
-            known = {index: MIXED if index in several else each for index, each in limits.items()}
-            for fields in shares(totals):
-                kept = self._fetch(frequent(counts, {index: known[index] for index in fields}))
+            by_field = totals.group_by("field").agg("type", pl.col("values", "rows").sum()).sort("field")
+            of_fields = {row["field"]: row for row in by_field.iter_rows(named=True)}
+            found.types = {index: each["type"] for index, each in of_fields.items()}
+            for fields in shares({index: each["values"] for index, each in of_fields.items()}):
+                known = {index: limits[index] if len(found.types[index]) == 1 else MIXED for index in fields}
+                kept = self._fetch(frequent(counts, known))
                 for index in fields:
-                    of_field, rows = totals.filter(pl.col("field") == index), kept.filter(pl.col("field") == index)
-                    found.counts[index] = rows
+                    found.counts[index] = rows = kept.filter(pl.col("field") == index)
                     found.left_out[index] = (
-                        int(of_field["values"].sum()) - rows.height,
-                        int(of_field["rows"].sum()) - int(rows["count"].sum()),
+                        of_fields[index]["values"] - rows.height,
+                        of_fields[index]["rows"] - int(rows["count"].sum()),
                     )
             sampled = mapped.filter(mapped["type"] == SAMPLE)
             found.samples = {int(index[0]): rows for index, rows in self._fetch(lowest(sampled)).group_by("field")}
@@ -203,17 +217,14 @@ def lowest(sampled: ibis.Table) -> ibis.Table:
     return placed.filter(placed["place"] < SAMPLED).select(*COUNTS)
 
 
-def shares(totals: pl.DataFrame) -> Iterator[list[int]]:
-    """Yield the fields in lots whose values can be fetched at once; one that is large comes alone."""
+def shares(values: Mapping[int, int]) -> Iterator[list[int]]:
+    """Yield fields, given how many values each has, in lots to fetch at once; a large one comes alone."""
     share: list[int] = []
-    size = 0
-    by_field = totals.group_by("field").agg(pl.col("values").sum()).sort("field")
-    for index, values in by_field.iter_rows():
-        if share and size + values > AT_ONCE:
+    for index, count in values.items():
+        if share and sum(values[each] for each in share) + count > AT_ONCE:
             yield share
-            share, size = [], 0
+            share = []
         share.append(index)
-        size += values
     if share:
         yield share
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -59,20 +57,15 @@ def bits(values: pl.Series) -> npt.NDArray[np.int64]:
     return np.ascontiguousarray(wide).view(np.int64)
 
 
-def values_of(rows: pl.DataFrame) -> Iterable[pl.DataFrame]:
-    """Yield values and counts of a field as ``Counter.take`` takes them, one frame a type."""
-    for (type_,), part in rows.group_by("type", maintain_order=True):
-        dtype = TYPES[str(type_)]
-        if dtype == pl.String:
-            value = part["text"]
-        else:
-            numbers = part["number"].to_numpy()
-            value = pl.Series(
-                numbers.astype(np.uint32)
-                if dtype == pl.UInt32
-                else np.ascontiguousarray(numbers).view(np.float64 if dtype == pl.Float64 else str(dtype).lower())
-            )
-        yield pl.DataFrame({"value": value, "count": part["count"].cast(pl.UInt64)})
+def values_of(rows: pl.DataFrame, type: str) -> pl.DataFrame:
+    """Return the values of one type with their counts, as ``Counter.take`` takes them."""
+    part, dtype = rows.filter(pl.col("type") == type), TYPES[type]
+    if dtype == pl.String:
+        value = part["text"]
+    else:
+        numbers = np.ascontiguousarray(part["number"].to_numpy())
+        value = pl.Series(numbers.astype(np.uint32) if dtype == pl.UInt32 else numbers.view(type.lower()))
+    return pl.DataFrame({"value": value, "count": part["count"].cast(pl.UInt64)})
 
 
 def sample_of(rows: pl.DataFrame) -> tuple[npt.NDArray[np.float64], Marks]:
