@@ -144,7 +144,7 @@ class Settings:
         prepare = dict(self.prepare)
         for name in ("fields", "like"):
             if isinstance(prepare.get(name), str):
-                prepare[name] = os.path.abspath(prepare[name])
+                prepare[name] = absolute(prepare[name])
         return replace(
             self,
             source=tuple(map(absolute, self.source)),

@@ -1,5 +1,7 @@
 """A log read in pieces, in any order, gives the very Dataset that is made chunk after chunk."""
 
+import sys
+
 import pytest
 from logs import FIELDS, HereEngine, prepared, same_files, written
 
@@ -10,7 +12,7 @@ from lpfs.data.prepare import prepare
 from lpfs.data.progress import Reporter
 from lpfs.data.raw.files import open_source
 from lpfs.data.raw.source import Piece
-from lpfs.errors import DataError, InputError
+from lpfs.errors import DataError, InputError, MissingPackageError
 
 LAID_OUT = {
     "days": {"time": "day"},
@@ -124,6 +126,14 @@ def test_an_error_in_a_later_piece_says_from_where_it_counts(tmp_path):
     assert last == Piece(0, 16)
     with pytest.raises(DataError, match=r"log.csv, from the line of byte 1,600 on, line 104: 1 columns"):
         list(source.piece(["ad"], last))
+
+
+def test_spark_that_is_not_installed(tmp_path, monkeypatch):
+    source = written(tmp_path / "log", "csv")
+    monkeypatch.setitem(sys.modules, "ibis", None)
+    monkeypatch.delitem(sys.modules, "lpfs.data.engines.spark", raising=False)
+    with pytest.raises(MissingPackageError, match=r"needs pyspark and ibis .*pip install 'lpfs\[spark\]'"):
+        prepared(source, tmp_path / "out", "spark", time="day")
 
 
 def test_what_pieces_cannot_do(tmp_path, here):

@@ -189,9 +189,15 @@ def session() -> SparkSession:
     if active is not None:
         return active
     builder = SparkSession.builder.appName("lpfs prepare").config("spark.ui.showConsoleProgress", "false")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return builder.getOrCreate()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return builder.getOrCreate()
+    except PySparkException as error:
+        raise DataError(
+            f"spark did not start: {' '.join(str(error).split())[:200]}; "
+            "it needs java 17 (JAVA_HOME), and a master that can be reached"
+        ) from error
 
 
 def frequent(counts: ibis.Table, limits: Mapping[int, Limits]) -> ibis.Table:
