@@ -60,5 +60,7 @@ def test_every_error_is_ours_and_in_the_tree_that_is_drawn():
 def test_the_examples_in_docstrings_run(name):
     if name in NEED_TRITON:
         pytest.importorskip("triton")
+    if name == "lpfs.data.engines.spark":
+        pytest.importorskip("ibis")
     result = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert result.failed == 0
