@@ -2,13 +2,15 @@
 # make test   lint, then every test, with coverage        make bench   the benchmarks, as JSON
 # make test-long   the tests that make test leaves out because they take long
 # make test-adapters   models of others (TorchRec, ...) from their own packages, in .venv-adapters
+# make test-spark  the Spark engine against the embedded one, in a venv of its own; needs java 17
 # make test-browser   the report in a real Chromium; pictures of it go to artefacts/
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+SPARK  := .venv-spark
 
-.PHONY: demo test test-long test-adapters test-browser lint format bench setup clean
+.PHONY: demo test test-long test-adapters test-spark test-browser lint format bench setup clean
 .DEFAULT_GOAL := demo
 
 # The pinned install: made once, and again only when one of these two files changes.
@@ -46,6 +48,16 @@ $(ADAPTERS)/.ready: pyproject.toml constraints.txt constraints-adapters.txt
 test-adapters: $(ADAPTERS)/.ready
 	LPFS_ADAPTERS=required $(ADAPTERS)/bin/python -m pytest --no-cov -n 0 tests/adapters
 
+$(SPARK)/.ready: pyproject.toml constraints.txt
+	@test -x $(SPARK)/bin/python || $(PYTHON) -m venv $(SPARK)
+	@echo "installing lpfs and Spark into $(SPARK)"
+	@PIP_CONSTRAINT=constraints.txt $(SPARK)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--editable '.[dev,spark]'
+	@touch $@
+
+test-spark: $(SPARK)/.ready
+	$(SPARK)/bin/python -m pytest -m spark -n 0 --no-cov tests/data/engines/test_spark.py
+
 test-browser: $(READY)
 	LPFS_BROWSER=required $(BIN)/python -m pytest -m browser -n 0 --no-cov tests/browser
 
@@ -63,4 +75,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/gate_overhead.py
 
 clean:
-	rm -rf $(VENV) $(ADAPTERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage artefacts
+	rm -rf $(VENV) $(ADAPTERS) $(SPARK) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage artefacts

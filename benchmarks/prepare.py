@@ -1,6 +1,7 @@
 """Rows a second and peak memory of prepare on simulated Terabyte rows.
 
     python benchmarks/prepare.py --rows 2000000 8000000 --out benchmarks/results/prepare.json
+    python benchmarks/prepare.py --rows 500000 --engine spark --out benchmarks/results/prepare_spark.json
 
 Every size runs in a process of its own. The vocabularies are nearly the same at every size: values are drawn
 from the same --values for the largest field, fewer for the others; "ids" says how many of them were met.
@@ -9,6 +10,8 @@ from the same --values for the largest field, fewer for the others; "ids" says h
 from __future__ import annotations
 
 import argparse
+import io
+import itertools
 import json
 import os
 import platform
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 DAYS = 24
+SETTINGS = ("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "LPFS_SHARED", "PYSPARK_SUBMIT_ARGS")
 
 
 def write_log(folder: Path, rows: int, values: int, seed: int) -> int:
@@ -58,13 +62,16 @@ def peak_mib() -> int:
     return round(int(status.split("VmHWM:")[1].split()[0]) / 1024)
 
 
-def measure(folder: Path, out: Path) -> dict[str, Any]:
+def measure(folder: Path, out: Path, engine: str) -> dict[str, Any]:
     """Prepare a log in this process; return time and peak memory."""
-    from lpfs.data.prepare import prepare
+    from lpfs.data.plan.job import plan
+    from lpfs.data.prepare import run
+    from lpfs.data.progress import Reporter
 
-    before = peak_mib()
+    before, said = peak_mib(), io.StringIO()
     start = time.perf_counter()
-    dataset = prepare(folder, out, preset="criteo-terabyte", min_count=1, quiet=True)
+    job = plan(folder, preset="criteo-terabyte", min_count=1)
+    dataset = run(job, out, engine=engine, reporter=Reporter(stream=said))
     seconds = time.perf_counter() - start
     used = resource.getrusage(resource.RUSAGE_SELF)
     return {
@@ -75,6 +82,13 @@ def measure(folder: Path, out: Path) -> dict[str, Any]:
         "peak_mib": peak_mib(),
         "peak_mib_before": before,
         "ids": sum(field.cardinality for field in dataset.schema),
+        "fingerprint": dataset.fingerprint,
+        "checksum": json.loads((out / "dataset.json").read_text())["checksum"],
+        **(
+            {"passes": [line for line in said.getvalue().splitlines() if line.startswith("spark: ")]}
+            if engine != "embedded"
+            else {}
+        ),
     }
 
 
@@ -86,24 +100,31 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--place", default=None, help="folder for the logs; a temporary one by default")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--worker", nargs=2, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--engine", default="embedded", help="spark runs after embedded, on the same log")
+    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        print(json.dumps(measure(*options.worker)))
+        print(json.dumps(measure(Path(options.worker[0]), Path(options.worker[1]), options.worker[2])))
         return
     runs = []
     for rows in options.rows:
         with tempfile.TemporaryDirectory(dir=options.place) as place:
             size = write_log(Path(place) / "log", rows, options.values, options.seed)
-            for repeat in range(options.repeats):
-                command = [sys.executable, __file__, "--worker", f"{place}/log", f"{place}/out{repeat}"]
-                done = subprocess.run(command, capture_output=True, text=True, check=True)
-                runs.append({**json.loads(done.stdout), "log_bytes": size, "load": os.getloadavg()[0]})
+            engines = dict.fromkeys(["embedded", options.engine])
+            for repeat, engine in itertools.product(range(options.repeats), engines):
+                out = f"{place}/{engine}{repeat}"
+                command = [sys.executable, __file__, "--worker", f"{place}/log", out, engine]
+                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+                known = {"engine": engine, "log_bytes": size, "load": os.getloadavg()[0]}
+                runs.append({**json.loads(done.stdout.splitlines()[-1]), **known})
                 print(runs[-1], flush=True)
+            if len({(run["fingerprint"], run["checksum"]) for run in runs if run["rows"] == rows}) > 1:
+                raise SystemExit("the engines made different Datasets")
     peaks = {rows: [run["peak_mib"] for run in runs if run["rows"] == rows] for rows in options.rows}
     result = {
-        "command": "python benchmarks/prepare.py --rows " + " ".join(map(str, options.rows)),
+        "command": "python benchmarks/prepare.py " + " ".join(sys.argv[1:]),
         "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
+        "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
         "means": "from the command to the synced Dataset, the log in the page cache; load is the machine's",
         "runs": runs,
         "peak_ratio": round(max(peaks[max(peaks)]) / min(peaks[min(peaks)]), 3),

@@ -60,6 +60,8 @@ def test_every_error_is_ours_and_in_the_tree_that_is_drawn():
 def test_the_examples_in_docstrings_run(name):
     if name in NEED_TRITON:
         pytest.importorskip("triton")
+    if name == "lpfs.data.engines.spark":
+        pytest.importorskip("ibis")
     try:
         module = importlib.import_module(name)
     except errors.MissingPackageError as error:

@@ -24,6 +24,7 @@ from lpfs.cli.options import (
 if TYPE_CHECKING:
     from lpfs.data.dataset import Dataset
 
+ENGINES = ("embedded", "spark")
 WORLDS = ("small", "terabyte", "industrial", "industrial-small")
 
 PREPARE = """Turn the click log SOURCE into a Dataset.
@@ -43,6 +44,7 @@ log = section("The log")
         "lpfs prepare log.csv --label click --time timestamp --out data/log",
         "lpfs prepare new.parquet --like data/log --out data/new",
         "lpfs prepare day_* --preset criteo-terabyte --negatives 0.125 --out data/terabyte",
+        "lpfs prepare s3://logs/day_* --preset criteo-terabyte --engine spark --out s3://data/terabyte",
     ],
 )
 @click.argument("source", nargs=-1, required=True)
@@ -59,6 +61,7 @@ log = section("The log")
 @output("--out", type=PATH, help="Folder to make.")
 @output("--dry-run", is_flag=True, help="Show what would happen to each column; write no Dataset.")
 @output("--replace", is_flag=True, help="Put the result in the place of another Dataset.")
+@output("--engine", type=Near(ENGINES), default="embedded", show_default=True, help="Who reads the log.")
 @SAID
 def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -> None:
     """Turn a click log into a Dataset."""
@@ -69,7 +72,7 @@ def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -
 
     reporter = Reporter(quiet=quiet)
     out, replace, dry = given.pop("out"), given.pop("replace"), given.pop("dry_run")
-    fields_out = given.pop("write_fields")
+    fields_out, engine = given.pop("write_fields"), given.pop("engine")
     if out is None and not dry:
         raise click.UsageError("Missing option '--out': the folder to make.")
     job = make_job(list(source), **prepare_options(given))
@@ -81,7 +84,7 @@ def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -
         if as_json:
             show([dict(zip(TABLE, row, strict=True)) for row in table(job)])
         return
-    dataset = run(job, out, replace=replace, reporter=reporter)
+    dataset = run(job, out, engine=engine, replace=replace, reporter=reporter)
     if as_json:
         show(summary(dataset))
 

@@ -2,7 +2,7 @@
 
 ::
 
-    prepare.py    raw/ -> plan/ -> encode/ -> store/   a raw log becomes a Dataset
+    prepare.py    raw/ -> plan/ -> encode/ -> store/   a raw log becomes a Dataset, whoever reads it (engines/)
     simulate.py             simulation/ -> store/      a log with a known truth becomes one
     dataset.py                             store/      a Dataset on disk, or some of its days
     stream.py                    store/ -> batches/    its rows as batches, in time order or shuffled

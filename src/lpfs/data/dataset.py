@@ -13,6 +13,7 @@ import torch
 from lpfs.data.batches.reader import Reader
 from lpfs.data.store.format import AnyArray, load_vocabulary, vocabulary_file
 from lpfs.data.store.manifest import Day, Manifest, check_file
+from lpfs.data.store.place import place_of
 from lpfs.data.stream import MEMORY, Stream
 from lpfs.errors import InputError
 from lpfs.schema import Schema
@@ -21,12 +22,14 @@ from lpfs.schema import Schema
 class Dataset:
     """A prepared log: rows in time order, in days; ``days`` and ``split`` give parts of it, without copying.
 
-    Opening checks the small files and the sizes of the others; ``verify`` checks every byte.
+    Opening checks the small files and the sizes of the others; ``verify`` checks every byte. The path may be a URL
+    (``s3://…``): files are then fetched when they are first read, into ``path``, and checked.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self._manifest = Manifest(self.path)
+        self.place = place_of(path)
+        self.path = self.place.folder
+        self._manifest = Manifest(self.place)
         self.schema = self._manifest.schema
         self.fingerprint: str = self._manifest.values["fingerprint"]
         self.settings: dict[str, Any] = self._manifest.values["settings"]
@@ -136,7 +139,7 @@ class Dataset:
         """Return the raw values of a field in id order, after the special ids; None if unknown."""
         file = vocabulary_file(self.schema.names.index(self.schema[name].name))
         known = file in self._manifest.values["vocabularies"]
-        return load_vocabulary(self.path / file) if known else None
+        return load_vocabulary(Path(self.place.file(file))) if known else None
 
     def vocabulary_about(self, name: str) -> dict[str, Any]:
         """Return what was noted about the vocabulary of a field; empty if there is none."""
@@ -153,9 +156,9 @@ class Dataset:
 
     def verify(self) -> None:
         """Check every file against its checksum; raise DataError at the first that differs."""
-        for path, entry in Manifest(self.path).files():
-            check_file(path, entry, whole=True)
+        for name, entry in Manifest(self.place).files():
+            check_file(self.place, name, entry, whole=True)
 
     def reader(self, fields: Schema) -> Reader:
         """Return a reader of the whole Dataset for some fields."""
-        return Reader(self.path, self.schema, fields, self._manifest.days)
+        return Reader(self.place, self.schema, fields, self._manifest.days)

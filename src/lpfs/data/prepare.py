@@ -5,31 +5,34 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from lpfs.data.dataset import Dataset
+from lpfs.data.engines.choice import make_engine
 from lpfs.data.like import Like, NewRows, of_fields, plan_like, tell_new_rows
 from lpfs.data.plan.job import Job, plan
 from lpfs.data.plan.table import printed
-from lpfs.data.prefetch import prefetch
 from lpfs.data.progress import Reporter
+from lpfs.data.store.place import has_dataset
 from lpfs.data.store.temporary import check_target
+from lpfs.data.store.upload import check_remote, upload
 from lpfs.data.store.writer import DatasetWriter
+from lpfs.data.urls import url_of
 from lpfs.errors import DataError, InputError
 from lpfs.schema import Schema
 
 if TYPE_CHECKING:
     from lpfs.data.encode.encoder import Encoder
+    from lpfs.data.engines.engine import Encoded, Engine
     from lpfs.data.raw.clock import Clock
-    from lpfs.data.raw.source import Chunk
 
 VERSION = 2  # of what prepare does with the same source and options; part of the fingerprint
-SMALL = 1 << 20  # bytes of a source that needs no reading ahead
 
 
 def prepare(
@@ -42,6 +45,7 @@ def prepare(
     preset: str | None = None,
     like: Like | None = None,
     fields_only: Sequence[str] | None = None,
+    engine: str = "embedded",
     replace: bool = False,
     quiet: bool = False,
     **options: Any,
@@ -51,7 +55,7 @@ def prepare(
     Args:
         source: a CSV, TSV or Parquet file (.gz and .zst too), a folder or a pattern of them, a list of
             those, or a polars, pandas or Arrow table.
-        out: the folder to make.
+        out: the folder to make; a URL (``s3://…``) for a place of an object store.
         label: column of the clicks, 0 or 1.
         time: column that orders the rows by day: dates, timestamps or day numbers. Without it a single
             column of timestamps is taken if there is one, else the row order is cut into ``parts``.
@@ -61,6 +65,7 @@ def prepare(
         like: a Dataset (or its path) whose vocabularies, scales, bins and hashes to use as they are: nothing is
             learned. The label may be absent; labels are 0 then, and ``settings["unlabelled"]`` is true.
         fields_only: with ``like``, only these of its fields; the columns of the others need not be there.
+        engine: ``embedded``: this process; ``spark``: a cluster, see docs/scale.md. Both make the same Dataset.
         replace: put the result in the place of another Dataset at ``out``.
         quiet: print nothing.
         options: any of ``Options``: ``parts``, ``shuffle``, ``split``, ``negatives``, ``min_count``, ``bins`` …
@@ -74,7 +79,7 @@ def prepare(
     given = {"label": label, "time": time, "fields": fields, "preset": preset, **options}
     job = make_job(source, like=like, fields_only=fields_only, **given)
     reporter.table(job.title, *printed(job))
-    return run(job, out, replace=replace, reporter=reporter)
+    return run(job, out, engine=engine, replace=replace, reporter=reporter)
 
 
 def make_job(
@@ -89,37 +94,47 @@ def make_job(
 
 
 def run(
-    job: Job, out: str | os.PathLike[str], *, replace: bool = False, reporter: Reporter | None = None
+    job: Job,
+    out: str | os.PathLike[str],
+    *,
+    engine: str = "embedded",
+    replace: bool = False,
+    reporter: Reporter | None = None,
 ) -> Dataset:
     """Do a planned job: read days, count training values, encode all rows."""
-    from lpfs.data.encode.learn import learn, training_days
-    from lpfs.data.raw.choose import make_clock
+    reporter, url, begin = reporter or Reporter(quiet=True), url_of(out), monotonic()
 
-    reporter, begin = reporter or Reporter(quiet=True), monotonic()
-    out, options, source = Path(out), job.options, job.source
+    def check() -> None:
+        if url is None:
+            check_target(Path(os.path.abspath(out)), replace=replace)
+        else:
+            check_remote(url, replace=replace)
+
     old = existing(out)
     if old is None:  # before a large source is read for its fingerprint
-        check_target(Path(os.path.abspath(out)), replace=replace)
-    with reporter.counting("identifying", "MB") as told:
-        mark = fingerprint(job, lambda done: told(done >> 20, source.size >> 20))
-    if old is not None and old.fingerprint == mark:
-        reporter.say(f"{out}: made before from the same source and options; reused")
-        return old
-    check_target(Path(os.path.abspath(out)), replace=replace)
+        check()
+    with make_engine(engine, job, reporter) as worker:
+        mark = fingerprint(job, worker.identify())
+        if old is not None and old.fingerprint == mark:
+            reporter.say(f"{url or out}: made before from the same source and options; reused")
+            return old
+        check()
+        if url is None:
+            result = work(job, worker, Path(out), mark, replace, reporter)
+        else:
+            with tempfile.TemporaryDirectory(prefix="lpfs-") as aside:
+                work(job, worker, Path(aside) / "dataset", mark, False, reporter)
+                upload(Path(aside) / "dataset", url, replace=replace)
+            result = Dataset(url)
+    tell_result(result, monotonic() - begin, reporter)
+    return result
 
-    def track(what: str, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-        return reporter.track(prefetch(chunks, int(source.size > SMALL)), what, source.size)
 
-    clock = make_clock(
-        source,
-        time=options.time,
-        format=options.time_format,
-        parts=options.parts,
-        ordered=options.ordered,
-        progress=lambda chunks: track("finding days", chunks),
-        split=options.split,
-        shuffle=options.seed if options.shuffle else None,
-    )
+def work(job: Job, worker: Engine, out: Path, mark: str, replace: bool, reporter: Reporter) -> Dataset:
+    """Have an engine find the days, learn from the training ones and encode all."""
+    from lpfs.data.encode.learn import learn, training_days
+
+    options, clock = job.options, worker.clock()
     unknown = set(options.negatives) - set(clock.days) if isinstance(options.negatives, Mapping) else set()
     if unknown:
         raise DataError(f"negatives: there is no day {min(unknown)!r}; there are {', '.join(clock.days[:10])}")
@@ -129,7 +144,7 @@ def run(
         tell_new_rows(job, reporter)
     else:
         train = training_days(clock, options)
-        encoders, dropped = learn(job, clock, set(range(train)), track, reporter)
+        encoders, dropped = learn(job, worker.observe(clock, set(range(train))), reporter)
         found = {
             "train_days": clock.days[:train],
             "dropped": {} if options.keep_all else dropped,
@@ -138,16 +153,14 @@ def run(
     settings = {
         "made_by": "prepare",
         "options": options.to_json(),
-        "sources": [Path(file).name for file in source.files],
+        "sources": [Path(file).name for file in job.source.files],
         "fields": of_fields(encoders),
         "unlabelled": not job.labelled,
         **({"split": clock.roles} if clock.roles else {}),
         **found,
     }
-    write(job, clock, encoders, out, mark, settings, replace, track)
-    result = Dataset(out)
-    tell_result(result, monotonic() - begin, reporter)
-    return result
+    write(job, clock, encoders, worker.encode(clock, encoders), out, mark, settings, replace)
+    return Dataset(out)
 
 
 def tell_result(dataset: Dataset, seconds: float, reporter: Reporter) -> None:
@@ -166,17 +179,13 @@ def write(
     job: Job,
     clock: Clock,
     encoders: Sequence[Encoder],
+    rows: Iterable[tuple[int, Encoded]],
     out: Path,
     mark: str,
     settings: dict[str, Any],
     replace: bool,
-    track: Any,
 ) -> None:
-    """Encode all rows into a new Dataset."""
-    from lpfs.data.encode.days import day_rows
-    from lpfs.data.encode.learn import columns
-    from lpfs.data.encode.passes import by_day, encode
-
+    """Write encoded rows, each lot with its day, into a new Dataset."""
     options = job.options
     schema = Schema(tuple(each.field for each in encoders), options.label, options.tasks)
     with DatasetWriter(out, schema, fingerprint=mark, settings=settings, replace=replace) as writer:
@@ -185,20 +194,18 @@ def write(
             if values is not None:
                 writer.vocabulary(each.name, values, **each.about())
         days = [writer.day(day, negative_rate=options.rate(day)) for day in clock.days]
-        chunks = track("encoding", job.source.chunks(columns(job, encoders)))
-        for part, encoded in encode(day_rows(chunks, clock, options, labelled=job.labelled), encoders):
-            for day, rows in by_day(part, encoded):
-                days[day].append(**rows)
+        for day, lot in rows:
+            days[day].append(**lot)
         for each_day in days:
             if not each_day.rows:
                 raise DataError(f"day {each_day.name!r}: no row is left; keep a larger share of the negatives")
 
 
-def fingerprint(job: Job, told: Callable[[int], None] = lambda done: None) -> str:
-    """Identify a source by its content, and what is done with it; ``told`` hears the bytes read so far."""
+def fingerprint(job: Job, source: list[list[Any]]) -> str:
+    """Identify a source by the names, sizes and hashes of its files, and what is done with it."""
     content = {
         "prepare": VERSION,
-        "source": job.source.fingerprint(told),
+        "source": source,
         "options": job.options.to_json(),
         "fields": [{**asdict(each), "why": None} for each in job.plans],
     }
@@ -207,9 +214,9 @@ def fingerprint(job: Job, told: Callable[[int], None] = lambda done: None) -> st
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def existing(out: Path) -> Dataset | None:
+def existing(out: str | os.PathLike[str]) -> Dataset | None:
     """Return the Dataset at a place, if there is a whole one."""
     try:
-        return Dataset(out) if (out / "dataset.json").exists() else None
+        return Dataset(out) if has_dataset(out) else None
     except (DataError, OSError):
         return None

@@ -11,6 +11,7 @@ from typing import Any
 from lpfs.data.dataset import Dataset
 from lpfs.data.like import refuse_misfit
 from lpfs.data.prepare import prepare
+from lpfs.data.store.place import has_dataset
 from lpfs.errors import DataError, InputError
 from lpfs.models.model import Model
 from lpfs.models.registry import name_of
@@ -52,7 +53,7 @@ def as_trained(settings: Settings) -> Settings:
 
 def is_dataset(source: Sequence[str]) -> bool:
     """Say whether a source is the folder of a Dataset."""
-    return len(source) == 1 and (Path(source[0]) / "dataset.json").exists()
+    return len(source) == 1 and has_dataset(source[0])
 
 
 def rows_for(
@@ -93,7 +94,7 @@ def trained_on(folder: Path) -> Dataset:
     extra = load_extra(folder)
     places = [folder.parent / "data", *([Path(extra["data"])] if "data" in extra else [])]
     for place in places:
-        if (place / "dataset.json").exists():
+        if has_dataset(place):
             found = Dataset(place)
             if extra.get("fingerprint", found.fingerprint) == found.fingerprint:
                 return found

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from lpfs.data.urls import absolute
 from lpfs.errors import InputError
 from lpfs.schema import known_keys
 
@@ -143,10 +144,10 @@ class Settings:
         prepare = dict(self.prepare)
         for name in ("fields", "like"):
             if isinstance(prepare.get(name), str):
-                prepare[name] = os.path.abspath(prepare[name])
+                prepare[name] = absolute(prepare[name])
         return replace(
             self,
-            source=tuple(map(os.path.abspath, self.source)),
+            source=tuple(map(absolute, self.source)),
             costs=self.costs if self.costs in (None, "complexity") else os.path.abspath(self.costs),
             checkpoint=None if self.checkpoint is None else os.path.abspath(self.checkpoint),
             prepare=prepare,

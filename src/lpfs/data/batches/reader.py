@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from lpfs.data.batches.rows import Bag, Rows, join_bags
-from lpfs.data.store.day import out_of_range
+from lpfs.data.store.day import PARTS, out_of_range
 from lpfs.data.store.format import HEADER, AnyArray, day_folder, field_file, label_file
 from lpfs.data.store.manifest import Day, damaged
+from lpfs.data.store.place import Place
 from lpfs.errors import DataError
 from lpfs.schema import Field, Schema
 
@@ -27,8 +28,8 @@ class Reader:
     a crash. Ids, numbers and labels are gathered side by side, (n, F).
     """
 
-    def __init__(self, path: Path, schema: Schema, fields: Schema, days: Sequence[Day]) -> None:
-        self.path, self.fields, self.days = path, fields, days
+    def __init__(self, place: Place, schema: Schema, fields: Schema, days: Sequence[Day]) -> None:
+        self.place, self.fields, self.days = place, fields, days
         self.starts = [0, *accumulate(day.rows for day in days)]
         position = {name: index for index, name in enumerate(schema.names)}
         self._index = {field.name: position[field.name] for field in fields}
@@ -37,6 +38,9 @@ class Reader:
         self._bags = [field for field in fields if field.kind == "multi"]
         self._tasks = 1 + len(schema.tasks)
         self._width = sum(field.dim for field in self._dense)
+        wanted = {field_file(index, part) for index in self._index.values() for part in PARTS}
+        wanted |= {label_file(index) for index in range(self._tasks)}
+        self._files = [[f"{day_folder(day.index)}/{name}" for name in day.files if name in wanted] for day in days]
         self._marked = any(
             field_file(self._index[field.name], "missing") in day.files for field in self._dense for day in days
         )
@@ -57,6 +61,7 @@ class Reader:
                 day = self.days[bisect_right(self.starts, start) - 1]
                 first = start - self.starts[day.index]
                 count = min(stop - start, day.rows - first, CHUNK)
+                self.place.fetch(self._files[day.index])
                 self._fill(day, first, count, out.cut(done, done + count))
                 for field in self._bags:
                     bags[field.name].append(self._bag(day, field, first, count))
@@ -102,7 +107,7 @@ class Reader:
 
     def _column(self, day: Day, file: str, first: int, count: int) -> AnyArray:
         """Return some items of a column file."""
-        path = f"{self.path}/{day_folder(day.index)}/{file}"
+        path = self.place.file(f"{day_folder(day.index)}/{file}")
         dtype, items = day.files[file]
         if not 0 <= first <= first + count <= items:
             raise damaged(Path(path), f"items {first} to {first + count} of {items} are asked for")

@@ -25,7 +25,7 @@ class CategoricalEncoder(Encoder):
 
     def __init__(self, plan: FieldPlan) -> None:
         super().__init__(plan)
-        self._counter = Counter()
+        self.counter = Counter()
         self._vocabulary: Vocabulary | None = None
         self._first: Any = None
         self._varies = self._begun = False
@@ -58,7 +58,7 @@ class CategoricalEncoder(Encoder):
             else:
                 self._varies = not bool(values.eq_missing(self._first).all())
         if self.plan.hash is None:
-            self._counter.add(values)
+            self.counter.add(values)
         return lambda: [keys_of(values), values.is_null().to_numpy()]
 
     def _values(self, column: pl.Series, where: Where) -> pl.Series:
@@ -72,8 +72,12 @@ class CategoricalEncoder(Encoder):
 
     def _note_type(self, dtype: pl.DataType, sort: str) -> None:
         """Remember the type of training; of whole numbers in some files and fractions in others, fractions."""
-        if self._raw is None and dtype != pl.Null:
-            self._raw, self._of = str(dtype), sort
+        if dtype != pl.Null:
+            self._note(str(dtype), sort)
+
+    def _note(self, raw: str, sort: str) -> None:
+        if self._raw is None:
+            self._raw, self._of = raw, sort
         elif (self._of, sort) == ("whole", "fraction"):
             self._of = sort
 
@@ -94,13 +98,27 @@ class CategoricalEncoder(Encoder):
                 "store it as it was"
             )
 
+    def notes(self) -> Any:
+        """Return whether values differ, the first one, and the type they had; counts go their own way."""
+        return self._begun, self._first, self._varies, self._raw, self._of
+
+    def join(self, notes: Any) -> None:
+        """Merge whether values differ, and their type."""
+        begun, first, varies, raw, of = notes
+        if begun:
+            self._varies = self._varies or varies or (self._begun and first != self._first)
+            if not self._begun:
+                self._first, self._begun = first, True
+        if raw is not None:
+            self._note(raw, of)
+
     def finish(self) -> None:
         """Build the vocabulary."""
         if self.plan.hash is None:
             self._vocabulary = Vocabulary.build(
-                self._counter.result(), min_count=self.plan.min_count or 1, max_values=self.plan.max_values
+                self.counter, min_count=self.plan.min_count or 1, max_values=self.plan.max_values
             )
-        self._counter = Counter()
+        self.counter = Counter()
         self._learning = False
 
     @property
@@ -166,7 +184,7 @@ class MultiEncoder(CategoricalEncoder):
         """Count the values of all bags."""
         values, lengths = self._flat(column, where)
         if self.plan.hash is None:
-            self._counter.add(values)
+            self.counter.add(values)
         if not self._varies and len(lengths):
             first = values.head(int(lengths[0]))
             if not self._begun:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,25 @@ TRUTH = {"true": "1", "false": "0"}
 
 
 @dataclass(frozen=True)
+class Start:
+    """What comes before the first chunk, where that is not the first of the log.
+
+    Args:
+        row: how many rows, or training rows where the log has a split of its own.
+        days: how many rows of each day.
+        trained: how many rows of the training days, after negatives were drawn.
+
+    """
+
+    row: int = 0
+    days: Mapping[int, int] = field(default_factory=dict)
+    trained: int = 0
+
+
+FIRST_ROW = Start()
+
+
+@dataclass(frozen=True)
 class DayRows:
     """Rows of a chunk after negatives were drawn, day after day; ``days`` says how many each day has."""
 
@@ -40,10 +59,11 @@ def day_rows(
     days: set[int] | None = None,
     *,
     labelled: bool = True,
+    start: Start = FIRST_ROW,
 ) -> Iterator[DayRows]:
     """Yield the rows chunk by chunk, sorted by day; of ``days`` only, where given. Absent labels are 0."""
-    clock.begin()
-    seen: Tally[int] = Tally()
+    clock.begin(start.row)
+    seen: Tally[int] = Tally(dict(start.days))
     for chunk in chunks:
         if not chunk.frame.height:
             continue

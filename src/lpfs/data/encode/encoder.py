@@ -37,6 +37,14 @@ class Encoder(ABC):
         """Take in rows of the training period; return a function that gives what tells the column apart."""
 
     @abstractmethod
+    def notes(self) -> Any:
+        """Return what observing found, small and apart from counts of values and samples of numbers."""
+
+    @abstractmethod
+    def join(self, notes: Any) -> None:
+        """Take in the notes of an encoder of the same field that observed the next chunk, somewhere else."""
+
+    @abstractmethod
     def finish(self) -> None:
         """Decide on ids or scales."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
-from lpfs.data.encode.days import DayRows, day_rows
+from lpfs.data.encode.days import DayRows
 from lpfs.data.encode.encoder import Encoder
 from lpfs.data.encode.passes import make_encoder, observe
 from lpfs.data.encode.twins import Leaks
@@ -19,34 +19,61 @@ LOOKED_AT = 1000  # rows from which an error message quotes
 UNCOVERED = 0.5  # share of the training values below which a vocabulary is called too small
 
 
-def learn(
-    job: Job, clock: Clock, train: set[int], track: Any, reporter: Reporter
-) -> tuple[list[Encoder], dict[str, str]]:
-    """Show the training period to an encoder a field; return those that stay, and why others do not."""
-    options = job.options
-    encoders = [make_encoder(each, options.seed) for each in job.plans if each.kind != "ignore"]
-    chunks = track("counting", job.source.chunks(columns(job, encoders), clock.files(train)))
+@dataclass(frozen=True)
+class Observed:
+    """What the training days showed.
+
+    Args:
+        encoders: one a field, finished.
+        twins: {column: an earlier column that holds the same}.
+        leaks: columns that tell the label in every row.
+        rows: how many there were, after negatives were drawn.
+        positives: how many of them are positive.
+
+    """
+
+    encoders: Sequence[Encoder]
+    twins: Mapping[str, str]
+    leaks: Sequence[str]
+    rows: int
+    positives: int
+
+
+def new_encoders(job: Job, first: int = 0) -> list[Encoder]:
+    """Return an encoder a field that has learned nothing; ``first`` is the number of the first training row."""
+    return [make_encoder(each, job.options.seed, first) for each in job.plans if each.kind != "ignore"]
+
+
+def show(parts: Iterable[DayRows], job: Job) -> Observed:
+    """Show the training period to an encoder a field."""
+    encoders, label = new_encoders(job), job.options.label
     rows, positives, leaks = 0, 0, Leaks(each.name for each in encoders)
 
-    def counted(parts: Iterable[DayRows]) -> Iterator[DayRows]:
+    def counted() -> Iterator[DayRows]:
         nonlocal rows, positives
         for part in parts:
             rows += part.frame.height
-            positives += int(part.labels[options.label].sum())
-            leaks.add(part.frame, part.labels[options.label])
+            positives += int(part.labels[label].sum())
+            leaks.add(part.frame, part.labels[label])
             yield part
 
-    twins = observe(counted(day_rows(chunks, clock, options, train)), encoders).found()
-    check_classes(job, rows, positives, reporter)
-    for name in leaks.found():
+    twins = observe(counted(), encoders).found()
+    return Observed(encoders, twins, leaks.found(), rows, positives)
+
+
+def learn(job: Job, seen: Observed, reporter: Reporter) -> tuple[list[Encoder], dict[str, str]]:
+    """Return the encoders of the columns that stay, and why others do not; tell what the user should know."""
+    options = job.options
+    check_classes(job, seen.rows, seen.positives, reporter)
+    for name in seen.leaks:
         reporter.say(f"column {name!r} tells the label in every training row: it knows the answer; ignore it?")
     dropped = {}
-    for each in encoders if rows > 1 else ():  # one row says nothing about others
+    for each in seen.encoders if seen.rows > 1 else ():  # one row says nothing about others
         if each.constant:
             dropped[each.name] = "constant in the training days"
-        elif each.name in twins:
-            dropped[each.name] = f"the same as {twins[each.name]!r} in the training days"
-    kept = encoders if options.keep_all else [each for each in encoders if each.name not in dropped]
+        elif each.name in seen.twins:
+            dropped[each.name] = f"the same as {seen.twins[each.name]!r} in the training days"
+    kept = [each for each in seen.encoders if options.keep_all or each.name not in dropped]
     if not kept:
         raise DataError(
             f"{job.source.files[0]}: every column is constant in the training days; "

@@ -11,7 +11,7 @@ import polars as pl
 
 from lpfs.data.encode.lookup import Ids
 from lpfs.data.raw.cast import as_type
-from lpfs.data.raw.chance import mix
+from lpfs.data.raw.chance import Marks, mix
 from lpfs.data.raw.spelling import NUMBER_MARKS
 from lpfs.data.store.format import FIRST_ID, MISSING_ID
 from lpfs.errors import DataError
@@ -98,21 +98,32 @@ class Moments:
         self.missing = 0
         self.low, self.high = np.full(width, np.inf), np.full(width, -np.inf)
 
+    @classmethod
+    def of(cls, numbers: Numbers) -> Moments:
+        """Return those of (n, width) transformed numbers."""
+        made = cls(numbers.shape[1])
+        there = ~np.isnan(numbers)
+        made.count = there.sum(0).astype(np.float64)
+        made.missing = int(numbers.size - made.count.sum())
+        made.mean = np.where(there, numbers, 0.0).sum(0) / np.maximum(made.count, 1)
+        made.square = (np.where(there, numbers - made.mean, 0.0) ** 2).sum(0)
+        made.low = np.where(there, numbers, np.inf).min(0, initial=np.inf)
+        made.high = np.where(there, numbers, -np.inf).max(0, initial=-np.inf)
+        return made
+
     def add(self, numbers: Numbers) -> None:
         """Take (n, width) transformed numbers in."""
-        there = ~np.isnan(numbers)
-        count = there.sum(0)
-        self.missing += int(numbers.size - count.sum())
-        filled = np.where(there, numbers, 0.0)
-        mean = filled.sum(0) / np.maximum(count, 1)
-        square = (np.where(there, numbers - mean, 0.0) ** 2).sum(0)
-        total = np.maximum(self.count + count, 1)
-        delta = mean - self.mean
-        self.mean = self.mean + delta * (count / total)
-        self.square = self.square + square + delta**2 * self.count * count / total
-        self.count = self.count + count
-        self.low = np.minimum(self.low, np.where(there, numbers, np.inf).min(0, initial=np.inf))
-        self.high = np.maximum(self.high, np.where(there, numbers, -np.inf).max(0, initial=-np.inf))
+        self.join(Moments.of(numbers))
+
+    def join(self, other: Moments) -> None:
+        """Take in those of the next chunk; in which order chunks come shows in the last digits."""
+        total = np.maximum(self.count + other.count, 1)
+        delta = other.mean - self.mean
+        self.mean = self.mean + delta * (other.count / total)
+        self.square = self.square + other.square + delta**2 * self.count * other.count / total
+        self.count = self.count + other.count
+        self.missing += other.missing
+        self.low, self.high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
 
     @property
     def deviation(self) -> Numbers:
@@ -131,10 +142,10 @@ class Moments:
 class Quantiles:
     """Edges of equally filled bins, from a uniform sample of bounded size that does not depend on chunks."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, first: int = 0) -> None:
         self.seed = seed
         self._values, self._marks = np.zeros(0), np.zeros(0, np.uint64)
-        self._rows = 0
+        self._rows = first  # the number of the next training row
 
     def add(self, numbers: Numbers) -> None:
         """Take (n,) numbers in; the sample keeps those whose row number hashes lowest."""
@@ -145,6 +156,19 @@ class Quantiles:
         self._marks = np.concatenate([self._marks, marks[there]])
         if len(self._values) > 2 * SAMPLED:
             self._shrink()
+
+    def join(self, values: Numbers, marks: Marks, rows: int) -> None:
+        """Take in a sample of the first ``rows`` rows, or the part of it that is among the lowest."""
+        self._values = np.concatenate([self._values, values])
+        self._marks = np.concatenate([self._marks, marks])
+        self._rows = rows
+        if len(self._values) > 2 * SAMPLED:
+            self._shrink()
+
+    def sample(self) -> tuple[Numbers, Marks]:
+        """Return the sampled values and the marks by which they were chosen."""
+        self._shrink()
+        return self._values, self._marks
 
     def _shrink(self) -> None:
         if len(self._values) > SAMPLED:

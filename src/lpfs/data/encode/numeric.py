@@ -21,6 +21,7 @@ from lpfs.data.encode.numbers import (
 )
 from lpfs.data.plan.fields import FieldPlan
 from lpfs.data.store.format import FIRST_ID, MISSING_ID, AnyArray
+from lpfs.errors import StateError
 
 
 class NumericEncoder(Encoder):
@@ -54,6 +55,16 @@ class NumericEncoder(Encoder):
         self._moments.add(compress(numbers, self.plan.transform))
         return lambda: [numbers]
 
+    def notes(self) -> Any:
+        """Return mean and deviation so far, and whether anything is negative."""
+        return self._moments, self._negative
+
+    def join(self, notes: Any) -> None:
+        """Merge mean and deviation."""
+        moments, negative = notes
+        self._moments.join(moments)
+        self._negative = self._negative or negative
+
     def finish(self) -> None:
         """Set the scale."""
         self._mean, self._deviation = self._moments.mean, self._moments.deviation
@@ -80,9 +91,9 @@ class BinsEncoder(Encoder):
 
     kind = "categorical"
 
-    def __init__(self, plan: FieldPlan, seed: int = 0) -> None:
+    def __init__(self, plan: FieldPlan, seed: int = 0, first: int = 0) -> None:
         super().__init__(plan)
-        self._quantiles: Quantiles | None = Quantiles(seed)
+        self._quantiles: Quantiles | None = Quantiles(seed, first)
         self._moments = Moments(1)
         self._edges: Numbers = np.zeros(0)
 
@@ -100,6 +111,21 @@ class BinsEncoder(Encoder):
             self._quantiles.add(numbers)
         self._moments.add(compress(numbers.reshape(-1, 1), "log"))
         return lambda: [numbers]
+
+    def notes(self) -> Any:
+        """Return whether the numbers differ; the sample goes its own way."""
+        return self._moments
+
+    def join(self, notes: Any) -> None:
+        """Merge whether the numbers differ."""
+        self._moments.join(notes)
+
+    @property
+    def quantiles(self) -> Quantiles:
+        """The sample, until the edges are set."""
+        if self._quantiles is None:
+            raise StateError(f"field {self.name!r}: its edges are set, the sample is gone")
+        return self._quantiles
 
     def finish(self) -> None:
         """Set the edges."""

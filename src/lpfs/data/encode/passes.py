@@ -13,9 +13,8 @@ from lpfs.data.encode.categorical import CategoricalEncoder, MultiEncoder
 from lpfs.data.encode.days import DayRows
 from lpfs.data.encode.encoder import Encoder
 from lpfs.data.encode.numeric import BinsEncoder, NumericEncoder
-from lpfs.data.encode.twins import Twins
+from lpfs.data.encode.twins import Twins, digested
 from lpfs.data.plan.fields import FieldPlan
-from lpfs.data.store.format import AnyArray
 
 Work = Callable[[Encoder], Any]
 SMALL = 2000  # rows below which threads cost more than they save
@@ -30,10 +29,10 @@ def encoder_type(plan: FieldPlan) -> type[Encoder]:
     return CategoricalEncoder
 
 
-def make_encoder(plan: FieldPlan, seed: int) -> Encoder:
-    """Return an encoder that has learned nothing yet."""
+def make_encoder(plan: FieldPlan, seed: int, first: int = 0) -> Encoder:
+    """Return an encoder that has learned nothing yet; ``first`` is the number of the first row it will observe."""
     kind = encoder_type(plan)
-    return BinsEncoder(plan, seed) if kind is BinsEncoder else kind(plan)
+    return BinsEncoder(plan, seed, first) if kind is BinsEncoder else kind(plan)
 
 
 def in_parallel(
@@ -44,9 +43,9 @@ def in_parallel(
     return dict(zip((each.name for each in encoders), done, strict=True))
 
 
-def make_pool() -> ThreadPoolExecutor:
-    """Return a pool with a thread a core, eight at most."""
-    return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+def make_pool(threads: int | None = None) -> ThreadPoolExecutor:
+    """Return a pool with so many threads, or a thread a core, eight at most."""
+    return ThreadPoolExecutor(threads or min(8, os.cpu_count() or 1))
 
 
 def observe(parts: Iterable[DayRows], encoders: Sequence[Encoder]) -> Twins:
@@ -57,24 +56,24 @@ def observe(parts: Iterable[DayRows], encoders: Sequence[Encoder]) -> Twins:
         for part in parts:
             rows += part.frame.height
 
-            def look(each: Encoder, part: DayRows = part) -> list[AnyArray] | None:
+            def look(each: Encoder, part: DayRows = part) -> bytes | None:
                 signature = each.observe(part.frame[each.name], part.where)
-                return signature() if twins.needs(each.name) else None
+                return digested(signature()) if twins.needs(each.name) else None
 
             found = in_parallel(pool, encoders, look, part.frame.height)
-            twins.add({name: arrays for name, arrays in found.items() if arrays is not None})
+            twins.add({name: digest for name, digest in found.items() if digest is not None})
         in_parallel(pool, encoders, lambda each: each.finish(), rows)
     return twins
 
 
 def encode(
-    parts: Iterable[DayRows], encoders: Sequence[Encoder]
+    parts: Iterable[DayRows], encoders: Sequence[Encoder], threads: int | None = None
 ) -> Iterator[tuple[DayRows, dict[str, dict[str, Any]]]]:
     """Yield the rows of each part with their ids, numbers and bags, as ``DayWriter.append`` takes them."""
     kinds = {
         each.name: {"categorical": "ids", "numeric": "dense", "multi": "bags"}[each.kind] for each in encoders
     }
-    with make_pool() as pool:
+    with make_pool(threads) as pool:
         for part in parts:
 
             def turn(each: Encoder, part: DayRows = part) -> Any:

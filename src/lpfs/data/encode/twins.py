@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter as Tally
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,14 +27,10 @@ class Twins:
         """Whether a column may still have a twin."""
         return name in self._tied
 
-    def add(self, parts: dict[str, list[AnyArray]]) -> None:
-        """Take in a chunk of the columns that may have twins."""
-        for name, arrays in parts.items():
-            digest = hashlib.blake2b(self._digest[name], digest_size=16)
-            for array in arrays:
-                digest.update(repr((array.dtype.str, array.shape)).encode())
-                digest.update(np.ascontiguousarray(array).view(np.uint8).data)
-            self._digest[name] = digest.digest()
+    def add(self, digests: Mapping[str, bytes]) -> None:
+        """Take in the digests of a chunk of the columns that may have twins."""
+        for name, digest in digests.items():
+            self._digest[name] = hashlib.blake2b(self._digest[name] + digest, digest_size=16).digest()
         counts = Tally(self._digest[name] for name in self._tied)
         self._tied = {name for name in self._tied if counts[self._digest[name]] > 1}
 
@@ -48,6 +44,15 @@ class Twins:
                 if other != name:
                     twins[name] = other
         return twins
+
+
+def digested(arrays: Iterable[AnyArray]) -> bytes:
+    """Return a digest of what tells a column apart."""
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        digest.update(repr((array.dtype.str, array.shape)).encode())
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return digest.digest()
 
 
 class Leaks:
@@ -68,9 +73,21 @@ class Leaks:
             both = pl.DataFrame([column.alias("value"), pl.Series("label", labels)]).unique()
             if both.height <= 2:
                 pairs.update(both.iter_rows())
-            if both.height > 2 or len(pairs) > 2 or len({value for value, _ in pairs}) < len(pairs):
+            if both.height > 2 or two_fold(pairs):
+                del self._pairs[name]
+
+    def join(self, other: Leaks) -> None:
+        """Take in what was found on other rows."""
+        for name, pairs in list(self._pairs.items()):
+            pairs.update(other._pairs.get(name, ()))
+            if name not in other._pairs or two_fold(pairs):
                 del self._pairs[name]
 
     def found(self) -> list[str]:
         """Return the columns that tell the label exactly."""
         return [name for name, pairs in self._pairs.items() if {label for _, label in pairs} == {0, 1}]
+
+
+def two_fold(pairs: set[tuple[Any, int]]) -> bool:
+    """Whether a value comes with both labels, or there are too many values."""
+    return len(pairs) > 2 or len({value for value, _ in pairs}) < len(pairs)

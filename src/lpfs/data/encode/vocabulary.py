@@ -72,13 +72,18 @@ class Counter:
         self._all: pl.DataFrame | None = None
         self._parts: list[pl.DataFrame] = []
         self._waiting = 0
+        self.left_out = 0, 0  # values, and how often they occur, that ``take`` was not given
 
     def add(self, values: pl.Series) -> None:
         """Count the values of a chunk; nulls are not values."""
         part = values.rename("value").drop_nulls().value_counts(name="count")
-        if not part.height:
+        self.take(part.with_columns(pl.col("count").cast(pl.UInt64)))
+
+    def take(self, part: pl.DataFrame, left_out: tuple[int, int] = (0, 0)) -> None:
+        """Take in values with their counts; of those too rare for an id it is enough to say how many there are."""
+        self.left_out = self.left_out[0] + left_out[0], self.left_out[1] + left_out[1]
+        if not part.height and not left_out[0]:  # no value says nothing about their type either
             return
-        part = part.with_columns(pl.col("count").cast(pl.UInt64))
         self._parts.append(part)
         self._waiting += part.height
         if self._waiting > max(1 << 18, 0 if self._all is None else self._all.height):
@@ -109,17 +114,18 @@ class Vocabulary:
     covered: float
 
     @classmethod
-    def build(cls, counts: pl.DataFrame, *, min_count: int, max_values: int | None) -> Vocabulary:
+    def build(cls, counter: Counter, *, min_count: int, max_values: int | None) -> Vocabulary:
         """Keep values that are frequent enough, the most frequent first."""
+        counts, (values_left, rows_left) = counter.result(), counter.left_out
         kept = counts.filter(pl.col("count") >= min_count)
         if max_values is not None:
             kept = kept.head(max_values)
-        total = float(counts["count"].sum() or 0)
+        total = float((counts["count"].sum() or 0) + rows_left)
         values = kept["value"].rechunk()
         return cls(
             values,
             Lookup(keys_of(values), FIRST_ID),
-            counts.height,
+            counts.height + values_left,
             float(kept["count"].sum() or 0) / total if total else 1.0,
         )
 

@@ -7,26 +7,33 @@ import io
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from lpfs.data.raw.remote import LogFile
 from lpfs.errors import DataError, MissingPackageError
 
 BLOCK = 16 << 20  # bytes read at a time
+BACK = 1 << 16  # bytes read at a time to find where a line begins
 LONGEST = 64 << 20  # bytes that one record, line breaks inside quotes included, may have
 GZIP, ZSTD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 
 
-def magic(path: Path) -> bytes:
+def magic(path: LogFile) -> bytes:
     """Return the first four bytes of a file."""
     with telling(path), path.open("rb") as file:
         return file.read(4)
 
 
+def packed(path: LogFile) -> bool:
+    """Whether a file is compressed."""
+    start = magic(path)
+    return start[:2] == GZIP or start == ZSTD
+
+
 @contextmanager
-def telling(path: Path) -> Iterator[None]:
+def telling(path: LogFile) -> Iterator[None]:
     """Turn failures to read or to decompress into a DataError that names the file."""
     try:
         yield
@@ -41,7 +48,7 @@ def telling(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def open_bytes(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
+def open_bytes(path: LogFile) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
     """Open a plain, gzip or zstd file; also give how many bytes of it have been consumed."""
     with telling(path), path.open("rb") as raw:
         start = raw.read(4)
@@ -55,7 +62,7 @@ def open_bytes(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
             yield raw, raw.tell
 
 
-def zstd_reader(raw: BinaryIO, path: Path) -> BinaryIO:
+def zstd_reader(raw: BinaryIO, path: LogFile) -> BinaryIO:
     """Decompress zstd with the standard library where it has it, else with ``zstandard``."""
     stream: Any
     try:
@@ -75,13 +82,35 @@ class Blocks:
     """A file in blocks that end with a line, as far as quotes allow to tell.
 
     Who parses a block and finds that its last record is not complete puts that part back.
+
+    Args:
+        file: plain, or decompressed as it is read.
+        path: of the file, for messages.
+        quote: the quote, where there is one.
+        size: bytes read at a time.
+        first: block to begin with: what comes before it must hold no quote.
+        stop: block to stop before.
+
     """
 
-    def __init__(self, file: BinaryIO, path: Path, *, quote: bytes | None, size: int = BLOCK) -> None:
+    def __init__(
+        self,
+        file: BinaryIO,
+        path: LogFile,
+        *,
+        quote: bytes | None,
+        size: int = BLOCK,
+        first: int = 0,
+        stop: int | None = None,
+    ) -> None:
         self.file, self.path, self.quote, self.size = file, path, quote, size
         self._rest = b""
-        self._begun = False
+        self._next, self._stop = first, stop
         self.ended = False
+        if first:
+            with telling(path):
+                self._rest = end_of_line(file, first * size)
+                file.seek(first * size)
 
     def put_back(self, data: bytes) -> None:
         """Have ``data`` begin the next block."""
@@ -90,11 +119,13 @@ class Blocks:
     def next(self) -> bytes:
         """Return the next block, or nothing at the end of the file; ``ended`` says when it is the last."""
         while True:
+            if self._next == self._stop:
+                return b""  # what is left of the last line begins the block of another
             with telling(self.path):
                 data = self.file.read(self.size)
-            if not self._begun and data.startswith(b"\xef\xbb\xbf"):
+            if not self._next and data.startswith(b"\xef\xbb\xbf"):
                 data = data[3:]
-            self._begun = True
+            self._next += 1
             buffer, self._rest = self._rest + data, b""
             if not data:
                 self.ended = True
@@ -110,6 +141,17 @@ class Blocks:
             self._rest = buffer[cut:]
             if cut:
                 return buffer[:cut]
+
+
+def end_of_line(file: BinaryIO, stop: int) -> bytes:
+    """Return what lies between the last line end before a place and that place."""
+    found = b""
+    while stop > 0 and b"\n" not in found:
+        start = max(0, stop - BACK)
+        file.seek(start)
+        found = file.read(stop - start) + found
+        stop = start
+    return found[found.rfind(b"\n") + 1 :]
 
 
 def safe_cut(buffer: bytes, quote: bytes | None) -> int:

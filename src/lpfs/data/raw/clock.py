@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,8 @@ class Clock(ABC):
     def assign(self, chunk: Chunk) -> list[Part]:
         """Return the days of a chunk in time order, each with its rows. Chunks come in order."""
 
-    def begin(self) -> None:  # noqa: B027
-        """Get ready to go through all rows once more; most clocks always are."""
+    def begin(self, row: int = 0) -> None:  # noqa: B027
+        """Get ready to go through the rows once more, from a row on; most clocks always are."""
 
     def files(self, days: set[int]) -> list[int] | None:
         """Return the files that hold these days, when that is known."""
@@ -71,9 +72,9 @@ class OrderClock(Clock):
         self._rows, self._seed = rows, seed
         self._row = 0
 
-    def begin(self) -> None:
-        """Start at the first row."""
-        self._row = 0
+    def begin(self, row: int = 0) -> None:
+        """Start at a row, the first one unless told otherwise."""
+        self._row = row
 
     def assign(self, chunk: Chunk) -> list[Part]:
         """Cut a chunk where a part ends, or deal its rows."""
@@ -107,26 +108,40 @@ class ColumnClock(Clock):
         self.format = format
         self.days = []
         self._index: dict[Any, int] = {}
-        self._counts: dict[Any, int] = {}
+        self._keys: dict[Any, None] = {}
         self._last: Any = None
         self._how: str | None = None
+
+    def fresh(self) -> ColumnClock:
+        """Return a clock that reads times in the same way and has seen no day."""
+        clock = ColumnClock(self.column or "", self.format)
+        clock._how = self._how
+        return clock
 
     def look(self, chunk: Chunk, *, ordered: bool) -> None:
         """Take note of the days of a chunk, and of its order where that is promised."""
         days, order = self._read(chunk)
-        for day in as_list(days.unique(maintain_order=True)):
-            self._counts.setdefault(day, 0)
-        if len(self._counts) > MOST_DAYS:
+        self.take(as_list(days.unique(maintain_order=True)))
+        if ordered:
+            self._check_order(chunk, order)
+
+    def take(self, days: Iterable[Any]) -> None:
+        """Take note of days, in the order in which they come."""
+        for day in days:
+            self._keys.setdefault(day)
+        if len(self._keys) > MOST_DAYS:
             raise DataError(
                 f"column {self.column!r}: more than {MOST_DAYS} days; is it the right time column? "
                 "give time_format if it is"
             )
-        if ordered:
-            self._check_order(chunk, order)
+
+    def seen(self) -> list[Any]:
+        """Return the days that were taken note of, as they came."""
+        return list(self._keys)
 
     def settle(self) -> None:
         """Put the days in order: dates and numbers by value, train before test, other names as they come."""
-        keys = list(self._counts)
+        keys = list(self._keys)
         if self._how != "name":
             keys.sort()
         elif all(key.lower() in SPLITS for key in keys):

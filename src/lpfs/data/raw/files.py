@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lpfs.data.raw.blocks import PARQUET, magic, telling
+from lpfs.data.raw.remote import LogFile, find_remote
 from lpfs.data.raw.source import Source
+from lpfs.data.urls import url_of
 from lpfs.errors import DataError, InputError, MissingPackageError
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".tab", ".parquet", ".pq")
@@ -62,13 +64,18 @@ def open_source(source: Any, *, separator: str | None = None, header: bool | Seq
     return TableSource(source)
 
 
-def find_files(source: Any) -> list[Path]:
+def find_files(source: Any) -> list[LogFile]:
     """Return the files that a path, a folder, a pattern or a list of those stands for, in natural order."""
     if isinstance(source, (list, tuple)):
         return [path for each in source for path in find_files(each)]
     text = os.fspath(source)
     if not isinstance(text, str) or "\0" in text or not text:
         raise InputError(f"a source is a path as text, found {text!r}")
+    url = url_of(text)
+    if url is not None:
+        remote = find_remote(url)
+        named = [each for each in remote if is_table(each.name)] if len(remote) > 1 else remote
+        return sorted(named or remote, key=natural)
     path = Path(text)
     with telling(path):
         if path.is_dir():
@@ -79,13 +86,13 @@ def find_files(source: Any) -> list[Path]:
         if path.exists():
             return [path]
     matches = sorted((Path(each) for each in glob.glob(text, recursive=True)), key=natural)
-    files = [each for each in matches if each.is_file()]
+    files: list[LogFile] = [each for each in matches if each.is_file()]
     if not files:
         raise DataError(f"{path}: there is no such file or folder, and no file matches it as a pattern")
     return files
 
 
-def refuse_foreign(path: Path, start: bytes) -> None:
+def refuse_foreign(path: LogFile, start: bytes) -> None:
     """Refuse a file that begins like one of another format."""
     for mark, what in FOREIGN.items():
         certain = "JSON" not in what or path.suffix.startswith((".json", ".ndjson"))  # a header may begin with [
@@ -93,11 +100,11 @@ def refuse_foreign(path: Path, start: bytes) -> None:
             raise DataError(f"{path} is not a text table or Parquet but {what}")
 
 
-def refuse_twice(paths: Sequence[Path]) -> None:
+def refuse_twice(paths: Sequence[LogFile]) -> None:
     """Refuse a file that comes twice, also once packed and once not: its rows would count twice."""
-    seen: dict[str, Path] = {}
+    seen: dict[str, LogFile] = {}
     for path in paths:
-        plain = unpacked(os.path.realpath(path))
+        plain = unpacked(os.path.realpath(path) if isinstance(path, Path) else str(path))
         if plain in seen:
             raise DataError(
                 f"{path}: the same log as {seen[plain]}, its rows would count twice; name one of them only"
@@ -120,7 +127,7 @@ def is_table(name: str) -> bool:
     return stem.endswith(SUFFIXES) or re.fullmatch(r"day_\d+", stem) is not None
 
 
-def natural(path: Path) -> list[tuple[int, int, str]]:
+def natural(path: LogFile) -> list[tuple[int, int, str]]:
     """Sort key under which day_2 comes before day_10."""
     parts = re.split(r"([0-9]+)", str(path))
     return [(0, int(part), "") if part.isdecimal() and part.isascii() else (1, 0, part) for part in parts]

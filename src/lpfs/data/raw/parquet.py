@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from lpfs.data.raw.cast import first_line, plain
 from lpfs.data.raw.pages import check_pages
+from lpfs.data.raw.remote import LogFile, local
 from lpfs.data.raw.source import ROWS, Chunk, FileSource
 from lpfs.errors import DataError, InputError
 
@@ -31,13 +31,13 @@ def reading(file: str) -> Iterator[None]:
 class ParquetSource(FileSource):
     """Parquet files of one layout, read one after the other."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[LogFile]) -> None:
         super().__init__(paths)
         self._rows: list[int] = []
         schemas = []
         for path, file in zip(self.paths, self.files, strict=True):
             with reading(file):
-                check_pages(path)
+                check_pages(local(path))
                 lazy = scan(path)
                 schemas.append(lazy.collect_schema())
                 self._rows.append(int(lazy.select(pl.len()).collect().item()))
@@ -89,6 +89,6 @@ def sort_of(dtype: pl.DataType) -> Any:
     return "number" if dtype.is_numeric() else dtype
 
 
-def scan(path: Path) -> pl.LazyFrame:
+def scan(path: LogFile) -> pl.LazyFrame:
     """Open a Parquet file by its exact name."""
-    return pl.scan_parquet(path, glob=False, hive_partitioning=False)
+    return pl.scan_parquet(local(path), glob=False, hive_partitioning=False)

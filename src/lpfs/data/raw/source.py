@@ -6,10 +6,10 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpfs.data.raw.blocks import telling
+from lpfs.data.raw.remote import LogFile
 from lpfs.errors import DataError
 
 if TYPE_CHECKING:
@@ -35,6 +35,15 @@ class Chunk:
     file: int
     place: Callable[[int], str]
     consumed: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Chunks of one file that can be read without those before them; to its end when ``stop`` is None."""
+
+    file: int
+    first: int = 0
+    stop: int | None = None
 
 
 class Source(ABC):
@@ -73,7 +82,7 @@ class Source(ABC):
 class FileSource(Source):
     """Files of one layout, read one after the other."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[LogFile]) -> None:
         self.paths = tuple(paths)
         self.files = tuple(map(str, paths))
         self.size = sum(path.stat().st_size for path in paths)
@@ -87,13 +96,25 @@ class FileSource(Source):
     def _file(self, index: int, columns: Sequence[str]) -> Iterator[Chunk]:
         """Yield the rows of one file."""
 
+    def pieces(self, index: int) -> list[Piece]:
+        """Cut a file into pieces that can be read apart; one where it cannot be cut."""
+        return [Piece(index)]
+
+    def piece(self, columns: Sequence[str], piece: Piece) -> Iterator[Chunk]:
+        """Yield the rows of a piece: the very chunks that ``chunks`` has there."""
+        return self._file(piece.file, columns)
+
+    def identity(self, index: int, told: Told = lambda done: None) -> list[Any]:
+        """Return name, size and content hash of a file."""
+        path = self.paths[index]
+        return [path.name, path.stat().st_size, hash_file(path, told)]
+
     def fingerprint(self, told: Told) -> list[list[Any]]:
         """Return name, size and content hash of every file."""
         result: list[list[Any]] = []
-        for path in self.paths:
+        for index in range(len(self.paths)):
             before = sum(size for _, size, _ in result)
-            mark = hash_file(path, lambda done, before=before: told(before + done))  # type: ignore[misc]
-            result.append([path.name, path.stat().st_size, mark])
+            result.append(self.identity(index, lambda done, before=before: told(before + done)))  # type: ignore[misc]
         return result
 
     def check_names(self, first: Iterable[str], names: Iterable[str], where: str) -> None:
@@ -108,7 +129,7 @@ class FileSource(Source):
             )
 
 
-def hash_file(path: Path, told: Told) -> str:
+def hash_file(path: LogFile, told: Told) -> str:
     """Return the SHA-256 of a file."""
     digest, done = hashlib.sha256(), 0
     with telling(path), path.open("rb") as file:

@@ -37,9 +37,9 @@ class SplitClock(Clock):
         self.days = [*train.days, *held_out]
         self.roles = {"train": list(train.days)} | {role: [role] if role in held_out else [] for role in ROLES[1:]}
 
-    def begin(self) -> None:
-        """Get ready to go through all rows once more."""
-        self._train.begin()
+    def begin(self, row: int = 0) -> None:
+        """Get ready to go through the rows once more; ``row`` counts training rows."""
+        self._train.begin(row)
 
     def assign(self, chunk: Chunk) -> list[Part]:
         """Let the clock of the training rows assign those, and put the others into their days."""

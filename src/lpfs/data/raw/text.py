@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from lpfs.data.raw.blocks import Blocks, open_bytes
+from lpfs.data.raw.blocks import BLOCK, Blocks, open_bytes, packed, telling
 from lpfs.data.raw.records import Dialect, decode, nth_line_end, parse, records
-from lpfs.data.raw.source import Chunk, FileSource
+from lpfs.data.raw.remote import LogFile
+from lpfs.data.raw.source import Chunk, FileSource, Piece
 from lpfs.errors import DataError
 
 SEPARATORS = (",", "\t", ";", "|", "\x01")
+BLOCKS = 8  # blocks of a piece
 HEAD = 1 << 20  # bytes in which the first record must end
 
 
@@ -24,8 +25,10 @@ class CsvSource(FileSource):
 
     """
 
+    block = BLOCK  # bytes read at a time; where chunks end shows in the last digits of means
+
     def __init__(
-        self, paths: Sequence[Path], *, separator: str | None = None, header: bool | Sequence[str] = True
+        self, paths: Sequence[LogFile], *, separator: str | None = None, header: bool | Sequence[str] = True
     ) -> None:
         super().__init__(paths)
         self.header = header is True
@@ -43,12 +46,34 @@ class CsvSource(FileSource):
                     f"({', '.join(self.names[:3])} …): {dialect.separator.join(first)[:60]!r}"
                 )
 
+    def pieces(self, index: int) -> list[Piece]:
+        """Cut a file after every so many blocks, unless it is packed or has quotes, in which lines may end."""
+        path, quote = self.paths[index], self.dialect.quote_byte
+        count = -(-path.stat().st_size // self.block)
+        if count <= BLOCKS or packed(path) or (quote is not None and holds(path, quote)):
+            return [Piece(index)]
+        starts = range(0, count, BLOCKS)
+        return [Piece(index, first, None if first == starts[-1] else first + BLOCKS) for first in starts]
+
+    def piece(self, columns: Sequence[str], piece: Piece) -> Iterator[Chunk]:
+        """Yield the rows of a piece; where it is not the first of its file, lines are counted from its start."""
+        return self._blocks(piece, columns)
+
     def _file(self, index: int, columns: Sequence[str]) -> Iterator[Chunk]:
-        path, file = self.paths[index], self.files[index]
-        names, line, rows, before = self.names, 1, 0, 0
+        return self._blocks(Piece(index), columns)
+
+    def _blocks(self, piece: Piece, columns: Sequence[str]) -> Iterator[Chunk]:
+        index, path, file = piece.file, self.paths[piece.file], self.files[piece.file]
+        names, line, rows, before = self.names, 1, 0, piece.first * self.block
+        if piece.first:
+            file += f", from the line of byte {before:,} on"
         with open_bytes(path) as (stream, tell):
-            blocks = Blocks(stream, path, quote=self.dialect.quote_byte)
             begun = not self.header
+            if piece.first and self.header:
+                begun, names = True, self._names(path)
+            blocks = Blocks(
+                stream, path, quote=self.dialect.quote_byte, size=self.block, first=piece.first, stop=piece.stop
+            )
             while block := blocks.next():
                 if not begun:
                     begun = True
@@ -71,11 +96,17 @@ class CsvSource(FileSource):
                     position - before,
                 )
                 before = position
-        if not rows:
+        if not rows and piece == Piece(index):
             what = "has a header and no rows" if begun and self.header else "is empty"
             raise DataError(f"{file}: the file {what}; remove it or put rows in it")
 
-    def _header(self, block: bytes, path: Path, *, last: bool) -> tuple[tuple[str, ...], int, int]:
+    def _names(self, path: LogFile) -> tuple[str, ...]:
+        """Return the names of one file, to read it from the middle."""
+        with open_bytes(path) as (stream, _):
+            blocks = Blocks(stream, path, quote=self.dialect.quote_byte, size=self.block)
+            return self._header(blocks.next(), path, last=blocks.ended)[0]
+
+    def _header(self, block: bytes, path: LogFile, *, last: bool) -> tuple[tuple[str, ...], int, int]:
         """Read the names of one file, which must be those of the first file in any order."""
         text = decode(block[:HEAD], file=str(path), first=1) if len(block) <= HEAD else head_text(block, path)
         _, lines, values = next(records(text, self.dialect, file=str(path), first=1, last=last))
@@ -85,7 +116,13 @@ class CsvSource(FileSource):
         return names, used, lines
 
 
-def head_text(block: bytes, path: Path) -> str:
+def holds(path: LogFile, mark: bytes) -> bool:
+    """Whether a file holds a byte."""
+    with telling(path), path.open("rb") as file:
+        return any(mark in data for data in iter(lambda: file.read(BLOCK), b""))
+
+
+def head_text(block: bytes, path: LogFile) -> str:
     """Decode the beginning of a block, up to a line end."""
     end = block.rfind(b"\n", 0, HEAD) + 1
     if not end:
@@ -93,7 +130,7 @@ def head_text(block: bytes, path: Path) -> str:
     return decode(block[:end], file=str(path), first=1)
 
 
-def first_record(path: Path, separator: str | None) -> tuple[list[str], Dialect]:
+def first_record(path: LogFile, separator: str | None) -> tuple[list[str], Dialect]:
     """Return the first record of a file and how it is written."""
     if separator is not None and (len(separator.encode()) != 1 or separator in '"\n\r'):
         raise DataError(f"the separator must be one ASCII character, found {separator!r}")

@@ -20,6 +20,7 @@ from lpfs.data.store.format import (
     json_checksum,
     label_file,
 )
+from lpfs.data.store.place import Place
 from lpfs.errors import DataError, InputError, LpfsError
 from lpfs.schema import Schema
 
@@ -39,8 +40,9 @@ class Day:
 class Manifest:
     """The contents of a Dataset folder, and whether it is whole."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, place: Place) -> None:
+        self.place, self.path = place, place.folder
+        path = self.path
         if not path.is_dir():
             raise DataError(f"{path} is not a folder: no Dataset there; make one with prepare or simulate")
         values = self._load("dataset.json", f"{path} is not a Dataset: it has no dataset.json")
@@ -57,10 +59,11 @@ class Manifest:
             raise damaged(path / "dataset.json", f"it says something that cannot be ({error!r})") from error
 
     def _read(self, values: dict[str, Any]) -> None:
+        self.place.expect({**values["files"], **dict(self.files())})
         for name, entry in values["files"].items():
-            check_file(self.path / name, entry, whole=True)
-        for file, entry in self.files():
-            check_file(file, entry, whole=False)
+            check_file(self.place, name, entry, whole=True)
+        for name, entry in self.files():
+            check_file(self.place, name, entry, whole=False)
         try:
             self.schema = Schema.from_json(self.load("schema.json"))
         except (InputError, LookupError, TypeError, AttributeError) as error:
@@ -90,7 +93,7 @@ class Manifest:
 
     def _load(self, name: str, absent: str) -> Any:
         try:
-            return json.loads((self.path / name).read_text("utf-8"))
+            return json.loads(Path(self.place.file(name)).read_text("utf-8"))
         except FileNotFoundError:
             raise DataError(f"{absent}; prepare it again") from None
         except (ValueError, RecursionError) as error:
@@ -98,14 +101,14 @@ class Manifest:
         except OSError as error:
             raise DataError(f"cannot read {self.path / name}: {error.strerror}") from error
 
-    def files(self) -> list[tuple[Path, dict[str, Any]]]:
+    def files(self) -> list[tuple[str, dict[str, Any]]]:
         """List the large files with their entries."""
         columns = [
-            (self.path / day_folder(index) / name, entry)
+            (f"{day_folder(index)}/{name}", entry)
             for index, day in enumerate(self.values["days"])
             for name, entry in day["files"].items()
         ]
-        return columns + [(self.path / name, entry) for name, entry in self.values["vocabularies"].items()]
+        return [*columns, *self.values["vocabularies"].items()]
 
 
 def day(index: int, entry: dict[str, Any]) -> Day:
@@ -135,14 +138,14 @@ def check_columns(path: Path, day: Day, schema: Schema) -> None:
             raise damaged(path / day_folder(day.index) / name, f"day {day.name!r} needs {items} items in it")
 
 
-def check_file(path: Path, entry: dict[str, Any], *, whole: bool) -> None:
+def check_file(place: Place, name: str, entry: dict[str, Any], *, whole: bool) -> None:
     """Compare a file with its entry: its size, and its bytes when ``whole``."""
-    expected, checksum = entry["bytes"], entry["checksum"]
+    path, expected, checksum = place.folder / name, entry["bytes"], entry["checksum"]
     try:
-        size = path.stat().st_size
-        if size != expected:
+        size = place.size(name)
+        if size not in (None, expected):
             raise damaged(path, f"it has {size} bytes instead of {expected}")
-        if whole and file_checksum(path) != checksum:
+        if whole and file_checksum(Path(place.file(name))) != checksum:
             raise damaged(path, "its checksum does not match")
     except FileNotFoundError:
         raise damaged(path, "it is missing") from None

@@ -1,0 +1,31 @@
+"""Which engine reads a log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lpfs.errors import InputError, MissingPackageError
+
+if TYPE_CHECKING:
+    from lpfs.data.engines.engine import Engine
+    from lpfs.data.plan.job import Job
+    from lpfs.data.progress import Reporter
+
+ENGINES = ("embedded", "spark")
+
+
+def make_engine(name: str, job: Job, reporter: Reporter) -> Engine:
+    """Return the engine of a name for a planned job."""
+    if name not in ENGINES:
+        raise InputError(f"no engine {name!r}; there are {', '.join(ENGINES)}")
+    if name == "embedded":
+        from lpfs.data.engines.embedded import EmbeddedEngine
+
+        return EmbeddedEngine(job, reporter)
+    try:
+        from lpfs.data.engines.spark import SparkEngine
+    except ImportError as error:
+        raise MissingPackageError(
+            f"the engine spark needs pyspark and ibis ({error}); install: pip install 'lpfs[spark]'"
+        ) from None
+    return SparkEngine(job, reporter)

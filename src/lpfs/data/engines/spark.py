@@ -1,0 +1,266 @@
+"""The engine on a Spark cluster: pieces are its tasks, like values are added up by ibis expressions.
+
+A running session is used if there is one; else one is made as the Spark settings say (spark-defaults.conf,
+PYSPARK_SUBMIT_ARGS), on this machine where they say nothing. Workers need lpfs, and must see the files of the log
+under the paths that were given. Where LPFS_SHARED names a folder or a URL that all of them see, encoded rows come
+back through it; else through Spark, which is slow for many.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from time import monotonic
+from types import TracebackType
+from typing import Any
+
+import ibis
+import polars as pl
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+import lpfs.errors
+from lpfs.data.encode.numbers import SAMPLED
+from lpfs.data.encode.twins import Leaks
+from lpfs.data.engines.cluster import Found, Item, Limits, PieceEngine, Result
+from lpfs.data.engines.pieces import Noted, packed
+from lpfs.data.engines.shared import VARIABLE, Shared, put_all
+from lpfs.data.engines.values import COUNTS, SAMPLE
+from lpfs.data.plan.job import Job
+from lpfs.data.progress import Reporter
+from lpfs.errors import DataError
+
+LOTS = "at long, lot binary"
+TABLE = "at long, lot binary, field int, type string, text string, number long, count long"
+MIXED = Limits(0, None)  # of a column that has several types, in several files
+NO_CAP = 1 << 62
+AT_ONCE = 1 << 22  # values fetched at a time
+OURS = re.compile(r"lpfs\.errors\.(\w+): (.*)")
+
+
+class SparkEngine(PieceEngine):
+    """A piece a task; results that are large wait on the disks of the workers until they are fetched."""
+
+    def __init__(self, job: Job, reporter: Reporter) -> None:
+        super().__init__(job, reporter)
+        self._own = SparkSession.getActiveSession() is None
+        self.session = session()
+        self.ibis = ibis.pyspark.connect(self.session)
+        self._kept: list[DataFrame] = []
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Free what waits on the workers; stop the session if it was made here."""
+        for each in self._kept:
+            each.unpersist()
+        if self._own:
+            self.session.stop()
+
+    def each(self, what: str, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Return what a function gives for each item."""
+        with self._telling(what, len(items)):
+            frame = self._mapped(partial(once, function), items, lot_of)
+            rows = frame.select("at", "lot").collect()
+        return [pickle.loads(row.lot) for row in sorted(rows, key=lambda row: row.at)]
+
+    def lots(
+        self, what: str, function: Callable[[Item], Iterator[Result]], items: Sequence[Item]
+    ) -> Iterator[Result]:
+        """Yield all that a function yields; all of it is made first, on the workers, then fetched in order."""
+        place = os.environ.get(VARIABLE)
+        if place:
+            shared = Shared.within(place)
+            try:
+                names = self.each(what, partial(put_all, shared, function), items)
+                for name in chain.from_iterable(names):
+                    yield shared.take(name)
+            finally:
+                shared.clear()
+            return
+        with self._telling(what, len(items)):
+            frame = self._keep(self._mapped(function, items, lot_of).select("lot"))
+            frame.count()
+        with self._telling("fetching", len(items)):
+            for row in frame.toLocalIterator(prefetchPartitions=True):
+                yield pickle.loads(row.lot)
+
+    def add_up(
+        self,
+        what: str,
+        function: Callable[[Item], Iterator[Noted | pl.DataFrame | Leaks]],
+        items: Sequence[Item],
+        limits: Mapping[int, Limits],
+    ) -> Found:
+        """Add up with one expression for all fields; only values that can get an id leave the cluster."""
+        found = Found()
+        with self._telling(what, len(items)):
+            mapped = self._table("observed", self._keep(self._mapped(function, items, row_of)))
+            notes = self._fetch(mapped.filter(mapped["lot"].notnull()).select("at", "lot"))
+            for lot in notes.sort("at", maintain_order=True)["lot"].to_list():
+                value = pickle.loads(lot)
+                (found.leaks if isinstance(value, Leaks) else found.notes).append(value)
+
+            valued = mapped.filter(mapped["lot"].isnull() & (mapped["type"] != SAMPLE))
+            summed = valued.group_by("field", "type", "text", "number").agg(count=valued["count"].sum())
+            counts = self._table("counted", self._keep(self._frame(summed)))
+            grouped = counts.group_by("field", "type").agg(values=counts.count(), rows=counts["count"].sum())
+            totals = self._fetch(grouped)
+            by_field = totals.group_by("field").agg("type", pl.col("values", "rows").sum()).sort("field")
+            of_fields = {row["field"]: row for row in by_field.iter_rows(named=True)}
+            found.types = {index: each["type"] for index, each in of_fields.items()}
+            for fields in shares({index: each["values"] for index, each in of_fields.items()}):
+                known = {index: limits[index] if len(found.types[index]) == 1 else MIXED for index in fields}
+                kept = self._fetch(frequent(counts, known))
+                for index in fields:
+                    found.counts[index] = rows = kept.filter(pl.col("field") == index)
+                    found.left_out[index] = (
+                        of_fields[index]["values"] - rows.height,
+                        of_fields[index]["rows"] - int(rows["count"].sum()),
+                    )
+            sampled = mapped.filter(mapped["type"] == SAMPLE)
+            found.samples = {int(index[0]): rows for index, rows in self._fetch(lowest(sampled)).group_by("field")}
+        return found
+
+    def _mapped(
+        self, function: Callable[[Item], Iterator[Any]], items: Sequence[Item], row: Callable[[int, Any], Any]
+    ) -> DataFrame:
+        """Have a task do each item; function and items go to a worker once, whatever they hold."""
+        shared = self.session.sparkContext.broadcast((function, items))
+
+        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            work, of = shared.value
+            for batch in batches:
+                for at in batch["id"].to_pylist():
+                    for value in work(of[at]):
+                        yield from row(at, value)
+
+        numbers = self.session.range(0, len(items), 1, len(items))
+        return numbers.mapInArrow(run, TABLE if row is row_of else LOTS)
+
+    def _keep(self, frame: DataFrame) -> DataFrame:
+        """Have a table wait on the disks of the workers, to be used more than once."""
+        kept = frame.persist(StorageLevel.DISK_ONLY)
+        self._kept.append(kept)
+        return kept
+
+    def _table(self, name: str, frame: DataFrame) -> ibis.Table:
+        name = f"lpfs_{name}_{id(self)}"
+        frame.createOrReplaceTempView(name)
+        return self.ibis.table(name)
+
+    def _frame(self, table: ibis.Table) -> DataFrame:
+        return self.session.sql(str(self.ibis.compile(table)))
+
+    def _fetch(self, table: ibis.Table) -> pl.DataFrame:
+        fetched = pl.from_arrow(self._frame(table).toArrow())
+        return fetched if isinstance(fetched, pl.DataFrame) else fetched.to_frame()
+
+    @contextmanager
+    def _telling(self, what: str, count: int) -> Iterator[None]:
+        """Say what is done and how long it took; turn what a worker says into an error of ours."""
+        begin = monotonic()
+        try:
+            yield
+        except PySparkException as error:
+            raise as_ours(error) from error
+        pieces = f"{count:,} piece{'s' * (count != 1)}"
+        self.reporter.say(f"spark: {what}: {pieces} in {monotonic() - begin:,.1f} s")
+
+
+def once(function: Callable[[Item], Result], item: Item) -> Iterator[Result]:
+    """Yield what a function returns."""
+    yield function(item)
+
+
+def session() -> SparkSession:
+    """Return the running session, or a new one."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    builder = SparkSession.builder.appName("lpfs prepare").config("spark.ui.showConsoleProgress", "false")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return builder.getOrCreate()
+    except PySparkException as error:
+        raise DataError(
+            f"spark did not start: {' '.join(str(error).split())[:200]}; "
+            "it needs java 17 (JAVA_HOME), and a master that can be reached"
+        ) from error
+
+
+def frequent(counts: ibis.Table, limits: Mapping[int, Limits]) -> ibis.Table:
+    """Return the values of fields that can get an id: frequent enough, and where there is a cap, among the first.
+
+    Values that are as frequent as the last one under the cap are all there: their order decides.
+    """
+    own = counts.filter(counts["field"].isin(list(limits)))
+    least = own["field"].cases(*((index, each.least) for index, each in limits.items()), else_=0)
+    own = own.filter(own["count"] >= least)
+    caps = [(index, each.most) for index, each in limits.items() if each.most is not None]
+    if caps:
+        place = ibis.rank().over(group_by="field", order_by=ibis.desc("count"))
+        own = own.mutate(place=place, most=own["field"].cases(*caps, else_=NO_CAP))
+        own = own.filter(own["place"] < own["most"])
+    return own.select(*COUNTS)
+
+
+def lowest(sampled: ibis.Table) -> ibis.Table:
+    """Return the rows of each field with the lowest marks, as many as a sample holds."""
+    place = ibis.row_number().over(group_by="field", order_by="number")
+    placed = sampled.mutate(place=place)
+    return placed.filter(placed["place"] < SAMPLED).select(*COUNTS)
+
+
+def shares(values: Mapping[int, int]) -> Iterator[list[int]]:
+    """Yield fields, given how many values each has, in lots to fetch at once; a large one comes alone."""
+    share: list[int] = []
+    for index, count in values.items():
+        if share and sum(values[each] for each in share) + count > AT_ONCE:
+            yield share
+            share = []
+        share.append(index)
+    if share:
+        yield share
+
+
+def lot_of(at: int, value: Any) -> Iterator[pa.RecordBatch]:
+    """Return anything as a row."""
+    yield pa.record_batch({"at": pa.array([at], pa.int64()), "lot": pa.array([packed(value)], pa.binary())})
+
+
+def row_of(at: int, value: Noted | pl.DataFrame | Leaks) -> Iterator[pa.RecordBatch]:
+    """Return counts and samples as rows of the table, notes as a row of bytes."""
+    types = [pa.int32(), pa.string(), pa.string(), pa.int64(), pa.int64()]
+    if not isinstance(value, pl.DataFrame):
+        columns = {name: pa.array([None], type) for name, type in zip(COUNTS, types, strict=True)}
+        lot = pa.array([packed(value)], pa.binary())
+        yield pa.record_batch({"at": pa.array([at], pa.int64()), "lot": lot, **columns})
+        return
+    for start in range(0, value.height, 1 << 16):
+        part = value.slice(start, 1 << 16)
+        columns = {name: part[name].to_arrow().cast(type) for name, type in zip(COUNTS, types, strict=True)}
+        ats, lots = pa.array([at] * part.height, pa.int64()), pa.nulls(part.height, pa.binary())
+        yield pa.record_batch({"at": ats, "lot": lots, **columns})
+
+
+def as_ours(error: PySparkException) -> Exception:
+    """Return the error of lpfs that a worker raised, or one that quotes what Spark says."""
+    found = OURS.findall(str(error))
+    if found:
+        kind = getattr(lpfs.errors, found[-1][0], DataError)
+        ours: Exception = kind(found[-1][1])
+        return ours
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return DataError(f"spark could not do it: {lines[-1][:300] if lines else type(error).__name__}")

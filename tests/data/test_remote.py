@@ -1,0 +1,179 @@
+"""Logs and Datasets on an object store: fsspec's memory:// stands for one, and a plain web server."""
+
+import functools
+import http.server
+import threading
+
+import polars as pl
+import pytest
+import torch
+
+import lpfs
+from lpfs.data.dataset import Dataset
+from lpfs.data.prepare import prepare
+from lpfs.data.urls import absolute, url_of
+from lpfs.errors import DataError, MissingPackageError
+
+fsspec = pytest.importorskip("fsspec")
+
+OPTIONS = {"label": "click", "time": "day", "quiet": True}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LPFS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def store():
+    """Give an empty store, and empty it again."""
+    system = fsspec.filesystem("memory")
+    yield system
+    for name in system.ls("/", detail=False):
+        system.rm(name, recursive=True)
+
+
+@pytest.fixture
+def log():
+    days = [f"2014-05-0{day}" for day in (1, 2, 3) for _ in range(40)]
+    ads = [f"ad{number % 7}" if number % 11 else None for number in range(120)]
+    return pl.DataFrame(
+        {"click": [number % 3 // 2 for number in range(120)], "day": days, "ad": ads, "price": range(120)}
+    )
+
+
+def rows_of(dataset):
+    return [(batch.ids, batch.dense, batch.labels) for batch in dataset.stream(50)]
+
+
+def equal(one, two):
+    return all(torch.equal(a, b) for x, y in zip(one, two, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def test_a_dataset_written_to_and_read_from_a_store(tmp_path, store, log):
+    here = prepare(log, tmp_path / "here", **OPTIONS)
+    there = prepare(log, "memory://data/log", **OPTIONS)
+    assert there.fingerprint == here.fingerprint
+    assert store.exists("/data/log/days/0002/y0000.npy")
+    assert equal(rows_of(here), rows_of(there))
+    assert there.vocabulary("ad") == here.vocabulary("ad")
+    there.verify()
+    opened = lpfs.Dataset("memory://data/log")
+    assert opened.days() == here.days()
+    assert opened.path == there.path  # what was fetched serves again
+
+
+def test_only_what_is_read_is_fetched(store, log):
+    prepare(log, "memory://data/log", **OPTIONS)
+    opened = Dataset("memory://data/log")
+    assert not (opened.path / "days").exists()
+    list(opened.days(1, 2).stream(10, fields=["ad"]))
+    fetched = sorted(path.relative_to(opened.path).as_posix() for path in (opened.path / "days").rglob("*.npy"))
+    assert fetched == ["days/0001/f0000.npy", "days/0001/y0000.npy"]
+
+
+def test_a_fetched_folder_opens_as_the_dataset_it_is_of(store, log):
+    prepare(log, "memory://data/log", **OPTIONS)
+    first = Dataset("memory://data/log")
+    again = Dataset(first.path)
+    assert equal(rows_of(first), rows_of(again))
+
+
+def test_made_before_and_replaced(store, log, capsys):
+    prepare(log, "memory://data/log", label="click", time="day")
+    prepare(log, "memory://data/log", label="click", time="day")
+    assert "memory://data/log: made before from the same source and options; reused" in capsys.readouterr().err
+    with pytest.raises(DataError, match="memory://data/log exists and is not empty; choose another place, or"):
+        prepare(log, "memory://data/log", min_count=11, **OPTIONS)
+    old = Dataset("memory://data/log")
+    new = prepare(log, "memory://data/log", min_count=11, replace=True, **OPTIONS)
+    assert new.path != old.path
+    assert Dataset("memory://data/log").fingerprint == new.fingerprint != old.fingerprint
+    with pytest.raises(DataError, match="is not what its dataset.json says: it is damaged, or another"):
+        old.vocabulary("ad")
+    store.pipe("/other/thing.txt", b"mine")
+    with pytest.raises(DataError, match="holds something else than a Dataset and is left alone"):
+        prepare(log, "memory://other", replace=True, **OPTIONS)
+
+
+def test_a_failed_job_leaves_nothing(store, log):
+    with pytest.raises(DataError, match="no row is left"):
+        prepare(log.with_columns(click=pl.lit(0)), "memory://data/log", negatives=1e-9, **OPTIONS)
+    assert not store.exists("/data/log")
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_log_in_a_store(tmp_path, store, log, form):
+    (tmp_path / "log").mkdir()
+    for index in range(2):
+        path = tmp_path / "log" / f"part_{index}.{form}"
+        part = log.slice(60 * index, 60)
+        getattr(part, f"write_{form}")(path)
+        store.put_file(str(path), f"/raw/{path.name}")
+    store.pipe("/raw/_SUCCESS", b"")
+    here = prepare(tmp_path / "log", tmp_path / "here", **OPTIONS)
+    for number, source in enumerate(("memory://raw", f"memory://raw/part_*.{form}")):
+        there = prepare(source, tmp_path / f"there{number}", **OPTIONS)
+        assert there.fingerprint == here.fingerprint
+        assert equal(rows_of(here), rows_of(there))
+
+
+def test_what_is_not_there(tmp_path, store, log):
+    with pytest.raises(DataError, match="memory://none/dataset.json: there is nothing"):
+        Dataset("memory://none")
+    with pytest.raises(DataError, match="memory://none: there is no such file or folder"):
+        prepare("memory://none", tmp_path / "out", **OPTIONS)
+    with pytest.raises(DataError, match="nosuch://x: no such kind of place"):
+        Dataset("nosuch://x")
+
+
+def test_damage_is_seen(store, log):
+    prepare(log, "memory://data/log", **OPTIONS)
+    data = bytearray(store.cat_file("/data/log/days/0001/f0000.npy"))
+    data[-1] ^= 1
+    store.pipe("/data/log/days/0001/f0000.npy", bytes(data))
+    with pytest.raises(DataError, match="days/0001/f0000.npy is not what its dataset.json says"):
+        rows_of(Dataset("memory://data/log"))
+    store.rm_file("/data/log/days/0001/f0000.npy")
+    with pytest.raises(DataError, match="f0000.npy is damaged: it is missing"):
+        Dataset("memory://data/log")
+
+
+def test_from_a_web_server(tmp_path, log):
+    pytest.importorskip("aiohttp")
+    made = prepare(log, tmp_path / "web" / "log", **OPTIONS)
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path / "web"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        opened = Dataset(f"http://127.0.0.1:{server.server_port}/log")
+        assert equal(rows_of(made), rows_of(opened))
+        server.shutdown()
+
+
+def test_select_and_compare_take_urls(store, log):
+    from lpfs.protocol.fitting import is_dataset
+    from lpfs.protocol.settings import Settings
+
+    prepare(log, "memory://data/log", **OPTIONS)
+    assert is_dataset(["memory://data/log"])
+    assert not is_dataset(["memory://data"])
+    assert Settings(source=("memory://data/log",)).anchored().source == ("memory://data/log",)
+
+
+def test_urls(tmp_path, monkeypatch):
+    assert url_of(tmp_path) is None
+    assert url_of("C:/data") is None
+    assert url_of("s3:/bucket/log/") == "s3://bucket/log"
+    assert url_of("file:///data/log") == "file:///data/log"
+    (tmp_path / "s3:").mkdir()
+    (tmp_path / "s3:" / "log").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert url_of("s3:/log") is None  # a folder here of that very name
+    assert absolute("x") == str(tmp_path / "x")
+    assert absolute("gs://b/x") == "gs://b/x"
+
+
+def test_without_fsspec(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'lpfs\[fsspec\]'"):
+        Dataset("s3://bucket/log")
