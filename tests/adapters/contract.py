@@ -176,7 +176,7 @@ def absorb(case: Case) -> str:
     for values in (POWERS, ODD):
         model = case.fresh()
         gates = adapter.attach(model)
-        set_gates(gates, [values[n % len(values)] for n in range(len(gates.names))])
+        _set(gates, [values[n % len(values)] for n in range(len(gates.names))])
         before = logits_of(model, batch, adapter.call)
         try:
             selection = adapter.absorb(model, batch=batch)
@@ -232,6 +232,18 @@ def _pruned(case: Case, cut: bool) -> str:
     return "rounding" if cut else "bit-equal"
 
 
+def _set(gates: lpfs.Gates, values: list[float]) -> None:
+    """Give the gates values near these: exactly these where they are powers of two."""
+    rounded = [value if value in POWERS else 0.0 for value in values]
+    if rounded == values:
+        set_gates(gates, values)
+        return
+    with torch.no_grad():
+        gates.x.copy_(torch.tensor(values).sign())
+        gates.norm /= torch.tensor([abs(value) or 1.0 for value in values])
+    assert torch.allclose(gates.values, torch.tensor(values))
+
+
 def _refused(error: Exception) -> str:
     return f"refused: {str(error).partition('; ')[0].partition(' (')[0]}"
 
@@ -256,4 +268,6 @@ def prove(package: str, case: Case, check: Callable[[Case], str]) -> None:
         path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", "utf-8")
         return
     shown = rows.get(case.model, {}).get(check.__name__)
-    assert said == shown, f"the test found {said!r}, {path.name} shows {shown!r}; LPFS_ADAPTERS=write, then the docs"
+    assert said == shown, (
+        f"the test found {said!r}, {path.name} shows {shown!r}; LPFS_ADAPTERS=write, then the docs"
+    )

@@ -59,7 +59,7 @@ class Adapter(ABC):
             if unknown:
                 raise InputError(f"the model has no field {unknown[0]!r}; its fields are {list(found)}")
             found = {name: found[name] for name in fields}
-        return attach(model, found, **settings)
+        return attach(model, {name: at[0] if len(at) == 1 else at for name, at in found.items()}, **settings)
 
     def search(
         self,
@@ -90,7 +90,7 @@ class Adapter(ABC):
         for batch, labels in islice(batches, steps):
             optimizer.zero_grad()
             prox.zero_grad()
-            self.loss(self.call(model, batch), labels).backward()  # type: ignore[no-untyped-call]
+            self.loss(self.call(model, batch), labels).backward()
             optimizer.step()
             prox.step()
             gates.step()
@@ -105,7 +105,13 @@ class Adapter(ABC):
         return absorb(model, optimizer, call=self.call, **settings)
 
     def prune(
-        self, model: nn.Module, selection: Selection, *, batch: Any = None, optimizer: Any = None, cut: bool = False
+        self,
+        model: nn.Module,
+        selection: Selection,
+        *,
+        batch: Any = None,
+        optimizer: Any = None,
+        cut: bool = False,
     ) -> Pruned:
         """Return the physically smaller model with its certificate (see :func:`lpfs.prune`)."""
         known = self.inputs_of_fields(model)

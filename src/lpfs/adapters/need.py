@@ -15,5 +15,6 @@ def package(module: str, extra: str, advice: str = "") -> Any:
     except (ImportError, OSError) as error:
         more = f" {advice}" if advice else ""
         raise MissingPackageError(
-            f"this adapter needs {module.partition('.')[0]} ({error}); install it with: pip install 'lpfs[{extra}]'{more}"
+            f"this adapter needs {module.partition('.')[0]} ({error}); install it with: "
+            f"pip install 'lpfs[{extra}]'{more}"
         ) from error

@@ -58,10 +58,10 @@ def absorb(
     folds, left = plan_folds(model, gates, values)
     shared = shared_weights(model, folds)
     for fold, path, others in shared:
-        if fold.how == "part" or not untie:
+        if fold.how in ("part", "rows") or not untie:
             advice = (
                 f"A part of it cannot be untied: give {type(fold.module).__name__} a weight of its own"
-                if fold.how == "part"
+                if fold.how in ("part", "rows")
                 else "Pass untie=True to give the field a copy of its own"
             )
             raise SharedTableError(

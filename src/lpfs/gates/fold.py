@@ -92,11 +92,14 @@ def _refuse_overlaps(folds: list[Fold], model: nn.Module, gates: Gates) -> None:
 
 def _own_weights(model: nn.Module, name: str, place: Place, gate: float) -> Fold | None:
     """Return the fold into the field's own module, if its output is its weights times something."""
-    if not place.whole:
+    if not place.whole and place.rows is None:
         return None
     module = model.get_submodule(place.module)
     if _altered(module, ours=1):
         return None
+    if place.rows is not None:
+        plain = type(module) is nn.Embedding and module.max_norm is None
+        return Fold(name, gate, module, ("weight",), "rows", exact=True, part=(0, *place.rows)) if plain else None
     if type(module) is nn.Embedding and module.max_norm is None:
         return Fold(name, gate, module, ("weight",), "table", exact=True)
     if type(module) is nn.EmbeddingBag and module.max_norm is None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lpfs.errors import AbsenceError, ExactnessError, FieldError, InputError, StateError
 from lpfs.gates.attach import refuse_wrapped
+from lpfs.gates.fewer_rows import fewer_rows
 from lpfs.gates.hooks import Factors, hooks_of
 from lpfs.gates.leak import Where, check_leaks, inputs_of
 from lpfs.gates.logits import Call, logits_of, max_change, precise, rounding_bound
@@ -185,13 +186,26 @@ def _with_stand_ins(
     for path in removed:
         module = model.get_submodule(path)
         memo[id(module)] = _stand_in(module, outputs.get(path), empty=path in narrow)
+    empty = {place for several in cuts.values() for place in several}
+    fused = {path: few for path, parts in _fused(places).items() if (few := fewer_rows(model, path, parts, empty))}
+    memo |= {id(model.get_submodule(path)): few for path, (few, _) in fused.items()}
     smaller: nn.Module = copy.deepcopy(model, memo)
     _forget_factors(smaller)
     columns = {path: _kept_columns(model, path, several) for path, several in cuts.items()}
     for path, index in columns.items():
         _cut_linear(smaller, path, index)
 
-    return smaller, {f"{path}.weight" if path else "weight": {1: index} for path, index in columns.items()}
+    kept: dict[str, Kept] = {path: {1: index} for path, index in columns.items()}
+    kept |= {path: {0: rows} for path, (_, rows) in fused.items()}
+    return smaller, {f"{path}.weight" if path else "weight": index for path, index in kept.items()}
+
+
+def _fused(places: Mapping[str, Sequence[Place]]) -> dict[str, list[Place]]:
+    """Return the dropped parts of fused tables, by table."""
+    found: dict[str, list[Place]] = {}
+    for place in (place for several in places.values() for place in several if place.rows is not None):
+        found.setdefault(place.module, []).append(place)
+    return found
 
 
 def _carry(
@@ -285,7 +299,7 @@ def _columns_to_cut(model: nn.Module, places: Mapping[str, Sequence[Place]]) -> 
     cuts: dict[str, list[Place]] = {}
     for name, several in places.items():
         for place in several:
-            if place.whole and place.reader is not None:
+            if (place.whole or place.rows is not None) and place.reader is not None:
                 linear = check_reader(model, name, place.reader)
                 names = [path for path, weight in model.named_parameters(remove_duplicate=False)
                          if weight is linear.weight]  # fmt: skip

@@ -46,7 +46,9 @@ class Rebuilds(Protocol):
 def builder_of(model: nn.Module, by: Any = None) -> Any:
     """Return who builds a smaller one of this model: ``by``, else its own class; None if neither can."""
     builder = type(model) if by is None else by
-    return builder if all(callable(getattr(builder, each, None)) for each in ("sites", "smaller", "narrow")) else None
+    return (
+        builder if all(callable(getattr(builder, each, None)) for each in ("sites", "smaller", "narrow")) else None
+    )
 
 
 def narrower(model: nn.Module, smaller: nn.Module, builder: Any) -> Callable[[Any], Any]:
@@ -71,9 +73,7 @@ def bare_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module
     return result
 
 
-def rebuild(
-    model: nn.Module, selection: Selection, cut: bool, builder: Any
-) -> tuple[nn.Module, dict[str, Kept]]:
+def rebuild(model: nn.Module, selection: Selection, cut: bool, builder: Any) -> tuple[nn.Module, dict[str, Kept]]:
     """Return the smaller model with weights, buffers, constants and modes, and what stays of each parameter."""
     declared = list(builder.sites(model))
     unknown = [name for name in selection.names if name not in declared]

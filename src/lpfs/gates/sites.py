@@ -26,9 +26,11 @@ class Site:
         reader: the ``nn.Linear`` that reads this output directly, if there is one: ``absorb`` can put the gate
             into its columns, ``prune`` can cut them.
         columns: the columns of ``reader`` that the field occupies.
+        rows: for one fused ``nn.Embedding`` that is called with the ids of several fields at once, the rows of
+            its weight that this field alone looks up: ``absorb`` puts the gate into them, ``prune`` removes them.
 
     >>> Site("embeddings", index=3)                       # field 3 of (B, F, D)
-    Site(module='embeddings', index=3, dim=1, reader=None, columns=None)
+    Site(module='embeddings', index=3, dim=1, reader=None, columns=None, rows=None)
 
     """
 
@@ -37,10 +39,14 @@ class Site:
     dim: int = 1
     reader: nn.Module | str | None = None
     columns: slice | None = None
+    rows: slice | None = None
 
 
 SiteLike: TypeAlias = nn.Module | str | Site
 Fields: TypeAlias = Mapping[str, SiteLike | Sequence[SiteLike]] | nn.ModuleDict | str | Sequence[str] | None
+
+
+PAIRS = ("columns", "rows")
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,7 @@ class Place:
     dim: int = 1
     reader: str | None = None
     columns: tuple[int, int] | None = None
+    rows: tuple[int, int] | None = None
 
     @property
     def whole(self) -> bool:
@@ -61,16 +68,15 @@ class Place:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        columns = None if self.columns is None else list(self.columns)
-        return {**self.__dict__, "columns": columns}
+        pairs = {key: None if self.__dict__[key] is None else list(self.__dict__[key]) for key in PAIRS}
+        return {**self.__dict__, **pairs}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Place:
         """Build a place from what ``to_json`` gave."""
         values = known_keys(cls, values)
-        if values.get("columns") is not None:
-            values["columns"] = tuple(values["columns"])
-        return cls(**values)
+        pairs = {key: tuple(values[key]) for key in PAIRS if values.get(key) is not None}
+        return cls(**{**values, **pairs})
 
 
 def declared_sites(model: nn.Module, fields: str | Sequence[str] | None = None) -> Fields:
@@ -197,7 +203,24 @@ def _place(model: nn.Module, paths: dict[nn.Module, list[str]], name: str, given
             raise FieldError(
                 f"field {name!r}: columns {columns} do not fit the {linear.in_features} columns of {reader!r}"
             )
-    return Place(path, start, stop, site.dim, reader, columns)
+    return Place(path, start, stop, site.dim, reader, columns, _rows(module, name, site))
+
+
+def _rows(module: nn.Module, name: str, site: Site) -> tuple[int, int] | None:
+    """Return the rows of a fused table that are the field's, checked against it."""
+    if site.rows is None:
+        return None
+    if not isinstance(module, nn.Embedding) or site.index is None:
+        raise FieldError(
+            f"field {name!r}: rows= is for a part, index=…, of the output of one nn.Embedding, found "
+            f"{type(module).__name__} and index={site.index}"
+        )
+    start, stop = site.rows.start or 0, site.rows.stop
+    if site.rows.step not in (None, 1) or stop is None or not 0 <= start < stop <= module.num_embeddings:
+        raise FieldError(
+            f"field {name!r}: {site.rows} are no rows of a table of {module.num_embeddings}; give slice(a, b)"
+        )
+    return start, stop
 
 
 def check_reader(model: nn.Module, name: str, path: str) -> nn.Linear:
@@ -278,4 +301,9 @@ def _refuse_overlaps(
                     raise FieldError(f"the parts of {place.module!r} must all count along one dim")
                 if set(range(place.start or 0, place.stop or 0)) & set(range(there.start or 0, there.stop or 0)):
                     raise FieldError(f"fields {other!r} and {name!r} overlap in the output of {place.module!r}")
+                if place.rows and there.rows and place.rows[0] < there.rows[1] and there.rows[0] < place.rows[1]:
+                    raise FieldError(
+                        f"fields {other!r} and {name!r} share rows of {place.module!r}, {there.rows} and "
+                        f"{place.rows}: leave out rows= for both; their gates stay as constants then"
+                    )
             seen[module].append((name, place))
