@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-from contract import CHECKS, FIELDS, TRUE, VALUES, Case, prove
+from contract import CHECKS, FIELDS, VALUES, Case, prove
 from torch import Tensor, nn
-from zoo import set_gates
 
-import lpfs
-from lpfs import Site
 from lpfs.adapters import Plain
 from lpfs.adapters.plain import Each, Fused
-from lpfs.errors import FieldError, LeakError, SharedTableError
-from lpfs.gates.fewer_rows import FewerRows
-from lpfs.gates.logits import logits_of, max_change
 
 D = 4
 INPUTS = {name: (0, n) for n, name in enumerate(FIELDS)}

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
 
 from lpfs.errors import InputError
 from lpfs.gates.absorb import absorb
@@ -28,7 +28,13 @@ class Adapter(ABC):
     ``smaller(model, kept, cut)`` and ``narrow(model, batch, smaller)`` of
     :class:`~lpfs.gates.rebuild.Rebuilds`; without them ``prune`` puts zeros where dropped modules were. It holds
     settings alone and no model: one adapter serves the model before and after.
+
+    Attributes:
+        probabilities: whether the model returns probabilities and not logits.
+
     """
+
+    probabilities = False
 
     @abstractmethod
     def sites(self, model: nn.Module) -> dict[str, list[SiteLike]]:
@@ -43,7 +49,9 @@ class Adapter(ABC):
         return model(*batch) if isinstance(batch, tuple | list) else model(batch)
 
     def loss(self, output: Any, labels: Tensor) -> Tensor:
-        """Return the mean binary cross entropy of what the model gives, here logits, against labels."""
+        """Return the mean binary cross entropy of what the model gives against labels."""
+        if self.probabilities:
+            return binary_cross_entropy(output.reshape(labels.shape), labels)
         return binary_cross_entropy_with_logits(output.reshape(labels.shape), labels)
 
     # ---------------------------------------------------------------------------------------- verbs

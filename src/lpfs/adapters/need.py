@@ -12,7 +12,7 @@ def package(module: str, extra: str, advice: str = "") -> Any:
     """Return a module of somebody else's package, or say how to get it."""
     try:
         return importlib.import_module(module)
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, AttributeError) as error:  # the last: torchrec without fbgemm's operators
         more = f" {advice}" if advice else ""
         raise MissingPackageError(
             f"this adapter needs {module.partition('.')[0]} ({error}); install it with: "

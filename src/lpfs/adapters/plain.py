@@ -48,8 +48,8 @@ class Each:
         names = list(keys if self.names is None and keys else self.names or ())
         if len(names) != len(modules):
             raise FieldError(
-                f"{self.path!r} holds {len(modules)} modules, but {len(names)} fields are named: give names= one for "
-                "each, in order"
+                f"{self.path!r} holds {len(modules)} modules, but {len(names)} fields are named: give names= "
+                "one for each, in order"
             )
         found: dict[str, SiteLike] = {}
         column = self.at

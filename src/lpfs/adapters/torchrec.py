@@ -1,0 +1,156 @@
+"""TorchRec: fields are the features of its EmbeddingBagCollections; a smaller model has smaller collections.
+
+Its own DLRM, DLRM_DCN, DLRM_Projection and SimpleDeepFMNN are known down to the columns that read each feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from lpfs.adapters.adapter import Adapter
+from lpfs.adapters.torchrec_batches import other_dense, other_feature, without
+from lpfs.adapters.torchrec_cuts import CUTS, Kept, narrow
+from lpfs.adapters.torchrec_tables import KeyedTensor, collections, fewer, held_in, slots_of
+from lpfs.errors import AbsenceError, InputError
+from lpfs.gates.hooks import HOLDERS
+from lpfs.gates.leak import Where
+from lpfs.gates.prune import ZeroBranch
+from lpfs.gates.rebuild import bare_copy
+from lpfs.gates.sites import Site, SiteLike
+
+
+def _with_values(output: Any, values: Tensor) -> Any:
+    """Return a KeyedTensor with other values under the same keys."""
+    return KeyedTensor(output.keys(), output.length_per_key(), values, output.key_dim())
+
+
+HOLDERS[KeyedTensor] = (KeyedTensor.values, _with_values)
+
+
+class TorchRec(Adapter):
+    """Models around TorchRec's ``EmbeddingBagCollection``, its own DLRM and DeepFM among them.
+
+    A feature is a field. The gate of a feature with a table of its own is on that table; where features share a
+    table, each has its gate on its columns of the ``KeyedTensor``. A feature of several collections (a deep and a
+    wide one, say) has one gate for all of them. Attach before ``DistributedModelParallel``.
+
+    Args:
+        dense: name of the field that is the dense branch of TorchRec's own models; None leaves it without a gate.
+        readers: for a model of yours, path of a collection -> path of the ``nn.Linear`` that reads its values,
+            or (path, first column), or None where they are only summed: ``prune(…, cut=True)`` then cuts columns.
+        probabilities: whether the model returns probabilities, as SimpleDeepFMNN does, and not logits.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        dense: str | None = "dense",
+        readers: Mapping[str, str | tuple[str, int] | None] | None = None,
+        probabilities: bool = False,
+    ) -> None:
+        self.dense, self.readers, self.probabilities = dense, dict(readers or {}), probabilities
+
+    def sites(self, model: nn.Module) -> dict[str, list[SiteLike]]:
+        """Return field -> its tables, its columns of a KeyedTensor, or the dense branch."""
+        found: dict[str, list[SiteLike]] = {}
+        if self.dense is not None:
+            for path, _ in _known(model):
+                inner = f"{path}.dense_arch" if path else "dense_arch"
+                branch = model.get_submodule(inner)
+                plain = (
+                    type(getattr(branch, "model", None)) is nn.Sequential
+                )  # its last Linear can take the gate in
+                if not isinstance(branch, ZeroBranch):
+                    found.setdefault(self.dense, []).append(Site(f"{inner}.model" if plain else inner))
+        for path, collection in collections(model):
+            for slot, held in zip(slots_of(collection), held_in(collection), strict=True):
+                if held:
+                    whole = f"{path}.embedding_bags.{slot.table}" if path else f"embedding_bags.{slot.table}"
+                    part = Site(path, index=slice(slot.start, slot.stop))
+                    found.setdefault(slot.feature, []).append(Site(whole) if slot.alone else part)
+        if not found:
+            raise InputError(
+                f"{type(model).__name__} has no EmbeddingBagCollection: nothing can be selected in it"
+            )
+        return found
+
+    def inputs_of_fields(self, model: nn.Module) -> dict[str, Where]:
+        """Return how a batch gets other values in a feature: those of other rows."""
+        names = dict.fromkeys(slot.feature for _, each in collections(model) for slot in slots_of(each))
+        found: dict[str, Where] = {name: partial(other_feature, name=name) for name in names}
+        if self.dense is not None and any(True for _ in _known(model)):
+            found[self.dense] = other_dense
+        return found
+
+    # ------------------------------------------------------------------------------- the smaller model
+
+    def smaller(self, model: nn.Module, kept: Sequence[str], cut: bool) -> tuple[nn.Module, Kept]:
+        """Return a copy with smaller collections, and which columns stay of the layers that read them."""
+        memo: dict[int, Any] = {}
+        for path, collection in collections(model):
+            if any(slot.feature not in kept for slot in slots_of(collection)):
+                memo[id(collection)] = fewer(path, collection, kept, cut)
+        for path, _ in _known(model):
+            branch = model.get_submodule(f"{path}.dense_arch" if path else "dense_arch")
+            if self.dense is not None and self.dense not in kept and not isinstance(branch, ZeroBranch):
+                last = [each for each in branch.modules() if isinstance(each, nn.Linear)][-1]
+                memo[id(branch)] = ZeroBranch((last.out_features,), last.weight)
+        copied = bare_copy(model, memo)
+        return copied, self._cut(model, copied, kept) if cut else {}
+
+    def _cut(self, model: nn.Module, smaller: nn.Module, kept: Sequence[str]) -> Kept:
+        """Make the layers of the copy narrower that read a collection, and return which columns stay."""
+        changed = {
+            path: each for path, each in collections(model) if any(s.feature not in kept for s in slots_of(each))
+        }
+        index: Kept = {}
+        for path, module in _known(model):
+            inside = (
+                f"{path}.sparse_arch.embedding_bag_collection" if path else "sparse_arch.embedding_bag_collection"
+            )
+            collection = changed.pop(inside, None)
+            if collection is not None:
+                stay = [number for number, slot in enumerate(slots_of(collection)) if slot.feature in kept]
+                found = CUTS[type(module)](smaller.get_submodule(path), stay)
+                index |= {f"{path}.{name}" if path else name: each for name, each in found.items()}
+        for path, collection in changed.items():
+            if path not in self.readers:
+                raise InputError(
+                    f"columns cannot be cut: it is not known what reads {path!r}; say so, "
+                    f"TorchRec(readers={{{path!r}: 'path of the Linear'}}), or prune without cut"
+                )
+            given = self.readers[path]
+            if given is None:
+                continue
+            reader, first = (given, 0) if isinstance(given, str) else given
+            linear = smaller.get_submodule(reader)
+            if type(linear) is not nn.Linear:
+                raise AbsenceError(f"columns cannot be cut: {reader!r} is a {type(linear).__name__}, no nn.Linear")
+            gone = [slice(first + s.start, first + s.stop) for s in slots_of(collection) if s.feature not in kept]
+            index[f"{reader}.weight"] = {1: narrow(linear, gone)}
+        return index
+
+    def narrow(self, model: nn.Module, batch: Any, smaller: nn.Module) -> Any:
+        """Return the batch without the features that nothing in the smaller model looks up."""
+        before, after = (
+            {
+                slot.feature
+                for _, each in collections(one)
+                for slot, held in zip(slots_of(each), held_in(each), strict=True)
+                if held
+            }
+            for one in (model, smaller)
+        )
+        return without(batch, before - after)
+
+
+def _known(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield path and module of TorchRec's own models, wherever they are inside this one."""
+    for path, module in model.named_modules():
+        if type(module) in CUTS:
+            yield path, module

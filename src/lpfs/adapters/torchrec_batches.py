@@ -1,0 +1,88 @@
+"""Batches of TorchRec: other values in one feature, and features that nobody looks up left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from lpfs.adapters.need import package
+from lpfs.adapters.torchrec_tables import ADVICE
+from lpfs.gates.leak import other_values
+
+KeyedJaggedTensor: Any = package("torchrec.sparse.jagged_tensor", "torchrec", ADVICE).KeyedJaggedTensor
+
+
+def _change(at: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """Return a batch in which every part of a kind is changed; the batch itself if nothing is."""
+    if isinstance(at, kind):
+        return change(at)
+    if isinstance(at, Mapping):
+        values = {key: _change(each, kind, change) for key, each in at.items()}
+        return values if any(values[key] is not each for key, each in at.items()) else at
+    if isinstance(at, tuple | list):
+        several = [_change(each, kind, change) for each in at]
+        if all(new is old for new, old in zip(several, at, strict=True)):
+            return at
+        return type(at)(*several) if hasattr(at, "_fields") else type(at)(several)
+    if is_dataclass(at) and not isinstance(at, type):
+        parts = {each.name: getattr(at, each.name) for each in fields(at) if each.init}
+        changed = {name: _change(each, kind, change) for name, each in parts.items()}
+        return replace(at, **changed) if any(changed[name] is not parts[name] for name in parts) else at
+    return at
+
+
+def other_feature(batch: Any, name: str) -> Any:
+    """Return a batch with other ids in one feature, of those that it has in other rows."""
+    return _change(batch, KeyedJaggedTensor, partial(_with_other_ids, name=name))
+
+
+def _with_other_ids(features: Any, name: str) -> Any:
+    if name not in features.keys():
+        return features
+    at = features.keys().index(name)
+    start, stop = features.offset_per_key()[at], features.offset_per_key()[at + 1]
+    other = other_values(features.values()[start:stop], 1) if stop > start else None
+    if other is None:
+        return features
+    values = features.values().clone()
+    values[start:stop] = other
+    varying = features.variable_stride_per_key()
+    return KeyedJaggedTensor(
+        keys=features.keys(),
+        values=values,
+        weights=features.weights_or_none(),
+        lengths=features.lengths(),
+        stride=None if varying else features.stride(),
+        stride_per_key_per_rank=features.stride_per_key_per_rank() if varying else None,
+        inverse_indices=features.inverse_indices_or_none(),
+    )
+
+
+def _drop(features: Any, names: set[str]) -> Any:
+    stay = [number for number, key in enumerate(features.keys()) if key not in names]
+    if len(stay) == len(features.keys()):
+        return features
+    return features.permute(stay or [0])  # one at least: it knows the number of rows
+
+
+def other_dense(batch: Any) -> Any:
+    """Return a batch with other numbers in its first tensor of floats, which is what the dense branch reads."""
+    seen: list[Tensor] = []
+
+    def change(tensor: Tensor) -> Tensor:
+        if seen or not tensor.is_floating_point():
+            return tensor
+        seen.append(tensor)
+        other = other_values(tensor, 1)
+        return tensor if other is None else other
+
+    return _change(batch, Tensor, change)
+
+
+def without(batch: Any, names: set[str]) -> Any:
+    """Return a batch without some features."""
+    return _change(batch, KeyedJaggedTensor, partial(_drop, names=names))
