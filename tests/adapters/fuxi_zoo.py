@@ -1,8 +1,8 @@
 """Models of FuxiCTR's model zoo, made of the layers that its wheel has.
 
-The wheel has the layers, and of the zoo the models of long histories alone (model_zoo.LongCTR). DeepFM, DCNv2, DNN,
-AutoInt and FinalMLP are in FuxiCTR's repository, which users copy them from; these are the same networks, written
-anew: the same layers under the same names, so that checkpoints of the one fit the other.
+The wheel has the layers, and of the zoo the models of long histories alone (model_zoo.LongCTR). DeepFM, DCNv2,
+DNN, AutoInt and FinalMLP are in FuxiCTR's repository, where users copy them from; these are the same networks,
+written anew from the same layers.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ class Builds(Adapter):
             model(batch)
         if not ends or any(each is None for each in found):
             raise InputError(
-                f"{type(model).__name__} does not run the activation at its end, so that its logits are not known: "
-                f"write a {type(self).__name__} of your own whose call(model, batch) returns them"
+                f"{type(model).__name__} does not run the activation at its end, so that its logits are not "
+                f"known: write a {type(self).__name__} of your own whose call(model, batch) returns them"
             )
         given = [self.logits(end, each) for end, each in zip(ends, found, strict=True) if each is not None]
         return torch.cat([each.reshape(len(each), -1) for each in given], dim=1)
@@ -137,8 +137,8 @@ class Builds(Adapter):
             old = before.get(path)
             if old is None or old.ndim != weight.ndim:
                 raise AbsenceError(
-                    f"columns cannot be cut: made again, the model has a parameter {path!r} shaped "
-                    f"{tuple(weight.shape)} that this one has not; does make= take the same settings?"
+                    f"columns cannot be cut: made again, the model has a parameter {path!r} that this one has not "
+                    f"(shaped {tuple(weight.shape)}); does make= take the same settings?"
                 )
             stays[path] = {}
             for dim, (size, fewer) in enumerate(zip(old.shape, weight.shape, strict=True)):
@@ -146,8 +146,8 @@ class Builds(Adapter):
                     index = self.stays(path, dim, size, fewer, kept, layout)
                     if index is None:
                         raise AbsenceError(
-                            f"columns cannot be cut: {path!r} is shaped {tuple(old.shape)} and would be "
-                            f"{tuple(weight.shape)}, and it is not known which numbers of it belong to which field"
+                            f"columns cannot be cut: it is not known which numbers of {path!r} belong to which "
+                            f"field (shaped {tuple(old.shape)}, it would be {tuple(weight.shape)})"
                         )
                     stays[path][dim] = index.to(old.device)
         return made, stays

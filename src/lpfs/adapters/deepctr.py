@@ -8,25 +8,31 @@ linear, dnn = adapter.columns(model, selection)       # the feature columns that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lpfs.adapters.builds import Builds
+from lpfs.adapters.deepctr_columns import (
+    columns_of,
+    has_table,
+    history_of,
+    index_of,
+    parts_of,
+    refuse_large,
+    separate,
+)
 from lpfs.adapters.layout import Layout
 from lpfs.adapters.need import package
-from lpfs.errors import AbsenceError, InputError, SharedTableError
-from lpfs.gates.attach import twin
+from lpfs.errors import AbsenceError
 from lpfs.gates.leak import Where, other_values
 from lpfs.gates.module import Gates
 from lpfs.gates.sites import Site, SiteLike
 from lpfs.schema import Selection
 
 INPUTS = "lpfs_inputs"
-# Its models take one float32 matrix; above this, neighbouring whole numbers are one.
-LARGEST_ID = 2**24
 
 
 class DeepCTR(Builds):
@@ -49,12 +55,12 @@ class DeepCTR(Builds):
     def sites(self, model: nn.Module) -> dict[str, list[SiteLike]]:
         """Return feature column -> its table, its weight in the linear part, or its columns of X."""
         found: dict[str, list[SiteLike]] = {}
-        at = _index_of(model)
-        for path, columns in _parts(model):
+        at = index_of(model)
+        for path, columns in parts_of(model):
             for column in columns:
                 name = column.name
                 several = found.setdefault(name, [])
-                if not _has_table(column):
+                if not has_table(column):
                     if not several:
                         several.append(Site(INPUTS, slice(*at[name])))
                 else:
@@ -64,10 +70,10 @@ class DeepCTR(Builds):
 
     def inputs_of_fields(self, model: nn.Module) -> dict[str, Where]:
         """Return feature column -> where it is in X: a column, or what replaces several at once."""
-        at = _index_of(model)
-        lengths = [each.length_name for each in _columns_of(model) if getattr(each, "length_name", None)]
+        at = index_of(model)
+        lengths = [each.length_name for each in columns_of(model) if getattr(each, "length_name", None)]
         found: dict[str, Where] = {}
-        for column in _columns_of(model):
+        for column in columns_of(model):
             start, stop = at[column.name]
             length = getattr(column, "length_name", None)
             spans = [(start, stop)]
@@ -79,12 +85,13 @@ class DeepCTR(Builds):
     def prepare(self, model: nn.Module) -> nn.Module:
         """Give every field a module to put its gate on, in place; weights and predictions are as they were.
 
-        Fields that share a table get a module each around the same weight (with ``untie``), under their own name in
-        ``embedding_dict``; X goes through a module that returns it, if there are dense columns. ``attach`` does so.
+        Fields that share a table get a module each around the same weight (with ``untie``), under their own name
+        in ``embedding_dict``; X goes through a module that returns it, if there are dense columns. ``attach`` does
+        so; a fresh model that is to load weights from after ``absorb`` needs it too, before :func:`lpfs.restore`.
         """
-        _refuse_large(model)
-        _separate(model, self.untie)
-        if not hasattr(model, INPUTS) and any(not _has_table(each) for each in _columns_of(model)):
+        refuse_large(model)
+        separate(model, self.untie)
+        if not hasattr(model, INPUTS) and any(not has_table(each) for each in columns_of(model)):
             model.add_module(INPUTS, nn.Identity())
             model.register_forward_pre_hook(Through(model.get_submodule(INPUTS)))
         return model
@@ -100,7 +107,7 @@ class DeepCTR(Builds):
         return self._kept_columns(model, [name for name in self.sites(model) if name not in selection.dropped])
 
     def _kept_columns(self, model: nn.Module, kept: Collection[str]) -> tuple[list[Any], list[Any]]:
-        parts = dict(_parts(model))
+        parts = dict(parts_of(model))
         linear, dnn = (
             [each for each in parts.get(path, []) if each.name in kept] for path in ("linear_model.", "")
         )
@@ -109,7 +116,7 @@ class DeepCTR(Builds):
     def again(self, model: nn.Module, kept: Sequence[str]) -> nn.Module:
         """Return a model made from the feature columns that stay."""
         assert self.make is not None
-        history = [name for name in _history_of(model) if name not in kept]
+        history = [name for name in history_of(model) if name not in kept]
         if history:
             raise AbsenceError(
                 f"columns cannot be cut: the attention over the history reads {history} together with the fields "
@@ -120,20 +127,20 @@ class DeepCTR(Builds):
 
     def narrow(self, model: nn.Module, batch: Any, smaller: Any) -> Any:
         """Return the columns of X that the smaller model reads, in its order."""
-        there, here = _index_of(model), _index_of(smaller)
+        there, here = index_of(model), index_of(smaller)
         return torch.cat([batch[:, slice(*there[name])] for name in here], dim=1)
 
     def layout(self, model: nn.Module) -> Layout:
         """Return what the dense layers read: tables, sequences, then numbers."""
-        columns = dict(_parts(model))[""]
+        columns = dict(parts_of(model))[""]
         inputs = package("deepctr_torch.inputs", "deepctr")
         sparse = [each for each in columns if isinstance(each, inputs.SparseFeat)]
         several = [each for each in columns if isinstance(each, inputs.VarLenSparseFeat)]
-        history = _history_of(model)  # the attention's result stands behind other sequences
+        history = history_of(model)  # the attention's result stands behind other sequences
         several.sort(key=lambda each: each.name in history)
         tables = [*sparse, *several]
         widths = {each.name: int(each.embedding_dim) for each in tables}
-        widths |= {each.name: int(each.dimension) for each in columns if not _has_table(each)}
+        widths |= {each.name: int(each.dimension) for each in columns if not has_table(each)}
         return Layout(widths, tuple(each.name for each in tables))
 
     def stays(self, path: str, dim: int, before: int, after: int, kept: Collection[str], layout: Layout) -> Any:
@@ -156,6 +163,10 @@ class DeepCTR(Builds):
                 )
                 for several, *strengths in listed
             ]
+
+    def penalty(self, model: Any, rows: int) -> Any:
+        """Return what DeepCTR-Torch adds to its loss, which is a sum over rows, for a mean over rows."""
+        return (model.get_regularization_loss() + model.aux_loss).sum() / rows
 
     def activations(self, model: nn.Module) -> list[nn.Module]:
         """Return the prediction layers, one a task."""
@@ -193,89 +204,3 @@ class OtherColumns:
             if others is not None:
                 result[:, start:stop] = others
         return batch if torch.equal(result, batch) else result
-
-
-def _index_of(model: Any) -> dict[str, tuple[int, int]]:
-    """Return name -> first and last column in X, sequence lengths included."""
-    found = getattr(model, "feature_index", None)
-    if found is None:
-        raise InputError(f"{type(model).__name__} has no feature_index: it is no model of DeepCTR-Torch")
-    return dict(found)
-
-
-def _parts(model: nn.Module) -> list[tuple[str, list[Any]]]:
-    """Return the parts of a model that have feature columns: the path of each, and its columns."""
-    parts: list[tuple[str, list[Any]]] = [("", list(getattr(model, "dnn_feature_columns", ())))]
-    linear: Any = getattr(model, "linear_model", None)
-    if linear is not None:
-        lists = (linear.sparse_feature_columns, linear.varlen_sparse_feature_columns, linear.dense_feature_columns)
-        parts.append(("linear_model.", [each for several in lists for each in several]))
-    return parts
-
-
-def _columns_of(model: nn.Module) -> list[Any]:
-    """Return every feature column once."""
-    return list({each.name: each for _, columns in _parts(model) for each in columns}.values())
-
-
-def _has_table(column: Any) -> bool:
-    return not isinstance(column, package("deepctr_torch.inputs", "deepctr").DenseFeat)
-
-
-def _history_of(model: Any) -> list[str]:
-    """Return the fields that an attention over the history reads: queries, and the sequences themselves."""
-    queries = list(getattr(model, "history_feature_list", ()))
-    return [*queries, *(f"hist_{name}" for name in queries)]
-
-
-def _refuse_large(model: nn.Module) -> None:
-    for column in _columns_of(model):
-        if _has_table(column) and column.vocabulary_size > LARGEST_ID:
-            raise InputError(
-                f"field {column.name!r} has {column.vocabulary_size:,} values, but DeepCTR-Torch passes ids as float32, "
-                f"which tells whole numbers apart up to {LARGEST_ID:,} only: hash them to fewer values first"
-            )
-
-
-def _separate(model: nn.Module, untie: bool) -> None:
-    """Give columns with one ``embedding_name`` a module each, in place: the first keeps the one there is."""
-    for path, columns in _parts(model):
-        users: dict[str, list[str]] = {}
-        for column in filter(_has_table, columns):
-            users.setdefault(column.embedding_name, []).append(column.name)
-        shared = {table: names for table, names in users.items() if len(names) > 1}
-        if shared and not untie:
-            table, names = next(iter(shared.items()))
-            raise SharedTableError(
-                f"fields {names} share the table {table!r} in {path + 'embedding_dict'!r}, and so would share one "
-                "gate. DeepCTR(untie=True) gives each a module of its own around the same weight, and a copy of the "
-                "weight when gates are absorbed"
-            )
-        owner: Any = model.get_submodule(path.rstrip("."))
-        own: dict[str, str] = {}
-        for table, names in shared.items():
-            head = table if table in names else names[0]
-            for name in (each for each in names if each != head):
-                own[name] = name
-                while own[name] in owner.embedding_dict:
-                    own[name] += "_"
-                owner.embedding_dict[own[name]] = twin(owner.embedding_dict[table])
-        _rename(owner, own)
-
-
-def _rename(owner: nn.Module, tables: Mapping[str, str]) -> None:
-    """Let feature columns, wherever a module lists them, look other tables up, in place."""
-    inputs = package("deepctr_torch.inputs", "deepctr")
-    kinds = (inputs.SparseFeat, inputs.VarLenSparseFeat)
-
-    def renamed(column: Any) -> Any:
-        table = tables.get(column.name) if isinstance(column, kinds) else None
-        if table is None:
-            return column
-        if isinstance(column, inputs.VarLenSparseFeat):
-            return column._replace(sparsefeat=column.sparsefeat._replace(embedding_name=table))
-        return column._replace(embedding_name=table)
-
-    for key, value in list(vars(owner).items()):
-        if tables and isinstance(value, list | tuple) and any(isinstance(each, kinds) for each in value):
-            setattr(owner, key, [renamed(each) for each in value])
