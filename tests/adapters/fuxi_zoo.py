@@ -63,7 +63,7 @@ class DNN(Zoo):
         return self.mlp(embedded.flatten(start_dim=1))
 
 
-class DNNWithNorm(Zoo):
+class NormedDNN(Zoo):
     """A BatchNorm over the concatenation: a zero is a value like any other there."""
 
     def build(self) -> None:
