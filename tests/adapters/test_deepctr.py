@@ -1,5 +1,9 @@
+"""DeepCTR-Torch under the contract of all adapters, and what it alone has: one matrix, histories, shared tables."""
+
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -7,13 +11,18 @@ import pytest
 pytest.importorskip("deepctr_torch")
 
 import torch
-from contract import CHECKS, FIELDS, NUMBERS, VALUES, Case, prove
+from contract import CHECKS, FIELDS, NUMBERS, TRUE, VALUES, Case, Log, prove
+from deepctr_torch import models
 from deepctr_torch.inputs import DenseFeat, SparseFeat, VarLenSparseFeat
-from deepctr_torch.models import DIN, MMOE, DCNMix, DeepFM, xDeepFM
+from deepctr_torch.models.multitask import MMOE, PLE, SharedBottom
 from loud import loud
 from torch import Tensor
+from zoo import set_gates
 
-from lpfs.adapters.deepctr import DeepCTR
+import lpfs
+from lpfs.adapters import DeepCTR
+from lpfs.errors import AbsenceError, InputError, LeakError, SharedTableError
+from lpfs.gates.logits import logits_of, max_change
 
 DIM = 4
 IDS = [SparseFeat(name, VALUES, DIM) for name in FIELDS]
@@ -26,6 +35,10 @@ HISTORY = VarLenSparseFeat(
 
 def feed(ids: Tensor, numbers: Tensor) -> Tensor:
     return torch.cat([ids.float(), numbers], dim=1)
+
+
+def feed_ids(ids: Tensor, numbers: Tensor) -> Tensor:
+    return ids.float()
 
 
 def feed_history(ids: Tensor, numbers: Tensor) -> Tensor:
@@ -41,41 +54,243 @@ class BothTasks(DeepCTR):
         return super().loss(output, torch.stack([labels, 1 - labels], dim=1))
 
 
-def deepfm(linear: list[Any], dnn: list[Any]) -> DeepFM:
-    return DeepFM(linear, dnn, dnn_hidden_units=(32,))
+Columns = list[Any]
+HIDDEN = {"dnn_hidden_units": (32,)}
 
 
-def xdeepfm(linear: list[Any], dnn: list[Any]) -> xDeepFM:
-    return xDeepFM(linear, dnn, dnn_hidden_units=(32,), cin_layer_size=(8, 6))
+def deepfm(linear: Columns, dnn: Columns) -> Any:
+    return models.DeepFM(linear, dnn, **HIDDEN)
 
 
-def dcnmix(linear: list[Any], dnn: list[Any]) -> DCNMix:
-    return DCNMix(linear, dnn, dnn_hidden_units=(32,), low_rank=4, num_experts=2)
+def xdeepfm(linear: Columns, dnn: Columns) -> Any:
+    return models.xDeepFM(linear, dnn, cin_layer_size=(8, 6), **HIDDEN)
 
 
-def mmoe(linear: list[Any], dnn: list[Any]) -> MMOE:
+def dcnmix(linear: Columns, dnn: Columns) -> Any:
+    return models.DCNMix(linear, dnn, low_rank=4, num_experts=2, **HIDDEN)
+
+
+def mmoe(linear: Columns, dnn: Columns) -> Any:
     return MMOE(dnn, num_experts=2, expert_dnn_hidden_units=(32,), tower_dnn_hidden_units=(16,))
 
 
-def din(linear: list[Any], dnn: list[Any]) -> DIN:
-    return DIN(dnn, ["f0"], dnn_hidden_units=(32,), att_hidden_size=(8,))
+def din(linear: Columns, dnn: Columns) -> Any:
+    return models.DIN(dnn, ["f0"], att_hidden_size=(8,), **HIDDEN)
 
 
-def case(name: str, make: Any, columns: list[Any], feed: Any = feed, adapter: Any = DeepCTR) -> Case:
+def case(
+    name: str, make: Any, columns: Columns, feed: Any = feed, adapter: Any = DeepCTR, steps: int = 500
+) -> Case:
     made = adapter(make, untie=True)
-    return Case(name, lambda: loud(made.prepare(make(columns, columns))), lambda: made, feed)
+    return Case(name, lambda: loud(made.prepare(make(columns, columns))), lambda: made, feed, steps=steps)
 
 
-CASES = [
-    case("DeepFM", deepfm, IDS + COLUMNS),
-    case("xDeepFM", xdeepfm, IDS + COLUMNS),
-    case("DCNMix", dcnmix, IDS + COLUMNS),
-    case("DIN", din, [*IDS, HISTORY], feed_history),
-    case("MMOE", mmoe, IDS + COLUMNS, adapter=BothTasks),
-]
+ALL = IDS + COLUMNS
+CASES = {
+    each.model: each
+    for each in (
+        case("DeepFM", deepfm, ALL),
+        case("xDeepFM", xdeepfm, ALL),
+        case("DCNMix", dcnmix, ALL),
+        case("DIN", din, [*IDS, HISTORY], feed_history),
+        case("MMOE", mmoe, ALL, adapter=BothTasks),
+        case("WDL", lambda linear, dnn: models.WDL(linear, dnn, **HIDDEN), ALL),
+        case("DCN", lambda linear, dnn: models.DCN(linear, dnn, **HIDDEN), ALL),
+        case("AutoInt", lambda linear, dnn: models.AutoInt(linear, dnn, **HIDDEN), ALL),
+        case("NFM", lambda linear, dnn: models.NFM(linear, dnn, **HIDDEN), ALL, steps=1000),
+        case("PNN", lambda linear, dnn: models.PNN(dnn, **HIDDEN), ALL),
+        case("FiBiNET", lambda linear, dnn: models.FiBiNET(linear, dnn, **HIDDEN), ALL),
+        case("AFM", lambda linear, dnn: models.AFM(linear, dnn), IDS, feed_ids),
+        case("SharedBottom", lambda linear, dnn: SharedBottom(dnn, (32,)), ALL, adapter=BothTasks),
+        case("PLE", lambda linear, dnn: PLE(dnn, expert_dnn_hidden_units=(32,)), ALL, adapter=BothTasks),
+    )
+}
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.model)
-def test_the_contract(case: Case, check: Any) -> None:
-    prove("deepctr", case, check)
+@pytest.mark.parametrize("name", CASES)
+def test_the_contract(name: str, check: Any) -> None:
+    prove("deepctr", CASES[name], check)
+
+
+def gated(adapter: DeepCTR, model: Any, dropped: tuple[str, ...], batch: Any) -> lpfs.Selection:
+    """Put gates on a model, drop these fields, halve the others, and absorb."""
+    gates = adapter.attach(model)
+    set_gates(gates, [0.0 if name in dropped else 0.5 for name in gates.names])
+    return adapter.absorb(model, batch=batch)
+
+
+# ----------------------------------------------------------------------------------- dense columns
+
+
+def test_dense_columns_are_gated_where_the_model_reads_them_and_prepare_changes_nothing():
+    model, adapter, batch = loud(deepfm(ALL, ALL)), DeepCTR(deepfm), CASES["DeepFM"].batch()
+    before, keys = logits_of(model, batch, adapter.call), list(model.state_dict())
+    adapter.prepare(adapter.prepare(model))
+    assert list(model.state_dict()) == keys
+    assert max_change(before, logits_of(model, batch, adapter.call)) == 0.0
+    assert len(model._forward_pre_hooks) == 1
+    selection = gated(adapter, model, ("n1", "f5"), batch)
+    assert {name for name, how in selection.made["absorbed"].items() if how == "constant"} == {
+        "n0",
+        "n1",
+        "n2",
+        "n3",
+    }
+    for cut in (False, True):
+        assert adapter.prune(model, selection, batch=batch, cut=cut).certificate.certified
+    linear, dnn = adapter.columns(model, selection)
+    assert [each.name for each in dnn] == [each.name for each in ALL if each.name not in ("n1", "f5")]
+    assert {each.name for each in linear} == {each.name for each in dnn}
+
+
+def test_a_dense_column_of_several_numbers_is_one_field():
+    columns = [*IDS, DenseFeat("vector", 3), DenseFeat("price", 1)]
+    model, adapter, batch = loud(deepfm(columns, columns)), DeepCTR(deepfm), CASES["DeepFM"].batch()
+    selection = gated(adapter, model, ("vector",), batch)
+    for cut in (False, True):
+        pruned = adapter.prune(model, selection, batch=batch, cut=cut)
+        assert pruned.certificate.checked == ("vector",)
+    assert adapter.narrow(model, batch, pruned.model).shape[1] == len(FIELDS) + 1
+
+
+def test_what_was_absorbed_can_be_saved_and_restored():
+    adapter, model, batch = DeepCTR(untie=True), loud(din([], [*IDS, HISTORY])), CASES["DIN"].batch()
+    selection = gated(adapter, model, ("f7",), batch)
+    fresh = adapter.prepare(din([], [*IDS, HISTORY]))
+    lpfs.restore(fresh, selection)
+    fresh.load_state_dict(model.state_dict())
+    assert max_change(logits_of(model, batch, adapter.call), logits_of(fresh, batch, adapter.call)) == 0.0
+    numbers = loud(deepfm(ALL, ALL))
+    selection = gated(adapter, numbers, ("n0",), CASES["DeepFM"].batch())
+    again = adapter.prepare(deepfm(ALL, ALL))
+    lpfs.restore(again, selection)
+    again.load_state_dict(numbers.state_dict())
+    whole = pickle.loads(pickle.dumps(again))
+    want = logits_of(numbers, CASES["DeepFM"].batch(), adapter.call)
+    for each in (again, whole, copy.deepcopy(again)):
+        assert max_change(want, logits_of(each, CASES["DeepFM"].batch(), adapter.call)) == 0.0
+
+
+# ----------------------------------------------------------------------------- histories and tables
+
+
+def test_fields_that_share_a_table_are_refused_without_untie():
+    model = din([], [*IDS, HISTORY])
+    with pytest.raises(SharedTableError, match=r"\['f0', 'hist_f0'\] share the table 'f0'"):
+        DeepCTR().attach(model)
+    assert not hasattr(model, "lpfs_gates")
+
+
+@pytest.mark.parametrize("dropped", [("f0",), ("hist_f0",), ("f0", "hist_f0")])
+def test_a_history_and_its_query_have_gates_of_their_own(dropped: tuple[str, ...]) -> None:
+    adapter, batch = DeepCTR(din, untie=True), CASES["DIN"].batch()
+    model = loud(din([], [*IDS, HISTORY]))
+    before = logits_of(model, batch, adapter.call)
+    adapter.prepare(model)
+    assert max_change(before, logits_of(model, batch, adapter.call)) == 0.0
+    assert model.embedding_dict["hist_f0"].weight is model.embedding_dict["f0"].weight
+    selection = gated(adapter, model, dropped, batch)
+    pruned = adapter.prune(model, selection, batch=batch)
+    assert pruned.certificate.certified
+    assert set(pruned.certificate.checked) == set(dropped)
+    with pytest.raises(AbsenceError, match="attention over the history"):
+        adapter.prune(model, selection, batch=batch, cut=True)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+def test_pooled_sequences_leave_without_a_trace(combiner: str) -> None:
+    tags = [
+        VarLenSparseFeat(SparseFeat(name, VALUES, DIM, embedding_name="tags"), maxlen=2, combiner=combiner)
+        for name in ("tags_here", "tags_there")
+    ]
+    columns = [*IDS[:4], *tags]
+    model, adapter, batch = loud(deepfm(columns, columns)), DeepCTR(deepfm, untie=True), Log(2).rows(64)[0].float()
+    before = logits_of(model, batch, adapter.call)
+    adapter.prepare(model)
+    assert max_change(before, logits_of(model, batch, adapter.call)) == 0.0
+    selection = gated(adapter, model, ("tags_here", "f1"), batch)
+    for cut in (False, True):
+        assert adapter.prune(model, selection, batch=batch, cut=cut).certificate.certified
+
+
+def test_the_maximum_over_an_empty_sequence_is_found_by_the_leak_check():
+    """It is -1e9 there, which no gate on the table can take away."""
+    tags = VarLenSparseFeat(SparseFeat("tags", VALUES, DIM), maxlen=2, combiner="max")
+    columns = [*IDS[:6], tags]
+    model, adapter, batch = loud(deepfm(columns, columns)), DeepCTR(deepfm), Log(2).rows(64)[0].float()
+    batch[:5, 6:] = 0
+    selection = gated(adapter, model, ("tags",), batch)
+    with pytest.raises(LeakError, match="'tags'"):
+        adapter.prune(model, selection, batch=batch)
+
+
+def test_tables_of_a_model_that_it_hides_are_found_by_the_leak_check():
+    """ONN has further tables, one a pair of fields."""
+    model, adapter, batch = loud(models.ONN(IDS, IDS, **HIDDEN)), DeepCTR(), Log(2).rows(64)[0].float()
+    selection = gated(adapter, model, ("f6",), batch)
+    with pytest.raises(LeakError, match="'f6'"):
+        adapter.prune(model, selection, batch=batch)
+
+
+# ----------------------------------------------------------------------------------------- trainer
+
+
+def test_its_own_trainer_trains_what_was_pruned():
+    model, adapter, log = deepfm(IDS, IDS), DeepCTR(deepfm), Log()
+    ids, _, labels = log.rows(20_000)
+    model.compile(torch.optim.Adam(model.parameters(), lr=0.01), "binary_crossentropy", metrics=["auc"])
+    model.fit({name: ids[:, n].numpy() for n, name in enumerate(FIELDS)}, labels.numpy(), 256, verbose=0)
+
+    def batches() -> Any:
+        while True:
+            ids, _, labels = log.rows()
+            yield ids.float(), labels
+
+    selection = adapter.search(model, batches(), model.optim, steps=400, keep=3)
+    assert set(selection.kept) == set(TRUE)
+    batch = log.rows(64)[0].float()
+    selection = adapter.absorb(model, batch=batch)
+    smaller: Any = adapter.prune(model, selection, batch=batch, cut=True).model
+    few = {name: ids[:, n].numpy() for n, name in enumerate(TRUE)}
+    smaller.compile(torch.optim.Adam(smaller.parameters(), lr=0.001), "binary_crossentropy", metrics=["auc"])
+    smaller.fit(few, labels.numpy(), 256, verbose=0)
+    assert smaller.evaluate([each.copy() for each in few.values()], labels.numpy())["auc"] > 0.8
+
+
+def test_pruned_with_zeros_it_holds_nothing_of_the_dropped_tables():
+    adapter, model, batch = DeepCTR(), CASES["DeepFM"].fresh(), CASES["DeepFM"].batch()
+    model.compile("adam", "binary_crossentropy")
+    selection = gated(adapter, model, FIELDS[3:], batch)
+    before = model.get_regularization_loss()
+    pruned: Any = adapter.prune(model, selection, batch=batch)
+    own = {id(each) for each in pruned.model.parameters()}
+    assert {id(each) for group in pruned.model.optim.param_groups for each in group["params"]} == own
+    listed = [each for several, *_ in pruned.model.regularization_weight for each in several]
+    assert {id(each[1] if isinstance(each, tuple) else each) for each in listed} <= own
+    assert torch.allclose(pruned.model.get_regularization_loss(), before)  # what was dropped is zero by now
+
+
+def test_a_search_adds_what_deepctr_adds_to_its_loss_for_each_row():
+    adapter, model = DeepCTR(), loud(deepfm(IDS, IDS))
+    gates = adapter.attach(model)
+    found = adapter.penalty(model, 10)
+    assert torch.equal(found, model.get_regularization_loss().sum() / 10)
+    found.backward()
+    assert gates.x.grad is None
+
+
+# ------------------------------------------------------------------------------------------ errors
+
+
+def test_what_is_wrong_is_said():
+    model, batch = CASES["DeepFM"].fresh(), CASES["DeepFM"].batch()
+    with pytest.raises(InputError, match="no feature_index"):
+        DeepCTR().sites(torch.nn.Linear(1, 1))
+    with pytest.raises(InputError, match=r"DeepCTR\(make=lambda"):
+        DeepCTR().prune(model, gated(DeepCTR(), model, ("f7",), batch), batch=batch, cut=True)
+    large = [SparseFeat("user", 2**24 + 1, 1)]
+    with pytest.raises(InputError, match="16,777,217 values, but DeepCTR-Torch passes ids as float32"):
+        DeepCTR().attach(models.DeepFM(large, large, dnn_hidden_units=(2,)))
+    with pytest.raises(InputError, match="does not run the activation"):
+        DeepCTR().call(models.MLR(IDS), Log().rows(8)[0].float())

@@ -56,9 +56,11 @@ class Builds(Adapter):
     def again(self, model: nn.Module, kept: Sequence[str]) -> nn.Module:
         """Return a model with other weights, made by ``make`` from the fields that stay."""
 
-    def stays(self, path: str, dim: int, before: int, after: int, kept: Collection[str], layout: Layout) -> Any:
-        """Return which indices of a dimension of a parameter stay; None if that is not known."""
-        return layout.stays(before, after, kept)
+    def stays(
+        self, model: nn.Module, path: str, dim: int, before: int, after: int, kept: Collection[str]
+    ) -> Tensor | None:
+        """Return which indices of a dimension of a parameter stay, of so many; None if that is not known."""
+        return self.layout(model).stays(before, after, kept)
 
     def tidy(self, smaller: nn.Module) -> None:
         """Let go of what a copied model still holds of the dropped fields, in place."""
@@ -130,7 +132,6 @@ class Builds(Adapter):
         """Return the model made again, and what stays of each parameter of the old one."""
         with torch.random.fork_rng():  # the new weights are drawn in vain
             made = self.again(model, kept)
-        layout = self.layout(model)
         before = dict(model.named_parameters(remove_duplicate=False))
         stays: dict[str, dict[int, Tensor]] = {}
         for path, weight in made.named_parameters(remove_duplicate=False):
@@ -143,7 +144,7 @@ class Builds(Adapter):
             stays[path] = {}
             for dim, (size, fewer) in enumerate(zip(old.shape, weight.shape, strict=True)):
                 if size != fewer:
-                    index = self.stays(path, dim, size, fewer, kept, layout)
+                    index = self.stays(model, path, dim, size, fewer, kept)
                     if index is None:
                         raise AbsenceError(
                             f"columns cannot be cut: it is not known which numbers of {path!r} belong to which "

@@ -143,10 +143,16 @@ class DeepCTR(Builds):
         widths |= {each.name: int(each.dimension) for each in columns if not has_table(each)}
         return Layout(widths, tuple(each.name for each in tables))
 
-    def stays(self, path: str, dim: int, before: int, after: int, kept: Collection[str], layout: Layout) -> Any:
-        """Return which indices stay; xDeepFM's convolutions read products of a map and a token."""
+    def stays(
+        self, model: nn.Module, path: str, dim: int, before: int, after: int, kept: Collection[str]
+    ) -> Tensor | None:
+        """Return which indices stay: xDeepFM multiplies maps by tokens, the linear part has a weight a number."""
+        layout = self.layout(model)
+        if path == "linear_model.weight":
+            numbers = [each for each in dict(parts_of(model))["linear_model."] if not has_table(each)]
+            layout = Layout({each.name: int(each.dimension) for each in numbers}, ())
         if "conv1ds" not in path or dim != 1:
-            return super().stays(path, dim, before, after, kept, layout)
+            return layout.stays(before, after, kept)
         positions, count = layout.positions(kept), len(layout.tokens)
         maps = positions if before == count**2 and after == len(positions) ** 2 else torch.arange(before // count)
         return (maps[:, None] * count + positions).flatten()
