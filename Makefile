@@ -1,13 +1,14 @@
 # make demo   the main job on data it makes itself        make lint    style, format, strict types
 # make test   lint, then every test, with coverage        make bench   the benchmarks, as JSON
 # make test-long   the tests that make test leaves out because they take long
+# make test-adapters   models of others (TorchRec, ...) from their own packages, in .venv-adapters
 # make test-browser   the report in a real Chromium; pictures of it go to artefacts/
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-long test-browser lint format bench setup clean
+.PHONY: demo test test-long test-adapters test-browser lint format bench setup clean
 .DEFAULT_GOAL := demo
 
 # The pinned install: made once, and again only when one of these two files changes.
@@ -28,6 +29,23 @@ test: lint
 test-long: $(READY)
 	$(BIN)/python -m pytest -m long --no-cov
 
+# An environment of its own: these packages ask for others that nothing else here needs. torchrec's metadata asks
+# for a CUDA package, hence --no-deps; then what it really imports.
+ADAPTERS := .venv-adapters
+PIP_ADAPTERS := $(ADAPTERS)/bin/python -m pip install --quiet --disable-pip-version-check \
+	--constraint constraints.txt --constraint constraints-adapters.txt
+
+$(ADAPTERS)/.ready: pyproject.toml constraints.txt constraints-adapters.txt
+	@test -x $(ADAPTERS)/bin/python || $(PYTHON) -m venv $(ADAPTERS)
+	@echo "installing lpfs and the packages that it adapts into $(ADAPTERS)"
+	@$(PIP_ADAPTERS) --editable . hypothesis pytest pytest-cov pytest-xdist
+	@$(PIP_ADAPTERS) --no-deps torchrec fbgemm-gpu-cpu
+	@$(PIP_ADAPTERS) tensordict torchmetrics tqdm pyre-extensions
+	@touch $@
+
+test-adapters: $(ADAPTERS)/.ready
+	LPFS_ADAPTERS=required $(ADAPTERS)/bin/python -m pytest --no-cov -n 0 tests/adapters
+
 test-browser: $(READY)
 	LPFS_BROWSER=required $(BIN)/python -m pytest -m browser -n 0 --no-cov tests/browser
 
@@ -45,4 +63,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/gate_overhead.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage artefacts
+	rm -rf $(VENV) $(ADAPTERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage artefacts

@@ -57,6 +57,12 @@ def test_the_folders_import_only_downwards():
     assert seen > 5
 
 
+def test_nobody_imports_the_adapters():
+    for path in ROOT.rglob("*.py"):
+        part = path.relative_to(ROOT).parts[0]
+        assert part == "adapters" or "adapters" not in imports_of(path), path.relative_to(ROOT)
+
+
 def test_the_core_needs_torch_and_numpy_alone():
     allowed = {"torch", "numpy", "lpfs"}
     # kernels, imported only where their package is there

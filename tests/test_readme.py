@@ -14,6 +14,7 @@ from torch.nn import functional
 import lpfs
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = {"torchrec_model.py": "torchrec"}
 README = (ROOT / "README.md").read_text("utf-8")
 
 
@@ -96,6 +97,8 @@ def test_commands_in_the_readme_name_files_that_exist():
 
 @pytest.mark.parametrize("name", sorted(each.name for each in (ROOT / "examples").glob("*.py")))
 def test_every_example_runs(name, capsys):
+    if name in PACKAGES:  # make test-adapters runs these
+        pytest.importorskip(PACKAGES[name])
     runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
     out = capsys.readouterr().out
     assert out

@@ -13,10 +13,12 @@ so that the table cannot say what no test has seen; ``LPFS_ADAPTERS=write`` writ
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -258,6 +260,22 @@ def _outputs(output: Any) -> list[Tensor]:
 
 
 # ------------------------------------------------------------------------------------------ results
+
+
+def real(module: str) -> Any:
+    """Return a package that the tests need: skip them where it is not, but not in make test-adapters.
+
+    What it warns of when it is imported is its own affair.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(module) if os.environ.get("LPFS_ADAPTERS") else pytest.importorskip(module)
+
+
+def complete(package: str, cases: Sequence[Case]) -> None:
+    """Refuse rows of models that are no longer tested."""
+    rows = json.loads((RESULTS / f"{package}.json").read_text("utf-8"))
+    assert list(rows) == [case.model for case in cases]
 
 
 def prove(package: str, case: Case, check: Callable[[Case], str]) -> None:

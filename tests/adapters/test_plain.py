@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from contract import CHECKS, FIELDS, VALUES, Case, prove
+from contract import CHECKS, FIELDS, VALUES, Case, complete, prove
 from torch import Tensor, nn
+from zoo import set_gates
 
 from lpfs.adapters import Plain
 from lpfs.adapters.plain import Each, Fused
+from lpfs.errors import ExactnessError, FieldError, SharedTableError
 
 D = 4
 INPUTS = {name: (0, n) for n, name in enumerate(FIELDS)}
@@ -119,3 +121,87 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.model)
 def test_the_contract(case, check):
     prove("plain", case, check)
+
+
+def test_the_results_are_of_these_models():
+    complete("plain", CASES)
+
+
+def test_a_table_under_two_names_is_refused_unless_untied():
+    adapter = Plain(Each("emb"), inputs=INPUTS)
+    with pytest.raises(SharedTableError, match="Pass untie=True"):
+        adapter.attach(Sharing())
+    model = Sharing()
+    adapter.attach(model, untie=True)
+    assert model.emb["f0"] is not model.emb["f4"]
+    assert model.emb["f0"].weight is model.emb["f4"].weight
+    with pytest.raises(SharedTableError, match="'emb.f4.weight'"):
+        adapter.absorb(model)
+
+
+def test_calls_of_one_module_cannot_be_told_apart():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.item = table()
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return (self.item(ids[:, 0]) * self.item(ids[:, 1])).sum(1)
+
+    model = Twice()
+    with pytest.raises(FieldError, match="cannot be told apart"):
+        Plain({"seen": "item", "shown": "item"}).attach(model)
+
+
+def test_modules_that_torch_does_not_see():
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb, self.rest = {"f0": table()}, [table()]
+            self.top = nn.Linear(1, 1)
+
+    with pytest.raises(FieldError, match="'emb' is a dict: torch does not see .* nn.ModuleDict"):
+        Plain(Each("emb")).attach(Hidden())
+    with pytest.raises(FieldError, match="'rest' is a list: .* nn.ModuleList"):
+        Plain(Each("rest", ["f0"])).attach(Hidden())
+    with pytest.raises(FieldError, match="no module 'embedding'"):
+        Plain(Each("embedding")).attach(Hidden())
+    with pytest.raises(FieldError, match="no module 'embedding'"):
+        Plain(Fused("embedding", SIZES)).attach(Hidden())
+    with pytest.raises(FieldError, match="'top' is a Linear; Each needs"):
+        Plain(Each("top")).attach(Hidden())
+
+
+def test_groups_that_do_not_fit():
+    with pytest.raises(FieldError, match="'emb' holds 8 modules, but 2 fields are named"):
+        Plain(Each("emb", ["f0", "f1"])).attach(ByList())
+    with pytest.raises(FieldError, match="'emb' holds 8 modules, but 0 fields are named"):
+        Plain(Each("emb")).attach(ByList())
+    with pytest.raises(FieldError, match="'rows' has 80 rows, but the fields need 160"):
+        Plain(Fused("rows", dict.fromkeys(FIELDS, 2 * VALUES))).attach(ByOffsets())
+    odd = ByList()
+    odd.emb[1] = nn.Sequential(table(), nn.Tanh())
+    with pytest.raises(FieldError, match="'f1': the width of 'emb.1' is not known"):
+        Plain(Each("emb", FIELDS, reader="top.0")).attach(odd)
+
+
+def test_offsets_that_are_wrong_are_found_before_anything_changes():
+    """Two fields said to stand the other way round: absorbing would move the output."""
+    model, ids = ByOffsets(), (torch.arange(64).reshape(8, 8) % VALUES,)
+    turned = {**dict.fromkeys(("f0",), 20), **dict.fromkeys(FIELDS[1:7], VALUES)}  # f0 would have f1's rows too
+    adapter = Plain(Fused("rows", turned), Fused("wide", turned), inputs=INPUTS)
+    set_gates(adapter.attach(model), [0.5, *[1.0] * 6])
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(ExactnessError, match="absorbing would move the output"):
+        adapter.absorb(model, batch=ids)
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in state.items())
+
+
+def test_the_fused_table_of_a_pruned_model_has_fewer_rows():
+    case = CASES[3]
+    model, adapter, batch = case.fresh(), case.adapter(), case.batch()
+    set_gates(adapter.attach(model), [1.0, 0.0, 1.0, *[0.0] * 5])
+    pruned = adapter.prune(model, adapter.absorb(model), batch=batch, cut=True)
+    assert pruned.model.rows.weight.shape == (2 * VALUES, D)
+    assert pruned.model.wide.weight.shape == (2 * VALUES, 1)
+    assert pruned.model.top[0].in_features == 2 * D

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import re
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
-from contract import CHECKS, FIELDS, NUMBERS, VALUES, Case, prove
+from contract import CHECKS, FIELDS, NUMBERS, VALUES, Case, Log, complete, prove, real
 from torch import Tensor, nn
+from zoo import set_gates
 
-torchrec = pytest.importorskip("torchrec")
+torchrec = real("torchrec")
 
+from torchrec.datasets.utils import Batch as RecBatch  # noqa: E402
 from torchrec.models.deepfm import SimpleDeepFMNN  # noqa: E402
-from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection  # noqa: E402
+from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain  # noqa: E402
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType  # noqa: E402
 from torchrec.modules.embedding_modules import EmbeddingBagCollection  # noqa: E402
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor  # noqa: E402
 
+import lpfs  # noqa: E402
 from lpfs.adapters import TorchRec  # noqa: E402
+from lpfs.errors import AbsenceError, InputError  # noqa: E402
 
 D = 4
 
@@ -112,3 +120,223 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.model)
 def test_the_contract(case, check):
     prove("torchrec", case, check)
+
+
+def test_the_results_are_of_these_models():
+    complete("torchrec", CASES)
+
+
+def test_the_example_runs(capsys):
+    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "torchrec_model.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert "predictions bit-identical: True" in out
+    assert "pruned: certified" in out
+    assert re.search(r"stay: \['t_feature_00', 't_feature_01', 't_feature_02', 't_feature_03'\]", out)
+
+
+# ------------------------------------------------------------------------------- beyond the contract
+
+
+def set_alive(model: nn.Module, adapter: TorchRec, *kept: str, gate: float = 1.0) -> lpfs.Gates:
+    """Put gates on: those named at a value, the others at zero."""
+    gates = adapter.attach(model)
+    set_gates(gates, [gate if name in kept else 0.0 for name in gates.names])
+    return gates
+
+
+def bags(weighted: bool = False, rows: int = 12) -> KeyedJaggedTensor:
+    """Return bags of 0 to 3 ids."""
+    random = torch.Generator().manual_seed(3)
+    lengths = torch.randint(0, 4, (len(FIELDS) * rows,), generator=random)
+    total = int(lengths.sum())
+    return KeyedJaggedTensor.from_lengths_sync(
+        keys=list(FIELDS),
+        values=torch.randint(VALUES, (total,), generator=random),
+        weights=torch.rand(total, generator=random) if weighted else None,
+        lengths=lengths,
+    )
+
+
+@pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_bags_of_any_length_weighted_or_not(pooling, weighted):
+    if weighted and pooling is PoolingType.MEAN:
+        pytest.skip("nn.EmbeddingBag weighs sums alone")
+    configs = [
+        EmbeddingBagConfig(
+            name=f"t_{name}", embedding_dim=D, num_embeddings=VALUES, feature_names=[name], pooling=pooling
+        )
+        for name in FIELDS
+    ]
+    model = Own()
+    model.ebc = EmbeddingBagCollection(tables=configs, is_weighted=weighted)
+    adapter, data = TorchRec(readers={"ebc": "top.0"}), (bags(weighted),)
+    before = model(*data)
+    gates = adapter.attach(model)
+    assert torch.equal(model(*data), before)
+    set_gates(gates, [0.5, 1.0, 0.0, 2.0, -1.0, 0.0, -0.5, 4.0])
+    gated = model(*data)
+    selection = adapter.absorb(model, batch=data)
+    assert torch.equal(model(*data), gated)
+    for cut in (False, True):
+        pruned = adapter.prune(model, selection, batch=data, cut=cut)
+        assert pruned.certificate.certified
+        assert pruned.model.ebc.is_weighted() is weighted
+        assert {each.pooling for each in pruned.model.ebc.embedding_bag_configs()} == {pooling}
+
+
+def test_the_smaller_configuration_makes_the_same_model_anew():
+    """What was pruned is a plain DLRM: one built from its configurations takes its checkpoint."""
+    adapter, data = TorchRec(dense=None), both(*Log(1).rows(12)[:2])
+    model = DLRM(collection(), NUMBERS, [8, D], [32, 1])
+    set_alive(model, adapter, "f1", "f4", "f6", gate=0.5)
+    selection = adapter.absorb(model)
+    pruned = adapter.prune(model, selection, batch=data, cut=True)
+    configs = pruned.model.sparse_arch.embedding_bag_collection.embedding_bag_configs()
+    assert [each.feature_names for each in configs] == [["f1"], ["f4"], ["f6"]]
+    assert type(pruned.model) is DLRM
+    assert type(pruned.model.sparse_arch.embedding_bag_collection) is EmbeddingBagCollection
+    anew = DLRM(EmbeddingBagCollection(tables=list(configs)), NUMBERS, [8, D], [32, 1])
+    anew.load_state_dict(pruned.model.state_dict())
+    numbers, features = adapter.narrow(model, data, pruned.model)
+    assert features.keys() == ["f1", "f4", "f6"]
+    assert torch.equal(anew(numbers, features), pruned.model(numbers, features))
+    assert torch.equal(anew(*data), pruned.model(*data))  # features that nobody looks up may stay in the batch
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.feed is both], ids=lambda case: case.model)
+@pytest.mark.parametrize("cut", [False, True])
+def test_the_dense_branch_may_go(case, cut):
+    model, adapter, data = case.fresh(), case.adapter(), case.batch()
+    set_alive(model, adapter, "f0", "f1", "f5")
+    selection = adapter.absorb(model, batch=data)
+    assert selection.dropped[0] == "dense"
+    pruned = adapter.prune(model, selection, batch=data, cut=cut)
+    assert pruned.certificate.certified
+    assert "dense" in pruned.certificate.checked
+    assert not any("dense_arch" in name for name, _ in pruned.model.named_parameters())
+    assert "dense" not in adapter.sites(pruned.model)
+
+
+def test_a_pruned_model_is_searched_and_pruned_again():
+    adapter, data = TorchRec(readers={"ebc": "top.0"}), (jagged(Log(2).rows(12)[0]),)
+    model = Own(shared=True)
+    set_alive(model, adapter, "f0", "f1", "f3", "f4", gate=0.5)
+    one = adapter.prune(model, adapter.absorb(model), batch=data).model
+    assert list(adapter.sites(one)) == ["f0", "f4", "f1", "f3"]
+    assert "t_f2" not in one.ebc.embedding_bags
+    set_alive(one, adapter, "f1", "f4", gate=2.0)
+    gated = one(*data)
+    selection = adapter.absorb(one)
+    assert torch.equal(one(*data), gated)
+    for cut in (False, True):
+        two = adapter.prune(one, selection, batch=data, cut=cut)
+        assert two.certificate.certified
+        assert set(two.certificate.checked) == {"f0", "f3"}
+        assert list(two.model.ebc.embedding_bags) == ["t_f0", "t_f1"]
+        assert [each.feature_names for each in two.model.ebc.embedding_bag_configs()] == [["f4"], ["f1"]]
+
+
+def test_one_feature_in_two_tables_has_one_gate():
+    tables = [("one", ["f0", "f1"]), ("two", ["f0"]), ("three", ["f2"])]
+    configs = [
+        EmbeddingBagConfig(name=n, embedding_dim=D, num_embeddings=VALUES, feature_names=f) for n, f in tables
+    ]
+    model = Own()
+    model.ebc = EmbeddingBagCollection(tables=configs)
+    model.top = nn.Linear(4 * D, 1)
+    adapter, data = TorchRec(readers={"ebc": "top"}), (jagged(Log(2).rows(12)[0]),)
+    assert model.ebc(data[0]).keys() == ["f0@one", "f1", "f0@two", "f2"]
+    assert {name: len(places) for name, places in adapter.sites(model).items()} == {"f0": 2, "f1": 1, "f2": 1}
+    set_alive(model, adapter, "f1", "f2", gate=0.5)
+    selection = adapter.absorb(model, batch=data)
+    zeros = adapter.prune(model, selection, batch=data)
+    assert zeros.certificate.certified
+    assert zeros.model.ebc(data[0]).keys() == ["f0@one", "f1", "f0@two", "f2"]
+    cut = adapter.prune(model, selection, batch=data, cut=True)
+    assert cut.certificate.certified
+    assert cut.model.top.in_features == 2 * D
+
+
+def test_every_feature_of_a_collection_may_go():
+    adapter, data = TorchRec(readers={"ebc": "top.0"}), (jagged(Log(2).rows(12)[0]),)
+    model = Own()
+    set_alive(model, adapter)
+    selection = adapter.absorb(model)
+    pruned = adapter.prune(model, selection, batch=data)
+    assert pruned.certificate.certified
+    assert not list(pruned.model.ebc.parameters())
+    with pytest.raises(AbsenceError, match="every feature of 'ebc' is dropped"):
+        adapter.prune(model, selection, batch=data, cut=True)
+
+
+def test_a_model_inside_another_one():
+    adapter = TorchRec()
+    ids, numbers, labels = Log(2).rows(12)
+    data = RecBatch(dense_features=numbers, sparse_features=jagged(ids), labels=labels)
+    model = DLRMTrain(DLRM(collection(), NUMBERS, [8, D], [32, 1]))
+    assert adapter.sites(model)["f0"] == [
+        lpfs.Site("model.sparse_arch.embedding_bag_collection.embedding_bags.t_f0")
+    ]
+    set_alive(model, adapter, "dense", "f0", "f2")
+    pruned = adapter.prune(model, adapter.absorb(model), batch=data, cut=True)
+    assert pruned.certificate.certified
+    assert pruned.model.model.sparse_arch.sparse_feature_names == ["f0", "f2"]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_the_next_step_is_that_of_the_absorbed_model(cut):
+    adapter, data = TorchRec(), both(*Log(2).rows(32)[:2])
+    model = DLRM_DCN(collection(), NUMBERS, [8, D], [32, 1], 2, 3)
+    gates = adapter.attach(model)
+    optimizer = torch.optim.Adagrad(gates.model_parameters(), lr=0.1)
+
+    def step(one: nn.Module, its: torch.optim.Optimizer) -> None:
+        its.zero_grad()
+        adapter.loss(one(*data), torch.arange(32) % 2 * 1.0).backward()
+        its.step()
+
+    for _ in range(3):
+        step(model, optimizer)
+    set_gates(gates, [1.0, 2.0, 0.0, 0.5, *[0.0] * 5])
+    pruned = adapter.prune(model, adapter.absorb(model, optimizer), batch=data, optimizer=optimizer, cut=cut)
+    step(model, optimizer)
+    step(pruned.model, pruned.optimizer)
+    for path in ("embedding_bags.t_f0.weight", "embedding_bags.t_f2.weight"):
+        inside = f"sparse_arch.embedding_bag_collection.{path}"
+        before, after = (one.get_parameter(inside) for one in (model, pruned.model))
+        if cut:  # sums of 12 instead of 36 terms
+            torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
+        else:
+            assert torch.equal(after, before)
+
+
+def test_what_cannot_be_done_is_said():
+    with pytest.raises(InputError, match="has no EmbeddingBagCollection"):
+        TorchRec().attach(nn.Linear(1, 1))
+    model, data = Own(), (jagged(Log(2).rows(12)[0]),)
+    set_alive(model, TorchRec(), "f0")
+    selection = lpfs.absorb(model)
+    with pytest.raises(InputError, match="it is not known what reads 'ebc'; say so, TorchRec"):
+        TorchRec().prune(model, selection, batch=data, cut=True)
+    with pytest.raises(AbsenceError, match="'top' is a Sequential, no nn.Linear"):
+        TorchRec(readers={"ebc": "top"}).prune(model, selection, batch=data, cut=True)
+    with pytest.raises(InputError, match="no field 'x'"):
+        TorchRec().attach(Own(), ["f0", "x"])
+
+    class Other(EmbeddingBagCollection):
+        pass
+
+    model = Own()
+    model.ebc = Other(tables=collection().embedding_bag_configs())
+    set_alive(model, TorchRec(), "f0")
+    with pytest.raises(InputError, match="'ebc' is a Other"):
+        TorchRec().prune(model, lpfs.absorb(model), batch=data)
+
+
+def test_a_search_needs_as_many_batches_as_steps():
+    ids, _, labels = Log(2).rows(12)
+    model = Own()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InputError, match="there were 2 batches for a search of 300 steps"):
+        TorchRec().search(model, [((jagged(ids),), labels[:, None])] * 2, optimizer, steps=300, keep=2)

@@ -41,9 +41,10 @@ def other_feature(batch: Any, name: str) -> Any:
 
 
 def _with_other_ids(features: Any, name: str) -> Any:
-    if name not in features.keys():
+    keys = features.keys()
+    if name not in keys:
         return features
-    at = features.keys().index(name)
+    at = keys.index(name)
     start, stop = features.offset_per_key()[at], features.offset_per_key()[at + 1]
     other = other_values(features.values()[start:stop], 1) if stop > start else None
     if other is None:
@@ -52,7 +53,7 @@ def _with_other_ids(features: Any, name: str) -> Any:
     values[start:stop] = other
     varying = features.variable_stride_per_key()
     return KeyedJaggedTensor(
-        keys=features.keys(),
+        keys=keys,
         values=values,
         weights=features.weights_or_none(),
         lengths=features.lengths(),
