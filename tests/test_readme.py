@@ -14,7 +14,11 @@ from torch.nn import functional
 import lpfs
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"torchrec_model.py": "torchrec"}
+PACKAGES = {
+    "deepctr_model.py": "deepctr_torch",
+    "fuxictr_model.py": "fuxictr",
+    "torchrec_model.py": "torchrec",
+}
 README = (ROOT / "README.md").read_text("utf-8")
 
 

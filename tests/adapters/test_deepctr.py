@@ -1,4 +1,4 @@
-"""DeepCTR-Torch under the contract of all adapters, and what it alone has: one matrix, histories, shared tables."""
+"""DeepCTR-Torch under the contract of all adapters, and what it alone has: one matrix, histories, a trainer."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import pickle
 from typing import Any
 
 import pytest
-
-pytest.importorskip("deepctr_torch")
-
 import torch
-from contract import CHECKS, FIELDS, NUMBERS, TRUE, VALUES, Case, Log, prove
-from deepctr_torch import models
-from deepctr_torch.inputs import DenseFeat, SparseFeat, VarLenSparseFeat
-from deepctr_torch.models.multitask import MMOE, PLE, SharedBottom
+from contract import CHECKS, FIELDS, NUMBERS, TRUE, VALUES, Case, Log, complete, prove, real
 from loud import loud
 from torch import Tensor
 from zoo import set_gates
 
-import lpfs
-from lpfs.adapters import DeepCTR
-from lpfs.errors import AbsenceError, InputError, LeakError, SharedTableError
-from lpfs.gates.logits import logits_of, max_change
+real("deepctr_torch")
+
+from deepctr_torch import models  # noqa: E402
+from deepctr_torch.inputs import DenseFeat, SparseFeat, VarLenSparseFeat  # noqa: E402
+from deepctr_torch.models.multitask import MMOE, PLE, SharedBottom  # noqa: E402
+
+import lpfs  # noqa: E402
+from lpfs.adapters import DeepCTR  # noqa: E402
+from lpfs.errors import AbsenceError, InputError, LeakError, SharedTableError  # noqa: E402
+from lpfs.gates.logits import logits_of, max_change  # noqa: E402
 
 DIM = 4
 IDS = [SparseFeat(name, VALUES, DIM) for name in FIELDS]
@@ -111,6 +111,10 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_contract(name: str, check: Any) -> None:
     prove("deepctr", CASES[name], check)
+
+
+def test_the_table_has_these_models_and_no_others():
+    complete("deepctr", list(CASES.values()))
 
 
 def gated(adapter: DeepCTR, model: Any, dropped: tuple[str, ...], batch: Any) -> lpfs.Selection:
@@ -269,6 +273,22 @@ def test_pruned_with_zeros_it_holds_nothing_of_the_dropped_tables():
     listed = [each for several, *_ in pruned.model.regularization_weight for each in several]
     assert {id(each[1] if isinstance(each, tuple) else each) for each in listed} <= own
     assert torch.allclose(pruned.model.get_regularization_loss(), before)  # what was dropped is zero by now
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_step_of_a_search_is_one_of_its_trainer_where_the_optimizer_is_its_own(own: bool) -> None:
+    """Its trainer sums the loss over rows; Adagrad's state of there would stop weights at gradients of a mean."""
+    adapter, model = DeepCTR(), loud(deepfm(IDS, IDS))
+    other = copy.deepcopy(model)
+    ids, _, labels = Log().rows(50)
+    for each in (model, other):
+        each.compile(torch.optim.SGD(each.parameters(), lr=0.001), "binary_crossentropy")
+    optimizer = model.optim if own else torch.optim.SGD(model.parameters(), lr=0.001)
+    adapter.search(model, [(ids.float(), labels)], optimizer, steps=1, penalty=0.0)
+    given = {name: ids[:, n].numpy() for n, name in enumerate(FIELDS)}
+    other.fit(given, labels.numpy(), batch_size=50, verbose=0)
+    same = [torch.allclose(each, dict(model.named_parameters())[path]) for path, each in other.named_parameters()]
+    assert all(same) == own
 
 
 def test_a_search_adds_what_deepctr_adds_to_its_loss_for_each_row():

@@ -6,23 +6,23 @@ import json
 from typing import Any
 
 import pytest
-
-pytest.importorskip("fuxictr")
-
-import fuxi_zoo
 import torch
-from contract import CHECKS, FIELDS, NUMBERS, TRUE, VALUES, Case, Log, prove
-from fuxictr.features import FeatureMap
-from fuxictr.preprocess import FeatureProcessor
-from fuxictr.pytorch.layers import LogisticRegression, MLP_Block
+from contract import CHECKS, FIELDS, NUMBERS, TRUE, VALUES, Case, Log, complete, prove, real
 from loud import loud
 from torch import Tensor
 from zoo import set_gates
 
-import lpfs
-from lpfs.adapters import FuxiCTR
-from lpfs.errors import AbsenceError, FieldError, InputError, LeakError, SharedTableError
-from lpfs.gates.logits import logits_of, max_change
+real("fuxictr")
+
+import fuxi_zoo  # noqa: E402
+from fuxictr.features import FeatureMap  # noqa: E402
+from fuxictr.preprocess import FeatureProcessor  # noqa: E402
+from fuxictr.pytorch.layers import LogisticRegression, MLP_Block  # noqa: E402
+
+import lpfs  # noqa: E402
+from lpfs.adapters import FuxiCTR  # noqa: E402
+from lpfs.errors import AbsenceError, FieldError, InputError, LeakError, SharedTableError  # noqa: E402
+from lpfs.gates.logits import logits_of, max_change  # noqa: E402
 
 IDS = {name: {"type": "categorical", "vocab_size": VALUES} for name in FIELDS}
 COLUMNS = {f"n{n}": {"type": "numeric"} for n in range(NUMBERS)}
@@ -45,6 +45,10 @@ CASES = {name: case(name) for name in ("DNN", "DeepFM", "DCNv2", "AutoInt", "Fin
 @pytest.mark.parametrize("name", CASES)
 def test_the_contract(name: str, check: Any) -> None:
     prove("fuxictr", CASES[name], check)
+
+
+def test_the_table_has_these_models_and_no_others():
+    complete("fuxictr", list(CASES.values()))
 
 
 def gated(adapter: FuxiCTR, model: Any, dropped: tuple[str, ...], batch: Any) -> lpfs.Selection:

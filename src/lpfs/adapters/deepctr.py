@@ -8,7 +8,7 @@ linear, dnn = adapter.columns(model, selection)       # the feature columns that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -99,6 +99,40 @@ class DeepCTR(Builds):
     def attach(self, model: nn.Module, fields: Sequence[str] | None = None, **settings: Any) -> Gates:
         """Put gates on all feature columns, or those named, in place; its predictions stay bit-identical."""
         return super().attach(self.prepare(model), fields, **settings)
+
+    def search(
+        self,
+        model: nn.Module,
+        batches: Iterable[tuple[Any, Tensor]],
+        optimizer: torch.optim.Optimizer,
+        **settings: Any,
+    ) -> Selection:
+        """Train the model and its gates together, in place, and return which fields it needs.
+
+        DeepCTR-Torch's ``fit`` sums its loss over rows, and the state of the model's own optimizer is on that scale:
+        with that optimizer the gradients of the weights are as there. The gates' are those of the mean.
+        """
+        if optimizer is not getattr(model, self.own_optimizer, None):
+            return super().search(model, batches, optimizer, **settings)
+        rows = 1
+
+        def counted() -> Iterator[tuple[Any, Tensor]]:
+            nonlocal rows
+            for batch, labels in batches:
+                rows = len(labels)
+                yield batch, labels
+
+        def scale(*_: Any) -> None:
+            for group in optimizer.param_groups:
+                for each in group["params"]:
+                    if each.grad is not None:
+                        each.grad.mul_(rows)
+
+        handle = optimizer.register_step_pre_hook(scale)
+        try:
+            return super().search(model, counted(), optimizer, **settings)
+        finally:
+            handle.remove()
 
     # ------------------------------------------------------------------------------ a smaller model
 
