@@ -2,8 +2,8 @@
 
     python examples/deepctr_model.py        # needs deepctr-torch: pip install 'lpfs[deepctr]'
 
-The log is made up, so that the truth is known: of 16 fields only the first 4 decide about a click, 4 more are noisy
-copies of them, the rest is noise, and so are two of the three numbers.
+The log is made up, so that the truth is known: of 16 fields only the first 4 decide about a click, 4 more are
+noisy copies of them, the rest is noise, and so are two of the three numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COLUMNS = [SparseFeat(name, VALUES, DIM) if name.startswith("field") else DenseF
 
 
 def make(linear: list[Any], dnn: list[Any]) -> xDeepFM:
-    model = xDeepFM(linear, dnn, dnn_hidden_units=(32,), cin_layer_size=(16, 8), init_std=0.01)
+    model = xDeepFM(linear, dnn, dnn_hidden_units=(32,), cin_layer_size=(8, 4), init_std=0.01)
     model.compile(torch.optim.Adagrad(model.parameters(), lr=0.03), "binary_crossentropy", ["auc"])
     return model
 
@@ -53,12 +53,12 @@ def log(rows: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 def main(steps: int = 600) -> Pruned:
     torch.manual_seed(0)
     started = time.perf_counter()
-    model, stream, adapter = make(COLUMNS, COLUMNS), log(512, seed=1), DeepCTR(make)
+    model, stream, adapter = make(COLUMNS, COLUMNS), log(256, seed=1), DeepCTR(make)
     held_out, clicks = next(log(20_000, seed=2))
 
-    rows, labels = next(log(512 * steps, seed=3))
+    rows, labels = next(log(256 * steps, seed=3))
     given = {name: rows[:, n].numpy() for n, name in enumerate(NAMES)}
-    model.fit(given, labels.numpy(), batch_size=512, verbose=0)  # the training you have already done
+    model.fit(given, labels.numpy(), batch_size=256, verbose=0)  # the training you have already done
     loss = adapter.loss(adapter.call(model, held_out), clicks)
     print(f"trained on all {len(NAMES)} fields: held-out log loss {loss:.4f}")
 

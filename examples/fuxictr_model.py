@@ -1,9 +1,10 @@
-"""A FuxiCTR model: gates on its DeepFM, search, gates off, a DeepFM of the kept fields and FuxiCTR's feature_map for it.
+"""A FuxiCTR model: gates on its DeepFM, search, gates off, a smaller DeepFM and FuxiCTR's feature_map for it.
 
     python examples/fuxictr_model.py        # needs fuxictr: pip install 'lpfs[fuxictr]'
 
-FuxiCTR's wheel has the layers; models such as this one are copied from its model zoo. The log is made up, so that the
-truth is known: of 16 fields only the first 4 decide about a click, 4 more are noisy copies of them, the rest is noise.
+FuxiCTR's wheel has the layers; models such as this one are copied from its model zoo. The log is made up, so that
+the truth is known: of 16 fields only the first 4 decide about a click, 4 more are noisy copies of them, the rest
+is noise.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class DeepFM(BaseModel):  # type: ignore[misc]
 
 
 def describe(folder: str) -> FeatureMap:
-    """What FuxiCTR's preprocessing leaves in feature_map.json."""
+    """Return what FuxiCTR's preprocessing leaves in feature_map.json."""
     feature_map = FeatureMap("clicks", folder)
     feature_map.features = OrderedDict(
         (name, {"source": "", "type": "categorical", "vocab_size": VALUES}) for name in NAMES
@@ -68,7 +69,7 @@ class Log:
         self.random = torch.Generator().manual_seed(0)
         self.effects = 1.5 * torch.randn(TRUE, VALUES, generator=self.random)
 
-    def batch(self, rows: int = 512) -> dict[str, Tensor]:
+    def batch(self, rows: int = 256) -> dict[str, Tensor]:
         ids = torch.randint(VALUES, (rows, FIELDS), generator=self.random)
         copied = torch.rand(rows, COPIES, generator=self.random) < 0.7
         ids[:, TRUE : TRUE + COPIES] = torch.where(copied, ids[:, :COPIES], ids[:, TRUE : TRUE + COPIES])

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import runpy
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +20,11 @@ real("deepctr_torch")
 
 from deepctr_torch import models  # noqa: E402
 from deepctr_torch.inputs import DenseFeat, SparseFeat, VarLenSparseFeat  # noqa: E402
-from deepctr_torch.models.multitask import MMOE, PLE, SharedBottom  # noqa: E402
+from deepctr_torch.models.multitask import ESMM, MMOE, PLE, SharedBottom  # noqa: E402
 
 import lpfs  # noqa: E402
 from lpfs.adapters import DeepCTR  # noqa: E402
-from lpfs.errors import AbsenceError, InputError, LeakError, SharedTableError  # noqa: E402
+from lpfs.errors import AbsenceError, InputError, LeakError, MissingPackageError, SharedTableError  # noqa: E402
 from lpfs.gates.logits import logits_of, max_change  # noqa: E402
 
 DIM = 4
@@ -115,6 +118,23 @@ def test_the_contract(name: str, check: Any) -> None:
 
 def test_the_table_has_these_models_and_no_others():
     complete("deepctr", list(CASES.values()))
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "deepctr_model.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert "predictions bit-identical: True" in out
+    assert "pruned: certified" in out
+    assert "columns that stay: ['field_00', 'field_01', 'field_02', 'field_03', 'number_0']" in out
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = CASES["DeepFM"].fresh()
+    package = "deepctr_torch"
+    for name in [package, *(each for each in sys.modules if each.startswith(package + "."))]:
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    with pytest.raises(MissingPackageError, match=r"needs deepctr_torch .* pip install 'lpfs\[deepctr\]'"):
+        DeepCTR().sites(model)
 
 
 def gated(adapter: DeepCTR, model: Any, dropped: tuple[str, ...], batch: Any) -> lpfs.Selection:
@@ -237,6 +257,26 @@ def test_tables_of_a_model_that_it_hides_are_found_by_the_leak_check():
         adapter.prune(model, selection, batch=batch)
 
 
+def test_predictions_that_are_made_of_one_another_have_all_logits_checked_and_a_loss_of_their_own():
+    """ESMM runs one activation for both, and multiplies what it gives."""
+
+    class Chain(DeepCTR):
+        def loss(self, output: Any, labels: Tensor) -> Tensor:
+            click, bought = torch.sigmoid(output).unbind(1)
+            chances = torch.stack([click, click * bought], dim=1)
+            return torch.nn.functional.binary_cross_entropy(chances, labels)
+
+    adapter, model, batch = Chain(), loud(ESMM(IDS, tower_dnn_hidden_units=(8,))), Log(2).rows(64)[0].float()
+    logits = adapter.call(model, batch)
+    want = torch.sigmoid(logits)
+    assert torch.allclose(model(batch), torch.stack([want[:, 0], want.prod(1)], 1))
+    labels = torch.randint(2, (64, 2)).float()
+    optimizer = torch.optim.Adagrad(model.parameters())
+    with pytest.raises(InputError, match="ESMM: its predictions are made of one another"):
+        DeepCTR().search(model, [(batch, labels)], optimizer, steps=1, penalty=0.0)
+    assert adapter.search(model, [(batch, labels)], optimizer, steps=1, penalty=0.0).kept == FIELDS
+
+
 # ----------------------------------------------------------------------------------------- trainer
 
 
@@ -309,6 +349,9 @@ def test_what_is_wrong_is_said():
         DeepCTR().sites(torch.nn.Linear(1, 1))
     with pytest.raises(InputError, match=r"DeepCTR\(make=lambda"):
         DeepCTR().prune(model, gated(DeepCTR(), model, ("f7",), batch), batch=batch, cut=True)
+    line = models.DeepFM(IDS, IDS, task="regression", **HIDDEN)
+    with pytest.raises(InputError, match="DeepFM: not all of its tasks are binary"):
+        DeepCTR().search(line, [], torch.optim.SGD(line.parameters()), steps=1, penalty=0.0)
     large = [SparseFeat("user", 2**24 + 1, 1)]
     with pytest.raises(InputError, match="16,777,217 values, but DeepCTR-Torch passes ids as float32"):
         DeepCTR().attach(models.DeepFM(large, large, dnn_hidden_units=(2,)))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +24,14 @@ from fuxictr.pytorch.layers import LogisticRegression, MLP_Block  # noqa: E402
 
 import lpfs  # noqa: E402
 from lpfs.adapters import FuxiCTR  # noqa: E402
-from lpfs.errors import AbsenceError, FieldError, InputError, LeakError, SharedTableError  # noqa: E402
+from lpfs.errors import (  # noqa: E402
+    AbsenceError,
+    FieldError,
+    InputError,
+    LeakError,
+    MissingPackageError,
+    SharedTableError,
+)
 from lpfs.gates.logits import logits_of, max_change  # noqa: E402
 
 IDS = {name: {"type": "categorical", "vocab_size": VALUES} for name in FIELDS}
@@ -49,6 +59,23 @@ def test_the_contract(name: str, check: Any) -> None:
 
 def test_the_table_has_these_models_and_no_others():
     complete("fuxictr", list(CASES.values()))
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "fuxictr_model.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert "predictions bit-identical: True" in out
+    assert "pruned: certified" in out
+    assert "feature_map now has ['field_00', 'field_01', 'field_02', 'field_03']" in out
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = CASES["DeepFM"].fresh()
+    package = "fuxictr"
+    for name in [package, *(each for each in sys.modules if each.startswith(package + "."))]:
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    with pytest.raises(MissingPackageError, match=r"needs fuxictr .* pip install 'lpfs\[fuxictr\]'"):
+        FuxiCTR().sites(model)
 
 
 def gated(adapter: FuxiCTR, model: Any, dropped: tuple[str, ...], batch: Any) -> lpfs.Selection:
@@ -353,6 +380,10 @@ def test_what_is_wrong_is_said():
         next(FuxiCTR().batches(model, []))
     with pytest.raises(InputError, match=r"logits \(4, 1\), but labels are \(5,\)"):
         FuxiCTR().loss(torch.zeros(4, 1), torch.zeros(5))
+
+    line = fuxi_zoo.DNN(fuxi_zoo.feature_map(IDS), task="regression")
+    with pytest.raises(InputError, match="DNN: not all of its tasks are binary"):
+        FuxiCTR().search(line, [], line.optimizer, steps=1, penalty=0.0)
 
     class NoEnd(fuxi_zoo.DNN):
         def forward(self, inputs: Any) -> Any:

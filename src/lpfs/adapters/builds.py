@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -62,6 +62,10 @@ class Builds(Adapter):
         """Return which indices of a dimension of a parameter stay, of so many; None if that is not known."""
         return self.layout(model).stays(before, after, kept)
 
+    def other_loss(self, model: nn.Module) -> str | None:
+        """Return why the loss of this model is not the cross entropy of its logits; None if it is."""
+        return None
+
     def tidy(self, smaller: nn.Module) -> None:
         """Let go of what a copied model still holds of the dropped fields, in place."""
 
@@ -72,12 +76,12 @@ class Builds(Adapter):
         ends = self.activations(model)
         with _inputs_to(ends) as found:
             model(batch)
-        if not ends or any(each is None for each in found):
+        if not ends or not all(found):
             raise InputError(
                 f"{type(model).__name__} does not run the activation at its end, so that its logits are not "
                 f"known: write a {type(self).__name__} of your own whose call(model, batch) returns them"
             )
-        given = [self.logits(end, each) for end, each in zip(ends, found, strict=True) if each is not None]
+        given = [self.logits(end, each) for end, several in zip(ends, found, strict=True) for each in several]
         return torch.cat([each.reshape(len(each), -1) for each in given], dim=1)
 
     def loss(self, output: Any, labels: Tensor) -> Tensor:
@@ -88,6 +92,22 @@ class Builds(Adapter):
         return super().loss(output, wanted)
 
     # --------------------------------------------------------------------------------------- verbs
+
+    def search(
+        self,
+        model: nn.Module,
+        batches: Iterable[tuple[Any, Tensor]],
+        optimizer: torch.optim.Optimizer,
+        **settings: Any,
+    ) -> Selection:
+        """Train the model and its gates together, in place (see :meth:`Adapter.search`)."""
+        reason = self.other_loss(model)
+        if reason is not None and type(self).loss is Builds.loss:
+            raise InputError(
+                f"{type(model).__name__}: {reason}, so that its loss is not the cross entropy of its logits; write "
+                f"a {type(self).__name__} of your own with loss(logits, labels)"
+            )
+        return super().search(model, batches, optimizer, **settings)
 
     def absorb(self, model: nn.Module, optimizer: Any = None, **settings: Any) -> Selection:
         """Move the gates into the weights, in place, all or nothing; the model's own optimizer goes along."""
@@ -159,13 +179,13 @@ class Builds(Adapter):
 
 
 @contextmanager
-def _inputs_to(modules: Sequence[nn.Module]) -> Iterator[list[Tensor | None]]:
-    """Collect what goes into these modules while the block runs."""
-    found: list[Tensor | None] = [None] * len(modules)
+def _inputs_to(modules: Sequence[nn.Module]) -> Iterator[list[list[Tensor]]]:
+    """Collect what goes into each of these modules, once or several times, while the block runs."""
+    found: list[list[Tensor]] = [[] for _ in modules]
 
     def collector(number: int) -> Any:
         def collect(module: nn.Module, args: Any) -> None:
-            found[number] = args[0].clone()  # some layers add their bias in place
+            found[number].append(args[0].clone())  # some layers add their bias in place
 
         return collect
 

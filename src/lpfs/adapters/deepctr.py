@@ -24,15 +24,14 @@ from lpfs.adapters.deepctr_columns import (
     refuse_large,
     separate,
 )
+from lpfs.adapters.deepctr_inputs import INPUTS, OtherColumns, Through
 from lpfs.adapters.layout import Layout
 from lpfs.adapters.need import package
 from lpfs.errors import AbsenceError
-from lpfs.gates.leak import Where, other_values
+from lpfs.gates.leak import Where
 from lpfs.gates.module import Gates
 from lpfs.gates.sites import Site, SiteLike
 from lpfs.schema import Selection
-
-INPUTS = "lpfs_inputs"
 
 
 class DeepCTR(Builds):
@@ -109,8 +108,8 @@ class DeepCTR(Builds):
     ) -> Selection:
         """Train the model and its gates together, in place, and return which fields it needs.
 
-        DeepCTR-Torch's ``fit`` sums its loss over rows, and the state of the model's own optimizer is on that scale:
-        with that optimizer the gradients of the weights are as there. The gates' are those of the mean.
+        DeepCTR-Torch's ``fit`` sums its loss over rows, and the state of the model's own optimizer is on that
+        scale: with that optimizer the gradients of the weights are as there. The gates' are those of the mean.
         """
         if optimizer is not getattr(model, self.own_optimizer, None):
             return super().search(model, batches, optimizer, **settings)
@@ -213,34 +212,15 @@ class DeepCTR(Builds):
         end: Any = getattr(model, "out", None)
         return list(end) if isinstance(end, nn.ModuleList) else [] if end is None else [end]
 
+    def other_loss(self, model: nn.Module) -> str | None:
+        """Return why the loss is another: a regression, or predictions that are products of others."""
+        ends = self.activations(model)
+        if any(getattr(each, "task", "binary") != "binary" for each in ends):
+            return "not all of its tasks are binary"
+        together = len(ends) < int(getattr(model, "num_tasks", 1))
+        return "its predictions are made of one another" if together else None
+
     def logits(self, activation: nn.Module, given: Tensor) -> Tensor:
         """Return what a prediction layer is given, and its bias."""
         bias = getattr(activation, "bias", None)
         return given if bias is None else given + bias
-
-
-class Through:
-    """Before the model's forward: X goes through a module, on which gates of its columns can be."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def __call__(self, model: nn.Module, args: Any) -> Any:
-        """Return the arguments with X replaced."""
-        return (self.module(args[0]), *args[1:])
-
-
-class OtherColumns:
-    """Returns X with other values in some columns, for the leak check."""
-
-    def __init__(self, spans: tuple[tuple[int, int], ...]) -> None:
-        self.spans = spans
-
-    def __call__(self, batch: Tensor) -> Tensor:
-        """Return a changed copy; the batch itself where its columns have one value only."""
-        result = batch.clone()
-        for start, stop in self.spans:
-            others = other_values(batch[:, start:stop], 1)
-            if others is not None:
-                result[:, start:stop] = others
-        return batch if torch.equal(result, batch) else result

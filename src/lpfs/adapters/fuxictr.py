@@ -150,6 +150,11 @@ class FuxiCTR(Builds):
             widths[name] = spec.get("emb_output_dim", width_of(model, name, spec))
         return Layout(widths, tuple(widths))
 
+    def other_loss(self, model: nn.Module) -> str | None:
+        """Return why the loss is another: a regression."""
+        binary = all(isinstance(each, nn.Sigmoid) for each in self.activations(model))
+        return None if binary else "not all of its tasks are binary"
+
     def activations(self, model: nn.Module) -> list[nn.Module]:
         """Return ``output_activation``, one a task."""
         end: Any = getattr(model, "output_activation", None)
