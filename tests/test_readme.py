@@ -14,11 +14,7 @@ from torch.nn import functional
 import lpfs
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {
-    "deepctr_model.py": "deepctr_torch",
-    "fuxictr_model.py": "fuxictr",
-    "torchrec_model.py": "torchrec",
-}
+PACKAGES = {"torchrec_model.py": "torchrec", "fuxictr_model.py": "fuxictr", "deepctr_model.py": "deepctr_torch"}
 README = (ROOT / "README.md").read_text("utf-8")
 
 

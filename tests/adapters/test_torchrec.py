@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor  # noqa: E402
 
 import lpfs  # noqa: E402
 from lpfs.adapters import TorchRec  # noqa: E402
-from lpfs.errors import AbsenceError, InputError  # noqa: E402
+from lpfs.adapters.torchrec_batches import inputs_of  # noqa: E402
+from lpfs.data.batches.batch import Batch  # noqa: E402
+from lpfs.errors import AbsenceError, InputError, StateError  # noqa: E402
+from lpfs.schema import Field, Schema  # noqa: E402
 
 D = 4
 
@@ -77,6 +81,11 @@ def sparse(ids: Tensor, numbers: Tensor) -> tuple[KeyedJaggedTensor]:
     return (jagged(ids),)
 
 
+def untied(model: nn.Module) -> nn.Module:
+    TorchRec().untie(model)
+    return model
+
+
 CASES = [
     # without the dense token a DLRM has products of two fields alone: f0 by itself could not be heard
     Case(
@@ -111,6 +120,12 @@ CASES = [
         "own model, shared tables",
         lambda: Own(shared=True),
         lambda: TorchRec(readers={"ebc": ("top.0", 0)}),
+        sparse,
+    ),
+    Case(
+        "own model, shared tables, untied",
+        lambda: untied(Own(shared=True)),
+        lambda: TorchRec(readers={"ebc": "top.0"}),
         sparse,
     ),
 ]
@@ -258,6 +273,64 @@ def test_one_feature_in_two_tables_has_one_gate():
     assert cut.model.top.in_features == 2 * D
 
 
+def test_untied_tables_have_the_weights_and_columns_of_before():
+    model, data = Own(shared=True), (jagged(Log(2).rows(12)[0]),)
+    before, keys = model(*data), model.ebc(*data).keys()
+    weights = {name: each.weight for name, each in model.ebc.embedding_bags.items()}
+    untied(model)
+    assert torch.equal(model(*data), before)
+    assert model.ebc(*data).keys() == keys == ["f0", "f4", "f1", "f5", "f2", "f3", "f6", "f7"]
+    assert list(model.ebc.embedding_bags) == ["t_f0", "t_f0_f4", "t_f1", "t_f1_f5", "t_f2", "t_f3", "t_f6", "t_f7"]
+    for name in ("t_f0", "t_f0_f4"):
+        made = model.ebc.embedding_bags[name].weight
+        assert torch.equal(made, weights["t_f0"])
+        assert made is not weights["t_f0"]
+    collection_now = model.ebc
+    untied(model)
+    assert model.ebc is collection_now  # nothing is left to untie
+    TorchRec().attach(model)
+    with pytest.raises(StateError, match="untie its tables before attach"):
+        untied(model)
+
+
+def test_names_of_untied_tables_do_not_collide():
+    tables = [("t", ["a", "b"]), ("t_b", ["c"])]
+    configs = [
+        EmbeddingBagConfig(name=name, embedding_dim=D, num_embeddings=VALUES, feature_names=features)
+        for name, features in tables
+    ]
+    model = nn.ModuleDict({"one": EmbeddingBagCollection(tables=configs)})
+    model["again"] = model["one"]
+    untied(model)
+    assert list(model["one"].embedding_bags) == ["t", "t_b_", "t_b"]
+    assert model["again"] is model["one"]
+    configs[1] = replace(configs[1], feature_names=["a"])
+    with pytest.raises(InputError, match="'one' has a feature in several tables"):
+        untied(nn.ModuleDict({"one": EmbeddingBagCollection(tables=configs)}))
+
+
+def test_batches_of_a_prepared_log_are_read():
+    schema = Schema(
+        (
+            Field("a", cardinality=9),
+            Field("n", "numeric", dim=2),
+            Field("tags", "multi", cardinality=9),
+            Field("b", cardinality=9),
+        )
+    )
+    batch = Batch(
+        ids=torch.tensor([[1, 2], [3, 4], [5, 6]], dtype=torch.int32),
+        dense=torch.arange(6.0).reshape(3, 2),
+        labels=torch.ones(3, 1),
+        bags={"tags": (torch.tensor([7, 8, 7], dtype=torch.int32), torch.tensor([0, 2, 2], dtype=torch.int32))},
+    )
+    numbers, features = inputs_of(batch, schema)
+    assert torch.equal(numbers, batch.dense)
+    assert features.keys() == ["a", "tags", "b"]
+    read = {key: [row.tolist() for row in each.to_dense()] for key, each in features.to_dict().items()}
+    assert read == {"a": [[1], [3], [5]], "tags": [[7, 8], [], [7]], "b": [[2], [4], [6]]}
+
+
 def test_every_feature_of_a_collection_may_go():
     adapter, data = TorchRec(readers={"ebc": "top.0"}), (jagged(Log(2).rows(12)[0]),)
     model = Own()
@@ -275,9 +348,9 @@ def test_a_model_inside_another_one():
     ids, numbers, labels = Log(2).rows(12)
     data = RecBatch(dense_features=numbers, sparse_features=jagged(ids), labels=labels)
     model = DLRMTrain(DLRM(collection(), NUMBERS, [8, D], [32, 1]))
-    assert adapter.sites(model)["f0"] == [
-        lpfs.Site("model.sparse_arch.embedding_bag_collection.embedding_bags.t_f0")
-    ]
+    inside = "model.sparse_arch.embedding_bag_collection"
+    table = f"{inside}.embedding_bags.t_f0"
+    assert adapter.sites(model)["f0"] == [lpfs.Site(inside, index=slice(0, D), table=table)]
     set_alive(model, adapter, "dense", "f0", "f2")
     pruned = adapter.prune(model, adapter.absorb(model), batch=data, cut=True)
     assert pruned.certificate.certified

@@ -11,7 +11,7 @@ from zoo import B, D, set_gates
 
 import lpfs
 from lpfs import Site
-from lpfs.errors import FieldError, LeakError
+from lpfs.errors import FieldError, LeakError, SharedTableError
 from lpfs.gates.hooks import HOLDERS, Factors
 from lpfs.gates.rebuild import bare_copy
 
@@ -149,3 +149,52 @@ def test_a_leak_is_found_whoever_builds():
     set_gates(lpfs.attach(model, Builder().sites(model)), [1.0, 0.0, 1.0, 1.0])
     with pytest.raises(LeakError, match="'b'"):
         lpfs.prune(model, lpfs.absorb(model), batch=batch(), inputs=INPUTS, by=Builder())
+
+
+# ------------------------------------------------------------------- the table behind a part of an output
+
+
+def by_tables(names: tuple[str, ...] = NAMES) -> dict[str, Site]:
+    return {
+        name: Site("collection", index=slice(n * D, (n + 1) * D), table=f"collection.tables.{name}")
+        for n, name in enumerate(names)
+    }
+
+
+@pytest.mark.parametrize("values", [[2.0, 0.0, -0.5], [0.7, -1.3, 0.9]])
+def test_the_table_behind_a_part_takes_the_gate_in(values):
+    model = Foreign()
+    gates = lpfs.attach(model, by_tables())
+    with torch.no_grad():
+        gates.x.copy_(torch.tensor(values))
+    before = model(*batch())
+    selection = lpfs.absorb(model, batch=batch())
+    assert torch.equal(model(*batch()), before)
+    assert set(selection.made["absorbed"].values()) == {"table"}
+    assert selection.made["exact"]
+    assert not model.collection._forward_hooks
+    again = lpfs.Selection.from_json(selection.to_json())
+    assert again.sites["b"][0]["table"] == "collection.tables.b"
+
+
+def test_a_table_that_serves_others_too_is_refused():
+    model = Foreign()
+    model.collection.tables["b"] = model.collection.tables["a"]
+    with pytest.raises(FieldError, match="'a' and 'b' share the table 'collection.tables.a'"):
+        lpfs.attach(model, {**by_tables(), "b": Site("collection", slice(D, 2 * D), table="collection.tables.a")})
+    model = Foreign()
+    model.tied = nn.Embedding(6, D)
+    model.tied.weight = model.collection.tables["a"].weight
+    set_gates(lpfs.attach(model, by_tables()), [2.0, 1.0, 1.0])
+    with pytest.raises(SharedTableError, match="also serves 'tied.weight'"):
+        lpfs.absorb(model)
+
+
+def test_what_is_no_table():
+    for site, found in [
+        (Site("collection", slice(0, D), table="top"), "found Linear"),
+        (Site("collection", table="collection.tables.a"), "index=None"),
+        (Site("collection", slice(0, D), rows=slice(0, 2), table="collection.tables.a"), r"rows=slice\(0, 2"),
+    ]:
+        with pytest.raises(FieldError, match=f"table= is an nn.Embedding .*{found}"):
+            lpfs.attach(Foreign(), {"a": site})

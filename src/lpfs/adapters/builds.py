@@ -104,8 +104,8 @@ class Builds(Adapter):
         reason = self.other_loss(model)
         if reason is not None and type(self).loss is Builds.loss:
             raise InputError(
-                f"{type(model).__name__}: {reason}, so that its loss is not the cross entropy of its logits; write "
-                f"a {type(self).__name__} of your own with loss(logits, labels)"
+                f"{type(model).__name__}: {reason}, so that its loss is not the cross entropy of its logits; "
+                f"write a {type(self).__name__} of your own with loss(logits, labels)"
             )
         return super().search(model, batches, optimizer, **settings)
 

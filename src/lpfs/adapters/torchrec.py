@@ -9,18 +9,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lpfs.adapters.adapter import Adapter
 from lpfs.adapters.torchrec_batches import other_dense, other_feature, without
 from lpfs.adapters.torchrec_cuts import CUTS, Kept, narrow
-from lpfs.adapters.torchrec_tables import KeyedTensor, collections, fewer, held_in, slots_of
-from lpfs.errors import AbsenceError, InputError
+from lpfs.adapters.torchrec_shards import rehook
+from lpfs.adapters.torchrec_tables import KeyedTensor, collections, fewer, held_in, slots_of, untied
+from lpfs.errors import AbsenceError, InputError, StateError
 from lpfs.gates.hooks import HOLDERS
 from lpfs.gates.leak import Where
+from lpfs.gates.module import NAME
 from lpfs.gates.prune import ZeroBranch
 from lpfs.gates.rebuild import bare_copy
-from lpfs.gates.sites import Site, SiteLike
+from lpfs.gates.sites import Site, SiteLike, paths_by_module
 
 
 def _with_values(output: Any, values: Tensor) -> Any:
@@ -34,9 +37,9 @@ HOLDERS[KeyedTensor] = (KeyedTensor.values, _with_values)
 class TorchRec(Adapter):
     """Models around TorchRec's ``EmbeddingBagCollection``, its own DLRM and DeepFM among them.
 
-    A feature is a field. The gate of a feature with a table of its own is on that table; where features share a
-    table, each has its gate on its columns of the ``KeyedTensor``. A feature of several collections (a deep and a
-    wide one, say) has one gate for all of them. Attach before ``DistributedModelParallel``.
+    A feature is a field; its gate multiplies its columns of the ``KeyedTensor``. ``absorb`` puts it into the table
+    of the feature, or leaves a constant where features share a table. A feature of several collections (a deep and
+    a wide one, say) has one gate for all of them.
 
     Args:
         dense: name of the field that is the dense branch of TorchRec's own models; None leaves it without a gate.
@@ -70,9 +73,11 @@ class TorchRec(Adapter):
         for path, collection in collections(model):
             for slot, held in zip(slots_of(collection), held_in(collection), strict=True):
                 if held:
-                    whole = f"{path}.embedding_bags.{slot.table}" if path else f"embedding_bags.{slot.table}"
-                    part = Site(path, index=slice(slot.start, slot.stop))
-                    found.setdefault(slot.feature, []).append(Site(whole) if slot.alone else part)
+                    # outputs are float32: a gate that multiplied them fits into a table of float32 alone
+                    own = slot.alone and collection.embedding_bags[slot.table].weight.dtype == torch.float32
+                    inside = f"{path}.embedding_bags.{slot.table}" if path else f"embedding_bags.{slot.table}"
+                    site = Site(path, index=slice(slot.start, slot.stop), table=inside if own else None)
+                    found.setdefault(slot.feature, []).append(site)
         if not found:
             raise InputError(
                 f"{type(model).__name__} has no EmbeddingBagCollection: nothing can be selected in it"
@@ -86,6 +91,30 @@ class TorchRec(Adapter):
         if self.dense is not None and any(True for _ in _known(model)):
             found[self.dense] = other_dense
         return found
+
+    def untie(self, model: nn.Module) -> None:
+        """Give every feature a table of its own with the weights of before, in place; predictions stay the same.
+
+        To be done before ``attach``, and before the optimizer is made. Gates of features that share a table stay
+        as constants on the collection, which ``DistributedModelParallel`` loses; those of untied ones go into
+        their tables.
+        """
+        if hasattr(model, NAME):
+            raise StateError("untie: this model has gates already; untie its tables before attach")
+        made = {module: untied(path, module) for path, module in collections(model)}
+        for module, paths in paths_by_module(model).items():
+            for path in paths:
+                if made.get(module) is not None:
+                    parent, _, child = path.rpartition(".")
+                    model.get_submodule(parent)._modules[child] = made[module]
+
+    def rehook(self, parallel: nn.Module) -> None:
+        """Put the gates on the sharded collections of a DistributedModelParallel, in place, once it is made.
+
+        It replaces plain collections, and the hooks of gates with them. What follows is as before: gates are in
+        its data-parallel part, so that every rank has the same gradient of them.
+        """
+        rehook(parallel)
 
     # ------------------------------------------------------------------------------- the smaller model
 

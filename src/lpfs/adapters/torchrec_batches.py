@@ -1,4 +1,4 @@
-"""Batches of TorchRec: other values in one feature, and features that nobody looks up left out."""
+"""Batches of TorchRec: from those of lpfs; other values in one feature; features that nobody looks up left out."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lpfs.adapters.need import package
 from lpfs.adapters.torchrec_tables import ADVICE
+from lpfs.data.batches.batch import Batch
 from lpfs.gates.leak import other_values
+from lpfs.schema import Schema
 
 KeyedJaggedTensor: Any = package("torchrec.sparse.jagged_tensor", "torchrec", ADVICE).KeyedJaggedTensor
 
@@ -33,6 +36,34 @@ def _change(at: Any, kind: type, change: Callable[[Any], Any]) -> Any:
         changed = {name: _change(each, kind, change) for name, each in parts.items()}
         return replace(at, **changed) if any(changed[name] is not parts[name] for name in parts) else at
     return at
+
+
+def inputs_of(batch: Batch, schema: Schema) -> tuple[Tensor, Any]:
+    """Return the numbers (B, C) and the features, a KeyedJaggedTensor, of a batch of a prepared log.
+
+    Features stand in the order of the schema: one id a row for categorical fields, a bag for multi ones.
+    """
+    rows, column = len(batch), 0
+    keys: list[str] = []
+    values: list[Tensor] = []
+    lengths: list[Tensor] = []
+    for each in schema:
+        if each.kind == "numeric":
+            continue
+        keys.append(each.name)
+        if each.kind == "multi":
+            ids, starts = batch.bags[each.name]
+            ends = torch.cat([starts[1:], starts.new_tensor([ids.numel()])])
+            lengths.append((ends - starts).long())
+        else:
+            ids = batch.ids[:, column]
+            column += 1
+            lengths.append(torch.ones(rows, dtype=torch.int64, device=ids.device))
+        values.append(ids.long())
+    features = KeyedJaggedTensor.from_lengths_sync(
+        keys=keys, values=torch.cat(values), lengths=torch.cat(lengths), stride=rows
+    )
+    return batch.dense, features
 
 
 def other_feature(batch: Any, name: str) -> Any:

@@ -105,6 +105,37 @@ def configs_of(collection: Any, kept: Sequence[str]) -> list[Any]:
     return found
 
 
+def untied(path: str, collection: Any) -> Any:
+    """Return a collection with the same weights in which every feature has a table of its own; None if this has.
+
+    The first feature of a table keeps its name; columns and keys of the output stay as they are.
+    """
+    configs = collection.embedding_bag_configs()
+    if type(collection) is not EmbeddingBagCollection or all(len(each.feature_names) == 1 for each in configs):
+        return None
+    features = [name for each in configs for name in each.feature_names]
+    if len(set(features)) < len(features):
+        raise InputError(
+            f"{path!r} has a feature in several tables, which its KeyedTensor calls feature@table: with other "
+            "tables these keys would change. Give every feature tables of its own by hand"
+        )
+    taken, parts = {each.name for each in configs}, []
+    for config in configs:
+        for number, feature in enumerate(config.feature_names):
+            name = config.name if number == 0 else f"{config.name}_{feature}"
+            while number and name in taken:
+                name += "_"
+            taken.add(name)
+            parts.append((config.name, replace(config, name=name, feature_names=[feature])))
+    tables, nowhere = [each for _, each in parts], torch.device("meta")
+    made = EmbeddingBagCollection(tables=tables, is_weighted=collection.is_weighted(), device=nowhere)
+    for old, config in parts:
+        weight = collection.embedding_bags[old].weight
+        made.embedding_bags[config.name].weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)
+    made._device = collection.device
+    return made.train(collection.training)
+
+
 def fewer(path: str, collection: Any, kept: Sequence[str], cut: bool) -> Any:
     """Return the smaller collection; its tables are on no device yet: ``rebuild`` puts the weights in."""
     if type(collection) not in (EmbeddingBagCollection, Padded):

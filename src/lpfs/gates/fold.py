@@ -92,10 +92,10 @@ def _refuse_overlaps(folds: list[Fold], model: nn.Module, gates: Gates) -> None:
 
 def _own_weights(model: nn.Module, name: str, place: Place, gate: float) -> Fold | None:
     """Return the fold into the field's own module, if its output is its weights times something."""
-    if not place.whole and place.rows is None:
+    if not place.whole and place.rows is None and place.table is None:
         return None
-    module = model.get_submodule(place.module)
-    if _altered(module, ours=1):
+    module = model.get_submodule(place.module if place.table is None else place.table)
+    if _altered(module, ours=1 if place.table is None else 0):
         return None
     if place.rows is not None:
         plain = type(module) is nn.Embedding and module.max_norm is None

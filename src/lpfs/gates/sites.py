@@ -28,9 +28,11 @@ class Site:
         columns: the columns of ``reader`` that the field occupies.
         rows: for one fused ``nn.Embedding`` that is called with the ids of several fields at once, the rows of
             its weight that this field alone looks up: ``absorb`` puts the gate into them, ``prune`` removes them.
+        table: for a module that puts the outputs of several tables side by side, the ``nn.Embedding`` or
+            ``nn.EmbeddingBag`` whose output this part is, and nothing else: ``absorb`` puts the gate into it.
 
     >>> Site("embeddings", index=3)                       # field 3 of (B, F, D)
-    Site(module='embeddings', index=3, dim=1, reader=None, columns=None, rows=None)
+    Site(module='embeddings', index=3, dim=1, reader=None, columns=None, rows=None, table=None)
 
     """
 
@@ -40,6 +42,7 @@ class Site:
     reader: nn.Module | str | None = None
     columns: slice | None = None
     rows: slice | None = None
+    table: nn.Module | str | None = None
 
 
 SiteLike: TypeAlias = nn.Module | str | Site
@@ -60,6 +63,7 @@ class Place:
     reader: str | None = None
     columns: tuple[int, int] | None = None
     rows: tuple[int, int] | None = None
+    table: str | None = None
 
     @property
     def whole(self) -> bool:
@@ -203,7 +207,19 @@ def _place(model: nn.Module, paths: dict[nn.Module, list[str]], name: str, given
             raise FieldError(
                 f"field {name!r}: columns {columns} do not fit the {linear.in_features} columns of {reader!r}"
             )
-    return Place(path, start, stop, site.dim, reader, columns, _rows(module, name, site))
+    table = None if site.table is None else _table(model, _path(model, paths, name, site.table), name, site)
+    return Place(path, start, stop, site.dim, reader, columns, _rows(module, name, site), table)
+
+
+def _table(model: nn.Module, path: str, name: str, site: Site) -> str:
+    """Return the path of the table that a part of an output comes from, checked."""
+    kind = type(model.get_submodule(path))
+    if kind not in (nn.Embedding, nn.EmbeddingBag) or site.index is None or site.rows is not None:
+        raise FieldError(
+            f"field {name!r}: table= is an nn.Embedding or nn.EmbeddingBag that gives a part, index=…, of the "
+            f"output of another module, without rows=; found {kind.__name__}, index={site.index}, rows={site.rows}"
+        )
+    return path
 
 
 def _rows(module: nn.Module, name: str, site: Site) -> tuple[int, int] | None:
@@ -305,5 +321,10 @@ def _refuse_overlaps(
                     raise FieldError(
                         f"fields {other!r} and {name!r} share rows of {place.module!r}, {there.rows} and "
                         f"{place.rows}: leave out rows= for both; their gates stay as constants then"
+                    )
+                if place.table is not None and place.table == there.table:
+                    raise FieldError(
+                        f"fields {other!r} and {name!r} share the table {place.table!r}: leave out table= for "
+                        "both; their gates stay as constants then"
                     )
             seen[module].append((name, place))
