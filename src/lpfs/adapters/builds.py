@@ -150,7 +150,7 @@ class Builds(Adapter):
         self, model: nn.Module, kept: Sequence[str], cut: bool
     ) -> tuple[nn.Module, dict[str, dict[int, Tensor]]]:
         """Return the model made again, and what stays of each parameter of the old one."""
-        with torch.random.fork_rng():  # the new weights are drawn in vain
+        with torch.random.fork_rng(devices=[]):  # the new weights are drawn in vain
             made = self.again(model, kept)
         before = dict(model.named_parameters(remove_duplicate=False))
         stays: dict[str, dict[int, Tensor]] = {}
