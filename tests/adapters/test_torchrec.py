@@ -172,11 +172,11 @@ def bags(weighted: bool = False, rows: int = 12) -> KeyedJaggedTensor:
     )
 
 
-@pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("pooling", "weighted"),
+    [(PoolingType.SUM, False), (PoolingType.SUM, True), (PoolingType.MEAN, False)],  # weights are for sums alone
+)
 def test_bags_of_any_length_weighted_or_not(pooling, weighted):
-    if weighted and pooling is PoolingType.MEAN:
-        pytest.skip("nn.EmbeddingBag weighs sums alone")
     configs = [
         EmbeddingBagConfig(
             name=f"t_{name}", embedding_dim=D, num_embeddings=VALUES, feature_names=[name], pooling=pooling
@@ -405,6 +405,15 @@ def test_what_cannot_be_done_is_said():
     set_alive(model, TorchRec(), "f0")
     with pytest.raises(InputError, match="'ebc' is a Other"):
         TorchRec().prune(model, lpfs.absorb(model), batch=data)
+
+
+def test_a_search_takes_gates_as_they_are():
+    model = Own()
+    TorchRec().attach(model, steps=300)
+    optimizer = torch.optim.SGD(model.lpfs_gates.model_parameters(), lr=0.1)
+    for steps, settings in ((200, {}), (300, {"gate": "lpfs"})):
+        with pytest.raises(InputError, match="has gates for a search of 300 steps already"):
+            TorchRec().search(model, [], optimizer, steps=steps, keep=2, **settings)
 
 
 def test_a_search_needs_as_many_batches_as_steps():

@@ -15,7 +15,7 @@ from lpfs.errors import InputError
 from lpfs.gates.absorb import absorb
 from lpfs.gates.attach import attach
 from lpfs.gates.leak import Where
-from lpfs.gates.module import Gates
+from lpfs.gates.module import NAME, Gates
 from lpfs.gates.prune import Pruned, prune
 from lpfs.gates.sites import SiteLike
 from lpfs.schema import Selection
@@ -93,10 +93,17 @@ class Adapter(ABC):
             optimizer: the model's own; gates are never in it.
             steps: how long.
             keep, penalty, must_keep: what is wished for (see :meth:`Gates.optimizer`).
-            settings: of :func:`lpfs.attach`.
+            settings: of :func:`lpfs.attach`, where gates are put on here.
 
         """
-        gates = getattr(model, "lpfs_gates", None) or self.attach(model, steps=steps, **settings)
+        gates = getattr(model, NAME, None)
+        if gates is None:
+            gates = self.attach(model, steps=steps, **settings)
+        elif settings or gates.steps != steps:
+            raise InputError(
+                f"the model has gates for a search of {gates.steps} steps already, with settings of their own; "
+                f"found steps={steps} and {sorted(settings)}. Give these to attach, and the same steps here"
+            )
         prox = gates.optimizer(keep=keep, penalty=penalty, must_keep=must_keep)
         taken = 0
         for batch, labels in islice(batches, steps):
