@@ -1,7 +1,7 @@
 # make demo   the main job on data it makes itself        make lint    style, format, strict types
 # make test   lint, then every test, with coverage        make bench   the benchmarks, as JSON
 # make test-long   the tests that make test leaves out because they take long
-# make test-adapters   models of others (TorchRec, ...) from their own packages, in .venv-adapters
+# make test-adapters   models of others (TorchRec, FuxiCTR, DeepCTR-Torch) from their own packages, in .venv-adapters
 # make test-spark  the Spark engine against the embedded one, in a venv of its own; needs java 17
 # make test-browser   the report in a real Chromium; pictures of it go to artefacts/
 PYTHON ?= python3
@@ -43,6 +43,7 @@ $(ADAPTERS)/.ready: pyproject.toml constraints.txt constraints-adapters.txt
 	@$(PIP_ADAPTERS) --editable . hypothesis pytest pytest-cov pytest-xdist
 	@$(PIP_ADAPTERS) --no-deps torchrec fbgemm-gpu-cpu
 	@$(PIP_ADAPTERS) tensordict torchmetrics tqdm pyre-extensions
+	@$(PIP_ADAPTERS) fuxictr deepctr-torch
 	@touch $@
 
 test-adapters: $(ADAPTERS)/.ready

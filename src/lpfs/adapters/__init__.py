@@ -15,16 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lpfs.adapters.adapter import Adapter
+    from lpfs.adapters.deepctr import DeepCTR
+    from lpfs.adapters.fuxictr import FuxiCTR
     from lpfs.adapters.plain import Plain
     from lpfs.adapters.torchrec import TorchRec
 
 _HOME = {
     "Adapter": "adapter",
+    "DeepCTR": "deepctr",
+    "FuxiCTR": "fuxictr",
     "Plain": "plain",
     "TorchRec": "torchrec",
 }
 
-__all__ = ["Adapter", "Plain", "TorchRec"]
+__all__ = ["Adapter", "DeepCTR", "FuxiCTR", "Plain", "TorchRec"]
 
 
 def __getattr__(name: str) -> Any:

@@ -144,17 +144,17 @@ def _untied(model: nn.Module, fields: Fields, untie: bool) -> tuple[Fields, dict
             path = own[name] or rest.pop(0)
             result[name] = Site(path)
             if path != paths[module][0]:
-                copies[path] = _twin(module)
+                copies[path] = twin(module)
     return result, copies
 
 
-def _twin(module: nn.Module) -> nn.Module:
+def twin(module: nn.Module) -> nn.Module:
     """Return a module of its own around the same parameters."""
-    twin = copy.copy(module)
-    for name, value in list(vars(twin).items()):
+    result = copy.copy(module)
+    for name, value in list(vars(result).items()):
         if isinstance(value, dict):
-            twin.__dict__[name] = copy.copy(value)
-    return twin
+            result.__dict__[name] = copy.copy(value)
+    return result
 
 
 # --------------------------------------------------------------------- an optimizer that holds both

@@ -1,0 +1,197 @@
+"""Builds: an adapter of models that their constructor can make again, with fewer fields."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lpfs.adapters.adapter import Adapter
+from lpfs.adapters.layout import Layout
+from lpfs.errors import AbsenceError, InputError
+from lpfs.gates.absorb import absorb
+from lpfs.gates.prune import Pruned, prune
+from lpfs.schema import Selection
+
+
+class Builds(Adapter):
+    """An adapter of a library whose models hold their optimizer and end in a sigmoid, one a task.
+
+    The smaller model is made by the library's own constructor, from what describes the fields that stay; which
+    numbers of each weight go along is told by the two shapes of it, and proved by comparing the logits.
+
+    Args:
+        make: makes a model as yours was made, from the description of fewer fields; ``prune(cut=True)`` needs it.
+        untie: where fields share a table, give each a module of its own when gates are put on, and a copy of the
+            table when they are absorbed; without it, both are refused.
+
+    """
+
+    own_optimizer: str  # the attribute of a model that holds its optimizer
+    example: str  # how make= is written
+
+    def __init__(self, make: Callable[..., nn.Module] | None = None, *, untie: bool = False) -> None:
+        self.make = make
+        self.untie = untie
+
+    # ------------------------------------------------------------------------- what a library says
+
+    @abstractmethod
+    def activations(self, model: nn.Module) -> list[nn.Module]:
+        """Return the modules at the end that turn logits into predictions, one a task."""
+
+    def logits(self, activation: nn.Module, given: Tensor) -> Tensor:
+        """Return the logits (B, 1), of what an activation is given."""
+        return given
+
+    @abstractmethod
+    def layout(self, model: nn.Module) -> Layout:
+        """Return how the fields stand beside each other."""
+
+    @abstractmethod
+    def again(self, model: nn.Module, kept: Sequence[str]) -> nn.Module:
+        """Return a model with other weights, made by ``make`` from the fields that stay."""
+
+    def stays(
+        self, model: nn.Module, path: str, dim: int, before: int, after: int, kept: Collection[str]
+    ) -> Tensor | None:
+        """Return which indices of a dimension of a parameter stay, of so many; None if that is not known."""
+        return self.layout(model).stays(before, after, kept)
+
+    def other_loss(self, model: nn.Module) -> str | None:
+        """Return why the loss of this model is not the cross entropy of its logits; None if it is."""
+        return None
+
+    def tidy(self, smaller: nn.Module) -> None:
+        """Let go of what a copied model still holds of the dropped fields, in place."""
+
+    # -------------------------------------------------------------------------------------- logits
+
+    def call(self, model: nn.Module, batch: Any) -> Any:
+        """Run the model, and return its logits (B, T): a sigmoid would hide small changes in its rounding."""
+        ends = self.activations(model)
+        with _inputs_to(ends) as found:
+            model(batch)
+        if not ends or not all(found):
+            raise InputError(
+                f"{type(model).__name__} does not run the activation at its end, so that its logits are not "
+                f"known: write a {type(self).__name__} of your own whose call(model, batch) returns them"
+            )
+        given = [self.logits(end, each) for end, several in zip(ends, found, strict=True) for each in several]
+        return torch.cat([each.reshape(len(each), -1) for each in given], dim=1)
+
+    def loss(self, output: Any, labels: Tensor) -> Tensor:
+        """Return the mean binary cross entropy of logits (B, T) against labels (B,) or (B, T)."""
+        wanted = labels[:, None] if labels.ndim == 1 else labels
+        if output.shape != wanted.shape:
+            raise InputError(f"the model has logits {tuple(output.shape)}, but labels are {tuple(labels.shape)}")
+        return super().loss(output, wanted)
+
+    # --------------------------------------------------------------------------------------- verbs
+
+    def search(
+        self,
+        model: nn.Module,
+        batches: Iterable[tuple[Any, Tensor]],
+        optimizer: torch.optim.Optimizer,
+        **settings: Any,
+    ) -> Selection:
+        """Train the model and its gates together, in place (see :meth:`Adapter.search`)."""
+        reason = self.other_loss(model)
+        if reason is not None and type(self).loss is Builds.loss:
+            raise InputError(
+                f"{type(model).__name__}: {reason}, so that its loss is not the cross entropy of its logits; "
+                f"write a {type(self).__name__} of your own with loss(logits, labels)"
+            )
+        return super().search(model, batches, optimizer, **settings)
+
+    def absorb(self, model: nn.Module, optimizer: Any = None, **settings: Any) -> Selection:
+        """Move the gates into the weights, in place, all or nothing; the model's own optimizer goes along."""
+        given = self._own(model) if optimizer is None else optimizer
+        return absorb(model, given, call=self.call, **{"untie": self.untie, **settings})
+
+    def prune(
+        self,
+        model: nn.Module,
+        selection: Selection,
+        *,
+        batch: Any = None,
+        optimizer: Any = None,
+        cut: bool = False,
+    ) -> Pruned:
+        """Return the smaller model with its certificate; its own optimizer is the one carried along.
+
+        Without ``cut`` zeros stand where tables were, and the model reads batches as before. With it the model is
+        made again from the fields that stay, and reads ``narrow(model, batch, smaller)``.
+        """
+        if cut and self.make is None:
+            raise InputError(f"cut=True makes the model again: say how, {self.example}")
+        given = self._own(model) if optimizer is None else optimizer
+        inputs = self.inputs_in(model, batch)
+        builder = self if cut else None
+        done = prune(
+            model, selection, batch=batch, inputs=inputs, optimizer=given, cut=cut, call=self.call, by=builder
+        )
+        carried = done.optimizer if isinstance(done.optimizer, torch.optim.Optimizer) else None
+        if hasattr(done.model, self.own_optimizer) and not (cut and carried is None):
+            setattr(done.model, self.own_optimizer, carried)
+        self.tidy(done.model)
+        return done
+
+    def inputs_in(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+        """Return field -> where its raw value is in this batch."""
+        return self.inputs_of_fields(model)
+
+    def smaller(
+        self, model: nn.Module, kept: Sequence[str], cut: bool
+    ) -> tuple[nn.Module, dict[str, dict[int, Tensor]]]:
+        """Return the model made again, and what stays of each parameter of the old one."""
+        with torch.random.fork_rng(devices=[]):  # the new weights are drawn in vain
+            made = self.again(model, kept)
+        before = dict(model.named_parameters(remove_duplicate=False))
+        stays: dict[str, dict[int, Tensor]] = {}
+        for path, weight in made.named_parameters(remove_duplicate=False):
+            old = before.get(path)
+            if old is None or old.ndim != weight.ndim:
+                raise AbsenceError(
+                    f"columns cannot be cut: made again, the model has a parameter {path!r} that this one has not "
+                    f"(shaped {tuple(weight.shape)}); does make= take the same settings?"
+                )
+            stays[path] = {}
+            for dim, (size, fewer) in enumerate(zip(old.shape, weight.shape, strict=True)):
+                if size != fewer:
+                    index = self.stays(model, path, dim, size, fewer, kept)
+                    if index is None:
+                        raise AbsenceError(
+                            f"columns cannot be cut: it is not known which numbers of {path!r} belong to which "
+                            f"field (shaped {tuple(old.shape)}, it would be {tuple(weight.shape)})"
+                        )
+                    stays[path][dim] = index.to(old.device)
+        return made, stays
+
+    def _own(self, model: nn.Module) -> torch.optim.Optimizer | None:
+        own = getattr(model, self.own_optimizer, None)
+        return own if isinstance(own, torch.optim.Optimizer) else None
+
+
+@contextmanager
+def _inputs_to(modules: Sequence[nn.Module]) -> Iterator[list[list[Tensor]]]:
+    """Collect what goes into each of these modules, once or several times, while the block runs."""
+    found: list[list[Tensor]] = [[] for _ in modules]
+
+    def collector(number: int) -> Any:
+        def collect(module: nn.Module, args: Any) -> None:
+            found[number].append(args[0].clone())  # some layers add their bias in place
+
+        return collect
+
+    handles = [each.register_forward_pre_hook(collector(number)) for number, each in enumerate(modules)]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
