@@ -12,6 +12,7 @@ import torch
 from lpfs.data.batches.batch import Batch
 from lpfs.errors import InputError
 from lpfs.train.evaluate import Metrics
+from lpfs.train.ranks import current
 from lpfs.train.step import Stepper
 
 COUNTERS = ("step", "rows", "best_step", "waiting", "stop")
@@ -49,7 +50,7 @@ def take_snapshot(
         "callbacks": [{"class": type(each).__name__, "state": each.state_dict()} for each in stepper.callbacks],
         "stream": position_of(stream),
         "valid": position_of(valid),
-        "random": random_state(),
+        "random": current().collect(random_state(), "collecting generators"),
         "log": log,
     }
 
@@ -81,7 +82,12 @@ def restore_snapshot(
     state.metrics = None if saved["metrics"] is None else Metrics.from_json(saved["metrics"])
     state.best = None if saved["best"] is None else Metrics.from_json(saved["best"])
     stepper.total, stepper.count = saved["loss"]["total"], saved["loss"]["count"]
-    restore_random(saved["random"])
+    ranks = current()
+    drawn = saved["random"] if isinstance(saved["random"], list) else [saved["random"]]
+    if ranks.rank < len(drawn):
+        restore_random(drawn[ranks.rank])
+    else:  # a rank that was not there: it draws what nobody has drawn
+        seed_rank(state.config.seed, ranks.rank, state.step)
 
 
 def same(what: str, saved: Any, mine: Any) -> None:
@@ -110,7 +116,8 @@ def position_of(stream: Iterable[Batch] | None) -> dict[str, Any] | None:
     """Return where a stream stands, and how it cuts its rows; None if it cannot tell."""
     if not isinstance(stream, Resumable):
         return None
-    cut = {name: getattr(stream, name, None) for name in ("batch_size", "world", "rank", "drop_last")}
+    rows = getattr(stream, "step_rows", getattr(stream, "batch_size", None))  # of all ranks: their number may change
+    cut = {"batch_size": rows, "drop_last": getattr(stream, "drop_last", None)}
     return {**cut, "length": len(stream), "position": stream.state_dict()}
 
 
@@ -120,9 +127,9 @@ def place(stream: Iterable[Batch], saved: Mapping[str, Any] | None, name: str) -
         raise InputError(
             f"resume needs a {name} with state_dict, load_state_dict and a length, such as lpfs.Stream"
         )
-    mine = position_of(stream)
-    for key in set(saved) - {"position"}:
-        same(f"a {name} of {key}", saved[key], None if mine is None else mine[key])
+    for key, mine in (position_of(stream) or {}).items():
+        if key != "position":
+            same(f"a {name} of {key}", saved.get(key), mine)
     stream.load_state_dict(saved["position"])
 
 
@@ -131,6 +138,12 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
+
+
+def seed_rank(seed: int | None, rank: int, step: int = 0) -> None:
+    """Seed the generators of one rank: rank 0 as one process would be, the others each in its own way."""
+    if seed is not None:
+        seed_all(seed + 1_000_003 * rank + (10_007 * step if rank else 0))
 
 
 def random_state() -> dict[str, Any]:
