@@ -143,6 +143,7 @@ def write_parts(folder: Path, state: dict[str, Any], ranks: Ranks) -> dict[str, 
     if not ranks.several:
         return {TENSORS: write_tensors(folder / TENSORS, tensors)}
     name = f"tensors-{ranks.rank:05d}-of-{ranks.world:05d}.safetensors"
+    found: dict[str, Any]
     try:
         found = {name: write_tensors(folder / name, own_rows(tensors, ranks.rank, ranks.world))}
     except OSError as error:

@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from lpfs.errors import InputError, RankError, StateError
+from lpfs.train.launched import launched
 from lpfs.train.words import decode, describe, encode, rebuild
 
 if TYPE_CHECKING:
@@ -105,7 +107,7 @@ class Ranks:
         """Return a small value of every rank, in order."""
         if not self.several:
             return [value]
-        data = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(encode(value).encode()), dtype=torch.uint8)
         sizes = torch.zeros(self.world, dtype=torch.int64)
         sizes[self.rank] = len(data)
         self.add_up(sizes, what)
@@ -186,6 +188,11 @@ class Ranks:
 
 # --------------------------------------------------------------------------------------------- which ranks
 
+
+class ToldError(RankError):
+    """What ended this rank has been told by another one."""
+
+
 _current: list[Ranks] = [Ranks()]
 
 
@@ -230,16 +237,6 @@ def in_turn(what: str) -> Iterator[bool]:
         yield True
 
 
-def launched() -> bool:
-    """Whether torchrun, or something like it, started this process beside others."""
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
-def restarted() -> bool:
-    """Whether torchrun started these processes again, after some that failed."""
-    return launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
 @contextmanager
 def joined(limit: float | None = None) -> Iterator[Ranks]:
     """Within this block this process and those beside it train as one; see the top of this file.
@@ -261,10 +258,12 @@ def joined(limit: float | None = None) -> Iterator[Ranks]:
     if torch.cuda.is_available():
         place, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if place >= count:
-            raise InputError(f"there are {count} GPUs here, too few for process {place + 1}: start {count} at most")
+            raise InputError(
+                f"there are {count} GPUs here, too few for process {place + 1}: start {count} at most"
+            )
         torch.cuda.set_device(place)
         backend = "cpu:gloo,cuda:nccl"
-    store, rank, world = next(torch.distributed.rendezvous("env://", timeout=timedelta(seconds=limit)))
+    store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=limit)))
     watch = Watch(store, rank, world, limit)
     try:
         torch.distributed.init_process_group(
@@ -277,8 +276,11 @@ def joined(limit: float | None = None) -> Iterator[Ranks]:
                 ranks.agree(lambda: None, "the end")
                 watch.farewell()
             except BaseException as error:
-                watch.told(f"{type(error).__name__}: {error}" if not isinstance(error, RankError) else "")
-                raise
+                error = watch.lost(error) if isinstance(error, KeyboardInterrupt) else error
+                first = watch.told(error)
+                if not first:
+                    raise ToldError(str(error)) from error
+                raise error from None
     finally:
         watch.close()
         if torch.distributed.is_initialized():

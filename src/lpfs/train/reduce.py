@@ -24,9 +24,7 @@ from lpfs.train.ranks import Ranks
 COUNTS, DENSE, ROWS = "counting rows", "adding up gradients", "gathering gradients by rows"
 
 
-def reduce_grads(
-    ranks: Ranks, parameters: Sequence[nn.Parameter], rows: int, loss: Tensor
-) -> tuple[int, Tensor]:
+def reduce_grads(ranks: Ranks, parameters: Sequence[nn.Parameter], rows: int, loss: Tensor) -> tuple[int, Tensor]:
     """Put the gradient of all ranks' rows in the place of this one's; return their number and their loss.
 
     Args:

@@ -116,7 +116,9 @@ def position_of(stream: Iterable[Batch] | None) -> dict[str, Any] | None:
     """Return where a stream stands, and how it cuts its rows; None if it cannot tell."""
     if not isinstance(stream, Resumable):
         return None
-    rows = getattr(stream, "step_rows", getattr(stream, "batch_size", None))  # of all ranks: their number may change
+    rows = getattr(
+        stream, "step_rows", getattr(stream, "batch_size", None)
+    )  # of all ranks: their number may change
     cut = {"batch_size": rows, "drop_last": getattr(stream, "drop_last", None)}
     return {**cut, "length": len(stream), "position": stream.state_dict()}
 

@@ -83,7 +83,7 @@ class Stepper:
         self.set_rates()
         forget(self.parameters)
         rows = len(batch)
-        state.batch, state.loss = batch, self.loss(batch)
+        state.batch, state.loss = batch, self.loss_on(batch)
         for each in self.callbacks:
             each.before_backward(state)
         if not self.ranks.several:
@@ -101,7 +101,7 @@ class Stepper:
             each.within_step(state)
         self.count_step(rows)
 
-    def loss(self, batch: Batch) -> Tensor:
+    def loss_on(self, batch: Batch) -> Tensor:
         """Return the loss of a batch; 0 where a rank has no row of it."""
         if not len(batch):
             return torch.zeros((), device=self.device, requires_grad=True)

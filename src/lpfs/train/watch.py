@@ -8,13 +8,13 @@ sign does change but that does not come to a meeting hangs. Clocks are never com
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import sys
 import threading
 import time
-from typing import Any
 
-from torch.distributed import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from lpfs.errors import RankError
 
@@ -77,7 +77,7 @@ class Watch:
 
     def farewell(self) -> None:
         """Say that this rank is done; rank 0, in whose process the store may be, waits until all are."""
-        self.store.set(f"done/{self.rank}", b"1")
+        self.store.set(f"done/{self.rank}", "1")
         latest = time.monotonic() + self.limit
         with contextlib.suppress(RuntimeError):
             while self.rank == 0 and time.monotonic() < latest:
@@ -85,12 +85,13 @@ class Watch:
                     return
                 time.sleep(self.pause / 10)
 
-    def told(self, text: str) -> bool:
+    def told(self, error: BaseException) -> bool:
         """Leave word of why this rank ends; say whether no other has said the same."""
+        text = f"{type(error).__name__}: {error}"
         with contextlib.suppress(RuntimeError):
-            if text:
-                self.store.set(f"ended/{self.rank}", text.encode())
-            return self.store.add(f"told/{hash_of(text)}", 1) == 1
+            if not isinstance(error, RankError):  # who ends because of another is not the one to name
+                self.store.set(f"ended/{self.rank}", text)
+            return self.store.add(f"told/{hashlib.sha256(text.encode()).hexdigest()}", 1) == 1
         return True
 
     def refuse_silence(self, rank: int, what: str) -> None:
@@ -110,7 +111,7 @@ class Watch:
             return error  # nobody is missing: somebody wants us to stop
         text = found or f"the ranks lost each other while {self.doing} ({str(error).splitlines()[0][:200]})"
         with contextlib.suppress(RuntimeError):
-            self.store.set("lost", text.encode())  # so that all say the same
+            self.store.set("lost", text)  # so that all say the same
         return RankError(f"{text}. {ADVICE}")
 
     def _blamed(self, *, quick: bool) -> str:
@@ -143,8 +144,8 @@ class Watch:
         if late:
             waited = time.monotonic() - self.since
             return (
-                f"{_named(late)} did not come to meeting {self.meetings} ({self.doing}) within {waited:.0f} s: it is "
-                f"alive but hangs after meeting {behind[late[0]][1]} ({behind[late[0]][2]})"
+                f"{_named(late)} did not come to meeting {self.meetings} ({self.doing}) within {waited:.0f} s: "
+                f"alive, but hangs after meeting {behind[late[0]][1]} ({behind[late[0]][2]})"
             )
         return ""
 
@@ -157,7 +158,7 @@ class Watch:
 
     def _sign(self) -> None:
         self._beats += 1
-        self._signs.set(f"sign/{self.rank}", f"{self._beats} {self.meetings} {self.doing}".encode())
+        self._signs.set(f"sign/{self.rank}", f"{self._beats} {self.meetings} {self.doing}")
 
     def _live(self) -> None:
         others = [rank for rank in range(self.world) if rank != self.rank]
@@ -186,10 +187,3 @@ class Watch:
 
 def _named(ranks: list[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-
-
-def hash_of(text: Any) -> str:
-    """Return a short name of a text, the same in every process."""
-    import hashlib
-
-    return hashlib.sha256(str(text).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What ranks tell each other beside tensors: nested values and errors as JSON, without code, as in a checkpoint."""
+"""What ranks tell each other beside tensors: nested values and errors as JSON, without code."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lpfs.train.codec import as_bytes, pack, unpack
 from lpfs.train.tensorfile import DTYPES, NAMES
 
 
-def encode(value: Any) -> bytes:
-    """Return a value as bytes: whatever a checkpoint can keep.
+def encode(value: Any) -> str:
+    """Return a value as text: whatever a checkpoint can keep.
 
     >>> decode(encode({"step": 3, "drawn": (torch.ones(2), float("inf"))}))
     {'step': 3, 'drawn': (tensor([1., 1.]), inf)}
@@ -25,10 +25,10 @@ def encode(value: Any) -> bytes:
         name: [NAMES[each.dtype], list(each.shape), base64.b64encode(as_bytes(each).numpy().tobytes()).decode()]
         for name, each in tensors.items()
     }
-    return json.dumps([values, told]).encode()
+    return json.dumps([values, told])
 
 
-def decode(data: bytes) -> Any:
+def decode(data: str | bytes) -> Any:
     """Return what ``encode`` was given."""
     values, told = json.loads(data)
     tensors = {}
