@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
+from torch.nn.parallel import DistributedDataParallel
 
 from lpfs.errors import StateError
 from lpfs.tables.engines.choice import engine_for
@@ -23,6 +24,7 @@ class Lookup(torch.autograd.Function):
         ctx: Any, weight: Tensor, starts: Tensor, span: tuple[int, int], ids: Tensor, gate: Tensor | None
     ) -> Tensor:
         """Gather; ``span``: the first row of these fields, and the first after them."""
+        refuse_averaging(weight)
         gate = None if gate is None else gate.to(weight.dtype)
         ctx.save_for_backward(starts, ids, gate)
         ctx.weight, ctx.span = weight, span
@@ -53,6 +55,7 @@ class BagLookup(torch.autograd.Function):
         mean: bool,
     ) -> Tensor:
         """Sum; ``starts`` (2,), ``span`` and ``gate`` (1,) are those of this one field."""
+        refuse_averaging(weight)
         check_ids(starts, ids[:, None])
         gate = None if gate is None else gate.to(weight.dtype)
         rows = ids + starts[0]
@@ -72,6 +75,15 @@ class BagLookup(torch.autograd.Function):
         each = grad.repeat_interleave(sizes, 0, output_size=len(ids))
         gate_grad = _collect(ctx.weight, starts, ctx.span, ids[:, None], gate, each[:, None])
         return None, None, None, None, None, gate_grad, None
+
+
+def refuse_averaging(weight: Tensor) -> None:
+    """Refuse a table inside DistributedDataParallel, which waits for a dense gradient that never comes."""
+    if DistributedDataParallel._active_ddp_module is not None and isinstance(weight, RowParameter):
+        raise StateError(
+            "DistributedDataParallel averages dense gradients, and that of a Table comes by rows: it would stay apart "
+            "on every rank. Train with lpfs.fit without a wrapper, started by torchrun: see docs/distributed.md"
+        )
 
 
 def _collect(

@@ -94,7 +94,7 @@ def fit(
     if isinstance(optimizer, str):
         config = replace(config, optimizer=optimizer)  # type: ignore[arg-type]
     check_wanted(config, valid, folder, resume, optimizer)
-    refuse_wrapped(model, config)
+    refuse_unshared(model, config)
     if isinstance(optimizer, torch.optim.Optimizer):
         chosen = optimizer
     else:
@@ -140,7 +140,7 @@ def train(run: Run, stream: Iterable[Batch]) -> None:
                 raise InputError("the stream gave no batch in a pass; is it a generator that is used up?")
 
 
-def refuse_wrapped(model: nn.Module, config: Training) -> None:
+def refuse_unshared(model: nn.Module, config: Training) -> None:
     """Refuse what the ranks cannot share in the way they do."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise StateError(
