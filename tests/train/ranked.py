@@ -63,7 +63,8 @@ def made(log: Dataset, name: str = "mlp", optimizer: str = "adagrad"):
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Every tensor of a model and its optimizer."""
-    moved = {f"{n} {key}": each for n, state in optimizer.state_dict()["state"].items() for key, each in state.items()}
+    states = optimizer.state_dict()["state"].items()
+    moved = {f"{number} {key}": each for number, state in states for key, each in state.items()}
     return {**{name: each.clone() for name, each in model.state_dict().items()}, **moved}
 
 
@@ -165,7 +166,9 @@ def sums(folder: Path, log: Dataset) -> dict[str, Any]:
             some = torch.tensor(draw.permutation(9)[:4])
             weight.row_grads.append(RowGrad(some[:3], torch.tensor(draw.integers(-8, 8, (3, 2)) * 4.0).float()))
             if rank == 0:
-                weight.row_grads.append(RowGrad(some[2:], torch.tensor(draw.integers(-8, 8, (2, 2)) * 4.0).float()))
+                weight.row_grads.append(
+                    RowGrad(some[2:], torch.tensor(draw.integers(-8, 8, (2, 2)) * 4.0).float())
+                )
                 once.grad = torch.full((3, 2), 4.0)
                 narrow.row_grads.append(RowGrad(torch.tensor([4]), torch.tensor([[8.0]])))
             ids = torch.tensor(draw.integers(0, 6, (1, 3)))
@@ -250,8 +253,8 @@ def judged(folder: Path, log: Dataset) -> dict[str, Any]:
 def fitted(folder: Path, log: Dataset) -> dict[str, Any]:
     """Training, with each kind of state; a checkpoint of these ranks, to be read by one process."""
     first = trained(log, folder / "fit")
-    return {"adagrad": first, "adam": trained(log, steps=12, optimizer="adam"), "again": trained(log, folder / "half",
-            steps=16)}  # fmt: skip
+    half = trained(log, folder / "half", steps=16)
+    return {"adagrad": first, "adam": trained(log, steps=12, optimizer="adam"), "half": half}
 
 
 def resumed(folder: Path, log: Dataset) -> dict[str, Any]:
@@ -290,8 +293,15 @@ def start(command: Sequence[str], world: int, limit: float = 30.0, **more: str) 
     """Start a command in several processes, as torchrun does."""
     port = str(free_port())
     source = str(HERE.parent.parent / "src")
-    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1",
-              "LPFS_RANK_LIMIT": str(limit), "PYTHONPATH": os.pathsep.join([str(HERE), source]), **more}  # fmt: skip
+    shared = {
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": "1",
+        "LPFS_RANK_LIMIT": str(limit),
+        "PYTHONPATH": os.pathsep.join([str(HERE), source]),
+        **more,
+    }
     return [
         subprocess.Popen(
             command,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 
 from lpfs.errors import LpfsError
-from lpfs.train.launched import launched, launched_rank, restarted
+from lpfs.train.launched import launched, launched_rank, restarts
 
 SHARED = ("select", "train", "search", "compare")
 
@@ -49,7 +49,7 @@ def told_by_another(error: LpfsError) -> bool:
 
 def going_again(resume: bool, replace: bool) -> tuple[bool, bool]:
     """Return whether to go on with a run, and whether to replace it: torchrun's second try goes on."""
-    if not restarted():
+    if not restarts():
         return resume, replace
     if launched_rank() == 0:
         print("lpfs: torchrun has started again: going on from the last checkpoint", file=sys.stderr)

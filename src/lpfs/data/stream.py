@@ -104,8 +104,8 @@ class Stream:
             raise InputError(f"rank must be from 0 to {world - 1} (world is {world}), found {rank!r}")
         if together and min(batch_size, dataset.rows) < 2 * world:
             raise InputError(
-                f"batches of {batch_size} of {dataset.rows} rows are too few for {world} ranks to share; 2 rows a rank "
-                "are the least"
+                f"batches of {batch_size} of {dataset.rows} rows are too few for {world} ranks to share; 2 rows a "
+                "rank are the least"
             )
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
         self.rank, self.world, self.drop_last = rank, world, drop_last

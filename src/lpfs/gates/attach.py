@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from lpfs.errors import InputError, SharedTableError, StateError
+from lpfs.errors import SharedTableError, StateError
 from lpfs.gates.functions import GateFunction, gate_function
 from lpfs.gates.hooks import Enter, Leave, install, remove_hooks
 from lpfs.gates.module import ALL_GATES, NAME, Gates, Rescale

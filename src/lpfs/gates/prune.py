@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from lpfs.errors import AbsenceError, ExactnessError, FieldError, InputError, StateError
-from lpfs.gates.attach import refuse_wrapped
 from lpfs.gates.hooks import Factors, hooks_of
 from lpfs.gates.leak import Where, check_leaks, inputs_of
 from lpfs.gates.logits import Call, logits_of, max_change, precise, rounding_bound
@@ -19,6 +18,7 @@ from lpfs.gates.module import NAME
 from lpfs.gates.rebuild import narrower, rebuild, rebuilds
 from lpfs.gates.sites import Place, check_reader, is_not_absence
 from lpfs.gates.state import Kept, as_list, carry_over, check_state
+from lpfs.gates.wrapped import refuse_wrapped
 from lpfs.schema import Selection
 
 

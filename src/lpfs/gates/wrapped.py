@@ -11,7 +11,7 @@ AROUND = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel",
 
 
 def refuse_wrapped(model: nn.Module, verb: str) -> None:
-    """Refuse a model inside a wrapper of several processes or devices or inside torch.compile, or with one in it."""
+    """Refuse a model inside a wrapper of several processes or devices, or with one in it, or in torch.compile."""
     if not isinstance(model, nn.Module):
         raise InputError(f"{verb} needs an nn.Module, found {type(model).__name__}")
     kind = type(model).__name__
@@ -22,8 +22,8 @@ def refuse_wrapped(model: nn.Module, verb: str) -> None:
     for path, part in model.named_modules():
         if type(part).__name__ in AROUND:
             raise StateError(
-                f"{verb}: the part {path!r} of the model is inside {type(part).__name__}. Put its own module back in "
-                "its place first, and wrap again after it (attach before wrapping, unwrap before absorb)"
+                f"{verb}: the part {path!r} of the model is inside {type(part).__name__}. Put its own module back "
+                "in its place first, and wrap again after it (attach before wrapping, unwrap before absorb)"
             )
 
 
@@ -35,7 +35,7 @@ def refuse_unshared(x: Tensor) -> None:
     known = getattr(around, "_module_parameters", None)
     if known is not None and all(each is not x for each in known):
         raise StateError(
-            "the gates were attached after DistributedDataParallel was put around the model, so that it does not add "
-            "up their gradient: the ranks would drift apart. Attach first, then wrap: "
+            "the gates were attached after DistributedDataParallel was put around the model, so that it does not "
+            "add up their gradient: the ranks would drift apart. Attach first, then wrap: "
             "DistributedDataParallel(model) after lpfs.attach(model, …)"
         )

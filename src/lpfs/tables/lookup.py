@@ -81,8 +81,9 @@ def refuse_averaging(weight: Tensor) -> None:
     """Refuse a table inside DistributedDataParallel, which waits for a dense gradient that never comes."""
     if DistributedDataParallel._active_ddp_module is not None and isinstance(weight, RowParameter):
         raise StateError(
-            "DistributedDataParallel averages dense gradients, and that of a Table comes by rows: it would stay apart "
-            "on every rank. Train with lpfs.fit without a wrapper, started by torchrun: see docs/distributed.md"
+            "DistributedDataParallel averages dense gradients, and that of a Table comes by rows: it would stay "
+            "apart on every rank. Train with lpfs.fit, without a wrapper, started by torchrun: see "
+            "docs/distributed.md"
         )
 
 

@@ -5,9 +5,9 @@ A checkpoint is a folder ``step-000000001000`` of three files: ``tensors.safeten
 put on the disk, then renamed: a kill or a full disk at any moment leaves the older ones as they were. Nothing
 in here runs code that a file brings along.
 
-Several ranks write side by side, each a part of the rows of every large tensor, ``tensors-00000-of-00004.safetensors``
-…; the whole is read back by any number of ranks. ``torch.distributed.checkpoint`` would do that too, but keeps its
-directory in a pickle, has no checksums, and leaves half a checkpoint behind where a rank is killed.
+Several ranks write side by side, each a part of the rows of every large tensor,
+``tensors-00000-of-00004.safetensors`` …; the whole is read back by any number of ranks.
+``torch.distributed.checkpoint`` would do that too, but keeps its directory in a pickle, and has no checksums.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Checkpoints:
 
 
 def write_parts(folder: Path, state: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    """Write this rank's part of the tensors of a state; return name, size and checksum of the files of all ranks."""
+    """Write this rank's part of the tensors of a state; return sizes and checksums of the files of all ranks."""
     tensors = pack(state)[1]
     if not ranks.several:
         return {TENSORS: write_tensors(folder / TENSORS, tensors)}

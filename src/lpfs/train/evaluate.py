@@ -171,7 +171,8 @@ def outputs(
 def own_part(stream: Iterable[Batch], ranks: Ranks) -> Iterator[Batch] | None:
     """Return the batches of this rank of a stream that all ranks have; None where each goes through all of it.
 
-    They are whole batches of the stream, one rank's after another's: every logit is that of one process, bit by bit.
+    They are whole batches of the stream, one rank's after another's: every logit is that of one process, bit by
+    bit.
     """
     if not ranks.several or not isinstance(stream, Stream) or stream.order != "time" or stream.world > 1:
         return None

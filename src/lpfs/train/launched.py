@@ -15,6 +15,6 @@ def launched_rank() -> int:
     return int(os.environ["RANK"]) if launched() else 0
 
 
-def restarted() -> bool:
-    """Whether torchrun started these processes again, after some that failed."""
-    return launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+def restarts() -> int:
+    """Return how often torchrun has started these processes again, after some that failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if launched() else 0

@@ -144,8 +144,8 @@ def refuse_unshared(model: nn.Module, config: Training) -> None:
     """Refuse what the ranks cannot share in the way they do."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise StateError(
-            "fit adds the gradients of the ranks up itself, those by rows of tables too: give it the model inside, "
-            "model.module"
+            "fit adds the gradients of the ranks up itself, those by rows of tables too: give it the model "
+            "inside, model.module"
         )
     if config.graph and current().several:
         raise InputError("graph=True captures the step of one process: leave it out where several train together")

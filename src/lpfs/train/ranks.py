@@ -6,9 +6,9 @@ Every rank runs the same program on the same data and holds the whole model. The
 takes its part of every batch (``fit``), of every evaluation (``evaluate``), and rank 0 alone writes and prints.
 Whatever is decided is decided by numbers that are equal on all ranks to the bit.
 
-There are two ways to meet. A collective (:meth:`Ranks.add_up`, :meth:`Ranks.gather`) has to be reached by all within
-``limit`` seconds. Where rank 0 works alone for as long as it takes (:meth:`Ranks.agree`, :func:`in_turn`), the others
-wait for as long as it gives signs of life.
+There are two ways to meet. A collective (:meth:`Ranks.add_up`, :meth:`Ranks.gather`) has to be reached by all
+within ``limit`` seconds. Where rank 0 works alone for as long as it takes (:meth:`Ranks.agree`,
+:func:`in_turn`), the others wait for as long as it gives signs of life.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from lpfs.errors import InputError, RankError, StateError
-from lpfs.train.launched import launched
+from lpfs.train.launched import launched, restarts
 from lpfs.train.words import decode, describe, encode, rebuild
 
 if TYPE_CHECKING:
     from lpfs.train.watch import Watch
 
+JOIN = 300.0  # seconds that ranks wait for each other to start
 LIMIT = 60.0  # seconds that ranks wait for each other in a collective; LPFS_RANK_LIMIT says otherwise
 LOOK = 0.05  # seconds between two looks at whether another rank is done with something
 
@@ -139,7 +141,7 @@ class Ranks:
     # ------------------------------------------------------------- rank 0 works, the others wait for as long
 
     def agree(self, make: Callable[[], T], what: str) -> T:
-        """Let rank 0 do something by itself, and return on every rank what it gave: a small value, or its error."""
+        """Let rank 0 do something by itself; return on every rank what it gave, a small value, or its error."""
         if not self.several:
             return make()
         key = self._next()
@@ -263,7 +265,11 @@ def joined(limit: float | None = None) -> Iterator[Ranks]:
             )
         torch.cuda.set_device(place)
         backend = "cpu:gloo,cuda:nccl"
-    store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=limit)))
+    try:
+        store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=JOIN)))
+    except RuntimeError as error:
+        raise RankError(f"the ranks did not all start within {JOIN:.0f} s: {error}") from error
+    store = PrefixStore(f"lpfs/{restarts()}", store)  # nothing that a killed try left there is taken for ours
     watch = Watch(store, rank, world, limit)
     try:
         torch.distributed.init_process_group(

@@ -2,13 +2,13 @@ r"""One gradient of the rows of all ranks: what each found on its part of a batc
 
 .. math:: \nabla L = \sum_r \frac{B_r}{B} \nabla L_r, \qquad B = \sum_r B_r
 
-Dense gradients are added up in one flat tensor. Gradients by rows never get the size of a table: every rank is handed
-the rows of all, and sums them in the order of the ranks, so that the sum has the same bits on every one. PyTorch's
-DistributedDataParallel knows dense gradients only; a table that collects its gradient by rows would stay apart on
-every rank.
+Dense gradients are added up in one flat tensor. Gradients by rows never get the size of a table: every rank is
+handed the rows of all, and sums them in the order of the ranks, so that the sum has the same bits on every one.
+PyTorch's DistributedDataParallel knows dense gradients only; a table that collects its gradient by rows would stay
+apart on every rank.
 
-A step is three messages: how many rows there are of what, the dense gradients (gates among them) with the loss, the
-gradients by rows.
+A step is three messages: how many rows there are of what, the dense gradients (gates among them) with the loss,
+the gradients by rows.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from lpfs.errors import StateError
 from lpfs.tables.rows import RowGrad, RowParameter, collected, sum_pieces
 from lpfs.train.ranks import Ranks
 
@@ -145,7 +146,7 @@ def mean_of(ranks: Ranks, tensor: Tensor, rows: int, what: str) -> Tensor:
 
 
 def refuse_difference(ranks: Ranks, model: nn.Module) -> None:
-    """Refuse to go on where a parameter differs between ranks, by one bit: the sum of its bits as whole numbers."""
+    """Refuse to go on where a parameter differs between ranks: their bits are added up as whole numbers."""
     if not ranks.several:
         return
     named = dict(model.named_parameters())
@@ -157,11 +158,9 @@ def refuse_difference(ranks: Ranks, model: nn.Module) -> None:
     found = ranks.join(torch.stack(sums)[None], "comparing parameters")
     wrong = (found != found[:1]).any(0).nonzero().flatten().tolist()
     if wrong:
-        from lpfs.errors import StateError
-
         rank = int((found[:, wrong[0]] != found[0, wrong[0]]).nonzero()[0])
         raise StateError(
-            f"parameter {list(named)[wrong[0]]!r} is not the same on rank {rank} as on rank 0: nothing was saved, the "
-            "last checkpoint is intact. Was the model made from another seed there, or changed by a callback that "
-            "looks at this rank's rows?"
+            f"parameter {list(named)[wrong[0]]!r} is not the same on rank {rank} as on rank 0: nothing was saved, "
+            "the last checkpoint is intact. Was the model made from another seed there, or changed by a callback "
+            "that looks at this rank's rows?"
         )

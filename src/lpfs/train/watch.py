@@ -1,8 +1,9 @@
 """Watch: signs of life between ranks, so that one that dies or hangs is named and waited for no longer.
 
-A thread of every rank writes into the shared store, about once a second, how many meetings its main thread has come to
-and what it is doing, and reads what the others wrote. A rank whose sign does not change is dead or stopped; one whose
-sign does change but that does not come to a meeting hangs. Clocks are never compared between machines.
+A thread of every rank writes into the shared store, about once a second, how many meetings its main thread has
+come to and what it is doing, and reads what the others wrote. A rank whose sign does not change is dead or
+stopped; one whose sign does change but that does not come to a meeting hangs. Clocks are never compared between
+machines.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import os
 import sys
 import threading
 import time
+from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import Store
 
 from lpfs.errors import RankError
 
@@ -37,8 +39,8 @@ class Watch:
     """
 
     def __init__(self, store: Store, rank: int, world: int, limit: float) -> None:
-        self.store = PrefixStore("lpfs", store.clone())  # a connection of its own, for the main thread
-        self._signs = PrefixStore("lpfs", store.clone())  # and one for the thread
+        self.store: Any = store.clone()  # type: ignore[attr-defined]  # a connection of its own, for the main thread
+        self._signs: Any = store.clone()  # type: ignore[attr-defined]   # and one for the thread
         self.rank, self.world, self.limit = rank, world, limit
         self.pause = limit / BEATS
         self.meetings, self.doing, self.since = 0, "starting", time.monotonic()
@@ -91,7 +93,7 @@ class Watch:
         with contextlib.suppress(RuntimeError):
             if not isinstance(error, RankError):  # who ends because of another is not the one to name
                 self.store.set(f"ended/{self.rank}", text)
-            return self.store.add(f"told/{hashlib.sha256(text.encode()).hexdigest()}", 1) == 1
+            return bool(self.store.add(f"told/{hashlib.sha256(text.encode()).hexdigest()}", 1) == 1)
         return True
 
     def refuse_silence(self, rank: int, what: str) -> None:
@@ -129,7 +131,7 @@ class Watch:
 
     def _missing(self, *, final: bool) -> str:
         if self.store.check(["lost"]):
-            return self.store.get("lost").decode()
+            return str(self.store.get("lost").decode())
         for rank in range(self.world):
             if rank != self.rank and self.store.check([f"ended/{rank}"]):
                 return f"rank {rank} ended: {self.store.get(f'ended/{rank}').decode()}"

@@ -18,10 +18,10 @@ class Steps:
     """A pass over ``rows`` rows cut into global steps of ``batch_size`` rows for each of ``world`` ranks.
 
     Step k covers positions [k·B·W, (k+1)·B·W) of the order, or [k·B, (k+1)·B) where the ranks share the batch
-    (``together``); rank r has the r-th of W equal parts of it, so the ranks see the same time at the same step. The rows that are left at the end are dealt out evenly; when
-    they are fewer than the ranks, the step before gives some of its own, so that no rank gets an empty batch
-    (unless there are fewer rows than ranks, or batches of one row). Every rank has the same number of
-    batches.
+    (``together``); rank r has the r-th of W equal parts of it, so the ranks see the same time at the same step.
+    The rows that are left at the end are dealt out evenly; when they are fewer than the ranks, the step before
+    gives some of its own, so that no rank gets an empty batch (unless there are fewer rows than ranks, or
+    batches of one row). Every rank has the same number of batches.
 
     >>> [list(Steps(11, 2, world=2).spans(rank)) for rank in (0, 1)]
     [[(0, 2), (4, 6), (8, 9)], [(2, 4), (6, 8), (9, 11)]]
