@@ -20,6 +20,7 @@ from lpfs.schema import known_keys
 from lpfs.train.metrics import Scores, scores
 from lpfs.train.predict import Precision, Weights, autocast, device_of, on_device, predict, weights_of
 from lpfs.train.ranks import Ranks, current
+from lpfs.train.sharing import take_buffers
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,8 @@ def outputs(
     first = 0
     ranks = current()
     own = own_part(stream, ranks)
+    if own is not None:
+        take_buffers(model)
     with evaluating(model), torch.no_grad():
         for batch in stream if own is None else own:
             if own is None and not parts and isinstance(stream, Stream):

@@ -14,6 +14,8 @@ within ``limit`` seconds. Where rank 0 works alone for as long as it takes (:met
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -240,6 +242,20 @@ def in_turn(what: str) -> Iterator[bool]:
 
 
 @contextmanager
+def stoppable() -> Iterator[None]:
+    """Within this block a request to end, as torchrun sends it when another rank is gone, is a KeyboardInterrupt."""
+    main = threading.current_thread() is threading.main_thread()
+    ours = main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
 def joined(limit: float | None = None) -> Iterator[Ranks]:
     """Within this block this process and those beside it train as one; see the top of this file.
 
@@ -276,7 +292,7 @@ def joined(limit: float | None = None) -> Iterator[Ranks]:
             backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=limit)
         )
         watch.begin()
-        with _as(Ranks(rank, world, watch)) as ranks:
+        with _as(Ranks(rank, world, watch)) as ranks, stoppable():
             try:
                 yield ranks
                 ranks.agree(lambda: None, "the end")

@@ -160,7 +160,7 @@ def refuse_difference(ranks: Ranks, model: nn.Module) -> None:
     if wrong:
         rank = int((found[:, wrong[0]] != found[0, wrong[0]]).nonzero()[0])
         raise StateError(
-            f"parameter {list(named)[wrong[0]]!r} is not the same on rank {rank} as on rank 0: nothing was saved, "
+            f"parameter {list(named)[wrong[0]]!r} is not the same on rank {rank} as on rank 0: nothing is saved, "
             "the last checkpoint is intact. Was the model made from another seed there, or changed by a callback "
             "that looks at this rank's rows?"
         )

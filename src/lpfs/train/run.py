@@ -16,6 +16,7 @@ from lpfs.train.evaluate import Metrics, evaluate
 from lpfs.train.log import JsonLines, Log, Logger
 from lpfs.train.progress import Progress
 from lpfs.train.reduce import refuse_difference
+from lpfs.train.sharing import take_buffers
 from lpfs.train.snapshot import (
     Resumable,
     random_state,
@@ -65,6 +66,7 @@ class Run:
             self._saved = self.state.step
             self._evaluated = self.state.step if found[1]["evaluated"] else -1
             self.progress.say(f"going on from step {found[0]:,}")
+        refuse_difference(self.ranks, self.state.model)
         self._open_log(0 if found is None else found[1]["log"])
         for each in self.stepper.callbacks:
             each.on_begin(self.state)
@@ -174,6 +176,7 @@ class Run:
         self.stepper.check(self._here)
         self.stepper.check_parameters()
         refuse_difference(self.ranks, state.model)
+        take_buffers(state.model)
         saved = take_snapshot(self.stepper, self.stream, self.valid, self.log.position())
         saved["evaluated"] = self._evaluated == state.step
         needs = [] if state.best_step is None or self.config.keep == "last" else [state.best_step]

@@ -22,6 +22,11 @@ def shared(batches: Iterable[Batch]) -> Iterable[Batch]:
     return batches
 
 
+def take_buffers(model: nn.Module) -> None:
+    """Give a model the buffers that it has on rank 0: running means are of the rows that a rank has seen."""
+    current().copy([each for each in model.buffers() if each.numel()], "taking over buffers")
+
+
 def take_over(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Give a model and its optimizer the state that they have on rank 0."""
     ranks = current()

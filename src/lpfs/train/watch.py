@@ -21,6 +21,8 @@ from torch._C._distributed_c10d import Store
 from lpfs.errors import RankError
 
 BEATS = 60  # signs of life within the limit
+MANY = 64  # ranks from which on they give signs more rarely: everyone reads everyone's
+STOPPED = "KeyboardInterrupt"  # how the word of a rank begins that was asked to end
 SILENT = 5  # signs that must be missing before a rank is called dead after a broken connection
 GRACE = 0.3  # of the limit: after it a rank that no error frees from a collective ends itself
 ADVICE = (
@@ -42,7 +44,7 @@ class Watch:
         self.store: Any = store.clone()  # type: ignore[attr-defined]  # a connection of its own, for the main thread
         self._signs: Any = store.clone()  # type: ignore[attr-defined]   # and one for the thread
         self.rank, self.world, self.limit = rank, world, limit
-        self.pause = limit / BEATS
+        self.pause = limit / BEATS * max(1.0, world / MANY)
         self.meetings, self.doing, self.since = 0, "starting", time.monotonic()
         self._meets = False
         self._beats = 0
@@ -108,15 +110,18 @@ class Watch:
         """Return the error to raise after a meeting broke off: one that names the rank that is gone or hangs."""
         if isinstance(error, RankError):
             return error
-        found = self._blamed(quick=isinstance(error, KeyboardInterrupt))
-        if not found and isinstance(error, KeyboardInterrupt):
+        stopped = isinstance(error, KeyboardInterrupt)
+        if stopped:
+            self.told(error)
+        found = self._blamed()
+        if not found and stopped:
             return error  # nobody is missing: somebody wants us to stop
         text = found or f"the ranks lost each other while {self.doing} ({str(error).splitlines()[0][:200]})"
         with contextlib.suppress(RuntimeError):
             self.store.set("lost", text)  # so that all say the same
         return RankError(f"{text}. {ADVICE}")
 
-    def _blamed(self, *, quick: bool) -> str:
+    def _blamed(self) -> str:
         """Say who is missing, and how; empty if nobody is."""
         latest = time.monotonic() + SILENT * self.pause
         while True:
@@ -132,17 +137,19 @@ class Watch:
     def _missing(self, *, final: bool) -> str:
         if self.store.check(["lost"]):
             return str(self.store.get("lost").decode())
-        for rank in range(self.world):
-            if rank != self.rank and self.store.check([f"ended/{rank}"]):
-                return f"rank {rank} ended: {self.store.get(f'ended/{rank}').decode()}"
+        words = {rank: self._word(rank) for rank in range(self.world) if rank != self.rank}
+        for rank, word in words.items():
+            if word and not word.startswith(STOPPED):
+                return f"rank {rank} ended: {word}"
         if not final:
             return ""
-        gone = [rank for rank, quiet in self.silence().items() if quiet > (SILENT - 1) * self.pause]
+        quiet = {rank: each for rank, each in self.silence().items() if not words[rank]}
+        gone = [rank for rank, each in quiet.items() if each > (SILENT - 1) * self.pause]
         if gone:
             what = "is dead or stopped" if len(gone) == 1 else "are dead or stopped"
-            return f"{_named(gone)} {what}: no sign of life for {max(self.silence()[each] for each in gone):.0f} s"
+            return f"{_named(gone)} {what}: no sign of life for {max(quiet[each] for each in gone):.0f} s"
         behind = {rank: sign.split(" ", 2) for rank, (sign, _) in list(self._seen.items())}
-        late = [rank for rank, sign in behind.items() if int(sign[1]) < self.meetings]
+        late = [rank for rank, sign in behind.items() if int(sign[1]) < self.meetings and not words[rank]]
         if late:
             waited = time.monotonic() - self.since
             return (
@@ -150,6 +157,11 @@ class Watch:
                 f"alive, but hangs after meeting {behind[late[0]][1]} ({behind[late[0]][2]})"
             )
         return ""
+
+    def _word(self, rank: int) -> str:
+        """Return what a rank said when it ended; empty if it did not."""
+        key = f"ended/{rank}"
+        return str(self.store.get(key).decode()) if self.store.check([key]) else ""
 
     def silence(self) -> dict[int, float]:
         """Return for how many seconds every other rank has given no sign of life."""
@@ -169,7 +181,7 @@ class Watch:
                 self._sign()
                 for rank in others:
                     key = f"sign/{rank}"
-                    if self._signs.check([key]):
+                    if rank in self._seen or self._signs.check([key]):
                         sign = self._signs.get(key).decode()
                         if self._seen.get(rank, ("", 0.0))[0] != sign:
                             self._seen[rank] = sign, time.monotonic()
