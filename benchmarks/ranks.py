@@ -2,10 +2,11 @@
 
     python benchmarks/ranks.py [--ranks 2 4] [--out benchmarks/results/ranks.json]
 
-A simulated log with known true fields is searched for as many fields as are true: once by one process, once by one
-process whose batches have their rows in reverse, and by several. Reversed rows give the same sums, rounded otherwise:
-how far that search is from the first is how far rounding alone takes it. Reported are the largest differences of the
-gates x at some steps, whether the gates of all ranks are equal to the bit after every step, and what is kept.
+A simulated log with known true fields is searched for as many fields as are true: once by one process, once by
+one process whose batches have their rows in reverse, and by several. Reversed rows give the same sums, rounded
+otherwise: how far that search is from the first is how far rounding alone takes it. Reported are the largest
+differences of the gates x at some steps, whether the gates of all ranks are equal to the bit after every step,
+and what is kept.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from lpfs.data.batches.batch import Batch
 from lpfs.data.dataset import Dataset
 from lpfs.data.stream import Stream
 from lpfs.gates.module import NAME
+from lpfs.methods.shuffled import shuffled
 from lpfs.models.registry import make_model
 from lpfs.tables.optim import Adagrad
 from lpfs.train.config import Training
@@ -48,9 +50,9 @@ class Reversed:
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self.stream:
-            missing = None if batch.missing is None else batch.missing.flip(0)
-            rows = {"ids": batch.ids.flip(0), "dense": batch.dense.flip(0), "labels": batch.labels.flip(0)}
-            yield replace(batch, **rows, missing=missing)
+            order = torch.arange(len(batch)).flip(0)
+            turned = shuffled(batch, self.stream.schema, self.stream.schema.names, order)
+            yield replace(turned, labels=batch.labels[order])
 
 
 def search(log: Dataset, how: str) -> dict[str, Any]:
@@ -103,7 +105,8 @@ def run(folder: Path, how: str, ranks: int) -> dict[str, Any]:
         subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(ranks)
     ]
-    if any([each.wait() for each in several]):
+    codes = [each.wait() for each in several]
+    if any(codes):
         sys.exit(f"{how}: a process failed")
     found: dict[str, Any] = torch.load(folder / f"{how}.pt", weights_only=True)
     return found

@@ -6,14 +6,17 @@ A DLRM-like net (26 tables of 40,000 rows, dim 16, concat, MLP 256-128-1, Adagra
 proximal step) takes steps on batches that are in memory. Two processes are started once; in turns, on the same
 batches,
 
-    one              rank 0 takes the steps by itself, one thread; rank 1 waits
-    one, 2 threads   the same with two threads
+    one              rank 0 takes the steps by itself; rank 1 waits
     two              both share every batch and add their gradients up
     two, silent      both take their part and do not speak: what the cores and the memory alone allow
 
-so that whatever else the machine does falls on all of them alike. Medians and quartiles over the repeats. The
-seconds of every kind of message are those of rank 0, waiting for the other rank included. ``gates`` compares adding up
-the dense gradients with and without the numbers of the gates, and the gates' own message if they had one.
+each with one thread a process, so that whatever else the machine does falls on all of them alike. Medians and
+quartiles over the repeats. On a machine that others use too, samples a second say little: two processes get
+twice the share of a crowded core. So the processor's time of each process is told as well, by phases of the
+step, and ``processor_time_one_against_two``: how much faster two would be on cores of their own if nothing
+waited. The time of every kind of message is that of rank 0, waiting for the other rank included. ``gates``
+compares adding up the dense gradients with and without the numbers of the gates, and the gates' own message if
+they had one.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +52,8 @@ from lpfs.train.reduce import COUNTS, DENSE, ROWS
 from lpfs.train.step import Stepper
 
 TABLES, VALUES, DIM, HIDDEN = 26, 40_000, 16, (256, 128)
-SIZES, STEPS = (512, 2048, 8192), {512: 24, 2048: 10, 8192: 4}
+SIZES, STEPS = (512, 2048, 8192), {512: 20, 2048: 8, 8192: 3}
+PHASES = ("forward", "backward and messages", "update of tables and weights", "gates")
 
 
 class Move(Callback):
@@ -63,16 +68,47 @@ class Move(Callback):
         self.gates.step()
 
 
-def make(ranks: Ranks) -> Stepper:
-    """Return what takes the steps of a model of its own."""
+class Phases(Callback):
+    """The processor's time of this process in each phase of a step."""
+
+    def __init__(self) -> None:
+        self.spent, self.last = dict.fromkeys(PHASES, 0.0), 0.0
+
+    def mark(self, phase: str | None = None) -> None:
+        """End a phase."""
+        now = time.process_time()
+        if phase is not None:
+            self.spent[phase] += now - self.last
+        self.last = now
+
+    def before_backward(self, state: State) -> None:
+        """End the forward."""
+        self.mark(PHASES[0])
+
+    def before_step(self, state: State) -> None:
+        """End the backward, and the messages."""
+        self.mark(PHASES[1])
+
+    def within_step(self, state: State) -> None:
+        """End the optimizer's step."""
+        self.mark(PHASES[2])
+
+    def after_step(self, state: State) -> None:
+        """End the gates' step."""
+        self.mark(PHASES[3])
+
+
+def make(ranks: Ranks) -> tuple[Stepper, Phases]:
+    """Return what takes the steps of a model of its own, and what looks at the clock."""
     schema = Schema(tuple(Field(f"c{n}", cardinality=VALUES) for n in range(TABLES)), label="click")
     torch.manual_seed(0)
     model: nn.Module = make_model("mlp", schema, dim=DIM, hidden=HIDDEN)
     gates = lpfs.attach(model, steps=1_000_000)
     state = State(model, Adagrad(gates.model_parameters(), lr=0.01), Training(quiet=True))
-    stepper = Stepper(state, [Move(gates)], lambda step: 1.0, None)
+    phases = Phases()
+    stepper = Stepper(state, [phases, Move(gates)], lambda step: 1.0, None)
     stepper.ranks = ranks
-    return stepper
+    return stepper, phases
 
 
 def batches(size: int, count: int, rank: int, world: int) -> list[Batch]:
@@ -104,31 +140,29 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
         apart, silent = make(current()), make(current())
     shared = make(ranks)
 
-    def go(stepper: Stepper, given: list[Batch]) -> None:
+    def go(made: tuple[Stepper, Phases], given: list[Batch]) -> None:
+        stepper, phases = made
+        phases.mark()
         for each in given:
             stepper.take(each, lambda: "a step")
 
-    def with_threads(number: int) -> None:
-        torch.set_num_threads(number)
-        go(apart, whole)
-        torch.set_num_threads(1)
-
-    lead = ranks.leads
-    ways: dict[str, Callable[[], Any]] = {
-        "one": lambda: go(apart, whole) if lead else None,
-        "one, 2 threads": lambda: with_threads(2) if lead else None,
-        "two": lambda: go(shared, mine),
-        "two, silent": lambda: go(silent, mine),
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    makers = {"one": (apart, whole if ranks.leads else []), "two": (shared, mine), "two, silent": (silent, mine)}
+    seconds: dict[str, list[float]] = {name: [] for name in makers}
     for turn in range(repeats + 1):
-        if turn == 1:
+        if turn == 1:  # the first turn warms up and compiles
             ranks.traffic.clear()
-        for name, work in ways.items():
-            took = timed(work, ranks)
-            if turn:  # the first turn warms up and compiles
+            for (_, phases), _ in makers.values():
+                phases.spent = dict.fromkeys(PHASES, 0.0)
+        for name, (made, given) in makers.items():
+            took = timed(partial(go, made, given), ranks)
+            if turn:
                 seconds[name].append(took)
     done = repeats * steps
+    spent = {
+        name: ranks.collect({phase: 1000 * each / done for phase, each in made[1].spent.items()}, "clocks")
+        for name, (made, _) in makers.items()
+    }
+    totals = {name: max(sum(each.values()) for each in several) for name, several in spent.items()}
     said = {name: ranks.traffic[name] for name in (COUNTS, DENSE, ROWS)}
     rates = {name: spread([size * steps / each for each in several]) for name, several in seconds.items()}
     pairs = [a / b for a, b in zip(seconds["one"], seconds["two"], strict=True)]
@@ -140,6 +174,9 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
         "two_against_one": spread(pairs),
         "two_silent_against_one": spread(ceiling),
         "two_step_ms": 1000 * statistics.median(seconds["two"]) / steps,
+        "processor_ms_a_step": {"one": spent["one"][0], "two": spent["two"], "two, silent": spent["two, silent"]},
+        "processor_time_one_against_two": totals["one"] / totals["two"],
+        "processor_time_one_against_two_silent": totals["one"] / totals["two, silent"],
         "messages": {
             name: {"bytes_a_step": each.bytes / done, "ms_a_step": 1000 * each.seconds / done}
             for name, each in said.items()
@@ -180,6 +217,7 @@ def gates_cost(repeats: int) -> dict[str, Any]:
 def work(out: Path, repeats: int) -> None:
     """Be one of the ranks; rank 0 writes what was measured."""
     torch.set_num_threads(1)
+    load = os.getloadavg()[0]
     with joined(limit=300) as ranks:
         rows = [measure(size, repeats) for size in SIZES]
         gates = gates_cost(repeats)
@@ -187,7 +225,7 @@ def work(out: Path, repeats: int) -> None:
         about = {
             "command": f"python benchmarks/scale.py --repeats {repeats}",
             "cores": os.cpu_count(),
-            "load_average": os.getloadavg()[0],
+            "load_average": {"before": load, "after": os.getloadavg()[0]},
             "torch": torch.__version__,
             "python": platform.python_version(),
             "lpfs": lpfs.__version__,
@@ -206,7 +244,7 @@ def started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
         port = str(probe.getsockname()[1])
     for rank in ("0", "1"):
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        env = {**os.environ, **place, "MASTER_PORT": port, "OMP_NUM_THREADS": "2"}
+        env = {**os.environ, **place, "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
         yield subprocess.Popen(command, env=env)
 
 

@@ -1,4 +1,4 @@
-"""Gates on a model whose tables TorchRec's DistributedModelParallel spreads over two processes, against one process.
+"""Gates on a model whose tables TorchRec spreads over two processes (DistributedModelParallel), against one.
 
 Runs where torchrec is installed; ``model_parallel.py`` is what each process does.
 """

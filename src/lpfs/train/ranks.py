@@ -243,7 +243,7 @@ def in_turn(what: str) -> Iterator[bool]:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Within this block a request to end, as torchrun sends it when another rank is gone, is a KeyboardInterrupt."""
+    """Within this block a request to end, as torchrun sends where a rank is gone, is a KeyboardInterrupt."""
     main = threading.current_thread() is threading.main_thread()
     ours = main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if ours:
