@@ -1,6 +1,6 @@
 """Does a job end, and go on, when one of its processes dies or hangs? Let one, and see.
 
-    python benchmarks/kill_rank.py [--ranks 2] [--limit 60] [--out benchmarks/results/kill_rank.json]
+    python benchmarks/kill_rank.py [--ranks 2] [--limit 45] [--out benchmarks/results/kill_rank.json]
 
 A search with gates is trained by several processes under ``torchrun --max-restarts 1``. In the first try one
 rank, in the middle of the training, is killed by SIGKILL, is stopped by SIGSTOP, sleeps for ever, or raises an
@@ -131,7 +131,7 @@ def main() -> None:
     """Let every kind of failure happen once."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=60.0)
+    parser.add_argument("--limit", type=float, default=45.0)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kill_rank.json"))
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)

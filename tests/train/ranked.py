@@ -22,6 +22,7 @@ from torch import nn
 
 from lpfs.data import Dataset
 from lpfs.errors import InputError, StateError
+from lpfs.gates.attach import attach
 from lpfs.methods.search import search
 from lpfs.methods.shuffled import shuffled
 from lpfs.models.registry import make_model
@@ -30,9 +31,11 @@ from lpfs.train.callback import Callback
 from lpfs.train.config import Training
 from lpfs.train.evaluate import evaluate, outputs
 from lpfs.train.loop import fit
+from lpfs.train.predict import predict
 from lpfs.train.ranks import current, in_turn, joined
 from lpfs.train.reduce import reduce_grads, refuse_difference
-from lpfs.train.step import make_optimizer
+from lpfs.train.sharing import shared
+from lpfs.train.step import loss_of, make_optimizer
 
 HERE = Path(__file__).parent
 BATCH = 51  # shared by two: 26 rows and 25
@@ -146,6 +149,21 @@ def searched(log: Dataset, *, turned: bool = False, held: bool = False, method: 
     x = None if gates is None else gates.x.detach().clone()
     state = {name: each.clone() for name, each in model.state_dict().items()}
     return {"course": course, "x": x, "kept": list(found.kept), "state": state, "history": len(found.history)}
+
+
+def slope(log: Dataset) -> torch.Tensor:
+    """The gradient of the gates (N,) on some rows, in the middle of a search; of all ranks, if there are several."""
+    model, _ = made(log)
+    gates = attach(model, steps=STEPS)
+    with torch.no_grad():
+        gates.x.copy_(torch.linspace(0.2, 1.4, len(gates.names)))
+    for batch in shared(log.stream(log.rows)):
+        loss = loss_of(*predict(model, batch))
+        loss.backward()
+        if current().several:
+            reduce_grads(current(), list(model.parameters()), len(batch), loss)
+    assert gates.x.grad is not None
+    return gates.x.grad.clone()
 
 
 # ------------------------------------------------------------------------------------------------- jobs
@@ -268,6 +286,7 @@ def resumed(folder: Path, log: Dataset) -> dict[str, Any]:
 def gates(folder: Path, log: Dataset) -> dict[str, Any]:
     """Searches in several ways."""
     return {
+        "slope": slope(log.part(0, BATCH)),
         "penalty": searched(log, penalty=0.02),
         "keep": searched(log, keep=3),
         "held": searched(log, keep=3, held=True),

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from known_truth import known_truth
-from ranked import BATCH, ROWS, judged, searched, together, trained
+from ranked import BATCH, ROWS, judged, searched, slope, together, trained
 
 from lpfs.data import Dataset
 
@@ -149,6 +149,22 @@ def test_gates_are_equal_between_ranks_after_every_step(seen, name):
         assert torch.equal(mine, theirs)
     same(first["state"], second["state"])
     assert first["kept"] == second["kept"]
+
+
+def test_one_step_is_off_by_the_rounding_of_a_sum_at_most(seen, log):
+    """Any order of a sum of n float32 numbers is within n·2⁻²⁴ of the sum of their magnitudes, to first order.
+
+    The terms are themselves sums over the layers: some dozens of roundings more.
+    """
+    part = log.part(0, BATCH)
+    plain = slope(part)
+    rows = torch.stack([slope(part.part(number, number + 1)) for number in range(BATCH)])
+    bound = (BATCH + 64) * 2.0**-24 * rows.abs().mean(0)
+    for each in seen:
+        off = (each["gates"]["slope"] - plain).abs()
+        assert bool((off <= bound).all()), (off, bound)
+    assert torch.equal(*(each["gates"]["slope"] for each in seen))
+    assert bool((plain.abs() > 100 * bound).any())  # the bound says something
 
 
 @pytest.mark.parametrize(("name", "how"), [("penalty", {"penalty": 0.02}), ("keep", {"keep": 3})])

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lpfs.train.watch import Watch
 
 JOIN = 300.0  # seconds that ranks wait for each other to start
-LIMIT = 60.0  # seconds that ranks wait for each other in a collective; LPFS_RANK_LIMIT says otherwise
+LIMIT = 45.0  # seconds that ranks wait for each other in a collective; LPFS_RANK_LIMIT says otherwise
 LOOK = 0.05  # seconds between two looks at whether another rank is done with something
 
 T = TypeVar("T")
