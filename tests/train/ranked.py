@@ -152,7 +152,7 @@ def searched(log: Dataset, *, turned: bool = False, held: bool = False, method: 
 
 
 def slope(log: Dataset) -> torch.Tensor:
-    """The gradient of the gates (N,) on some rows, in the middle of a search; of all ranks, if there are several."""
+    """The gradient of the gates (N,) on some rows, in the middle of a search; of all ranks, if there are some."""
     model, _ = made(log)
     gates = attach(model, steps=STEPS)
     with torch.no_grad():

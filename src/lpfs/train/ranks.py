@@ -28,7 +28,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from lpfs.errors import InputError, RankError, StateError
+from lpfs.errors import InputError, LpfsError, RankError, StateError
 from lpfs.train.launched import launched, restarts
 from lpfs.train.words import decode, describe, encode, rebuild
 
@@ -277,7 +277,8 @@ def joined(limit: float | None = None) -> Iterator[Ranks]:
         place, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if place >= count:
             raise InputError(
-                f"there are {count} GPUs here, too few for process {place + 1}: start {count} at most"
+                f"there are {count} GPUs here, too few for process {place + 1}: start {count} at most, or hide "
+                "them to train on the CPU (CUDA_VISIBLE_DEVICES=)"
             )
         torch.cuda.set_device(place)
         backend = "cpu:gloo,cuda:nccl"
@@ -286,7 +287,7 @@ def joined(limit: float | None = None) -> Iterator[Ranks]:
     except RuntimeError as error:
         raise RankError(f"the ranks did not all start within {JOIN:.0f} s: {error}") from error
     store = PrefixStore(f"lpfs/{restarts()}", store)  # nothing that a killed try left there is taken for ours
-    watch = Watch(store, rank, world, limit)
+    watch, fine = Watch(store, rank, world, limit), False
     try:
         torch.distributed.init_process_group(
             backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=limit)
@@ -297,13 +298,16 @@ def joined(limit: float | None = None) -> Iterator[Ranks]:
                 yield ranks
                 ranks.agree(lambda: None, "the end")
                 watch.farewell()
+                fine = True
             except BaseException as error:
-                error = watch.lost(error) if isinstance(error, KeyboardInterrupt) else error
-                first = watch.told(error)
-                if not first:
-                    raise ToldError(str(error)) from error
-                raise error from None
+                found = watch.lost(error) if isinstance(error, KeyboardInterrupt) else error
+                first = watch.told(found)
+                if isinstance(found, LpfsError) and not first:
+                    raise ToldError(str(found)) from error
+                if found is not error:
+                    raise found from error
+                raise
     finally:
         watch.close()
-        if torch.distributed.is_initialized():
+        if torch.distributed.is_initialized() and (fine or backend == "gloo"):  # NCCL would wait for who is lost
             torch.distributed.destroy_process_group()

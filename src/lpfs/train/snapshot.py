@@ -151,7 +151,9 @@ def seed_rank(seed: int | None, rank: int, step: int = 0) -> None:
 def random_state() -> dict[str, Any]:
     """Return the state of every generator that a model may draw from."""
     kind, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    cuda = []
+    if torch.cuda.is_available():  # several ranks have a GPU each, and leave those of the others alone
+        cuda = [torch.cuda.get_rng_state()] if current().several else torch.cuda.get_rng_state_all()
     return {
         "torch": torch.get_rng_state(),
         "cuda": list(cuda),
@@ -163,7 +165,9 @@ def random_state() -> dict[str, Any]:
 def restore_random(saved: Mapping[str, Any]) -> None:
     """Put every generator where it was."""
     torch.set_rng_state(saved["torch"])
-    if len(saved["cuda"]) == torch.cuda.device_count():
+    if current().several and len(saved["cuda"]) == 1:
+        torch.cuda.set_rng_state(saved["cuda"][0])
+    elif not current().several and len(saved["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(saved["cuda"])
     kind, keys, place, has_gauss, gauss = saved["numpy"]
     np.random.set_state((kind, np.array(keys, np.uint32), place, has_gauss, gauss))
