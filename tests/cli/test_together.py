@@ -26,8 +26,8 @@ def log(tmp_path_factory):
     return str(folder)
 
 
-def run(*arguments: str, world: int = 2) -> list[tuple[int, str, str]]:
-    found = ended(start([*LPFS, *map(str, arguments)], world))
+def run(*arguments: str, world: int = 2, **environment: str) -> list[tuple[int, str, str]]:
+    found = ended(start([*LPFS, *map(str, arguments)], world, **environment))
     assert all("Traceback" not in err for _, _, err in found), found
     return found
 
@@ -42,6 +42,20 @@ def test_train_is_told_and_written_once(log, tmp_path):
     assert cli.call(["train", log, "--steps", "40", "--quiet", *SMALL, "--out", str(tmp_path / "one")]) == 0
     plain = json.loads((tmp_path / "one" / "model" / "model.json").read_text())["extra"]["metrics"]
     assert told["metrics"]["tasks"]["click"]["auc"] == pytest.approx(plain["tasks"]["click"]["auc"], abs=1e-3)
+
+
+def test_the_second_try_of_torchrun_goes_on(log, tmp_path):
+    """The same command, which would be refused in a folder that holds a run; in three processes now."""
+    out = tmp_path / "again"
+    command = ["train", log, "--steps", "20", *SMALL, "--out", out]
+    assert cli.call([*map(str, command), "--quiet"]) == 0
+    model = (out / "model" / "model.safetensors").read_bytes()
+    assert [code for code, _, _ in run(*command)] == [1, 1]
+    said = run(*command, world=3, TORCHELASTIC_RESTART_COUNT="1")
+    assert [code for code, _, _ in said] == [0, 0, 0], said[0][2] + said[1][2]
+    assert "torchrun has started again" in said[0][2]
+    assert "going on from step 20" in said[0][2]
+    assert (out / "model" / "model.safetensors").read_bytes() == model
 
 
 def test_a_mistake_is_told_once(log, tmp_path):
