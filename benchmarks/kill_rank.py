@@ -32,7 +32,8 @@ from lpfs.models.registry import make_model
 from lpfs.train.callback import Callback, State
 from lpfs.train.checkpoint import Checkpoints
 from lpfs.train.codec import equal
-from lpfs.train.ranks import current, joined
+from lpfs.train.joined import joined
+from lpfs.train.ranks import current
 
 WAYS = ("kill", "stop", "hang", "raise")
 STEPS, FAILS, EVERY = 120, 75, 10

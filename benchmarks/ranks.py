@@ -35,8 +35,9 @@ from lpfs.methods.shuffled import shuffled
 from lpfs.models.registry import make_model
 from lpfs.tables.optim import Adagrad
 from lpfs.train.config import Training
+from lpfs.train.joined import joined
 from lpfs.train.launched import launched
-from lpfs.train.ranks import current, joined
+from lpfs.train.ranks import current
 
 ROWS, BATCH, STEPS, KEEP = 20_000, 256, 400, 6
 SHOWN = (1, 10, 50, 100, 200, 300, 400)

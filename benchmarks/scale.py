@@ -47,7 +47,8 @@ from lpfs.schema import Field, Schema
 from lpfs.tables.optim import Adagrad
 from lpfs.train.callback import Callback, State
 from lpfs.train.config import Training
-from lpfs.train.ranks import Ranks, alone, current, joined
+from lpfs.train.joined import joined
+from lpfs.train.ranks import Ranks, alone, current
 from lpfs.train.reduce import COUNTS, DENSE, ROWS
 from lpfs.train.step import Stepper
 

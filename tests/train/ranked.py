@@ -30,9 +30,10 @@ from lpfs.tables.rows import RowGrad, RowParameter
 from lpfs.train.callback import Callback
 from lpfs.train.config import Training
 from lpfs.train.evaluate import evaluate, outputs
+from lpfs.train.joined import joined
 from lpfs.train.loop import fit
 from lpfs.train.predict import predict
-from lpfs.train.ranks import current, in_turn, joined
+from lpfs.train.ranks import current, in_turn
 from lpfs.train.reduce import reduce_grads, refuse_difference
 from lpfs.train.sharing import shared
 from lpfs.train.step import loss_of, make_optimizer

@@ -27,7 +27,7 @@ def beside_others(arguments: Sequence[str]) -> Iterator[bool]:
     elif not {"-h", "--help"}.isdisjoint(arguments) or not arguments or arguments[0] not in SHARED:
         yield launched_rank() == 0
     else:
-        from lpfs.train.ranks import joined
+        from lpfs.train.joined import joined
 
         with joined() as ranks:
             if ranks.leads:
@@ -42,7 +42,7 @@ def told_by_another(error: LpfsError) -> bool:
     """Whether another process has told this error already."""
     if not launched():
         return False
-    from lpfs.train.ranks import ToldError
+    from lpfs.train.joined import ToldError
 
     return isinstance(error, ToldError)
 
