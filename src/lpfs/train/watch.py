@@ -41,8 +41,9 @@ class Watch:
     """
 
     def __init__(self, store: Store, rank: int, world: int, limit: float) -> None:
-        self.store: Any = store.clone()  # type: ignore[attr-defined]  # a connection of its own, for the main thread
-        self._signs: Any = store.clone()  # type: ignore[attr-defined]   # and one for the thread
+        # a connection of its own for the main thread, and one for the thread: a store waits for its answers
+        self.store: Any = store.clone()  # type: ignore[attr-defined]
+        self._signs: Any = store.clone()  # type: ignore[attr-defined]
         self.rank, self.world, self.limit = rank, world, limit
         self.pause = limit / BEATS * max(1.0, world / MANY)
         self.meetings, self.doing, self.since = 0, "starting", time.monotonic()
