@@ -31,7 +31,7 @@ def two():
     made = [Watch(store, rank, 2, LIMIT) for rank in (0, 1)]  # type: ignore[arg-type]
     for each in made:
         each.begin()
-    until(lambda: all(each._seen for each in made))
+    until(lambda: all(each._seen[1 - each.rank][0] != watching.NOTHING for each in made))
     yield made
     for each in made:
         each.close()
@@ -57,6 +57,16 @@ def test_one_that_gives_no_sign_of_life_is_dead_or_stopped(two):
     second.close()
     first.enter("adding up gradients")
     assert "rank 1 is dead or stopped: no sign of life" in broken(first)
+
+
+def test_one_that_never_gave_a_sign_is_named_too():
+    first = Watch(Shared(), 0, 2, LIMIT)  # type: ignore[arg-type]
+    first.begin()
+    first.enter("adding up gradients")
+    try:
+        assert "rank 1 is dead or stopped" in broken(first)
+    finally:
+        first.close()
 
 
 def test_one_that_lives_but_does_not_come_hangs(two):

@@ -22,6 +22,7 @@ from lpfs.errors import RankError
 
 BEATS = 60  # signs of life within the limit
 MANY = 64  # ranks from which on they give signs more rarely: everyone reads everyone's
+NOTHING = "0 0 starting"  # a sign of one that has not given any
 STOPPED = "KeyboardInterrupt"  # how the word of a rank begins that was asked to end
 SILENT = 5  # signs that must be missing before a rank is called dead after a broken connection
 GRACE = 0.3  # of the limit: after it a rank that no error frees from a collective ends itself
@@ -55,6 +56,8 @@ class Watch:
 
     def begin(self) -> None:
         """Give the first sign, and go on giving them."""
+        others = [rank for rank in range(self.world) if rank != self.rank]
+        self._seen = {rank: (NOTHING, time.monotonic()) for rank in others}
         self._sign()
         self._thread.start()
 
@@ -176,15 +179,14 @@ class Watch:
         self._signs.set(f"sign/{self.rank}", f"{self._beats} {self.meetings} {self.doing}")
 
     def _live(self) -> None:
-        others = [rank for rank in range(self.world) if rank != self.rank]
         while not self._end.wait(self.pause):
             try:
                 self._sign()
-                for rank in others:
+                for rank, (before, _) in list(self._seen.items()):
                     key = f"sign/{rank}"
-                    if rank in self._seen or self._signs.check([key]):
+                    if before != NOTHING or self._signs.check([key]):
                         sign = self._signs.get(key).decode()
-                        if self._seen.get(rank, ("", 0.0))[0] != sign:
+                        if sign != before:
                             self._seen[rank] = sign, time.monotonic()
             except RuntimeError:
                 pass  # the store is gone: the silence of all says so
@@ -193,7 +195,7 @@ class Watch:
     def _end_if_stuck(self) -> None:
         """End the process where its main thread cannot: in a collective that no error frees it from."""
         stuck = self._meets and time.monotonic() - self.since > (1 + GRACE) * self.limit
-        deserted = bool(self._seen) and min(self.silence().values()) > (1 + 2 * GRACE) * self.limit
+        deserted = min(self.silence().values()) > (1 + 2 * GRACE) * self.limit
         if (stuck or deserted) and not self._end.is_set():
             error = self.lost(RuntimeError("no answer"))
             print(f"lpfs: error: rank {self.rank}: {error}", file=sys.stderr, flush=True)
