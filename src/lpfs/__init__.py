@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from lpfs.train.callback import Callback, State
     from lpfs.train.config import Training
     from lpfs.train.evaluate import Metrics, evaluate
+    from lpfs.train.joined import joined
     from lpfs.train.loop import Trained, fit
     from lpfs.train.metrics import Scores
 
@@ -91,6 +92,7 @@ _HOME = {
     "evaluate": "lpfs.train.evaluate",
     "Trained": "lpfs.train.loop",
     "fit": "lpfs.train.loop",
+    "joined": "lpfs.train.joined",
     "Scores": "lpfs.train.metrics",
 }
 
@@ -136,6 +138,7 @@ __all__ = [
     "export",
     "fit",
     "gate_function",
+    "joined",
     "load",
     "make_model",
     "prepare",

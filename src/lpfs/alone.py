@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace as changed
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from lpfs.protocol.tell import Teller
 from lpfs.saved import load, load_extra, save
 from lpfs.schema import Selection
 from lpfs.select import as_model, certified, checked, given_model, planned, prepared, wished
+from lpfs.train.ranks import current, in_turn
 
 ANSWER = "selection.json"
 
@@ -44,9 +46,14 @@ def train_alone(
     """
     settings = checked(settings)
     folder, tell = out, Teller(quiet=quiet)
-    with beginning(folder, settings, resume=resume, replace=replace, sources=settings.source):
+    with (
+        in_turn("preparing the data") as second,
+        beginning(
+            folder, settings, resume=resume or second, replace=replace and not second, sources=settings.source
+        ),
+    ):
         name = same_rows(folder, "early" if early else "train", ("early", "train"))
-        dataset = prepared(None, settings, folder, quiet, resume)
+        dataset = prepared(None, settings, folder, quiet, resume or second)
         work = planned(settings, dataset, folder, resume, tell)
     part = work.parts.early if early else work.parts.train
     once = -(-part.rows // work.recipe.batch_size)
@@ -56,7 +63,8 @@ def train_alone(
     model = stages.fresh(work, settings.seed)
     stages.train(work, model, work.optimizer(model), part, steps, name, settings.seed)
     found = stages.judge(work, model, work.parts.test)
-    save(model, folder / "model", **origin(dataset), metrics=found.to_json())
+    saved = partial(save, model, folder / "model", **origin(dataset), metrics=found.to_json())
+    current().agree(lambda: str(saved()), "writing the model")
     tell.say(f"on the test rows:\n{found}\n{folder / 'model'}: the model")
     return {
         "folder": str(folder),
@@ -84,9 +92,13 @@ def search_alone(
     place = model_folder(settings.checkpoint or "")
     settings = checked(settings)
     folder, tell = out, Teller(quiet=quiet)
-    with beginning(folder, settings, resume=resume, replace=replace, sources=(*settings.source, place)):
+    sources: tuple[str | Path, ...] = (*settings.source, place)
+    with (
+        in_turn("preparing the data") as second,
+        beginning(folder, settings, resume=resume or second, replace=replace and not second, sources=sources),
+    ):
         same_rows(folder, "all" if every else "search", ("all", "search"))
-        dataset = prepared(None, settings, folder, quiet, resume)
+        dataset = prepared(None, settings, folder, quiet, resume or second)
         work = planned(settings, dataset, folder, resume, tell)
     if every:
         work.parts, work.out = all_rows(dataset), folder / "all"
@@ -110,7 +122,6 @@ def search_alone(
     selection = absorb(model, optimizer, batch=stages.proof(work, model))
     selection = changed(selection, history=found.history, made={**selection.made, **found.made})
     selection = selection.in_order(work.schema.names)
-    save(model, folder / "model", **origin(dataset))
     values = {
         "method": settings.method,
         "fields": facts(work),
@@ -124,8 +135,13 @@ def search_alone(
         "fingerprint": dataset.fingerprint,
         "versions": versions(),
     }
-    write_answer(folder, values, selection)
-    write_history(folder / "history.parquet", selection)
+
+    def leave() -> None:
+        save(model, folder / "model", **origin(dataset))
+        write_answer(folder, values, selection)
+        write_history(folder / "history.parquet", selection)
+
+    current().agree(leave, "writing the answer")
     tell_kept(tell, selection)
     tell.say(f"  AUC on the held-out rows: {before['auc']:.5f} before, {after['auc']:.5f} with gates")
     tell.say(f"  {folder}: {ANSWER}, kept_fields.txt, history.parquet, model/; next: lpfs prune {folder} --out …")

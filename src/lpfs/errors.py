@@ -15,6 +15,7 @@
     │   ├── AllGatesZeroError          nothing is left to select
     │   └── NonFiniteError             a loss or a gradient is not a number
     ├── CheckpointError (RuntimeError)  a checkpoint cannot be written or read; the older ones are intact
+    ├── RankError (RuntimeError)       a process that trains beside this one is gone or hangs; says which
     ├── DeviceMemoryError (RuntimeError)   the GPU has no memory left; says which batch size to try
     └── MissingPackageError (ImportError)   an optional package is needed; says what to install
 """
@@ -70,6 +71,10 @@ class NonFiniteError(SearchError):
 
 class CheckpointError(LpfsError, RuntimeError):
     """A checkpoint cannot be written or read; the older ones are intact."""
+
+
+class RankError(LpfsError, RuntimeError):
+    """A process that trains beside this one is gone or hangs; the last checkpoint is intact."""
 
 
 class DeviceMemoryError(LpfsError, RuntimeError):

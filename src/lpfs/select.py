@@ -46,6 +46,7 @@ from lpfs.saved import load, save
 from lpfs.schema import Schema
 from lpfs.train.boards import need_mlflow, need_tensorboard
 from lpfs.train.config import Training
+from lpfs.train.ranks import current, in_turn
 
 HARDLY = 0.25  # of the standard error of an AUC: a loss that is hardly told
 OWN_NUMBERS = ("dlrm", "dlrm_cross", "user_item")  # backbones with a way of their own to read numbers
@@ -94,8 +95,11 @@ def whole_job(
     seed, quiet = wanted.seed, tell.quiet
     tell.stage("prepare")
     begin = time.perf_counter()
-    with beginning(folder, wanted, resume=resume, replace=replace, sources=wanted.source):
-        dataset = prepared(source, wanted, folder, quiet, resume)
+    with (
+        in_turn("preparing the data") as second,
+        beginning(folder, wanted, resume=resume or second, replace=replace and not second, sources=wanted.source),
+    ):
+        dataset = prepared(source, wanted, folder, quiet, resume or second)
         work = planned(wanted, dataset, folder, resume, tell)
         work.seconds["prepare"] = time.perf_counter() - begin
 
@@ -138,7 +142,8 @@ def whole_job(
                 counts.update(again.kept)
 
     chosen = max(choices, key=lambda name: (choices[name]["auc"] or 0.0, -choices[name]["logloss"]))
-    speed = stages.serving_speed(work, {"all_fields": full, "kept": models[chosen]})
+    compared = {"all_fields": full, "kept": models[chosen]}
+    speed = current().agree(lambda: stages.serving_speed(work, compared), "measuring the speed of the models")
     order = ("all_fields", "gated", "pruned", "hot_start", "retrained")
     metrics["all_fields"] = stages.judge(work, full, work.parts.test)
     choices["all_fields"] = validated(work, full)
@@ -163,11 +168,17 @@ def whole_job(
             *hints(work, full, models[chosen].reads.names),
         ],
     )
-    save(models[chosen], folder / "model", data=os.path.abspath(dataset.path), fingerprint=dataset.fingerprint)
-    result.write(found_all, work, dataset.fingerprint)
-    result.show(found_all, work)
-    try_report(folder, tell.say)
+    current().agree(lambda: leave(found_all, work, dataset), "writing the answer")
     return found_all
+
+
+def leave(found: Outcome, work: Work, dataset: Dataset) -> None:
+    """Write the answer and the model into the folder of the run, and show what was found."""
+    folder = found.folder
+    save(found.model, folder / "model", data=os.path.abspath(dataset.path), fingerprint=dataset.fingerprint)
+    result.write(found, work, dataset.fingerprint)
+    result.show(found, work)
+    try_report(folder, work.tell.say)
 
 
 class _Story(ModuleType):

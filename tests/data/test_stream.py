@@ -166,6 +166,43 @@ def test_other_ranks_and_batches_go_on_without_loss(dataset, order):
     assert sorted(seen) == list(range(100))
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("batch_size", "world"), [(8, 2), (7, 2), (7, 3), (51, 4), (100, 3)])
+def test_ranks_share_every_batch_of_a_stream(dataset, order, batch_size, world):
+    """Their parts, one after another, are the batches of one process; the last two may be cut otherwise."""
+    plain = dataset.stream(batch_size, seed=3, **ORDERS[order])
+    first = next(iter(plain))
+    plain.load_state_dict({**plain.state_dict(), "position": 2 * len(first) if len(first) < 50 else 0})
+    shares = [list(plain.share(rank, world)) for rank in range(world)]
+    wholes = list(plain)
+    assert {len(each) for each in shares} == {len(wholes)}
+    for number, whole in enumerate(wholes[:-2]):
+        parts = [each[number] for each in shares]
+        assert rows(parts) == rows([whole])
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    together = [part for parts in zip(*shares, strict=True) for part in parts]
+    assert rows(together) == rows(wholes)
+    assert all(len(each) > 0 for each in together)
+    for each in together:
+        check(each)
+
+
+def test_a_share_of_too_few_rows_is_refused(dataset):
+    with pytest.raises(InputError, match="batches of 5 of 100 rows are too few for 3 ranks"):
+        dataset.stream(5).share(0, 3)
+
+
+@pytest.mark.parametrize("batch_size", [7, 30, 100])
+def test_a_slice_is_whole_batches_and_leaves_the_stream_alone(dataset, batch_size):
+    stream = dataset.part(3, 90).stream(batch_size, fields=SCHEMA.names)
+    wholes = list(stream)
+    for first, stop in ((0, len(wholes)), (1, 3), (2, 2), (len(wholes) - 1, len(wholes))):
+        parts = list(stream.slice(first, stop))
+        assert len(parts) == len(wholes[first:stop])
+        assert all(same(a, b) for a, b in zip(parts, wholes[first:stop], strict=True))
+    assert stream.state_dict()["position"] == 0
+
+
 def test_a_pass_left_early_starts_over(dataset):
     stream = dataset.stream(10)
     for batch in stream:

@@ -16,9 +16,26 @@ from zoo import B, Plain, batch
 
 import lpfs
 from lpfs.errors import StateError
+from lpfs.tables.table import Table
 
 STEPS = 60
 LIMIT = 60  # seconds that one process waits for the other
+
+
+def refuse_what_cannot_be() -> None:
+    """Attach before wrapping, unwrap before absorb, and no table inside."""
+    model = Plain()
+    wrapped = DistributedDataParallel(model)
+    lpfs.attach(model, model.fields, steps=STEPS)
+    with pytest.raises(StateError, match="attached after DistributedDataParallel"):
+        wrapped(*batch())
+    part = Plain()
+    part.top = DistributedDataParallel(part.top)
+    with pytest.raises(StateError, match="the part 'top' of the model is inside DistributedDataParallel"):
+        lpfs.attach(part, part.fields, steps=STEPS)
+    table = DistributedDataParallel(Table([4, 3], 2))
+    with pytest.raises(StateError, match="that of a Table comes by rows"):
+        table(torch.zeros(2, 2, dtype=torch.int64))
 
 
 def run(rank: int, world: int, folder: str) -> None:
@@ -33,6 +50,7 @@ def run(rank: int, world: int, folder: str) -> None:
         meet = f"file://{folder}/meet"  # a file, so that no other test can take a port away
         wait = timedelta(seconds=LIMIT)
         distributed.init_process_group("gloo", meet, rank=rank, world_size=world, timeout=wait)
+        refuse_what_cannot_be()
         trained = DistributedDataParallel(model)
         for verb in (lpfs.attach, lpfs.absorb):
             with pytest.raises(StateError, match="DistributedDataParallel"):

@@ -168,7 +168,7 @@ def test_what_cannot_be_saved_leaves_nothing_behind(tmp_path):
 def test_another_version_is_not_read(tmp_path):
     checkpoints = made(tmp_path, 5)
     path = checkpoints.path(5) / "checkpoint.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 3}))
     with pytest.raises(CheckpointError, match="not of lpfs-checkpoint 1"):
         checkpoints.load(5)
 

@@ -227,16 +227,16 @@ def test_a_full_disk_ends_the_run_and_it_goes_on_when_there_is_room(data, tmp_pa
     go(data, tmp_path / "whole")
     saved = []
 
-    def full(folder, step, state, needs=()):
+    def full(folder, state, ranks):
         if saved:
             raise OSError(28, "No space left on device")
-        saved.append(step)
-        write(folder, step, state, needs)
+        saved.append(folder)
+        return write(folder, state, ranks)
 
     from lpfs.train import checkpoint
 
-    write = checkpoint.write_checkpoint
-    monkeypatch.setattr(checkpoint, "write_checkpoint", full)
+    write = checkpoint.write_parts
+    monkeypatch.setattr(checkpoint, "write_parts", full)
     with pytest.raises(CheckpointError, match="No space left on device"):
         go(data, tmp_path / "cut")
     monkeypatch.undo()

@@ -19,7 +19,9 @@ except ImportError:  # the library works without it
 
 from lpfs.cli import about, compare, data, models, report, reproduce, select, stages
 from lpfs.cli.app import cli
+from lpfs.cli.together import beside_others, told_by_another
 from lpfs.errors import LpfsError
+from lpfs.train.launched import launched_rank
 
 __all__ = ["about", "call", "cli", "compare", "data", "main", "models", "report", "reproduce", "select", "stages"]
 
@@ -32,19 +34,22 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def call(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code. Errors take one or two lines, never a traceback."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        code = cli.main(None if arguments is None else list(arguments), prog_name="lpfs", standalone_mode=False)
+        with beside_others(given) as ours:
+            code = cli.main(given, prog_name="lpfs", standalone_mode=False) if ours else 0
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as error:
-        error.show()
+        if launched_rank() == 0:
+            error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt) as stop:
         return fail(f"interrupted; {stop.args[0] if stop.args else 'nothing was kept'}", 130)
     except LpfsError as error:
-        return fail(str(error))
+        return 1 if told_by_another(error) else fail(str(error))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -59,7 +64,7 @@ def call(arguments: Sequence[str] | None = None) -> int:
 def fail(message: str, code: int = 1) -> int:
     """Print an error as one line, in red on a terminal unless NO_COLOR is set."""
     message = " ".join(message.split())
-    start = "lpfs: error:"
+    start = "lpfs: error:" if not launched_rank() else f"lpfs: error: rank {launched_rank()}:"
     coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     click.echo(f"{click.style(start, fg='red') if coloured else start} {message}", err=True)
     return code

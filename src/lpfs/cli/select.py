@@ -10,6 +10,7 @@ import click
 
 from lpfs.cli.app import Near, cli, going_on, show
 from lpfs.cli.options import DAYS, ENCODING, MODEL, PATH, RUN, TABLE, model, output
+from lpfs.cli.together import going_again
 from lpfs.cli.wanted import CONFIG, SEARCH, WISH, how, settings_of
 
 SELECT = """Find the fields that a CTR model needs, prove it, and leave the smaller model behind.
@@ -58,6 +59,7 @@ def select(
     source: tuple[str, ...], out: Path, resume: bool, replace: bool, quiet: bool, as_json: bool, **given: Any
 ) -> None:
     """Do the whole job."""
+    resume, replace = going_again(resume, replace)
     settings = settings_of(source, out, resume=resume, **given)
     with going_on(f"lpfs select --resume --out {out}"):
         from lpfs.select import select as run

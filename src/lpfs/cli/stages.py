@@ -9,6 +9,7 @@ import click
 
 from lpfs.cli.app import Near, cli, going_on, show
 from lpfs.cli.options import DAYS, ENCODING, MODEL, PATH, RUN, SAID, TABLE, TRAINING, days, model, output
+from lpfs.cli.together import going_again
 from lpfs.cli.wanted import SEARCH, WISH, settings_of
 
 TRAIN = """Train a model on DATA, all but the last day, and save it in OUT/model.
@@ -65,6 +66,7 @@ def train(
     **given: Any,
 ) -> None:
     """Train a model and save it."""
+    resume, replace = going_again(resume, replace)
     settings = settings_of(data, out, resume=resume, **given)
     with going_on(f"lpfs train --resume --rows {rows} --out {out}"):
         from lpfs.alone import train_alone
@@ -109,6 +111,7 @@ def search(
     **given: Any,
 ) -> None:
     """Search from a trained model."""
+    resume, replace = going_again(resume, replace)
     settings = settings_of(data, out, resume=resume, **given)
     with going_on(f"lpfs search {given['checkpoint']} --resume --rows {rows} --out {out}"):
         from lpfs.alone import search_alone

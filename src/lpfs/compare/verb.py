@@ -26,6 +26,7 @@ from lpfs.protocol.settings import Settings
 from lpfs.protocol.tell import Teller
 from lpfs.report.verb import try_report
 from lpfs.select import check_labels, checked, laid_out, prepared
+from lpfs.train.ranks import alone, current
 
 # settings of select that a comparison has its own ways for
 OWN = ("keep", "penalty", "budget", "max_auc_loss", "costs", "method", "options", "checkpoint", "finish", "seeds")
@@ -51,6 +52,7 @@ def compare(
     """Search with every method for every K and seed, train what is kept from scratch, judge it on the test rows.
 
     A second call does only what is missing; several processes or machines may work on one folder at once.
+    Processes that torchrun started do so too: each does runs of its own, and rank 0 makes the tables.
 
     Args:
         source: a log (files, a table in memory) or a Dataset or its folder; not needed to go on.
@@ -87,23 +89,26 @@ def compare(
         raise InputError("say how many fields to keep: keep=[5, 10, 20]")
     plan = Plan.from_json(values)
 
-    store, claims = Store(folder), Claims(begin(folder, wanted, plan, tables_only) / "claims")
-    with wait_for(claims, "prepare", tell):
-        dataset = prepared(source, wanted, folder, quiet, resume=True)
-        check_same(folder, wanted, plan, dataset)
-        kinds = keep_truth(folder, dataset, truth)
-    base = laid_out(wanted, dataset, folder, True, Teller(quiet=True))
-    runs = Runs(base, plan, store, claims, tell.say)
-    plan.check(runs.names)
-    if not tables_only:
-        check_labels(base.parts)
-        do_all(runs, plan.jobs(wanted.seed, len(runs.names)), Progress(tell), retry_failed=retry_failed)
-    found = summarise(store, base, plan, kinds, dataset.fingerprint)
-    put(folder / "comparison.json", found.values)
-    put_text(folder / "comparison.md", as_markdown(found))
-    put_text(folder / "results.csv", as_csv(found))
-    show(found, tell)
-    try_report(folder, tell.say)
+    leads = current().leads
+    with alone():  # every rank does whole runs of its own
+        store, claims = Store(folder), Claims(begin(folder, wanted, plan, tables_only) / "claims")
+        with wait_for(claims, "prepare", tell):
+            dataset = prepared(source, wanted, folder, tell.quiet, resume=True)
+            check_same(folder, wanted, plan, dataset)
+            kinds = keep_truth(folder, dataset, truth)
+        base = laid_out(wanted, dataset, folder, True, Teller(quiet=True))
+        runs = Runs(base, plan, store, claims, tell.say)
+        plan.check(runs.names)
+        if not tables_only:
+            check_labels(base.parts)
+            do_all(runs, plan.jobs(wanted.seed, len(runs.names)), Progress(tell), retry_failed=retry_failed)
+        found = summarise(store, base, plan, kinds, dataset.fingerprint)
+        if leads:
+            put(folder / "comparison.json", found.values)
+            put_text(folder / "comparison.md", as_markdown(found))
+            put_text(folder / "results.csv", as_csv(found))
+            show(found, tell)
+            try_report(folder, tell.say)
     return found
 
 

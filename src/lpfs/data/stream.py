@@ -53,12 +53,13 @@ class Stream:
 
     Args:
         dataset: where the rows come from.
-        batch_size: rows in a batch of one rank.
+        batch_size: rows in a batch of one rank; with ``together``, in that of all ranks.
         shuffle: draw an order anew for each pass, from ``seed``; ``order`` says which kind.
         seed: of the shuffles.
         rank: which part is ours.
         world: how many ranks share the rows. Every row goes to exactly one of them, every rank gets the same
             number of batches.
+        together: the ranks share every batch, instead of each having one of its own.
         fields: stream only these; the files of the others are not touched.
         drop_last: leave out the last, smaller batch.
         device: put batches there; for CUDA they are gathered in pinned memory.
@@ -84,6 +85,7 @@ class Stream:
         seed: int = 0,
         rank: int = 0,
         world: int = 1,
+        together: bool = False,
         fields: Sequence[str] | None = None,
         drop_last: bool = False,
         device: torch.device | str | None = None,
@@ -100,6 +102,11 @@ class Stream:
                 raise InputError(f"{name} must be a whole number >= {least}, found {value!r}")
         if not 0 <= rank < world:
             raise InputError(f"rank must be from 0 to {world - 1} (world is {world}), found {rank!r}")
+        if together and min(batch_size, dataset.rows) < 2 * world:
+            raise InputError(
+                f"batches of {batch_size} of {dataset.rows} rows are too few for {world} ranks to share; 2 rows a "
+                "rank are the least"
+            )
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
         self.rank, self.world, self.drop_last = rank, world, drop_last
         self.schema = dataset.schema if fields is None else dataset.schema.subset(fields)
@@ -109,9 +116,47 @@ class Stream:
         self._row_bytes = dataset.reader(dataset.schema).row_bytes
         fits = self._row_bytes * dataset.rows <= memory
         self.order: Order = "time" if not shuffle else "uniform" if fits else "windowed"
-        self._steps = Steps(dataset.rows, batch_size, world, drop_last)
+        self._steps = Steps(dataset.rows, batch_size, world, drop_last, together)
         self._resident: Rows | None = None
         self._epoch, self._position, self._resume = 0, 0, 0
+
+    @property
+    def step_rows(self) -> int:
+        """Rows of all ranks in a step."""
+        return self._steps.size
+
+    def share(self, rank: int, world: int) -> Stream:
+        """Return the stream of a rank's part of every batch of this one, from where this one stands."""
+        part = Stream(
+            self.dataset,
+            self.batch_size,
+            shuffle=self.order != "time",
+            seed=self.seed,
+            rank=rank,
+            world=world,
+            together=True,
+            fields=self.schema.names,
+            drop_last=self.drop_last,
+            device=self.device,
+            prefetch=self.prefetch,
+            memory=self.memory,
+        )
+        part._resident = self._resident
+        part.load_state_dict(self.state_dict())
+        return part
+
+    def slice(self, first: int, stop: int) -> Iterator[Batch]:
+        """Yield batches ``first`` to before ``stop`` of a pass in time order; the stream stays where it is."""
+        begin, end = (min(each * self.batch_size, self.dataset.rows) for each in (first, stop))
+        if begin < end:
+            yield from Stream(
+                self.dataset.part(begin, end),
+                self.batch_size,
+                fields=self.schema.names,
+                device=self.device,
+                prefetch=self.prefetch,
+                memory=self.memory,
+            )
 
     def __len__(self) -> int:
         """Return the number of batches of a pass, the same on every rank."""

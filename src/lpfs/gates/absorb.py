@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from lpfs.errors import ExactnessError, SharedTableError, StateError
-from lpfs.gates.attach import detach, gates_of, refuse_wrapped
+from lpfs.gates.attach import detach, gates_of
 from lpfs.gates.fold import Fold, apply_fold, plan_folds, refuse_overflow, shared_weights
 from lpfs.gates.hooks import Factors, install_factors
 from lpfs.gates.logits import Call, logits_of, max_change, precise, rounding_bound
 from lpfs.gates.sites import Place
 from lpfs.gates.state import add_twin, as_list, check_part, check_state
+from lpfs.gates.wrapped import refuse_wrapped
 from lpfs.schema import Selection
 
 

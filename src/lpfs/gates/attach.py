@@ -11,13 +11,14 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from lpfs.errors import InputError, SharedTableError, StateError
+from lpfs.errors import SharedTableError, StateError
 from lpfs.gates.functions import GateFunction, gate_function
 from lpfs.gates.hooks import Enter, Leave, install, remove_hooks
 from lpfs.gates.module import ALL_GATES, NAME, Gates, Rescale
 from lpfs.gates.optimizer import PASSING_HOOKS, ProxSGD
 from lpfs.gates.schedule import Preset, Schedule
 from lpfs.gates.sites import Fields, Site, declared_sites, find_places, paths_by_module
+from lpfs.gates.wrapped import refuse_wrapped
 
 
 def attach(
@@ -97,17 +98,6 @@ def gates_of(model: nn.Module, verb: str) -> Gates:
     if not isinstance(gates, Gates):
         raise StateError(f"{verb}: this model has no gates; attach them first")
     return gates
-
-
-def refuse_wrapped(model: nn.Module, verb: str) -> None:
-    """Refuse a model inside DistributedDataParallel, DataParallel or torch.compile."""
-    if not isinstance(model, nn.Module):
-        raise InputError(f"{verb} needs an nn.Module, found {type(model).__name__}")
-    kind = type(model).__name__
-    if kind in ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"):
-        raise StateError(f"{verb} works on the model inside {kind}: use model.module (attach before wrapping)")
-    if kind == "OptimizedModule":
-        raise StateError(f"{verb} works on the model before torch.compile: attach first, then compile")
 
 
 # ------------------------------------------------------------------------- one module, many fields

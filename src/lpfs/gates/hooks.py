@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from lpfs.errors import FieldError
-from lpfs.gates.module import Live, device_only
+from lpfs.gates.module import Gates, Live, device_only
 from lpfs.gates.parts import TakesGates, takes_gates
 from lpfs.gates.sites import Place
+from lpfs.gates.wrapped import refuse_unshared
 
 FACTORS = "lpfs_factors"
 
@@ -53,6 +54,8 @@ class Enter:
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Put the values where the hooks and taps find them."""
+        if not self.gates.entered and isinstance(self.gates, Gates):
+            refuse_unshared(self.gates.x)
         values = self.gates()
         self.gates.live = (values, values.unbind() if self.singly else ())
         self.gates.entered = True

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from lpfs.errors import AbsenceError, ExactnessError, FieldError, InputError, StateError
-from lpfs.gates.attach import refuse_wrapped
 from lpfs.gates.fewer_rows import fewer_rows
 from lpfs.gates.hooks import Factors, hooks_of
 from lpfs.gates.leak import Where, check_leaks, inputs_of
@@ -20,6 +19,7 @@ from lpfs.gates.module import NAME
 from lpfs.gates.rebuild import builder_of, narrower, rebuild
 from lpfs.gates.sites import Place, check_reader, is_not_absence
 from lpfs.gates.state import Kept, as_list, carry_over, check_state
+from lpfs.gates.wrapped import refuse_wrapped
 from lpfs.schema import Selection
 
 

@@ -16,6 +16,9 @@ from torch import nn
 from lpfs.data.batches.batch import Batch
 from lpfs.models.model import Model
 from lpfs.train.predict import device_of, on_device
+from lpfs.train.ranks import current
+from lpfs.train.reduce import mean_of
+from lpfs.train.sharing import shared
 from lpfs.train.snapshot import Resumable
 
 ROWS = 20_000  # so many tell the mean well enough: any vector moves into the bias, the mean is only the best one
@@ -50,12 +53,13 @@ def _means(model: Model, batches: Iterable[Batch], rows: int) -> torch.Tensor:
     total: torch.Tensor = torch.zeros((), dtype=torch.float64, device=device)
     count = 0
     order = [model.inputs.slots.index(name) for name in model.inputs.names]
-    for batch in batches:
+    ranks, own = current(), shared(batches)
+    for batch in own:
         read: torch.Tensor = model.inputs(on_device(batch, device))
         total = torch.add(total, read.double().sum(0))
         count += len(batch)
-        if count >= rows:
+        if count * ranks.world >= rows:
             break
     if position is not None and isinstance(batches, Resumable):
         batches.load_state_dict(position)
-    return (total / max(1, count))[order]
+    return mean_of(ranks, total / max(1, count), count, "averaging embeddings")[order]

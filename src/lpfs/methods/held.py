@@ -15,6 +15,9 @@ from lpfs.errors import InputError
 from lpfs.methods.task import Task
 from lpfs.train.callback import State
 from lpfs.train.predict import autocast, device_of, on_device, predict
+from lpfs.train.ranks import current
+from lpfs.train.reduce import mean_of
+from lpfs.train.sharing import shared
 from lpfs.train.snapshot import Resumable
 from lpfs.train.step import loss_of
 
@@ -23,7 +26,7 @@ class Held:
     """Batches one by one, over and over; where they stand can be saved."""
 
     def __init__(self, batches: Iterable[Batch]) -> None:
-        self.batches = batches
+        self.batches = shared(batches)
         self._passing: Iterator[Batch] | None = None
 
     @classmethod
@@ -93,4 +96,4 @@ def held_grad(state: State, batch: Batch, wanted: Tensor, others: Iterable[nn.Pa
     """Return the gradient of that loss to one tensor; the other parameters are left alone."""
     with unmoved(others):
         (found,) = torch.autograd.grad(held_loss(state, batch), [wanted])
-    return found
+    return mean_of(current(), found, len(batch), "adding up gradients of held-out rows")

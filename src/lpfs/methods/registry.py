@@ -23,6 +23,7 @@ class Entry:
 
     ``preset`` are options it starts from; ``tried`` are those that a tuning tries after its defaults, in order.
     ``each_keep`` says that another K is another search; else one gives scores that can be cut at every K.
+    ``shared`` says that several processes can share its search, each with a part of every batch.
     """
 
     module: str
@@ -31,6 +32,7 @@ class Entry:
     preset: tuple[tuple[str, Any], ...] = ()
     tried: tuple[Mapping[str, Any], ...] = ()
     each_keep: bool = False
+    shared: bool = False
 
 
 PAPER = "Guo et al., LPFS: Learnable Polarizing Feature Selection for Click-Through Rate Prediction, 2022"
@@ -41,6 +43,7 @@ METHODS: dict[str, Entry] = {
         PAPER,
         tried=({"alpha": 30.0}, {"lr": 0.02}, {"lr": 0.005}, {"alpha": 100.0}),
         each_keep=True,
+        shared=True,
     ),
     "lpfs": Entry(
         "lpfs.methods.lpfs",
@@ -49,6 +52,7 @@ METHODS: dict[str, Entry] = {
         (("gate", "lpfs"),),
         ({"lr": 0.01}, {"lr": 0.0025}, {"epsilon": 0.2}, {"epsilon": 0.05}),
         each_keep=True,
+        shared=True,
     ),
     "permutation": Entry(
         "lpfs.methods.permutation",

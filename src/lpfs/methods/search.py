@@ -20,12 +20,14 @@ from lpfs.data.batches.batch import Batch
 from lpfs.errors import InputError
 from lpfs.gates.module import NAME as GATES
 from lpfs.methods.costs import Costs
-from lpfs.methods.registry import method_named
+from lpfs.methods.registry import entry_of, method_named
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.models.model import Model
 from lpfs.schema import Selection
 from lpfs.train.config import Training
+from lpfs.train.ranks import current
+from lpfs.train.sharing import take_over
 from lpfs.train.step import make_optimizer
 
 
@@ -92,4 +94,10 @@ def search(
         optimizer = make_optimizer(config, parameters)
     place = None if folder is None else Path(folder)
     task = Task(model, optimizer, stream, valid, wish, steps, seed, place, resume, config, options, held)
-    return method_named(method)(task)
+    ranks = current()
+    if not ranks.several or entry_of(method).shared:
+        return method_named(method)(task)
+    # methods that rank a sample, or draw in every step, search as they do in one process: on rank 0
+    found = ranks.agree(lambda: method_named(method)(task).to_json(), f"searching with {method}")
+    take_over(model, optimizer)
+    return Selection.from_json(found)

@@ -7,12 +7,18 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+from lpfs.train.ranks import current
+
 
 class Teller:
-    """Headings, lines and tables on standard error; nothing when quiet, no colour where NO_COLOR is set."""
+    """Headings, lines and tables on standard error; nothing when quiet, no colour where NO_COLOR is set.
+
+    Where several processes train together, rank 0 speaks for all.
+    """
 
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None, stages: int = 0) -> None:
-        self.quiet, self.stream, self.stages, self.at = quiet, stream or sys.stderr, stages, 0
+        self.quiet = quiet or not current().leads
+        self.stream, self.stages, self.at = stream or sys.stderr, stages, 0
 
     def stage(self, text: str) -> None:
         """Begin a stage."""

@@ -11,6 +11,7 @@ from types import ModuleType
 
 from lpfs.protocol.settings import CONFIG, Settings
 from lpfs.train.boards import metric_name, need_mlflow, numbers, plain
+from lpfs.train.ranks import current
 
 FILES = (CONFIG, "selection.json", "kept_fields.txt", "history.parquet", "report.html")
 WORTH = {"metrics": "test", "validation": "validation", "savings": "savings"}
@@ -22,7 +23,7 @@ def tracked(wanted: Settings, folder: Path) -> Iterator[None]:
 
     The run is complete without it: when something goes wrong at the end, it is told and no more.
     """
-    if not wanted.mlflow:
+    if not wanted.mlflow or not current().leads:
         yield
         return
     mlflow = need_mlflow()

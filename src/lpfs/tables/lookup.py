@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
+from torch.nn.parallel import DistributedDataParallel
 
 from lpfs.errors import StateError
 from lpfs.tables.engines.choice import engine_for
@@ -23,6 +24,7 @@ class Lookup(torch.autograd.Function):
         ctx: Any, weight: Tensor, starts: Tensor, span: tuple[int, int], ids: Tensor, gate: Tensor | None
     ) -> Tensor:
         """Gather; ``span``: the first row of these fields, and the first after them."""
+        refuse_averaging(weight)
         gate = None if gate is None else gate.to(weight.dtype)
         ctx.save_for_backward(starts, ids, gate)
         ctx.weight, ctx.span = weight, span
@@ -54,6 +56,7 @@ class BagLookup(torch.autograd.Function):
         mean: bool,
     ) -> Tensor:
         """Sum; ids (V,) field after field, ``counts`` of each; where every bag begins in them (F, B)."""
+        refuse_averaging(weight)
         gate = None if gate is None else gate.to(weight.dtype)
         rows = ids + _of_each(starts, counts, ids)
         flat = offsets.reshape(-1).to(rows.dtype)
@@ -90,6 +93,16 @@ def _of_each(starts: Tensor, counts: tuple[int, ...], ids: Tensor) -> Tensor:
         for number, own in enumerate(ids.split(counts)):
             check_ids(starts[number : number + 2], own[:, None])
     return starts[:-1].repeat_interleave(each, output_size=len(ids))
+
+
+def refuse_averaging(weight: Tensor) -> None:
+    """Refuse a table inside DistributedDataParallel, which waits for a dense gradient that never comes."""
+    if DistributedDataParallel._active_ddp_module is not None and isinstance(weight, RowParameter):
+        raise StateError(
+            "DistributedDataParallel averages dense gradients, and that of a Table comes by rows: it would stay "
+            "apart on every rank. Train with lpfs.fit, without a wrapper, started by torchrun: see "
+            "docs/distributed.md"
+        )
 
 
 def _collect(

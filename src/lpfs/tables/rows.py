@@ -90,12 +90,12 @@ def collected(weight: RowParameter) -> list[RowGrad]:
             met = [each for each in together if any(weight.row_grads[one].meets(piece) for one in each)]
             together = [each for each in together if each not in met]
             together.append([*sorted(one for each in met for one in each), number])
-        weight.row_grads[:] = [_sum(weight, [weight.row_grads[one] for one in each]) for each in together]
+        weight.row_grads[:] = [sum_pieces(weight, [weight.row_grads[one] for one in each]) for each in together]
     return list(weight.row_grads)
 
 
-def _sum(weight: RowParameter, pieces: list[RowGrad]) -> RowGrad:
-    """Sum pieces: as if their rows were the ids of one large field."""
+def sum_pieces(weight: RowParameter, pieces: list[RowGrad]) -> RowGrad:
+    """Sum pieces, in their order: as if their rows were the ids of one large field."""
     if len(pieces) == 1:
         return pieces[0]
     from lpfs.tables.engines.choice import engine_for  # the engines import this file

@@ -4,6 +4,10 @@ A checkpoint is a folder ``step-000000001000`` of three files: ``tensors.safeten
 ``checkpoint.json``, which holds size and SHA-256 of the other two and a checksum of its own. It is filled aside,
 put on the disk, then renamed: a kill or a full disk at any moment leaves the older ones as they were. Nothing
 in here runs code that a file brings along.
+
+Several ranks write side by side, each a part of the rows of every large tensor,
+``tensors-00000-of-00004.safetensors`` …; the whole is read back by any number of ranks.
+``torch.distributed.checkpoint`` would do that too, but keeps its directory in a pickle, and has no checksums.
 """
 
 from __future__ import annotations
@@ -13,19 +17,25 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 import lpfs
+from lpfs.data.batches.order import share
 from lpfs.data.store.format import json_checksum, sync, write_json
 from lpfs.errors import CheckpointError, LpfsError
 from lpfs.train.codec import pack, unpack
+from lpfs.train.ranks import Ranks
 from lpfs.train.tensorfile import read_tensors, write_tensors
 
-FORMAT, VERSION = "lpfs-checkpoint", 1
+FORMAT, VERSION, SPLIT = "lpfs-checkpoint", 1, 2  # the second, of several ranks
 TENSORS, STATE, SEAL = "tensors.safetensors", "state.json", "checkpoint.json"
+LARGE = 1 << 16  # bytes of a tensor from which on several ranks share it
 
 
 class CheckpointWarning(UserWarning):
@@ -49,19 +59,16 @@ class Checkpoints:
         """Return the folder of a checkpoint."""
         return self.folder / f"step-{step:012d}"
 
-    def save(self, step: int, state: dict[str, Any], needs: Sequence[int] = ()) -> Path:
+    def save(
+        self, step: int, state: dict[str, Any], needs: Sequence[int] = (), ranks: Ranks | None = None
+    ) -> Path:
         """Write a checkpoint, then remove the oldest, except those of steps that a kept one needs."""
-        out = self.path(step)
+        out, ranks = self.path(step), ranks or Ranks()
         aside = self.folder / f".{out.name}.tmp"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._sweep()
-            aside.mkdir()
-            write_checkpoint(aside, step, state, needs)
-            if out.exists():  # a damaged one that was passed over
-                shutil.rmtree(out)
-            aside.rename(out)
-            sync(self.folder)
+            ranks.agree(lambda: self._make(aside), "making room for a checkpoint")
+            files = write_parts(aside, state, ranks)
+            ranks.agree(lambda: self._put(aside, out, step, state, needs, files), "writing a checkpoint")
         except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
             raise CheckpointError(
@@ -71,8 +78,24 @@ class Checkpoints:
         except LpfsError:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-        self._prune(step)
         return out
+
+    def _make(self, aside: Path) -> None:
+        """Make an empty folder to fill."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        aside.mkdir()
+
+    def _put(
+        self, aside: Path, out: Path, step: int, state: dict[str, Any], needs: Sequence[int], files: dict[str, Any]
+    ) -> None:
+        """Complete what was filled, and put it in its place."""
+        write_seal(aside, step, state, needs, files)
+        if out.exists():  # a damaged one that was passed over
+            shutil.rmtree(out)
+        aside.rename(out)
+        sync(self.folder)
+        self._prune(step)
 
     def load(self, step: int) -> dict[str, Any]:
         """Return the state in one checkpoint, or raise CheckpointError if it is damaged."""
@@ -114,16 +137,55 @@ class Checkpoints:
             shutil.rmtree(self.path(each), ignore_errors=True)
 
 
-def write_checkpoint(folder: Path, step: int, state: dict[str, Any], needs: Sequence[int] = ()) -> None:
-    """Fill an empty folder, and put it on the disk."""
-    values, tensors = pack(state)
-    files = {TENSORS: write_tensors(folder / TENSORS, tensors)}
+def write_parts(folder: Path, state: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    """Write this rank's part of the tensors of a state; return sizes and checksums of the files of all ranks."""
+    tensors = pack(state)[1]
+    if not ranks.several:
+        return {TENSORS: write_tensors(folder / TENSORS, tensors)}
+    name = f"tensors-{ranks.rank:05d}-of-{ranks.world:05d}.safetensors"
+    found: dict[str, Any]
+    try:
+        found = {name: write_tensors(folder / name, own_rows(tensors, ranks.rank, ranks.world))}
+    except OSError as error:
+        found = {"error": f"rank {ranks.rank}: {error.strerror}; all ranks must see the folder of the run"}
+    files: dict[str, Any] = {}
+    for each in ranks.collect(found, "writing a checkpoint"):
+        if "error" in each:
+            raise OSError(each["error"])
+        files |= each
+    return files
+
+
+def own_rows(tensors: Mapping[str, Tensor], rank: int, world: int) -> dict[str, Tensor]:
+    """Return a rank's rows of every large tensor; rank 0 has the small ones."""
+    found = {}
+    for name, tensor in tensors.items():
+        if shared_out(tensor, world):
+            first, stop = share(0, len(tensor), rank, world)
+            found[name] = tensor[first:stop]
+        elif rank == 0:
+            found[name] = tensor
+    return found
+
+
+def shared_out(tensor: Tensor, world: int) -> bool:
+    """Whether several ranks write a part of a tensor each."""
+    return tensor.ndim > 0 and len(tensor) >= world and tensor.numel() * tensor.element_size() >= LARGE
+
+
+def write_seal(
+    folder: Path, step: int, state: dict[str, Any], needs: Sequence[int], files: Mapping[str, Any]
+) -> None:
+    """Complete a folder that holds the tensors of a state, and put it on the disk."""
+    values, _ = pack(state)
+    files = dict(files)
     text = json.dumps(values, allow_nan=False).encode()
     with (folder / STATE).open("wb") as file:
         file.write(text)
     sync(folder / STATE)
     files[STATE] = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
-    about = {"format": FORMAT, "version": VERSION, "lpfs": lpfs.__version__, "step": step}
+    version = VERSION if TENSORS in files else SPLIT
+    about = {"format": FORMAT, "version": version, "lpfs": lpfs.__version__, "step": step}
     about.update(needs=list(needs), files=files)
     write_json(folder / SEAL, {**about, "checksum": json_checksum(about)})
     sync(folder / SEAL)
@@ -134,8 +196,8 @@ def read_seal(folder: Path) -> dict[str, Any]:
     """Return what ``checkpoint.json`` says."""
     about: dict[str, Any] = json.loads((folder / SEAL).read_text("utf-8"))
     checksum = about.pop("checksum", None)
-    if about.get("format") != FORMAT or about.get("version") != VERSION:
-        raise ValueError(f"{SEAL} is not of {FORMAT} {VERSION}, which lpfs {lpfs.__version__} reads")
+    if about.get("format") != FORMAT or about.get("version") not in (VERSION, SPLIT):
+        raise ValueError(f"{SEAL} is not of {FORMAT} {VERSION} or {SPLIT}, which lpfs {lpfs.__version__} reads")
     if json_checksum(about) != checksum:
         raise ValueError(f"the checksum of {SEAL} does not match")
     return about
@@ -150,9 +212,13 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
     text = (folder / STATE).read_bytes()
     if hashlib.sha256(text).hexdigest() != about["files"][STATE]["sha256"]:
         raise ValueError(f"the checksum of {STATE} does not match")
-    try:
-        tensors = read_tensors(folder / TENSORS, about["files"][TENSORS]["sha256"])
-    except ValueError as error:
-        raise ValueError(f"{TENSORS}: {error}") from error
+    parts: dict[str, list[Tensor]] = {}
+    for file in sorted(set(about["files"]) - {STATE}):
+        try:
+            for name, tensor in read_tensors(folder / file, about["files"][file]["sha256"]).items():
+                parts.setdefault(name, []).append(tensor)
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
+    tensors = {name: several[0] if len(several) == 1 else torch.cat(several) for name, several in parts.items()}
     state: dict[str, Any] = unpack(json.loads(text), tensors)
     return state

@@ -13,11 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from lpfs.data.batches.batch import Batch
+from lpfs.data.batches.order import share
 from lpfs.data.stream import Stream
 from lpfs.errors import InputError, NonFiniteError
 from lpfs.schema import known_keys
 from lpfs.train.metrics import Scores, scores
 from lpfs.train.predict import Precision, Weights, autocast, device_of, on_device, predict, weights_of
+from lpfs.train.ranks import Ranks, current
+from lpfs.train.sharing import take_buffers
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,8 @@ def evaluate(
     Args:
         model: maps a Batch to logits (B,) or (B, T).
         stream: a ``Stream``, or any batches. Days are told apart where it is a ``Stream`` in time order that
-            covers more than one.
+            covers more than one. Several ranks share a ``Stream``, and each returns the metrics of all of it; any
+            other batches each goes through by itself.
         weights: batch -> sample weights (B,).
         negative_rate: share of the negatives that was kept, for the corrected calibration; by default what
             the Dataset knows, if it is the same for all its days.
@@ -139,24 +143,45 @@ def outputs(
     device = device_of(model)
     parts: list[tuple[Tensor, Tensor, Tensor | None]] = []
     first = 0
+    ranks = current()
+    own = own_part(stream, ranks)
+    if own is not None:
+        take_buffers(model)
     with evaluating(model), torch.no_grad():
-        for batch in stream:
-            if not parts and isinstance(stream, Stream):
+        for batch in stream if own is None else own:
+            if own is None and not parts and isinstance(stream, Stream):
                 first = stream.state_dict()["position"] - len(batch)
             batch = on_device(batch, device)
             with autocast(precision, device):
                 logits, labels = predict(model, batch)
             weight = None if weights is None else weights_of(weights, batch).cpu()
             parts.append((logits.cpu(), labels.cpu(), weight))
-    if not parts:
+    if not parts and own is None:
         raise InputError("nothing to evaluate: the stream gave no batch")
-    z = torch.cat([each[0] for each in parts]).numpy()
-    y = torch.cat([each[1] for each in parts]).numpy()
-    w = None if weights is None else torch.cat([each[2] for each in parts if each[2] is not None]).numpy()
+    weighed = [torch.cat([z, y, *([] if w is None else [w[:, None]])], 1) for z, y, w in parts]
+    rows = torch.cat(weighed) if weighed else torch.empty(0, 0)
+    if own is not None:
+        rows = ranks.join(rows, "gathering predictions")
+    tasks = rows.shape[1] // 2
+    z, y = rows[:, :tasks].numpy(), rows[:, tasks : 2 * tasks].numpy()
+    w = None if weights is None else rows[:, -1].numpy()
     broken = np.flatnonzero(~np.isfinite(z).all(1))
     if broken.size:
         raise NonFiniteError(f"evaluation: the model's logit of row {first + int(broken[0])} is not finite")
     return Outputs(z, y, w, first)
+
+
+def own_part(stream: Iterable[Batch], ranks: Ranks) -> Iterator[Batch] | None:
+    """Return the batches of this rank of a stream that all ranks have; None where each goes through all of it.
+
+    They are whole batches of the stream, one rank's after another's: every logit is that of one process, bit by
+    bit.
+    """
+    if not ranks.several or not isinstance(stream, Stream) or stream.order != "time" or stream.world > 1:
+        return None
+    if stream.state_dict()["position"] or not len(stream):
+        return None
+    return stream.slice(*share(0, len(stream), ranks.rank, ranks.world))
 
 
 def refuse_unlabelled(stream: Iterable[Batch]) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from lpfs.data.batches.batch import Batch
-from lpfs.errors import InputError
+from lpfs.errors import InputError, StateError
 from lpfs.schema import known_keys
 from lpfs.train.callback import Callback, State
 from lpfs.train.config import Training
@@ -24,8 +24,11 @@ from lpfs.train.evaluate import Metrics
 from lpfs.train.graph import GraphStepper
 from lpfs.train.log import Logger
 from lpfs.train.predict import Weights, matmuls
+from lpfs.train.ranks import current
 from lpfs.train.run import Run
 from lpfs.train.schedule import make_schedule
+from lpfs.train.sharing import shared
+from lpfs.train.snapshot import Resumable
 from lpfs.train.step import Stepper, make_optimizer, memory_told
 
 
@@ -71,7 +74,8 @@ def fit(
 
     Args:
         model: maps a Batch to logits (B,), for the label, or (B, T), for the label and the tasks.
-        stream: a ``Stream``, or any batches; gone through again and again until the steps are done.
+        stream: a ``Stream``, or any batches; gone through again and again until the steps are done. Several ranks
+            share every batch of a ``Stream``; any other batches are taken as this rank's part.
         optimizer: ``adagrad``, ``rowwise-adagrad``, ``adam``, ``sgd``, or an optimizer of your own, which then has
             its own learning rate.
         valid: batches to evaluate on now and then.
@@ -90,6 +94,7 @@ def fit(
     if isinstance(optimizer, str):
         config = replace(config, optimizer=optimizer)  # type: ignore[arg-type]
     check_wanted(config, valid, folder, resume, optimizer)
+    refuse_unshared(model, config)
     if isinstance(optimizer, torch.optim.Optimizer):
         chosen = optimizer
     else:
@@ -99,6 +104,7 @@ def fit(
     factor = make_schedule(config.schedule, config.schedule_steps or steps, config.rise)
     make = GraphStepper if config.graph else Stepper
     stepper = make(state, callbacks, factor, weights)
+    given, stream = stream, shared(stream)
     run = Run(stepper, stream, valid, None if folder is None else Path(folder), loggers)
     try:
         resumed = run.open(resume=resume)
@@ -110,6 +116,8 @@ def fit(
         run.finish()
     finally:
         run.close()
+        if given is not stream and isinstance(given, Resumable) and isinstance(stream, Resumable):
+            given.load_state_dict(stream.state_dict())
     return Trained(state.step, state.rows, state.metrics, state.best, state.best_step, state.stop, resumed)
 
 
@@ -130,6 +138,17 @@ def train(run: Run, stream: Iterable[Batch]) -> None:
             passes += 1
             if state.step == before:
                 raise InputError("the stream gave no batch in a pass; is it a generator that is used up?")
+
+
+def refuse_unshared(model: nn.Module, config: Training) -> None:
+    """Refuse what the ranks cannot share in the way they do."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise StateError(
+            "fit adds the gradients of the ranks up itself, those by rows of tables too: give it the model "
+            "inside, model.module"
+        )
+    if config.graph and current().several:
+        raise InputError("graph=True captures the step of one process: leave it out where several train together")
 
 
 def total_steps(config: Training, stream: Iterable[Batch]) -> int | None:

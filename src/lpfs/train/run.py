@@ -15,7 +15,16 @@ from lpfs.train.checkpoint import Checkpoints, CheckpointWarning
 from lpfs.train.evaluate import Metrics, evaluate
 from lpfs.train.log import JsonLines, Log, Logger
 from lpfs.train.progress import Progress
-from lpfs.train.snapshot import Resumable, restore_snapshot, seed_all, take_snapshot
+from lpfs.train.reduce import refuse_difference
+from lpfs.train.sharing import take_buffers
+from lpfs.train.snapshot import (
+    Resumable,
+    random_state,
+    restore_random,
+    restore_snapshot,
+    seed_rank,
+    take_snapshot,
+)
 from lpfs.train.step import Stepper, memory_told
 
 LINES, CHECKPOINTS, BOARD = "metrics.jsonl", "checkpoints", "tensorboard"
@@ -35,7 +44,8 @@ class Run:
         self.stepper, self.stream, self.valid, self.folder = stepper, stream, valid, folder
         self.state, self.config = stepper.state, stepper.state.config
         self.state.note = self._write
-        self.progress = Progress(quiet=self.config.quiet, more=stepper.describe)
+        self.ranks = stepper.ranks
+        self.progress = Progress(quiet=self.config.quiet or not self.ranks.leads, more=stepper.describe)
         self.log = Log(loggers)
         self.checkpoints: Checkpoints | None = None
         if folder is not None:
@@ -48,19 +58,15 @@ class Run:
 
     def open(self, *, resume: bool) -> int | None:
         """Begin, or go on from the newest checkpoint; return its step."""
-        found = None
-        if self.folder is not None and self.checkpoints is not None:
-            if not resume and (self.checkpoints.steps() or (self.folder / LINES).exists()):
-                raise InputError(f"{self.folder} holds a run already; go on with resume=True, or choose another")
-            found = self.checkpoints.latest() if resume else None
+        found = self._found(resume)
         if found is None:
-            if self.config.seed is not None:
-                seed_all(self.config.seed)
+            seed_rank(self.config.seed, self.ranks.rank)
         else:
             restore_snapshot(found[1], self.stepper, self.stream, self.valid)
             self._saved = self.state.step
             self._evaluated = self.state.step if found[1]["evaluated"] else -1
             self.progress.say(f"going on from step {found[0]:,}")
+        refuse_difference(self.ranks, self.state.model)
         self._open_log(0 if found is None else found[1]["log"])
         for each in self.stepper.callbacks:
             each.on_begin(self.state)
@@ -71,9 +77,30 @@ class Run:
                 self._save(self.checkpoints)
         return None if found is None else found[0]
 
+    def _found(self, resume: bool) -> tuple[int, dict[str, Any]] | None:
+        """Return the newest checkpoint to go on from, the same one on every rank."""
+        folder, checkpoints = self.folder, self.checkpoints
+        if folder is None or checkpoints is None:
+            return None
+        found: list[tuple[int, dict[str, Any]]] = []
+
+        def newest() -> int | None:
+            if not resume and (checkpoints.steps() or (folder / LINES).exists()):
+                raise InputError(f"{folder} holds a run already; go on with resume=True, or choose another")
+            latest = checkpoints.latest() if resume else None
+            found.extend([] if latest is None else [latest])
+            return None if latest is None else latest[0]
+
+        step = self.ranks.agree(newest, "looking for a checkpoint")
+        if step is None:
+            return None
+        return found[0] if found else (step, checkpoints.load(step))
+
     def _open_log(self, position: int | None) -> None:
         folder, settings, boards = self.folder, self.config.to_json(), list[Logger]()
         lines = None
+        if not self.ranks.leads:
+            return
         if folder is not None:
             if self.config.tensorboard:
                 boards.append(TensorBoard(folder / BOARD, self.state.step, settings))
@@ -148,10 +175,12 @@ class Run:
         state = self.state
         self.stepper.check(self._here)
         self.stepper.check_parameters()
+        refuse_difference(self.ranks, state.model)
+        take_buffers(state.model)
         saved = take_snapshot(self.stepper, self.stream, self.valid, self.log.position())
         saved["evaluated"] = self._evaluated == state.step
         needs = [] if state.best_step is None or self.config.keep == "last" else [state.best_step]
-        path = checkpoints.save(state.step, saved, needs)
+        path = checkpoints.save(state.step, saved, needs, self.ranks)
         self._saved = state.step
         for each in self.stepper.callbacks:
             each.on_checkpoint(state, path)
@@ -167,6 +196,8 @@ class Run:
             self._load_best()
         for each in self.stepper.callbacks:
             each.on_end(state)
+        if self.ranks.several:  # from here on all draw alike again
+            restore_random(self.ranks.collect(random_state(), "collecting generators")[0])
         self.progress.end(state)
 
     def _load_best(self) -> None:

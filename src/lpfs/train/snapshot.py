@@ -12,6 +12,7 @@ import torch
 from lpfs.data.batches.batch import Batch
 from lpfs.errors import InputError
 from lpfs.train.evaluate import Metrics
+from lpfs.train.ranks import current
 from lpfs.train.step import Stepper
 
 COUNTERS = ("step", "rows", "best_step", "waiting", "stop")
@@ -49,7 +50,7 @@ def take_snapshot(
         "callbacks": [{"class": type(each).__name__, "state": each.state_dict()} for each in stepper.callbacks],
         "stream": position_of(stream),
         "valid": position_of(valid),
-        "random": random_state(),
+        "random": current().collect(random_state(), "collecting generators"),
         "log": log,
     }
 
@@ -81,7 +82,12 @@ def restore_snapshot(
     state.metrics = None if saved["metrics"] is None else Metrics.from_json(saved["metrics"])
     state.best = None if saved["best"] is None else Metrics.from_json(saved["best"])
     stepper.total, stepper.count = saved["loss"]["total"], saved["loss"]["count"]
-    restore_random(saved["random"])
+    ranks = current()
+    drawn = saved["random"] if isinstance(saved["random"], list) else [saved["random"]]
+    if ranks.rank < len(drawn):
+        restore_random(drawn[ranks.rank])
+    else:  # a rank that was not there: it draws what nobody has drawn
+        seed_rank(state.config.seed, ranks.rank, state.step)
 
 
 def same(what: str, saved: Any, mine: Any) -> None:
@@ -110,7 +116,10 @@ def position_of(stream: Iterable[Batch] | None) -> dict[str, Any] | None:
     """Return where a stream stands, and how it cuts its rows; None if it cannot tell."""
     if not isinstance(stream, Resumable):
         return None
-    cut = {name: getattr(stream, name, None) for name in ("batch_size", "world", "rank", "drop_last")}
+    rows = getattr(
+        stream, "step_rows", getattr(stream, "batch_size", None)
+    )  # of all ranks: their number may change
+    cut = {"batch_size": rows, "drop_last": getattr(stream, "drop_last", None)}
     return {**cut, "length": len(stream), "position": stream.state_dict()}
 
 
@@ -120,9 +129,9 @@ def place(stream: Iterable[Batch], saved: Mapping[str, Any] | None, name: str) -
         raise InputError(
             f"resume needs a {name} with state_dict, load_state_dict and a length, such as lpfs.Stream"
         )
-    mine = position_of(stream)
-    for key in set(saved) - {"position"}:
-        same(f"a {name} of {key}", saved[key], None if mine is None else mine[key])
+    for key, mine in (position_of(stream) or {}).items():
+        if key != "position":
+            same(f"a {name} of {key}", saved.get(key), mine)
     stream.load_state_dict(saved["position"])
 
 
@@ -133,10 +142,18 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
 
 
+def seed_rank(seed: int | None, rank: int, step: int = 0) -> None:
+    """Seed the generators of one rank: rank 0 as one process would be, the others each in its own way."""
+    if seed is not None:
+        seed_all(seed + 1_000_003 * rank + (10_007 * step if rank else 0))
+
+
 def random_state() -> dict[str, Any]:
     """Return the state of every generator that a model may draw from."""
     kind, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    cuda = []
+    if torch.cuda.is_available():  # several ranks have a GPU each, and leave those of the others alone
+        cuda = [torch.cuda.get_rng_state()] if current().several else torch.cuda.get_rng_state_all()
     return {
         "torch": torch.get_rng_state(),
         "cuda": list(cuda),
@@ -148,7 +165,9 @@ def random_state() -> dict[str, Any]:
 def restore_random(saved: Mapping[str, Any]) -> None:
     """Put every generator where it was."""
     torch.set_rng_state(saved["torch"])
-    if len(saved["cuda"]) == torch.cuda.device_count():
+    if current().several and len(saved["cuda"]) == 1:
+        torch.cuda.set_rng_state(saved["cuda"][0])
+    elif not current().several and len(saved["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(saved["cuda"])
     kind, keys, place, has_gauss, gauss = saved["numpy"]
     np.random.set_state((kind, np.array(keys, np.uint32), place, has_gauss, gauss))

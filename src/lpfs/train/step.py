@@ -17,6 +17,8 @@ from lpfs.tables.rows import forget, grad_norm, scale_grads
 from lpfs.train.callback import Callback, State
 from lpfs.train.config import Training
 from lpfs.train.predict import Weights, autocast, device_of, on_device, predict, weights_of
+from lpfs.train.ranks import current
+from lpfs.train.reduce import reduce_grads
 
 LR = {"adagrad": 0.01, "rowwise-adagrad": 0.01, "adam": 0.001, "sgd": 0.01}
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -69,6 +71,7 @@ class Stepper:
         self.rates: list[float] = [float(group["lr"]) for group in state.optimizer.param_groups]
         moved = [each for group in state.optimizer.param_groups for each in group["params"]]
         self.parameters = list(dict.fromkeys([*state.model.parameters(), *moved]))
+        self.ranks = current()
         self.total, self.count = 0.0, 0
         self.pending: list[Tensor] = []  # losses not looked at yet: reading one waits for the GPU
 
@@ -79,16 +82,16 @@ class Stepper:
         batch = on_device(batch, self.device)
         self.set_rates()
         forget(self.parameters)
-        with autocast(config.precision, self.device):
-            logits, labels = predict(state.model, batch)
-        sample = None if self.weights is None else weights_of(self.weights, batch)
-        state.batch, state.loss = batch, loss_of(logits, labels, config.task_weights, sample)
+        rows = len(batch)
+        state.batch, state.loss = batch, self.loss_on(batch)
         for each in self.callbacks:
             each.before_backward(state)
-        self.pending.append(state.loss.detach())
-        if (state.step + 1) % config.check_every == 0:
-            self.check(position)
+        if not self.ranks.several:
+            self._look(state.loss, position)
         torch.autograd.backward(state.loss)
+        if self.ranks.several:  # a loss that is not finite is so on all ranks: they all stop here
+            rows, state.loss = reduce_grads(self.ranks, self.parameters, rows, state.loss)
+            self._look(state.loss, position)
         for each in self.callbacks:
             each.before_step(state)
         if config.clip is not None:
@@ -96,7 +99,23 @@ class Stepper:
         optimizer.step()
         for each in self.callbacks:
             each.within_step(state)
-        self.count_step(len(batch))
+        self.count_step(rows)
+
+    def loss_on(self, batch: Batch) -> Tensor:
+        """Return the loss of a batch; 0 where a rank has no row of it."""
+        if not len(batch):
+            return torch.zeros((), device=self.device, requires_grad=True)
+        config = self.state.config
+        with autocast(config.precision, self.device):
+            logits, labels = predict(self.state.model, batch)
+        sample = None if self.weights is None else weights_of(self.weights, batch)
+        return loss_of(logits, labels, config.task_weights, sample)
+
+    def _look(self, loss: Tensor, position: Callable[[], str]) -> None:
+        """Take note of the loss of a step, before anything moves."""
+        self.pending.append(loss.detach())
+        if (self.state.step + 1) % self.state.config.check_every == 0:
+            self.check(position)
 
     def describe(self, state: State) -> str:
         """Return what the callbacks have to say about where training stands."""

@@ -17,11 +17,11 @@ Index = npt.NDArray[np.int64]
 class Steps:
     """A pass over ``rows`` rows cut into global steps of ``batch_size`` rows for each of ``world`` ranks.
 
-    Step k covers positions [k·B·W, (k+1)·B·W) of the order; rank r has the r-th of W equal parts of it, so
-    the ranks see the same time at the same step. The rows that are left at the end are dealt out evenly; when
-    they are fewer than the ranks, the step before gives some of its own, so that no rank gets an empty batch
-    (unless there are fewer rows than ranks, or batches of one row). Every rank has the same number of
-    batches.
+    Step k covers positions [k·B·W, (k+1)·B·W) of the order, or [k·B, (k+1)·B) where the ranks share the batch
+    (``together``); rank r has the r-th of W equal parts of it, so the ranks see the same time at the same step.
+    The rows that are left at the end are dealt out evenly; when they are fewer than the ranks, the step before
+    gives some of its own, so that no rank gets an empty batch (unless there are fewer rows than ranks, or
+    batches of one row). Every rank has the same number of batches.
 
     >>> [list(Steps(11, 2, world=2).spans(rank)) for rank in (0, 1)]
     [[(0, 2), (4, 6), (8, 9)], [(2, 4), (6, 8), (9, 11)]]
@@ -31,16 +31,22 @@ class Steps:
     batch_size: int
     world: int = 1
     drop_last: bool = False
+    together: bool = False
+
+    @property
+    def size(self) -> int:
+        """Rows of all ranks in a step."""
+        return self.batch_size if self.together else self.batch_size * self.world
 
     def bounds(self, start: int = 0) -> Iterator[tuple[int, int]]:
         """Yield first and end position of each global step from position ``start``."""
-        size = self.batch_size * self.world
+        size = self.size
         while start < self.rows:
             left = self.rows - start
             if left < size and self.drop_last:
                 return
             spare = left - size
-            if 0 < spare < self.world and not self.drop_last and self.batch_size > 1:
+            if 0 < spare < self.world and not self.drop_last and size > self.world:
                 stop = self.rows - self.world
             else:
                 stop = start + min(left, size)
@@ -53,8 +59,7 @@ class Steps:
             yield share(first, stop, rank, self.world)
 
     def __len__(self) -> int:
-        size = self.batch_size * self.world
-        return self.rows // size if self.drop_last else -(-self.rows // size)
+        return self.rows // self.size if self.drop_last else -(-self.rows // self.size)
 
 
 def share(start: int, stop: int, rank: int, world: int) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Hot start against training from scratch: the AUC of both on rows that decided nothing, and the steps saved.
 
-    python benchmarks/hot_start.py --logs 3 --out benchmarks/results/hot_start.json
+    python benchmarks/hot_starts.py --logs 3 --out benchmarks/results/hot_starts.json
 
 Every log is simulated anew (another seed is another truth), ``lpfs.select`` runs on it from end to end, and its
 own answer is written down: the gated and the pruned model, the hot start, the same fields trained from scratch.

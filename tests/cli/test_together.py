@@ -1,0 +1,116 @@
+"""Commands in several processes, as torchrun starts them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from known_truth import known_truth
+from ranked import ended, start
+
+from lpfs import cli
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--model-option", "dim=4", "--model-option", "hidden=8", "--device", "cpu"]
+STEPS = ["--pretrain-steps", "80", "--search-steps", "80", *SMALL]
+LPFS = [sys.executable, "-m", "lpfs"]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "log"
+    known_truth(folder)
+    return str(folder)
+
+
+def run(*arguments: str, world: int = 2, **environment: str) -> list[tuple[int, str, str]]:
+    found = ended(start([*LPFS, *map(str, arguments)], world, **environment))
+    assert all("Traceback" not in err for _, _, err in found), found
+    return found
+
+
+def test_train_is_told_and_written_once(log, tmp_path):
+    out = tmp_path / "two"
+    first, second = run("train", log, "--steps", "40", "--json", *SMALL, "--out", out)
+    assert (first[0], second[0]) == (0, 0), first[2] + second[2]
+    assert (second[1], second[2]) == ("", "")
+    told = json.loads(first[1])
+    assert "trained 40 steps" in first[2]
+    assert cli.call(["train", log, "--steps", "40", "--quiet", *SMALL, "--out", str(tmp_path / "one")]) == 0
+    plain = json.loads((tmp_path / "one" / "model" / "model.json").read_text())["extra"]["metrics"]
+    assert told["metrics"]["tasks"]["click"]["auc"] == pytest.approx(plain["tasks"]["click"]["auc"], abs=1e-3)
+
+
+def test_the_second_try_of_torchrun_goes_on(log, tmp_path):
+    """The same command, which would be refused in a folder that holds a run; in three processes now."""
+    out = tmp_path / "again"
+    command = ["train", log, "--steps", "20", *SMALL, "--out", out]
+    assert cli.call([*map(str, command), "--quiet"]) == 0
+    model = (out / "model" / "model.safetensors").read_bytes()
+    assert [code for code, _, _ in run(*command)] == [1, 1]
+    said = run(*command, world=3, TORCHELASTIC_RESTART_COUNT="1")
+    assert [code for code, _, _ in said] == [0, 0, 0], said[0][2] + said[1][2]
+    assert "torchrun has started again" in said[0][2]
+    assert "going on from step 20" in said[0][2]
+    assert (out / "model" / "model.safetensors").read_bytes() == model
+
+
+def test_a_mistake_is_told_once(log, tmp_path):
+    said = run("search", tmp_path / "none", log, "--keep", "3", "--out", tmp_path / "out")
+    assert [code for code, _, _ in said] == [1, 1]
+    assert sum("lpfs: error:" in err for _, _, err in said) == 1
+
+
+def test_other_commands_are_done_by_one(log, tmp_path):
+    said = run("methods", "--json")
+    assert [code for code, _, _ in said] == [0, 0]
+    assert (bool(said[0][1]), bool(said[1][1])) == (True, False)
+
+
+@pytest.mark.long
+def test_select_search_and_compare(log, tmp_path):
+    """All of it in two processes, against one."""
+    two, one = tmp_path / "two", tmp_path / "one"
+    how = ["--keep", "2", *STEPS]
+    said = run("select", log, *how, "--out", two)
+    assert [code for code, _, _ in said] == [0, 0], said[0][2] + said[1][2]
+    assert said[1][2] == ""
+    assert cli.call(["select", log, *how, "--quiet", "--out", str(one)]) == 0
+    kept = [(each / "kept_fields.txt").read_text() for each in (one, two)]
+    assert kept[0] == kept[1]
+    assert (two / "report.html").exists()
+
+    trained = tmp_path / "trained"
+    assert [
+        code for code, _, _ in run("train", log, "--rows", "early", "--steps", "80", *SMALL, "--out", trained)
+    ] == [0, 0]
+    found = tmp_path / "found"
+    said = run("search", trained, log, "--keep", "2", "--search-steps", "80", "--device", "cpu", "--out", found)
+    assert [code for code, _, _ in said] == [0, 0], said[0][2] + said[1][2]
+    assert (found / "kept_fields.txt").read_text() == kept[0]
+
+    said = run("compare", log, "--methods", "lpfs++,chi2,random", "--keep", "2", "--seeds", "2", *STEPS, "--out",
+               tmp_path / "compared")  # fmt: skip
+    assert [code for code, _, _ in said] == [0, 0], said[0][2] + said[1][2]
+    values = json.loads((tmp_path / "compared" / "comparison.json").read_text())
+    assert values
+    results = list((tmp_path / "compared" / "results").glob("*.json"))
+    assert len(results) == 8
+    assert all(json.loads(each.read_text())["status"] == "done" for each in results)
+
+
+@pytest.mark.long
+def test_a_rank_that_is_killed_or_hangs_is_named_and_the_job_goes_on(tmp_path):
+    out = tmp_path / "kills.json"
+    command = [sys.executable, ROOT / "benchmarks" / "kill_rank.py", "--limit", "15", "--ways", "kill", "hang"]
+    ran = subprocess.run([*command, "--out", out], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    for trial in json.loads(out.read_text())["trials"]:
+        assert "rank 1" in trial["named"]
+        assert trial["same_end"]
+        assert trial["seconds_until_restarted"] < 120
+        assert trial["checkpoints"]["whole"] == trial["checkpoints"]["saved"]
+        assert trial["checkpoints"]["saved"][-1] == 70
