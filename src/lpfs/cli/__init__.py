@@ -38,9 +38,14 @@ def call(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
+    except click.exceptions.NoArgsIsHelpError as help_wanted:
+        help_wanted.show()
+        return help_wanted.exit_code
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx is not None else "lpfs"
+        return fail(f"{error.format_message().rstrip('.')}. See: {command} --help", error.exit_code)
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        return fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt) as stop:
         return fail(f"interrupted; {stop.args[0] if stop.args else 'nothing was kept'}", 130)
     except LpfsError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from lpfs.cli.app import Near, cli, near, show
-from lpfs.cli.options import PATH, SAID, days, encoding, model, output
+from lpfs.cli.options import FILES, PATH, SAID, days, encoding, model, output
 
 if TYPE_CHECKING:
     from lpfs.data.dataset import Dataset
@@ -35,7 +35,7 @@ RUN is the folder of a run of select, train or prune.
     ],
 )
 @click.argument("folder", metavar="MODEL", type=PATH)
-@click.argument("data", nargs=-1, required=True)
+@click.argument("data", nargs=-1, required=True, type=FILES)
 @days("--days", "chosen", help="A day by name, FIRST..LAST, or 'last'; all of them, if nothing is said.")
 @days("--time", help="Column that orders the rows of a log; that of the model's log, if nothing is said.")
 @encoding("--like", type=PATH, help="The Dataset that the model was trained on, where it is not where it was.")

@@ -40,7 +40,7 @@ def search_options() -> Decorator[Any]:
     from lpfs.methods.registry import METHODS
 
     return together(
-        how("--method", type=Near(tuple(METHODS)), help="See lpfs methods (lpfs++)."),
+        how("--method", type=Near(tuple(METHODS)), metavar="NAME", help="One of lpfs methods (lpfs++)."),
         how("--alpha", type=float, help="Weight of the odd term of the gate."),
         how("--tau", type=float, help="Its ε is raised to 1/τ."),
         how("--epsilon", type=float, help="ε of the gate at the start."),
