@@ -2,12 +2,14 @@
 # make test   lint, then every test, with coverage        make bench   the benchmarks, as JSON
 # make test-long   the tests that make test leaves out because they take long
 # make test-browser   the report in a real Chromium; pictures of it go to artefacts/
+# make docs   the site, in site/                           make test-docs   the site, and every code block of README and docs is run
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+PAGES  := $(VENV)/.ready-docs
 
-.PHONY: demo test test-long test-browser lint format bench setup clean
+.PHONY: demo test test-long test-browser docs test-docs lint format bench setup clean
 .DEFAULT_GOAL := demo
 
 # The pinned install: made once, and again only when one of these two files changes.
@@ -31,6 +33,18 @@ test-long: $(READY)
 test-browser: $(READY)
 	LPFS_BROWSER=required $(BIN)/python -m pytest -m browser -n 0 --no-cov tests/browser
 
+$(PAGES): $(READY)
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
+docs: $(PAGES)
+	$(BIN)/python tools/pages.py
+	$(BIN)/mkdocs build --quiet --strict
+	@echo "open site/index.html"
+
+test-docs: docs
+	$(BIN)/python -m pytest -m docs --no-cov tests/docs
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -45,4 +59,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/gate_overhead.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage artefacts
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage artefacts site
