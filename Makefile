@@ -39,8 +39,8 @@ $(PAGES): $(READY)
 
 docs: $(PAGES)
 	$(BIN)/python tools/pages.py
-	$(BIN)/mkdocs build --quiet --strict
-	@echo "open site/index.html"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "open site/index.html; with its search: $(BIN)/python -m http.server -d site"
 
 test-docs: docs
 	$(BIN)/python -m pytest -m docs --no-cov tests/docs

@@ -16,6 +16,7 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import lpfs
 
@@ -23,17 +24,19 @@ parser = argparse.ArgumentParser(description="Criteo, from the files to the repo
 parser.add_argument("--days", type=Path, help="folder of the real day_0 … day_23")
 parser.add_argument("--rows", type=int, default=60_000, help="of the simulated log")
 parser.add_argument("--keep", type=int, default=15)
-given, _ = parser.parse_known_args()
+given = parser.parse_args()
 
 
 def main() -> None:
     started = time.perf_counter()
     place = Path(tempfile.mkdtemp())
-    small: dict[str, object] = {}
+    small: dict[str, Any] = {}
     if given.days is None:
         files = lpfs.simulate(place / "raw", "terabyte", rows=given.rows, days=6, format="csv")
         first = files[0].read_text("utf-8").splitlines()[0].split("\t")
-        print(f"{len(files)} days in Criteo's layout; a line: click {first[0]}, I1 {first[1]!r}, C1 {first[14]!r} …")
+        print(
+            f"{len(files)} days in Criteo's layout; a line: click {first[0]}, I1 {first[1]!r}, C1 {first[14]!r} …"
+        )
         small = {"pretrain_steps": 400, "search_steps": 600, "model_options": {"dim": 8, "hidden": [64]}}
     else:
         files = given.days

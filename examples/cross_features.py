@@ -3,8 +3,8 @@
     python examples/cross_features.py
 
 Wherever two fields count only together, their product is a feature of its own. DLRMCross feeds all of them to its
-top, as the paper does with 378; each has a gate. The log is simulated: two pairs of its fields matter only together,
-and the gates are not told which. The same on the command line:
+top, as the paper does with 378; each has a gate. The log is simulated: two pairs of its fields matter only
+together, and the gates are not told which. The same on the command line:
 
     lpfs select data/log --level cross --keep 40 --out run
 """

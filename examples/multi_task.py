@@ -2,8 +2,9 @@
 
     python examples/multi_task.py
 
-The log is simulated after the paper's industrial one: 40 fields of the user, 8 of the item, 16 of both, 5 of numbers,
-and besides the click five further labels. One model with a head a label is trained, one gate a field serves them all.
+The log is simulated after the paper's industrial one: 40 fields of the user, 8 of the item, 16 of both, 5 of
+numbers, and besides the click five further labels. One model with a head a label is trained, one gate a field
+serves them all.
 A log of your own says which columns are labels when it is prepared:
 
     lpfs select clicks.parquet --label click --task like --task purchase --model user_item --keep 20 --out run

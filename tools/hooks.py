@@ -1,7 +1,7 @@
 """What the site needs beyond Markdown: files of the repository that pages link to, and formulas.
 
-A page links to ``../examples/own_model.py`` as it would on a code host; the site takes that file along, so that the
-link leads somewhere offline too. Formulas between ``$$`` become MathML, which browsers draw by themselves.
+A page links to ``../examples/own_model.py`` as it would on a code host; the site takes that file along, so that
+the link leads somewhere offline too. Formulas between ``$$`` become MathML, which browsers draw by themselves.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File, Files  # type: ignore[import-not-found]
+from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = re.compile(r"\]\(\.\./([^)#\s]+)")
@@ -28,7 +28,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Point links to those files, and write formulas as MathML."""
-    from latex2mathml.converter import convert  # type: ignore[import-not-found]
+    from latex2mathml.converter import convert
 
     markdown = OUTSIDE.sub(r"](\1", markdown)
     return FORMULA.sub(lambda found: convert(found[1].strip(), display="block"), markdown)

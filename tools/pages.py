@@ -2,7 +2,8 @@
 
     python tools/pages.py
 
-``docs/options.md`` is written whole, ``docs/methods.md`` between its two marks. A test compares both with the code.
+``docs/options.md`` is written whole, ``docs/methods.md`` between its two marks. A test compares both with the
+code.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def every_method() -> Iterator[str]:
     yield from ("| name | what it does | one search gives | takes |", "|---|---|---|---|")
     for name, entry in METHODS.items():
         gives = "one K" if entry.each_keep else "a ranking, cut at every K"
-        yield f"| [`{name}`](#{anchor(', '.join(files[entry.module]))}) | {cell(entry.summary)} | {gives} | {', '.join(taken(name))} |"
+        linked = f"[`{name}`](#{anchor(', '.join(files[entry.module]))})"
+        yield f"| {linked} | {cell(entry.summary)} | {gives} | {', '.join(taken(name))} |"
     for path, names in files.items():
         module, entry = importlib.import_module(path), METHODS[names[0]]
         yield from ("", f"## {', '.join(names)}", "", *prose(module.__doc__ or ""), *formula_of(module), "")
@@ -121,7 +123,9 @@ def options(kind: Any, preset: dict[str, Any]) -> Iterator[str]:
 def prose(docstring: str) -> list[str]:
     """Return a docstring as Markdown: formulas between dollars, names as code."""
     text = inspect.cleandoc(docstring)
-    text = re.sub(r"^\.\. math::\s*(.+?)(?=\n\n|\Z)", lambda found: f"$${found[1].strip()}$$", text, flags=re.M | re.S)
+    text = re.sub(
+        r"^\.\. math::\s*(.+?)(?=\n\n|\Z)", lambda found: f"$${found[1].strip()}$$", text, flags=re.M | re.S
+    )
     text = re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", text).replace("``", "`")
     return text.splitlines()
 

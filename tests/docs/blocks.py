@@ -1,19 +1,22 @@
 """The code blocks of a Markdown page, and what a comment in front of one says about it.
 
-    <!-- not run: reason -->      it is looked at, but not run
-    <!-- file: name.py -->        it is written to that file, and not run by itself
+<!-- not run: reason -->      it is looked at, but not run
+<!-- file: name.py -->        it is written to that file, and not run by itself
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NAV = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
 MARK = re.compile(r"<!-- (not run|file): (.+?) -->\n$")
 
 
@@ -58,3 +61,13 @@ def anchors(page: Path) -> set[str]:
     for title in re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text("utf-8")), re.MULTILINE):
         found.add(re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-"))
     return found
+
+
+def tool(name: str) -> Any:
+    """Return a module of tools/, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"tools_{name}", ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -54,7 +54,9 @@ def run_of(table: pl.DataFrame, **given: Any) -> None:
 
 def criteo(folder: str) -> None:
     lpfs.simulate("criteo-raw", "terabyte", rows=ROWS, days=6, format="csv")
-    shutil.move("criteo-raw/log", folder)
+    for each in Path("criteo-raw/log").iterdir():
+        Path(folder).mkdir(exist_ok=True)
+        each.rename(Path(folder) / each.name)
 
 
 def kaggle() -> None:
@@ -92,7 +94,9 @@ FILES: dict[str, Callable[[], Any]] = {
     "found": lambda: cli.call(["search", "trained", "data/log", "--keep", "20", "--out", "found", "-q"]),
     "train.txt": kaggle,
     "train.csv": avazu,
+    "day_*": lambda: criteo("."),
 }
+DEFAULT_OUT = {"select": "run", "compare": "comparison"}
 NEEDS = {"trained": ["data/log"], "found": ["data/log", "trained"]}
 
 
@@ -107,10 +111,10 @@ def provide(word: str) -> None:
 
 
 def run_command(words: list[str]) -> None:
-    """Run a command of lpfs as it stands there; what it makes must not be there already, unless it goes on with it."""
+    """Run a command of lpfs as it stands there, in an empty place unless it goes on with what is there."""
     if ">" in words:
         words = words[: words.index(">")]
-    out = words[words.index("--out") + 1] if "--out" in words else None
+    out = words[words.index("--out") + 1] if "--out" in words else DEFAULT_OUT.get(words[0])
     for each in words:
         if each != out:
             provide(each)
@@ -118,6 +122,8 @@ def run_command(words: list[str]) -> None:
         provide(out)
     elif out is not None and words != ["compare", "--out", out]:
         remove(Path(out))
+    if len(words) > 1 and words[0] == "reproduce" and words[1] != "gates":
+        return  # minutes to hours; tests/paper does every experiment in small
     code = cli.call(words)
     assert code == 0, f"lpfs {' '.join(words)} ended with {code}"
 
@@ -173,7 +179,14 @@ def of_dataset() -> dict[str, Any]:
     dataset = lpfs.prepare(clicks(), "prepared", label="click", time="day", quiet=True)
     model = lpfs.make_model("mlp", dataset.schema, dim=4, hidden=[8])
     batch = next(iter(dataset.stream(64)))
-    return {"np": np, "torch": torch, "dataset": dataset, "model": model, "batch": batch, "table": clicks().head(20)}
+    return {
+        "np": np,
+        "torch": torch,
+        "dataset": dataset,
+        "model": model,
+        "batch": batch,
+        "table": clicks().head(20),
+    }
 
 
 def to_serve() -> dict[str, Any]:
@@ -207,7 +220,8 @@ def frame() -> dict[str, Any]:
 
 
 # page -> numbers in its programs that are made smaller
-SMALLER = dict.fromkeys(["README.md", "own-model.md"], {"20_000": "300", "keep=20": "keep=1"})
+SHORT = {"20_000": "300", "keep=20": "keep=1"}
+SMALLER = {"README.md": SHORT, "own-model.md": SHORT}
 # page -> what it takes for granted
 GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "README.md": own_model,

@@ -23,6 +23,7 @@ def few(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(recipe, "LEAST_PRETRAIN", 60)
     monkeypatch.setattr(recipe, "LEAST_SEARCH", 60)
+    monkeypatch.setattr("lpfs.methods.permutation.MOST", 1)
     whole = lpfs.simulate
 
     def little(out, preset="small", *, rows=None, **given):
