@@ -6,22 +6,34 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+BASE   := $(VENV)/.ready-base
 READY  := $(VENV)/.ready
 PAGES  := $(VENV)/.ready-docs
+INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
 .PHONY: demo test test-long test-browser docs test-docs lint format bench setup clean
 .DEFAULT_GOAL := demo
 
-# The pinned install: made once, and again only when one of these two files changes.
-$(READY): pyproject.toml constraints.txt
+# The pinned install: made once, and again only when one of these two files changes; its tools where they are needed.
+$(BASE): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing lpfs and its tools into $(VENV)"
-	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "installing lpfs into $(VENV)"
+	@$(INSTALL) .
+	@touch $@
+
+$(READY): $(BASE)
+	@echo "installing the tools to test it with"
+	@$(INSTALL) '.[dev]'
+	@touch $@
+
+$(PAGES): $(READY)
+	@echo "installing the tools for its docs"
+	@$(INSTALL) '.[docs]'
 	@touch $@
 
 setup: $(READY)
 
-demo: $(READY)
+demo: $(BASE)
 	$(BIN)/python examples/demo.py
 
 test: lint
@@ -32,10 +44,6 @@ test-long: $(READY)
 
 test-browser: $(READY)
 	LPFS_BROWSER=required $(BIN)/python -m pytest -m browser -n 0 --no-cov tests/browser
-
-$(PAGES): $(READY)
-	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
-	@touch $@
 
 docs: $(PAGES)
 	$(BIN)/python tools/pages.py

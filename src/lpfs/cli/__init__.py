@@ -43,7 +43,9 @@ def call(arguments: Sequence[str] | None = None) -> int:
         return help_wanted.exit_code
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx is not None else "lpfs"
-        return fail(f"{error.format_message().rstrip('.')}. See: {command} --help", error.exit_code)
+        said = error.format_message()
+        stop = "" if said.endswith((".", "?", "?)")) else "."
+        return fail(f"{said}{stop} See: {command} --help", error.exit_code)
     except click.ClickException as error:
         return fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt) as stop:

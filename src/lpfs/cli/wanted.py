@@ -91,7 +91,10 @@ def settings_of(
     }
     settings = base.updated(**values, **merged, **({"source": tuple(source)} if source else {}))
     if not settings.source:
-        raise click.UsageError("Missing argument: the log, as files or the folder of a Dataset (or --config).")
+        there = f" There is nothing in {out} to go on with." if resume else ""
+        raise click.UsageError(
+            f"Missing argument: the log, as files or the folder of a Dataset (or --config).{there}"
+        )
     return settings
 
 
