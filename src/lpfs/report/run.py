@@ -82,7 +82,7 @@ def read_run(folder: Path) -> Run:
         said = json.loads(place.read_text("utf-8"))
     except FileNotFoundError:
         raise InputError(
-            f"there is no {ANSWER} in {folder}: is it the folder of a run? Give what select, search or compare left"
+            f"there is no {ANSWER} in {folder}: is it the folder of a run? Give one of select, search or compare"
         ) from None
     except ValueError as error:
         raise InputError(f"{place} is not JSON: {error}") from None
