@@ -49,7 +49,7 @@ def every_option() -> Iterator[str]:
     yield ""
     yield "What `--help` says, on one page, made from the commands themselves (`python tools/pages.py`)."
     yield "[The command line](cli.md) says how the commands go together, and what all of them share."
-    context = click.Context(cli, info_name="lpfs")
+    context = click.Context(cli, info_name="lpfs", **cli.context_settings)
     for name in cli.list_commands(context):
         command = cli.commands[name]
         assert isinstance(command, Command)

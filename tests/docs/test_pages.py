@@ -89,7 +89,9 @@ def parsed(words: list[str]) -> None:
     """Read a command as click does, without running it."""
     if ">" in words:
         words = words[: words.index(">")]
-    cli.commands[words[0]].make_context(words[0], words[1:], parent=click.Context(cli, info_name="lpfs"))
+    cli.commands[words[0]].make_context(
+        words[0], words[1:], parent=click.Context(cli, info_name="lpfs", **cli.context_settings)
+    )
 
 
 def test_a_wrong_command_would_be_noticed():
