@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,16 @@ def run(page: Path, every: list[Block]) -> None:
             for words in each.commands():
                 if words[0].removeprefix(".venv/bin/") == "lpfs":
                     small.run_command(words[1:])
+
+
+def test_every_file_and_key_of_a_run_is_explained(few):
+    page = next(page for page in PAGES if page.name == "formats.md").read_text("utf-8")
+    said = set(re.findall(r"`([\w.]+?)/?`", page))
+    small.provide("run")
+    names = {each.name for each in Path("run").iterdir()}
+    for told in ("run/selection.json", "run/model/model.json"):
+        names |= set(json.loads(Path(told).read_text("utf-8")))
+    methods = ["permutation", "random"]
+    found = lpfs.compare("run/data", "cmp", methods=methods, keep=[10], seeds=1, quiet=True)
+    names |= {each.name for each in Path("cmp").iterdir()} | set(found.values)
+    assert not names - said, f"formats.md does not say what {sorted(names - said)} are"
