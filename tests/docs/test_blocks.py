@@ -49,6 +49,9 @@ def run(page: Path, every: list[Block]) -> None:
     for each in every:
         if each.not_run:
             continue
+        if page.name == "options.md":  # the examples of each command are a world of their own
+            for made in Path().iterdir():
+                small.remove(made)
         if each.file:
             Path(each.file).write_text(each.text, "utf-8")
         elif each.language == "python":

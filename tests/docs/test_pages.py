@@ -52,7 +52,7 @@ def test_every_block_says_its_language(page):
 
 @named
 def test_what_is_not_run_says_why(page):
-    marks = re.findall(r"<!-- (?:not run|file): .+? -->", page.read_text("utf-8"))
+    marks = re.findall(r"^<!-- (?:not run|file): .+? -->$", page.read_text("utf-8"), re.MULTILINE)
     assert len(marks) == sum(bool(each.not_run or each.file) for each in blocks(page))
 
 

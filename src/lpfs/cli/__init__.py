@@ -44,8 +44,8 @@ def call(arguments: Sequence[str] | None = None) -> int:
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx is not None else "lpfs"
         said = error.format_message()
-        stop = "" if said.endswith((".", "?", "?)")) else "."
-        return fail(f"{said}{stop} See: {command} --help", error.exit_code)
+        dot = "" if said.endswith((".", "?", "?)")) else "."
+        return fail(f"{said}{dot} See: {command} --help", error.exit_code)
     except click.ClickException as error:
         return fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt) as stop:

@@ -26,7 +26,7 @@ what = section("What to compare")
     help=COMPARE,
     short_help="Compare the methods on your data.",
     examples=[
-        "lpfs compare clicks.parquet --label click --time day --keep 5,10,20 --out cmp",
+        "lpfs compare clicks.parquet --label click --time day --methods lpfs++,permutation --keep 10,20 --out cmp",
         "lpfs compare data/log --methods lpfs++,permutation --keep 10 --seeds 3 --tune 2 --out cmp",
         "lpfs compare --out cmp                              # go on, or help",
         "lpfs compare --out cmp --tables-only --json         # what is known so far",
