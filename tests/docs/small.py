@@ -52,6 +52,14 @@ def run_of(table: pl.DataFrame, **given: Any) -> None:
     lpfs.select(table, "run", label="click", time="day", quiet=True, **given)
 
 
+def dataset(path: str) -> None:
+    """Make a Dataset: that of the run, where there is one."""
+    if Path("run/data").exists():
+        shutil.copytree("run/data", path)
+    else:
+        lpfs.prepare(clicks(), path, label="click", time="day", quiet=True)
+
+
 def criteo(folder: str) -> None:
     lpfs.simulate("criteo-raw", "terabyte", rows=ROWS, days=6, format="csv")
     for each in Path("criteo-raw/log").iterdir():
@@ -86,7 +94,7 @@ FILES: dict[str, Callable[[], Any]] = {
     "tomorrow.parquet": lambda: clicks().filter(pl.col("day") == 9).write_parquet("tomorrow.parquet"),
     "week.parquet": lambda: clicks().write_parquet("week.parquet"),
     "costs.toml": lambda: Path("costs.toml").write_text(COSTS, "utf-8"),
-    "data/log": lambda: lpfs.prepare(clicks(), "data/log", label="click", time="day", quiet=True),
+    "data/log": lambda: dataset("data/log"),
     "run": lambda: run_of(clicks(), keep=20),
     "trained": lambda: cli.call(
         ["train", "data/log", "--rows", "early", "--steps", "60", "--out", "trained", "-q"]

@@ -31,7 +31,7 @@ RUN is the folder of a run of select, train or prune.
     examples=[
         "lpfs evaluate run data/log --days last",
         "lpfs evaluate run/model tomorrow.parquet --json",
-        "lpfs evaluate run data/log --days 2014-10-28..2014-10-30",
+        "lpfs evaluate run data/log --days 7..9",
     ],
 )
 @click.argument("folder", metavar="MODEL", type=PATH)
