@@ -4,25 +4,39 @@
 # make test-adapters   models of others (TorchRec, FuxiCTR, DeepCTR-Torch) from their own packages, in .venv-adapters
 # make test-spark  the Spark engine against the embedded one, in a venv of its own; needs java 17
 # make test-browser   the report in a real Chromium; pictures of it go to artefacts/
+# make docs   the site, in site/                           make test-docs   the site, and every code block of README and docs is run
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+BASE   := $(VENV)/.ready-base
 READY  := $(VENV)/.ready
+PAGES  := $(VENV)/.ready-docs
 SPARK  := .venv-spark
+INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
-.PHONY: demo test test-long test-adapters test-spark test-browser lint format bench setup clean
+.PHONY: demo test test-long test-adapters test-spark test-browser docs test-docs lint format bench setup clean
 .DEFAULT_GOAL := demo
 
-# The pinned install: made once, and again only when one of these two files changes.
-$(READY): pyproject.toml constraints.txt
+# The pinned install: made once, and again only when one of these two files changes; its tools where they are needed.
+$(BASE): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing lpfs and its tools into $(VENV)"
-	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "installing lpfs into $(VENV)"
+	@$(INSTALL) .
+	@touch $@
+
+$(READY): $(BASE)
+	@echo "installing the tools to test it with"
+	@$(INSTALL) '.[dev]'
+	@touch $@
+
+$(PAGES): $(READY)
+	@echo "installing the tools for its docs"
+	@$(INSTALL) '.[docs]'
 	@touch $@
 
 setup: $(READY)
 
-demo: $(READY)
+demo: $(BASE)
 	$(BIN)/python examples/demo.py
 
 test: lint
@@ -62,6 +76,14 @@ test-spark: $(SPARK)/.ready
 test-browser: $(READY)
 	LPFS_BROWSER=required $(BIN)/python -m pytest -m browser -n 0 --no-cov tests/browser
 
+docs: $(PAGES)
+	$(BIN)/python tools/pages.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "open site/index.html; with its search: $(BIN)/python -m http.server -d site"
+
+test-docs: docs
+	$(BIN)/python -m pytest -m docs --no-cov tests/docs
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -76,4 +98,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/gate_overhead.py
 
 clean:
-	rm -rf $(VENV) $(ADAPTERS) $(SPARK) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage artefacts
+	rm -rf $(VENV) $(ADAPTERS) $(SPARK) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage artefacts site

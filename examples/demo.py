@@ -50,7 +50,7 @@ def main() -> None:
     print(
         f"removing {len(answer.selection.dropped)} fields moved the logits by {zeros} (zeros fed in their place)"
     )
-    print(f"\nopen next: {answer.folder / 'selection.json'}, docs/select.md, examples/own_model.py")
+    print(f"\nopen {answer.folder / 'report.html'} in a browser. Next: docs/getting-started.md")
 
 
 if __name__ == "__main__":

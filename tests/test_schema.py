@@ -34,6 +34,12 @@ def test_a_schema_knows_its_fields_and_their_subsets():
         schema.subset(["x"])
 
 
+def test_a_selection_shows_its_answer_and_not_its_history():
+    history = [{"step": step, "values": [0.5] * 100} for step in range(200)]
+    selection = Selection(("a",), ("b",), {"a": 1.0, "b": 0.0}, history=history, made={"curve": history})
+    assert repr(selection) == "Selection(kept=('a',), dropped=('b',), gates={'a': 1.0, 'b': 0.0})"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

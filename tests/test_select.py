@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import polars as pl
 import pytest
@@ -99,6 +100,9 @@ def test_the_report_is_written_at_the_end(kept_three):
     assert list(facts) == list(NAMES)
     assert facts[NAMES[0]].keys() == {"kind", "group", "cardinality", "cost"}
     assert "fields kept" in kept_three._repr_html_()
+    assert re.fullmatch(
+        r"Outcome\(3 of \d+ fields kept, test AUC 0\.\d{4} \(0\.\d{4} with all fields\), in .+\)", repr(kept_three)
+    )
     assert len(kept_three.plot().axes[0].texts) == 5
 
 

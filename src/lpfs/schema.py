@@ -134,9 +134,9 @@ class Selection:
     kept: tuple[str, ...]
     dropped: tuple[str, ...]
     gates: Mapping[str, float] = field(default_factory=dict)
-    sites: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    history: Sequence[Mapping[str, Any]] = ()
-    made: Mapping[str, Any] = field(default_factory=dict)
+    sites: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict, repr=False)
+    history: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    made: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kept", tuple(self.kept))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
 from lpfs.cli import about
-from lpfs.cli.app import cli
+from lpfs.cli.app import ORDER, cli
 from lpfs.methods.registry import METHODS
 
 
@@ -39,6 +40,56 @@ def test_unknown_commands_and_options_get_a_suggestion(run):
     code, _, err = run("evaluate", "--jsn")
     assert code == 2
     assert "--json" in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["selct"],
+        ["select"],
+        ["select", "--kep", "2"],
+        ["select", "x", "--keep", "many"],
+        ["prune"],
+        ["completion", "tcsh"],
+    ],
+)
+def test_wrong_usage_takes_one_line_that_says_where_to_look(run, arguments):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert re.search(r"^lpfs: error: .+ See: lpfs( \w+)? --help$", err.strip())
+
+
+def test_the_help_of_all_has_every_command_once(run):
+    out = run("--help")[1]
+    assert sorted(re.findall(r"^  ([a-z]+) {2,}[A-Z]", out, re.MULTILINE)) == sorted(cli.commands)
+    assert sorted(ORDER) == sorted(cli.commands)
+    assert "Exit codes: 0 done, 1 an error, 2 wrong usage, 130 interrupted." in out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_a_script_for_the_shell(run, shell):
+    code, out, _ = run("completion", shell)
+    assert code == 0
+    assert f"_LPFS_COMPLETE={shell}_complete" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("lpfs sel", ["plain,select"]),
+        ("lpfs select --method shu", ["plain,shufflegate"]),
+        ("lpfs select --max-a", ["plain,--max-auc-loss"]),
+        ("lpfs select cli", ["file,cli"]),
+    ],
+)
+def test_the_tab_key_completes(run, monkeypatch, capsys, words, offered):
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    monkeypatch.setenv("_LPFS_COMPLETE", "bash_complete")
+    with pytest.raises(SystemExit):
+        run()
+    assert capsys.readouterr().out.splitlines() == offered
 
 
 def test_methods(run):

@@ -42,10 +42,16 @@ def call(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
+    except click.exceptions.NoArgsIsHelpError as help_wanted:
+        help_wanted.show()
+        return help_wanted.exit_code
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx is not None else "lpfs"
+        said = error.format_message()
+        dot = "" if said.endswith((".", "?", "?)")) else "."
+        return fail_once(f"{said}{dot} See: {command} --help", error.exit_code)
     except click.ClickException as error:
-        if launched_rank() == 0:
-            error.show()
-        return error.exit_code
+        return fail_once(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt) as stop:
         return fail(f"interrupted; {stop.args[0] if stop.args else 'nothing was kept'}", 130)
     except LpfsError as error:
@@ -59,6 +65,11 @@ def call(arguments: Sequence[str] | None = None) -> int:
         return fail(f"{name}{error.strerror or error}{hint}")
     except MemoryError:
         return fail("out of memory; cap the vocabularies (--max-values), or hash (--hash)")
+
+
+def fail_once(message: str, code: int) -> int:
+    """Say what went wrong on all ranks alike: by the first of them."""
+    return fail(message, code) if launched_rank() == 0 else code
 
 
 def fail(message: str, code: int = 1) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import lpfs
-from lpfs.cli.app import cli, show
+from lpfs.cli.app import Near, cli, show
 from lpfs.cli.options import JSON
 
 # package -> what it is for
@@ -36,7 +36,11 @@ INSTALL = {"sklearn": "scikit-learn", "mlflow": "'lpfs[mlflow]'"}
 
 @cli.command(
     short_help="List the search methods.",
-    examples=["lpfs methods", "lpfs methods --json", "lpfs select … --method lpfs"],
+    examples=[
+        "lpfs methods",
+        "lpfs methods --json",
+        "lpfs select clicks.csv --label click --keep 10 --method lpfs",
+    ],
 )
 @JSON
 def methods(as_json: bool) -> None:
@@ -50,6 +54,24 @@ def methods(as_json: bool) -> None:
         click.echo(name)
         click.echo(textwrap.indent(textwrap.fill(each.summary, 96), "    "))
         click.echo(textwrap.indent(textwrap.fill(each.reference, 96), "    "))
+
+
+@cli.command(
+    short_help="Print the completion for your shell.",
+    examples=[
+        "lpfs completion fish > ~/.config/fish/completions/lpfs.fish      # once",
+        'eval "$(lpfs completion bash)"                                   # in ~/.bashrc',
+        'eval "$(lpfs completion zsh)"                                    # in ~/.zshrc',
+    ],
+)
+@click.argument("shell", metavar="SHELL", type=Near(("bash", "zsh", "fish")))
+def completion(shell: str) -> None:
+    """Print a script for bash, zsh or fish that lets the tab key complete commands, options and what they take."""
+    from click.shell_completion import get_completion_class
+
+    made = get_completion_class(shell)
+    assert made is not None
+    click.echo(made(cli, {}, "lpfs", "_LPFS_COMPLETE").source())
 
 
 @cli.command(short_help="Say what works on this machine.", examples=["lpfs doctor", "lpfs doctor --json"])

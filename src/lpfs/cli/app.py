@@ -12,9 +12,19 @@ import click
 
 import lpfs
 
-ORDER = (
-    *("select", "compare", "report", "prepare", "simulate", "train", "search", "prune", "evaluate", "export"),
-    *("reproduce", "methods", "doctor"),
+# the commands, in sections of lpfs --help and in the order in which they are used
+SECTIONS = {
+    "The whole job": ("select", "compare", "report"),
+    "Data": ("prepare", "simulate"),
+    "Its stages, one at a time": ("train", "search", "prune", "evaluate", "export"),
+    "The paper": ("reproduce",),
+    "About": ("methods", "doctor", "completion"),
+}
+ORDER = tuple(name for names in SECTIONS.values() for name in names)
+EXAMPLES = (
+    "lpfs select clicks.parquet --label click --time day --keep 20 --out run",
+    "lpfs select --help",
+    'eval "$(lpfs completion bash)"       # the tab key completes commands, options and what they take',
 )
 
 
@@ -35,21 +45,24 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, section by section."""
-        sections: dict[str, list[tuple[str, str]]] = {}
+        for title, records in self.sections(ctx).items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+    def sections(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+        """Return the options and what they do, by section."""
+        found: dict[str, list[tuple[str, str]]] = {}
         for each in self.get_params(ctx):
             record = each.get_help_record(ctx)
             if isinstance(each, click.Option) and record is not None:
-                sections.setdefault(getattr(each, "section", "Output"), []).append(record)
-        for title, records in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
+                found.setdefault(getattr(each, "section", "Output"), []).append(record)
+        return found
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples, as they are typed."""
         if self.examples:
             with formatter.section("Examples"):
-                for each in self.examples:
-                    formatter.write(f"{'':>{formatter.current_indent}}{each}\n")
+                as_typed(formatter, self.examples)
 
 
 class Group(click.Group):
@@ -60,6 +73,19 @@ class Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order in which they are used."""
         return sorted(self.commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, section by section."""
+        width = max(map(len, self.commands))
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                records = [(name.ljust(width), self.commands[name].get_short_help_str()) for name in names]
+                formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write some examples."""
+        with formatter.section("Examples"):
+            as_typed(formatter, EXAMPLES)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -82,6 +108,12 @@ class Near(click.Choice[str]):
         return str(value)
 
 
+def as_typed(formatter: click.HelpFormatter, examples: Iterable[str]) -> None:
+    """Write examples as they are typed, a line each."""
+    for each in examples:
+        formatter.write(f"{'':>{formatter.current_indent}}{each}\n")
+
+
 def near(word: str, words: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" where something is near."""
     found = difflib.get_close_matches(word, list(words), 1)
@@ -93,7 +125,7 @@ def near(word: str, words: Iterable[str]) -> str:
 def cli() -> None:
     """Find the feature fields that a CTR model really needs.
 
-    Begin with "lpfs select"; each of its stages also runs alone: train, search, prune, evaluate, export.
+    Begin with "lpfs select"; each of its stages also runs alone. "lpfs COMMAND --help" tells more.
 
     Exit codes: 0 done, 1 an error, 2 wrong usage, 130 interrupted.
     """

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from lpfs.cli.app import cli, going_on, near, show
-from lpfs.cli.options import DAYS, ENCODING, MODEL, PATH, SAID, SEED, TABLE, model, output, section
+from lpfs.cli.options import DAYS, ENCODING, FILES, MODEL, PATH, SAID, SEED, TABLE, model, output, section
 from lpfs.cli.wanted import listed, plain, settings_of
 
 COMPARE = """Search with every method, train what each keeps from scratch, and tell which is best on DATA.
@@ -26,13 +26,13 @@ what = section("What to compare")
     help=COMPARE,
     short_help="Compare the methods on your data.",
     examples=[
-        "lpfs compare clicks.parquet --label click --time day --keep 5,10,20 --out cmp",
-        "lpfs compare data/log --methods lpfs++,permutation --keep 10 --seeds 5 --tune 3 --out cmp",
+        "lpfs compare clicks.parquet --label click --time day --methods lpfs++,permutation --keep 10,20 --out cmp",
+        "lpfs compare data/log --methods lpfs++,permutation --keep 10 --seeds 3 --tune 2 --out cmp",
         "lpfs compare --out cmp                              # go on, or help",
         "lpfs compare --out cmp --tables-only --json         # what is known so far",
     ],
 )
-@click.argument("data", nargs=-1)
+@click.argument("data", nargs=-1, type=FILES)
 @what("--methods", multiple=True, help="Names out of lpfs methods, as a,b; all of them, if nothing is said.")
 @what("--keep", multiple=True, help="Numbers of fields, as 5,10,20.")
 @what("--seeds", type=int, help="How many seeds (3).")

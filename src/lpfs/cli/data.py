@@ -11,6 +11,7 @@ from lpfs.cli.app import Near, cli, show
 from lpfs.cli.options import (
     DAYS,
     ENCODING,
+    FILES,
     PATH,
     SAID,
     TABLE,
@@ -47,7 +48,7 @@ log = section("The log")
         "lpfs prepare s3://logs/day_* --preset criteo-terabyte --engine spark --out s3://data/terabyte",
     ],
 )
-@click.argument("source", nargs=-1, required=True)
+@click.argument("source", nargs=-1, required=True, type=FILES)
 @TABLE
 @DAYS
 @days("--ordered", is_flag=True, help="Rows are promised to be in time order: stop if they are not.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from lpfs.cli.app import Near, cli, near, show
-from lpfs.cli.options import PATH, SAID, days, encoding, model, output
+from lpfs.cli.options import FILES, PATH, SAID, days, encoding, model, output
 
 if TYPE_CHECKING:
     from lpfs.data.dataset import Dataset
@@ -31,11 +31,11 @@ RUN is the folder of a run of select, train or prune.
     examples=[
         "lpfs evaluate run data/log --days last",
         "lpfs evaluate run/model tomorrow.parquet --json",
-        "lpfs evaluate run data/log --days 2014-10-28..2014-10-30",
+        "lpfs evaluate run data/log --days 7..9",
     ],
 )
 @click.argument("folder", metavar="MODEL", type=PATH)
-@click.argument("data", nargs=-1, required=True)
+@click.argument("data", nargs=-1, required=True, type=FILES)
 @days("--days", "chosen", help="A day by name, FIRST..LAST, or 'last'; all of them, if nothing is said.")
 @days("--time", help="Column that orders the rows of a log; that of the model's log, if nothing is said.")
 @encoding("--like", type=PATH, help="The Dataset that the model was trained on, where it is not where it was.")

@@ -19,6 +19,7 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 Function = TypeVar("Function", bound=Callable[..., Any])
 Decorator = Callable[[Function], Function]
 PATH = click.Path(path_type=Path)
+FILES = click.Path()  # names or patterns of files and folders, as text; the tab key completes them
 
 
 class Bins(click.ParamType[int | str]):

@@ -31,7 +31,7 @@ what = section("The experiment")
         "lpfs reproduce alpha --rows 20000 --steps 500 --seeds 1",
     ],
 )
-@click.argument("name", required=False, type=Near(tuple(EXPERIMENTS)))
+@click.argument("name", required=False, metavar="[NAME]", type=Near(tuple(EXPERIMENTS)))
 @what("--data", type=PATH, help="Real log: days of Criteo Terabyte, Kaggle's train.txt, or a Dataset.")
 @what("--full", is_flag=True, help="The real thing; else small, in minutes.")
 @what("--rows", type=int, help="Rows of the simulated log.")

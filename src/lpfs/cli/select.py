@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lpfs.cli.app import Near, cli, going_on, show
-from lpfs.cli.options import DAYS, ENCODING, MODEL, PATH, RUN, TABLE, model, output
+from lpfs.cli.options import DAYS, ENCODING, FILES, MODEL, PATH, RUN, TABLE, model, output
 from lpfs.cli.together import going_again
 from lpfs.cli.wanted import CONFIG, SEARCH, WISH, how, settings_of
 
@@ -36,7 +36,7 @@ MAIN = (
         "lpfs select --resume --out run                        # after a kill",
     ],
 )
-@click.argument("source", nargs=-1)
+@click.argument("source", nargs=-1, type=FILES)
 @WISH
 @TABLE
 @DAYS

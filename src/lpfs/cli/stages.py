@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from lpfs.cli.app import Near, cli, going_on, show
-from lpfs.cli.options import DAYS, ENCODING, MODEL, PATH, RUN, SAID, TABLE, TRAINING, days, model, output
+from lpfs.cli.options import DAYS, ENCODING, FILES, MODEL, PATH, RUN, SAID, TABLE, TRAINING, days, model, output
 from lpfs.cli.together import going_again
 from lpfs.cli.wanted import SEARCH, WISH, settings_of
 
@@ -27,7 +27,7 @@ PRUNE = """Make the model of a search physically smaller and prove that it predi
 FOLDER is what search left. The proof is made on rows of DATA, or of the data searched on.
 """
 
-data = click.argument("data", nargs=-1)
+data = click.argument("data", nargs=-1, type=FILES)
 out = output("--out", type=PATH, required=True, help="Folder to make.")
 
 
@@ -85,7 +85,7 @@ def train(
         "lpfs search trained week.parquet --rows all --max-auc-loss 0.0005 --out found",
     ],
 )
-@click.argument("checkpoint", metavar="MODEL")
+@click.argument("checkpoint", metavar="MODEL", type=FILES)
 @data
 @WISH
 @SEARCH

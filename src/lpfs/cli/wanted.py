@@ -40,7 +40,7 @@ def search_options() -> Decorator[Any]:
     from lpfs.methods.registry import METHODS
 
     return together(
-        how("--method", type=Near(tuple(METHODS)), help="See lpfs methods (lpfs++)."),
+        how("--method", type=Near(tuple(METHODS)), metavar="NAME", help="One of lpfs methods (lpfs++)."),
         how("--alpha", type=float, help="Weight of the odd term of the gate."),
         how("--tau", type=float, help="Its ε is raised to 1/τ."),
         how("--epsilon", type=float, help="ε of the gate at the start."),
@@ -91,7 +91,10 @@ def settings_of(
     }
     settings = base.updated(**values, **merged, **({"source": tuple(source)} if source else {}))
     if not settings.source:
-        raise click.UsageError("Missing argument: the log, as files or the folder of a Dataset (or --config).")
+        there = f" There is nothing in {out} to go on with." if resume else ""
+        raise click.UsageError(
+            f"Missing argument: the log, as files or the folder of a Dataset (or --config).{there}"
+        )
     return settings
 
 

@@ -145,6 +145,8 @@ def export_run(
     run = Path(folder)
     if format not in get_args(Format):
         raise InputError(f"format must be onnx or torch, found {format!r}")
+    if not (run / "model").is_dir():
+        raise InputError(f"there is no model in {run}; give the folder of a run of select, train or prune")
     model, extra = load(run / "model"), load_extra(run / "model")
     if dataset is None:
         inside = run / "data"

@@ -28,7 +28,10 @@ def model_folder(place: str | os.PathLike[str]) -> Path:
     for each in (folder, folder / "model"):
         if (each / ABOUT).is_file():
             return each
-    raise InputError(f"there is no model in {folder}: neither {ABOUT} nor model/{ABOUT} is there")
+    raise InputError(
+        f"there is no model in {folder}: neither {ABOUT} nor model/{ABOUT} is there; give the folder of a run of "
+        "select, train or prune"
+    )
 
 
 def as_trained(settings: Settings) -> Settings:

@@ -61,6 +61,13 @@ class Outcome:
         """The fields that stay."""
         return self.selection.kept
 
+    def __repr__(self) -> str:
+        before, after = (self.metrics.get(name, {}).get("auc") for name in ("all_fields", self.chosen))
+        told = "" if before is None or after is None else f", test AUC {after:.4f} ({before:.4f} with all fields)"
+        return (
+            f"Outcome({len(self.kept)} of {len(self.selection.names)} fields kept{told}, in {str(self.folder)!r})"
+        )
+
     def plot(self) -> Figure:
         """Return a figure: the AUC of the models against all fields; ``selection.plot()`` draws the gates."""
         from lpfs.plots import quality

@@ -81,7 +81,9 @@ def read_run(folder: Path) -> Run:
     try:
         said = json.loads(place.read_text("utf-8"))
     except FileNotFoundError:
-        raise InputError(f"there is no {ANSWER} in {folder}: is it the folder of a run?") from None
+        raise InputError(
+            f"there is no {ANSWER} in {folder}: is it the folder of a run? Give one of select, search or compare"
+        ) from None
     except ValueError as error:
         raise InputError(f"{place} is not JSON: {error}") from None
     if not isinstance(said, dict) or not {"kept", "dropped"} <= set(said):

@@ -95,7 +95,9 @@ def training_days(clock: Clock, options: Options) -> int:
         there = len(clock.days)
         default = max(1, there - 1)
     if options.train is not None and options.train > there:
-        raise DataError(f"train: {options.train} training days, but there are {there}")
+        raise DataError(
+            f"train: {options.train} training days, but there are {there}; give more rows, or fewer such days"
+        )
     return default if options.train is None else options.train
 
 
