@@ -1,5 +1,6 @@
 # make demo   the main job on data it makes itself        make lint    style, format, strict types
-# make test   lint, then every test, with coverage        make bench   the benchmarks, as JSON
+# make test   lint, then every test                       make bench   the benchmarks, as JSON
+# make coverage    the same tests, and which lines they run
 # make test-long   the tests that make test leaves out because they take long
 # make test-adapters   models of others (TorchRec, FuxiCTR, DeepCTR-Torch) from their own packages, in .venv-adapters
 # make test-spark  the Spark engine against the embedded one, in a venv of its own; needs java 17
@@ -14,7 +15,7 @@ PAGES  := $(VENV)/.ready-docs
 SPARK  := .venv-spark
 INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
-.PHONY: demo test test-long test-adapters test-spark test-browser docs test-docs lint format bench setup clean
+.PHONY: demo test coverage test-long test-adapters test-spark test-browser docs test-docs lint format bench setup clean
 .DEFAULT_GOAL := demo
 
 # The pinned install: made once, and again only when one of these two files changes; its tools where they are needed.
@@ -42,8 +43,11 @@ demo: $(BASE)
 test: lint
 	$(BIN)/python -m pytest
 
+coverage: $(READY)
+	$(BIN)/python -m pytest --cov=lpfs --cov-report=term
+
 test-long: $(READY)
-	$(BIN)/python -m pytest -m long --no-cov
+	$(BIN)/python -m pytest -m long
 
 # An environment of its own: these packages ask for others that nothing else here needs. torchrec's metadata asks
 # for a CUDA package, hence --no-deps; then what it really imports.
@@ -61,7 +65,7 @@ $(ADAPTERS)/.ready: pyproject.toml constraints.txt constraints-adapters.txt
 	@touch $@
 
 test-adapters: $(ADAPTERS)/.ready
-	LPFS_ADAPTERS=required $(ADAPTERS)/bin/python -m pytest --no-cov -n 0 tests/adapters
+	LPFS_ADAPTERS=required $(ADAPTERS)/bin/python -m pytest -n 0 tests/adapters
 
 $(SPARK)/.ready: pyproject.toml constraints.txt
 	@test -x $(SPARK)/bin/python || $(PYTHON) -m venv $(SPARK)
@@ -71,10 +75,10 @@ $(SPARK)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 test-spark: $(SPARK)/.ready
-	$(SPARK)/bin/python -m pytest -m spark -n 0 --no-cov tests/data/engines/test_spark.py
+	$(SPARK)/bin/python -m pytest -m spark -n 0 tests/data/engines/test_spark.py
 
 test-browser: $(READY)
-	LPFS_BROWSER=required $(BIN)/python -m pytest -m browser -n 0 --no-cov tests/browser
+	LPFS_BROWSER=required $(BIN)/python -m pytest -m browser -n 0 tests/browser
 
 docs: $(PAGES)
 	$(BIN)/python tools/pages.py
@@ -82,7 +86,7 @@ docs: $(PAGES)
 	@echo "open site/index.html; with its search: $(BIN)/python -m http.server -d site"
 
 test-docs: docs
-	$(BIN)/python -m pytest -m docs --no-cov tests/docs
+	$(BIN)/python -m pytest -m docs tests/docs
 
 lint: $(READY)
 	$(BIN)/ruff check .

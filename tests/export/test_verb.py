@@ -261,7 +261,7 @@ def test_another_dataset_than_that_of_the_run_is_refused(run, dataset, tmp_path)
     save(make_model("mlp", MIXED), tmp_path / "bare" / "model")
     with pytest.raises(InputError, match="does not say which Dataset"):
         export_run(tmp_path / "bare")
-    with pytest.raises(CheckpointError, match="no saved model"):
+    with pytest.raises(InputError, match="there is no model in"):
         export_run(tmp_path)
     with pytest.raises(InputError, match="format must be"):
         export_run(run, format="pmml")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,13 @@ class PlainTable(nn.Module):
         """Return (B, F, D) for ids (B, F)."""
         return embedding(self._rows(ids, slice(0, self.fields)), self.weight)
 
-    def bag(self, number: int, ids: Tensor, offsets: Tensor, gate: None = None) -> Tensor:
-        """Return (B, D) for bag ``number``: ids (V,), and where each row's begin (B,)."""
-        at = self.fields + number
-        return embedding_bag(self._rows(ids, slice(at, at + 1)), self.weight, offsets.long(), mode=self.mode)
+    def bags(self, bags: Sequence[tuple[Tensor, Tensor]], gate: None = None) -> Tensor:
+        """Return (B, F, D) for all bags: of each its ids (V,), and where those of a row begin (B,)."""
+        found = []
+        for at, (ids, offsets) in enumerate(bags, self.fields):
+            rows = self._rows(ids, slice(at, at + 1))
+            found.append(embedding_bag(rows, self.weight, offsets.long(), mode=self.mode))
+        return torch.stack(found, 1)
 
     def _rows(self, ids: Tensor, fields: slice) -> Tensor:
         ids = ids.long()

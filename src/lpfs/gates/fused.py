@@ -71,11 +71,13 @@ def _move(x, grad, velocity, dead, control, table, steps_done, flags, weights, c
         tl.float32
     )
     limit = tl.where(frozen != 0, held, (penalty * reach).to(tl.float32))
+    free = at >= SIZE
     if WEIGHTED:
-        limit = limit * tl.load(weights + at, inside, 0.0)
+        weight = tl.load(weights + at, inside, 0.0)
+        limit, free = limit * weight, weight == 0
     moved = moved - tl.minimum(tl.maximum(moved, -limit), limit)
     if POSITIVE:
-        moved = tl.maximum(moved, 0.0)
+        moved = tl.where((moved < 0) & (free == 0), 0.0, moved)
     tl.store(velocity + at, tl.where(finite, new_v, v), inside)
     tl.store(x + at, tl.where(finite, moved, old), inside)
 

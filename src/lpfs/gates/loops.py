@@ -65,8 +65,8 @@ def values(x: Array, epsilon: Array, norm: Array, scale: Array, numbers: Array, 
         both[1, n] = slope / below
 
 
-# v = βv + grad, x = soft(x - ηv, t), not below ``low``; t is ``reach``, times ``levels`` and ``weights`` where
-# they are not empty. Return whether grad was finite; if not, nothing has moved.
+# v = βv + grad, x = soft(x - ηv, t), not below ``low`` unless its weight is 0; t is ``reach``, times ``levels``
+# and ``weights`` where they are not empty. Return whether grad was finite; if not, nothing has moved.
 @compiled
 def move(
     x: Array,
@@ -94,7 +94,8 @@ def move(
         if weights.shape[0]:
             bound = weights[n] * bound
         moved = moved - min(max(moved, -bound), bound)
-        x[n] = moved if moved > low else np.float32(low)
+        free = weights.shape[0] and weights[n] == 0
+        x[n] = moved if moved > low or free else np.float32(low)
     return True
 
 

@@ -51,8 +51,8 @@ class ProxSGD(torch.optim.Optimizer):
         momentum: β.
         penalty: λ, a number or a tensor shaped like the parameter (``inf`` holds an entry at zero).
         weights: a factor on λ for every entry, such as the cost of a field.
-        prox: ``"l1"``, the soft threshold; ``"positive"``, the same with x >= 0, so that nobody crosses zero;
-            ``"l0"``, the hard threshold √(2λη), for the ablation.
+        prox: ``"l1"``, the soft threshold; ``"positive"``, the same with x >= 0, so that nobody who is penalised
+            crosses zero; ``"l0"``, the hard threshold √(2λη), for the ablation.
         threshold: ``"paper"`` λη, its equation; ``"doubled"`` 2λη, its ablation's text; ``"momentum"``
             λη/(1-β), which penalises as the objective says in spite of the momentum.
 
@@ -205,9 +205,16 @@ class ProxSGD(torch.optim.Optimizer):
 
 
 def prox_of(group: dict[str, Any]) -> Callable[[Tensor, Tensor | float], Tensor]:
-    """Return the proximal step of a group."""
+    """Return the proximal step of a group; who is never penalised, its weight is 0, is free to cross zero."""
     found: Callable[[Tensor, Tensor | float], Tensor] = PROXES[group["prox"]]
-    return found
+    weights = group["weights"]
+    if group["prox"] != "positive" or weights is None:
+        return found
+
+    def where_penalised(x: Tensor, threshold: Tensor | float) -> Tensor:
+        return torch.where(weights == 0, x, found(x, threshold))
+
+    return where_penalised
 
 
 def factor_of(group: dict[str, Any]) -> float:
