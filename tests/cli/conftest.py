@@ -7,7 +7,18 @@ import pytest
 
 from lpfs import cli
 
-TINY = ["--pretrain-steps", "60", "--search-steps", "60", "--model-option", "dim=4", "--model-option", "hidden=8"]
+TINY = [
+    "--seed",
+    "1",
+    "--pretrain-steps",
+    "60",
+    "--search-steps",
+    "60",
+    "--model-option",
+    "dim=4",
+    "--model-option",
+    "hidden=8",
+]
 
 
 def write_log(path: Path, rows: int = 600, days: int = 6, seed: int = 0) -> Path:

@@ -216,4 +216,4 @@ def test_export(run, selected, tmp_path, form):
     assert "differ from the model's by at most" in err
     code, _, err = run("export", tmp_path, "--format", form)
     assert code == 1
-    assert "there is no saved model" in err
+    assert "there is no model in" in err

@@ -36,7 +36,6 @@ from lpfs.methods.wish import Wish
 from lpfs.models.dlrm_cross import DLRMCross
 from lpfs.schema import Selection, known_keys
 from lpfs.train.callback import Callback, State
-from lpfs.train.loop import fit
 
 
 @dataclass(frozen=True)
@@ -80,15 +79,7 @@ def search(task: Task) -> Selection:
     driver, effort = Multipliers(task, model, options), Effort()
     model.crosses.gate = driver.gate
     try:
-        fit(
-            model,
-            task.stream,
-            task.optimizer,
-            folder=task.folder,
-            resume=task.resume,
-            callbacks=[driver, effort],
-            config=replace(task.training, steps=task.steps, epochs=None, lr=None),
-        )
+        task.fit(driver, effort)
     finally:
         model.crosses.gate = None
     driver.put_into(first_layer(model, "autofis"), task.optimizer)

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lpfs.methods.checks import check_numbers
-from lpfs.methods.click_rates import matrix
-from lpfs.methods.effort import Effort
 from lpfs.methods.need import of_sklearn
-from lpfs.methods.ranking import need_number, ranked
-from lpfs.methods.sample import of_parts, ranked_model, sample
+from lpfs.methods.ranking import need_number
 from lpfs.methods.task import Task
+from lpfs.methods.trees import by_trees
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
 
@@ -52,21 +51,14 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Return the fields that boosted trees gain the most from; the model is not trained."""
     options = Options(**known_keys(Options, task.options))
-    model = ranked_model(task, "gbdt")
-    with Effort() as effort:
-        ensemble = of_sklearn("gbdt", "ensemble")
-        rows = sample(task, "gbdt", options.rows)
-        columns, owners = matrix(rows, model.reads)
-        trees = ensemble.GradientBoostingClassifier(
+
+    def boosted(ensemble: Any) -> Any:
+        return ensemble.GradientBoostingClassifier(
             n_estimators=options.trees,
             max_depth=options.depth,
             learning_rate=options.lr,
             subsample=float(options.subsample),
             random_state=task.seed,
         )
-        trees.fit(columns, rows.labels)
-        scores = dict.fromkeys(model.reads.names, 0.0)
-        for name, found in zip(owners, trees.feature_importances_.tolist(), strict=True):
-            scores[name] += found
-    scores = of_parts(model, scores)
-    return ranked(task, "gbdt", scores, steps=0, rows=len(rows), **effort.told())
+
+    return by_trees(task, "gbdt", options.rows, boosted)

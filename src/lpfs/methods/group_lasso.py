@@ -13,7 +13,7 @@ enters through that layer alone. With ``keep=K`` λ is moved until K fields are 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from lpfs.methods.thinning import Thinning
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
 from lpfs.train.callback import State
-from lpfs.train.loop import fit
 
 
 @dataclass(frozen=True)
@@ -52,15 +51,7 @@ def search(task: Task) -> Selection:
     layer = first_layer(task.model, "group_lasso")
     task.wish.check(layer.names)
     driver, effort = Columns(task, layer), Effort()
-    fit(
-        task.model,
-        task.stream,
-        task.optimizer,
-        folder=task.folder,
-        resume=task.resume,
-        callbacks=[driver, effort],
-        config=replace(task.training, steps=task.steps, epochs=None, lr=None),
-    )
+    task.fit(driver, effort)
     return driver.answer(task, "group_lasso", effort)
 
 

@@ -34,7 +34,6 @@ from lpfs.methods.thinning import Thinning
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
 from lpfs.train.callback import State
-from lpfs.train.loop import fit
 
 DENSE = 0.2  # part of the search that trains the skip layer without a penalty
 
@@ -68,15 +67,7 @@ def search(task: Task) -> Selection:
     net = Skipping(model, first_layer(model, "lassonet"))
     optimizer.add_param_group({"params": [net.skip.weight], "lr": optimizer.param_groups[0]["lr"]})
     driver, effort = Hierarchy(replace(task, model=net), net, options.M), Effort()
-    fit(
-        net,
-        task.stream,
-        optimizer,
-        folder=task.folder,
-        resume=task.resume,
-        callbacks=[driver, effort],
-        config=replace(task.training, steps=task.steps, epochs=None, lr=None),
-    )
+    task.fit(driver, effort, model=net, optimizer=optimizer)
     return driver.answer(task, "lassonet", effort)
 
 

@@ -21,7 +21,6 @@ from lpfs.models.model import Model
 from lpfs.schema import Selection
 from lpfs.tables.rows import forget
 from lpfs.train.callback import Callback, State
-from lpfs.train.loop import fit
 
 
 def learn(
@@ -56,15 +55,7 @@ def learn(
     with worn(model, mask, method):
         driver = Learn(mask, torch.optim.Adam(mask.parameters(), lr=lr), effort, rows, every)
         try:
-            fit(
-                model,
-                task.stream,
-                task.optimizer,
-                folder=task.folder,
-                resume=task.resume,
-                callbacks=[effort, driver],
-                config=replace(task.training, steps=task.steps, epochs=None, lr=None),
-            )
+            task.fit(effort, driver)
         finally:
             if rows is not None:
                 rows.close()

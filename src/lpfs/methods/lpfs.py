@@ -25,7 +25,6 @@ from lpfs.models.model import Model
 from lpfs.schema import Selection, known_keys
 from lpfs.train.callback import Callback, State
 from lpfs.train.evaluate import evaluate
-from lpfs.train.loop import fit
 from lpfs.train.snapshot import Resumable
 
 REFERENCES = 10  # evaluations of the training without gates
@@ -99,15 +98,7 @@ def search(task: Task) -> Selection:
         )
     task.wish.check(gates.names)
     driver = drive(task, gates, options, reference, effort)
-    fit(
-        task.model,
-        task.stream,
-        task.optimizer,
-        folder=task.folder,
-        resume=task.resume,
-        callbacks=[driver, effort],
-        config=replace(task.training, steps=gates.steps, epochs=None, lr=None),
-    )
+    task.fit(driver, effort, steps=gates.steps)
     found = gates.selection(method=gates.function.name, **told(driver), **effort.told())
     return replace(found, history=tuple(driver.history))
 
@@ -185,15 +176,7 @@ def without_gates(task: Task, effort: Effort) -> list[tuple[int, float]]:
     begin = task.stream.state_dict() if isinstance(task.stream, Resumable) else None
     watch = _Watch(task, effort)
     watch.look(model, 0)
-    fit(
-        model,
-        task.stream,
-        optimizer,
-        folder=None if task.folder is None else task.folder / "reference",
-        resume=task.resume,
-        callbacks=[watch, effort],
-        config=replace(task.training, steps=task.steps, epochs=None, lr=None),
-    )
+    task.fit(watch, effort, model=model, optimizer=optimizer, within="reference")
     if begin is not None and isinstance(task.stream, Resumable):
         task.stream.load_state_dict(
             begin

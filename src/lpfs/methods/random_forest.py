@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lpfs.methods.checks import check_numbers
-from lpfs.methods.click_rates import matrix
-from lpfs.methods.effort import Effort
 from lpfs.methods.need import of_sklearn
-from lpfs.methods.ranking import need_number, ranked
-from lpfs.methods.sample import of_parts, ranked_model, sample
+from lpfs.methods.ranking import need_number
 from lpfs.methods.task import Task
+from lpfs.methods.trees import by_trees
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
 
@@ -42,17 +41,10 @@ def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> Non
 def search(task: Task) -> Selection:
     """Return the fields that a forest splits on to the greatest effect; the model is not trained."""
     options = Options(**known_keys(Options, task.options))
-    model = ranked_model(task, "random_forest")
-    with Effort() as effort:
-        ensemble = of_sklearn("random_forest", "ensemble")
-        rows = sample(task, "random_forest", options.rows)
-        columns, owners = matrix(rows, model.reads)
-        forest = ensemble.RandomForestClassifier(
+
+    def forest(ensemble: Any) -> Any:
+        return ensemble.RandomForestClassifier(
             n_estimators=options.trees, min_samples_leaf=options.leaf, random_state=task.seed
         )
-        forest.fit(columns, rows.labels)
-        scores = dict.fromkeys(model.reads.names, 0.0)
-        for name, found in zip(owners, forest.feature_importances_.tolist(), strict=True):
-            scores[name] += found
-    scores = of_parts(model, scores)
-    return ranked(task, "random_forest", scores, steps=0, rows=len(rows), **effort.told())
+
+    return by_trees(task, "random_forest", options.rows, forest)

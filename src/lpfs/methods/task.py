@@ -8,7 +8,7 @@ its gates on, where the method has gates.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from torch import nn
 
 from lpfs.data.batches.batch import Batch
 from lpfs.methods.wish import Wish
+from lpfs.train.callback import Callback
 from lpfs.train.config import Training
+from lpfs.train.loop import fit
 
 
 @dataclass
@@ -53,3 +55,30 @@ class Task:
     training: Training = field(default_factory=Training)
     options: Mapping[str, Any] = field(default_factory=dict)
     held: Iterable[Batch] | None = None
+
+    def fit(
+        self,
+        *callbacks: Callback,
+        model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        steps: int | None = None,
+        within: str = "",
+    ) -> None:
+        """Train on the search period, with callbacks that do what the method does.
+
+        Args:
+            callbacks: called in this order.
+            model, optimizer: others than those of the task.
+            steps: another number of them.
+            within: a folder in that of the task.
+
+        """
+        fit(
+            model or self.model,
+            self.stream,
+            optimizer or self.optimizer,
+            folder=None if self.folder is None else self.folder / within,
+            resume=self.resume,
+            callbacks=list(callbacks),
+            config=replace(self.training, steps=steps or self.steps, epochs=None, lr=None),
+        )

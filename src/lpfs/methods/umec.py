@@ -32,7 +32,6 @@ from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
 from lpfs.train.callback import Callback, State
-from lpfs.train.loop import fit
 
 
 @dataclass(frozen=True)
@@ -64,15 +63,7 @@ def search(task: Task) -> Selection:
     layer = first_layer(task.model, "umec")
     task.wish.check(layer.names)
     driver, effort = Budget(task, layer, options), Effort()
-    fit(
-        task.model,
-        task.stream,
-        task.optimizer,
-        folder=task.folder,
-        resume=task.resume,
-        callbacks=[driver, effort],
-        config=replace(task.training, steps=task.steps, epochs=None, lr=None),
-    )
+    task.fit(driver, effort)
     energies = layer.energies()
     found = ranked(
         task,

@@ -89,6 +89,7 @@ def joined(limit: float | None = None) -> Iterator[Ranks]:
             except BaseException as error:
                 found = watch.lost(error) if isinstance(error, KeyboardInterrupt) else error
                 first = watch.told(found)
+                watch.linger()
                 if isinstance(found, LpfsError) and not first:
                     raise ToldError(str(found)) from error
                 if found is not error:

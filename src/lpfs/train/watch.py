@@ -26,6 +26,7 @@ NOTHING = "0 0 starting"  # a sign of one that has not given any
 STOPPED = "KeyboardInterrupt"  # how the word of a rank begins that was asked to end
 SILENT = 5  # signs that must be missing before a rank is called dead after a broken connection
 GRACE = 0.3  # of the limit: after it a rank that no error frees from a collective ends itself
+LINGER = 3.0  # seconds that rank 0 waits, after an error of its own, for the word of the others
 ADVICE = (
     "The last checkpoint is intact: start again with --resume, or let torchrun do it by itself with --max-restarts"
 )
@@ -101,6 +102,15 @@ class Watch:
                 self.store.set(f"ended/{self.rank}", text)
             return bool(self.store.add(f"told/{hashlib.sha256(text.encode()).hexdigest()}", 1) == 1)
         return True
+
+    def linger(self) -> None:
+        """Give the others a moment to find the same error: the store that holds their words may end with rank 0."""
+        latest = time.monotonic() + LINGER
+        with contextlib.suppress(RuntimeError):
+            while self.rank == 0 and time.monotonic() < latest:
+                if self.store.check([f"ended/{each}" for each in range(self.world)]):
+                    return
+                time.sleep(self.pause / 10)
 
     def refuse_silence(self, rank: int, what: str) -> None:
         """Raise if a rank that is waited for gives no sign of life any more."""
