@@ -104,7 +104,7 @@ class Watch:
         return True
 
     def linger(self) -> None:
-        """Give the others a moment to find the same error: the store that holds their words may end with rank 0."""
+        """Give the others a moment to find the same error: the store with their words may end with rank 0."""
         latest = time.monotonic() + LINGER
         with contextlib.suppress(RuntimeError):
             while self.rank == 0 and time.monotonic() < latest:
