@@ -132,6 +132,8 @@ def run_command(words: list[str]) -> None:
         remove(Path(out))
     if len(words) > 1 and words[0] == "reproduce" and words[1] != "gates":
         return  # minutes to hours; tests/paper does every experiment in small
+    if any("://" in each for each in words):
+        return  # needs an object store; tests/data/test_remote.py has one in memory
     code = cli.call(words)
     assert code == 0, f"lpfs {' '.join(words)} ended with {code}"
 
