@@ -90,7 +90,7 @@ def search(
     at = {column: place for place, column in enumerate(data.order)}
     sites = {name: lpfs.Site(net.columns, index=at[column]) for column, name in enumerate(names)}
     gates = lpfs.attach(net, sites, steps=how.steps, gate=how.method, seed=how.seed)
-    # a column of numbers has one weight vector and knows no row by heart: the paper's own step will do
+    # the paper's symmetric step, with which the defaults here were found; x >= 0 is level on the toy sets
     prox = gates.optimizer(keep=how.keep, must_keep=how.must_keep, prox="l1")
     history: list[dict[str, Any]] = []
     for step in range(1, how.steps + 1):
