@@ -21,6 +21,7 @@ INK = """place => {
     const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
     return pixels.filter((value, at) => at % 4 === 3 && value > 0).length;
 }"""
+DRAWN = "[...document.querySelectorAll('[data-chart]')].every(each => each.querySelector('canvas'))"
 MIDDLE = """(() => {
     const over = document.querySelector("[data-chart=trajectories] .u-over");
     over.scrollIntoView({block: "center"});
@@ -110,8 +111,9 @@ def fine(browser, path):
 def test_it_renders_without_a_word_and_without_a_request(browser, request, artefacts, which, kind, width, dark):
     path = request.getfixturevalue(which)
     browser.open(path, width=width, dark=dark)
-    browser.until("[...document.querySelectorAll('[data-chart]')].every(each => each.querySelector('canvas'))")
+    browser.until(DRAWN)
     browser.picture(artefacts / f"report-{which}-{kind}.png")
+    browser.until(DRAWN)
     fine(browser, path)
     assert browser.run("document.documentElement.scrollWidth") <= width
     drawn = browser.run(f"[...document.querySelectorAll('[data-chart]')].map({INK})")
@@ -227,3 +229,17 @@ def test_without_javascript_the_tables_are_there(browser, page, artefacts):
     assert "bit-equal" in text
     assert "Search fields" not in text
     assert "Gate trajectories" not in text
+
+
+def test_a_chart_without_room_is_drawn_again_when_there_is_room(browser, page):
+    browser.open(page)
+    browser.until(DRAWN)
+    browser.run("document.body.style.display = 'none'")
+    browser.look(dark=True)
+    browser.settle()
+    browser.run("document.querySelectorAll('[data-chart]').forEach(each => { each.before = each.plot; })")
+    browser.run("document.body.style.display = ''")
+    again = "[...document.querySelectorAll('[data-chart]')].every(each => each.plot !== each.before)"
+    browser.until(again)
+    assert browser.run(again) and browser.run(DRAWN)
+    assert browser.problems() == []

@@ -255,11 +255,11 @@
   function draw(place) {
     const spec = specs[place.dataset.chart];
     if (!spec) return;
+    const size = { width: root.classList.contains("printing") ? place.closest(".half, figure") ? 290 : 640 : place.clientWidth, height: Number(place.dataset.height) };
+    place.drawnAt = size.width;
+    if (size.width < 40) return; // not to be seen now: what is there stays until there is room again
     if (place.plot) place.plot.destroy();
     place.replaceChildren();
-    const size = { width: root.classList.contains("printing") ? place.closest(".half, figure") ? 290 : 640 : place.clientWidth, height: Number(place.dataset.height) };
-    if (size.width < 40) return;
-    place.drawnAt = size.width;
     place.plot = KINDS[spec.type](place, spec, size);
   }
 
