@@ -369,3 +369,11 @@ def test_what_is_asked_for_in_other_ways_is_refused(log, run, tmp_path):
     (tmp_path / "mine" / "thesis.txt").write_text("mine")
     with pytest.raises(InputError, match="is not empty and holds no comparison"):
         compare(log, tmp_path / "mine", keep=2)
+
+
+def test_who_keeps_more_than_was_asked_for_is_listed_last_and_named(log, tmp_path):
+    """All fields have the larger area and are no rival."""
+    found = compare(log, methods=["all", "random"], keep=4, seeds=1, out=tmp_path / "cmp", **QUICK)
+    assert list(found.methods) == ["random", "all"]
+    assert found.best == "random" and found.values["aside"] == ["all"]
+    assert "; no rivals, listed last: all." in (tmp_path / "cmp" / "comparison.md").read_text()

@@ -38,7 +38,7 @@ class Comparison:
 
     @property
     def methods(self) -> Mapping[str, Record]:
-        """What was found of each method, the best first."""
+        """What was found of each method, the best first; those that are no rivals (``aside``) last."""
         found: Mapping[str, Record] = self.values["methods"]
         return found
 
@@ -58,7 +58,7 @@ def summarise(store: Store, base: Work, plan: Plan, kinds: Mapping[str, str], fi
     fair = [name for name in area if len(whole[name]) == most and name not in CEILING and within(loaded.of(name))]
     best = max(fair, key=lambda name: area[name], default=None)
     aside = [name for name in loaded.methods if name in CEILING or not within(loaded.of(name))]
-    order = sorted(loaded.methods, key=lambda name: -area.get(name, -2.0))
+    order = sorted(loaded.methods, key=lambda name: (name in aside, -area.get(name, -2.0)))
     kinds = {name: kind for name, kind in kinds.items() if name in set(base.schema.names)}
     values = {
         "format": "lpfs-comparison",

@@ -58,8 +58,10 @@ def main_table(values: Record) -> Table:
 
 
 def all_told(values: Record) -> str:
-    """Say what all fields give, trained in the same way."""
-    return f"all {values['fields']} fields: {number(values['all_fields']['auc'], 5)}"
+    """Say what all fields give, trained in the same way, and who stands below the others because it is no rival."""
+    told = f"all {values['fields']} fields: {number(values['all_fields']['auc'], 5)}"
+    below = [name for name in values["methods"] if name in values["aside"]]
+    return f"{told}; no rivals, listed last: {' and '.join(below)}" if below else told
 
 
 def differences_table(values: Record, rival: str) -> Table:
