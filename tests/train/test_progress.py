@@ -42,11 +42,26 @@ def test_plain_lines_where_there_is_no_terminal(state, monkeypatch):
     out = io.StringIO()
     go(Progress(stream=out), state)
     lines = out.getvalue().splitlines()
-    assert lines[0].startswith("step 1 of 10: loss 0.25000, auc 1.00000, ")
-    assert "rows/s" in lines[0]
-    assert lines[0].endswith("s left")
+    assert lines[0] == "step 1 of 10: loss 0.25000, auc 1.00000"
+    assert lines[1].startswith("step 2 of 10: loss 0.25000, auc 1.00000, ")
+    assert "rows/s" in lines[1]
+    assert lines[1].endswith("s left")
     assert lines[-1].startswith("trained 10 steps, 1,000 rows: loss 0.25000")
     assert "\x1b" not in out.getvalue()
+
+
+def test_the_first_step_which_compiles_does_not_spoil_the_time_left(state, monkeypatch):
+    times = iter([0.0, 30.0, 31.0, 31.0, 31.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    out = io.StringIO()
+    shown = Progress(stream=out)
+    shown.begin(state)
+    for _ in range(2):
+        state.step += 1
+        state.rows += 100
+        shown.update(state)
+    assert out.getvalue().splitlines() == ["step 1 of 10", "step 2 of 10: 100 rows/s, 8 s left"]
 
 
 def test_few_lines(state):

@@ -31,8 +31,9 @@ class Progress:
 
     def begin(self, state: State) -> None:
         """Start the clock, and the bar where there is a terminal."""
-        self.first = (state.step, state.rows)
-        self.start = self.last = time.monotonic()
+        self.last = time.monotonic()
+        self.began = self.first = (state.step, state.rows, self.last)
+        self._warm = False
         if not self.quiet and self.stream.isatty():
             try:
                 self._bar = make_bar(self.stream)
@@ -44,6 +45,8 @@ class Progress:
     def update(self, state: State) -> None:
         """Show where training stands, now and then."""
         now = time.monotonic()
+        if not self._warm:  # the first step compiles and fills caches: it says nothing of those to come
+            self._warm, self.first = True, (state.step, state.rows, now)
         if self.quiet or now - self.last < (EVERY if self._bar is None else REFRESH):
             return
         self.last = now
@@ -51,7 +54,8 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, completed=state.step, text=fitting(text, self._room(state)))
         else:
-            self.say(f"step {state.step:,}{'' if state.steps is None else f' of {state.steps:,}'}: {text}")
+            where = f"step {state.step:,}{'' if state.steps is None else f' of {state.steps:,}'}"
+            self.say(f"{where}: {text}" if text else where)
 
     def _room(self, state: State) -> int:
         """Return how many characters are left beside the bar and the count of steps."""
@@ -65,16 +69,17 @@ class Progress:
         parts += [] if self.loss is None else [f"loss {self.loss:.5f}"]
         if state.metrics is not None:
             parts.append("auc -" if state.metrics.auc is None else f"auc {state.metrics.auc:.5f}")
-        parts.append(f"{self.rate(state):,.0f} rows/s")
         done = state.step - self.first[0]
-        if state.steps is not None and done:
-            left = (time.monotonic() - self.start) / done * (state.steps - state.step)
-            parts.append(f"{left:,.0f} s left")
+        if done:
+            parts.append(f"{self.rate(state):,.0f} rows/s")
+            if state.steps is not None:
+                parts.append(f"{(time.monotonic() - self.first[2]) / done * (state.steps - state.step):,.0f} s left")
         return ", ".join(parts)
 
     def rate(self, state: State) -> float:
-        """Return rows a second since the beginning."""
-        return (state.rows - self.first[1]) / max(time.monotonic() - self.start, 1e-9)
+        """Return rows a second since the first step; of that step where there was no other."""
+        _, rows, since = self.first if state.step > self.first[0] else self.began
+        return (state.rows - rows) / max(time.monotonic() - since, 1e-9)
 
     def say(self, text: str) -> None:
         """Print a line."""
