@@ -375,5 +375,6 @@ def test_who_keeps_more_than_was_asked_for_is_listed_last_and_named(log, tmp_pat
     """All fields have the larger area and are no rival."""
     found = compare(log, methods=["all", "random"], keep=4, seeds=1, out=tmp_path / "cmp", **QUICK)
     assert list(found.methods) == ["random", "all"]
-    assert found.best == "random" and found.values["aside"] == ["all"]
+    assert found.best == "random"
+    assert found.values["aside"] == ["all"]
     assert "; no rivals, listed last: all." in (tmp_path / "cmp" / "comparison.md").read_text()

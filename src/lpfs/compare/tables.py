@@ -58,7 +58,7 @@ def main_table(values: Record) -> Table:
 
 
 def all_told(values: Record) -> str:
-    """Say what all fields give, trained in the same way, and who stands below the others because it is no rival."""
+    """Say what all fields give, trained in the same way, and who is listed last, being no rival."""
     told = f"all {values['fields']} fields: {number(values['all_fields']['auc'], 5)}"
     below = [name for name in values["methods"] if name in values["aside"]]
     return f"{told}; no rivals, listed last: {' and '.join(below)}" if below else told

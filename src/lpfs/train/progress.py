@@ -73,7 +73,8 @@ class Progress:
         if done:
             parts.append(f"{self.rate(state):,.0f} rows/s")
             if state.steps is not None:
-                parts.append(f"{(time.monotonic() - self.first[2]) / done * (state.steps - state.step):,.0f} s left")
+                left = (time.monotonic() - self.first[2]) / done * (state.steps - state.step)
+                parts.append(f"{left:,.0f} s left")
         return ", ".join(parts)
 
     def rate(self, state: State) -> float:
