@@ -32,8 +32,8 @@ class ByKey(Own):
         return self.top(torch.cat([found[name] for name in FIELDS], 1))
 
 
-def made() -> nn.Module:
-    torch.manual_seed(0)
+def made(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
     return ByKey(shared=True)
 
 
@@ -42,8 +42,12 @@ def rows() -> tuple[Tensor, Tensor]:
     return ids, labels[:, None]
 
 
+def gates_of(model: nn.Module) -> object:
+    return TorchRec().attach(model)
+
+
 def gated(model: nn.Module) -> object:
-    gates = TorchRec().attach(model)
+    gates = gates_of(model)
     with torch.no_grad():
         gates.x.copy_(torch.tensor([X[FIELDS.index(name)] for name in gates.names]))
     return gates
@@ -99,7 +103,19 @@ def rank_of_two(rank: int, port: int, out: str) -> None:
     logits = parallel(jagged(ids[mine]))
     loss_of(logits, labels[mine]).backward()
     keys = parallel.module.ebc(jagged(ids[mine])).keys()
-    torch.save({"logits": logits.detach(), "grad": gates.x.grad, "keys": list(keys)}, f"{out}/{rank}.pt")
+    found = {"logits": logits.detach(), "grad": gates.x.grad, "keys": list(keys)}
+    try:
+        TorchRec().gather(parallel, made())
+    except StateError as error:
+        found["refused"] = str(error)
+    if rank == 0:
+        back = made(seed=1)
+        gates_of(back)
+        TorchRec().gather(parallel, back)
+        found["back"] = back.state_dict()
+    else:
+        TorchRec().gather(parallel, None)
+    torch.save(found, f"{out}/{rank}.pt")
     distributed.barrier()
     distributed.destroy_process_group()
 
@@ -121,6 +137,19 @@ def test_gates_are_heard_on_sharded_tables(tmp_path):
     assert torch.equal(found[0]["grad"], found[1]["grad"])
     assert found[0]["keys"] != list(plain.ebc(jagged(ids)).keys())  # otherwise nothing had to be arranged
     assert bool((gates.x.grad != 0).all())
+    # the way back: weights and gates to the bit, then the pruned model predicts what the gated one did
+    assert [each["refused"][:20] for each in found] == ["gather: rank 0 needs"] * RANKS
+    back = made(seed=1)
+    gates_of(back)
+    back.load_state_dict(found[0]["back"])
+    for name, each in plain.state_dict().items():
+        assert not torch.is_tensor(each) or torch.equal(each, back.state_dict()[name]), name
+    selection = TorchRec().absorb(back, batch=jagged(ids))
+    assert set(selection.dropped) == {name for name, x in zip(FIELDS, X, strict=True) if x == 0}
+    pruned = TorchRec().prune(back, selection, batch=jagged(ids))
+    with torch.no_grad():
+        assert torch.equal(pruned.model(jagged(ids)), back(jagged(ids)))
+        torch.testing.assert_close(pruned.model(jagged(ids)), logits, rtol=0, atol=1e-6)
 
 
 def test_what_cannot_be_hooked_again_is_said():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lpfs.adapters.adapter import Adapter
 from lpfs.adapters.torchrec_batches import other_dense, other_feature, without
 from lpfs.adapters.torchrec_cuts import CUTS, Kept, narrow
-from lpfs.adapters.torchrec_shards import rehook
+from lpfs.adapters.torchrec_shards import gather, rehook
 from lpfs.adapters.torchrec_tables import KeyedTensor, collections, fewer, held_in, slots_of, untied
 from lpfs.errors import AbsenceError, InputError, StateError
 from lpfs.gates.hooks import HOLDERS
@@ -115,6 +115,14 @@ class TorchRec(Adapter):
         its data-parallel part, so that every rank has the same gradient of them.
         """
         rehook(parallel)
+
+    def gather(self, parallel: nn.Module, model: nn.Module | None, *, to: int = 0) -> None:
+        """Load weights and gates of a DistributedModelParallel into a plain model on one rank, to absorb it there.
+
+        Every rank calls it; ``model`` is a plain one with the same gates attached, and may be None on other ranks
+        than ``to``. A table at a time stands whole in memory on every rank.
+        """
+        gather(parallel, model, to)
 
     # ------------------------------------------------------------------------------- the smaller model
 

@@ -1,11 +1,12 @@
-"""Gates on collections that DistributedModelParallel has sharded."""
+"""Gates on collections that DistributedModelParallel has sharded, and the way back to one process."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, distributed, nn
 
 from lpfs.adapters.need import package
 from lpfs.adapters.torchrec_tables import ADVICE
@@ -76,3 +77,36 @@ def rehook(parallel: nn.Module) -> None:
                 at += config.embedding_dim
         gates.hooks[number] = OnShards(gates, hook.at, keys)
         module.register_forward_hook(gates.hooks[number])
+
+
+def gather(parallel: nn.Module, model: nn.Module | None, to: int) -> None:
+    """Load weights and gates of a sharded model into a plain one on rank ``to``; every rank calls it."""
+    here = distributed.get_rank()
+    ready = [isinstance(getattr(model, NAME, None), Gates)]
+    distributed.broadcast_object_list(ready, to)  # so that nobody waits for a rank that gives up
+    if not ready[0]:
+        raise StateError(f"gather: rank {to} needs a plain model with the same gates attached to load into")
+    device = next((each.device for each in parallel.parameters()), torch.device("cpu"))
+    whole = {}
+    for name, each in parallel.state_dict().items():  # in the same order on every rank
+        found = _whole(each, device, to)
+        if here == to:
+            whole[name] = found
+    if model is not None and here == to:
+        model.load_state_dict(whole)
+
+
+def _whole(value: Any, device: torch.device, to: int) -> Any:
+    """Return a tensor, put together from its shards on rank ``to``; what is no tensor as it is."""
+    if hasattr(value, "full_tensor"):
+        return value.full_tensor()
+    if not hasattr(value, "local_shards"):
+        return value
+    about = value.metadata()
+    found: Tensor = torch.zeros(tuple(about.size), dtype=about.tensor_properties.dtype, device=device)
+    for shard in value.local_shards():
+        offsets, sizes = shard.metadata.shard_offsets, shard.metadata.shard_sizes
+        place = tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
+        found[place] = shard.tensor
+    distributed.reduce(found, to)  # every entry is in one shard alone: the sum with zeros is that entry
+    return found
