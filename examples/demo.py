@@ -8,6 +8,7 @@ searches on the next, removes what it dropped, trains the kept fields from scrat
 from __future__ import annotations
 
 import argparse
+import getpass
 import tempfile
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import lpfs
 parser = argparse.ArgumentParser(description="The main job on simulated clicks.")
 parser.add_argument("--rows", type=int, default=100_000)
 parser.add_argument("--keep", type=int, default=15)
-parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "lpfs-demo")
+parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / f"lpfs-demo-{getpass.getuser()}")
 given = parser.parse_args()
 
 

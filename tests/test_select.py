@@ -432,6 +432,17 @@ def test_a_table_without_time_is_dealt_at_random_by_seed(tmp_path):
     assert made.settings["options"]["shuffle"] is True
 
 
+def test_a_run_from_a_dataset_object_can_be_run_again_from_its_configuration(tmp_path):
+    made = lpfs.prepare(table().drop("row"), tmp_path / "data", label="click", quiet=True)
+    given = {"keep": 2, **TINY, "finish": "none", "quiet": True}
+    first = select(made, tmp_path / "first", **given)
+    wanted = Settings.load(tmp_path / "first")
+    assert wanted.source == (str(tmp_path / "data"),)
+    assert same(select(None, tmp_path / "again", settings=wanted, quiet=True)) == same(first)
+    part = select(made.part(0, 1500), tmp_path / "part", **given)
+    assert Settings.load(part.folder).source == ()  # no configuration can say which rows
+
+
 def test_names_that_hold_line_breaks(tmp_path):
     rows = table().drop("row").rename({"user": "user\nof the\r\nsite", "ad": " ad"})
     found = select(rows, tmp_path / "run", label="click", keep=2, **TINY, finish="none", quiet=True)

@@ -82,6 +82,8 @@ def select(
         names = [source] if isinstance(source, str | os.PathLike) else list(source)
         wanted = wanted.updated(source=tuple(os.fspath(each) for each in names))
         source = None
+    elif isinstance(source, Dataset) and source.whole:  # the configuration says where it is
+        wanted = wanted.updated(source=(os.fspath(source.path),))
     tell = Teller(quiet=quiet, stages=STAGES[wanted.finish] + (wanted.seeds > 1))
     wanted = checked(wanted)
     with tracked(wanted, Path(out)):

@@ -40,6 +40,11 @@ class Dataset:
         """How many rows there are."""
         return self.span[1] - self.span[0]
 
+    @property
+    def whole(self) -> bool:
+        """Whether these are all rows, not a part of them."""
+        return self.rows == sum(day.rows for day in self._manifest.days)
+
     def __len__(self) -> int:
         return self.rows
 
