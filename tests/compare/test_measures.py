@@ -59,27 +59,27 @@ def test_the_interval_over_seeds():
     found = measures.over_seeds(values)
     width = 3.182 * stdev(values) / 2
     assert (found.value, found.low, found.high) == pytest.approx((0.0275, 0.0275 - width, 0.0275 + width))
-    assert found.side == (1 if width < 0.0275 else 0)
+    assert (found.low > 0) == (width < 0.0275)
     assert measures.over_seeds([0.1]) is None
-    assert measures.over_seeds([0.1] * 40).side == 1  # beyond the table
+    assert measures.over_seeds([0.1] * 40).low > 0  # beyond the table
 
 
 @pytest.mark.parametrize(
-    ("seeds", "rows", "expected"),
+    ("value", "seeds", "rows", "expected"),
     [
-        ((0.1, 0.3), (0.1, 0.2), "ahead"),
-        ((-0.3, -0.1), (-0.2, -0.1), "behind"),
-        ((0.1, 0.3), (-0.2, -0.1), "level"),
-        ((0.1, 0.3), (-0.1, 0.2), "level"),
-        ((-0.1, 0.3), (-0.1, 0.2), "level"),
-        (None, (0.1, 0.2), "unknown"),
-        ((0.1, 0.3), None, "ahead"),
-        ((0.0, 0.0), (0.0, 0.0), "level"),
-        (None, None, "unknown"),
+        (0.2, 0.1, 0.15, "ahead"),
+        (-0.2, 0.1, 0.15, "behind"),
+        (0.2, 0.15, 0.15, "level"),  # beyond each of them, not beyond both together
+        (0.2, 0.1, 0.3, "level"),
+        (0.2, 0.3, 0.1, "level"),
+        (0.2, None, 0.1, "unknown"),
+        (0.2, 0.1, None, "ahead"),
+        (0.0, 0.0, 0.0, "level"),
+        (0.0, None, None, "unknown"),
     ],
 )
-def test_beyond_noise_is_beyond_both(seeds, rows, expected):
-    made = [None if each is None else Interval(sum(each) / 2, *each) for each in (seeds, rows)]
+def test_beyond_noise_is_beyond_both_together(value, seeds, rows, expected):
+    made = [None if each is None else Interval(value, value - each, value + each) for each in (seeds, rows)]
     assert measures.verdict(*made) == expected
 
 

@@ -13,7 +13,7 @@ from lpfs.errors import InputError
 from lpfs.gates.hooks import hooks_of
 from lpfs.methods.effort import Effort
 from lpfs.methods.held import Held
-from lpfs.methods.learn import Learn, alone
+from lpfs.methods.learn import Learn, alone, below
 from lpfs.methods.masks import NAME, FieldMask, TokenMask, worn
 from lpfs.methods.search import search
 from lpfs.methods.shufflegate import Options, ShuffleGate
@@ -352,3 +352,19 @@ def test_the_history_tells_the_search(log):
     assert found.history[-1]["gates"] == pytest.approx(list(found.made["scores"].values()), abs=1e-6)
     assert all(each["alive"] == 7 and 0 < each["loss"] < 5 for each in found.history)
     assert found.made["own_count"] == 7
+
+
+def test_a_mask_learns_from_rows_of_its_own_where_there_are_such(log):
+    """The weights see the search's rows, the mask the held-out ones, as the gates of LPFS do."""
+    _, found = try_search(log, "mlp", "stg", held=log.part(0, 200).stream(40))
+    assert (found.made["forwards"], found.made["backwards"]) == (5 * (64 + 40), 5 * (64 + 40))
+
+
+def test_who_dies_last_is_the_first_of_the_dead():
+    scores, own = torch.tensor([0.9, -2.0, -2.3, 0.2, -2.1]), torch.tensor([True, False, False, True, False])
+    found = below(scores, own, torch.tensor([1.0, -0.7, -0.1, 0.5, -0.4], dtype=torch.float64))
+    assert found.argsort(descending=True).tolist() == [0, 3, 2, 4, 1]
+    assert torch.equal(found[own], scores[own])
+    nobody = below(scores, torch.zeros(5, dtype=torch.bool), torch.arange(5.0))
+    assert nobody.argsort().tolist() == [0, 1, 2, 3, 4]
+    assert torch.equal(below(scores, torch.ones(5, dtype=torch.bool), scores), scores)

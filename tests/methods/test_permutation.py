@@ -82,3 +82,21 @@ def test_few_rows_are_shuffled_more_often(log, model):
     assert look(log, model).made["scores"] == found["scores"]
     assert Options(repeats=2).times(10) == 2
     assert [Options().times(rows) for rows in (1, 1000, 1001, 19_999, 20_000, 10**9)] == [20, 20, 20, 2, 1, 1]
+
+
+def test_few_validation_rows_are_joined_by_other_held_out_ones(log):
+    """As many as are enough in all; rows that the weights learn from are never taken."""
+    model = make_model("mlp", log.schema, dim=2, hidden=[4])
+    valid, held, seen = (log.part(*at) for at in ((1000, 1100), (600, 1000), (0, 600)))
+    for rows, total in ((None, 100), (held, 500)):
+        found = search(
+            model,
+            seen.stream(64),
+            "permutation",
+            keep=2,
+            valid=valid.stream(50),
+            held=None if rows is None else rows.stream(50),
+            repeats=1,
+            steps=1,
+        )
+        assert found.made["forwards"] == (1 + len(model.names)) * total

@@ -75,3 +75,19 @@ def test_parts_of_a_model():
     assert list(tokens) == list(Case("dlrm").make(MIXED).names)
     with pytest.raises(InputError, match="this looks at fields, and DLRMCross has crosses of them"):
         sample(task_of(Case("dlrm_cross").make(MIXED), []), "this", 10)
+
+
+def test_a_part_of_many_rows_comes_from_all_of_the_period(log):
+    model = Case("mlp").make(Schema(FIELDS, label="click"))
+    stream = log.part(0, 1000).stream(50)
+    whole = [each.ids for each in stream]
+    found = [each.ids for each in batches_of(task_of(model, stream), 250)]
+    assert [each.tolist() for each in found] == [whole[at].tolist() for at in (0, 4, 8, 12, 16)]
+
+
+def test_rows_that_the_weights_never_see_come_before_those_they_learn_from(log):
+    model = Case("mlp").make(Schema(FIELDS, label="click"))
+    task = task_of(model, log.part(0, 500).stream(50))
+    task.held = log.part(500, 600).stream(50)
+    found = [each.ids.tolist() for each in batches_of(task, 10**6)]
+    assert found == [each.ids.tolist() for each in log.part(500, 600).stream(50)]

@@ -48,7 +48,7 @@ def test_rules_that_always_hold(rows, more):
     assert found.batch_size in (64, 128, 256, 512)
     assert found.pretrain >= 2000
     assert found.search == max(2000, round(found.pretrain / 4))
-    assert found.apart == (found.search * found.batch_size > more)
+    assert found.apart == (found.search * found.batch_size > 1.2 * more)
     assert found.pretrain * found.batch_size >= rows  # every row is seen
     assert found.shuffle == (found.pretrain > -(-rows // found.batch_size))
     assert found.train >= found.pretrain

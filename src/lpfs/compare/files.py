@@ -40,14 +40,14 @@ def as_markdown(found: Comparison) -> str:
         f"Each method was tried with up to {tuned} settings on the validation rows." if tuned else "No tuning."
     )
     several = len(values["seeds"]) > 1
-    said = f"{NOISE}; not corrected for the number of comparisons" if several else ONE_SEED
+    said = NOISE if several else ONE_SEED
     parts = [
         "# Comparison",
         f"{values['fields']} fields, K = {', '.join(map(str, values['sizes']))}, seeds "
         f"{', '.join(map(str, values['seeds']))}. Rows: {rows['early']:,} to pretrain on, {rows['search']:,} to "
         f"search on, {rows['valid']:,} to choose on, {rows['test']:,} to judge. Every method began with the same "
-        f"pretrained model of its seed and had {recipe['search']:,} steps of search; what it kept was trained "
-        f"from scratch for {recipe['train']:,} steps of {recipe['batch_size']:,} rows. {tuning}",
+        f"pretrained model of its seed and had up to {recipe['search']:,} steps of search; what it kept was "
+        f"trained from scratch for {recipe['train']:,} steps of {recipe['batch_size']:,} rows. {tuning}",
         *part("AUC on the test rows, mean over seeds", main_table(values)),
         f"{all_told(values).capitalize()}. Area: under the K-AUC curve, (AUC - .5) / .5, normalised to the range "
         "of K. Overlap: Jaccard, over pairs of seeds, mean over K. Search and memory: of one search, in epochs of "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -24,11 +25,6 @@ class Interval:
     value: float
     low: float
     high: float
-
-    @property
-    def side(self) -> int:
-        """1 where all of it is above zero, -1 where all of it is below, else 0."""
-        return (self.low > 0) - (self.high < 0)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -103,18 +99,22 @@ def over_seeds(values: Sequence[float]) -> Interval | None:
 
 
 def verdict(seeds: Interval | None, rows: Interval | None) -> str:
-    """Say whether a difference is beyond noise: ``ahead`` or ``behind`` where both intervals agree, or ``level``.
+    """Say whether a difference is beyond noise, ``ahead`` or ``behind``, or not, ``level``.
 
-    The interval over seeds knows the luck of the training, that over rows the luck of the test rows. With one seed
-    the former is not known, so that nothing can be said: ``unknown``. Rows that are not known are not asked.
+    The interval over seeds knows the luck of the training, that over rows the luck of the test rows. These add up:
+    a difference is beyond noise where it is larger than both half widths together, √(a² + b²). With one seed the
+    former is not known, so that nothing can be said: ``unknown``. Rows that are not known are not asked.
 
     >>> verdict(Interval(0.2, 0.1, 0.3), Interval(0.2, -0.1, 0.5))
+    'level'
+    >>> verdict(Interval(0.2, 0.05, 0.35), Interval(0.2, 0.05, 0.35))
     'level'
     """
     if seeds is None:
         return "unknown"
-    side = seeds.side if rows is None or rows.side == seeds.side else 0
-    return {1: "ahead", -1: "behind", 0: "level"}[side]
+    widths = [max(each.high - each.value, each.value - each.low) for each in (seeds, rows) if each is not None]
+    beyond = abs(seeds.value) > math.hypot(*widths)
+    return "level" if not beyond else "ahead" if seeds.value > 0 else "behind"
 
 
 def recall(kept: Collection[str], true: Collection[str]) -> float:

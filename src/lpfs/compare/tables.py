@@ -11,7 +11,10 @@ from lpfs.compare.truth import KINDS, TRUE
 from lpfs.protocol.tell import Teller
 
 Table = tuple[list[str], list[list[str]]]
-NOISE = "ahead, behind: the 95 % intervals over seeds and over test rows agree; level: within noise"
+NOISE = (
+    "ahead, behind: beyond the 95 % intervals over seeds and over test rows together; level: within noise; "
+    "not corrected for the number of comparisons"
+)
 
 ONE_SEED = "with one seed the luck of the training is not known: no difference can be said to be beyond noise"
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lpfs.errors import InputError
+from lpfs.methods.centre import centre
 from lpfs.methods.effort import Effort
 from lpfs.methods.held import Held, held_loss
 from lpfs.methods.masks import FieldMask, Mask, TokenMask, check_wearer, worn
@@ -21,6 +22,8 @@ from lpfs.models.model import Model
 from lpfs.schema import Selection
 from lpfs.tables.rows import forget
 from lpfs.train.callback import Callback, State
+
+FAINT = 1e-3  # how far below those that are kept the others begin
 
 
 def learn(
@@ -34,12 +37,16 @@ def learn(
 ) -> Selection:
     """Train the mask of a method, moved by Adam, together with the model, and return what it says.
 
+    As for gates, the model is centred first: a mask takes away only what tells rows apart. Fields that the mask
+    itself would drop are ranked, below those it keeps, by its mean over the search: who died last is first.
+
     Args:
         task: the search.
         method: its name.
         make: makes the mask for the model.
         lr: learning rate of the mask.
-        held: whether the mask moves on held-out rows; otherwise on the rows of the step, with the model.
+        held: whether the mask always moves on held-out rows; otherwise it does where the task has rows that the
+            weights never see, because its others come again, and moves on the rows of the step elsewhere.
         every: steps between two moves on held-out rows.
 
     """
@@ -48,9 +55,10 @@ def learn(
         raise InputError(
             f"{method} draws and counts in every step, which a captured graph cannot; leave out graph="
         )
+    centre(model, task.stream)
     mask = make(model)
     task.wish.check(mask.names)
-    rows = Held.of(task, method) if held else None
+    rows = Held.of(task, method) if held or task.held is not None else None
     effort = Effort()
     with worn(model, mask, method):
         driver = Learn(mask, torch.optim.Adam(mask.parameters(), lr=lr), effort, rows, every)
@@ -59,11 +67,26 @@ def learn(
         finally:
             if rows is not None:
                 rows.close()
-        scores = dict(zip(mask.names, mask.scores().tolist(), strict=True))
         own = mask.own()
+        found = mask.scores() if own is None else below(mask.scores(), own, driver.mean)
+        scores = dict(zip(mask.names, found.tolist(), strict=True))
     kept = None if own is None else [name for name, each in zip(mask.names, own.tolist(), strict=True) if each]
-    found = cut(task, method, scores, kept, steps=task.steps, **effort.told())
-    return replace(found, history=tuple(driver.history))
+    chosen = cut(task, method, scores, kept, steps=task.steps, **effort.told())
+    return replace(chosen, history=tuple(driver.history))
+
+
+def below(scores: Tensor, own: Tensor, mean: Tensor) -> Tensor:
+    """Return scores in which fields that are not kept come below all others, in the order of another score (N,).
+
+    >>> own = torch.tensor([False, True, False, False])
+    >>> below(torch.tensor([0.2, 0.9, 0.1, 0.0]), own, torch.tensor([0.3, 1.0, 0.5, 0.1]))
+    tensor([0.6990, 0.9000, 0.8990, 0.4990])
+    """
+    if not bool((~own).any()):
+        return scores
+    floor = scores[own].min() if bool(own.any()) else scores.max()
+    lower = mean.to(scores) - mean[~own].max().to(scores)  # 0 for the best of them, less for the others
+    return torch.where(own, scores, floor - FAINT + lower)
 
 
 class Learn(Callback):
@@ -74,6 +97,7 @@ class Learn(Callback):
     ) -> None:
         self.mask, self.optimizer, self.effort, self.held, self.every = mask, optimizer, effort, held, every
         self.pause = max(1, mask.steps // RECORDS)
+        self.mean = torch.zeros(len(mask.names), dtype=torch.float64)  # of the scores, over the search
         self.history: list[dict[str, Any]] = []
 
     def on_begin(self, state: State) -> None:
@@ -110,6 +134,7 @@ class Learn(Callback):
         self.mask.at(state.step)
         if state.step % self.pause == 0 or state.step == self.mask.steps:
             own, scores = self.mask.own(), self.mask.scores()
+            self.mean += scores.double().cpu() * self.pause / self.mask.steps
             self.history.append(
                 {
                     "step": state.step,
@@ -126,6 +151,7 @@ class Learn(Callback):
             "draw": self.mask.draw.get_state(),
             "held": None if self.held is None else self.held.state_dict(),
             "history": list(self.history),
+            "mean": self.mean.clone(),
         }
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
@@ -135,6 +161,7 @@ class Learn(Callback):
         if self.held is not None:
             self.held.load_state_dict(values["held"])
         self.history = list(values["history"])
+        self.mean = values["mean"].clone()
 
 
 @contextmanager

@@ -1,14 +1,15 @@
 """Permutation importance of the CTR model itself: how much AUC is lost when a field is shuffled on held-out rows.
 
 Breiman, Random Forests, 2001; Fisher et al., All Models are Wrong, but Many are Useful, 2019. The LPFS paper
-shuffles inside the mini-batch, and so does this. Where the held-out rows are few, one shuffle says little, so each
-field is shuffled several times.
+shuffles inside the mini-batch, and so does this. Where the validation rows are few, other rows that are held out of
+the training are taken too, and where these are few as well, each field is shuffled several times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -17,6 +18,7 @@ from lpfs.errors import InputError
 from lpfs.methods.checks import check_numbers
 from lpfs.methods.effort import Effort
 from lpfs.methods.ranking import need_number, ranked
+from lpfs.methods.sample import batches_of
 from lpfs.methods.shuffled import shuffled
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
@@ -63,30 +65,43 @@ def search(task: Task) -> Selection:
     fields, effort = model.fields_of_parts(), Effort()
     scores: dict[str, float] = {}
     with effort:
-        whole = evaluate(model, task.valid)
+        rows = HeldOut(task, task.valid)
+        whole = evaluate(model, rows)
         effort.evaluated(whole)
         if whole.auc is None:
-            raise InputError("the validation rows hold one class only, so that there is no AUC to lose")
+            raise InputError("the held-out rows hold one class only, so that there is no AUC to lose")
         repeats = options.times(whole.main.rows)
         for number, name in enumerate(model.names):
             lost = 0.0
             for repeat in range(repeats):
                 draw = torch.Generator().manual_seed((task.seed * 1_000_003 + number) * 1009 + repeat)
-                found = evaluate(model, _Shuffled(task, model, fields[name], draw))
+                found = evaluate(model, _Shuffled(rows, model, fields[name], draw))
                 effort.evaluated(found)
                 lost += whole.auc - (found.auc if found.auc is not None else whole.auc)
             scores[name] = lost / repeats
     return ranked(task, "permutation", scores, steps=0, repeats=repeats, **effort.told())
 
 
+class HeldOut:
+    """The validation rows, and others that are held out where those are fewer than are enough."""
+
+    def __init__(self, task: Task, valid: Iterable[Batch]) -> None:
+        self.valid = valid
+        missing = 0 if task.held is None else ENOUGH - sum(len(batch) for batch in islice(valid, ENOUGH))
+        self.more = list(batches_of(task, missing)) if missing > 0 else []
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield from self.valid
+        yield from self.more
+
+
 class _Shuffled:
     """The held-out batches with some fields shuffled."""
 
-    def __init__(self, task: Task, model: Model, names: tuple[str, ...], draw: torch.Generator) -> None:
-        self.task, self.model, self.names, self.draw = task, model, names, draw
+    def __init__(self, rows: HeldOut, model: Model, names: tuple[str, ...], draw: torch.Generator) -> None:
+        self.rows, self.model, self.names, self.draw = rows, model, names, draw
 
     def __iter__(self) -> Iterator[Batch]:
-        assert self.task.valid is not None
-        for batch in self.task.valid:
+        for batch in self.rows:
             order = torch.randperm(len(batch), generator=self.draw).to(batch.labels.device)
             yield shuffled(batch, self.model.reads, self.names, order)

@@ -24,6 +24,8 @@ class Entry:
     ``preset`` are options it starts from; ``tried`` are those that a tuning tries after its defaults, in order.
     ``each_keep`` says that another K is another search; else one gives scores that can be cut at every K.
     ``shared`` says that several processes can share its search, each with a part of every batch.
+    ``together`` says that it learns from all training rows of a small table, whose rows come again: it has no
+    gates or masks beside the weights that could learn from rows of their own.
     """
 
     module: str
@@ -33,6 +35,7 @@ class Entry:
     tried: tuple[Mapping[str, Any], ...] = ()
     each_keep: bool = False
     shared: bool = False
+    together: bool = False
 
 
 PAPER = "Guo et al., LPFS: Learnable Polarizing Feature Selection for Click-Through Rate Prediction, 2022"
@@ -58,7 +61,7 @@ METHODS: dict[str, Entry] = {
         "lpfs.methods.permutation",
         "AUC lost on held-out rows when a field is shuffled; the best K of that ranking",
         "Fisher et al., All Models are Wrong, but Many are Useful, 2019",
-        tried=({"repeats": 3},),
+        tried=({"repeats": 1}, {"repeats": 3}, {"repeats": 10}, {"repeats": 30}),
     ),
     "shufflegate": Entry(
         "lpfs.methods.shufflegate",
@@ -69,16 +72,19 @@ METHODS: dict[str, Entry] = {
         "lpfs.methods.autofield",
         "a keep probability a field, drawn by Gumbel-softmax, learnt on held-out rows",
         "Wang et al., AutoField: Automating Feature Selection in Deep Recommender Systems, 2022",
+        tried=({"lr": 0.003}, {"lr": 0.01}, {"lr": 0.0003}, {"every": 1}),
     ),
     "adafs": Entry(
         "lpfs.methods.adafs",
         "a controller weighs the fields of every row; the mean weights rank them",
         "Lin et al., AdaFS: Adaptive Feature Selection in Deep Recommender System, 2022",
+        tried=({"lr": 0.003}, {"lr": 0.01}, {"lr": 0.0003}, {"hidden": 16}),
     ),
     "optfs": Entry(
         "lpfs.methods.optfs",
         "a gate for every value of every field; the share of rows that is kept ranks them",
         "Lyu et al., Optimizing Feature Set for Click-Through Rate Prediction, 2023",
+        tried=({"lr": 0.03}, {"lr": 0.003}, {"sharpness": 200.0}, {"start": 1.0}),
     ),
     "fscd": Entry(
         "lpfs.methods.fscd",
@@ -104,24 +110,30 @@ METHODS: dict[str, Entry] = {
         "lpfs.methods.cold_se",
         "a squeeze-and-excitation block weighs the fields of every row; the mean weights rank them",
         "Wang et al., COLD: Towards the Next Generation of Pre-Ranking System, 2020",
+        tried=({"lr": 0.003}, {"lr": 0.01}, {"lr": 0.0003}, {"lr": 0.03}),
     ),
     "group_lasso": Entry(
         "lpfs.methods.group_lasso",
         "proximal group LASSO on the columns of the first layer",
         "Yuan and Lin, Model Selection and Estimation in Regression with Grouped Variables, 2006",
         each_keep=True,
+        together=True,
     ),
     "umec": Entry(
         "lpfs.methods.umec",
         "the smallest groups of the first layer are squeezed out under a budget",
         "Shen et al., UMEC: Unified Model and Embedding Compression for Efficient Recommendation Systems, 2021",
+        tried=({"y_rate": 30.0}, {"y_rate": 300.0}, {"s_rate": 3.0}, {"s_rate": 30.0}),
         each_keep=True,
+        together=True,
     ),
     "lassonet": Entry(
         "lpfs.methods.lassonet",
         "skip weights that bound the first layer, along a path of λ",
         "Lemhadri et al., LassoNet: A Neural Network with Feature Sparsity, 2021",
+        tried=({"M": 3.0}, {"M": 30.0}, {"M": 1.0}, {"M": 100.0}),
         each_keep=True,
+        together=True,
     ),
     "autofis": Entry(
         "lpfs.methods.autofis",
@@ -132,42 +144,53 @@ METHODS: dict[str, Entry] = {
         "lpfs.methods.shark",
         "change of the loss, to first order, if an embedding were its mean",
         "Zhang et al., SHARK: A Lightweight Model Compression Approach for Large-scale Recommender Systems, 2023",
+        tried=({"rows": 50_000}, {"rows": 20_000}, {"rows": 10_000}, {"rows": 5_000}),
     ),
     "sfs": Entry(
         "lpfs.methods.sfs",
         "slope of the loss by a mask on each field, over a hundred batches",
         "Wang et al., Single-shot Feature Selection for Multi-task Recommendations, 2023",
+        tried=({"batches": 300}, {"batches": 30}, {"batches": 1_000}, {"batches": 10}),
     ),
     "gbdt": Entry(
         "lpfs.methods.gbdt",
         "gain of the splits of gradient boosted trees (scikit-learn)",
         "Friedman, Greedy Function Approximation: A Gradient Boosting Machine, 2001",
+        tried=({"depth": 5}, {"trees": 300}, {"lr": 0.03}, {"depth": 2}),
+        together=True,
     ),
     "random_forest": Entry(
         "lpfs.methods.random_forest",
         "impurity that the splits of a random forest remove (scikit-learn)",
         "Breiman, Random Forests, 2001",
+        tried=({"leaf": 5}, {"leaf": 80}, {"trees": 300}, {"leaf": 200}),
+        together=True,
     ),
     "lasso_logistic": Entry(
         "lpfs.methods.lasso_logistic",
         "what a field adds to the logit of a sparse logistic regression on one-hot ids (scikit-learn)",
         "Tibshirani, Regression Shrinkage and Selection via the Lasso, 1996",
+        together=True,
     ),
     "mutual_information": Entry(
         "lpfs.methods.mutual_information",
         "mutual information of a field and the label, field by field",
         "Cover and Thomas, Elements of Information Theory, 1991",
+        tried=({"bins": 8}, {"bins": 128}, {"shuffles": 10}, {"bins": 16}),
+        together=True,
     ),
     "chi2": Entry(
         "lpfs.methods.chi2",
         "significance of the χ² test of a field against the label, field by field",
         "Liu and Setiono, Chi2: Feature Selection and Discretization of Numeric Attributes, 1995",
+        tried=({"bins": 8}, {"bins": 128}, {"bins": 16}, {"bins": 64}),
+        together=True,
     ),
     "random": Entry("lpfs.methods.random_fields", "K fields drawn at random: the floor", "-"),
     "all": Entry(
         "lpfs.methods.all_fields", "every field, whatever is asked for: nothing is selected", "-", each_keep=True
     ),
-    "oracle": Entry("lpfs.methods.oracle", "the true fields of a simulated log: the ceiling", "-"),
+    "oracle": Entry("lpfs.methods.oracle", "the true fields of a simulated log, the strongest first", "-"),
 }
 FACTORS = (0.3, 3.0, 0.1, 10.0)  # on λ of a method that does not say what to try
 LAMBDAS = ("penalty", "strength")  # options that are a λ
@@ -195,7 +218,7 @@ def settings_to_try(name: str, count: int) -> list[dict[str, Any]]:
     They are those of ``Entry.tried``; for a method that names none but has a λ among its options, factors on it.
 
     >>> settings_to_try("permutation", 3)
-    [{}, {'repeats': 3}]
+    [{}, {'repeats': 1}, {'repeats': 3}]
     """
     tried, options = entry_of(name).tried, options_of(name, {})
     for each in LAMBDAS:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lpfs.data.batches.batch import Batch
+from lpfs.data.stream import Stream
 from lpfs.errors import InputError
 from lpfs.methods.ranking import need_number
 from lpfs.methods.task import Task
@@ -59,18 +60,25 @@ def ranked_model(task: Task, method: str) -> Model:
 
 
 def batches_of(task: Task, most: int) -> Iterator[Batch]:
-    """Yield batches of the search period, once through or until ``most`` rows; the stream is left where it was."""
-    begin = task.stream.state_dict() if isinstance(task.stream, Resumable) else None
+    """Yield batches that the model has not learnt from, once through; the stream is left where it was.
+
+    They are the held-out ones, or else those of the search period. Where these have more than ``most`` rows,
+    others are left out in between, so that those taken come from all of the period.
+    """
+    stream = task.stream if task.held is None else task.held
+    begin = stream.state_dict() if isinstance(stream, Resumable) else None
+    stride = max(1, stream.dataset.rows // most) if isinstance(stream, Stream) else 1
     rows = 0
     try:
-        for batch in task.stream:
-            rows += len(batch)
-            yield batch
+        for number, batch in enumerate(stream):
+            if number % stride == 0:
+                rows += len(batch)
+                yield batch
             if rows >= most:
                 break
     finally:
-        if begin is not None and isinstance(task.stream, Resumable):
-            task.stream.load_state_dict(begin)
+        if begin is not None and isinstance(stream, Resumable):
+            stream.load_state_dict(begin)
     if not rows:
         raise InputError("the stream gave no batch; is it a generator that is used up?")
 

@@ -12,6 +12,7 @@ BATCH = 512  # the paper's
 LEAST_BATCH = 64
 LEAST_PRETRAIN = 2000
 LEAST_SEARCH = 2000
+AGAIN = 1.2  # passes over the search period from which on its rows are said to come again
 LEAST_HELD = 512  # rows in a step of gates that have rows of their own
 PACE = 3.0  # how much faster the weights learn in a search on rows that come again: it is short for them …
 PASSES = 2  # … but where they go through their rows more often than so, slower in proportion
@@ -79,7 +80,7 @@ def recipe(
     pretrain = pretrain_steps or max(once, LEAST_PRETRAIN)
     search = search_steps or max(round(pretrain / 4), LEAST_SEARCH)
     train = max(1, round(pretrain * parts.train.rows / rows))
-    apart = search * batch_size > parts.search.rows
+    apart = search * batch_size > AGAIN * parts.search.rows
     return Recipe(
         batch_size,
         pretrain,

@@ -20,6 +20,7 @@ from lpfs.gates.absorb import absorb
 from lpfs.gates.attach import attach
 from lpfs.gates.module import NAME as GATES
 from lpfs.gates.prune import Pruned, prune
+from lpfs.methods.registry import entry_of
 from lpfs.methods.search import search
 from lpfs.methods.wish import Wish
 from lpfs.models.model import Model
@@ -217,11 +218,13 @@ def find(work: Work, pretrained: Trained, seed: int) -> tuple[Model, torch.optim
 
 
 def search_streams(work: Work, fields: Sequence[str], seed: int) -> tuple[Stream, Stream | None]:
-    """Return what the weights learn from in a search, and what the gates learn from where that is apart."""
+    """Return what the weights learn from in a search, and what gates and masks learn from where that is apart."""
     parts, how = work.parts, work.recipe
     if not how.apart:
         return work.stream(parts.search, fields, train=True, seed=seed), None
     shuffled: dict[str, Any] = {"shuffle": True, "fields": fields, "device": work.device}
+    if entry_of(work.settings.method).together:
+        return parts.train.stream(how.batch_size, seed=seed, **shuffled), None
     weights = parts.early.stream(how.batch_size, seed=seed, **shuffled)
     return weights, parts.search.stream(how.held, seed=seed + 1, **shuffled)
 
