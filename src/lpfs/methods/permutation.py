@@ -1,7 +1,7 @@
 """Permutation importance of the CTR model itself: how much AUC is lost when a field is shuffled on held-out rows.
 
 Breiman, Random Forests, 2001; Fisher et al., All Models are Wrong, but Many are Useful, 2019. The LPFS paper
-shuffles inside the mini-batch, and so does this. Where the validation rows are few, other rows that are held out of
+shuffles inside the mini-batch, and so does this. Where the validation rows are few, others that are held out of
 the training are taken too, and where these are few as well, each field is shuffled several times.
 """
 
