@@ -164,9 +164,10 @@ def overview(results: Path) -> str:
         "noise. `all` keeps every field and `oracle` knows the truth: they have no rank. Each folder has the "
         "whole comparison: AUC of every K, intervals, logloss, overlap over seeds, cost of a search.",
         table(["method", *(about(name, values) for name, values in found.items()), "mean rank"], rows),
-        "Nothing was tuned here (`--tune` is off); every method runs with its defaults. Those of LPFS and LPFS++ were "
-        "chosen on simulated logs and on training rows of census, COIL and bank, those of the rivals on a simulated "
-        "log where their papers name none: the tables are not new to our own method. Three seeds say little: "
+        "Nothing was tuned here (`--tune` is off): every method runs with its defaults. Those of LPFS and LPFS++ "
+        "were chosen on simulated logs and on training rows of census, COIL and bank, those of the rivals on a "
+        "simulated log where their papers name none: the tables are not new to our own method. Three seeds say "
+        "little: "
         'read "within noise" as not known, rather than as equal.',
     ]
     for name, values in found.items():
