@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", default=["lpfs++", "lpfs", "permutation"])
     parser.add_argument("--sweep", type=int, default=0, help="so many fixed λ for LPFS++, a factor of 2 apart")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="the first seed: processes may share the seeds")
     parser.add_argument("--settings", type=json.loads, default={}, help="of select, as JSON")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--data", type=Path, help="keep the Dataset here")
@@ -70,7 +71,7 @@ def run(given: argparse.Namespace, scratch: Path) -> None:
         dataset = prepared(given.source, wanted, place, True)
     total = len(dataset.schema)
     sizes = sorted({*given.keep, *(max(1, total // part) for part in given.part)})
-    for seed in range(given.seeds):
+    for seed in range(given.first, given.first + given.seeds):
         work = planned(replace(wanted, seed=seed), dataset, scratch / f"seed{seed}", False, Teller(quiet=True))
         Runs(work, given.out, dataset.fingerprint).all(sizes, given.methods, given.sweep)
 
