@@ -118,8 +118,10 @@ def lpfs(*arguments: str) -> subprocess.Popen[bytes]:
 def keep_results(place: Path, out: Path, command: list[str]) -> None:
     """Copy the tables, with the command that made them."""
     place.mkdir(parents=True, exist_ok=True)
-    for name in ("comparison.json", "results.csv"):
-        shutil.copy(out / name, place / name)
+    shutil.copy(out / "results.csv", place / "results.csv")
+    values = json.loads((out / "comparison.json").read_text("utf-8"))
+    values["settings"]["source"] = [Path(each).name for each in values["settings"]["source"]]
+    (place / "comparison.json").write_text(json.dumps(values, indent=1) + "\n", "utf-8")
     text = (out / "comparison.md").read_text("utf-8")
     (place / "comparison.md").write_text(f"{text}\nMade by\n\n    lpfs {shlex.join(command)}\n", "utf-8")
 
@@ -157,7 +159,7 @@ def overview(results: Path) -> str:
         for method in order
     ]
     parts = [
-        "# Every method on six tables",
+        f"# {len(cells)} methods on {len(found)} tables",
         "Area under the K-AUC curve, (AUC - .5) / .5, of the kept fields trained from scratch, on test rows, mean "
         "over seeds, and the rank. ▲ ahead of lpfs++ beyond noise, ▽ behind it beyond noise (the 95 % intervals "
         "over seeds and over test rows together; not corrected for the number of comparisons); no mark: within "
