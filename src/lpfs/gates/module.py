@@ -403,10 +403,12 @@ class Gates(nn.Module):
         """Say so if a search ended with another number of fields than was asked for."""
         alive = self.values[self.x != 0].abs()
         if alive.numel() != keep.keep or float(alive.min()) < keep.clear:
+            found = f"{alive.numel()} fields are alive instead of {keep.keep}, the smallest"
+            if alive.numel() == keep.keep:
+                found = f"{keep.keep} fields are alive as asked, but not all are clear of zero: the smallest is"
             raise SearchError(
-                f"after {self.steps} steps {alive.numel()} fields are alive instead of {keep.keep}, the smallest "
-                f"at |g| = {float(alive.min()):.2g}. Was prox.step() called in every step, with a gradient? Go on "
-                "for some steps, or attach with more steps"
+                f"after {self.steps} steps {found} at |g| = {float(alive.min()):.2g}. Was prox.step() called in "
+                "every step, with a gradient? Go on for some steps, or attach with more steps"
             )
 
     def refuse_idle(self) -> None:
