@@ -45,7 +45,11 @@ def main() -> None:
     parser.add_argument("--keep", type=int, nargs="*", default=[])
     parser.add_argument("--part", type=int, nargs="*", default=[], help="keep one in so many of the fields")
     parser.add_argument("--methods", nargs="*", default=["lpfs++", "lpfs", "permutation"])
-    parser.add_argument("--sweep", type=int, default=0, help="so many fixed λ for LPFS++, a factor of 2 apart")
+    parser.add_argument("--sweep", type=int, default=0, help="so many fixed λ for LPFS++")
+    parser.add_argument(
+        "--span", type=float, nargs=2, default=(0.0, 5.0), help="from 2 to this to 2 to that, times a sixteenth of "
+        "where keep=K starts",
+    )  # fmt: skip
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first", type=int, default=0, help="the first seed: processes may share the seeds")
     parser.add_argument("--settings", type=json.loads, default={}, help="of select, as JSON")
@@ -73,7 +77,7 @@ def run(given: argparse.Namespace, scratch: Path) -> None:
     sizes = sorted({*given.keep, *(max(1, total // part) for part in given.part)})
     for seed in range(given.first, given.first + given.seeds):
         work = planned(replace(wanted, seed=seed), dataset, scratch / f"seed{seed}", False, Teller(quiet=True))
-        Runs(work, given.out, dataset.fingerprint).all(sizes, given.methods, given.sweep)
+        Runs(work, given.out, dataset.fingerprint).all(sizes, given.methods, given.sweep, given.span)
 
 
 class Runs:
@@ -89,7 +93,7 @@ class Runs:
         for each in self.done:
             self.known[tuple(each["kept"])] = each["scores"]
 
-    def all(self, sizes: list[int], methods: list[str], sweep: int) -> None:
+    def all(self, sizes: list[int], methods: list[str], sweep: int, span: tuple[float, float]) -> None:
         if not self.has("all", None):
             self.write("all", None, list(self.work.schema.names), 0.0, {})
         for method in methods:
@@ -103,7 +107,7 @@ class Runs:
             gates = lpfs.Gates(self.work.schema.names, lpfs.gate_function("lpfs++"), self.work.recipe.search)
             first = 1 / (6.4 * gates.schedule.total_lr(gates.steps))  # a sixteenth of where keep=K starts
             for number in range(sweep):
-                penalty = first * 2.0**number
+                penalty = first * 2.0 ** (span[0] + (span[1] - span[0]) * number / max(1, sweep - 1))
                 if not self.has("lpfs++ at a fixed λ", round(penalty, 6)):
                     self.search("lpfs++", Wish(penalty=penalty), round(penalty, 6), "lpfs++ at a fixed λ")
 
