@@ -46,10 +46,8 @@ def main() -> None:
     parser.add_argument("--part", type=int, nargs="*", default=[], help="keep one in so many of the fields")
     parser.add_argument("--methods", nargs="*", default=["lpfs++", "lpfs", "permutation"])
     parser.add_argument("--sweep", type=int, default=0, help="so many fixed λ for LPFS++")
-    parser.add_argument(
-        "--span", type=float, nargs=2, default=(0.0, 5.0), help="from 2 to this to 2 to that, times a sixteenth of "
-        "where keep=K starts",
-    )  # fmt: skip
+    spans = "λ from 2 to the one to 2 to the other, times a sixteenth of where keep=K starts"
+    parser.add_argument("--span", type=float, nargs=2, default=(0.0, 5.0), help=spans)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first", type=int, default=0, help="the first seed: processes may share the seeds")
     parser.add_argument("--settings", type=json.loads, default={}, help="of select, as JSON")
