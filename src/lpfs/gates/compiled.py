@@ -79,9 +79,9 @@ def numbers_of(gates: Gates) -> NDArray[np.float64]:
         numbers[at : at + 4] = decay.start, math.log(decay.rate), decay.every, decay.floor
     if keep is not None:
         numbers[loops.STEERED] = 1
-        numbers[loops.KEEP : loops.CLEAR + 1] = (
+        numbers[loops.KEEP : loops.BASE + 1] = (
             keep.keep, keep.begin, keep.end, keep.freeze, keep.hurry, keep.gain, keep.width, keep.most, keep.cut,
-            keep.fade, keep.clear,
+            keep.fade, keep.clear, gates.base_penalty,
         )  # fmt: skip
     return numbers
 

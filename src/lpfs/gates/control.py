@@ -8,9 +8,10 @@ first. So K is reached by moving λ, never by cutting a ranking. In the search's
   time the first ones arrive at zero they are in order.
 - From ``begin`` to ``end`` a target falls from N to K, quadratically: fast while there is much to drop. While more
   gates are alive than the target says, λ grows, in proportion to the excess.
-- Who would die in a step that leaves fewer than K alive is held where it was, at rest, and λ is cut: nobody is
-  lost by accident, ties part, and what can't be revived needn't be. From ``hurry`` on only as many are held as
-  are missing, who was farthest from zero first.
+- Who would die in a step that leaves fewer than K alive is held where it was, at rest, and λ is cut, but not below
+  where it began: nobody is lost by accident, ties part, and what can't be revived needn't be. A λ that fell
+  further would let chance revive the dead, and take the place of those who are needed. From ``hurry`` on only as
+  many are held as are missing, who was farthest from zero first.
 - From ``freeze`` on, once exactly K are alive and clear of zero, the dead set is frozen and λ fades away, so that
   the survivors settle while ε falls to its end. From ``hurry`` on λ grows faster and faster while too many are
   alive, the freeze no longer waits, and a survivor near zero is led away from it.

@@ -141,7 +141,8 @@ def _steer(gates: Gates, prox: ProxSGD, row: Tensor) -> None:
     growth = growth.masked_fill((row[BEGUN] == 0) | (excess <= 0), 0.0)
     grown = penalty * torch.exp((caution * growth / gates.steps).clamp(max=20.0))
     faded = penalty * math.exp(-keep.fade / gates.steps)
-    after = torch.where(few, penalty * keep.cut, torch.where(settled, faded, grown))
+    least = penalty.clamp(max=gates.base_penalty).masked_fill(settled, 0.0)
+    after = torch.where(few, torch.maximum(penalty * keep.cut, least), torch.where(settled, faded, grown))
     care = torch.where(settled, caution, (caution * 1.1).clamp(max=1.0))
     care = torch.where(few, (caution * 0.5).clamp(min=0.01), care)
 

@@ -16,10 +16,10 @@ import numpy as np
 from lpfs.jit import Array, compiled
 
 # What a search never changes, in one array of float64
-NUMBERS = 27
+NUMBERS = 28
 ALPHA, POWER, ODD, STEPS, RESCALE, REFRESH, RESCALED_UNTIL, EPSILON = range(8)
 LR = EPSILON + 4
-STEERED, KEEP, BEGIN, END, FREEZE, HURRY, GAIN, WIDTH, MOST, CUT, FADE, CLEAR = range(LR + 4, NUMBERS)
+STEERED, KEEP, BEGIN, END, FREEZE, HURRY, GAIN, WIDTH, MOST, CUT, FADE, CLEAR, BASE = range(LR + 4, NUMBERS)
 # ε and η take four each: start, log of the rate, every, floor
 START, RATE, EVERY, FLOOR = range(4)
 # what ``advance`` found
@@ -162,7 +162,7 @@ def steer(
     if alive < numbers[KEEP]:
         hold(x, velocity, before, numbers[KEEP] - alive if u >= numbers[HURRY] else total)
         alive = alive_in(x)
-        penalty *= numbers[CUT]
+        penalty = max(penalty * numbers[CUT], 0.0 if frozen else min(penalty, numbers[BASE]))
         caution = max(0.01, caution * 0.5)
     elif frozen:
         penalty *= math.exp(-numbers[FADE] / steps)

@@ -97,6 +97,7 @@ class Gates(nn.Module):
         self.seed = seed
         self.places: dict[str, tuple[Any, ...]] = {}
         self.keep: Keep | None = None
+        self.base_penalty = 0.0  # with keep=K: λ is never cut below it
         self._prox: ProxSGD | None = None
         self._loaded = False
         self._owner: list[nn.Module] = []  # in a list, so that it is not taken for a submodule
@@ -347,6 +348,8 @@ class Gates(nn.Module):
             threshold=threshold,
         )
         self.schedule, self.keep, self._prox, self._table = schedule, plan.keep, optimizer, None
+        if plan.keep is not None:
+            self.base_penalty = plan.keep.first_penalty(max(schedule.total_lr(self.steps), schedule.lr(0)))
         self._ending = True
         self._choose_path()
         if self._loaded:  # a search that goes on: its control came with the state dict

@@ -25,7 +25,8 @@ def steer(gates: Gates, prox: ProxSGD, keep: Keep, done: int) -> None:
     if alive < keep.keep:
         _hold(gates, prox, keep.keep - alive if u >= keep.hurry else len(gates.names))
         alive = int(np.count_nonzero(gates.view("x")))
-        penalty, caution = penalty * keep.cut, max(0.01, caution * 0.5)
+        least = 0.0 if frozen else min(penalty, gates.base_penalty)
+        penalty, caution = max(penalty * keep.cut, least), max(0.01, caution * 0.5)
     elif frozen:
         penalty *= math.exp(-keep.fade / gates.steps)
     else:
