@@ -37,6 +37,20 @@ def test_no_gate_crosses_zero_where_x_is_not_negative():
 
 
 @pytest.mark.parametrize("gate", ["lpfs", "lpfs++"])
+def test_the_penalty_does_not_fall_below_its_beginning_before_the_dead_are_frozen(gate):
+    """Many fields are alike, so that too many would die at once, again and again; then λ fades, and not before."""
+    search = Surrogate("useless", 60, 30, 600, gate)
+    seen = []
+    for _ in range(600):
+        penalty, caution, frozen = search.run(1).control.tolist()
+        seen.append((penalty, caution < 1, frozen))
+    before = [penalty for penalty, _, frozen in seen if not frozen]
+    assert any(held for _, held, frozen in seen if not frozen)  # a step that killed too many did come
+    assert min(before) >= search.gates.base_penalty > 0
+    assert seen[-1][0] < 0.1 * search.gates.base_penalty
+
+
+@pytest.mark.parametrize("gate", ["lpfs", "lpfs++"])
 @pytest.mark.parametrize(("size", "keep"), [(1, 1), (2, 1), (60, 3), (60, 59)])
 def test_exactly_k_in_the_shortest_search(gate, size, keep):
     for kind in ("graded", "useless", "strong"):
