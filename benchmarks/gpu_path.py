@@ -99,6 +99,7 @@ def one(log: lpfs.Dataset, batch: int, dim: int, device: torch.device, graph: bo
         lpfs.search(model, stream, keep=KEEP, optimizer=optimizer, steps=config.steps, config=config)
 
     def go_on(stream: lpfs.Stream, clock: Clock, config: lpfs.Training) -> None:
+        assert isinstance(pruned.optimizer, torch.optim.Optimizer)
         lpfs.fit(small, stream, pruned.optimizer, config=replace(config, lr=None), callbacks=[clock])
 
     timed("pretrain", early, pretrain)
