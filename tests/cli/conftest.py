@@ -8,12 +8,10 @@ import pytest
 from lpfs import cli
 
 TINY = [
-    "--seed",
-    "1",
     "--pretrain-steps",
-    "60",
+    "200",
     "--search-steps",
-    "60",
+    "200",
     "--model-option",
     "dim=4",
     "--model-option",

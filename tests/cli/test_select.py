@@ -18,7 +18,7 @@ from lpfs.protocol.settings import Settings
 
 LOG = ["--label", "click", "--time", "day"]
 SHAPE = ["--model-option", "dim=4", "--model-option", "hidden=8"]
-TINY = ["--seed", "1", "--pretrain-steps", "60", "--search-steps", "60", *SHAPE]
+TINY = ["--pretrain-steps", "200", "--search-steps", "200", *SHAPE]
 SAME = ("method", "kept", "dropped", "gates", "metrics", "validation", "max_logit_change", "model", "made")
 
 
