@@ -85,7 +85,8 @@ def below(scores: Tensor, own: Tensor, mean: Tensor) -> Tensor:
     if not bool((~own).any()):
         return scores
     floor = scores[own].min() if bool(own.any()) else scores.max()
-    lower = mean.to(scores) - mean[~own].max().to(scores)  # 0 for the best of them, less for the others
+    mean = mean.to(scores)
+    lower = mean - mean[~own].max()  # 0 for the best of them, less for the others
     return torch.where(own, scores, floor - FAINT + lower)
 
 
