@@ -198,7 +198,8 @@ def checked(wanted: Settings) -> Settings:
     wanted = as_trained(wanted).anchored()
     check_method(wanted.method, wanted.options)
     check_model(wanted.backbone, wanted.model_options)
-    device_named(wanted.device)
+    if device_named(wanted.device).type != "cuda" and wanted.graph:
+        raise InputError("graph captures the steps of a GPU, and this run is on the CPU; leave it out")
     if wanted.tensorboard:
         need_tensorboard()
     if wanted.mlflow:

@@ -82,12 +82,14 @@ PREPARED = (
     *("fields", "min_count", "max_values", "hash", "bins", "keep_all"),
 )
 
+GRAPHS = {"auto": None, "on": True, "off": False}
 model = section("The model")
 TRAINING = together(
     model("--optimizer", type=Near(OPTIMIZERS), help="Of the model (adagrad)."),
     model("--lr", type=float, help="Its learning rate."),
     model("--batch-size", type=int, help="Rows in a step; found from the size of the data."),
     model("--precision", type=Near(PRECISIONS), help="Of the arithmetic (float32)."),
+    model("--graph", type=Near(GRAPHS), help="Capture a GPU's steps and replay them (auto: where it can)."),
     model("--device", help="auto, cpu, cuda, cuda:1 … (auto)."),
 )
 MODEL = together(

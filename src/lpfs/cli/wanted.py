@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lpfs.cli.app import Near
-from lpfs.cli.options import PREPARED, Decorator, given_only, output, prepare_options, section, together
+from lpfs.cli.options import GRAPHS, PREPARED, Decorator, given_only, output, prepare_options, section, together
 
 if TYPE_CHECKING:
     from lpfs.protocol.settings import Settings
@@ -81,14 +81,17 @@ def settings_of(
     model_options |= {name: [model_options[name]] for name in WIDTHS if isinstance(model_options.get(name), int)}
     for name in ("must_keep", "must_drop"):
         given[name] = listed(given.pop(name, ()))
+    graph = given.pop("graph", None)
     values = {name: str(value) if isinstance(value, Path) else value for name, value in given_only(given).items()}
     if "fields" in prepare:
         prepare["fields"] = str(prepare["fields"])
-    merged = {
+    merged: dict[str, Any] = {
         "prepare": {**base.prepare, **prepare},
         "options": {**base.options, **options},
         "model_options": {**base.model_options, **model_options},
     }
+    if graph is not None:
+        merged["graph"] = GRAPHS[graph]
     settings = base.updated(**values, **merged, **({"source": tuple(source)} if source else {}))
     if not settings.source:
         there = f" There is nothing in {out} to go on with." if resume else ""

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lpfs.data.batches.batch import Batch
-from lpfs.errors import InputError
 from lpfs.gates.module import Gates
 from lpfs.gates.optimizer import ProxSGD
 from lpfs.methods.effort import Effort
 from lpfs.methods.held import Held, held_grad
 from lpfs.train.callback import Callback, State
+from lpfs.train.graph import a_copy, copy_into, same_shape
+from lpfs.train.predict import on_device
 from lpfs.train.progress import sparkline
 
 RECORDS = 200  # lines of history a search leaves
@@ -34,20 +35,30 @@ class Polarize(Callback):
     ) -> None:
         self.gates, self.prox, self.effort = gates, prox, effort or Effort()
         self.held = None if held is None else Held(held)
+        self.batch: Batch | None = None  # of the held-out rows, for this step
+        self.kept: Batch | None = None  # where a captured step reads them
         self.every = max(1, gates.steps // RECORDS)
         self.history: list[dict[str, Any]] = []
 
-    def on_begin(self, state: State) -> None:
-        """Refuse what cannot be."""
-        if self.held is not None and state.config.graph:
-            raise InputError("graph=True captures one batch a step: it cannot have held-out rows for the gates")
+    def fetch(self, state: State) -> bool:
+        """Get the held-out rows of this step; those of a captured step lie where it reads them."""
+        if self.held is None:
+            return True
+        batch = on_device(self.held.next(), self.gates.x.device)
+        self.effort.add(forwards=len(batch), backwards=len(batch))
+        if self.kept is None and state.config.graph and not batch.bags:
+            self.kept = a_copy(batch, self.gates.x.device)
+        if self.kept is None or not same_shape(self.kept, batch):
+            self.batch = batch
+            return False
+        copy_into(self.kept, batch)
+        self.batch = self.kept
+        return True
 
     def within_step(self, state: State) -> None:
         """Move the gates, by their gradient on held-out rows if there are some."""
-        if self.held is not None:
-            batch, x = self.held.next(), self.gates.x
-            x.grad = held_grad(state, batch, x, self.gates.model_parameters())
-            self.effort.add(forwards=len(batch), backwards=len(batch))
+        if self.batch is not None:
+            self.gates.x.grad = held_grad(state, self.batch, self.gates.x, self.gates.model_parameters())
         self.prox.step()
         self.gates.step()
 
@@ -76,6 +87,7 @@ class Polarize(Callback):
 
     def on_end(self, state: State) -> None:
         """Let go of the held-out rows."""
+        self.batch = self.kept = None
         if self.held is not None:
             self.held.close()
 

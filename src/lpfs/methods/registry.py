@@ -24,6 +24,7 @@ class Entry:
     ``preset`` are options it starts from; ``tried`` are those that a tuning tries after its defaults, in order.
     ``each_keep`` says that another K is another search; else one gives scores that can be cut at every K.
     ``shared`` says that several processes can share its search, each with a part of every batch.
+    ``captured`` says that a step of its search can be captured as a CUDA graph and replayed.
     ``together`` says that it learns from all training rows of a small table, whose rows come again: it has no
     gates or masks beside the weights that could learn from rows of their own.
     """
@@ -35,6 +36,7 @@ class Entry:
     tried: tuple[Mapping[str, Any], ...] = ()
     each_keep: bool = False
     shared: bool = False
+    captured: bool = False
     together: bool = False
 
 
@@ -47,6 +49,7 @@ METHODS: dict[str, Entry] = {
         tried=({"alpha": 30.0}, {"lr": 0.02}, {"lr": 0.005}, {"alpha": 100.0}),
         each_keep=True,
         shared=True,
+        captured=True,
     ),
     "lpfs": Entry(
         "lpfs.methods.lpfs",
@@ -56,6 +59,7 @@ METHODS: dict[str, Entry] = {
         ({"lr": 0.01}, {"lr": 0.0025}, {"epsilon": 0.2}, {"epsilon": 0.05}),
         each_keep=True,
         shared=True,
+        captured=True,
     ),
     "permutation": Entry(
         "lpfs.methods.permutation",

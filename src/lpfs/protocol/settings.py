@@ -35,6 +35,7 @@ class Settings:
         optimizer, lr: of the model.
         batch_size, pretrain_steps, search_steps: how long.
         precision: ``float32`` or ``bfloat16``.
+        graph: whether a GPU captures a step once as a CUDA graph and replays it; None: where it can.
         finish: go on from the pruned model (``hot``), train the kept fields from scratch (``retrain``), both or
             none.
         seed: of everything that is drawn.
@@ -69,6 +70,7 @@ class Settings:
     pretrain_steps: int | None = None
     search_steps: int | None = None
     precision: str = "float32"
+    graph: bool | None = None
     finish: Finish = "both"
     seed: int = 0
     seeds: int = 1

@@ -20,7 +20,7 @@ from lpfs.gates.absorb import absorb
 from lpfs.gates.attach import attach
 from lpfs.gates.module import NAME as GATES
 from lpfs.gates.prune import Pruned, prune
-from lpfs.methods.registry import entry_of
+from lpfs.methods.registry import entry_of, options_of
 from lpfs.methods.search import search
 from lpfs.methods.wish import Wish
 from lpfs.models.model import Model
@@ -34,6 +34,7 @@ from lpfs.train.callback import Callback, State
 from lpfs.train.config import Training
 from lpfs.train.evaluate import Metrics, evaluate
 from lpfs.train.loop import fit
+from lpfs.train.ranks import current
 from lpfs.train.step import make_optimizer
 
 SCORED = 4096  # rows evaluated at a time
@@ -70,7 +71,7 @@ class Work:
         return part.stream(size, shuffle=shuffle, seed=seed, fields=fields, device=self.device)
 
     def training(
-        self, steps: int, seed: int, *, choose: bool, watch: bool = False, calm: bool = False
+        self, steps: int, seed: int, *, choose: bool, watch: bool = False, calm: bool = False, graph: bool = False
     ) -> Training:
         """Return the settings of the loop.
 
@@ -89,11 +90,18 @@ class Work:
             evaluate_first=watch,
             keep_optimizer="last" if calm else "best",
             checkpoint_every=max(1, min(steps, max(500, steps // 10))),
+            graph=graph,
             check_every=1 if self.device.type == "cpu" else 50,
             tensorboard=self.settings.tensorboard,
             mlflow=self.settings.mlflow,
             quiet=self.tell.quiet,
         )
+
+    @property
+    def captured(self) -> bool:
+        """Whether steps are captured as CUDA graphs: on a GPU in one process, unless the settings say otherwise."""
+        wanted = self.settings.graph
+        return self.device.type == "cuda" and not current().several if wanted is None else wanted
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return a fresh optimizer."""
@@ -159,7 +167,7 @@ def train(
         folder=work.out / name,
         resume=work.resume,
         callbacks=[] if watch is None else [watch],
-        config=work.training(steps, seed, choose=True, watch=watch is not None, calm=calm),
+        config=work.training(steps, seed, choose=True, watch=watch is not None, calm=calm, graph=work.captured),
     )
     return model, optimizer
 
@@ -191,6 +199,7 @@ def find(work: Work, pretrained: Trained, seed: int) -> tuple[Model, torch.optim
     fields = model.reads.names
     wish = work.wish
     stream, held = search_streams(work, fields, seed)
+    graph = work.captured and can_be_captured(work.settings.method, work.settings.options)
     with learning(optimizer, work.recipe.pace):
         selection = search(
             model,
@@ -209,12 +218,17 @@ def find(work: Work, pretrained: Trained, seed: int) -> tuple[Model, torch.optim
             seed=seed,
             folder=work.out / ("search" if seed == work.settings.seed else f"search-{seed}"),
             resume=work.resume,
-            config=replace(work.training(work.recipe.search, seed, choose=False), lr=None),
+            config=replace(work.training(work.recipe.search, seed, choose=False, graph=graph), lr=None),
             **work.settings.options,
         )
     if not hasattr(model, GATES):
         close(model, selection)
     return model, optimizer, selection
+
+
+def can_be_captured(method: str, options: Mapping[str, Any]) -> bool:
+    """Return whether a GPU can replay the steps of a search; noise on the gates is drawn by the host."""
+    return entry_of(method).captured and not options_of(method, options).function.noise
 
 
 def search_streams(work: Work, fields: Sequence[str], seed: int) -> tuple[Stream, Stream | None]:

@@ -79,6 +79,14 @@ class Callback:
     def on_begin(self, state: State) -> None:
         """Act when training begins, or goes on after a resume."""
 
+    def fetch(self, state: State) -> bool:
+        """Act before a step: get what ``within_step`` will read, and say whether the step may be a replay.
+
+        With ``graph=True`` this is not captured: a new batch is copied to where ``within_step`` read the first one.
+        False takes this step without the graph.
+        """
+        return True
+
     def before_backward(self, state: State) -> None:
         """Act when the loss is computed: add to ``state.loss`` what should be minimised with it."""
 

@@ -39,18 +39,19 @@ class GraphStepper(Stepper):
         if self.stream is None:
             self._begin()
         batch = on_device(batch, self.device)
-        fits = not batch.bags and (self.held is None or self._fits(batch))
+        fits = self.fetch() and not batch.bags and (self.held is None or same_shape(self.held, batch))
         assert self.stream is not None
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             if not fits or self.taken < WARM:
                 self.taken += fits
-                super().take(batch, position)
+                self.step(batch, position)
             else:
                 self.set_rates()
                 if self.graph is None or state.recapture:
                     self._capture(batch)
-                self._fill(batch)
+                assert self.held is not None
+                copy_into(self.held, batch)
                 assert self.graph is not None
                 assert self.loss is not None
                 self.graph.replay()
@@ -70,6 +71,7 @@ class GraphStepper(Stepper):
         """Leave the optimizer as it was found."""
         if self.stream is not None:
             self.graph = self.held = self.loss = None
+            torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(True)
             to_host(self.state.optimizer)
         super().finish()
 
@@ -85,14 +87,25 @@ class GraphStepper(Stepper):
         if not rates_on_device(optimizer):
             to_device(optimizer, self.device)
         self.stream = torch.cuda.Stream()
+        # what was computed before on another stream (gates that were just attached) is waited for, which is no news
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
 
     def _capture(self, batch: Batch) -> None:
-        self.held = batch.to(self.device)._map(Tensor.clone)
-        state, config = self.state, self.state.config
-        state.recapture = False
+        self.held = a_copy(batch, self.device)
+        self.state.recapture = False
         self.graph = torch.cuda.CUDAGraph()
         forget(self.parameters)
         torch.cuda.synchronize()
+        try:
+            self._captured_step()
+        except RuntimeError as error:
+            raise InputError(
+                f"the step could not be captured as a CUDA graph; train with graph=False ({str(error).splitlines()[0]})"
+            ) from error
+
+    def _captured_step(self) -> None:
+        state, config = self.state, self.state.config
+        assert self.held is not None
         with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
             forget(self.parameters)
             with autocast(config.precision, self.device):
@@ -109,16 +122,22 @@ class GraphStepper(Stepper):
             for each in self.callbacks:
                 each.within_step(state)
 
-    def _fits(self, batch: Batch) -> bool:
-        held = self.held
-        assert held is not None
-        return held.labels.shape == batch.labels.shape and (held.missing is None) == (batch.missing is None)
 
-    def _fill(self, batch: Batch) -> None:
-        held = self.held
-        assert held is not None
-        held.ids.copy_(batch.ids)
-        held.dense.copy_(batch.dense)
-        held.labels.copy_(batch.labels)
-        if held.missing is not None and batch.missing is not None:
-            held.missing.copy_(batch.missing)
+def same_shape(held: Batch, batch: Batch) -> bool:
+    """Return whether a batch can be copied into another."""
+    alike = held.labels.shape == batch.labels.shape and (held.missing is None) == (batch.missing is None)
+    return alike and not batch.bags
+
+
+def copy_into(held: Batch, batch: Batch) -> None:
+    """Overwrite a batch of the same shape, in place."""
+    held.ids.copy_(batch.ids)
+    held.dense.copy_(batch.dense)
+    held.labels.copy_(batch.labels)
+    if held.missing is not None and batch.missing is not None:
+        held.missing.copy_(batch.missing)
+
+
+def a_copy(batch: Batch, device: torch.device) -> Batch:
+    """Return a batch on the device that nobody else holds, for others to be copied into."""
+    return batch.to(device)._map(Tensor.clone)

@@ -137,7 +137,7 @@ class Run:
     def _log_loss(self) -> None:
         self.stepper.check(self._here)
         self.progress.loss = self.stepper.mean()
-        self._write("train", {"loss": self.progress.loss, "lr": self.state.optimizer.param_groups[0]["lr"]})
+        self._write("train", {"loss": self.progress.loss, "lr": float(self.state.optimizer.param_groups[0]["lr"])})
 
     def _here(self) -> str:
         return f"step {self.state.step:,}"

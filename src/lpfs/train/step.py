@@ -77,9 +77,17 @@ class Stepper:
 
     def take(self, batch: Batch, position: Callable[[], str]) -> None:
         """Train on one batch; ``position`` says which it is, in case something is wrong with it."""
+        self.fetch()
+        self.step(on_device(batch, self.device), position)
+
+    def fetch(self) -> bool:
+        """Let the callbacks get what they need for a step; return whether it may be a replay."""
+        return all([each.fetch(self.state) for each in self.callbacks])
+
+    def step(self, batch: Batch, position: Callable[[], str]) -> None:
+        """Take the step, kernel by kernel."""
         state, config = self.state, self.state.config
         optimizer = state.optimizer
-        batch = on_device(batch, self.device)
         self.set_rates()
         forget(self.parameters)
         rows = len(batch)
