@@ -99,7 +99,7 @@ class Work:
 
     @property
     def captured(self) -> bool:
-        """Whether steps are captured as CUDA graphs: on a GPU in one process, unless the settings say otherwise."""
+        """Whether steps are captured as CUDA graphs: on a GPU in one process, if the settings say nothing."""
         wanted = self.settings.graph
         return self.device.type == "cuda" and not current().several if wanted is None else wanted
 

@@ -82,7 +82,7 @@ class Callback:
     def fetch(self, state: State) -> bool:
         """Act before a step: get what ``within_step`` will read, and say whether the step may be a replay.
 
-        With ``graph=True`` this is not captured: a new batch is copied to where ``within_step`` read the first one.
+        With ``graph=True`` this is not captured: copy a new batch to where ``within_step`` read the first one.
         False takes this step without the graph.
         """
         return True

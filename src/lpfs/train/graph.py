@@ -87,7 +87,7 @@ class GraphStepper(Stepper):
         if not rates_on_device(optimizer):
             to_device(optimizer, self.device)
         self.stream = torch.cuda.Stream()
-        # what was computed before on another stream (gates that were just attached) is waited for, which is no news
+        # what was computed on another stream before (gates just attached) is waited for: no news
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
 
     def _capture(self, batch: Batch) -> None:
@@ -100,7 +100,7 @@ class GraphStepper(Stepper):
             self._captured_step()
         except RuntimeError as error:
             raise InputError(
-                f"the step could not be captured as a CUDA graph; train with graph=False ({str(error).splitlines()[0]})"
+                f"the step cannot be captured; train with graph=False ({str(error).splitlines()[0]})"
             ) from error
 
     def _captured_step(self) -> None:

@@ -82,7 +82,8 @@ class Stepper:
 
     def fetch(self) -> bool:
         """Let the callbacks get what they need for a step; return whether it may be a replay."""
-        return all([each.fetch(self.state) for each in self.callbacks])
+        ready = [each.fetch(self.state) for each in self.callbacks]  # each is asked, whatever the others say
+        return all(ready)
 
     def step(self, batch: Batch, position: Callable[[], str]) -> None:
         """Take the step, kernel by kernel."""
