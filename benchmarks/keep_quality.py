@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--span", type=float, nargs=2, default=(0.0, 5.0), help=spans)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first", type=int, default=0, help="the first seed: processes may share the seeds")
+    parser.add_argument("--no-reference", action="store_true", help="leave out the model of all fields")
     parser.add_argument("--settings", type=json.loads, default={}, help="of select, as JSON")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--data", type=Path, help="keep the Dataset here")
@@ -75,7 +76,7 @@ def run(given: argparse.Namespace, scratch: Path) -> None:
     sizes = sorted({*given.keep, *(max(1, total // part) for part in given.part)})
     for seed in range(given.first, given.first + given.seeds):
         work = planned(replace(wanted, seed=seed), dataset, scratch / f"seed{seed}", False, Teller(quiet=True))
-        Runs(work, given.out, dataset.fingerprint).all(sizes, given.methods, given.sweep, given.span)
+        Runs(work, given.out, dataset.fingerprint).all(sizes, given)
 
 
 class Runs:
@@ -91,8 +92,9 @@ class Runs:
         for each in self.done:
             self.known[tuple(each["kept"])] = each["scores"]
 
-    def all(self, sizes: list[int], methods: list[str], sweep: int, span: tuple[float, float]) -> None:
-        if not self.has("all", None):
+    def all(self, sizes: list[int], given: argparse.Namespace) -> None:
+        methods, sweep, span = given.methods, given.sweep, given.span
+        if not given.no_reference and not self.has("all", None):
             self.write("all", None, list(self.work.schema.names), 0.0, {})
         for method in methods:
             missing = [size for size in sizes if not self.has(method, size)]

@@ -138,9 +138,10 @@ def test_the_target_falls_from_n_to_k():
 
 def test_lambda_grows_only_with_an_excess():
     keep = Keep(15)
-    assert keep.growth(0.1, 60, 60) == 0
+    assert keep.growth(0.05, 60, 60) == 0
     assert keep.growth(0.4, 60, int(keep.target(0.4, 60))) == 0
-    assert 0 < keep.growth(0.6, 60, 16) < keep.growth(0.6, 60, 30) < keep.growth(0.9, 60, 30)
+    assert 0 < keep.growth(0.7, 60, 17) < keep.growth(0.7, 60, 30) < keep.growth(0.9, 60, 30)
+    assert keep.growth(0.2, 60, 60) < keep.growth(0.7, 60, 60)  # slow at first
 
 
 def test_control_for_another_k_is_refused():

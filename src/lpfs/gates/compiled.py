@@ -80,8 +80,8 @@ def numbers_of(gates: Gates) -> NDArray[np.float64]:
     if keep is not None:
         numbers[loops.STEERED] = 1
         numbers[loops.KEEP : loops.BASE + 1] = (
-            keep.keep, keep.begin, keep.end, keep.freeze, keep.hurry, keep.gain, keep.width, keep.most, keep.cut,
-            keep.fade, keep.clear, gates.base_penalty,
+            keep.keep, keep.begin, keep.end, keep.freeze, keep.hurry, keep.gain, keep.width, keep.least, keep.most,
+            keep.cut, keep.fade, keep.clear, gates.base_penalty,
         )  # fmt: skip
     return numbers
 

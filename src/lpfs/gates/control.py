@@ -3,11 +3,13 @@
 λ decides who survives: a field holds where the pull of its gradient balances λ, and the weakest gives way
 first. So K is reached by moving λ, never by cutting a ranking. In the search's own time u = step / steps:
 
-- λ starts where a gate without any gradient would use up ``travel`` of the way it can go, Ση, to slide from 1 to
-  0. All gates sink together at first, the logits shrink, and each gate feels how much its field is missed: by the
-  time the first ones arrive at zero they are in order.
+- λ starts where a gate without any gradient would need ``travel`` times the way it can go, Ση, to slide from 1 to
+  0: on its own it would drop nothing. All gates sink together at first, the logits shrink, and each gate feels how
+  much its field is missed: by the time the first ones arrive at zero they are in order.
 - From ``begin`` to ``end`` a target falls from N to K, quadratically: fast while there is much to drop. While more
-  gates are alive than the target says, λ grows, in proportion to the excess.
+  gates are alive than the target says, λ grows, in proportion to the excess, but slowly
+  at first (``least``, in the end ``most``): a gate that has begun to sink takes its time, and a λ that grows
+  meanwhile takes others along.
 - Who would die in a step that leaves fewer than K alive is held where it was, at rest, and λ is cut, but not below
   where it began: nobody is lost by accident, ties part, and what can't be revived needn't be. A λ that fell
   further would let chance revive the dead, and take the place of those who are needed. From ``hurry`` on only as
@@ -27,13 +29,14 @@ class Keep:
     """Settings of the control of λ; docs/method.md says how the defaults were found."""
 
     keep: int
-    travel: float = 0.4
-    begin: float = 0.2
-    end: float = 0.55
-    freeze: float = 0.55
-    hurry: float = 0.7
+    travel: float = 1.2
+    begin: float = 0.1
+    end: float = 0.75
+    freeze: float = 0.75
+    hurry: float = 0.85
     gain: float = 10.0
     width: float = 0.2
+    least: float = 1.0
     most: float = 4.0
     cut: float = 0.7
     fade: float = 40.0
@@ -46,11 +49,24 @@ class Keep:
     def target(self, u: float, total: int) -> float:
         """Return how many of ``total`` gates should be alive at time u in [0, 1].
 
-        >>> [Keep(15).target(u, 60) for u in (0.0, 0.2, 0.55, 1.0)]
+        >>> [Keep(15).target(u, 60) for u in (0.0, 0.1, 0.75, 1.0)]
         [60.0, 60.0, 15.0, 15.0]
         """
-        left = min(1.0, max(0.0, (self.end - u) / (self.end - self.begin)))
+        left = self.left(u)
         return self.keep + (total - self.keep) * left * left
+
+    def left(self, u: float) -> float:
+        """Return which part of the time from ``begin`` to ``end`` is still to come."""
+        return min(1.0, max(0.0, (self.end - u) / (self.end - self.begin)))
+
+    def limit(self, u: float) -> float:
+        """Return the largest growth, over ``gain``: nothing before ``begin``, then slow, then faster.
+
+        >>> [Keep(15).limit(u) for u in (0.0, 0.1, 0.75)]
+        [0.0, 1.0, 4.0]
+        """
+        gone = 1 - self.left(u)
+        return self.least + (self.most - self.least) * gone * gone if u >= self.begin else 0.0
 
     def growth(self, u: float, total: int, alive: int) -> float:
         """Return d(log λ)/du while this many are alive: 0 while there is no excess."""
@@ -60,4 +76,4 @@ class Keep:
         if u >= self.hurry:
             return self.gain * (1 + 100 * (u - self.hurry) / (1 - self.hurry))
         width = max(1.0, self.width * min(self.target(u, total), total - self.keep))
-        return self.gain * min(self.most, excess / width)
+        return self.gain * min(self.limit(u), excess / width)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lpfs.gates.module import Gates
 
 # columns of the table
-EPSILON, LR, TARGET, WIDTH, BEGUN, RUSH, FREEZE, HURRY, PACE, REFRESH, SCALE = range(11)
+EPSILON, LR, TARGET, WIDTH, LIMIT, RUSH, FREEZE, HURRY, PACE, REFRESH, SCALE = range(11)
 # flags: how many gradients were not finite; the step after which all gates were zero
 NOT_FINITE, ALL_ZERO = range(2)
 
@@ -43,7 +43,7 @@ def make_table(gates: Gates) -> Tensor:
             target = keep.target(u, total)
             width = max(1.0, keep.width * min(target, total - keep.keep))
             rush = keep.gain * (1 + 100 * (u - keep.hurry) / (1 - keep.hurry)) if u >= keep.hurry else 0.0
-            row += [target, width, u >= keep.begin, rush, u >= keep.freeze, u >= keep.hurry]
+            row += [target, width, keep.limit(u), rush, u >= keep.freeze, u >= keep.hurry]
         row += [min(max(1, gates.steps - done), 100), gates.refreshes(done), 0.0]
         rows.append(row)
     table = torch.tensor(rows, dtype=torch.float64).to(gates.x.device)
@@ -136,9 +136,9 @@ def _steer(gates: Gates, prox: ProxSGD, row: Tensor) -> None:
     values = gates.values_of(back)
 
     excess = alive - row[TARGET]
-    growth = keep.gain * (excess / row[WIDTH]).clamp(max=keep.most)
+    growth = keep.gain * torch.minimum(excess / row[WIDTH], row[LIMIT])
     growth = torch.where(row[HURRY] != 0, row[RUSH], growth)
-    growth = growth.masked_fill((row[BEGUN] == 0) | (excess <= 0), 0.0)
+    growth = growth.masked_fill((row[LIMIT] == 0) | (excess <= 0), 0.0)
     grown = penalty * torch.exp((caution * growth / gates.steps).clamp(max=20.0))
     faded = penalty * math.exp(-keep.fade / gates.steps)
     least = penalty.clamp(max=gates.base_penalty).masked_fill(settled, 0.0)

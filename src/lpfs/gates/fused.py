@@ -84,7 +84,7 @@ def _move(x, grad, velocity, dead, control, table, steps_done, flags, weights, c
 
 @triton.jit
 def _advance(x, velocity, before, dead, control, table, steps_done, flags, epsilon, scale, norm, count, steps,
-             alpha, power, keep, gain, most, fade, cut, clear, base, ODD: tl.constexpr, STEERED: tl.constexpr,
+             alpha, power, keep, gain, fade, cut, clear, base, ODD: tl.constexpr, STEERED: tl.constexpr,
              RESCALE: tl.constexpr, COLS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
     at = tl.arange(0, SIZE)
     inside = at < count
@@ -112,7 +112,7 @@ def _advance(x, velocity, before, dead, control, table, steps_done, flags, epsil
         value, _ = _gate(now, small, alpha * libdevice.pow(small, power), ODD)
         value = tl.abs(tl.div_rn(value, whole * size))
         excess = alive - tl.load(row + 2)
-        growth = gain * tl.minimum(excess / tl.load(row + 3), most)
+        growth = gain * tl.minimum(excess / tl.load(row + 3), tl.load(row + 4))
         growth = tl.where(tl.load(row + 7) != 0, tl.load(row + 5), growth)
         growth = tl.where((tl.load(row + 4) != 0) & (excess > 0), growth, 0.0)
         grown = penalty * tl.exp(tl.minimum(caution * growth / steps, 20.0))
@@ -218,10 +218,10 @@ def advance(gates: Gates, prox: ProxSGD | None) -> None:
     x, keep = gates.x, gates.keep
     steered = keep is not None and prox is not None
     velocity = None if prox is None else prox.state[x].get("momentum_buffer")
-    numbers = (0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    numbers = (0, 0.0, 0.0, 0.0, 0.0, 0.0)
     if keep is not None:
         fade = math.exp(-keep.fade / gates.steps)
-        numbers = (keep.keep, keep.gain, keep.most, fade, keep.cut, keep.clear, gates.base_penalty)
+        numbers = (keep.keep, keep.gain, fade, keep.cut, keep.clear, gates.base_penalty)
     rescale = {"off": 0, "epsilon": 1, "rms": 2}[gates.rescale]
     _advance[(1,)](
         x, x if velocity is None else velocity, gates.before, gates.dead.view(torch.uint8), gates.control,

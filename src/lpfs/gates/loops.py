@@ -16,10 +16,10 @@ import numpy as np
 from lpfs.jit import Array, compiled
 
 # What a search never changes, in one array of float64
-NUMBERS = 28
+NUMBERS = 29
 ALPHA, POWER, ODD, STEPS, RESCALE, REFRESH, RESCALED_UNTIL, EPSILON = range(8)
 LR = EPSILON + 4
-STEERED, KEEP, BEGIN, END, FREEZE, HURRY, GAIN, WIDTH, MOST, CUT, FADE, CLEAR, BASE = range(LR + 4, NUMBERS)
+STEERED, KEEP, BEGIN, END, FREEZE, HURRY, GAIN, WIDTH, LEAST, MOST, CUT, FADE, CLEAR, BASE = range(LR + 4, NUMBERS)
 # ε and η take four each: start, log of the rate, every, floor
 START, RATE, EVERY, FLOOR = range(4)
 # what ``advance`` found
@@ -117,7 +117,9 @@ def growth(u: float, total: Any, alive: Any, numbers: Array) -> Any:
     if u >= numbers[HURRY]:
         return numbers[GAIN] * (1 + 100 * (u - numbers[HURRY]) / (1 - numbers[HURRY]))
     width = max(1.0, numbers[WIDTH] * min(target, total - numbers[KEEP]))
-    return numbers[GAIN] * min(numbers[MOST], excess / width)
+    gone = 1 - left
+    limit = numbers[LEAST] + (numbers[MOST] - numbers[LEAST]) * gone * gone
+    return numbers[GAIN] * min(limit, excess / width)
 
 
 @compiled

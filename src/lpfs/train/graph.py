@@ -93,20 +93,20 @@ class GraphStepper(Stepper):
     def _capture(self, batch: Batch) -> None:
         self.held = a_copy(batch, self.device)
         self.state.recapture = False
-        self.graph = torch.cuda.CUDAGraph()
         forget(self.parameters)
         torch.cuda.synchronize()
         try:
-            self._captured_step()
+            self.graph = self._captured_step()
         except RuntimeError as error:
             raise InputError(
                 f"the step cannot be captured; train with graph=False ({str(error).splitlines()[0]})"
             ) from error
 
-    def _captured_step(self) -> None:
+    def _captured_step(self) -> torch.cuda.CUDAGraph:
         state, config = self.state, self.state.config
         assert self.held is not None
-        with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             forget(self.parameters)
             with autocast(config.precision, self.device):
                 logits, labels = predict(state.model, self.held)
@@ -121,6 +121,7 @@ class GraphStepper(Stepper):
             state.optimizer.step()
             for each in self.callbacks:
                 each.within_step(state)
+        return graph
 
 
 def same_shape(held: Batch, batch: Batch) -> bool:
