@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--part", type=int, nargs="*", default=[], help="keep one in so many of the fields")
     parser.add_argument("--methods", nargs="*", default=["lpfs++", "lpfs", "permutation"])
     parser.add_argument("--sweep", type=int, default=0, help="so many fixed λ for LPFS++")
-    spans = "λ from 2 to the one to 2 to the other, times a sixteenth of where keep=K starts"
+    spans = "λ from 2 to the one to 2 to the other, times 1 / (6.4 Ση)"
     parser.add_argument("--span", type=float, nargs=2, default=(0.0, 5.0), help=spans)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first", type=int, default=0, help="the first seed: processes may share the seeds")
@@ -69,6 +69,8 @@ def run(given: argparse.Namespace, scratch: Path) -> None:
     wanted = Settings(label=given.label, time=given.time, split=given.split, keep=1, **given.settings)
     if given.preset:
         dataset = lpfs.simulate(given.data or scratch / "log", given.preset, rows=given.rows)
+    elif (Path(given.source) / "dataset.json").exists():
+        dataset = lpfs.Dataset(given.source)
     else:
         place = given.data.parent if given.data else scratch
         dataset = prepared(given.source, wanted, place, True)
@@ -105,7 +107,7 @@ class Runs:
                 self.search(method, Wish(keep=size), size)
         if sweep:
             gates = lpfs.Gates(self.work.schema.names, lpfs.gate_function("lpfs++"), self.work.recipe.search)
-            first = 1 / (6.4 * gates.schedule.total_lr(gates.steps))  # a sixteenth of where keep=K starts
+            first = 1 / (6.4 * gates.schedule.total_lr(gates.steps))
             for number in range(sweep):
                 penalty = first * 2.0 ** (span[0] + (span[1] - span[0]) * number / max(1, sweep - 1))
                 if not self.has("lpfs++ at a fixed λ", round(penalty, 6)):

@@ -200,6 +200,8 @@ def checked(wanted: Settings) -> Settings:
     check_model(wanted.backbone, wanted.model_options)
     if device_named(wanted.device).type != "cuda" and wanted.graph:
         raise InputError("graph captures the steps of a GPU, and this run is on the CPU; leave it out")
+    if wanted.graph and current().several:
+        raise InputError("graph captures the steps of one process, and there are several; leave it out")
     if wanted.tensorboard:
         need_tensorboard()
     if wanted.mlflow:

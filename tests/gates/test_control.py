@@ -42,7 +42,7 @@ def test_the_penalty_does_not_fall_below_its_beginning_before_the_dead_are_froze
     search = Surrogate("useless", 60, 30, 600, gate)
     seen = []
     for _ in range(600):
-        penalty, caution, frozen = search.run(1).control.tolist()
+        penalty, caution, frozen, _ = search.run(1).control.tolist()
         seen.append((penalty, caution < 1, frozen))
     before = [penalty for penalty, _, frozen in seen if not frozen]
     assert any(held for _, held, frozen in seen if not frozen)  # a step that killed too many did come
@@ -142,6 +142,30 @@ def test_lambda_grows_only_with_an_excess():
     assert keep.growth(0.4, 60, int(keep.target(0.4, 60))) == 0
     assert 0 < keep.growth(0.7, 60, 17) < keep.growth(0.7, 60, 30) < keep.growth(0.9, 60, 30)
     assert keep.growth(0.2, 60, 60) < keep.growth(0.7, 60, 60)  # slow at first
+
+
+def test_gates_that_sink_are_not_counted_before_the_end():
+    """λ waits for them, and in the end it counts who is alive."""
+    keep = Keep(15)
+    assert keep.expected(0.3, 60, 50.0, 50.0) < 60  # less open than they could be
+    assert keep.expected(0.3, 60, 50.0, 54.0) < keep.expected(0.3, 60, 50.0, 50.0)  # and sinking
+    assert keep.expected(0.75, 60, 50.0, 54.0) == keep.expected(0.9, 60, 50.0, 54.0) == 60
+    assert Keep(15, ahead=0.0).expected(0.3, 60, 50.0, 54.0) == 60
+
+
+def test_lambda_does_not_run_away_from_gates_that_sink():
+    """Few are needed: looking ahead, λ grows less than if it counts who is alive."""
+    most = []
+    for ahead in (0.2, 0.0):
+        search = Surrogate("few", 60, 8, 600, "lpfs++", control=Keep(8, ahead=ahead))
+        most.append(max(float(search.run(1).control[0]) for _ in range(450)))
+    assert most[0] < 0.85 * most[1]
+
+
+@pytest.mark.parametrize("wrong", [{"least": 0.0}, {"least": 5.0}, {"ahead": -0.1}, {"lag": 0.0}])
+def test_a_control_that_cannot_be_is_refused(wrong):
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        Keep(15, **wrong)
 
 
 def test_control_for_another_k_is_refused():

@@ -13,6 +13,7 @@ from torch import Tensor
 from lpfs import Gates, gate_function
 from lpfs.errors import AllGatesZeroError, NonFiniteError, SearchError
 from lpfs.gates import module
+from lpfs.gates.control import Keep
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +50,7 @@ def same(plain: Gates, other: Gates) -> None:
         (12, 4, {"costs": [1.0 + n for n in range(12)], "threshold": "momentum"}),
         (9, 8, {"momentum": 0.0}),
         (27, 20, {"prox": "positive"}),
+        (12, 4, {"control": Keep(4, travel=0.5, begin=0.2, end=0.6, freeze=0.6, least=2.0, ahead=0.0)}),
     ],
 )
 def test_a_search_is_the_same_step_by_step(gate, kind, size, keep, settings):

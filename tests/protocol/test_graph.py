@@ -10,6 +10,7 @@ import torch
 import lpfs
 from lpfs.errors import InputError
 from lpfs.methods.registry import METHODS
+from lpfs.protocol.settings import Settings
 from lpfs.protocol.stages import can_be_captured
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -64,6 +65,23 @@ def test_a_cpu_cannot_capture(tmp_path, log):
     with pytest.raises(InputError, match="on the CPU; leave it out"):
         lpfs.select(log, keep=8, out=tmp_path / "run", graph=True, device="cpu", quiet=True, **SHORT)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_command_line_says_so(tmp_path):
+    from lpfs.cli.wanted import settings_of
+
+    for word, meant in (("auto", None), ("on", True), ("off", False), (None, None)):
+        assert settings_of(["log.csv"], tmp_path, resume=False, graph=word).graph is meant
+    with pytest.raises(InputError, match="graph must be true, false or left out"):
+        Settings(graph="off")
+
+
+def test_a_run_may_go_on_where_steps_cannot_be_captured():
+    """What a step computes is the same."""
+    begun = lpfs.Training(graph=True, lr=0.1).to_json()
+    lpfs.Training(graph=False, lr=0.1).check_same(begun)
+    with pytest.raises(InputError, match="lr"):
+        lpfs.Training(graph=False, lr=0.2).check_same(begun)
 
 
 def test_noise_on_the_gates_is_drawn_by_the_host():

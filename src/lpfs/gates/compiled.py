@@ -79,9 +79,9 @@ def numbers_of(gates: Gates) -> NDArray[np.float64]:
         numbers[at : at + 4] = decay.start, math.log(decay.rate), decay.every, decay.floor
     if keep is not None:
         numbers[loops.STEERED] = 1
-        numbers[loops.KEEP : loops.BASE + 1] = (
+        numbers[loops.KEEP : loops.LAG + 1] = (
             keep.keep, keep.begin, keep.end, keep.freeze, keep.hurry, keep.gain, keep.width, keep.least, keep.most,
-            keep.cut, keep.fade, keep.clear, gates.base_penalty,
+            keep.cut, keep.fade, keep.clear, gates.base_penalty, keep.ahead, keep.lag,
         )  # fmt: skip
     return numbers
 

@@ -7,9 +7,10 @@ first. So K is reached by moving λ, never by cutting a ranking. In the search's
   0: on its own it would drop nothing. All gates sink together at first, the logits shrink, and each gate feels how
   much its field is missed: by the time the first ones arrive at zero they are in order.
 - From ``begin`` to ``end`` a target falls from N to K, quadratically: fast while there is much to drop. While more
-  gates are alive than the target says, λ grows, in proportion to the excess, but slowly
-  at first (``least``, in the end ``most``): a gate that has begun to sink takes its time, and a λ that grows
-  meanwhile takes others along.
+  gates are alive than the target says, λ grows, in proportion to the excess, slowly at
+  first (``least``, in the end ``most``). A gate that has begun to sink takes its time, and a λ that grew meanwhile
+  would take others along: so what is counted is how many will be alive ``ahead`` of now. That is Σ|g| over the
+  largest |g|, and its fall since ``lag`` ago drawn out.
 - Who would die in a step that leaves fewer than K alive is held where it was, at rest, and λ is cut, but not below
   where it began: nobody is lost by accident, ties part, and what can't be revived needn't be. A λ that fell
   further would let chance revive the dead, and take the place of those who are needed. From ``hurry`` on only as
@@ -22,6 +23,8 @@ first. So K is reached by moving λ, never by cutting a ranking. In the search's
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from lpfs.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,14 @@ class Keep:
     cut: float = 0.7
     fade: float = 40.0
     clear: float = 0.2
+    ahead: float = 0.2
+    lag: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0 < self.least <= self.most:
+            raise InputError(f"least must be above 0 and at most most, found {self.least} and {self.most}")
+        if self.ahead < 0 or self.lag <= 0:
+            raise InputError(f"ahead must be >= 0 and lag > 0, found {self.ahead} and {self.lag}")
 
     def first_penalty(self, total_lr: float) -> float:
         """Return the λ that a search starts with."""
@@ -68,8 +79,25 @@ class Keep:
         gone = 1 - self.left(u)
         return self.least + (self.most - self.least) * gone * gone if u >= self.begin else 0.0
 
-    def growth(self, u: float, total: int, alive: int) -> float:
-        """Return d(log λ)/du while this many are alive: 0 while there is no excess."""
+    def expected(self, u: float, alive: int, open_: float, smooth: float) -> float:
+        """Return how many will be alive in a while, from how open the gates are now and were of late.
+
+        Towards ``end`` that gives way to how many are alive.
+
+        >>> Keep(15).expected(0.1, 60, 50.0, 52.0), Keep(15).expected(0.75, 60, 50.0, 52.0)
+        (42.0, 60.0)
+        """
+        if not self.ahead or u >= self.hurry:
+            return alive
+        counted = self.counted(u)
+        return counted * alive + (1 - counted) * (open_ + self.ahead / self.lag * (open_ - smooth))
+
+    def counted(self, u: float) -> float:
+        """Return the weight of how many are alive, next to what is expected."""
+        return (1 - self.left(u)) ** 4
+
+    def growth(self, u: float, total: int, alive: float) -> float:
+        """Return d(log λ)/du while this many are alive, or expected: 0 while there is no excess."""
         excess = alive - self.target(u, total)
         if u < self.begin or excess <= 0:
             return 0.0

@@ -19,19 +19,19 @@ import torch
 from torch import Tensor
 
 from lpfs.gates.optimizer import ProxSGD, factor_of, prox_of
-from lpfs.gates.steer import held_back
+from lpfs.gates.steer import PARTS, held_back
 
 if TYPE_CHECKING:
     from lpfs.gates.module import Gates
 
 # columns of the table
-EPSILON, LR, TARGET, WIDTH, LIMIT, RUSH, FREEZE, HURRY, PACE, REFRESH, SCALE = range(11)
+EPSILON, LR, TARGET, WIDTH, LIMIT, RUSH, FREEZE, HURRY, PACE, REFRESH, SCALE, COUNTED = range(12)
 # flags: how many gradients were not finite; the step after which all gates were zero
 NOT_FINITE, ALL_ZERO = range(2)
 
 
 def make_table(gates: Gates) -> Tensor:
-    """Return (steps + 1, 11) in float64, on the device: row t is for step t; later steps read the last row."""
+    """Return (steps + 1, 12) in float64, on the device: row t is for step t; later steps read the last row."""
     rows = []
     keep, total = gates.keep, len(gates.names)
     for done in range(gates.steps + 1):
@@ -45,6 +45,7 @@ def make_table(gates: Gates) -> Tensor:
             rush = keep.gain * (1 + 100 * (u - keep.hurry) / (1 - keep.hurry)) if u >= keep.hurry else 0.0
             row += [target, width, keep.limit(u), rush, u >= keep.freeze, u >= keep.hurry]
         row += [min(max(1, gates.steps - done), 100), gates.refreshes(done), 0.0]
+        row += [1.0 if keep is None or not keep.ahead or u >= keep.hurry else keep.counted(u)]
         rows.append(row)
     table = torch.tensor(rows, dtype=torch.float64).to(gates.x.device)
     if gates.rescale == "epsilon":
@@ -87,7 +88,7 @@ def move(prox: ProxSGD, gates: Gates) -> None:
 
 def _threshold(gates: Gates, group: dict[str, object], lr: Tensor) -> Tensor:
     """Return λη for every gate (N,), rounded as in the plain path; infinite where the dead set is frozen."""
-    penalty, _, frozen = gates.control.unbind()
+    penalty, _, frozen, _ = gates.control.unbind()
     reach = factor_of(group) * lr
     free = (penalty * reach).to(gates.x.dtype)
     level = penalty.to(gates.x.dtype).expand_as(gates.x)
@@ -125,7 +126,7 @@ def _steer(gates: Gates, prox: ProxSGD, row: Tensor) -> None:
     keep = gates.keep
     assert keep is not None
     x, velocity = gates.x, prox.state[gates.x].get("momentum_buffer")
-    penalty, caution, frozen = gates.control.unbind()
+    penalty, caution, frozen, smooth = gates.control.unbind()
     settled = frozen != 0
     alive = (x != 0).sum()
     few = alive < keep.keep
@@ -135,7 +136,12 @@ def _steer(gates: Gates, prox: ProxSGD, row: Tensor) -> None:
     alive = (back != 0).sum()
     values = gates.values_of(back)
 
-    excess = alive - row[TARGET]
+    size = values.abs()
+    wide = (size / size.amax().clamp(min=1e-30) * PARTS).long().sum() / float(PARTS)
+    wide = wide.double()
+    smooth = torch.where(smooth != 0, smooth + (wide - smooth) / max(1.0, keep.lag * gates.steps), wide)
+    expected = wide + keep.ahead / keep.lag * (wide - smooth)
+    excess = row[COUNTED] * alive + (1 - row[COUNTED]) * expected - row[TARGET]
     growth = keep.gain * torch.minimum(excess / row[WIDTH], row[LIMIT])
     growth = torch.where(row[HURRY] != 0, row[RUSH], growth)
     growth = growth.masked_fill((row[LIMIT] == 0) | (excess <= 0), 0.0)
@@ -152,7 +158,7 @@ def _steer(gates: Gates, prox: ProxSGD, row: Tensor) -> None:
     smallest = values.abs().masked_fill(back == 0, math.inf).amin().double()
     freeze = ~settled & (alive == keep.keep) & (row[FREEZE] != 0) & ((smallest >= keep.clear) | (row[HURRY] != 0))
     gates.dead.copy_(torch.where(freeze, back == 0, gates.dead))
-    gates.control.copy_(torch.stack([after, care, frozen.masked_fill(freeze, 1.0)]))
+    gates.control.copy_(torch.stack([after, care, frozen.masked_fill(freeze, 1.0), smooth]))
     x.copy_(led)
     gates.before.copy_(led)
     if velocity is not None:

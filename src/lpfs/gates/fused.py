@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lpfs.gates.module import Gates
 
 MOST = 4096  # gates that one program holds
-COLUMNS = 11  # of the table in device.py
+COLUMNS = 12  # of the table in device.py
 
 
 @triton.jit
@@ -84,8 +84,8 @@ def _move(x, grad, velocity, dead, control, table, steps_done, flags, weights, c
 
 @triton.jit
 def _advance(x, velocity, before, dead, control, table, steps_done, flags, epsilon, scale, norm, count, steps,
-             alpha, power, keep, gain, fade, cut, clear, base, ODD: tl.constexpr, STEERED: tl.constexpr,
-             RESCALE: tl.constexpr, COLS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+             alpha, power, keep, gain, fade, cut, clear, base, ahead, lag, ODD: tl.constexpr,
+             STEERED: tl.constexpr, RESCALE: tl.constexpr, COLS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
     at = tl.arange(0, SIZE)
     inside = at < count
     done = tl.load(steps_done) + 1
@@ -95,6 +95,7 @@ def _advance(x, velocity, before, dead, control, table, steps_done, flags, epsil
     small, whole, size = tl.load(epsilon), tl.load(norm + at, inside, 1.0), tl.load(scale)
     if STEERED:
         penalty, caution, frozen = tl.load(control), tl.load(control + 1), tl.load(control + 2)
+        smooth = tl.load(control + 3)
         settled = frozen != 0
         alive = tl.sum((now != 0).to(tl.int32))
         few = alive < keep
@@ -111,7 +112,12 @@ def _advance(x, velocity, before, dead, control, table, steps_done, flags, epsil
         alive = tl.sum((now != 0).to(tl.int32))
         value, _ = _gate(now, small, alpha * libdevice.pow(small, power), ODD)
         value = tl.abs(tl.div_rn(value, whole * size))
-        excess = alive - tl.load(row + 2)
+        widest = tl.zeros_like(value) + tl.maximum(tl.max(value), 1e-30)
+        parts = tl.sum((tl.div_rn(value, widest) * 65536.0).to(tl.int32))
+        wide = parts.to(tl.float64) / 65536.0
+        smooth = tl.where(smooth != 0, smooth + (wide - smooth) / lag, wide)
+        counted = tl.load(row + 11)
+        excess = counted * alive + (1 - counted) * (wide + ahead * (wide - smooth)) - tl.load(row + 2)
         growth = gain * tl.minimum(excess / tl.load(row + 3), tl.load(row + 4))
         growth = tl.where(tl.load(row + 7) != 0, tl.load(row + 5), growth)
         growth = tl.where((tl.load(row + 4) != 0) & (excess > 0), growth, 0.0)
@@ -131,6 +137,7 @@ def _advance(x, velocity, before, dead, control, table, steps_done, flags, epsil
         tl.store(control, after)
         tl.store(control + 1, care)
         tl.store(control + 2, tl.where(freeze, 1.0, frozen))
+        tl.store(control + 3, smooth)
         now = tl.where(near, led, now)
         tl.store(x + at, now, inside)
         v = tl.load(velocity + at, inside, 0.0)
@@ -218,10 +225,13 @@ def advance(gates: Gates, prox: ProxSGD | None) -> None:
     x, keep = gates.x, gates.keep
     steered = keep is not None and prox is not None
     velocity = None if prox is None else prox.state[x].get("momentum_buffer")
-    numbers = (0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    numbers = (0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)
     if keep is not None:
         fade = math.exp(-keep.fade / gates.steps)
-        numbers = (keep.keep, keep.gain, fade, keep.cut, keep.clear, gates.base_penalty)
+        lag = max(1.0, keep.lag * gates.steps)
+        numbers = (
+            keep.keep, keep.gain, fade, keep.cut, keep.clear, gates.base_penalty, keep.ahead / keep.lag, lag,
+        )  # fmt: skip
     rescale = {"off": 0, "epsilon": 1, "rms": 2}[gates.rescale]
     _advance[(1,)](
         x, x if velocity is None else velocity, gates.before, gates.dead.view(torch.uint8), gates.control,

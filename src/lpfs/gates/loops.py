@@ -16,15 +16,18 @@ import numpy as np
 from lpfs.jit import Array, compiled
 
 # What a search never changes, in one array of float64
-NUMBERS = 29
+NUMBERS = 31
 ALPHA, POWER, ODD, STEPS, RESCALE, REFRESH, RESCALED_UNTIL, EPSILON = range(8)
 LR = EPSILON + 4
-STEERED, KEEP, BEGIN, END, FREEZE, HURRY, GAIN, WIDTH, LEAST, MOST, CUT, FADE, CLEAR, BASE = range(LR + 4, NUMBERS)
+STEERED, KEEP, BEGIN, END, FREEZE, HURRY, GAIN, WIDTH, LEAST, MOST, CUT, FADE, CLEAR, BASE, AHEAD, LAG = range(
+    LR + 4, NUMBERS
+)
 # ε and η take four each: start, log of the rate, every, floor
 START, RATE, EVERY, FLOOR = range(4)
 # what ``advance`` found
 FINE, ASK, ALL_ZERO, ENDED = range(4)
 
+PARTS = 65_536
 ONE, TWO, FLAT = np.float32(1), np.float32(2), np.float32(1e15)
 
 
@@ -122,6 +125,28 @@ def growth(u: float, total: Any, alive: Any, numbers: Array) -> Any:
     return numbers[GAIN] * min(limit, excess / width)
 
 
+# control.Keep.expected
+@compiled
+def expected(u: float, alive: Any, wide: Any, smooth: Any, numbers: Array) -> Any:
+    if numbers[AHEAD] == 0 or u >= numbers[HURRY]:
+        return np.float64(alive)
+    left = min(1.0, max(0.0, (numbers[END] - u) / (numbers[END] - numbers[BEGIN])))
+    counted = (1 - left) ** 4
+    return counted * alive + (1 - counted) * (wide + numbers[AHEAD] / numbers[LAG] * (wide - smooth))
+
+
+# steer.openness
+@compiled
+def openness(x: Array, epsilon: Any, weight: Any, odd: Any, norm: Array, scale: Any) -> Any:
+    top, parts = np.float32(1e-30), np.int64(0)
+    for n in range(x.shape[0]):
+        top = max(top, abs(gate(x[n], epsilon, weight, odd)[0] / (norm[n] * scale)))
+    for n in range(x.shape[0]):
+        size = abs(gate(x[n], epsilon, weight, odd)[0] / (norm[n] * scale))
+        parts += np.int64(size / top * np.float32(PARTS))
+    return parts / np.float64(PARTS)
+
+
 @compiled
 def alive_in(x: Array) -> Any:
     alive = 0
@@ -160,16 +185,20 @@ def steer(
     total, steps = x.shape[0], numbers[STEPS]
     penalty, caution, frozen, u = control[0], control[1], control[2], done / steps
     weight, odd = weight_of(epsilon, numbers), numbers[ODD] != 0
-    alive = alive_in(x)
-    if alive < numbers[KEEP]:
+    alive, smooth = alive_in(x), control[3]
+    held = alive < numbers[KEEP]
+    if held:
         hold(x, velocity, before, numbers[KEEP] - alive if u >= numbers[HURRY] else total)
         alive = alive_in(x)
         penalty = max(penalty * numbers[CUT], 0.0 if frozen else min(penalty, numbers[BASE]))
         caution = max(0.01, caution * 0.5)
-    elif frozen:
+    wide = openness(x, epsilon, weight, odd, norm, scale)
+    smooth = smooth + (wide - smooth) / max(1.0, numbers[LAG] * steps) if smooth != 0 else wide
+    if frozen and not held:
         penalty *= math.exp(-numbers[FADE] / steps)
-    else:
-        penalty *= math.exp(min(20.0, caution * growth(u, total, alive, numbers) / steps))
+    elif not held:
+        count = expected(u, alive, wide, smooth, numbers)
+        penalty *= math.exp(min(20.0, caution * growth(u, total, count, numbers) / steps))
         caution = min(1.0, caution * 1.1)
     if frozen:
         near = np.float32(1.5 * numbers[CLEAR])
@@ -186,7 +215,7 @@ def steer(
             for n in range(total):
                 dead[n] = x[n] == 0
             frozen = 1.0
-    control[0], control[1], control[2] = penalty, caution, frozen
+    control[0], control[1], control[2], control[3] = penalty, caution, frozen, smooth
     before[:] = x
 
 

@@ -125,7 +125,7 @@ class Gates(nn.Module):
         self.register_buffer("noise", torch.zeros_like(ones))
         self.register_buffer("steps_done", torch.tensor(0))
         # λ, caution, whether the dead set is frozen; then the dead set; then x and its momentum a step ago
-        self.register_buffer("control", torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
+        self.register_buffer("control", torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64))
         self.register_buffer("dead", torch.zeros_like(ones, dtype=torch.bool))
         self.register_buffer("before", ones.clone())
         self.register_buffer("flags", torch.zeros(2, dtype=torch.int64), persistent=False)
@@ -356,7 +356,7 @@ class Gates(nn.Module):
             self._loaded = False
             self.mirror()
         else:
-            self.control.copy_(torch.tensor([first, 1.0, 0.0], dtype=torch.float64))
+            self.control.copy_(torch.tensor([first, 1.0, 0.0, 0.0], dtype=torch.float64))
             self.dead.zero_()
             with torch.no_grad():
                 remember(self)
@@ -485,7 +485,7 @@ class Gates(nn.Module):
     def mirror(self) -> None:
         """Write the learning rate and λ of the moment where the optimizer has them elsewhere."""
         if self._prox is not None:
-            penalty, _, frozen = self.control.tolist()
+            penalty, _, frozen, _ = self.control.tolist()
             self._prox.param_groups[0]["lr"] = self.schedule.lr(int(self.steps_done))
             set_penalty(self, self._prox, penalty, bool(frozen))
 

@@ -13,24 +13,30 @@ from torch import Tensor
 from lpfs.gates.control import Keep
 from lpfs.gates.optimizer import ProxSGD
 
+PARTS = 65_536
+
 if TYPE_CHECKING:
     from lpfs.gates.module import Gates
 
 
 def steer(gates: Gates, prox: ProxSGD, keep: Keep, done: int) -> None:
     """Move λ after a step of the gates; hold those who died in it if they were too many."""
-    penalty, caution, frozen = gates.view("control").tolist()
+    penalty, caution, frozen, smooth = gates.view("control").tolist()
     u = done / gates.steps
     alive = int(np.count_nonzero(gates.view("x")))
-    if alive < keep.keep:
+    held = alive < keep.keep
+    if held:
         _hold(gates, prox, keep.keep - alive if u >= keep.hurry else len(gates.names))
         alive = int(np.count_nonzero(gates.view("x")))
         least = 0.0 if frozen else min(penalty, gates.base_penalty)
         penalty, caution = max(penalty * keep.cut, least), max(0.01, caution * 0.5)
-    elif frozen:
+    open_ = openness(gates.values)
+    smooth = smooth + (open_ - smooth) / max(1.0, keep.lag * gates.steps) if smooth else open_
+    if frozen and not held:
         penalty *= math.exp(-keep.fade / gates.steps)
-    else:
-        penalty *= math.exp(min(20.0, caution * keep.growth(u, len(gates.names), alive) / gates.steps))
+    elif not held:
+        expected = keep.expected(u, alive, open_, smooth)
+        penalty *= math.exp(min(20.0, caution * keep.growth(u, len(gates.names), expected) / gates.steps))
         caution = min(1.0, caution * 1.1)
     if frozen:
         _lead_away(gates, keep, done)
@@ -39,9 +45,19 @@ def steer(gates: Gates, prox: ProxSGD, keep: Keep, done: int) -> None:
         if clear or u >= keep.hurry:
             gates.dead.copy_(gates.x == 0)
             frozen = 1.0
-    gates.store("control", penalty, caution, frozen)
+    gates.store("control", penalty, caution, frozen, smooth)
     remember(gates)
     set_penalty(gates, prox, penalty, bool(frozen))
+
+
+def openness(values: Tensor) -> float:
+    """Return Σ|g| over the largest |g|, each in 65,536ths: whole numbers add up alike in any order.
+
+    >>> openness(torch.tensor([0.0, 0.8, -0.4, 0.2]))
+    1.75
+    """
+    size = values.detach().abs()
+    return int((size / size.max().clamp(min=1e-30) * PARTS).long().sum()) / PARTS
 
 
 def remember(gates: Gates) -> None:

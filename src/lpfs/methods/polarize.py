@@ -46,8 +46,9 @@ class Polarize(Callback):
             return True
         batch = on_device(self.held.next(), self.gates.x.device)
         self.effort.add(forwards=len(batch), backwards=len(batch))
-        if self.kept is None and state.config.graph and not batch.bags:
+        if state.config.graph and not batch.bags and (self.kept is None or len(batch) > len(self.kept)):
             self.kept = a_copy(batch, self.gates.x.device)
+            state.recapture = True
         if self.kept is None or not same_shape(self.kept, batch):
             self.batch = batch
             return False

@@ -48,7 +48,7 @@ class Thinning(Callback):
         self.names, self.steps, self.first = tuple(names), task.steps, begin * task.steps
         self.fixed = task.wish.penalty
         keep = task.wish.keep or len(self.names)
-        self.control = Keep(keep, begin=begin + 0.1, end=0.7, hurry=2.0)  # it never hurries
+        self.control = Keep(keep, begin=begin + 0.1, end=0.7, hurry=2.0, least=4.0)  # it never hurries
         device = next(task.model.parameters()).device
         # (N,) 0.0 for those that must be kept: they are never shrunk
         self.free = torch.tensor([float(name not in task.wish.must_keep) for name in names], device=device)

@@ -91,6 +91,8 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise InputError(f"{name} must be a whole number >= {least}, found {value!r}")
+        if self.graph not in (None, True, False):
+            raise InputError(f"graph must be true, false or left out; found {self.graph!r}")
         both = set(self.must_keep) & set(self.must_drop)
         if both:
             raise InputError(f"field {min(both)!r} must be kept and must be dropped: decide")

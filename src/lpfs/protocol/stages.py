@@ -30,6 +30,7 @@ from lpfs.protocol.recipe import Recipe
 from lpfs.protocol.settings import Settings
 from lpfs.protocol.tell import Teller
 from lpfs.schema import Schema, Selection
+from lpfs.tables.engines.choice import captures
 from lpfs.train.callback import Callback, State
 from lpfs.train.config import Training
 from lpfs.train.evaluate import Metrics, evaluate
@@ -100,8 +101,9 @@ class Work:
     @property
     def captured(self) -> bool:
         """Whether steps are captured as CUDA graphs: on a GPU in one process, if the settings say nothing."""
-        wanted = self.settings.graph
-        return self.device.type == "cuda" and not current().several if wanted is None else wanted
+        if self.settings.graph is not None:
+            return self.settings.graph
+        return self.device.type == "cuda" and not current().several and captures(self.device)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return a fresh optimizer."""

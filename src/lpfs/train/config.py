@@ -12,9 +12,13 @@ from lpfs.schema import known_keys
 from lpfs.train.predict import Precision
 from lpfs.train.schedule import NAMES, Name
 
-# What may be different when a run goes on: how long, what is shown and kept, never what is computed.
+# What may be different when a run goes on: how long, what is shown and kept, never what is computed; a captured
+# step computes the same, and another machine may not be able to capture.
 FREE = frozenset(
-    {"steps", "epochs", "quiet", "tensorboard", "mlflow", "keep_checkpoints", "checkpoint_every", "check_every"}
+    {
+        *("steps", "epochs", "quiet", "tensorboard", "mlflow", "keep_checkpoints", "checkpoint_every"),
+        *("check_every", "graph"),
+    }
 )
 
 

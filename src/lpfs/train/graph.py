@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lpfs.data.batches.batch import Batch
-from lpfs.errors import InputError
+from lpfs.errors import InputError, LpfsError
 from lpfs.tables.optim import on_device as rates_on_device
 from lpfs.tables.optim import to_device, to_host
 from lpfs.tables.rows import forget
@@ -39,6 +39,8 @@ class GraphStepper(Stepper):
         if self.stream is None:
             self._begin()
         batch = on_device(batch, self.device)
+        if self.held is not None and len(batch) > len(self.held) and not batch.bags:
+            self.graph = self.held = None  # a short one was captured, the last of a pass: take this one instead
         fits = self.fetch() and not batch.bags and (self.held is None or same_shape(self.held, batch))
         assert self.stream is not None
         self.stream.wait_stream(torch.cuda.current_stream())
@@ -97,9 +99,12 @@ class GraphStepper(Stepper):
         torch.cuda.synchronize()
         try:
             self.graph = self._captured_step()
+        except (LpfsError, torch.OutOfMemoryError):
+            raise
         except RuntimeError as error:
             raise InputError(
-                f"the step cannot be captured; train with graph=False ({str(error).splitlines()[0]})"
+                "the step cannot be captured; train with graph=False, or --graph off "
+                f"({str(error.__context__ or error).splitlines()[0]})"
             ) from error
 
     def _captured_step(self) -> torch.cuda.CUDAGraph:

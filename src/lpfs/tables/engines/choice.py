@@ -37,6 +37,11 @@ def engine_for(weight: Tensor) -> ModuleType:
     return _fastest("triton") if weight.is_cuda else plain
 
 
+def captures(device: torch.device) -> bool:
+    """Return whether tables on this GPU do without the host, so that a step with them can be captured."""
+    return engine_for(torch.empty(0, device=device)) is not plain
+
+
 @contextmanager
 def use_engine(name: str) -> Iterator[None]:
     """Within this block float32 tables use the engine of this name: ``torch``, ``numba`` or ``triton``."""
