@@ -50,7 +50,7 @@ def same(plain: Gates, other: Gates) -> None:
         (12, 4, {"costs": [1.0 + n for n in range(12)], "threshold": "momentum"}),
         (9, 8, {"momentum": 0.0}),
         (27, 20, {"prox": "positive"}),
-        (12, 4, {"control": Keep(4, travel=0.5, begin=0.2, end=0.6, freeze=0.6, least=2.0, ahead=0.0)}),
+        (12, 4, {"control": Keep(4, travel=0.5, begin=0.2, end=0.6, freeze=0.6, least=2.0, ahead=0.2)}),
     ],
 )
 def test_a_search_is_the_same_step_by_step(gate, kind, size, keep, settings):

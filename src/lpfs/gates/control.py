@@ -7,10 +7,10 @@ first. So K is reached by moving λ, never by cutting a ranking. In the search's
   0: on its own it would drop nothing. All gates sink together at first, the logits shrink, and each gate feels how
   much its field is missed: by the time the first ones arrive at zero they are in order.
 - From ``begin`` to ``end`` a target falls from N to K, quadratically: fast while there is much to drop. While more
-  gates are alive than the target says, λ grows, in proportion to the excess, slowly at
-  first (``least``, in the end ``most``). A gate that has begun to sink takes its time, and a λ that grew meanwhile
-  would take others along: so what is counted is how many will be alive ``ahead`` of now. That is Σ|g| over the
-  largest |g|, and its fall since ``lag`` ago drawn out.
+  gates are alive than the target says, λ grows, in proportion to the excess, slowly at first (``least``, in the
+  end ``most``): a gate that has begun to sink takes its time, and a λ that grows meanwhile takes others along.
+  With ``ahead`` above 0 what is counted is how many will be alive that much later: Σ|g| over the largest |g|, and
+  its fall since ``lag`` ago drawn out.
 - Who would die in a step that leaves fewer than K alive is held where it was, at rest, and λ is cut, but not below
   where it began: nobody is lost by accident, ties part, and what can't be revived needn't be. A λ that fell
   further would let chance revive the dead, and take the place of those who are needed. From ``hurry`` on only as
@@ -44,7 +44,7 @@ class Keep:
     cut: float = 0.7
     fade: float = 40.0
     clear: float = 0.2
-    ahead: float = 0.2
+    ahead: float = 0.0
     lag: float = 0.05
 
     def __post_init__(self) -> None:
@@ -84,7 +84,8 @@ class Keep:
 
         Towards ``end`` that gives way to how many are alive.
 
-        >>> Keep(15).expected(0.1, 60, 50.0, 52.0), Keep(15).expected(0.75, 60, 50.0, 52.0)
+        >>> keep = Keep(15, ahead=0.2)
+        >>> keep.expected(0.1, 60, 50.0, 52.0), keep.expected(0.75, 60, 50.0, 52.0)
         (42.0, 60.0)
         """
         if not self.ahead or u >= self.hurry:

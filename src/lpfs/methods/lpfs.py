@@ -115,7 +115,7 @@ def make_prox(gates: Gates, options: Options, wish: Wish) -> ProxSGD:
     free = {name for name, cost in zip(gates.names, costs or (), strict=False) if cost == 0}
     least = max(1, len(free | set(wish.must_keep)))  # who is not penalised cannot be let go
     # it looks for a set on its way down, whose pace was found with these
-    down = Keep(least, travel=0.4, begin=0.2, end=LATEST, freeze=LATEST, hurry=0.9, least=4.0, ahead=0.0)
+    down = Keep(least, travel=0.4, begin=0.2, end=LATEST, freeze=LATEST, hurry=0.9, least=4.0)
     return options.optimizer(gates, wish, keep=least, costs=costs, control=down)
 
 
