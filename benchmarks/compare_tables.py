@@ -163,7 +163,8 @@ def overview(results: Path) -> str:
         "Area under the K-AUC curve, (AUC - .5) / .5, of the kept fields trained from scratch, on test rows, mean "
         "over seeds, and the rank. ▲ ahead of lpfs++ beyond noise, ▽ behind it beyond noise (the 95 % intervals "
         "over seeds and over test rows together; not corrected for the number of comparisons); no mark: within "
-        "noise. `all` keeps every field and `oracle` knows the truth: they have no rank. Each folder has the "
+        "noise. `all` keeps every field and `oracle` knows the truth: they have no rank. "
+        "The mean rank is over the tables where a method ran, which are not the same for all. Each folder has the "
         "whole comparison: AUC of every K, intervals, logloss, overlap over seeds, cost of a search.",
         table(["method", *(about(name, values) for name, values in found.items()), "mean rank"], rows),
         "Nothing was tuned here (`--tune` is off): every method runs with its defaults. Those of LPFS and LPFS++ "
