@@ -26,6 +26,9 @@ from dataclasses import dataclass
 
 from lpfs.errors import InputError
 
+# A steeper way down, for searches that pass K on their way or are short: a high first λ, and no slow beginning.
+STEEP = {"travel": 0.4, "begin": 0.2, "least": 4.0}
+
 
 @dataclass(frozen=True)
 class Keep:
@@ -88,14 +91,12 @@ class Keep:
         >>> keep.expected(0.1, 60, 50.0, 52.0), keep.expected(0.75, 60, 50.0, 52.0)
         (42.0, 60.0)
         """
-        if not self.ahead or u >= self.hurry:
-            return alive
         counted = self.counted(u)
         return counted * alive + (1 - counted) * (open_ + self.ahead / self.lag * (open_ - smooth))
 
     def counted(self, u: float) -> float:
-        """Return the weight of how many are alive, next to what is expected."""
-        return (1 - self.left(u)) ** 4
+        """Return the weight of how many are alive, next to what is expected; all of it if nobody looks ahead."""
+        return (1 - self.left(u)) ** 4 if self.ahead and u < self.hurry else 1.0
 
     def growth(self, u: float, total: int, alive: float) -> float:
         """Return d(log λ)/du while this many are alive, or expected: 0 while there is no excess."""

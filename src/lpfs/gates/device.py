@@ -45,7 +45,7 @@ def make_table(gates: Gates) -> Tensor:
             rush = keep.gain * (1 + 100 * (u - keep.hurry) / (1 - keep.hurry)) if u >= keep.hurry else 0.0
             row += [target, width, keep.limit(u), rush, u >= keep.freeze, u >= keep.hurry]
         row += [min(max(1, gates.steps - done), 100), gates.refreshes(done), 0.0]
-        row += [1.0 if keep is None or not keep.ahead or u >= keep.hurry else keep.counted(u)]
+        row += [1.0 if keep is None else keep.counted(u)]
         rows.append(row)
     table = torch.tensor(rows, dtype=torch.float64).to(gates.x.device)
     if gates.rescale == "epsilon":
@@ -136,12 +136,13 @@ def _steer(gates: Gates, prox: ProxSGD, row: Tensor) -> None:
     alive = (back != 0).sum()
     values = gates.values_of(back)
 
-    size = values.abs()
-    wide = (size / size.amax().clamp(min=1e-30) * PARTS).long().sum() / float(PARTS)
-    wide = wide.double()
-    smooth = torch.where(smooth != 0, smooth + (wide - smooth) / max(1.0, keep.lag * gates.steps), wide)
-    expected = wide + keep.ahead / keep.lag * (wide - smooth)
-    excess = row[COUNTED] * alive + (1 - row[COUNTED]) * expected - row[TARGET]
+    excess = alive - row[TARGET]
+    if keep.ahead:
+        size = values.abs()
+        wide = (size / size.amax().clamp(min=1e-30) * PARTS).long().sum().double() / PARTS
+        smooth = torch.where(smooth != 0, smooth + (wide - smooth) / max(1.0, keep.lag * gates.steps), wide)
+        expected = wide + keep.ahead / keep.lag * (wide - smooth)
+        excess = row[COUNTED] * alive + (1 - row[COUNTED]) * expected - row[TARGET]
     growth = keep.gain * torch.minimum(excess / row[WIDTH], row[LIMIT])
     growth = torch.where(row[HURRY] != 0, row[RUSH], growth)
     growth = growth.masked_fill((row[LIMIT] == 0) | (excess <= 0), 0.0)

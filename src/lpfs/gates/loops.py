@@ -192,7 +192,7 @@ def steer(
         alive = alive_in(x)
         penalty = max(penalty * numbers[CUT], 0.0 if frozen else min(penalty, numbers[BASE]))
         caution = max(0.01, caution * 0.5)
-    wide = openness(x, epsilon, weight, odd, norm, scale)
+    wide = openness(x, epsilon, weight, odd, norm, scale) if numbers[AHEAD] != 0 else 0.0
     smooth = smooth + (wide - smooth) / max(1.0, numbers[LAG] * steps) if smooth != 0 else wide
     if frozen and not held:
         penalty *= math.exp(-numbers[FADE] / steps)

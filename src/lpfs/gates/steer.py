@@ -30,7 +30,7 @@ def steer(gates: Gates, prox: ProxSGD, keep: Keep, done: int) -> None:
         alive = int(np.count_nonzero(gates.view("x")))
         least = 0.0 if frozen else min(penalty, gates.base_penalty)
         penalty, caution = max(penalty * keep.cut, least), max(0.01, caution * 0.5)
-    open_ = openness(gates.values)
+    open_ = openness(gates.values) if keep.ahead else 0.0
     smooth = smooth + (open_ - smooth) / max(1.0, keep.lag * gates.steps) if smooth else open_
     if frozen and not held:
         penalty *= math.exp(-keep.fade / gates.steps)

@@ -9,7 +9,7 @@ from typing import Any
 
 from lpfs.errors import InputError
 from lpfs.gates.attach import attach
-from lpfs.gates.control import Keep
+from lpfs.gates.control import STEEP, Keep
 from lpfs.gates.functions import GateFunction, gate_function
 from lpfs.gates.module import NAME as GATES
 from lpfs.gates.module import Gates, Rescale
@@ -114,8 +114,7 @@ def make_prox(gates: Gates, options: Options, wish: Wish) -> ProxSGD:
         return options.optimizer(gates, wish, penalty=wish.penalty, costs=costs)
     free = {name for name, cost in zip(gates.names, costs or (), strict=False) if cost == 0}
     least = max(1, len(free | set(wish.must_keep)))  # who is not penalised cannot be let go
-    # it looks for a set on its way down, whose pace was found with these
-    down = Keep(least, travel=0.4, begin=0.2, end=LATEST, freeze=LATEST, hurry=0.9, least=4.0)
+    down = Keep(least, end=LATEST, freeze=LATEST, hurry=0.9, **STEEP)
     return options.optimizer(gates, wish, keep=least, costs=costs, control=down)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import lpfs
-from lpfs.gates.control import Keep
+from lpfs.gates.control import STEEP, Keep
 from lpfs.schema import Selection
 from lpfs.sklearn.encode import Encoded, standardised
 from lpfs.sklearn.net import Net
@@ -32,7 +32,7 @@ HELD = 1 / 3
 # How often the history is written.
 RECORDS = 50
 # When gates die in these short searches over few columns: earlier than in a search on a log.
-PACE = {"travel": 0.4, "begin": 0.2, "end": 0.55, "freeze": 0.55, "hurry": 0.7, "least": 4.0}
+PACE = {**STEEP, "end": 0.55, "freeze": 0.55, "hurry": 0.7}
 
 
 class Part:
