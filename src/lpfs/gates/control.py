@@ -9,8 +9,8 @@ first. So K is reached by moving λ, never by cutting a ranking. In the search's
 - From ``begin`` to ``end`` a target falls from N to K, quadratically: fast while there is much to drop. While more
   gates are alive than the target says, λ grows, in proportion to the excess, slowly at first (``least``, in the
   end ``most``): a gate that has begun to sink takes its time, and a λ that grows meanwhile takes others along.
-  With ``ahead`` above 0 what is counted is how many will be alive that much later: Σ|g| over the largest |g|, and
-  its fall since ``lag`` ago drawn out.
+  So what is counted is how many will be alive ``ahead`` from now: Σ|g| over the largest |g|, and its fall since
+  ``lag`` ago drawn out. Towards ``end`` that gives way to how many are alive.
 - Who would die in a step that leaves fewer than K alive is held where it was, at rest, and λ is cut, but not below
   where it began: nobody is lost by accident, ties part, and what can't be revived needn't be. A λ that fell
   further would let chance revive the dead, and take the place of those who are needed. From ``hurry`` on only as
@@ -26,8 +26,9 @@ from dataclasses import dataclass
 
 from lpfs.errors import InputError
 
-# A steeper way down, for searches that pass K on their way or are short: a high first λ, and no slow beginning.
-STEEP = {"travel": 0.4, "begin": 0.2, "least": 4.0}
+# A steeper way down, for searches that pass K on their way or are short: a high first λ, no slow beginning, and
+# nothing but who is alive counts.
+STEEP = {"travel": 0.4, "begin": 0.2, "least": 4.0, "ahead": 0.0}
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Keep:
     keep: int
     travel: float = 1.2
     begin: float = 0.1
-    end: float = 0.75
+    end: float = 0.6
     freeze: float = 0.75
     hurry: float = 0.85
     gain: float = 10.0
@@ -47,7 +48,7 @@ class Keep:
     cut: float = 0.7
     fade: float = 40.0
     clear: float = 0.2
-    ahead: float = 0.0
+    ahead: float = 0.1
     lag: float = 0.05
 
     def __post_init__(self) -> None:
@@ -63,7 +64,7 @@ class Keep:
     def target(self, u: float, total: int) -> float:
         """Return how many of ``total`` gates should be alive at time u in [0, 1].
 
-        >>> [Keep(15).target(u, 60) for u in (0.0, 0.1, 0.75, 1.0)]
+        >>> [Keep(15).target(u, 60) for u in (0.0, 0.1, 0.6, 1.0)]
         [60.0, 60.0, 15.0, 15.0]
         """
         left = self.left(u)
@@ -76,7 +77,7 @@ class Keep:
     def limit(self, u: float) -> float:
         """Return the largest growth, over ``gain``: nothing before ``begin``, then slow, then faster.
 
-        >>> [Keep(15).limit(u) for u in (0.0, 0.1, 0.75)]
+        >>> [Keep(15).limit(u) for u in (0.0, 0.1, 0.6)]
         [0.0, 1.0, 4.0]
         """
         gone = 1 - self.left(u)
@@ -85,10 +86,8 @@ class Keep:
     def expected(self, u: float, alive: int, open_: float, smooth: float) -> float:
         """Return how many will be alive in a while, from how open the gates are now and were of late.
 
-        Towards ``end`` that gives way to how many are alive.
-
         >>> keep = Keep(15, ahead=0.2)
-        >>> keep.expected(0.1, 60, 50.0, 52.0), keep.expected(0.75, 60, 50.0, 52.0)
+        >>> keep.expected(0.1, 60, 50.0, 52.0), keep.expected(0.6, 60, 50.0, 52.0)
         (42.0, 60.0)
         """
         counted = self.counted(u)
