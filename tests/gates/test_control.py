@@ -149,7 +149,7 @@ def test_gates_that_sink_are_not_counted():
     keep = Keep(15, ahead=0.2)
     assert keep.expected(0.3, 60, 50.0, 50.0) < 60  # less open than they could be
     assert keep.expected(0.3, 60, 50.0, 54.0) < keep.expected(0.3, 60, 50.0, 50.0)  # and sinking
-    assert keep.expected(0.6, 60, 50.0, 54.0) == keep.expected(0.9, 60, 50.0, 54.0) == 60
+    assert keep.expected(0.5, 60, 50.0, 54.0) == keep.expected(0.9, 60, 50.0, 54.0) == 60
     assert Keep(15, ahead=0.0).expected(0.3, 60, 50.0, 54.0) == 60
 
 

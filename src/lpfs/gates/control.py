@@ -36,9 +36,9 @@ class Keep:
     """Settings of the control of λ; docs/method.md says how the defaults were found."""
 
     keep: int
-    travel: float = 1.2
+    travel: float = 1.0
     begin: float = 0.1
-    end: float = 0.6
+    end: float = 0.5
     freeze: float = 0.75
     hurry: float = 0.85
     gain: float = 10.0
@@ -48,7 +48,7 @@ class Keep:
     cut: float = 0.7
     fade: float = 40.0
     clear: float = 0.2
-    ahead: float = 0.1
+    ahead: float = 0.2
     lag: float = 0.05
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class Keep:
     def target(self, u: float, total: int) -> float:
         """Return how many of ``total`` gates should be alive at time u in [0, 1].
 
-        >>> [Keep(15).target(u, 60) for u in (0.0, 0.1, 0.6, 1.0)]
+        >>> [Keep(15).target(u, 60) for u in (0.0, 0.1, 0.5, 1.0)]
         [60.0, 60.0, 15.0, 15.0]
         """
         left = self.left(u)
@@ -77,7 +77,7 @@ class Keep:
     def limit(self, u: float) -> float:
         """Return the largest growth, over ``gain``: nothing before ``begin``, then slow, then faster.
 
-        >>> [Keep(15).limit(u) for u in (0.0, 0.1, 0.6)]
+        >>> [Keep(15).limit(u) for u in (0.0, 0.1, 0.5)]
         [0.0, 1.0, 4.0]
         """
         gone = 1 - self.left(u)
@@ -86,8 +86,8 @@ class Keep:
     def expected(self, u: float, alive: int, open_: float, smooth: float) -> float:
         """Return how many will be alive in a while, from how open the gates are now and were of late.
 
-        >>> keep = Keep(15, ahead=0.2)
-        >>> keep.expected(0.1, 60, 50.0, 52.0), keep.expected(0.6, 60, 50.0, 52.0)
+        >>> keep = Keep(15)
+        >>> keep.expected(0.1, 60, 50.0, 52.0), keep.expected(0.5, 60, 50.0, 52.0)
         (42.0, 60.0)
         """
         counted = self.counted(u)
