@@ -4,7 +4,7 @@
 first. So K is reached by moving λ, never by cutting a ranking. In the search's own time u = step / steps:
 
 - λ starts where a gate without any gradient would need ``travel`` times the way it can go, Ση, to slide from 1 to
-  0: on its own it would drop nothing. All gates sink together at first, the logits shrink, and each gate feels how
+  0: with 1.0 it would get there at the very end. All gates sink together at first, the logits shrink, and each gate feels how
   much its field is missed: by the time the first ones arrive at zero they are in order.
 - From ``begin`` to ``end`` a target falls from N to K, quadratically: fast while there is much to drop. While more
   gates are alive than the target says, λ grows, in proportion to the excess, slowly at first (``least``, in the
@@ -16,8 +16,8 @@ first. So K is reached by moving λ, never by cutting a ranking. In the search's
   further would let chance revive the dead, and take the place of those who are needed. From ``hurry`` on only as
   many are held as are missing, who was farthest from zero first.
 - From ``freeze`` on, once exactly K are alive and clear of zero, the dead set is frozen and λ fades away, so that
-  the survivors settle while ε falls to its end. From ``hurry`` on λ grows faster and faster while too many are
-  alive, the freeze no longer waits, and a survivor near zero is led away from it.
+  the survivors settle while ε falls to its end, and one near zero is led away from it. From ``hurry`` on λ grows
+  faster and faster while too many are alive, and the freeze no longer waits.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 HELD = 1 / 3
 # How often the history is written.
 RECORDS = 50
-# When gates die in these short searches over few columns: earlier than in a search on a log.
+# When gates die in these short searches over few columns, and when the dead set is frozen: early.
 PACE = {**STEEP, "end": 0.55, "freeze": 0.55, "hurry": 0.7}
 
 
