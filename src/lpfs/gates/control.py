@@ -4,8 +4,8 @@
 first. So K is reached by moving λ, never by cutting a ranking. In the search's own time u = step / steps:
 
 - λ starts where a gate without any gradient would need ``travel`` times the way it can go, Ση, to slide from 1 to
-  0: with 1.0 it would get there at the very end. All gates sink together at first, the logits shrink, and each gate feels how
-  much its field is missed: by the time the first ones arrive at zero they are in order.
+  0: with 1.0 it would get there at the very end. All gates sink together at first, the logits shrink, and each
+  gate feels how much its field is missed: by the time the first ones arrive at zero they are in order.
 - From ``begin`` to ``end`` a target falls from N to K, quadratically: fast while there is much to drop. While more
   gates are alive than the target says, λ grows, in proportion to the excess, slowly at first (``least``, in the
   end ``most``): a gate that has begun to sink takes its time, and a λ that grows meanwhile takes others along.

@@ -124,7 +124,7 @@ class Gates(nn.Module):
         self.register_buffer("scale", torch.tensor(1.0, dtype=torch.float32))
         self.register_buffer("noise", torch.zeros_like(ones))
         self.register_buffer("steps_done", torch.tensor(0))
-        # λ, caution, whether the dead set is frozen, how open the gates were of late; then the dead set; x a step ago
+        # λ, caution, whether the dead set is frozen, how open gates were of late; the dead set; x a step ago
         self.register_buffer("control", torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64))
         self.register_buffer("dead", torch.zeros_like(ones, dtype=torch.bool))
         self.register_buffer("before", ones.clone())
