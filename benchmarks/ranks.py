@@ -39,8 +39,8 @@ from lpfs.train.joined import joined
 from lpfs.train.launched import launched
 from lpfs.train.ranks import current
 
-ROWS, BATCH, STEPS, KEEP = 20_000, 256, 400, 6
-SHOWN = (1, 10, 50, 100, 200, 300, 400)
+ROWS, BATCH, STEPS, KEEP = 60_000, 256, 600, 15
+SHOWN = (1, 10, 50, 100, 200, 400, 600)
 
 
 class Reversed:
