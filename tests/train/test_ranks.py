@@ -167,20 +167,15 @@ def test_one_step_is_off_by_the_rounding_of_a_sum_at_most(seen, log):
     assert bool((plain.abs() > 100 * bound).any())  # the bound says something
 
 
-@pytest.mark.parametrize(
-    ("name", "how", "jump"), [("penalty", {"penalty": 0.02}, 0.0), ("keep", {"keep": 3}, 1e-4)]
-)
-def test_gates_are_as_near_to_one_process_as_that_is_to_itself(seen, log, name, how, jump):
-    """One process whose batches have their rows in another order rounds otherwise, and is no nearer to itself.
-
-    With ``keep`` λ follows how open the gates are, in 65,536ths: rounding may make that one more or less.
-    """
+@pytest.mark.parametrize(("name", "how"), [("penalty", {"penalty": 0.02}), ("keep", {"keep": 3})])
+def test_gates_are_as_near_to_one_process_as_that_is_to_itself(seen, log, name, how):
+    """One process whose batches have their rows in another order rounds otherwise, and is no nearer to itself."""
     ranks, plain, turned = seen[0]["gates"][name], searched(log, **how), searched(log, turned=True, **how)
     own = [float((a - b).abs().max()) for a, b in zip(plain["course"], turned["course"], strict=True)]
     far = [float((a - b).abs().max()) for a, b in zip(plain["course"], ranks["course"], strict=True)]
     assert far[0] == own[0] == 0.0
     assert max(far) > 0.0  # they are not the same numbers by accident
-    assert max(far) <= max(10 * max(own), jump)
+    assert max(far) <= 10 * max(own)
     assert ranks["kept"] == plain["kept"] == turned["kept"]
 
 

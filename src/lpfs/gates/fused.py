@@ -113,8 +113,8 @@ def _advance(x, velocity, before, dead, control, table, steps_done, flags, epsil
         value, _ = _gate(now, small, alpha * libdevice.pow(small, power), ODD)
         value = tl.abs(tl.div_rn(value, whole * size))
         widest = tl.zeros_like(value) + tl.maximum(tl.max(value), 1e-30)
-        parts = tl.sum((tl.div_rn(value, widest) * 65536.0).to(tl.int32))
-        wide = parts.to(tl.float64) / 65536.0
+        parts = tl.sum((tl.div_rn(value, widest) * 16777216.0).to(tl.int64))
+        wide = parts.to(tl.float64) / 16777216.0
         smooth = tl.where(smooth != 0, smooth + (wide - smooth) / lag, wide) * (ahead != 0)
         counted = tl.load(row + 11)
         excess = counted * alive + (1 - counted) * (wide + ahead * (wide - smooth)) - tl.load(row + 2)

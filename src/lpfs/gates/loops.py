@@ -27,7 +27,7 @@ START, RATE, EVERY, FLOOR = range(4)
 # what ``advance`` found
 FINE, ASK, ALL_ZERO, ENDED = range(4)
 
-PARTS = 65_536
+PARTS = 1 << 24
 ONE, TWO, FLAT = np.float32(1), np.float32(2), np.float32(1e15)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from lpfs.gates.control import Keep
 from lpfs.gates.optimizer import ProxSGD
 
-PARTS = 65_536
+PARTS = 1 << 24  # as fine as float32: coarser ones would turn the last bit of a gate into a step of λ
 
 if TYPE_CHECKING:
     from lpfs.gates.module import Gates
@@ -51,7 +51,7 @@ def steer(gates: Gates, prox: ProxSGD, keep: Keep, done: int) -> None:
 
 
 def openness(values: Tensor) -> float:
-    """Return Σ|g| over the largest |g|, each in 65,536ths: whole numbers add up alike in any order.
+    """Return Σ|g| over the largest |g|, each in parts of 2⁻²⁴: whole numbers add up alike in any order.
 
     >>> openness(torch.tensor([0.0, 0.8, -0.4, 0.2]))
     1.75
