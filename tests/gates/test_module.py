@@ -60,7 +60,7 @@ def test_the_epsilon_rescale_keeps_a_gate_at_one_where_x_is_one():
     off.optimizer(penalty=0.0)
     for _ in range(50):
         off.step()
-    assert float(off.values[0]) == pytest.approx((1 + 10 * math.sqrt(1e-5) * math.pi / 4) / 3.39274, rel=1e-3)
+    assert float(off.values[0]) == pytest.approx((1 + 10 * math.sqrt(1e-4) * math.pi / 4) / 3.39274, rel=1e-3)
 
 
 def test_the_rms_rescale_is_over_the_gates_alive_refreshed_and_then_frozen():

@@ -38,7 +38,7 @@ def test_the_default_is_the_same_curve_for_every_length(gate):
     for part in (0.0, 0.25, 0.5, 1.0):
         values = [schedule.epsilon(int(part * steps)) for steps, schedule in schedules.items()]
         assert values == pytest.approx([values[0]] * 3)
-    shrink = 1e-4 if gate.square else 1e-2
+    shrink = 1e-3 if gate.square else 1e-3**0.5
     assert schedules[600].epsilon(600) == pytest.approx(gate.epsilon * shrink)
     assert schedules[600].epsilon(10_000) == pytest.approx(gate.epsilon * shrink)
     assert make_schedule("scaled", gate, 10_000).lr(0) == pytest.approx(gate.lr)
