@@ -16,6 +16,9 @@ from lpfs.data.raw.files import open_source
 from lpfs.data.raw.source import Source
 from lpfs.errors import DataError, InputError
 
+NO_LABEL = "say which column is the label: label='click', or --label click"
+MOST_NAMES = 12  # columns that a message names
+
 
 @dataclass(frozen=True)
 class Job:
@@ -46,6 +49,8 @@ def plan(
     known = preset_options(preset) if preset is not None else {}
     layout = known.pop("fields", {})
     corrections = read_fields(fields)
+    if "label" not in {**known, **given}:
+        raise InputError(f"{NO_LABEL}; {columns_of(source, given)}")
     settings = make_options({**known, **given})
     opened = open_source(source, separator=settings.separator, header=settings.header)
     targets = (settings.label, *settings.tasks)
@@ -102,6 +107,13 @@ def order_by(time: str, settings: Options) -> Options:
     return replace(settings, time=time)
 
 
+def columns_of(source: Any, given: Mapping[str, Any]) -> str:
+    """Say which columns a log has; one that is not there is an error."""
+    names = open_source(source, separator=given.get("separator"), header=given.get("header", True)).names
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"the columns are {', '.join(names[:MOST_NAMES])}{more}"
+
+
 def make_options(given: dict[str, Any]) -> Options:
     """Build the options; an unknown one is an error with the nearest name."""
     names = list(Options.__dataclass_fields__)
@@ -109,7 +121,7 @@ def make_options(given: dict[str, Any]) -> Options:
         if name not in names:
             raise InputError(f"unknown option {name!r}{suggestion(name, names)}; there are {', '.join(names)}")
     if "label" not in given:
-        raise InputError("say which column is the label: label='click', or --label click")
+        raise InputError(NO_LABEL)
     try:
         return Options(**given)
     except TypeError as error:
