@@ -8,8 +8,14 @@ from known_truth import TINY, known_truth
 
 import lpfs
 from lpfs.errors import InputError, MissingPackageError
-from lpfs.methods.registry import METHODS, entry_of, options_of, settings_to_try
+from lpfs.methods.registry import METHODS, each_keep, entry_of, options_of, settings_to_try
 from lpfs.models.registry import make_model
+
+
+def test_what_only_some_settings_need():
+    assert not each_keep("adafs", {})
+    assert each_keep("adafs", {"hard": True})  # K is part of the network
+    assert each_keep("lpfs++", {})
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,12 @@ from known_truth import STRONG
 
 from lpfs.errors import InputError
 from lpfs.methods.autofis import Multipliers, Options
+from lpfs.methods.effort import Effort
 from lpfs.methods.first_layer import first_layer
 from lpfs.methods.registry import check_method, check_search
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
+from lpfs.models.registry import make_model
 from lpfs.train.callback import State
 from lpfs.train.config import Training
 from lpfs.train.step import make_optimizer
@@ -23,7 +25,7 @@ def made(options=Options(), steps=10):  # noqa: B008
     model = Case("dlrm_cross").make(MIXED)
     optimizer = make_optimizer(Training(lr=0.05), model.parameters())
     task = Task(model, optimizer, [], None, Wish(keep=2), steps)
-    return model, optimizer, Multipliers(task, model, options)
+    return model, optimizer, Multipliers(task, model, options, Effort())
 
 
 def test_steps_are_the_formula():
@@ -89,6 +91,29 @@ def test_parts_of_the_planted_fields_come_before_those_of_noise(looked):
     assert set(found.made["scores"]) == set(model.names)
     assert 0 <= found.made["own_count"] <= len(model.names)
     assert model.crosses.gate is None
+
+
+def test_multipliers_move_on_the_held_out_rows_alone(log):
+    """With rows of their own, what the weights learn from says nothing about α."""
+    torch.manual_seed(0)
+    model = make_model("dlrm_cross", log.schema, dim=4, hidden=[8])
+    optimizer = make_optimizer(Training(lr=0.01), model.parameters())
+    rows = log.part(1000, 1200)
+    stream = log.part(0, 1000).stream(50, shuffle=True)
+    task = Task(model, optimizer, stream, None, Wish(keep=2), 3, held=rows.stream(200))
+    effort = Effort()
+    driver = Multipliers(task, model, Options(lr=0.5), effort)
+    batch = next(iter(rows.stream(200)))
+    model.crosses.gate = driver.gate
+    state = State(model, optimizer, Training(), 3)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels[:, 0])
+    (expected,) = torch.autograd.grad(loss, [driver.alpha])
+    driver.alpha.grad = torch.full_like(driver.alpha, 7.0)  # of the weights' batch
+    driver.within_step(state)
+    torch.testing.assert_close(driver.total, 0.5 * expected)
+    assert all(each.grad is None for each in model.parameters())
+    assert effort.told()["backwards"] == 200
+    model.crosses.gate = None
 
 
 def test_a_search_that_is_killed_goes_on_bit_by_bit(same_after_a_kill):

@@ -8,6 +8,7 @@ from known_truth import SMALL, STRONG
 from torch import nn
 
 from lpfs.errors import InputError
+from lpfs.methods.first_layer import first_layer
 from lpfs.methods.permutation import Options
 from lpfs.methods.search import search
 from lpfs.models.registry import make_model
@@ -64,6 +65,23 @@ def test_every_part_of_a_model_of_crosses_is_shuffled(log):
     found = look(log, crossed, keep=3, repeats=2)
     assert set(found.made["scores"]) == set(crossed.names)
     assert len(found.kept) == 3
+
+
+def test_a_cross_that_the_model_does_not_use_loses_nothing(log):
+    """To shuffle its fields would: they are in other parts too."""
+    torch.manual_seed(0)
+    crossed = make_model("dlrm_cross", log.schema, **SMALL)
+    fit(crossed, log.part(0, 1000).stream(64, shuffle=True), lr=0.05, steps=200, quiet=True)
+    crosses = [name for name in crossed.names if "*" in name]
+    layer = first_layer(crossed, "permutation")
+    keep = torch.tensor([float(name not in crosses) for name in crossed.names])
+    layer.multiply(keep)
+    before = {name: each.clone() for name, each in crossed.state_dict().items()}
+    found = look(log, crossed, keep=2, repeats=3)
+    assert all(found.made["scores"][name] == 0.0 for name in crosses)
+    assert max(found.made["scores"].values()) > 0.02
+    assert not set(found.kept) & set(crosses)
+    assert crossed.state_dict().keys() == before.keys()  # nothing of the mask is left
 
 
 def test_refusals(log, model):

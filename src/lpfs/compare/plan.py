@@ -9,6 +9,7 @@ from typing import Any
 
 from lpfs.errors import InputError
 from lpfs.methods.registry import METHODS, check_method, settings_to_try
+from lpfs.methods.wish import Wish
 from lpfs.schema import known_keys
 
 ALL_FIELDS = "all fields"  # trained as the selections are, to compare with
@@ -70,10 +71,10 @@ class Plan:
         for name, options in self.options.items():
             check_method(name, options)
 
-    def check(self, parts: Sequence[str]) -> None:
+    def check(self, parts: Sequence[str], must_keep: Sequence[str] = ()) -> None:
         """Refuse sizes that cannot be had from these fields."""
-        if self.keep[-1] > len(parts):
-            raise InputError(f"keep must be between 1 and the {len(parts)} fields, found {self.keep[-1]}")
+        for size in (self.keep[-1], self.keep[0]):
+            Wish(keep=size, must_keep=tuple(must_keep)).check(parts)
 
     def jobs(self, first_seed: int, fields: int) -> list[Job]:
         """Return every run, seed by seed, all fields first."""
@@ -85,8 +86,7 @@ class Plan:
 
     def tries(self, method: str) -> list[dict[str, Any]]:
         """Return the settings that a method is tried with; those given go before its defaults."""
-        given = dict(self.options.get(method, {}))
-        return [{**given, **each} for each in settings_to_try(method, self.tune)]
+        return settings_to_try(method, self.tune, self.options.get(method, {}))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; ``from_json`` reads them back."""

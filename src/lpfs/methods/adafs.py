@@ -40,6 +40,11 @@ class Options:
         if not isinstance(self.hard, bool):
             raise InputError(f"hard must be true or false, found {self.hard!r}")
 
+    @property
+    def each_keep(self) -> bool:
+        """Whether another K is another search: with ``hard`` it is part of the network."""
+        return self.hard
+
 
 class AdaFS(Weighing):
     r"""Weights of the fields of a row,

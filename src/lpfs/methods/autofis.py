@@ -29,6 +29,7 @@ from lpfs.gates.state import rescale_state
 from lpfs.methods.checks import check_numbers
 from lpfs.methods.effort import Effort
 from lpfs.methods.first_layer import FirstLayer, first_layer
+from lpfs.methods.held import Held, held_grad
 from lpfs.methods.polarize import RECORDS
 from lpfs.methods.ranking import need_number, ranked
 from lpfs.methods.task import Task
@@ -36,6 +37,7 @@ from lpfs.methods.wish import Wish
 from lpfs.models.dlrm_cross import DLRMCross
 from lpfs.schema import Selection, known_keys
 from lpfs.train.callback import Callback, State
+from lpfs.train.predict import on_device
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ def search(task: Task) -> Selection:
     need_number("autofis", task.wish)
     model = check_model(task.model)
     task.wish.check(model.names)
-    driver, effort = Multipliers(task, model, options), Effort()
+    effort = Effort()
+    driver = Multipliers(task, model, options, effort)
     model.crosses.gate = driver.gate
     try:
         task.fit(driver, effort)
@@ -91,8 +94,9 @@ def search(task: Task) -> Selection:
 class Multipliers(Callback):
     """α (N,) of the parts of a model, and their optimizer."""
 
-    def __init__(self, task: Task, model: DLRMCross, options: Options) -> None:
-        self.names, self.steps, self.options = model.names, task.steps, options
+    def __init__(self, task: Task, model: DLRMCross, options: Options, effort: Effort) -> None:
+        self.names, self.steps, self.options, self.effort = model.names, task.steps, options, effort
+        self.held = None if task.held is None else Held(task.held)
         device = next(model.parameters()).device
         self.alpha = torch.ones(len(model.names), device=device, requires_grad=True)
         self.total = torch.zeros(len(model.names), device=device)  # v
@@ -104,9 +108,17 @@ class Multipliers(Callback):
         """Return α, for the module that multiplies by it."""
         return self.alpha
 
-    @torch.no_grad()
     def within_step(self, state: State) -> None:
-        """Move α."""
+        """Move α, by its gradient on held-out rows if there are some."""
+        if self.held is not None:
+            batch = on_device(self.held.next(), self.alpha.device)
+            self.effort.add(forwards=len(batch), backwards=len(batch))
+            self.alpha.grad = held_grad(state, batch, self.alpha, state.model.parameters())
+        self.move()
+
+    @torch.no_grad()
+    def move(self) -> None:
+        """Take a step of the generalised RDA."""
         assert self.alpha.grad is not None
         self.count.add_(1)
         self.total.add_(self.alpha.grad, alpha=self.options.lr)
@@ -119,6 +131,11 @@ class Multipliers(Callback):
             loss = float("nan") if state.loss is None else float(state.loss.detach())
             alive = int((self.alpha.detach() != 0).sum())
             self.history.append({"step": state.step, "loss": loss, "alive": alive})
+
+    def on_end(self, state: State) -> None:
+        """Let go of the held-out rows."""
+        if self.held is not None:
+            self.held.close()
 
     def scores(self) -> dict[str, float]:
         """Return |α| of those that are not zero, and how far the others are below."""
@@ -135,7 +152,8 @@ class Multipliers(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a kill."""
         numbers = {name: getattr(self, name).detach().clone() for name in ("alpha", "total", "count")}
-        return {**numbers, "history": list(self.history)}
+        held = {} if self.held is None else {"held": self.held.state_dict()}
+        return {**numbers, "history": list(self.history), **held}
 
     @torch.no_grad()
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
@@ -143,3 +161,5 @@ class Multipliers(Callback):
         for name in ("alpha", "total", "count"):
             getattr(self, name).copy_(values[name])
         self.history = list(values["history"])
+        if self.held is not None:
+            self.held.load_state_dict(values["held"])

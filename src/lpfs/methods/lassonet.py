@@ -6,9 +6,10 @@ r"""LassoNet: a field may enter the network only as far as its skip weights let 
 Lemhadri et al., LassoNet: A Neural Network with Feature Sparsity, 2021, in its form for groups. x are the
 embeddings side by side, W_n the columns of field n in the first layer, θ_n its weights in a linear layer past
 the network. After every step of the optimizer both are put where the hierarchical proximal operator says
-(:func:`hierarchical_prox`). λ follows a path that grows by 2 % at a time, here at a step of the search, until K
-fields are left (:mod:`lpfs.methods.thinning`); before it the skip layer is trained for a fifth of the search
-without any penalty. A field's score is ‖θ_n‖. ``penalty=`` is a fixed λ, and those alive at the end are kept.
+(:func:`hierarchical_prox`). The paper's λ grows by 2 % at a time, and the network is trained to the end at
+each; here it is controlled within one search (:mod:`lpfs.methods.thinning`), so that K fields are left at the
+end: that path is ours. Before it the skip layer is trained for a fifth of the search without any penalty. A
+field's score is ‖θ_n‖. ``penalty=`` is a fixed λ, and those alive at the end are kept.
 
 The network of LassoNet is a copy of the model with the skip layer beside it; the model itself is left alone.
 """

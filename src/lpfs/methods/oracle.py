@@ -1,8 +1,11 @@
-"""Oracle: the fields that a simulated log was drawn from, read in its truth; the ceiling of every comparison.
+"""Oracle: the fields that a simulated log was drawn from, read in its truth.
 
 A field's score is the standard deviation of what it adds to the logit on the last day of the log; of a pair, of
 what both add together. A field whose effect has faded away by then comes after those that still have one, and
 before those that never had. A cross of a model scores where the truth has that pair.
+
+That is not what the rows at hand can teach: where a field of many values has a strong effect, a method that leaves
+it alone can be ahead.
 """
 
 from __future__ import annotations

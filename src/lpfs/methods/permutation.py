@@ -2,23 +2,28 @@
 
 Breiman, Random Forests, 2001; Fisher et al., All Models are Wrong, but Many are Useful, 2019. The LPFS paper
 shuffles inside the mini-batch, and so does this. Where the validation rows are few, others that are held out of
-the training are taken too, and where these are few as well, each field is shuffled several times.
+the training are taken too, and where these are few as well, each field is shuffled several times. In a model of
+crosses a part is shuffled where the rest of the model reads it: to shuffle the fields of a cross would take every
+other part of theirs along.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 
 import torch
+from torch import Tensor
 
 from lpfs.data.batches.batch import Batch
 from lpfs.errors import InputError
 from lpfs.methods.checks import check_numbers
 from lpfs.methods.effort import Effort
+from lpfs.methods.masks import TokenMask, check_wearer, worn
 from lpfs.methods.ranking import need_number, ranked
-from lpfs.methods.sample import batches_of
+from lpfs.methods.sample import batches_of, field_read_twice
 from lpfs.methods.shuffled import shuffled
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
@@ -64,7 +69,9 @@ def search(task: Task) -> Selection:
         raise InputError("permutation is judged on held-out rows: give valid=")
     fields, effort = model.fields_of_parts(), Effort()
     scores: dict[str, float] = {}
-    with effort:
+    parts = ShuffledPart(model.names) if field_read_twice(model) else None
+    wearing = nullcontext() if parts is None else worn(check_wearer(model, "permutation"), parts, "permutation")
+    with effort, wearing:
         rows = HeldOut(task, task.valid)
         whole = evaluate(model, rows)
         effort.evaluated(whole)
@@ -75,7 +82,9 @@ def search(task: Task) -> Selection:
             lost = 0.0
             for repeat in range(repeats):
                 draw = torch.Generator().manual_seed((task.seed * 1_000_003 + number) * 1009 + repeat)
-                found = evaluate(model, _Shuffled(rows, model, fields[name], draw))
+                if parts is not None:
+                    parts.part, parts.draw = number, draw
+                found = evaluate(model, _Shuffled(rows, model, fields[name], draw) if parts is None else rows)
                 effort.evaluated(found)
                 lost += whole.auc - (found.auc if found.auc is not None else whole.auc)
             scores[name] = lost / repeats
@@ -105,3 +114,21 @@ class _Shuffled:
         for batch in self.rows:
             order = torch.randperm(len(batch), generator=self.draw).to(batch.labels.device)
             yield shuffled(batch, self.model.reads, self.names, order)
+
+
+class ShuffledPart(TokenMask):
+    """One part of a model with the embeddings of other rows; none while ``part`` is None."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(names, steps=0, seed=0)
+        self.part: int | None = None
+
+    def forward(self, tokens: Tensor, numbers: Tensor, ids: Tensor | None) -> Tensor:
+        """Return the embeddings (B, P, D), those of the part from rows in another order."""
+        place = [] if self.part is None else (numbers == self.part).nonzero().flatten().tolist()
+        if not place:
+            return tokens
+        order = torch.randperm(len(tokens), generator=self.draw).to(tokens.device)
+        out = tokens.clone()
+        out[:, place[0]] = tokens[order, place[0]]
+        return out

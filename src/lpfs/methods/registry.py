@@ -143,6 +143,7 @@ METHODS: dict[str, Entry] = {
         "lpfs.methods.autofis",
         "multipliers on crosses (backbone dlrm_cross), moved by an optimizer that makes zeros",
         "Liu et al., AutoFIS: Automatic Feature Interaction Selection in Factorization Models, 2020",
+        tried=({"lr": 0.03}, {"lr": 0.3}, {"mu": 0.6}, {"mu": 1.0}),
     ),
     "shark": Entry(
         "lpfs.methods.shark",
@@ -216,20 +217,34 @@ def options_of(name: str, options: Mapping[str, Any]) -> Any:
     return kind(**known_keys(kind, {**dict(entry.preset), **options}))
 
 
-def settings_to_try(name: str, count: int) -> list[dict[str, Any]]:
-    """Return at most ``count`` settings for a tuning, the defaults first.
+def each_keep(name: str, options: Mapping[str, Any]) -> bool:
+    """Return whether another K is another search; else one gives scores that can be cut at every K."""
+    return entry_of(name).each_keep or bool(getattr(options_of(name, options), "each_keep", False))
+
+
+def settings_to_try(name: str, count: int, given: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Return at most ``count`` different settings for a tuning, those given (or the defaults) first.
 
     They are those of ``Entry.tried``; for a method that names none but has a λ among its options, factors on it.
 
     >>> settings_to_try("permutation", 3)
     [{}, {'repeats': 1}, {'repeats': 3}]
+    >>> settings_to_try("permutation", 3, {"repeats": 1})
+    [{'repeats': 1}, {'repeats': 3}, {'repeats': 10}]
     """
-    tried, options = entry_of(name).tried, options_of(name, {})
+    own = dict(given or {})
+    tried, options = entry_of(name).tried, options_of(name, own)
     for each in LAMBDAS:
         value = getattr(options, each, None)
         if not tried and isinstance(value, float) and value > 0:
             tried = tuple({each: value * factor} for factor in FACTORS)
-    return [{}, *map(dict, tried)][: max(1, count)]
+    found, seen = [own], [options]
+    for changed in tried:
+        settings = {**own, **changed}
+        if options_of(name, settings) not in seen:
+            found.append(settings)
+            seen.append(options_of(name, settings))
+    return found[: max(1, count)]
 
 
 def check_method(name: str, options: Mapping[str, Any]) -> None:

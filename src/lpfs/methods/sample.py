@@ -67,7 +67,7 @@ def batches_of(task: Task, most: int) -> Iterator[Batch]:
     """
     stream = task.stream if task.held is None else task.held
     begin = stream.state_dict() if isinstance(stream, Resumable) else None
-    stride = max(1, stream.dataset.rows // most) if isinstance(stream, Stream) else 1
+    stride = -(-stream.dataset.rows // most) if isinstance(stream, Stream) else 1
     rows = 0
     try:
         for number, batch in enumerate(stream):
@@ -135,11 +135,16 @@ def of_parts(model: Model, scores: Mapping[str, float]) -> dict[str, float]:
     return {name: sum(scores[field] for field in fields[name]) for name in model.names}
 
 
+def field_read_twice(model: Model) -> str | None:
+    """Return a field that several parts of a model read, as those of a model of crosses do; None without one."""
+    fields = model.fields_of_parts()
+    read = Counter(name for part in model.names for name in fields[part])
+    return next((name for name, count in read.items() if count > 1), None)
+
+
 def refuse_crosses(model: Model, method: str) -> None:
     """Refuse a model of crosses: what fields say one by one is not what they say together."""
-    fields = model.fields_of_parts()
-    read = [name for part in model.names for name in fields[part]]
-    twice = next((name for name, count in Counter(read).items() if count > 1), None)
+    twice = field_read_twice(model)
     if twice is not None:
         raise InputError(
             f"{method} looks at fields, and {type(model).__name__} has crosses of them (field {twice!r} is in "

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from lpfs.data.stream import Stream
 from lpfs.methods.captured import Captured, Stacks
 from lpfs.methods.checks import check_numbers
 from lpfs.methods.effort import Effort
@@ -24,7 +25,7 @@ from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
 
-UNLIMITED = 1 << 62  # rows: the number of batches says where to stop
+UNKNOWN = 1 << 62  # rows of batches that do not say: their number alone tells where to stop
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def search(task: Task) -> Selection:
         total: Stacks = {}
         count = 0
         with captured.watching():
-            for batch in islice(batches_of(task, UNLIMITED), options.batches):
+            for batch in islice(batches_of(task, rows_of(task, options.batches)), options.batches):
                 values, slopes = captured.gradients(task, batch)
                 for path, slope in slopes.items():
                     steep = (slope * values[path]).sum((0, 2)).abs().double() / len(batch)  # (slots,)
@@ -61,3 +62,9 @@ def search(task: Task) -> Selection:
     whole_sum = sum(scores.values()) or 1.0
     scores = {name: each / whole_sum for name, each in scores.items()}
     return ranked(task, "sfs", scores, steps=0, batches=count, **effort.told())
+
+
+def rows_of(task: Task, batches: int) -> int:
+    """Return how many rows so many batches have."""
+    stream = task.stream if task.held is None else task.held
+    return batches * stream.batch_size if isinstance(stream, Stream) else UNKNOWN
