@@ -10,6 +10,7 @@ import pytest
 import lpfs
 from lpfs import cli
 from lpfs.paper import EXPERIMENTS, reproduce
+from lpfs.paper.source import given, simulated
 
 TINY = ["--rows", "1500", "--steps", "60", "--seeds", "1"]
 # what makes the larger ones small: fewer sizes, methods or values than the experiment has
@@ -19,7 +20,7 @@ SMALLER = {
     "zero_gates": {"ALPHAS": (10.0, 100.0)},
     "l0_prox": {"SOFT": (0.03, 2.0), "HARD": (0.05, 1.3)},
     "gate_functions": {"FUNCTIONS": {"lpfs": None, "gaussian": None, "lpfs-noise": None}},
-    "hot_start": {"METHODS": ("lpfs++", "lpfs", "random", "oracle")},
+    "hot_start": {"METHODS": ("lpfs++", "lpfs", "random", "stg", "oracle")},
     "robustness": {"METHODS": ("lpfs++", "random")},
     "complexity": {"SIZES": (27, 392), "PAIRS": 3, "WARM": 1},
     "terabyte": {"SIZES": (10, 26), "METHODS": ("lpfs++", "random")},
@@ -127,7 +128,25 @@ def test_mistakes_are_told(run, tmp_path):
     assert "neither the folder of a Dataset, nor one with day_0" in err
     code, _, err = run("reproduce", "gates", "--seeds", "0", "--out", tmp_path / "x")
     assert (code, "seeds must be a whole number >= 1, found 0" in err) == (1, True)
+    code, _, err = run("reproduce", "gates", "--data", tmp_path, "--out", tmp_path / "x")
+    assert (code, "gates needs no data" in err) == (1, True)
+    code, _, err = run("reproduce", "epsilon", "--data", tmp_path, "--rows", "10", "--out", tmp_path / "x")
+    assert (code, "rows is the size of a simulated log" in err) == (1, True)
+    code, _, err = run("reproduce", "epsilon", "--steps", "49", "--out", tmp_path / "x")
+    assert (code, "steps must be at least 50" in err) == (1, True)
     assert not (tmp_path / "x").exists()
+
+
+def test_raw_files_and_simulated_logs_have_folders_of_their_own(tmp_path):
+    for number in range(2):
+        lpfs.simulate(tmp_path / f"raw{number}", "terabyte", rows=3000, days=3, seed=number, format="csv")
+    out = tmp_path / "data"
+    simulated("small", 1500, 0, out / "small-1500-0")
+    logs = [given(tmp_path / f"raw{number}" / "log", out, quiet=True) for number in (0, 1, 0)]
+    assert [each.about()["said"].partition(",")[0] for each in logs] == ["real: log"] * 3
+    assert logs[0].data.fingerprint == logs[2].data.fingerprint != logs[1].data.fingerprint
+    assert logs[0].data.path == logs[2].data.path
+    assert simulated("small", 1000, 0, out / "small-1000-0").data.rows == 1000
 
 
 @pytest.mark.long
@@ -169,7 +188,7 @@ def test_what_single_experiments_found(out, run, smaller):
     for method in ("lpfs", "lpfs++"):
         told = values["hot-start"]["by_method"][method]
         assert abs(told["after"] - told["before"]) < 1e-6
-    assert set(values["hot-start"]["by_method"]) == {"lpfs", "lpfs++", "random"}
+    assert set(values["hot-start"]["by_method"]) == {"lpfs", "lpfs++", "random", "stg"}
     assert values["complexity"]["bytes"]["392"]["x"] == 4 * 392
     assert values["complexity"]["bytes"]["392"]["moving"] == 16 * 392
 

@@ -7,7 +7,7 @@ factors a row, or other values instead. ``worn`` puts a mask on a model and take
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from lpfs.train.predict import device_of
 NAME = "lpfs_mask"  # where it is registered on the model, so that checkpoints hold it
 
 Needs = Literal["parts", "fields", "all fields"]
+_LOOKING: list[Callable[[Model], None]] = []  # who wants to see a model with its mask on, when a search is done
 
 
 class Mask(nn.Module):
@@ -116,12 +117,24 @@ def worn(model: Model, mask: FieldMask | TokenMask, method: str) -> Iterator[Non
                 module = model.get_submodule(path)
                 handles.append(module.register_forward_hook(Replace(mask, numbers.to(device_of(model)))))
         yield
+        for look in _LOOKING:
+            look(model)
     finally:
         for handle in handles:
             handle.remove()
         if isinstance(mask, FieldMask):
             remove_hooks(model, mask)
         del model._modules[NAME]
+
+
+@contextmanager
+def looking(look: Callable[[Model], None]) -> Iterator[None]:
+    """Within this block ``look`` gets every model that wears a mask, right before the mask comes off."""
+    _LOOKING.append(look)
+    try:
+        yield
+    finally:
+        _LOOKING.remove(look)
 
 
 def check_wearer(model: nn.Module, method: str) -> Model:

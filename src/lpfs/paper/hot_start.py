@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from lpfs.compare.store import Record
 from lpfs.errors import InputError
 from lpfs.gates.module import NAME as GATES
+from lpfs.methods.masks import looking
 from lpfs.methods.registry import METHODS
 from lpfs.models.model import Model
 from lpfs.paper.job import Found, Job, Scale
@@ -28,17 +30,33 @@ NO_SEARCH = ("all", "oracle", "autofis")  # nothing is removed, nothing is learn
 OWN = ("lpfs", "lpfs++")  # their gates are part of the model
 
 
-def removed(work: Work, model: Model) -> Record:
+class Masked:
+    """A search that sees the test AUC of the model while a method's mask is still on it."""
+
+    def __init__(self) -> None:
+        self.auc: float | None = None
+
+    def find(self, work: Work, pretrained: stages.Trained, seed: int) -> tuple[Model, Any, Any]:
+        """Search, and look."""
+        with looking(partial(self.look, work)):
+            return stages.find(work, pretrained, seed)
+
+    def look(self, work: Work, model: Model) -> None:
+        """Judge the model as it is."""
+        self.auc = stages.judge(work, model, work.parts.test).auc
+
+
+def removed(masked: Masked, work: Work, model: Model) -> Record:
     """Return the test AUC before and after the dropped fields are removed.
 
-    Before, the model has the method's own gates where it has some, else all of its fields.
+    Before, the model has the method's own gates or mask where it has some, else all of its fields.
     """
     gates = getattr(model, GATES)
     closed = gates.x.detach().clone()
     if work.settings.method not in OWN:
         with torch.no_grad():
             gates.x.fill_(1.0)
-    before = stages.judge(work, model, work.parts.test).auc
+    before = stages.judge(work, model, work.parts.test).auc if masked.auc is None else masked.auc
     with torch.no_grad():
         gates.x.copy_(closed)
     optimizer = work.optimizer(torch.nn.ParameterList(gates.model_parameters()))
@@ -63,7 +81,11 @@ def run(job: Job) -> Found:
         if method in NO_SEARCH:
             continue
         try:
-            told = trials.search(job.seed, method, keep=keep, probe=removed)
+            masked = Masked()
+            probe = partial(removed, masked)
+            told = trials.search(
+                job.seed, method, keep=keep, find=masked.find, probe=probe, before="with its mask"
+            )
         except InputError as error:
             job.tell.say(f"  {method}: {error}")
             continue

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lpfs.compare.store import digest
 from lpfs.data.dataset import Dataset
 from lpfs.data.prepare import prepare
 from lpfs.data.simulate import simulate
@@ -25,6 +26,7 @@ class Log:
         preset: of the simulator; None for a real log.
         seed: of the simulator.
         truth: ``truth.json`` of a simulated log.
+        name: of the files of a real log.
 
     """
 
@@ -32,6 +34,7 @@ class Log:
     preset: str | None = None
     seed: int | None = None
     truth: Path | None = None
+    name: str = ""
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -44,7 +47,7 @@ class Log:
     def about(self) -> dict[str, Any]:
         """Say which data it is."""
         kind = "real" if self.preset is None else "simulated"
-        what = self.data.path.name if self.preset is None else f"the preset {self.preset!r}"
+        what = (self.name or self.data.path.name) if self.preset is None else f"the preset {self.preset!r}"
         return {
             "kind": kind,
             "said": f"{kind}: {what}, {self.data.rows:,} rows, {len(self.data.schema)} fields",
@@ -60,19 +63,32 @@ NONE: dict[str, Any] = {"kind": "none", "said": "no data"}
 
 
 def given(path: Path, out: Path, *, quiet: bool) -> Log:
-    """Return the log at a path: the folder of a Dataset, the days of the Terabyte log, or Kaggle's train.txt."""
+    """Return the log at a path: the folder of a Dataset, the days of the Terabyte log, or Kaggle's train.txt.
+
+    Raw files are prepared once, into a folder of their own in ``out``.
+    """
     if (path / "dataset.json").is_file():
         return Log(Dataset(path))
     days = sorted(path.glob("day_*"), key=_number) if path.is_dir() else []
     if days:
-        return Log(prepare(days, out, preset="criteo-terabyte", negatives=NEGATIVES, quiet=quiet))
+        own = of_files(path, days, out, quiet, preset="criteo-terabyte", negatives=NEGATIVES)
+        return Log(own, name=path.resolve().name)
     log = path / KAGGLE if path.is_dir() else path
     if log.name.startswith("train") and log.is_file():
-        return Log(prepare(log, out, preset="criteo-kaggle", quiet=quiet))
+        return Log(of_files(log, [log], out, quiet, preset="criteo-kaggle"), name=log.name)
     raise InputError(
         f"{path} is neither the folder of a Dataset, nor one with day_0 … of the Terabyte log, nor Kaggle's "
         f"{KAGGLE}; prepare any other table with lpfs prepare and give its folder"
     )
+
+
+def of_files(path: Path, files: list[Path], out: Path, quiet: bool, **how: Any) -> Dataset:
+    """Return raw files as a Dataset, the one that was made of them before if they are the same."""
+    seen = [[each.name, each.stat().st_size, each.stat().st_mtime_ns] for each in files]
+    place = out / f"real-{digest([str(path.resolve()), seen])[:10]}"
+    if (place / "dataset.json").is_file():
+        return Dataset(place)
+    return prepare(files if len(files) > 1 else files[0], place, quiet=quiet, **how)
 
 
 def simulated(preset: str, rows: int | None, seed: int, out: Path) -> Log:

@@ -25,6 +25,7 @@ from lpfs.methods.wish import Wish
 from lpfs.models.model import Model
 from lpfs.paper.job import Job
 from lpfs.protocol import stages
+from lpfs.protocol.outcome import code
 from lpfs.protocol.settings import Settings
 from lpfs.protocol.stages import Work
 from lpfs.protocol.tell import Teller
@@ -51,6 +52,7 @@ class Trials:
         self.job, self.folder, self.kinds = job, job.folder / f"trials-{mark}", job.kinds
         self.base = laid_out(wanted, job.log, self.folder, True, Teller(quiet=True))
         plan, store = Plan(("lpfs++",), (1,), seeds=1), Store(self.folder)
+        self._told = False
         self.runs = Runs(self.base, plan, store, Claims(self.folder / "claims"), job.tell.say)
 
     @property
@@ -92,6 +94,7 @@ class Trials:
         path = self.folder / "found" / f"{digest(asked)}.json"
         known = read(path)
         if known is not None:
+            self._tell_other_code(known)
             return known
         wish = Wish(keep=keep, penalty=penalty, must_keep=self.base.wish.must_keep)
         settings = replace(self.base.settings, seed=seed, method=method, options=options)
@@ -104,12 +107,20 @@ class Trials:
         try:
             model, _, selection = find(work, pretrained, seed)
         except (AllGatesZeroError, SearchError) as error:
-            found: Record = {"asked": asked, "kept": [], "gates": {}, "history": [], "failed": str(error)}
+            found: Record = {
+                "asked": asked,
+                "code": code(),
+                "kept": [],
+                "gates": {},
+                "history": [],
+                "failed": str(error),
+            }
             put(path, found)
             return found
         history = [{key: each[key] for key in each if key != "gates"} for each in selection.history]
         found = {
             "asked": asked,
+            "code": code(),
             "kept": self.runs.in_order(selection.kept),
             "gates": dict(selection.gates),
             "scores": selection.made.get("scores"),
@@ -120,6 +131,15 @@ class Trials:
         put(path, found)
         shutil.rmtree(out, ignore_errors=True)
         return found
+
+    def _tell_other_code(self, known: Record) -> None:
+        """Say once that searches are taken which another state of the code made."""
+        if known.get("code") != code() and not self._told:
+            self._told = True
+            self.job.tell.say(
+                f"  some searches in {self.folder} were made by another state of the code and are taken as they "
+                "are; remove that folder to do them again"
+            )
 
     def auc(self, kept: Sequence[str], seed: int) -> float:
         """Return the test AUC of some fields trained from scratch."""

@@ -18,6 +18,7 @@ from typing import Any
 from lpfs.compare.store import put, read
 from lpfs.data.dataset import Dataset
 from lpfs.errors import InputError
+from lpfs.gates.plan import FEWEST_STEPS
 from lpfs.paper.job import Found, Job, Scale
 from lpfs.paper.registry import EXPERIMENTS, Entry
 from lpfs.paper.source import NONE, Log, given, simulated
@@ -67,7 +68,7 @@ def reproduce(
         quiet: print nothing.
 
     """
-    check(name, rows=rows, steps=steps, seeds=seeds)
+    check(name, data=data, rows=rows, steps=steps, seeds=seeds)
     entry, tell, folder = EXPERIMENTS[name], Teller(quiet=quiet), Path(out)
     blank(1, 1)  # says at once where there is no matplotlib
     module = importlib.import_module(entry.module)
@@ -103,8 +104,8 @@ def reproduce(
     return made
 
 
-def check(name: str, **sizes: Any) -> None:
-    """Refuse an experiment that there is not, or a size that is none."""
+def check(name: str, *, data: Any = None, **sizes: Any) -> None:
+    """Refuse an experiment that there is not, a size that is none, or data that would not be read."""
     if name not in EXPERIMENTS:
         near = difflib.get_close_matches(name, EXPERIMENTS, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -112,6 +113,14 @@ def check(name: str, **sizes: Any) -> None:
     for each, value in sizes.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise InputError(f"{each} must be a whole number >= 1, found {value!r}")
+    if (sizes.get("steps") or FEWEST_STEPS) < FEWEST_STEPS:
+        raise InputError(
+            f"steps must be at least {FEWEST_STEPS}, or no gate has time to move: found {sizes['steps']}"
+        )
+    if data is not None and EXPERIMENTS[name].preset is None:
+        raise InputError(f"{name} needs no data; leave it out")
+    if data is not None and sizes.get("rows") is not None:
+        raise InputError("rows is the size of a simulated log; leave it out where data is given")
 
 
 def log_of(
