@@ -85,7 +85,7 @@ def test_the_answer(kept_three, log):
     assert all(0.6 < each["auc"] <= 1 for each in found["metrics"].values())
     assert (found["method"], found["seed"], found["fingerprint"]) == ("lpfs++", 0, log.fingerprint)
     assert found["configuration"]["keep"] == 3
-    assert found["versions"].keys() == {"lpfs", "torch", "numpy", "python"}
+    assert found["versions"].keys() == {"lpfs", "code", "torch", "numpy", "python"}
     assert found["periods"]["test"]["rows"] == 500
     stages = {"prepare", "pretrain", "all_fields", "search", "prune", "retrain", "hot_start"}
     assert found["seconds"].keys() == stages

@@ -155,6 +155,23 @@ def test_a_folder_in_which_another_process_prepares_is_no_strangers(log, fakes, 
     assert compare(log, tmp_path / "cmp", methods="one", keep=2, seeds=1, **QUICK).best == "one"
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"keep": [2, 99]}, "keep must be between 1 and the 31 fields, found 99"),
+        ({"keep": 2, "must_keep": ("nosuch",)}, "nosuch"),
+        ({"keep": [1, 3], "must_keep": ("f00", "f01")}, "keep=1, but 2 fields must be kept"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_at_once_and_leaves_nothing(log, fakes, tmp_path, counted, asked, said):
+    fakes("one")
+    with pytest.raises(InputError, match=said):
+        compare(log, tmp_path / "cmp", methods="one", seeds=1, **{**QUICK, **asked})
+    assert not any(counted.values())
+    found = compare(log, tmp_path / "cmp", methods="one", keep=2, seeds=1, **{**QUICK, "batch_size": 32})
+    assert found.best == "one"
+
+
 def test_the_same_fields_are_trained_once(log, fakes, tmp_path, counted):
     fakes("one")
     fakes("two")

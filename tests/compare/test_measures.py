@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpfs.compare import measures
-from lpfs.compare.bootstrap import bootstrap_aucs, over_rows, ranks
+from lpfs.compare.bootstrap import bootstrap, losses, over_rows, ranks
 from lpfs.compare.measures import Interval
 from lpfs.errors import InputError
-from lpfs.train.metrics import auc
+from lpfs.train.metrics import auc, logloss
 
 NAMES = st.sets(st.sampled_from("abcdefgh"))
 
@@ -111,26 +111,34 @@ def test_the_bootstrap_is_that_of_resampled_rows():
     labels = (draw.random(600) < 0.3).astype(np.float32)
     good = (labels + draw.normal(0, 1.2, 600)).astype(np.float32)
     better = (good + 0.5 * labels).astype(np.float32)
-    found = bootstrap_aucs([good, better], labels, draws=1500)
-    slow = []
+    slow: list[list[list[float]]] = [[], []]
     for _ in range(1500):
         rows = draw.integers(0, 600, 600)
-        slow.append([auc(each[rows], labels[rows]) for each in (good, better)])
-    reference = np.array(slow)
-    assert found.mean(0) == pytest.approx(reference.mean(0), abs=0.003)
-    assert found.std(0) == pytest.approx(reference.std(0), rel=0.1)
-    paired, paired_slow = found[:, 1] - found[:, 0], reference[:, 1] - reference[:, 0]
-    assert paired.std() == pytest.approx(paired_slow.std(), rel=0.1)
-    assert paired.std() < 0.5 * found[:, 0].std()  # a difference on the same rows is less noisy than either
+        for measure, each in zip((auc, logloss), slow, strict=True):
+            each.append([measure(scores[rows], labels[rows]) for scores in (good, better)])
+    for found, reference in zip(bootstrap([good, better], labels, draws=1500), map(np.array, slow), strict=True):
+        assert found.mean(0) == pytest.approx(reference.mean(0), abs=0.003)
+        assert found.std(0) == pytest.approx(reference.std(0), rel=0.1)
+        paired, paired_slow = found[:, 1] - found[:, 0], reference[:, 1] - reference[:, 0]
+        assert paired.std() == pytest.approx(paired_slow.std(), rel=0.1)
+        assert paired.std() < 0.8 * found[:, 0].std()  # a difference on the same rows is less noisy than either
+
+
+def test_the_loss_of_a_row_is_its_logloss_and_never_overflows():
+    draw = np.random.default_rng(1)
+    labels, logits = (draw.random(50) < 0.5).astype(np.float32), draw.normal(0, 3, 50).astype(np.float32)
+    assert losses(logits, labels).mean() == pytest.approx(logloss(logits, labels), rel=1e-6)
+    assert losses(np.array([800.0, -800.0]), np.array([0.0, 0.0])).tolist() == [800.0, 0.0]
 
 
 def test_the_draws_do_not_depend_on_the_models_nor_on_the_memory(monkeypatch):
     draw = np.random.default_rng(0)
     labels, scores = (draw.random(50) < 0.5).astype(np.float32), draw.random((2, 50)).astype(np.float32)
-    both = bootstrap_aucs(list(scores), labels, draws=9)
-    assert np.array_equal(both[:, 1:], bootstrap_aucs([scores[1]], labels, draws=9))
+    both = bootstrap(list(scores), labels, draws=9)
+    for found, alone in zip(both, bootstrap([scores[1]], labels, draws=9), strict=True):
+        assert np.array_equal(found[:, 1:], alone)
     monkeypatch.setattr("lpfs.compare.bootstrap.CELLS", 100)
-    assert np.array_equal(both, bootstrap_aucs(list(scores), labels, draws=9))
+    assert all(map(np.array_equal, both, bootstrap(list(scores), labels, draws=9)))
 
 
 def test_an_interval_over_rows():
@@ -139,4 +147,4 @@ def test_an_interval_over_rows():
     assert found.high - 0.5 == pytest.approx(1.96 * stdev([0.4, 0.6]))
     assert over_rows(0.5, np.array([np.nan, 0.2])) is None
     with pytest.raises(InputError, match="labels of 0 and 1"):
-        bootstrap_aucs([np.zeros(2)], np.array([0.0, 0.5]))
+        bootstrap([np.zeros(2)], np.array([0.0, 0.5]))

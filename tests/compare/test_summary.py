@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,8 @@ from lpfs.compare.loaded import Loaded
 from lpfs.compare.plan import ALL_FIELDS, Job, Plan
 from lpfs.compare.series import against, told
 from lpfs.compare.store import Store, put, put_scores
-from lpfs.compare.summary import method, searching, usual, within
+from lpfs.compare.summary import method, searching, states, usual, within
+from lpfs.compare.tables import mixed
 from lpfs.errors import InputError
 from lpfs.train.metrics import auc, logloss
 
@@ -65,6 +68,11 @@ def test_a_clear_difference_is_beyond_noise_and_a_small_one_is_not(store):
     )
     assert found["seeds"]["high"] < 0
     assert found["rows"]["high"] < 0
+    assert "verdict" not in far["area"]  # only a difference is beyond noise or not
+    assert "verdict" not in far["sizes"]["2"]["auc"]
+    lost = far["sizes"]["2"]["logloss"]
+    assert lost["seeds"]["low"] < lost["value"] < lost["seeds"]["high"]
+    assert lost["rows"]["low"] < lost["value"] < lost["rows"]["high"]
     own = method(loaded, "lpfs++", "lpfs++", areas, {})
     assert own["against"] == {}
     assert own["area"]["value"] == pytest.approx(
@@ -128,6 +136,12 @@ def test_a_plan():
     ]
     assert {"lpfs++", "lpfs", "permutation"} <= set(Plan("all", 5).methods)
     assert Plan("lpfs++", 5, tune=2, options={"lpfs++": {"tau": 3.0}}).tries("lpfs++")[0] == {"tau": 3.0}
+    given = Plan("shufflegate", 5, tune=5, options={"shufflegate": {"strength": 1.0}}).tries("shufflegate")
+    assert [each["strength"] for each in given] == pytest.approx(
+        [1.0, 0.3, 3.0, 0.1, 10.0]
+    )  # factors on what is given
+    twice = Plan("lpfs++", 5, tune=5, options={"lpfs++": {"lr": 0.02}}).tries("lpfs++")
+    assert len({json.dumps(each, sort_keys=True) for each in twice}) == len(twice) == 4
     with pytest.raises(InputError, match="tune must be a whole number >= 0, found -1"):
         Plan("lpfs", 5, tune=-1)
     with pytest.raises(InputError, match="there is no method 'lasso'"):
@@ -142,3 +156,33 @@ def test_memory_is_what_was_in_use_at_most():
     if cost.memory is None:
         pytest.skip("this system does not tell the peak of a process's memory")
     assert 50e6 < cost.memory < 200e6
+
+
+def test_less_logloss_is_ahead(store):
+    for seed in range(3):
+        store.add("lpfs++", 2, seed, 1.0)
+        store.add("far", 2, seed, 0.4)
+    loaded = Loaded(store)
+    areas = {name: loaded.areas(name) for name in loaded.methods}
+    far = method(loaded, "far", "lpfs++", areas, {})["sizes"]["2"]
+    means = {name: np.mean([each.value for each in loaded.series(name, 2, "logloss").values()]) for name in areas}
+    found = far["logloss_against"]["lpfs++"]
+    assert found["value"] == pytest.approx(means["far"] - means["lpfs++"])
+    assert found["verdict"] == ("behind" if found["value"] > 0 else "ahead")
+
+
+def test_which_code_made_what():
+    done = [
+        {"method": "one", "code": "a", "search": {"code": "a"}},
+        {"method": "two", "code": "a", "search": {"code": "b"}},
+        {"method": "all fields", "code": "a"},
+        {"method": "old"},
+    ]
+    assert states(done) == {
+        "a": {"search": ["one"], "trained": ["all fields", "one", "two"]},
+        "b": {"search": ["two"], "trained": []},
+        "not written down": {"search": [], "trained": ["old"]},
+    }
+    told = mixed({"code": states(done)})
+    assert "made by 3 states of the code (searches: a: one; b: two; not written down: -)" in told[0]
+    assert mixed({"code": states(done[:1])}) == []

@@ -1,4 +1,4 @@
-"""The luck of the test rows: AUCs of many models on the same rows, drawn again and again.
+"""The luck of the test rows: AUC and logloss of many models on the same rows, drawn again and again.
 
 Every row gets a weight out of Poisson(1), the same for all models of a draw, so that differences of models are
 paired. Ranks are found once a model; a draw costs one cumulative sum.
@@ -62,26 +62,44 @@ def ranks(scores: Numbers, labels: Numbers) -> Ranks:
     return Ranks(others, np.searchsorted(sorted_scores, own, "left"), np.searchsorted(sorted_scores, own, "right"))
 
 
-def bootstrap_aucs(models: Sequence[Numbers], labels: Numbers, draws: int = DRAWS, seed: int = 0) -> Floats:
-    """Return the AUC of every model under every draw of the rows, (draws, models).
+def losses(logits: Numbers, labels: Numbers) -> Floats:
+    """Return the logloss of every row.
 
-    >>> found = bootstrap_aucs([np.array([0.1, 0.9, 0.4, 0.8])], np.array([0, 1, 0, 1]), draws=3)
-    >>> found.shape
-    (3, 1)
+    >>> losses(np.array([0.0, 50.0]), np.array([1, 1])).round(3).tolist()
+    [0.693, 0.0]
+    """
+    z = logits.astype(np.float64)
+    found: Floats = np.maximum(z, 0) - z * labels + np.log1p(np.exp(-np.abs(z)))
+    return found
+
+
+def bootstrap(
+    models: Sequence[Numbers], labels: Numbers, draws: int = DRAWS, seed: int = 0
+) -> tuple[Floats, Floats]:
+    """Return AUC and logloss of every model's logits under every draw of the rows, (draws, models) each.
+
+    >>> aucs, lost = bootstrap([np.array([-1.0, 2.0, 0.1, 0.8])], np.array([0, 1, 0, 1]), draws=3)
+    >>> aucs.shape, lost.shape
+    ((3, 1), (3, 1))
     """
     if not np.isin(labels, (0, 1)).all():
         raise InputError("a bootstrap of AUC needs labels of 0 and 1")
     drawn = np.random.default_rng(seed)
     clicks = np.flatnonzero(labels == 1)
     known = [ranks(each, labels) for each in models]
-    found = np.empty((draws, len(models)))
+    lost = [losses(each, labels) for each in models]
+    aucs, means = np.empty((draws, len(models))), np.empty((draws, len(models)))
     pause = max(1, CELLS // max(1, len(labels)))
     for first in range(0, draws, pause):
         count = min(pause, draws - first)
         weights = drawn.poisson(1.0, (count, len(labels))).astype(np.uint8)
+        every = weights.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # a draw of few rows can be empty
+            every /= every.sum(1, keepdims=True)
         for number, each in enumerate(known):
-            found[first : first + count, number] = each.aucs(weights, clicks)
-    return found
+            aucs[first : first + count, number] = each.aucs(weights, clicks)
+            means[first : first + count, number] = [row @ lost[number] for row in every]
+    return aucs, means
 
 
 def over_rows(value: float, drawn: Floats) -> Interval | None:

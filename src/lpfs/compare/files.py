@@ -18,6 +18,7 @@ from lpfs.compare.tables import (
     differences_table,
     failures,
     main_table,
+    mixed,
     picks_table,
     size_table,
 )
@@ -68,6 +69,7 @@ def as_markdown(found: Comparison) -> str:
     failed = failures(values)
     if failed:
         parts += ["## Failed", "\n".join(f"- {escaped(line)}" for line in failed)]
+    parts += [f"{line.capitalize()}." for line in mixed(values)]
     made = ", ".join(f"{name} {version}" for name, version in values["versions"].items())
     parts += [f"Data {values['fingerprint']}; {made}; {values['draws']} draws of the test rows."]
     return "\n\n".join(parts) + "\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +56,19 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
     """Return the plan of the comparison in a folder; None where there is none."""
     found = read(folder / PLAN)
     return None if found is None else {name: value for name, value in found.items() if name != "fingerprint"}
+
+
+@contextmanager
+def forgotten(folder: Path, *, new: bool) -> Iterator[None]:
+    """Within this block a new comparison is checked: one that is refused leaves nothing behind."""
+    try:
+        yield
+    except InputError:
+        if new:
+            for name in (CONFIG, PLAN):
+                (folder / name).unlink(missing_ok=True)
+            shutil.rmtree(folder / "data", ignore_errors=True)
+        raise
 
 
 @contextmanager

@@ -18,10 +18,11 @@ from lpfs.compare.plan import ALL_FIELDS, Job, Plan
 from lpfs.compare.store import Record, Store, put, put_scores, read
 from lpfs.errors import CheckpointError, LpfsError, SearchError
 from lpfs.methods.ranking import top
-from lpfs.methods.registry import entry_of
+from lpfs.methods.registry import each_keep
 from lpfs.models.model import Model
 from lpfs.models.registry import make_model
 from lpfs.protocol import stages
+from lpfs.protocol.outcome import code
 from lpfs.protocol.stages import Work
 from lpfs.select import check_begin
 from lpfs.train.evaluate import outputs, task_names
@@ -89,7 +90,7 @@ class Runs:
 
     def find(self, job: Job, options: Mapping[str, Any]) -> Record:
         """Return the fields that a method keeps; a ranking that does not depend on K is made once a seed."""
-        once = not entry_of(job.method).each_keep
+        once = not each_keep(job.method, options)
         path = self.store.search(job.method, options, job.seed, None if once else job.keep)
         found = read(path)
         if found is None:
@@ -121,9 +122,10 @@ class Runs:
             "scores": found.made.get("scores"),
             "gates": dict(found.gates),
             "made": made,
+            "code": code(),
             **self.told(cost, job.method, again),
         }
-        if not entry_of(job.method).each_keep and not self.cuts(record, job.keep):
+        if not each_keep(job.method, options) and not self.cuts(record, job.keep):
             raise SearchError(f"{job.method} does not keep the best of its scores: it needs each_keep in METHODS")
         put(path, record)
         shutil.rmtree(work.out, ignore_errors=True)
@@ -204,13 +206,13 @@ class Runs:
                 put_scores(path.with_suffix(".npy"), found.logits[:, 0])
                 if not self.store.labels.exists():
                     put_scores(self.store.labels, found.labels[:, 0])
-        record = {"trained": path.stem, **judged, "train_seconds": cost.seconds}
+        record = {"trained": path.stem, **judged, "train_seconds": cost.seconds, "code": code()}
         put(path, record)
         shutil.rmtree(work.out, ignore_errors=True)
         return record
 
 
-ABOUT_SEARCH = ("seconds", "memory", "first", "interrupted", "once", "made")
+ABOUT_SEARCH = ("seconds", "memory", "first", "interrupted", "once", "made", "code")
 
 
 def head(job: Job) -> Record:

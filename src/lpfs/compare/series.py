@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lpfs.compare.bootstrap import Floats, over_rows
-from lpfs.compare.measures import curve_weights, over_seeds, verdict
+from lpfs.compare.measures import Interval, curve_weights, over_seeds, verdict
 
 
 @dataclass(frozen=True)
@@ -29,21 +29,33 @@ def told(series: Series) -> dict[str, Any] | None:
     if not series:
         return None
     values = {seed: each.value for seed, each in series.items()}
-    seeds = over_seeds(list(values.values()))
-    rows = over_rows(mean(values.values()), np.mean([each.drawn for each in series.values()], axis=0))
+    seeds, rows = intervals(series)
     return {
         "value": mean(values.values()),
         "seeds": None if seeds is None else seeds.to_json(),
         "rows": None if rows is None else rows.to_json(),
         "by_seed": {str(seed): value for seed, value in values.items()},
-        "verdict": verdict(seeds, rows),
     }
 
 
-def against(series: Series, other: Series) -> dict[str, Any] | None:
-    """Return the difference to another series, paired by seed and by row, and whether it is beyond noise."""
+def intervals(series: Series) -> tuple[Interval | None, Interval | None]:
+    """Return how sure the mean is: over seeds, and over rows."""
+    values = [each.value for each in series.values()]
+    return over_seeds(values), over_rows(mean(values), np.mean([each.drawn for each in series.values()], axis=0))
+
+
+def against(series: Series, other: Series, *, less: bool = False) -> dict[str, Any] | None:
+    """Return the difference to another series, paired by seed and by row, and whether it is beyond noise.
+
+    ``less`` says that less is better, as of a loss.
+    """
     pairs = [(seed, each, other[seed]) for seed, each in series.items() if seed in other]
-    return told({seed: Point(one.value - two.value, one.drawn - two.drawn) for seed, one, two in pairs})
+    apart = {seed: Point(one.value - two.value, one.drawn - two.drawn) for seed, one, two in pairs}
+    found = told(apart)
+    if found is None:
+        return None
+    better = {seed: Point(-each.value, -each.drawn) for seed, each in apart.items()} if less else apart
+    return {**found, "verdict": verdict(*intervals(better))}
 
 
 def areas(curves: Mapping[int, Series]) -> dict[int, Point]:

@@ -20,6 +20,7 @@ from lpfs.protocol.outcome import versions
 from lpfs.protocol.stages import Work
 
 OURS = "lpfs++"
+UNKNOWN = "not written down"  # which code made a result, before results said so
 CEILING = ("oracle",)  # knows the truth: never the best of the methods
 
 
@@ -67,7 +68,10 @@ def summarise(store: Store, base: Work, plan: Plan, kinds: Mapping[str, str], fi
         "sizes": loaded.sizes,
         "seeds": sorted({each["seed"] for each in loaded.all}),
         "fields": len(base.schema),
-        "all_fields": {"auc": told(loaded.series(ALL_FIELDS)), "logloss": average(loaded.of(ALL_FIELDS), logloss)},
+        "all_fields": {
+            "auc": told(loaded.series(ALL_FIELDS)),
+            "logloss": told(loaded.series(ALL_FIELDS, of="logloss")),
+        },
         "methods": {name: method(loaded, name, best, whole, kinds) for name in order},
         "results": [flat(each, kinds) for each in loaded.all],
         "pretraining": {str(seed): each for seed, each in loaded.pretraining.items()},
@@ -78,9 +82,21 @@ def summarise(store: Store, base: Work, plan: Plan, kinds: Mapping[str, str], fi
         "periods": base.parts.to_json(),
         "fingerprint": fingerprint,
         "draws": DRAWS,
+        "code": states(loaded.done),
         "versions": versions(),
     }
     return Comparison(store.folder, json.loads(json.dumps(values)))
+
+
+def states(records: Sequence[Record]) -> dict[str, dict[str, list[str]]]:
+    """Return which state of the code made what: its digest, and the methods it searched with and trained for."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for each in records:
+        own = [("search", each["search"])] if "search" in each else []
+        for what, record in [*own, ("trained", each)]:
+            digest = record.get("code") or UNKNOWN
+            found.setdefault(digest, {"search": set(), "trained": set()})[what].add(each["method"])
+    return {digest: {what: sorted(names) for what, names in of.items()} for digest, of in sorted(found.items())}
 
 
 def within(records: Sequence[Record]) -> bool:
@@ -101,12 +117,19 @@ def method(
         own = loaded.series(name, size)
         sizes[str(size)] = {
             "auc": told(own),
-            "logloss": average(records, logloss),
+            "logloss": told(loaded.series(name, size, "logloss")),
             "validation_auc": average(records, lambda each: each["validation"]["auc"]),
             "count": average(records, lambda each: len(each["kept"])),
             "overlap": measures.overlap([each["kept"] for each in records]),
             "against": {
                 key: against(own, loaded.series(rival, size))
+                for key, rival in rivals.items()
+                if rival not in (None, name)
+            },
+            "logloss_against": {
+                key: against(
+                    loaded.series(name, size, "logloss"), loaded.series(rival, size, "logloss"), less=True
+                )
                 for key, rival in rivals.items()
                 if rival not in (None, name)
             },
@@ -131,12 +154,6 @@ def method(
 def average(records: Sequence[Record], value: Callable[[Record], float]) -> float | None:
     """Return the mean of something over results."""
     return mean(map(value, records)) if records else None
-
-
-def logloss(record: Record) -> float:
-    """Return the logloss on the test rows."""
-    found: float = record["test"]["logloss"]
-    return found
 
 
 def picked(records: Sequence[Record], kinds: Mapping[str, str]) -> Record:

@@ -28,7 +28,7 @@ def show(found: Comparison, tell: Teller) -> None:
     tell.say(f"  {all_told(values)}")
     tell.say("  area: under the K-AUC curve; search: in epochs of pretraining; memory: relative to pretraining")
     tell.say(f"  {NOISE if count > 1 else ONE_SEED}")
-    for line in failures(values):
+    for line in [*failures(values), *mixed(values)]:
         tell.say(f"  {line}")
     true = sum(number for kind, number in values["kinds"].items() if kind in TRUE)
     if true and values["sizes"]:
@@ -95,26 +95,21 @@ def picks_table(values: Record, size: int) -> Table:
 
 
 def size_table(values: Record, size: int) -> Table:
-    """Return AUC with its intervals, logloss, validation AUC and overlap of one K."""
-    header = [
-        "method",
-        "AUC",
-        "95 % over seeds",
-        "95 % over rows",
-        "logloss",
-        "validation AUC",
-        "overlap",
-        "fields",
-    ]
+    """Return AUC and logloss with their intervals, validation AUC and overlap of one K."""
+    ends = ["95 % over seeds", "95 % over rows"]
+    rivals = ["best"] + ([OURS] if OURS in values["methods"] and values["best"] != OURS else [])
+    to = [f"logloss to {OURS if name == OURS or values['best'] == OURS else 'the best'}" for name in rivals]
+    header = ["method", "AUC", *ends, "logloss", *ends, *to, "validation AUC", "overlap", "fields"]
     rows = []
     for name, each in values["methods"].items():
         own = each["sizes"].get(str(size))
         if own is not None:
-            ends = [interval(own["auc"]["seeds"]), interval(own["auc"]["rows"])]
-            rest = [plain(own[key], 5) for key in ("logloss", "validation_auc")]
-            rows.append(
-                [name, number(own["auc"], 5), *ends, *rest, plain(own["overlap"], 2), plain(own["count"], 1)]
-            )
+            cells = [name]
+            for told in (own["auc"], own["logloss"]):
+                cells += [number(told, 5), interval(told["seeds"]), interval(told["rows"])]
+            cells += [difference(own["logloss_against"].get(rival), name == values["best"]) for rival in rivals]
+            rest = [plain(own["validation_auc"], 5), plain(own["overlap"], 2), plain(own["count"], 1)]
+            rows.append([*cells, *rest])
     return header, rows
 
 
@@ -136,6 +131,15 @@ def cost_table(values: Record) -> Table:
             [name, *cells, "once for all K" if own["once"] else "one a K", str(each["tried"]), used or "-"]
         )
     return header, rows
+
+
+def mixed(values: Record) -> list[str]:
+    """Return a warning where results were made by several states of the code."""
+    states = values["code"]
+    if len(states) < 2:
+        return []
+    told = "; ".join(f"{digest}: {', '.join(each['search']) or '-'}" for digest, each in states.items())
+    return [f"searches and trainings here were made by {len(states)} states of the code (searches: {told})"]
 
 
 def failures(values: Record) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from lpfs.compare.claims import BusyError, Claims
 from lpfs.compare.files import as_csv, as_markdown
-from lpfs.compare.folder import begin, check_same, read_plan, wait_for
+from lpfs.compare.folder import begin, check_same, forgotten, read_plan, wait_for
 from lpfs.compare.plan import Job, Plan
 from lpfs.compare.progress import Progress
 from lpfs.compare.runs import Runs
@@ -95,10 +95,11 @@ def compare(
         with wait_for(claims, "prepare", tell):
             dataset = prepared(source, wanted, folder, tell.quiet, resume=True)
             check_same(folder, wanted, plan, dataset)
-            kinds = keep_truth(folder, dataset, truth)
-        base = laid_out(wanted, dataset, folder, True, Teller(quiet=True))
-        runs = Runs(base, plan, store, claims, tell.say)
-        plan.check(runs.names)
+            with forgotten(folder, new=saved is None):
+                base = laid_out(wanted, dataset, folder, True, Teller(quiet=True))
+                runs = Runs(base, plan, store, claims, tell.say)
+                plan.check(runs.names, wanted.must_keep)
+                kinds = keep_truth(folder, dataset, truth)
         if not tables_only:
             check_labels(base.parts)
             do_all(runs, plan.jobs(wanted.seed, len(runs.names)), Progress(tell), retry_failed=retry_failed)

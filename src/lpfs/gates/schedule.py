@@ -18,8 +18,8 @@ Preset = Literal["scaled", "terabyte", "industrial"]
 # The search length at which the scaled schedule starts with the paper's learning rate itself. Longer searches
 # start lower and shorter ones higher, so that Ση, the distance a gate can travel, is the same for all.
 REFERENCE_STEPS = 10_000
-# Floors of the scaled schedule: ε ends at 1e-4 (1e-3 of its start), as the paper's on its industrial log, η at 5 % of its
-# start. Ten times lower, as on Terabyte, the last deaths come when the barrier is high and chance decides (docs/method.md).
+# Floors of the scaled schedule: η ends at 5 % of its start, ε at 1e-4 (1e-3 of its start), as the paper's on its
+# industrial log. Ten times lower, as on Terabyte, the last fields go when the barrier is high and chance decides.
 EPSILON_RATIO = 1e-3
 LR_RATIO = 0.05
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +82,16 @@ class Outcome:
         return outcome_card(self.selection, self.metrics, LABELS, self.folder)
 
 
+@cache
+def code() -> str:
+    """Return a digest of this package's source: which state of the code a result was made by."""
+    found = hashlib.sha256()
+    root = Path(lpfs.__file__).parent
+    for each in sorted(root.rglob("*.py")):
+        found.update(each.relative_to(root).as_posix().encode() + b"\0" + each.read_bytes() + b"\0")
+    return found.hexdigest()[:12]
+
+
 def versions() -> dict[str, str]:
     """Return the versions that a result was made with."""
     import numpy
@@ -87,6 +99,7 @@ def versions() -> dict[str, str]:
 
     return {
         "lpfs": lpfs.__version__,
+        "code": code(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "python": platform.python_version(),
