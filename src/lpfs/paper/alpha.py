@@ -16,7 +16,8 @@ SHAPE = {"dim": 4, "hidden": [64, 32]}
 SMALL = Scale(60_000, "mlp", SHAPE, batch_size=256, pretrain=600, search=600, seeds=2)
 FULL = Scale(model="user_item", batch_size=1024, seeds=3)
 ALPHAS = (10.0, 50.0, 100.0, 200.0)
-SHARES = (0.15, 0.4)  # of the fields, for the curves
+SHARES = (0.15, 0.4)  # of the fields, for the curves …
+MORE = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5)  # … of the real thing
 PAPER: dict[str, list[float]] = {
     "alpha": [10, 50, 100, 200],
     "lambda": [0.004, 0.0066, 0.013, 0.02],
@@ -30,9 +31,10 @@ def run(job: Job) -> Found:
     """Search for every α and K, then for the λ of every α."""
     trials = Trials(job)
     found: dict[str, list[Any]] = {}
+    shares = MORE if job.full else SHARES
     for alpha in ALPHAS:
         options = {"alpha": alpha}
-        found[f"α = {alpha:g}"] = [trials.judged(trials.size(each), options=options) for each in SHARES]
+        found[f"α = {alpha:g}"] = [trials.judged(trials.size(each), options=options) for each in shares]
     target = trials.size(EQUAL)
     table = []
     for alpha in ALPHAS:
@@ -42,7 +44,7 @@ def run(job: Job) -> Found:
         name: {each["keep"]: each["auc"] for each in several if each["auc"] is not None}
         for name, several in found.items()
     }
-    smallest = trials.size(SHARES[0])
+    smallest = trials.size(shares[0])
     told = ", ".join(f"{name}: {points[smallest]:.4f}" for name, points in curves.items() if smallest in points)
     rows = [
         (f"AUC of {smallest} of {len(trials.names)} fields", "the larger α, the better, in general", told),
