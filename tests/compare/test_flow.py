@@ -172,6 +172,47 @@ def test_what_cannot_be_had_is_refused_at_once_and_leaves_nothing(log, fakes, tm
     assert found.best == "one"
 
 
+def test_a_refusal_changes_nothing_that_was_there(log, fakes, tmp_path, counted):
+    fakes("one")
+    own = tmp_path / "cmp" / "data"
+    lpfs.simulate(own, "small", rows=2000, days=4)  # a Dataset of the user's, where a comparison would put its own
+    with pytest.raises(InputError, match="found 99"):
+        compare(own, tmp_path / "cmp", methods="one", keep=[2, 99], seeds=1, **QUICK)
+    assert (own / "dataset.json").is_file()
+    compare(own, tmp_path / "cmp", methods="one", keep=2, seeds=1, **QUICK)
+    before = (tmp_path / "cmp" / "plan.json").read_bytes()
+    with pytest.raises(InputError, match="found 99"):
+        compare(own, tmp_path / "cmp", methods="one", keep=[2, 99], seeds=1, **QUICK)
+    assert (tmp_path / "cmp" / "plan.json").read_bytes() == before
+    assert compare(own, tmp_path / "cmp", **QUICK).best == "one"  # with the sizes that it had
+
+
+def test_rows_of_one_class_are_refused_and_leave_nothing(fakes, tmp_path):
+    fakes("one")
+    rows = [
+        f"{day},{number % 7},{int(day < 3 and number % 5 == 0)},{(day + number) % 4}"
+        for day in range(4)
+        for number in range(300)
+    ]
+    table = tmp_path / "log.csv"
+    table.write_text("\n".join(["day,field,click,other", *rows]) + "\n")
+    asked = {"methods": "one", "keep": 1, "seeds": 1, "label": "click", **QUICK}
+    with pytest.raises(InputError, match="one class"):
+        compare(table, tmp_path / "cmp", time="day", **asked)
+    assert compare(table, tmp_path / "cmp", time="other", **asked).best == "one"
+
+
+def test_data_that_was_prepared_otherwise_is_not_taken(fakes, tmp_path):
+    fakes("one")
+    rows = [f"{number % 4},{number % 7},{number % 2},{number % 3 % 2}" for number in range(1200)]
+    table = tmp_path / "log.csv"
+    table.write_text("\n".join(["day,field,click,buy", *rows]) + "\n")
+    lpfs.prepare(table, tmp_path / "cmp" / "data", label="buy", time="day", quiet=True)  # and then it was killed
+    with pytest.raises(InputError, match="was prepared with label='buy', not 'click'"):
+        compare(table, tmp_path / "cmp", methods="one", keep=1, seeds=1, label="click", time="day", **QUICK)
+    assert (tmp_path / "cmp" / "data" / "dataset.json").is_file()
+
+
 def test_the_same_fields_are_trained_once(log, fakes, tmp_path, counted):
     fakes("one")
     fakes("two")

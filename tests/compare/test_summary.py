@@ -183,6 +183,7 @@ def test_which_code_made_what():
         "b": {"search": ["two"], "trained": []},
         "not written down": {"search": [], "trained": ["old"]},
     }
-    told = mixed({"code": states(done)})
-    assert "made by 3 states of the code (searches: a: one; b: two; not written down: -)" in told[0]
-    assert mixed({"code": states(done[:1])}) == []
+    told = mixed({"code": states(done), "versions": {"code": "a"}})
+    assert told == ["tables made by code a; searches by code a: one; b: two; not written down: -"]
+    assert mixed({"code": states(done[:1]), "versions": {"code": "a"}}) == []
+    assert mixed({"code": states(done[:1]), "versions": {"code": "b"}}) != []

@@ -44,6 +44,8 @@ def looked(log, ready):
 
     def look(method, backbone="mlp", steps=100, **how):
         model, optimizer = ready(backbone)
+        if callable(how.get("held")):  # each search has a stream of its own
+            how["held"] = how["held"]()
         how = {"optimizer": optimizer, "valid": log.part(1000, 1200).stream(4096), "config": QUIET, **how}
         return model, search(model, log.part(0, 1000).stream(64, shuffle=True), method, steps=steps, **how)
 

@@ -116,8 +116,10 @@ def test_multipliers_move_on_the_held_out_rows_alone(log):
     model.crosses.gate = None
 
 
-def test_a_search_that_is_killed_goes_on_bit_by_bit(same_after_a_kill):
-    same_after_a_kill("autofis", Multipliers, backbone="dlrm_cross", keep=3)
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_search_that_is_killed_goes_on_bit_by_bit(same_after_a_kill, log, apart):
+    held = {"held": lambda: log.part(1000, 1200).stream(64, shuffle=True, seed=5)} if apart else {}
+    same_after_a_kill("autofis", Multipliers, backbone="dlrm_cross", keep=3, **held)
 
 
 def test_refusals(looked):

@@ -14,7 +14,7 @@ from lpfs.gates.hooks import hooks_of
 from lpfs.methods.effort import Effort
 from lpfs.methods.held import Held
 from lpfs.methods.learn import Learn, alone, below
-from lpfs.methods.masks import NAME, FieldMask, TokenMask, worn
+from lpfs.methods.masks import NAME, FieldMask, TokenMask, looking, worn
 from lpfs.methods.search import search
 from lpfs.methods.shufflegate import Options, ShuffleGate
 from lpfs.methods.stg import STG
@@ -95,6 +95,22 @@ def test_parts_that_are_silent_stay_out_of_the_way(name):
         with worn(model, kind(names, some_gates(len(names))), "x"):
             found.append(model(batch_of(model.reads)))
     assert torch.allclose(*found)
+
+
+def test_who_looks_sees_the_mask_on_right_before_it_comes_off():
+    model, batch = Case("mlp").make(MIXED), batch_of(MIXED)
+    names, seen = tuple(model.sites()), []
+    with looking(lambda found: seen.append(found(batch))):
+        with worn(model, Fixed(names, some_gates(len(names))), "x"):
+            masked = model(batch)
+            assert seen == []
+        with pytest.raises(ZeroDivisionError), worn(model, Fixed(names, [1.0] * len(names)), "x"):
+            _ = 1 / 0  # a search that failed is not looked at
+    with worn(model, Fixed(names, [1.0] * len(names)), "x"):
+        pass  # nobody looks any more
+    assert len(seen) == 1
+    assert torch.equal(seen[0], masked)
+    assert not torch.equal(seen[0], model(batch))
 
 
 def test_a_mask_is_drawn_once_a_forward():

@@ -14,11 +14,11 @@ from lpfs.compare.claims import BusyError, Claims
 from lpfs.compare.plan import Plan
 from lpfs.compare.store import put, read
 from lpfs.data.dataset import Dataset
-from lpfs.errors import InputError
+from lpfs.errors import InputError, LpfsError
 from lpfs.protocol.settings import CONFIG, Settings
 from lpfs.protocol.tell import Teller
 
-FORMAT, PLAN = "lpfs-compare", "plan.json"
+FORMAT, PLAN, TRUTH = "lpfs-compare", "plan.json", "truth.json"
 FREE = ("source", "device")  # may differ between machines
 FIXED = ("tune", "options")  # of the plan: results made under others cannot stand beside each other
 
@@ -28,7 +28,7 @@ def begin(folder: Path, wanted: Settings, plan: Plan, tables_only: bool = False)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         config = _config(folder)
         names = {each.name for each in folder.iterdir() if not each.name.startswith(".")}
-        preparing = names <= {"claims", "data"}  # by another process, or by one that was stopped
+        preparing = names <= {"claims", "data", TRUTH}  # by another process, or by one that was stopped
         if not (preparing or (config and config.get("format") == FORMAT)):
             raise InputError(f"{folder} is not empty and holds no comparison; choose another folder")
     elif tables_only:
@@ -39,15 +39,27 @@ def begin(folder: Path, wanted: Settings, plan: Plan, tables_only: bool = False)
 
 
 def check_same(folder: Path, wanted: Settings, plan: Plan, dataset: Dataset) -> None:
-    """Write down what is compared, or refuse what differs from what was; sizes, methods and seeds may be added."""
+    """Refuse what differs from what was compared before; sizes, methods and seeds may be added."""
     _refuse_other(folder, wanted, plan)
     saved = read(folder / PLAN)
+    made = dataset.settings.get("options", {})
+    for name in ("label", "time", "split") if saved is None and dataset.path.parent == folder else ():
+        asked = getattr(wanted, name)
+        if asked is not None and made.get(name) != asked:
+            raise InputError(
+                f"{dataset.path} was prepared with {name}={made.get(name)!r}, not {asked!r}; remove it, or choose "
+                "another folder"
+            )
     if saved is not None and saved["fingerprint"] != dataset.fingerprint:
         raise InputError(
             f"the comparison in {folder} was begun on other data (fingerprint {saved['fingerprint']}, found "
             f"{dataset.fingerprint}); choose another folder"
         )
-    if saved is None:
+
+
+def write_plan(folder: Path, wanted: Settings, plan: Plan, dataset: Dataset) -> None:
+    """Write down what is compared, when nothing can be refused any more."""
+    if read(folder / PLAN) is None:
         put(folder / CONFIG, {"format": FORMAT, **wanted.to_json()})
     put(folder / PLAN, {"fingerprint": dataset.fingerprint, **plan.to_json()})
 
@@ -59,15 +71,14 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def forgotten(folder: Path, *, new: bool) -> Iterator[None]:
-    """Within this block a new comparison is checked: one that is refused leaves nothing behind."""
+def unless_refused(data: Path) -> Iterator[None]:
+    """Within this block a log is prepared and checked; what is refused leaves no data that was not there."""
+    there = data.exists()
     try:
         yield
-    except InputError:
-        if new:
-            for name in (CONFIG, PLAN):
-                (folder / name).unlink(missing_ok=True)
-            shutil.rmtree(folder / "data", ignore_errors=True)
+    except LpfsError:
+        if not there:
+            shutil.rmtree(data, ignore_errors=True)
         raise
 
 

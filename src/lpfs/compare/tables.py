@@ -134,12 +134,12 @@ def cost_table(values: Record) -> Table:
 
 
 def mixed(values: Record) -> list[str]:
-    """Return a warning where results were made by several states of the code."""
-    states = values["code"]
-    if len(states) < 2:
+    """Return a note where results were made by another state of the code than these tables, or by several."""
+    states, own = values["code"], values["versions"]["code"]
+    if set(states) <= {own}:
         return []
     told = "; ".join(f"{digest}: {', '.join(each['search']) or '-'}" for digest, each in states.items())
-    return [f"searches and trainings here were made by {len(states)} states of the code (searches: {told})"]
+    return [f"tables made by code {own}; searches by code {told}"]
 
 
 def failures(values: Record) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from lpfs.compare.claims import BusyError, Claims
 from lpfs.compare.files import as_csv, as_markdown
-from lpfs.compare.folder import begin, check_same, forgotten, read_plan, wait_for
+from lpfs.compare.folder import begin, check_same, read_plan, unless_refused, wait_for, write_plan
 from lpfs.compare.plan import Job, Plan
 from lpfs.compare.progress import Progress
 from lpfs.compare.runs import Runs
@@ -93,15 +93,17 @@ def compare(
     with alone():  # every rank does whole runs of its own
         store, claims = Store(folder), Claims(begin(folder, wanted, plan, tables_only) / "claims")
         with wait_for(claims, "prepare", tell):
-            dataset = prepared(source, wanted, folder, tell.quiet, resume=True)
-            check_same(folder, wanted, plan, dataset)
-            with forgotten(folder, new=saved is None):
+            with unless_refused(folder / "data"):
+                dataset = prepared(source, wanted, folder, tell.quiet, resume=True)
+                check_same(folder, wanted, plan, dataset)
                 base = laid_out(wanted, dataset, folder, True, Teller(quiet=True))
                 runs = Runs(base, plan, store, claims, tell.say)
                 plan.check(runs.names, wanted.must_keep)
+                if not tables_only:
+                    check_labels(base.parts)
                 kinds = keep_truth(folder, dataset, truth)
+            write_plan(folder, wanted, plan, dataset)
         if not tables_only:
-            check_labels(base.parts)
             do_all(runs, plan.jobs(wanted.seed, len(runs.names)), Progress(tell), retry_failed=retry_failed)
         found = summarise(store, base, plan, kinds, dataset.fingerprint)
         if leads:

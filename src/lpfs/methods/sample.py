@@ -63,15 +63,17 @@ def batches_of(task: Task, most: int) -> Iterator[Batch]:
     """Yield batches that the model has not learnt from, once through; the stream is left where it was.
 
     They are the held-out ones, or else those of the search period. Where these have more than ``most`` rows,
-    others are left out in between, so that those taken come from all of the period.
+    others are left out in between, evenly, so that those taken come from all of the period.
     """
     stream = task.stream if task.held is None else task.held
     begin = stream.state_dict() if isinstance(stream, Resumable) else None
-    stride = -(-stream.dataset.rows // most) if isinstance(stream, Stream) else 1
+    wanted = every = 1
+    if isinstance(stream, Stream):
+        wanted, every = (-(-rows // stream.batch_size) for rows in (most, stream.dataset.rows))
     rows = 0
     try:
         for number, batch in enumerate(stream):
-            if number % stride == 0:
+            if wanted >= every or number * wanted // every > (number - 1) * wanted // every:
                 rows += len(batch)
                 yield batch
             if rows >= most:

@@ -50,7 +50,8 @@ def plan(
     layout = known.pop("fields", {})
     corrections = read_fields(fields)
     if "label" not in {**known, **given}:
-        raise InputError(f"{NO_LABEL}; {columns_of(source, given)}")
+        settings = make_options({**known, **given, "label": "a label"})  # other mistakes come first
+        raise InputError(f"{NO_LABEL}; {columns_of(source, settings)}")
     settings = make_options({**known, **given})
     opened = open_source(source, separator=settings.separator, header=settings.header)
     targets = (settings.label, *settings.tasks)
@@ -107,9 +108,9 @@ def order_by(time: str, settings: Options) -> Options:
     return replace(settings, time=time)
 
 
-def columns_of(source: Any, given: Mapping[str, Any]) -> str:
+def columns_of(source: Any, settings: Options) -> str:
     """Say which columns a log has; one that is not there is an error."""
-    names = open_source(source, separator=given.get("separator"), header=given.get("header", True)).names
+    names = open_source(source, separator=settings.separator, header=settings.header).names
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return f"the columns are {', '.join(names[:MOST_NAMES])}{more}"
 
