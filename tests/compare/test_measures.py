@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpfs.compare import measures
-from lpfs.compare.bootstrap import bootstrap, losses, over_rows, ranks
+from lpfs.compare.bootstrap import bootstrap, over_rows, ranks
 from lpfs.compare.measures import Interval
 from lpfs.errors import InputError
-from lpfs.train.metrics import auc, logloss
+from lpfs.train.metrics import auc, logloss, losses
 
 NAMES = st.sets(st.sampled_from("abcdefgh"))
 

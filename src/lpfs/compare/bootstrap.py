@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from lpfs.compare.measures import NORMAL, Interval
 from lpfs.errors import InputError
+from lpfs.train.metrics import losses
 
 DRAWS = 400
 CELLS = 1 << 22  # weights in memory at a time
@@ -62,17 +63,6 @@ def ranks(scores: Numbers, labels: Numbers) -> Ranks:
     return Ranks(others, np.searchsorted(sorted_scores, own, "left"), np.searchsorted(sorted_scores, own, "right"))
 
 
-def losses(logits: Numbers, labels: Numbers) -> Floats:
-    """Return the logloss of every row.
-
-    >>> losses(np.array([0.0, 50.0]), np.array([1, 1])).round(3).tolist()
-    [0.693, 0.0]
-    """
-    z = logits.astype(np.float64)
-    found: Floats = np.maximum(z, 0) - z * labels + np.log1p(np.exp(-np.abs(z)))
-    return found
-
-
 def bootstrap(
     models: Sequence[Numbers], labels: Numbers, draws: int = DRAWS, seed: int = 0
 ) -> tuple[Floats, Floats]:
@@ -87,7 +77,7 @@ def bootstrap(
     drawn = np.random.default_rng(seed)
     clicks = np.flatnonzero(labels == 1)
     known = [ranks(each, labels) for each in models]
-    lost = [losses(each, labels) for each in models]
+    lost = [losses(each.astype(np.float64), labels) for each in models]
     aucs, means = np.empty((draws, len(models))), np.empty((draws, len(models)))
     pause = max(1, CELLS // max(1, len(labels)))
     for first in range(0, draws, pause):

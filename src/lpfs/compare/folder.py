@@ -13,12 +13,13 @@ from typing import Any
 from lpfs.compare.claims import BusyError, Claims
 from lpfs.compare.plan import Plan
 from lpfs.compare.store import put, read
+from lpfs.compare.truth import NAME as TRUTH
 from lpfs.data.dataset import Dataset
 from lpfs.errors import InputError, LpfsError
 from lpfs.protocol.settings import CONFIG, Settings
 from lpfs.protocol.tell import Teller
 
-FORMAT, PLAN, TRUTH = "lpfs-compare", "plan.json", "truth.json"
+FORMAT, PLAN = "lpfs-compare", "plan.json"
 FREE = ("source", "device")  # may differ between machines
 FIXED = ("tune", "options")  # of the plan: results made under others cannot stand beside each other
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -59,13 +59,18 @@ def ranked_model(task: Task, method: str) -> Model:
     return model
 
 
+def unlearnt(task: Task) -> Iterable[Batch]:
+    """Return the batches that the model has not learnt from: the held-out ones, or those of the search period."""
+    return task.stream if task.held is None else task.held
+
+
 def batches_of(task: Task, most: int) -> Iterator[Batch]:
     """Yield batches that the model has not learnt from, once through; the stream is left where it was.
 
-    They are the held-out ones, or else those of the search period. Where these have more than ``most`` rows,
+    Where these have more than ``most`` rows,
     others are left out in between, evenly, so that those taken come from all of the period.
     """
-    stream = task.stream if task.held is None else task.held
+    stream = unlearnt(task)
     begin = stream.state_dict() if isinstance(stream, Resumable) else None
     wanted = every = 1
     if isinstance(stream, Stream):

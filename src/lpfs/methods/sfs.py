@@ -20,7 +20,7 @@ from lpfs.methods.captured import Captured, Stacks
 from lpfs.methods.checks import check_numbers
 from lpfs.methods.effort import Effort
 from lpfs.methods.ranking import need_number, ranked
-from lpfs.methods.sample import batches_of, ranked_model
+from lpfs.methods.sample import batches_of, ranked_model, unlearnt
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
@@ -66,5 +66,5 @@ def search(task: Task) -> Selection:
 
 def rows_of(task: Task, batches: int) -> int:
     """Return how many rows so many batches have."""
-    stream = task.stream if task.held is None else task.held
+    stream = unlearnt(task)
     return batches * stream.batch_size if isinstance(stream, Stream) else UNKNOWN

@@ -104,8 +104,17 @@ def logloss(logits: Values, labels: Values, weights: Values | None = None) -> fl
     0.693147
     """
     z, y, w = checked(logits, labels, weights)
-    loss = np.maximum(z, 0) - z * y + np.log1p(np.exp(-np.abs(z)))
-    return float((w * loss).sum() / w.sum())
+    return float((w * losses(z, y)).sum() / w.sum())
+
+
+def losses(logits: Floats, labels: Floats) -> Floats:
+    """Return the binary cross entropy of every row.
+
+    >>> losses(np.array([0.0, 50.0]), np.array([1.0, 1.0])).round(3).tolist()
+    [0.693, 0.0]
+    """
+    found: Floats = np.maximum(logits, 0) - logits * labels + np.log1p(np.exp(-np.abs(logits)))
+    return found
 
 
 def accuracy(logits: Values, labels: Values, weights: Values | None = None) -> float:
