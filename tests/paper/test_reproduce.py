@@ -9,8 +9,10 @@ import pytest
 
 import lpfs
 from lpfs import cli
+from lpfs.compare.claims import BusyError
 from lpfs.paper import EXPERIMENTS, reproduce
 from lpfs.paper.source import given, simulated
+from lpfs.paper.trials import waited
 
 TINY = ["--rows", "1500", "--steps", "60", "--seeds", "1"]
 # what makes the larger ones small: fewer sizes, methods or values than the experiment has
@@ -197,3 +199,17 @@ def test_every_experiment_has_its_file():
     for name, entry in EXPERIMENTS.items():
         assert entry.module == f"lpfs.paper.{name.replace('-', '_')}"
         assert entry.summary
+
+
+def test_what_another_process_is_making_is_waited_for(monkeypatch):
+    monkeypatch.setattr("lpfs.paper.trials.PAUSE", 0.0)
+    asked = []
+
+    def make():
+        asked.append(1)
+        if len(asked) < 3:
+            raise BusyError("train-a")
+        return "made"
+
+    assert waited(make) == "made"
+    assert len(asked) == 3

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from statistics import mean
-from typing import Any
+from typing import Any, TypeVar
 
 from lpfs.compare import measures
-from lpfs.compare.claims import Claims
+from lpfs.compare.claims import BusyError, Claims
 from lpfs.compare.plan import Plan
 from lpfs.compare.runs import Runs
 from lpfs.compare.store import Record, Store, digest, put, read
@@ -33,8 +33,20 @@ from lpfs.select import checked, laid_out
 from lpfs.train.snapshot import seed_all
 
 TRIES = 6  # searches for the λ that keeps a number of fields
+PAUSE = 1.0  # seconds between looks at what another process is doing
 Finder = Callable[[Work, stages.Trained, int], tuple[Model, Any, Any]]
 Probe = Callable[[Work, Model], Record]
+
+_Found = TypeVar("_Found")
+
+
+def waited(make: Callable[[], _Found]) -> _Found:
+    """Return what is made; wait while another process is making it."""
+    while True:
+        try:
+            return make()
+        except BusyError:
+            time.sleep(PAUSE)
 
 
 class Trials:
@@ -101,7 +113,7 @@ class Trials:
         out = self.folder / "work" / path.stem
         work = replace(self.base, settings=settings, wish=wish, out=out, resume=False)
         shutil.rmtree(out, ignore_errors=True)  # of a search that was interrupted
-        pretrained = copy.deepcopy(self.runs.pretrained(seed))
+        pretrained = copy.deepcopy(waited(lambda: self.runs.pretrained(seed)))
         seed_all(seed)
         begin = time.perf_counter()
         try:
@@ -143,7 +155,7 @@ class Trials:
 
     def auc(self, kept: Sequence[str], seed: int) -> float:
         """Return the test AUC of some fields trained from scratch."""
-        found: float = self.runs.train(kept, seed)["test"]["auc"]
+        found: float = waited(lambda: self.runs.train(kept, seed))["test"]["auc"]
         return found
 
     def judged(self, keep: int, **asked: Any) -> Record:
