@@ -26,8 +26,8 @@ import lpfs
 from lpfs.models.crosses import Crosses
 from lpfs.models.dense import dense_layers
 from lpfs.models.dlrm_cross import DLRMCross
-from lpfs.models.kernels import numba_crosses
-from lpfs.tables.optim import Adagrad
+from lpfs.models._kernels import numba_crosses
+from lpfs.embeddings.optim import Adagrad
 
 TABLES, ROWS, D, DENSE = 26, 20_000, 16, 13
 N = TABLES + 1

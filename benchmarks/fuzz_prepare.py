@@ -334,7 +334,7 @@ class Box:
         return "prepared"
 
     def _dataset(self, kind: str, rng: random.Random) -> str:
-        from lpfs.data import Dataset
+        from lpfs.data.dataset import Dataset
         from lpfs.data.store.format import file_checksum, json_checksum
 
         root = self.room / "data"

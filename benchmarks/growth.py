@@ -23,7 +23,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import lpfs
-from lpfs.tables.optim import Adagrad
+from lpfs.embeddings.optim import Adagrad
 
 FIELDS, ROWS, BATCHES = (27, 100, 400), (1_000_000, 10_000_000, 50_000_000), (512, 2048, 8192)
 HELD = {"fields": 27, "rows": 10_000_000, "batch": 2048}

@@ -3,7 +3,7 @@
     python benchmarks/keep_quality.py --preset industrial-small --part 8 4 2 --seeds 5 --sweep 6
     python benchmarks/keep_quality.py --source census.parquet --label label --split split --keep 3 5 10 20
 
-One protocol for all: ``lpfs.select``'s periods and recipe, one pretrained model a seed, the same steps of search.
+One protocol for all: ``lpfs.pipeline.select``'s periods and recipe, one pretrained model a seed, the same steps of search.
 Every result is a line of JSON lines, written as it comes; a second call does only what is missing. The same set of
 fields is trained once a seed.
 """
@@ -27,11 +27,11 @@ import lpfs
 from lpfs.methods.ranking import top
 from lpfs.methods.registry import entry_of
 from lpfs.methods.wish import Wish
-from lpfs.protocol import stages
-from lpfs.protocol.settings import Settings
-from lpfs.protocol.stages import Work
-from lpfs.protocol.tell import Teller
-from lpfs.select import planned, prepared
+from lpfs.pipeline import stages
+from lpfs.pipeline.settings import Settings
+from lpfs.pipeline.stages import Work
+from lpfs.pipeline.tell import Teller
+from lpfs.pipeline.select import planned, prepared
 
 
 def main() -> None:

@@ -29,11 +29,11 @@ import torch
 import lpfs
 from lpfs.data.dataset import Dataset
 from lpfs.models.registry import make_model
-from lpfs.train.callback import Callback, State
+from lpfs.train.callbacks import Callback, State
 from lpfs.train.checkpoint import Checkpoints
 from lpfs.train.codec import equal
 from lpfs.train.joined import joined
-from lpfs.train.ranks import current
+from lpfs.train.distributed.group import current
 
 WAYS = ("kill", "stop", "hang", "raise")
 STEPS, FAILS, EVERY = 120, 75, 10

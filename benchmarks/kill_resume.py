@@ -36,8 +36,8 @@ import lpfs
 from lpfs.data.dataset import Dataset
 from lpfs.data.store.writer import DatasetWriter
 from lpfs.schema import Field, Schema
-from lpfs.train import tensorfile
-from lpfs.train.callback import Callback, State
+from lpfs.train import tensor_io
+from lpfs.train.callbacks import Callback, State
 from lpfs.train.checkpoint import Checkpoints
 from lpfs.train.codec import equal
 from lpfs.train.log import TIMES
@@ -166,7 +166,7 @@ def die_at_file_event(folder: Path, number: int, note: int) -> None:
 
 def die_in_tensor(number: int, note: int) -> None:
     """Be killed with half of the n-th piece of a checkpoint written."""
-    left, whole = number, tensorfile.put
+    left, whole = number, tensor_io.put
 
     def put(file: Any, digest: Any, data: Any) -> None:
         nonlocal left
@@ -178,7 +178,7 @@ def die_in_tensor(number: int, note: int) -> None:
             die()
         whole(file, digest, data)
 
-    tensorfile.put = put
+    tensor_io.put = put
 
 
 def one_kill(data: Path, folder: Path, how: str, numbers: random.Random, seconds: float) -> tuple[int, str]:

@@ -33,11 +33,11 @@ from lpfs.data.stream import Stream
 from lpfs.gates.module import NAME
 from lpfs.methods.shuffled import shuffled
 from lpfs.models.registry import make_model
-from lpfs.tables.optim import Adagrad
+from lpfs.embeddings.optim import Adagrad
 from lpfs.train.config import Training
 from lpfs.train.joined import joined
 from lpfs.train.launched import launched
-from lpfs.train.ranks import current
+from lpfs.train.distributed.group import current
 
 ROWS, BATCH, STEPS, KEEP = 60_000, 256, 600, 15
 SHOWN = (1, 10, 50, 100, 200, 400, 600)

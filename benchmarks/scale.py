@@ -44,12 +44,12 @@ from lpfs.data.batches.batch import Batch
 from lpfs.data.batches.order import share
 from lpfs.models.registry import make_model
 from lpfs.schema import Field, Schema
-from lpfs.tables.optim import Adagrad
-from lpfs.train.callback import Callback, State
+from lpfs.embeddings.optim import Adagrad
+from lpfs.train.callbacks import Callback, State
 from lpfs.train.config import Training
 from lpfs.train.joined import joined
-from lpfs.train.ranks import Ranks, alone, current
-from lpfs.train.reduce import COUNTS, DENSE, ROWS
+from lpfs.train.distributed.group import Ranks, alone, current
+from lpfs.train.distributed.reduce import COUNTS, DENSE, ROWS
 from lpfs.train.step import Stepper
 
 TABLES, VALUES, DIM, HIDDEN = 26, 40_000, 16, (256, 128)

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lpfs.data import Dataset, Stream
+from lpfs.data.dataset import Dataset
+from lpfs.data.stream import Stream
 from lpfs.data.simulate import simulate
 
 TARGETS = {"time": 10e6, "uniform": 2e6, "windowed": 2e6}

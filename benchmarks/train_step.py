@@ -35,7 +35,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, linear, relu
 
 import lpfs
 from lpfs.tables.engines.choice import use_engine
-from lpfs.tables.optim import Adagrad, to_device
+from lpfs.embeddings.optim import Adagrad, to_device
 from lpfs.tables.table import Table
 
 ROWS = {"cpu": 5_070_000, "cuda": 33_700_000}

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 import lpfs
-from lpfs.protocol.outcome import steps_saved, told_hot_start
-from lpfs.protocol.stages import Watch
-from lpfs.tables.optim import Adagrad
+from lpfs.pipeline.results import steps_saved, told_hot_start
+from lpfs.pipeline.stages import Watch
+from lpfs.embeddings.optim import Adagrad
 
 SHAPE = {"dim": 8, "hidden": [32]}
 BATCH, KEEP, LOOK = 64, 15, 20

@@ -14,7 +14,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score  # type: ignor
 from sklearn.neighbors import KNeighborsRegressor  # type: ignore[import-untyped]
 from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]
 
-from lpfs.sklearn import PolarizingSelector
+from lpfs.sklearn.selector import PolarizingSelector
 
 TRUE = [0, 1, 2, 3]
 

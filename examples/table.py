@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import lpfs
-from lpfs.protocol.outcome import Outcome
+from lpfs.pipeline.results import Outcome
 
 
 def main(rows: int = 20_000, keep: int = 12) -> Outcome:

@@ -18,7 +18,7 @@ MODULES = [
     each.name for each in pkgutil.walk_packages(lpfs.__path__, "lpfs.") if not each.name.endswith("__main__")
 ]
 
-NEED_TRITON = ("lpfs.gates.fused", "lpfs.models.kernels.triton_crosses", "lpfs.tables.engines.cuda")
+NEED_TRITON = ("lpfs.gates.fused", "lpfs.models._kernels.triton_crosses", "lpfs.embeddings._triton")
 
 
 def test_every_public_name_can_be_imported_and_comes_from_where_it_says():
@@ -29,7 +29,7 @@ def test_every_public_name_can_be_imported_and_comes_from_where_it_says():
 
 
 def test_select_is_a_module_and_its_function():
-    assert lpfs.select is importlib.import_module("lpfs.select")
+    assert lpfs.select is importlib.import_module("lpfs.pipeline.select")
     with pytest.raises(lpfs.errors.InputError, match="unknown key 'kep' for Settings"):
         lpfs.select("nowhere", kep=3)
 

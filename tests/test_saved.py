@@ -10,12 +10,14 @@ import torch
 from clicks import CASES, MIXED, SCHEMAS, batch_of
 
 import lpfs.saved
-from lpfs import absorb, attach, prune
+from lpfs.gates.absorb import absorb
+from lpfs.gates.attach import attach
+from lpfs.gates.prune import prune
 from lpfs.data.store.format import json_checksum
 from lpfs.errors import CheckpointError, InputError, StateError
 from lpfs.models.mlp import MLP
-from lpfs.models.model import Model
-from lpfs.saved import ABOUT, WEIGHTS, load, load_extra, save
+from lpfs.models.base import Model
+from lpfs.serialization import ABOUT, WEIGHTS, load, load_extra, save
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

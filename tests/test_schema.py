@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpfs import Field, Schema, Selection
+from lpfs.schema import Field, Schema, Selection
 from lpfs.errors import FieldError, InputError
 
 names = st.text(min_size=1, max_size=12)

@@ -14,14 +14,15 @@ from known_truth import FIELDS, STRONG, TINY, known_truth
 import lpfs
 from lpfs.errors import DataError, FieldError, InputError
 from lpfs.models.registry import MODELS, make_model, name_of
-from lpfs.protocol import hot, stages
+from lpfs.protocol import hot
+from lpfs.pipeline import stages
 from lpfs.protocol.listing import names_in
-from lpfs.protocol.outcome import steps_saved
-from lpfs.protocol.periods import periods
-from lpfs.protocol.settings import Settings
-from lpfs.saved import load, save
+from lpfs.pipeline.results import steps_saved
+from lpfs.pipeline.splits import periods
+from lpfs.pipeline.settings import Settings
+from lpfs.serialization import load, save
 from lpfs.schema import Selection
-from lpfs.select import select, small_loss
+from lpfs.pipeline.select import select, small_loss
 
 NAMES = tuple(each.name for each in FIELDS)
 SMALL = TINY["model_options"]
@@ -110,7 +111,7 @@ def test_a_report_that_fails_does_not_lose_the_run(log, tmp_path, monkeypatch, c
     def broken(run):
         raise RuntimeError("no page")
 
-    monkeypatch.setattr("lpfs.report.verb.selection_page", broken)
+    monkeypatch.setattr("lpfs.report.selection.selection_page", broken)
     found = select(log, tmp_path / "run", keep=3, finish="none", pretrain_steps=60, search_steps=60, seed=1)
     assert len(found.kept) == 3
     assert (tmp_path / "run" / "selection.json").exists()

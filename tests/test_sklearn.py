@@ -25,7 +25,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator, parametri
 
 from lpfs.errors import DataError, FieldError, InputError, MissingPackageError
 from lpfs.schema import Selection
-from lpfs.sklearn import PolarizingSelector
+from lpfs.sklearn.selector import PolarizingSelector
 
 # As short as a search with keep= can be: for tests that are not about which columns are found.
 QUICK = {"steps": 60, "pretrain": 10, "hidden": (8,), "random_state": 0}

@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from lpfs.cli import cli
+from lpfs.cli.app import cli
 from lpfs.cli.app import Command
 from lpfs.errors import LpfsError
 from lpfs.methods.costs import Costs

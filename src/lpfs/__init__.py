@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from lpfs.compare import compare
+    from lpfs.compare.compare import compare
     from lpfs.data.batches.batch import Batch
     from lpfs.data.dataset import Dataset
     from lpfs.data.prepare import prepare
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lpfs.data.simulate import simulate
     from lpfs.data.store.writer import DatasetWriter
     from lpfs.data.stream import Stream
-    from lpfs.export import export
+    from lpfs.export.export import export
     from lpfs.gates.absorb import absorb, restore
     from lpfs.gates.attach import attach, detach
     from lpfs.gates.control import Keep
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from lpfs.methods.costs import Costs
     from lpfs.methods.registry import METHODS
     from lpfs.methods.search import search
-    from lpfs.models.model import Model
+    from lpfs.models.base import Model
     from lpfs.models.registry import MODELS, make_model
-    from lpfs.protocol.outcome import Outcome
-    from lpfs.protocol.settings import Settings
-    from lpfs.report import report
-    from lpfs.saved import load, save
+    from lpfs.pipeline.results import Outcome
+    from lpfs.pipeline.settings import Settings
+    from lpfs.report.verb import report
+    from lpfs.serialization import load, save
     from lpfs.schema import Field, Schema, Selection
-    from lpfs.select import select
-    from lpfs.train.callback import Callback, State
+    from lpfs.pipeline.select import select
+    from lpfs.train.callbacks import Callback, State
     from lpfs.train.config import Training
     from lpfs.train.evaluate import Metrics, evaluate
     from lpfs.train.joined import joined
@@ -71,22 +71,22 @@ _HOME = {
     "Decay": "lpfs.gates.schedule",
     "Schedule": "lpfs.gates.schedule",
     "Site": "lpfs.gates.sites",
-    "Model": "lpfs.models.model",
+    "Model": "lpfs.models.base",
     "MODELS": "lpfs.models.registry",
     "make_model": "lpfs.models.registry",
-    "save": "lpfs.saved",
-    "load": "lpfs.saved",
+    "save": "lpfs.serialization",
+    "load": "lpfs.serialization",
     "search": "lpfs.methods.search",
     "METHODS": "lpfs.methods.registry",
-    "Settings": "lpfs.protocol.settings",
-    "Outcome": "lpfs.protocol.outcome",
+    "Settings": "lpfs.pipeline.settings",
+    "Outcome": "lpfs.pipeline.results",
     "Costs": "lpfs.methods.costs",
     "encode_rows": "lpfs.data.row_encoder",
     "Field": "lpfs.schema",
     "Schema": "lpfs.schema",
     "Selection": "lpfs.schema",
-    "Callback": "lpfs.train.callback",
-    "State": "lpfs.train.callback",
+    "Callback": "lpfs.train.callbacks",
+    "State": "lpfs.train.callbacks",
     "Training": "lpfs.train.config",
     "Metrics": "lpfs.train.evaluate",
     "evaluate": "lpfs.train.evaluate",

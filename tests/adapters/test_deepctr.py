@@ -23,7 +23,7 @@ from deepctr_torch.inputs import DenseFeat, SparseFeat, VarLenSparseFeat  # noqa
 from deepctr_torch.models.multitask import ESMM, MMOE, PLE, SharedBottom  # noqa: E402
 
 import lpfs  # noqa: E402
-from lpfs.adapters import DeepCTR  # noqa: E402
+from lpfs.adapters.deepctr import DeepCTR  # noqa: E402
 from lpfs.errors import AbsenceError, InputError, LeakError, MissingPackageError, SharedTableError  # noqa: E402
 from lpfs.gates.logits import logits_of, max_change  # noqa: E402
 

@@ -17,7 +17,7 @@ real("torchrec")
 
 from test_torchrec import Own, jagged  # noqa: E402
 
-from lpfs.adapters import TorchRec  # noqa: E402
+from lpfs.adapters.torchrec import TorchRec  # noqa: E402
 from lpfs.errors import StateError  # noqa: E402
 
 RANKS = 2

@@ -12,7 +12,8 @@ import polars as pl
 import pytest
 
 from lpfs.markup import shortened, visible
-from lpfs.report import Comparison, Result, report, report_comparison
+from lpfs.report.comparison import Comparison, Result
+from lpfs.report.verb import report, report_comparison
 
 pytestmark = pytest.mark.browser
 FIELDS = [f"field_{number:02d}" for number in range(40)]

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from lpfs.cli import about
+from lpfs.cli import info
 from lpfs.cli.app import ORDER, cli
 from lpfs.methods.registry import METHODS
 
@@ -115,8 +115,8 @@ def test_doctor(run):
 
 
 def test_doctor_says_what_is_missing_and_what_does_not_work(run, monkeypatch):
-    monkeypatch.setitem(about.OPTIONAL, "no_such_package", "nothing at all")
-    monkeypatch.setattr("lpfs.tables.engines.plain.gather", lambda *_: 1 / 0)
+    monkeypatch.setitem(info.OPTIONAL, "no_such_package", "nothing at all")
+    monkeypatch.setattr("lpfs.embeddings._torch.gather", lambda *_: 1 / 0)
     out = run("doctor")[1]
     assert "missing      no_such_package, for nothing at all; install: pip install no_such_package" in out
     assert "torch        any device: does not work, plain torch is used: ZeroDivisionError" in out

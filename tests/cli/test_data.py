@@ -9,7 +9,7 @@ import time
 import pytest
 
 import lpfs
-from lpfs.data import Dataset
+from lpfs.data.dataset import Dataset
 
 CSV = "click,ad,price,day\n1,a,1.5,1\n0,b,2.5,1\n0,a,3.5,2\n1,c,,2\n"
 

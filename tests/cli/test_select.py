@@ -14,7 +14,7 @@ import pytest
 
 from lpfs.cli.wanted import plain
 from lpfs.models.registry import MODELS
-from lpfs.protocol.settings import Settings
+from lpfs.pipeline.settings import Settings
 
 LOG = ["--label", "click", "--time", "day"]
 SHAPE = ["--model-option", "dim=4", "--model-option", "hidden=8"]

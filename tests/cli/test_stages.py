@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from lpfs.saved import load
+from lpfs.serialization import load
 
 LOG = ["--label", "click", "--time", "day"]
 

@@ -9,10 +9,10 @@ import shutil
 import pytest
 
 import lpfs
-from lpfs.compare import compare
-from lpfs.compare.runs import Runs
+from lpfs.compare.compare import compare
+from lpfs.compare.runner import Runs
 from lpfs.errors import InputError
-from lpfs.protocol import stages
+from lpfs.pipeline import stages
 
 SHAPE = ["--model-option", "dim=2", "--model-option", "hidden=4"]
 TINY = ["--pretrain-steps", "50", "--search-steps", "120", "--batch-size", "64", *SHAPE]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpfs.compare import measures
+from lpfs.compare import statistics
 from lpfs.compare.bootstrap import bootstrap, over_rows, ranks
-from lpfs.compare.measures import Interval
+from lpfs.compare.statistics import Interval
 from lpfs.errors import InputError
 from lpfs.train.metrics import auc, logloss, losses
 
@@ -24,12 +24,12 @@ def test_the_area_is_the_mean_height_of_the_curve(curve):
     fine = np.linspace(sizes[0], sizes[-1], 60 * (sizes[-1] - sizes[0]) + 1)  # every K is one of these points
     heights = np.interp(fine, sizes, [(curve[size] - 0.5) / 0.5 for size in sizes])
     slow = float(((heights[1:] + heights[:-1]) / 2).mean())
-    assert measures.curve_area(curve) == pytest.approx(slow, abs=1e-9)
+    assert statistics.curve_area(curve) == pytest.approx(slow, abs=1e-9)
 
 
 def test_the_area_of_one_size_and_of_any_order():
-    assert measures.curve_area({7: 0.8}) == pytest.approx(0.6)
-    assert measures.curve_area({20: 0.8, 5: 0.7}) == measures.curve_area({5: 0.7, 20: 0.8}) == pytest.approx(0.5)
+    assert statistics.curve_area({7: 0.8}) == pytest.approx(0.6)
+    assert statistics.curve_area({20: 0.8, 5: 0.7}) == statistics.curve_area({5: 0.7, 20: 0.8}) == pytest.approx(0.5)
 
 
 @given(st.lists(NAMES, min_size=2, max_size=5))
@@ -40,28 +40,28 @@ def test_overlap_counts_what_is_shared(sets):
             both = [name for name in "abcdefgh" if name in sets[first] and name in sets[second]]
             any_of = [name for name in "abcdefgh" if name in sets[first] or name in sets[second]]
             slow.append(len(both) / len(any_of) if any_of else 1.0)
-    assert measures.overlap(sets) == pytest.approx(mean(slow))
+    assert statistics.overlap(sets) == pytest.approx(mean(slow))
 
 
 def test_overlap_of_one_is_not_known():
-    assert measures.overlap([["a"]]) is None
+    assert statistics.overlap([["a"]]) is None
 
 
 def test_students_points_are_students():
     stats = pytest.importorskip("scipy.stats")
-    for freedom, point in enumerate(measures.STUDENT, 1):
+    for freedom, point in enumerate(statistics.STUDENT, 1):
         assert point == pytest.approx(stats.t.ppf(0.975, freedom), abs=6e-4)
-    assert pytest.approx(stats.norm.ppf(0.975), abs=6e-4) == measures.NORMAL
+    assert pytest.approx(stats.norm.ppf(0.975), abs=6e-4) == statistics.NORMAL
 
 
 def test_the_interval_over_seeds():
     values = [0.01, 0.03, 0.02, 0.05]
-    found = measures.over_seeds(values)
+    found = statistics.over_seeds(values)
     width = 3.182 * stdev(values) / 2
     assert (found.value, found.low, found.high) == pytest.approx((0.0275, 0.0275 - width, 0.0275 + width))
     assert (found.low > 0) == (width < 0.0275)
-    assert measures.over_seeds([0.1]) is None
-    assert measures.over_seeds([0.1] * 40).low > 0  # beyond the table
+    assert statistics.over_seeds([0.1]) is None
+    assert statistics.over_seeds([0.1] * 40).low > 0  # beyond the table
 
 
 @pytest.mark.parametrize(
@@ -80,14 +80,14 @@ def test_the_interval_over_seeds():
 )
 def test_beyond_noise_is_beyond_both_together(value, seeds, rows, expected):
     made = [None if each is None else Interval(value, value - each, value + each) for each in (seeds, rows)]
-    assert measures.verdict(*made) == expected
+    assert statistics.verdict(*made) == expected
 
 
 def test_picks_of_a_known_truth():
     kinds = {"a": "main", "b": "main", "c": "pair", "d": "copy", "e": "noise"}
-    assert measures.picks(["b", "d", "e"], kinds) == {"main": 1, "pair": 0, "copy": 1, "noise": 1}
-    assert measures.recall(["b", "d", "e"], ["a", "b", "c"]) == pytest.approx(1 / 3)
-    assert measures.false_picks(["b", "d", "e"], ["a", "b", "c"]) == 2
+    assert statistics.picks(["b", "d", "e"], kinds) == {"main": 1, "pair": 0, "copy": 1, "noise": 1}
+    assert statistics.recall(["b", "d", "e"], ["a", "b", "c"]) == pytest.approx(1 / 3)
+    assert statistics.false_picks(["b", "d", "e"], ["a", "b", "c"]) == 2
 
 
 @given(

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from lpfs.compare.claims import BusyError, Claims, alive, machine
+from lpfs.compare.locks import BusyError, Claims, alive, machine
 
 SHAPE = ["--model-option", "dim=2", "--model-option", "hidden=4"]
 TINY = ["--pretrain-steps", "50", "--search-steps", "120", "--batch-size", "64", *SHAPE]

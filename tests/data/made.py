@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lpfs.data import Dataset, DatasetWriter
+from lpfs.data.dataset import Dataset
+from lpfs.data.store.writer import DatasetWriter
 from lpfs.schema import Field, Schema
 
 SCHEMA = Schema(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from made import SCHEMA, make
 
-from lpfs.data import Dataset
+from lpfs.data.dataset import Dataset
 from lpfs.data.store.format import json_checksum
 from lpfs.errors import DataError, FieldError, InputError
 

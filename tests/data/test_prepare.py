@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 import zstandard
 
-from lpfs.data import Dataset
+from lpfs.data.dataset import Dataset
 from lpfs.data.prepare import prepare
-from lpfs.data.raw import blocks as reading_module
-from lpfs.data.raw import source as sources_module
+from lpfs.data.sources import blocks as reading_module
+from lpfs.data.sources import base as sources_module
 from lpfs.errors import DataError, FieldError, InputError
 
 CSV = """click,ad,price,tags,day
@@ -167,7 +167,7 @@ def test_nothing_depends_on_the_size_of_blocks(tmp_path, monkeypatch, block):
 
 
 def test_parquet_in_small_chunks_keeps_its_order(tmp_path, monkeypatch):
-    monkeypatch.setattr("lpfs.data.raw.parquet.ROWS", 7)
+    monkeypatch.setattr("lpfs.data.sources.base.ROWS", 7)
     assert sources_module.ROWS != 7
     frame = pl.DataFrame(
         {"click": [0, 1] * 50, "n": [f"v{i % 30}" for i in range(100)], "day": sorted([1, 2] * 50)}

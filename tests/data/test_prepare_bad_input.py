@@ -110,7 +110,7 @@ def test_time(attempt):
 
 
 def test_time_goes_backwards_between_blocks(attempt, monkeypatch):
-    monkeypatch.setattr("lpfs.data.raw.table.ROWS", 2)
+    monkeypatch.setattr("lpfs.data.sources.base.ROWS", 2)
     frame = pl.DataFrame({"click": [0, 1, 0], "ad": ["a", "b", "c"], "day": [1, 3, 2]})
     with pytest.raises(DataError, match="the table, row 3: column 'day': time goes backwards, 2 after 3"):
         prepare(frame, "never", label="click", time="day", ordered=True, quiet=True)

@@ -8,7 +8,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lpfs.data import Dataset, RowEncoder, encode_rows
+from lpfs.data.dataset import Dataset
+from lpfs.data.row_encoder import RowEncoder, encode_rows
 from lpfs.data.prepare import prepare
 from lpfs.data.simulate import simulate
 from lpfs.errors import DataError, FieldError, InputError

@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from lpfs.data import Dataset
+from lpfs.data.dataset import Dataset
 from lpfs.data.prepare import prepare
 
 NAMES = [

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from lpfs.cli import call
-from lpfs.data import Dataset
+from lpfs.data.dataset import Dataset
 
 TABLES = Path(__file__).resolve().parents[3] / "shared" / "data"
 LABELS = {

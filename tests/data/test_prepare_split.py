@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from lpfs.data.prepare import prepare
 from lpfs.data.raw.choose import make_clock
-from lpfs.data.raw.clock import OrderClock
-from lpfs.data.raw.source import Chunk
+from lpfs.data.days import OrderClock
+from lpfs.data.sources.base import Chunk
 from lpfs.data.raw.table import TableSource
 from lpfs.errors import DataError, InputError
 
@@ -76,7 +76,7 @@ def test_shuffling_is_the_same_from_every_source(tmp_path, monkeypatch):
     sorted_table().write_csv(tmp_path / "log.csv")
     sorted_table().write_parquet(tmp_path / "log.parquet")
     expected = rows_of(prepare(tmp_path / "log.csv", tmp_path / "csv", **given))
-    monkeypatch.setattr("lpfs.data.raw.parquet.ROWS", 7)
+    monkeypatch.setattr("lpfs.data.sources.base.ROWS", 7)
     assert rows_of(prepare(tmp_path / "log.parquet", tmp_path / "parquet", **given)) == expected
 
 

@@ -7,7 +7,7 @@ import polars as pl
 
 from lpfs.data import progress
 from lpfs.data.progress import Reporter
-from lpfs.data.raw.source import Chunk
+from lpfs.data.sources.base import Chunk
 
 
 class Terminal(io.StringIO):

@@ -151,8 +151,8 @@ def test_from_a_web_server(tmp_path, log):
 
 
 def test_select_and_compare_take_urls(store, log):
-    from lpfs.protocol.fitting import is_dataset
-    from lpfs.protocol.settings import Settings
+    from lpfs.pipeline.data import is_dataset
+    from lpfs.pipeline.settings import Settings
 
     prepare(log, "memory://data/log", **OPTIONS)
     assert is_dataset(["memory://data/log"])

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from lpfs.data import Batch, Dataset
+from lpfs.data.batches.batch import Batch
+from lpfs.data.dataset import Dataset
 from lpfs.data.prepare import prepare
 from lpfs.data.simulate import simulate
 from lpfs.data.simulation.chunks import scrambled
-from lpfs.data.simulation.presets import plan
+from lpfs.data.simulate_spec import plan
 
 SEED, ROWS, DAYS = 3, 4000, 4
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpfs.data import Dataset
+from lpfs.data.dataset import Dataset
 from lpfs.data.simulate import simulate
 from lpfs.data.simulation.chunks import chunks, encoded_bag, scrambled
-from lpfs.data.simulation.presets import PRESETS, plan
+from lpfs.data.simulate_spec import PRESETS, plan
 from lpfs.data.simulation.spec import Spec, strength
 from lpfs.data.simulation.truth import Ceiling, auc
 from lpfs.data.simulation.values import frequencies, zipf
-from lpfs.data.simulation.world import BLOCK, World, sigmoid
+from lpfs.data.simulate_world import BLOCK, World, sigmoid
 from lpfs.errors import DataError, InputError, MissingPackageError
 
 

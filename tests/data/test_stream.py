@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import SCHEMA, columns, make
 
-from lpfs.data import Batch, Dataset, DatasetWriter, Stream
+from lpfs.data.batches.batch import Batch
+from lpfs.data.dataset import Dataset
+from lpfs.data.store.writer import DatasetWriter
+from lpfs.data.stream import Stream
 from lpfs.data import stream as stream_module
 from lpfs.errors import DataError, FieldError, InputError
 from lpfs.schema import Field, Schema

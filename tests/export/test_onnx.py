@@ -14,9 +14,12 @@ from clicks import CASES, MIXED, SCHEMAS, Case, batch_of, some_gates, whole_numb
 from zoo import set_gates
 
 import lpfs
-from lpfs import Field, Schema, absorb, attach, prune
-from lpfs.data import encode_rows
-from lpfs.export import export
+from lpfs.schema import Field, Schema
+from lpfs.gates.absorb import absorb
+from lpfs.gates.attach import attach
+from lpfs.gates.prune import prune
+from lpfs.data.row_encoder import encode_rows
+from lpfs.export.export import export
 from lpfs.export.dense import BUILDERS
 from lpfs.export.raw import padded
 from lpfs.models.registry import MODELS, make_model

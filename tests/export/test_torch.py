@@ -10,9 +10,12 @@ import torch
 from clicks import CASES, MIXED, SCHEMAS, Case, batch_of, some_gates, whole_numbers
 from zoo import set_gates
 
-from lpfs import Schema, absorb, attach, prune
-from lpfs.export import export
-from lpfs.export.torch_file import arguments
+from lpfs.schema import Schema
+from lpfs.gates.absorb import absorb
+from lpfs.gates.attach import attach
+from lpfs.gates.prune import prune
+from lpfs.export.export import export
+from lpfs.export.torch_export import arguments
 
 
 def opened(path):

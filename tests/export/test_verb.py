@@ -12,23 +12,17 @@ import rawlog
 import torch
 from clicks import MIXED, Case, batch_of
 
-from lpfs import Field, Schema, attach
-from lpfs.data import encode_rows
-from lpfs.errors import (
-    CheckpointError,
-    DataError,
-    ExactnessError,
-    InputError,
-    MissingPackageError,
-    NonFiniteError,
-    StateError,
-)
-from lpfs.export import dense, export, export_run, graph, torch_file
-from lpfs.export.columns import Values
-from lpfs.export.graph import Graph
+from lpfs.schema import Field, Schema
+from lpfs.gates.attach import attach
+from lpfs.data.row_encoder import encode_rows
+from lpfs.errors import CheckpointError, DataError, ExactnessError, InputError, MissingPackageError, NonFiniteError, StateError
+from lpfs.export import dense, onnx_graph, torch_export
+from lpfs.export.export import export, export_run
+from lpfs.export.preprocessing import Values
+from lpfs.export.onnx_graph import Graph
 from lpfs.export.parity import compare
 from lpfs.models.registry import make_model
-from lpfs.saved import save
+from lpfs.serialization import save
 
 formats = pytest.mark.parametrize("format", ["onnx", "torch"])
 
@@ -105,12 +99,12 @@ def test_an_edge_on_the_wrong_side_is_refused_though_no_row_is_there(tmp_path, d
 
 
 def test_a_planted_mismatch_of_a_torch_file_is_refused(tmp_path, dataset, small, monkeypatch):
-    right = torch_file.Served.forward
+    right = torch_export.Served.forward
 
     def planted(self, ids, dense, missing, bags):
         return right(self, ids, dense, missing, bags) + 1e-5
 
-    monkeypatch.setattr(torch_file.Served, "forward", planted)
+    monkeypatch.setattr(torch_export.Served, "forward", planted)
     refused(tmp_path, ExactnessError, "predicts something else", small, dataset=dataset, format="torch")
 
 
@@ -149,13 +143,13 @@ def test_without_onnx_the_error_says_what_to_install(tmp_path, dataset, small, m
 
 
 def test_what_no_file_can_hold_is_refused(tmp_path, dataset, small, monkeypatch):
-    monkeypatch.setattr(graph, "LARGEST", 1000)
+    monkeypatch.setattr(onnx_graph, "LARGEST", 1000)
     refused(tmp_path, InputError, "at most 2 GiB", small, dataset=dataset)
 
 
 def test_large_weights_go_to_a_file_beside(tmp_path, dataset, small, monkeypatch):
-    monkeypatch.setattr(graph, "APART", 1)
-    monkeypatch.setattr(graph, "LEAST", 100)
+    monkeypatch.setattr(onnx_graph, "APART", 1)
+    monkeypatch.setattr(onnx_graph, "LEAST", 100)
     export(small, tmp_path / "m.onnx", dataset=dataset)
     first = {each.name for each in tmp_path.iterdir()}
     assert len(first) == 2

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from zoo import B, D
 
-from lpfs import Site
+from lpfs.gates.sites import Site
 from lpfs.gates.parts import PartWeight
 
 SIZES = {"user": 6, "item": 5, "city": 4}  # tables

@@ -8,7 +8,8 @@ from torch.nn import functional
 from zoo import Stacked
 
 import lpfs
-from lpfs import Gates, Site
+from lpfs.gates.module import Gates
+from lpfs.gates.sites import Site
 
 VALUES = 10
 

@@ -8,7 +8,9 @@ import torch
 from surrogate import Surrogate
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from lpfs import FUNCTIONS, Gates, ProxSGD, gate_function
+from lpfs.gates.functions import FUNCTIONS, gate_function
+from lpfs.gates.module import Gates
+from lpfs.gates.optimizer import ProxSGD
 
 ARRAYS = [name for name, each in FUNCTIONS.items() if each.arrays]
 

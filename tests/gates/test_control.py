@@ -6,7 +6,8 @@ import pytest
 import torch
 from surrogate import Surrogate
 
-from lpfs import FUNCTIONS, Keep
+from lpfs.gates.functions import FUNCTIONS
+from lpfs.gates.control import Keep
 from lpfs.errors import InputError
 
 

@@ -17,7 +17,8 @@ from torch.nn import functional
 from zoo import INPUTS, Plain, Stacked, batch, set_gates, whole_weights
 
 import lpfs
-from lpfs import FUNCTIONS, Site
+from lpfs.gates.functions import FUNCTIONS
+from lpfs.gates.sites import Site
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 

@@ -10,7 +10,8 @@ import torch
 from surrogate import Surrogate
 from torch import Tensor
 
-from lpfs import Gates, gate_function
+from lpfs.gates.module import Gates
+from lpfs.gates.functions import gate_function
 from lpfs.errors import AllGatesZeroError, NonFiniteError, SearchError
 from lpfs.gates import module
 from lpfs.gates.control import Keep

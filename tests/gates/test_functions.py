@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpfs import FUNCTIONS, gate_function
+from lpfs.gates.functions import FUNCTIONS, gate_function
 from lpfs.errors import InputError
 
 EVERY = sorted(FUNCTIONS)

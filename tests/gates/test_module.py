@@ -8,7 +8,8 @@ import pytest
 import torch
 from surrogate import Surrogate
 
-from lpfs import FUNCTIONS, Gates, gate_function
+from lpfs.gates.functions import FUNCTIONS, gate_function
+from lpfs.gates.module import Gates
 from lpfs.errors import AllGatesZeroError, FieldError, InputError, SearchError, StateError
 
 NAMES = ["a", "b", "c"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from lpfs import ProxSGD
+from lpfs.gates.optimizer import ProxSGD
 from lpfs.errors import InputError, NonFiniteError
 from lpfs.gates.optimizer import threshold_of
 

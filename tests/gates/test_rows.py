@@ -13,7 +13,8 @@ from torch.nn import functional
 from zoo import B, D, set_gates
 
 import lpfs
-from lpfs import Selection, Site
+from lpfs.schema import Selection
+from lpfs.gates.sites import Site
 from lpfs.errors import AbsenceError, FieldError, SharedTableError
 from lpfs.gates.fewer_rows import FewerRows
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from lpfs import Decay, Schedule, gate_function
+from lpfs.gates.schedule import Decay, Schedule
+from lpfs.gates.functions import gate_function
 from lpfs.errors import InputError
 from lpfs.gates.schedule import make_schedule
 

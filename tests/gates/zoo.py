@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lpfs import Gates
+from lpfs.gates.module import Gates
 
 B, D = 12, 4
 

@@ -8,7 +8,7 @@ from known_truth import SMALL, known_truth
 
 from lpfs.methods.search import search
 from lpfs.models.registry import make_model
-from lpfs.train.callback import Callback
+from lpfs.train.callbacks import Callback
 from lpfs.train.config import Training
 from lpfs.train.loop import fit
 from lpfs.train.step import make_optimizer

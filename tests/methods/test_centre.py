@@ -12,7 +12,7 @@ from lpfs.errors import InputError
 from lpfs.methods.centre import centre
 from lpfs.methods.held import Held, held_grad
 from lpfs.models.registry import make_model
-from lpfs.train.callback import State
+from lpfs.train.callbacks import State
 from lpfs.train.config import Training
 from lpfs.train.step import loss_of, make_optimizer
 

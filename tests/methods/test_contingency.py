@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from known_truth import NOISE, STRONG
 
-from lpfs import Batch, Field, Schema
+from lpfs.data.batches.batch import Batch
+from lpfs.schema import Field, Schema
 from lpfs.errors import InputError
 from lpfs.methods.chi2 import NEVER, significance
 from lpfs.methods.contingency import binned, chi_squared, freedom, information, table, tables

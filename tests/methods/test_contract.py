@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from lpfs.data import Dataset, DatasetWriter
+from lpfs.data.dataset import Dataset
+from lpfs.data.store.writer import DatasetWriter
 from lpfs.data.store.format import day_folder
 from lpfs.errors import DataError, InputError, SearchError
 from lpfs.gates.hooks import hooks_of
@@ -22,7 +23,7 @@ from lpfs.gates.module import NAME as GATES
 from lpfs.methods.registry import METHODS
 from lpfs.methods.search import search
 from lpfs.models.registry import make_model
-from lpfs.protocol.stages import close
+from lpfs.pipeline.stages import close
 from lpfs.schema import Field, Schema
 from lpfs.train.config import Training
 from lpfs.train.loop import fit

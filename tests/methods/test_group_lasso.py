@@ -13,7 +13,7 @@ from lpfs.methods.group_lasso import Columns, rate_of, shrunk
 from lpfs.methods.registry import check_search
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
-from lpfs.train.callback import State
+from lpfs.train.callbacks import State
 from lpfs.train.config import Training
 from lpfs.train.step import make_optimizer
 

@@ -22,8 +22,8 @@ from lpfs.methods.stg import Options as OfSTG
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.models.registry import make_model
-from lpfs.tables.rows import row_parameters
-from lpfs.train.callback import State
+from lpfs.embeddings.row_grad import row_parameters
+from lpfs.train.callbacks import State
 from lpfs.train.config import Training
 from lpfs.train.loop import fit
 from lpfs.train.step import make_optimizer

@@ -15,7 +15,7 @@ from lpfs.methods.registry import check_method, check_search
 from lpfs.methods.task import Task
 from lpfs.methods.umec import Budget, Options
 from lpfs.methods.wish import Wish
-from lpfs.train.callback import State
+from lpfs.train.callbacks import State
 from lpfs.train.config import Training
 from lpfs.train.step import make_optimizer
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from lpfs import Batch, Field, Schema
+from lpfs.data.batches.batch import Batch
+from lpfs.schema import Field, Schema
 from lpfs.models.registry import MODELS, make_model, model_class
 
 B = 12

@@ -11,12 +11,15 @@ import torch
 from clicks import CASES, IDS, MIXED, NUMBERS, SCHEMAS, TASKS, batch_of, some_gates, whole_numbers
 from zoo import set_gates
 
-from lpfs import Field, Schema, absorb, attach, detach, prune
+from lpfs.schema import Field, Schema
+from lpfs.gates.absorb import absorb
+from lpfs.gates.attach import attach, detach
+from lpfs.gates.prune import prune
 from lpfs.errors import FieldError, InputError
 from lpfs.models.layout import taken_over
 from lpfs.models.registry import MODELS, make_model, model_class, name_of
-from lpfs.tables.optim import Adagrad
-from lpfs.tables.rows import RowGrad, RowParameter, collected, forget
+from lpfs.embeddings.optim import Adagrad
+from lpfs.embeddings.row_grad import RowGrad, RowParameter, collected, forget
 
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 schemas = pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)

@@ -12,7 +12,7 @@ import torch
 
 from lpfs.errors import InputError
 from lpfs.models.crosses import Crosses, Memory
-from lpfs.models.kernels import numba_crosses, torch_crosses
+from lpfs.models._kernels import numba_crosses, torch_crosses
 
 needs_numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
 KERNELS = ["torch", pytest.param("numba", marks=needs_numba)]

@@ -6,14 +6,17 @@ import pytest
 import torch
 from clicks import MIXED, batch_of
 
-from lpfs import Field, Schema, absorb, attach, prune
+from lpfs.schema import Field, Schema
+from lpfs.gates.absorb import absorb
+from lpfs.gates.attach import attach
+from lpfs.gates.prune import prune
 from lpfs.errors import FieldError, InputError
 from lpfs.models.dlrm import DLRM
 from lpfs.models.dlrm_cross import DLRMCross, part_name
 from lpfs.models.fm import FM
 from lpfs.models.inputs import Inputs
 from lpfs.models.mlp import MLP
-from lpfs.models.numbers import Numbers
+from lpfs.models.layers import Numbers
 from lpfs.models.user_item import UserItem
 
 

@@ -10,7 +10,7 @@ import pytest
 import lpfs.paper
 from lpfs.data.plan.presets import CATEGORIES
 from lpfs.errors import InputError
-from lpfs.paper import TERABYTE_MASKS, mask_fields
+from lpfs.paper.masks import TERABYTE_MASKS, mask_fields
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "lpfs.tex"
 

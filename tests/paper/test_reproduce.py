@@ -9,8 +9,9 @@ import pytest
 
 import lpfs
 from lpfs import cli
-from lpfs.compare.claims import BusyError
-from lpfs.paper import EXPERIMENTS, reproduce
+from lpfs.compare.locks import BusyError
+from lpfs.paper.registry import EXPERIMENTS
+from lpfs.paper.verb import reproduce
 from lpfs.paper.source import given, simulated
 from lpfs.paper.trials import waited
 
@@ -106,8 +107,8 @@ def test_every_experiment_writes_what_it_says(run, smaller, out, name):
 
 def test_a_second_call_trains_nothing(run, smaller, out, monkeypatch):
     first, _ = once(run, "distribution", out)
-    monkeypatch.setattr("lpfs.protocol.stages.find", None)
-    monkeypatch.setattr("lpfs.protocol.stages.train", None)
+    monkeypatch.setattr("lpfs.pipeline.stages.find", None)
+    monkeypatch.setattr("lpfs.pipeline.stages.train", None)
     again, _ = once(run, "distribution", out)
     assert again["ours"] == first["ours"]
     assert again["seconds"] >= first["seconds"]  # of both calls together

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lpfs.paper import EXPERIMENTS
+from lpfs.paper.registry import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "benchmarks" / "results" / "paper").glob("*.json"))

@@ -10,8 +10,8 @@ import pytest
 from lpfs import cli
 from lpfs.cli.wanted import settings_of
 from lpfs.errors import InputError
-from lpfs.protocol.settings import Settings
-from lpfs.report import report, try_report
+from lpfs.pipeline.settings import Settings
+from lpfs.report.verb import report, try_report
 from lpfs.report.command import command_of
 from lpfs.report.compared import read_comparison
 from lpfs.report.comparison import Comparison

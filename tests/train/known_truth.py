@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lpfs.data import Dataset, DatasetWriter
+from lpfs.data.dataset import Dataset
+from lpfs.data.store.writer import DatasetWriter
 from lpfs.schema import Field, Schema
 
 # in an order that no model has: models read ids first, then bags, then numbers

@@ -20,21 +20,21 @@ import torch
 from known_truth import SMALL
 from torch import nn
 
-from lpfs.data import Dataset
+from lpfs.data.dataset import Dataset
 from lpfs.errors import InputError, StateError
 from lpfs.gates.attach import attach
 from lpfs.methods.search import search
 from lpfs.methods.shuffled import shuffled
 from lpfs.models.registry import make_model
-from lpfs.tables.rows import RowGrad, RowParameter
-from lpfs.train.callback import Callback
+from lpfs.embeddings.row_grad import RowGrad, RowParameter
+from lpfs.train.callbacks import Callback
 from lpfs.train.config import Training
 from lpfs.train.evaluate import evaluate, outputs
 from lpfs.train.joined import joined
 from lpfs.train.loop import fit
 from lpfs.train.predict import predict
-from lpfs.train.ranks import current, in_turn
-from lpfs.train.reduce import reduce_grads, refuse_difference
+from lpfs.train.distributed.group import current, in_turn
+from lpfs.train.distributed.reduce import reduce_grads, refuse_difference
 from lpfs.train.sharing import shared
 from lpfs.train.step import loss_of, make_optimizer
 

@@ -11,7 +11,7 @@ import torch
 
 import lpfs
 from lpfs.errors import CheckpointError, InputError
-from lpfs.train import checkpoint, tensorfile
+from lpfs.train import checkpoint, tensor_io
 from lpfs.train.checkpoint import Checkpoints, CheckpointWarning
 from lpfs.train.codec import equal
 
@@ -126,7 +126,7 @@ def test_a_half_removed_one_is_never_taken(tmp_path):
 @pytest.mark.parametrize("piece", [1, 2])
 def test_a_full_disk_leaves_the_old_ones_intact(tmp_path, monkeypatch, piece):
     checkpoints = made(tmp_path, 5)
-    whole, left = tensorfile.put, piece
+    whole, left = tensor_io.put, piece
 
     def put(file, digest, data):
         nonlocal left
@@ -136,7 +136,7 @@ def test_a_full_disk_leaves_the_old_ones_intact(tmp_path, monkeypatch, piece):
             raise OSError(errno.ENOSPC, "No space left on device")
         whole(file, digest, data)
 
-    monkeypatch.setattr(tensorfile, "put", put)
+    monkeypatch.setattr(tensor_io, "put", put)
     with pytest.raises(CheckpointError, match="No space left on device; the older checkpoints are intact"):
         checkpoints.save(10, state(10))
     assert [path.name for path in checkpoints.folder.iterdir()] == ["step-000000000005"]
@@ -176,7 +176,7 @@ def test_another_version_is_not_read(tmp_path):
 def test_everything_is_on_the_disk_before_the_rename(tmp_path, monkeypatch):
     order = []
     monkeypatch.setattr(checkpoint, "sync", lambda path: order.append(path.name))
-    monkeypatch.setattr(tensorfile, "sync", lambda path: order.append(path.name))
+    monkeypatch.setattr(tensor_io, "sync", lambda path: order.append(path.name))
     rename = Path.rename
     monkeypatch.setattr(Path, "rename", lambda self, to: (order.append("rename"), rename(self, to))[1])
     made(tmp_path, 5)

@@ -14,7 +14,7 @@ from tiny import log, tiny
 
 import lpfs
 from lpfs.errors import DeviceMemoryError
-from lpfs.train.callback import Callback
+from lpfs.train.callbacks import Callback
 from lpfs.train.codec import equal
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

@@ -9,7 +9,7 @@ import torch
 
 import lpfs
 from lpfs.errors import InputError
-from lpfs.tables.optim import Adagrad
+from lpfs.embeddings.optim import Adagrad
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 SCHEMA = lpfs.Schema(
@@ -163,7 +163,7 @@ def test_what_a_graph_cannot_do_is_refused():
     with pytest.raises(InputError, match="cannot clip"):
         lpfs.fit(model, batches(2, 16), clip=1.0, graph=True, quiet=True)
     dense = torch.nn.Linear(1, 1).cuda()
-    with pytest.raises(InputError, match=r"one of lpfs.tables.optim, found SGD"):
+    with pytest.raises(InputError, match=r"one of lpfs.embeddings.optim, found SGD"):
         lpfs.fit(model, batches(2, 16), torch.optim.SGD(dense.parameters(), lr=0.1), graph=True, quiet=True)
 
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import lpfs
 from lpfs.errors import DeviceMemoryError, InputError, MissingPackageError, NonFiniteError
-from lpfs.tables.optim import Adagrad, Adam
-from lpfs.train.callback import Callback
+from lpfs.embeddings.optim import Adagrad, Adam
+from lpfs.train.callbacks import Callback
 from lpfs.train.checkpoint import Checkpoints
 from lpfs.train.codec import equal
 from lpfs.train.config import Training
@@ -295,7 +295,7 @@ def scripted(monkeypatch, *aucs):
         main = replace(found.main, auc=left.pop(0), logloss=1.0)
         return replace(found, tasks={"click": main}, days={})
 
-    monkeypatch.setattr("lpfs.train.run.evaluate", pretend)
+    monkeypatch.setattr("lpfs.train.evaluate.evaluate", pretend)
 
 
 @pytest.mark.parametrize("folder", [False, True])

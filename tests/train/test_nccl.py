@@ -24,9 +24,9 @@ from lpfs.models.registry import make_model
 from lpfs.train.config import Training
 from lpfs.train.evaluate import evaluate
 from lpfs.train.loop import fit
-from lpfs.train.ranks import Ranks, alone, working_as
+from lpfs.train.distributed.group import Ranks, alone, working_as
 from lpfs.train.step import make_optimizer
-from lpfs.train.watch import Watch
+from lpfs.train.distributed.heartbeat import Watch
 
 needs = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 BATCH, ROWS = 51, 1000

@@ -6,12 +6,12 @@ import sys
 import pytest
 import torch
 
-from lpfs.train import progress
-from lpfs.train.callback import State
+from lpfs.train import loggers
+from lpfs.train.callbacks import State
 from lpfs.train.config import Training
 from lpfs.train.evaluate import Metrics
 from lpfs.train.metrics import scores
-from lpfs.train.progress import Progress
+from lpfs.train.loggers import Progress
 
 
 class Terminal(io.StringIO):
@@ -38,7 +38,7 @@ def go(shown, state):
 
 
 def test_plain_lines_where_there_is_no_terminal(state, monkeypatch):
-    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(loggers, "EVERY", 0.0)
     out = io.StringIO()
     go(Progress(stream=out), state)
     lines = out.getvalue().splitlines()
@@ -52,8 +52,8 @@ def test_plain_lines_where_there_is_no_terminal(state, monkeypatch):
 
 def test_the_first_step_which_compiles_does_not_spoil_the_time_left(state, monkeypatch):
     times = iter([0.0, 30.0, 31.0, 31.0, 31.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
-    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(loggers.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(loggers, "EVERY", 0.0)
     out = io.StringIO()
     shown = Progress(stream=out)
     shown.begin(state)
@@ -71,7 +71,7 @@ def test_few_lines(state):
 
 
 def test_a_bar_on_a_terminal(state, monkeypatch):
-    monkeypatch.setattr(progress, "REFRESH", 0.0)
+    monkeypatch.setattr(loggers, "REFRESH", 0.0)
     out = Terminal()
     go(Progress(stream=out), state)
     assert "10/10" in out.getvalue()
@@ -81,7 +81,7 @@ def test_a_bar_on_a_terminal(state, monkeypatch):
 
 def test_lines_on_a_terminal_without_rich(state, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(loggers, "EVERY", 0.0)
     out = Terminal()
     go(Progress(stream=out), state)
     assert out.getvalue().startswith("step 1 of 10")

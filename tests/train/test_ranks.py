@@ -9,7 +9,7 @@ import torch
 from known_truth import known_truth
 from ranked import BATCH, ROWS, judged, searched, slope, together, trained
 
-from lpfs.data import Dataset
+from lpfs.data.dataset import Dataset
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import torch
 from tiny import log, tiny
 
 from lpfs.errors import CheckpointError, InputError
-from lpfs.train.callback import Callback
+from lpfs.train.callbacks import Callback
 from lpfs.train.checkpoint import Checkpoints, CheckpointWarning
 from lpfs.train.codec import equal
 from lpfs.train.loop import fit

@@ -8,10 +8,10 @@ import torch
 from lpfs.gates.functions import gate_function
 from lpfs.gates.module import Gates
 from lpfs.methods.polarize import Polarize
-from lpfs.train import progress
-from lpfs.train.callback import State
+from lpfs.train import loggers
+from lpfs.train.callbacks import State
 from lpfs.train.config import Training
-from lpfs.train.progress import Progress, sparkline
+from lpfs.train.loggers import Progress, sparkline
 
 
 class Terminal(io.TextIOWrapper):
@@ -49,7 +49,7 @@ def test_gates_alive_are_told_as_they_were_written_down(state):
 
 @pytest.mark.parametrize(("encoding", "blocks"), [("utf-8", "█▅▁"), ("ascii", "#-_")])
 def test_what_a_terminal_cannot_show_is_told_otherwise(state, monkeypatch, encoding, blocks):
-    monkeypatch.setattr(progress, "REFRESH", 0.0)
+    monkeypatch.setattr(loggers, "REFRESH", 0.0)
     raw = io.BytesIO()
     out = Terminal(raw, encoding=encoding)
     shown = Progress(stream=out, more=lambda state: "2 of 3 gates alive █▅▁")

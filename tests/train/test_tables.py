@@ -8,10 +8,10 @@ from tiny import VALUES
 from torch import Tensor, nn
 
 import lpfs
-from lpfs.data import Batch
+from lpfs.data.batches.batch import Batch
 from lpfs.errors import NonFiniteError
 from lpfs.tables.table import Table
-from lpfs.train.callback import Callback
+from lpfs.train.callbacks import Callback
 
 
 class Tabled(nn.Module):

@@ -8,7 +8,7 @@ import torch
 
 from lpfs.errors import InputError
 from lpfs.train.codec import equal
-from lpfs.train.tensorfile import NAMES, read_tensors, write_tensors
+from lpfs.train.tensor_io import NAMES, read_tensors, write_tensors
 
 
 def every_kind():

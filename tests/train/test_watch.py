@@ -9,8 +9,8 @@ import pytest
 from torch.distributed import HashStore
 
 from lpfs.errors import InputError, RankError
-from lpfs.train import watch as watching
-from lpfs.train.watch import Watch
+from lpfs.train.distributed import heartbeat as watching
+from lpfs.train.distributed.heartbeat import Watch
 
 LIMIT = 3.0  # a sign of life every 50 ms
 

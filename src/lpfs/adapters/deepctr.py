@@ -14,16 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpfs.adapters.builds import Builds
-from lpfs.adapters.deepctr_columns import (
-    columns_of,
-    has_table,
-    history_of,
-    index_of,
-    parts_of,
-    refuse_large,
-    separate,
-)
+from lpfs.adapters.base import Builds
+from lpfs.adapters.deepctr_columns import columns_of, has_table, history_of, index_of, parts_of, refuse_large, separate
 from lpfs.adapters.deepctr_inputs import INPUTS, OtherColumns, Through
 from lpfs.adapters.layout import Layout
 from lpfs.adapters.need import package

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpfs.adapters.builds import Builds
+from lpfs.adapters.base import Builds
 from lpfs.adapters.fuxictr_config import kept_columns, repoint
 from lpfs.adapters.fuxictr_layers import layers_of, map_of, separate, table_of, values_of, width_of
 from lpfs.adapters.layout import Layout

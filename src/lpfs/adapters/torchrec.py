@@ -16,7 +16,7 @@ from lpfs.adapters.adapter import Adapter
 from lpfs.adapters.torchrec_batches import other_dense, other_feature, without
 from lpfs.adapters.torchrec_cuts import CUTS, Kept, narrow
 from lpfs.adapters.torchrec_shards import gather, rehook
-from lpfs.adapters.torchrec_tables import KeyedTensor, collections, fewer, held_in, slots_of, untied
+from lpfs.adapters._torchrec_modules import KeyedTensor, collections, fewer, held_in, slots_of, untied
 from lpfs.errors import AbsenceError, InputError, StateError
 from lpfs.gates.hooks import HOLDERS
 from lpfs.gates.leak import Where

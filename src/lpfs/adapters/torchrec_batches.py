@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lpfs.adapters.need import package
-from lpfs.adapters.torchrec_tables import ADVICE
+from lpfs.adapters._torchrec_modules import ADVICE
 from lpfs.data.batches.batch import Batch
 from lpfs.gates.leak import other_values
 from lpfs.schema import Schema

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lpfs.adapters.need import package
-from lpfs.adapters.torchrec_tables import ADVICE
+from lpfs.adapters._torchrec_modules import ADVICE
 
 _dlrm = package("torchrec.models.dlrm", "torchrec", ADVICE)
 _deepfm = package("torchrec.models.deepfm", "torchrec", ADVICE)

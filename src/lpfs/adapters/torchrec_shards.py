@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from lpfs.adapters.need import package
-from lpfs.adapters.torchrec_tables import ADVICE
+from lpfs.adapters._torchrec_modules import ADVICE
 from lpfs.errors import StateError
 from lpfs.gates.hooks import HOLDERS, Multiply, Source
 from lpfs.gates.module import NAME, Gates

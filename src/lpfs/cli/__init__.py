@@ -17,7 +17,7 @@ try:
 except ImportError:  # the library works without it
     sys.exit("lpfs: the command line needs click; install: pip install click")
 
-from lpfs.cli import about, compare, data, models, report, reproduce, select, stages
+from lpfs.cli import info, compare, data, models, report, reproduce, select, stages
 from lpfs.cli.app import cli
 from lpfs.cli.together import beside_others, told_by_another
 from lpfs.errors import LpfsError

@@ -67,7 +67,7 @@ def compare(
     own |= {"methods": names(listed(methods)), "keep": sizes(listed(keep)), "options": settings(options)}
     wanted = settings_of(data, out, resume=True, **given)
     with going_on(f"lpfs compare --out {out}"):
-        from lpfs.compare import compare as run
+        from lpfs.compare.compare import compare as run
 
         found = run(out=out, settings=wanted, quiet=quiet, **own)
     if as_json:

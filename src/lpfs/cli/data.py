@@ -8,19 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lpfs.cli.app import Near, cli, show
-from lpfs.cli.options import (
-    DAYS,
-    ENCODING,
-    FILES,
-    PATH,
-    SAID,
-    TABLE,
-    days,
-    encoding,
-    output,
-    prepare_options,
-    section,
-)
+from lpfs.cli.options import DAYS, ENCODING, FILES, PATH, SAID, TABLE, days, encoding, output, prepare_options, section
 
 if TYPE_CHECKING:
     from lpfs.data.dataset import Dataset

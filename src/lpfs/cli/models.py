@@ -52,10 +52,10 @@ def evaluate(
     as_json: bool,
 ) -> None:
     """Judge a saved model."""
-    from lpfs.protocol.fitting import model_folder, rows_for
-    from lpfs.protocol.stages import SCORED
-    from lpfs.saved import load, load_extra
-    from lpfs.select import device_named
+    from lpfs.pipeline.data import model_folder, rows_for
+    from lpfs.pipeline.stages import SCORED
+    from lpfs.serialization import load, load_extra
+    from lpfs.pipeline.select import device_named
     from lpfs.train.evaluate import evaluate as judge
 
     place = model_folder(folder)
@@ -111,7 +111,7 @@ def export(
     as_json: bool,
 ) -> None:
     """Write a model as a file to serve."""
-    from lpfs.export import export_run
+    from lpfs.export.export import export_run
 
     found = export_run(folder, out, dataset=like, format=form, replace=replace)
     if not quiet:

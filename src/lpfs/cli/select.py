@@ -62,7 +62,7 @@ def select(
     resume, replace = going_again(resume, replace)
     settings = settings_of(source, out, resume=resume, **given)
     with going_on(f"lpfs select --resume --out {out}"):
-        from lpfs.select import select as run
+        from lpfs.pipeline.select import select as run
 
         run(out=out, settings=settings, resume=resume, replace=replace, quiet=quiet)
     if as_json:

@@ -69,7 +69,7 @@ def train(
     resume, replace = going_again(resume, replace)
     settings = settings_of(data, out, resume=resume, **given)
     with going_on(f"lpfs train --resume --rows {rows} --out {out}"):
-        from lpfs.alone import train_alone
+        from lpfs.pipeline.single_stage import train_alone
 
         found = train_alone(settings, out, early=rows == "early", resume=resume, replace=replace, quiet=quiet)
     if as_json:
@@ -114,7 +114,7 @@ def search(
     resume, replace = going_again(resume, replace)
     settings = settings_of(data, out, resume=resume, **given)
     with going_on(f"lpfs search {given['checkpoint']} --resume --rows {rows} --out {out}"):
-        from lpfs.alone import search_alone
+        from lpfs.pipeline.single_stage import search_alone
 
         found = search_alone(settings, out, every=rows == "all", resume=resume, replace=replace, quiet=quiet)
     if as_json:
@@ -136,7 +136,7 @@ def prune(
     folder: Path, data: tuple[str, ...], out: Path, zeros: bool, replace: bool, quiet: bool, as_json: bool
 ) -> None:
     """Make a searched model smaller."""
-    from lpfs.alone import prune_alone
+    from lpfs.pipeline.single_stage import prune_alone
 
     found = prune_alone(folder, data, out, cut=not zeros, replace=replace, quiet=quiet)
     if as_json:

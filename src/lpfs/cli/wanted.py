@@ -13,7 +13,7 @@ from lpfs.cli.app import Near
 from lpfs.cli.options import GRAPHS, PREPARED, Decorator, given_only, output, prepare_options, section, together
 
 if TYPE_CHECKING:
-    from lpfs.protocol.settings import Settings
+    from lpfs.pipeline.settings import Settings
 
 WIDTHS = ("hidden", "bottom", "head")  # of a model: lists, also where one number is given
 METHOD_OPTIONS = ("alpha", "tau", "epsilon", "schedule", "rescale")
@@ -66,8 +66,8 @@ def settings_of(
     source: Sequence[str], out: Path, *, resume: bool, config: Path | None = None, **given: Any
 ) -> Settings:
     """Return the settings: those of --config, or of the run to go on with, and those given in their place."""
-    from lpfs.protocol.settings import CONFIG as NAME
-    from lpfs.protocol.settings import Settings
+    from lpfs.pipeline.settings import CONFIG as NAME
+    from lpfs.pipeline.settings import Settings
 
     base = Settings()
     if config is not None:

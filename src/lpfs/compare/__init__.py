@@ -19,13 +19,13 @@ from types import ModuleType
 from typing import Any
 
 from lpfs.compare.summary import Comparison
-from lpfs.compare.verb import compare
+from lpfs.compare.compare import compare
 
 __all__ = ["Comparison", "compare"]
 
 
 class _Verb(ModuleType):
-    """The package, which may be called: ``lpfs.compare(…)`` is ``lpfs.compare.compare(…)``."""
+    """The package, which may be called: ``lpfs.compare(…)`` is ``lpfs.compare.compare.compare(…)``."""
 
     def __call__(self, *args: Any, **given: Any) -> Comparison:
         return compare(*args, **given)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lpfs.compare.measures import NORMAL, Interval
+from lpfs.compare.statistics import NORMAL, Interval
 from lpfs.errors import InputError
 from lpfs.train.metrics import losses
 

@@ -9,19 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lpfs.compare.summary import OURS, Comparison
-from lpfs.compare.tables import (
-    NOISE,
-    ONE_SEED,
-    Table,
-    all_told,
-    cost_table,
-    differences_table,
-    failures,
-    main_table,
-    mixed,
-    picks_table,
-    size_table,
-)
+from lpfs.compare.tables import NOISE, ONE_SEED, Table, all_told, cost_table, differences_table, failures, main_table, mixed, picks_table, size_table
 from lpfs.compare.truth import KINDS
 
 COLUMNS = (

@@ -6,7 +6,7 @@ import time
 
 from lpfs.compare.plan import Job
 from lpfs.compare.store import Record
-from lpfs.protocol.tell import Teller
+from lpfs.pipeline.tell import Teller
 
 
 class Progress:

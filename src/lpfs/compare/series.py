@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lpfs.compare.bootstrap import Floats, over_rows
-from lpfs.compare.measures import Interval, curve_weights, over_seeds, verdict
+from lpfs.compare.statistics import Interval, curve_weights, over_seeds, verdict
 
 
 @dataclass(frozen=True)

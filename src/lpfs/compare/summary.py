@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 
-from lpfs.compare import measures
+from lpfs.compare import statistics
 from lpfs.compare.bootstrap import DRAWS
 from lpfs.compare.loaded import Loaded
 from lpfs.compare.plan import ALL_FIELDS, Plan
 from lpfs.compare.series import Series, against, told
 from lpfs.compare.store import Record, Store
 from lpfs.compare.truth import TRUE
-from lpfs.protocol.outcome import versions
-from lpfs.protocol.stages import Work
+from lpfs.pipeline.results import versions
+from lpfs.pipeline.stages import Work
 
 OURS = "lpfs++"
 UNKNOWN = "not written down"  # which code made a result, before results said so
@@ -120,7 +120,7 @@ def method(
             "logloss": told(loaded.series(name, size, "logloss")),
             "validation_auc": average(records, lambda each: each["validation"]["auc"]),
             "count": average(records, lambda each: len(each["kept"])),
-            "overlap": measures.overlap([each["kept"] for each in records]),
+            "overlap": statistics.overlap([each["kept"] for each in records]),
             "against": {
                 key: against(own, loaded.series(rival, size))
                 for key, rival in rivals.items()
@@ -161,10 +161,10 @@ def picked(records: Sequence[Record], kinds: Mapping[str, str]) -> Record:
     true = [name for name, kind in kinds.items() if kind in TRUE]
     if not true or not all(set(each["kept"]) <= set(kinds) for each in records):
         return {}
-    counts = [measures.picks(each["kept"], kinds) for each in records]
+    counts = [statistics.picks(each["kept"], kinds) for each in records]
     return {
-        "recall": average(records, lambda each: measures.recall(each["kept"], true)),
-        "false_picks": average(records, lambda each: measures.false_picks(each["kept"], true)),
+        "recall": average(records, lambda each: statistics.recall(each["kept"], true)),
+        "false_picks": average(records, lambda each: statistics.false_picks(each["kept"], true)),
         "picks": {kind: mean(each[kind] for each in counts) for kind in counts[0]},
     }
 

@@ -8,7 +8,7 @@ from typing import Any
 from lpfs.compare.store import Record
 from lpfs.compare.summary import OURS, Comparison
 from lpfs.compare.truth import KINDS, TRUE
-from lpfs.protocol.tell import Teller
+from lpfs.pipeline.tell import Teller
 
 Table = tuple[list[str], list[list[str]]]
 NOISE = (

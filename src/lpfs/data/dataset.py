@@ -10,10 +10,10 @@ from typing import Any, overload
 
 import torch
 
-from lpfs.data.batches.reader import Reader
+from lpfs.data.reader import Reader
 from lpfs.data.store.format import AnyArray, load_vocabulary, vocabulary_file
 from lpfs.data.store.manifest import Day, Manifest, check_file
-from lpfs.data.store.place import place_of
+from lpfs.data.store.location import place_of
 from lpfs.data.stream import MEMORY, Stream
 from lpfs.errors import InputError
 from lpfs.schema import Schema

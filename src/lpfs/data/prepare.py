@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from lpfs.data.dataset import Dataset
 from lpfs.data.engines.choice import make_engine
-from lpfs.data.like import Like, NewRows, of_fields, plan_like, tell_new_rows
+from lpfs.data.reencode import Like, NewRows, of_fields, plan_like, tell_new_rows
 from lpfs.data.plan.job import Job, plan
 from lpfs.data.plan.table import printed
 from lpfs.data.progress import Reporter
-from lpfs.data.store.place import has_dataset
+from lpfs.data.store.location import has_dataset
 from lpfs.data.store.temporary import check_target
 from lpfs.data.store.upload import check_remote, upload
 from lpfs.data.store.writer import DatasetWriter
@@ -28,9 +28,9 @@ from lpfs.errors import DataError, InputError
 from lpfs.schema import Schema
 
 if TYPE_CHECKING:
-    from lpfs.data.encode.encoder import Encoder
+    from lpfs.data.encoders.base import Encoder
     from lpfs.data.engines.engine import Encoded, Engine
-    from lpfs.data.raw.clock import Clock
+    from lpfs.data.days import Clock
 
 VERSION = 2  # of what prepare does with the same source and options; part of the fingerprint
 
@@ -132,7 +132,7 @@ def run(
 
 def work(job: Job, worker: Engine, out: Path, mark: str, replace: bool, reporter: Reporter) -> Dataset:
     """Have an engine find the days, learn from the training ones and encode all."""
-    from lpfs.data.encode.learn import learn, training_days
+    from lpfs.data.fit_encoders import learn, training_days
 
     options, clock = job.options, worker.clock()
     unknown = set(options.negatives) - set(clock.days) if isinstance(options.negatives, Mapping) else set()

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from lpfs.data.raw.source import Chunk
+    from lpfs.data.sources.base import Chunk
 
 EVERY = 5.0  # seconds between plain lines
 QUICK = 1.0  # seconds; what takes less is not told

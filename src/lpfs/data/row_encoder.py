@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lpfs.data.batches.batch import Batch
-from lpfs.data.batches.rows import Bag, Rows
-from lpfs.data.like import Like, opened, refuse_misfit, restored, retyped, unknown_columns
+from lpfs.data.batch import Bag, Rows
+from lpfs.data.reencode import Like, opened, refuse_misfit, restored, retyped, unknown_columns
 from lpfs.data.plan.job import make_options
 from lpfs.errors import DataError
 from lpfs.schema import Schema
@@ -38,7 +38,7 @@ class RowEncoder:
 
     def __call__(self, table: Any) -> Batch:
         """Return all rows of a polars, pandas or Arrow table, or of a dict of columns; labels are 0 if absent."""
-        from lpfs.data.encode.days import DayRows, read_labels
+        from lpfs.data.passes import DayRows, read_labels
         from lpfs.data.encode.passes import encode
         from lpfs.data.raw.cast import mark_missing, plain
         from lpfs.data.raw.table import TableSource

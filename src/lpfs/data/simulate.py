@@ -11,11 +11,11 @@ from typing import Literal, overload
 
 from lpfs.data.dataset import Dataset
 from lpfs.data.simulation.chunks import chunks, columns
-from lpfs.data.simulation.presets import plan as planned
+from lpfs.data.simulate_spec import plan as planned
 from lpfs.data.simulation.rawlog import LogWriter, need_polars
 from lpfs.data.simulation.spec import Plan
 from lpfs.data.simulation.truth import Ceiling, truth
-from lpfs.data.simulation.world import World
+from lpfs.data.simulate_world import World
 from lpfs.data.store.format import sync_all, write_json
 from lpfs.data.store.temporary import Workplace
 from lpfs.data.store.writer import DatasetWriter, telling

@@ -11,7 +11,7 @@ import torch
 from lpfs.data.batches.batch import Batch
 from lpfs.data.batches.gather import Gather, InTime, Uniform, Windowed
 from lpfs.data.batches.order import Order, Steps, Windows
-from lpfs.data.batches.rows import Index, Rows
+from lpfs.data.batch import Index, Rows
 from lpfs.data.prefetch import prefetch
 from lpfs.errors import InputError
 

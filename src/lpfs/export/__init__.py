@@ -20,13 +20,13 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from lpfs.export.verb import Exported, export, export_run
+from lpfs.export.export import Exported, export, export_run
 
 __all__ = ["Exported", "export", "export_run"]
 
 
 class _Verb(ModuleType):
-    """The package, which may be called: ``lpfs.export(…)`` is ``lpfs.export.export(…)``."""
+    """The package, which may be called: ``lpfs.export(…)`` is ``lpfs.export.export.export(…)``."""
 
     def __call__(self, *args: Any, **given: Any) -> Exported:
         return export(*args, **given)

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from lpfs.errors import InputError
-from lpfs.export.graph import Graph, weight
-from lpfs.export.inputs import Encoded, embedded, layers, placed
+from lpfs.export.onnx_graph import Graph, weight
+from lpfs.export.onnx_models import Encoded, embedded, layers, placed
 from lpfs.models.crosses import Crosses
 from lpfs.models.dcnv2 import DCNv2
 from lpfs.models.dlrm import DLRM
 from lpfs.models.dlrm_cross import DLRMCross
 from lpfs.models.fm import FM
 from lpfs.models.mlp import MLP
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.models.registry import name_of
 from lpfs.models.user_item import UserItem
 from lpfs.models.wide_deep import WideDeep

@@ -8,7 +8,7 @@ import numpy as np
 
 from lpfs.data.dataset import Dataset
 from lpfs.errors import DataError
-from lpfs.export.columns import Column, Ids, Values
+from lpfs.export.preprocessing import Column, Ids, Values
 from lpfs.export.names import input_names
 from lpfs.export.number_columns import Bins, Numbers
 from lpfs.schema import Field, Schema

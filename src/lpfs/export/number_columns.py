@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from lpfs.data.store.format import FIRST_ID, MISSING_ID, AnyArray
-from lpfs.export.columns import Column
-from lpfs.export.graph import Graph
+from lpfs.export.preprocessing import Column
+from lpfs.export.onnx_graph import Graph
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ import lpfs
 from lpfs.data.batches.batch import Batch
 from lpfs.data.dataset import Dataset
 from lpfs.errors import ExactnessError
-from lpfs.export.columns import Column
+from lpfs.export.preprocessing import Column
 from lpfs.export.dense import logits
 from lpfs.export.fields import columns_of
-from lpfs.export.graph import Graph
-from lpfs.export.inputs import Encoded, encoded
+from lpfs.export.onnx_graph import Graph
+from lpfs.export.onnx_models import Encoded, encoded
 from lpfs.export.parity import Parity, compare, onnx_runtime, same_ids
 from lpfs.export.raw import encoded_again, feeds_of
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.models.registry import name_of
 
 ABOUT = (

@@ -16,9 +16,9 @@ from torch import Tensor
 from lpfs.data.batches.batch import Batch
 from lpfs.data.store.format import AnyArray
 from lpfs.errors import ExactnessError, NonFiniteError
-from lpfs.export.graph import need_onnx
+from lpfs.export.onnx_graph import need_onnx
 from lpfs.gates.logits import logits_of, max_change
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.train.predict import device_of
 
 UNITS = 16  # in the last place, by which any order of sums may move a logit

@@ -13,7 +13,7 @@ from lpfs.data.batches.batch import Batch
 from lpfs.data.dataset import Dataset
 from lpfs.data.store.format import AnyArray
 from lpfs.errors import ExactnessError
-from lpfs.export.columns import PAD_ID, Column, Ids, Values
+from lpfs.export.preprocessing import PAD_ID, Column, Ids, Values
 from lpfs.export.marks import as_whole
 from lpfs.export.number_columns import Numbers
 from lpfs.schema import Schema

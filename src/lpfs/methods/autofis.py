@@ -36,7 +36,7 @@ from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.models.dlrm_cross import DLRMCross
 from lpfs.schema import Selection, known_keys
-from lpfs.train.callback import Callback, State
+from lpfs.train.callbacks import Callback, State
 from lpfs.train.predict import on_device
 
 

@@ -16,7 +16,7 @@ from lpfs.data.batches.batch import Batch
 from lpfs.gates.sites import Place, find_places
 from lpfs.methods.task import Task
 from lpfs.models.crosses import Crosses
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.train.evaluate import evaluating
 from lpfs.train.predict import device_of, on_device, predict
 from lpfs.train.step import loss_of

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from lpfs.data.batches.batch import Batch
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.train.predict import device_of, on_device
-from lpfs.train.ranks import current
-from lpfs.train.reduce import mean_of
+from lpfs.train.distributed.group import current
+from lpfs.train.distributed.reduce import mean_of
 from lpfs.train.sharing import shared
 from lpfs.train.snapshot import Resumable
 

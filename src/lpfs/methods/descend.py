@@ -22,7 +22,7 @@ from lpfs.gates.settle import settle
 from lpfs.methods.costs import Costs
 from lpfs.methods.effort import Effort
 from lpfs.methods.polarize import Polarize
-from lpfs.train.callback import State
+from lpfs.train.callbacks import State
 from lpfs.train.evaluate import evaluate
 
 LOOKS = 100  # how often, in a whole search, something is looked at

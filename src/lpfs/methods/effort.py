@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from lpfs.train.callback import Callback, State
+from lpfs.train.callbacks import Callback, State
 from lpfs.train.evaluate import Metrics
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lpfs.errors import InputError
 from lpfs.models.inputs import Inputs
 from lpfs.models.layout import Segments
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 
 
 class FirstLayer:

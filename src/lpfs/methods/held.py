@@ -13,10 +13,10 @@ from lpfs.data.batches.batch import Batch
 from lpfs.data.stream import Stream
 from lpfs.errors import InputError
 from lpfs.methods.task import Task
-from lpfs.train.callback import State
+from lpfs.train.callbacks import State
 from lpfs.train.predict import autocast, device_of, on_device, predict
-from lpfs.train.ranks import current
-from lpfs.train.reduce import mean_of
+from lpfs.train.distributed.group import current
+from lpfs.train.distributed.reduce import mean_of
 from lpfs.train.sharing import shared
 from lpfs.train.snapshot import Resumable
 from lpfs.train.step import loss_of

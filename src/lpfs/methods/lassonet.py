@@ -34,7 +34,7 @@ from lpfs.methods.task import Task
 from lpfs.methods.thinning import Thinning
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
-from lpfs.train.callback import State
+from lpfs.train.callbacks import State
 
 DENSE = 0.2  # part of the search that trains the skip layer without a penalty
 

@@ -18,10 +18,10 @@ from lpfs.methods.masks import FieldMask, Mask, TokenMask, check_wearer, worn
 from lpfs.methods.polarize import RECORDS
 from lpfs.methods.ranking import cut
 from lpfs.methods.task import Task
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.schema import Selection
-from lpfs.tables.rows import forget
-from lpfs.train.callback import Callback, State
+from lpfs.embeddings.row_grad import forget
+from lpfs.train.callbacks import Callback, State
 
 FAINT = 1e-3  # how far below those that are kept the others begin
 

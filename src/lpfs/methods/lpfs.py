@@ -21,9 +21,9 @@ from lpfs.methods.effort import Effort
 from lpfs.methods.polarize import Polarize
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.schema import Selection, known_keys
-from lpfs.train.callback import Callback, State
+from lpfs.train.callbacks import Callback, State
 from lpfs.train.evaluate import evaluate
 from lpfs.train.snapshot import Resumable
 

@@ -22,7 +22,7 @@ from lpfs.gates.module import Live
 from lpfs.gates.sites import Place, declared_sites, find_places
 from lpfs.models.crosses import Crosses
 from lpfs.models.inputs import Inputs
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.train.predict import device_of
 
 NAME = "lpfs_mask"  # where it is registered on the model, so that checkpoints hold it

@@ -20,7 +20,7 @@ from lpfs.methods.masks import Needs, TokenMask
 from lpfs.methods.ranking import need_number_or_penalty
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.schema import Selection, known_keys
 
 LIGHT = 0.03  # λ times the root of the number of values

@@ -27,7 +27,7 @@ from lpfs.methods.sample import batches_of, field_read_twice
 from lpfs.methods.shuffled import shuffled
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.schema import Selection, known_keys
 from lpfs.train.evaluate import evaluate
 

@@ -10,10 +10,10 @@ from lpfs.gates.module import Gates
 from lpfs.gates.optimizer import ProxSGD
 from lpfs.methods.effort import Effort
 from lpfs.methods.held import Held, held_grad
-from lpfs.train.callback import Callback, State
-from lpfs.train.graph import a_copy, copy_into, same_shape
+from lpfs.train.callbacks import Callback, State
+from lpfs.train.cuda_graph import a_copy, copy_into, same_shape
 from lpfs.train.predict import on_device
-from lpfs.train.progress import sparkline
+from lpfs.train.loggers import sparkline
 
 RECORDS = 200  # lines of history a search leaves
 

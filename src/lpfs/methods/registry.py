@@ -14,7 +14,7 @@ from lpfs.schema import Selection, known_keys
 if TYPE_CHECKING:  # so that the command line can list the methods without torch
     from lpfs.methods.task import Task
     from lpfs.methods.wish import Wish
-    from lpfs.models.model import Model
+    from lpfs.models.base import Model
 
 
 @dataclass(frozen=True)

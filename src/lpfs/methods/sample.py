@@ -15,7 +15,7 @@ from lpfs.data.stream import Stream
 from lpfs.errors import InputError
 from lpfs.methods.ranking import need_number
 from lpfs.methods.task import Task
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.schema import Schema
 from lpfs.train.snapshot import Resumable
 

@@ -23,10 +23,10 @@ from lpfs.methods.costs import Costs
 from lpfs.methods.registry import entry_of, method_named
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.schema import Selection
 from lpfs.train.config import Training
-from lpfs.train.ranks import current
+from lpfs.train.distributed.group import current
 from lpfs.train.sharing import take_over
 from lpfs.train.step import make_optimizer
 

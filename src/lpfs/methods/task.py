@@ -17,7 +17,7 @@ from torch import nn
 
 from lpfs.data.batches.batch import Batch
 from lpfs.methods.wish import Wish
-from lpfs.train.callback import Callback
+from lpfs.train.callbacks import Callback
 from lpfs.train.config import Training
 from lpfs.train.loop import fit
 

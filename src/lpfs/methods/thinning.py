@@ -25,7 +25,7 @@ from lpfs.methods.polarize import RECORDS
 from lpfs.methods.ranking import cut
 from lpfs.methods.task import Task
 from lpfs.schema import Selection
-from lpfs.train.callback import Callback, State
+from lpfs.train.callbacks import Callback, State
 
 TRAVEL = 0.4  # part of a search in which the first λ brings a group without any gradient to zero
 CLEAR = 0.1  # of the mean length at the start: what is longer counts as alive

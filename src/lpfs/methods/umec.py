@@ -31,7 +31,7 @@ from lpfs.methods.ranking import need_number, ranked
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
 from lpfs.schema import Selection, known_keys
-from lpfs.train.callback import Callback, State
+from lpfs.train.callbacks import Callback, State
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from lpfs.errors import InputError
 from lpfs.gates.parts import PartWeight
-from lpfs.models.kernels import numba_crosses, torch_crosses
+from lpfs.models._kernels import numba_crosses, torch_crosses
 from lpfs.models.kernels.plan import Plan
 
 LARGE = 1 << 18  # products from which on the faster kernel is worth its start
@@ -94,7 +94,7 @@ class Crosses(nn.Module):
 @cache
 def _on_gpu() -> Any:
     try:
-        from lpfs.models.kernels import triton_crosses
+        from lpfs.models._kernels import triton_crosses
     except ImportError:
         return torch_crosses
     return triton_crosses

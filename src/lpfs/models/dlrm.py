@@ -15,7 +15,7 @@ from lpfs.models.dense import dense_layers
 from lpfs.models.dense_token import DenseToken
 from lpfs.models.inputs import Inputs, Pooling, by_kind
 from lpfs.models.layout import Layout, Segments
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.schema import Schema
 
 

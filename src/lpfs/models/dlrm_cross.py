@@ -19,7 +19,7 @@ from lpfs.models.dense import dense_layers
 from lpfs.models.dlrm import dense_token_inputs, free_name, token_parts
 from lpfs.models.inputs import Pooling
 from lpfs.models.layout import Layout
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.schema import Schema
 
 

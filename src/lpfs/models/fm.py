@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lpfs.data.batches.batch import Batch
 from lpfs.models.inputs import Inputs, Pooling
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.models.second_order import all_pairs
 from lpfs.schema import Schema
 

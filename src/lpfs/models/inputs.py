@@ -12,7 +12,7 @@ from lpfs.data.batches.batch import Batch
 from lpfs.errors import InputError
 from lpfs.gates.parts import PartWeight
 from lpfs.models.layout import Layout, under
-from lpfs.models.numbers import Numbers
+from lpfs.models.layers import Numbers
 from lpfs.schema import Field, Schema
 from lpfs.tables.table import Table
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lpfs.errors import InputError
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.schema import Schema
 
 # name -> where its class is; it is imported when it is asked for

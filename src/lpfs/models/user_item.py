@@ -14,7 +14,7 @@ from lpfs.models.crosses import Crosses
 from lpfs.models.dense import dense_layers
 from lpfs.models.inputs import Inputs, Pooling, by_kind
 from lpfs.models.layout import Layout, Segments, under
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.schema import Schema
 
 

@@ -10,7 +10,7 @@ from lpfs.data.batches.batch import Batch
 from lpfs.models.dense import dense_layers
 from lpfs.models.inputs import Inputs, Pooling
 from lpfs.models.layout import Layout
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.schema import Schema
 
 

@@ -18,7 +18,7 @@ from lpfs.gates.module import Gates
 from lpfs.paper.job import Found, Job, Scale
 from lpfs.paper.trials import Trials
 from lpfs.plots import KEPT, SECOND
-from lpfs.protocol import stages
+from lpfs.pipeline import stages
 from lpfs.train.predict import predict
 from lpfs.train.step import loss_of
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from lpfs.compare.store import Record
 from lpfs.methods.first_layer import first_layer
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.paper import draw
 from lpfs.paper.job import Found, Job, Scale
 from lpfs.paper.trials import Trials
-from lpfs.protocol.stages import Work
+from lpfs.pipeline.stages import Work
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,12 +12,12 @@ from lpfs.errors import InputError
 from lpfs.gates.module import NAME as GATES
 from lpfs.methods.masks import looking
 from lpfs.methods.registry import METHODS
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.paper.job import Found, Job, Scale
 from lpfs.paper.trials import Trials
 from lpfs.plots import DROPPED, INK, KEPT
-from lpfs.protocol import stages
-from lpfs.protocol.stages import Work
+from lpfs.pipeline import stages
+from lpfs.pipeline.stages import Work
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

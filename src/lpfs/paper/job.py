@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lpfs.data.dataset import Dataset
 from lpfs.errors import InputError
 from lpfs.paper.source import Log
-from lpfs.protocol.tell import Teller
+from lpfs.pipeline.tell import Teller
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

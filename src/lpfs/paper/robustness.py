@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lpfs import plots
-from lpfs.compare import measures
+from lpfs.compare import statistics
 from lpfs.paper import draw
 from lpfs.paper.alpha import SHAPE
 from lpfs.paper.job import Found, Job, Scale
@@ -30,7 +30,7 @@ def run(job: Job) -> Found:
     rows = [("two sets drawn at random", "-", f"{chance(keep, total):.3f}")]
     for method in METHODS:
         sets = [trials.search(seed, method, keep=keep)["kept"] for seed in job.seeds]
-        shared = measures.overlap(sets)
+        shared = statistics.overlap(sets)
         always = len(set.intersection(*map(set, sets)))
         told = {"overlap": shared, "in_all_runs": always, "recall": trials.recall(sets), "kept": sets}
         ours["by_method"][method] = told
@@ -40,7 +40,7 @@ def run(job: Job) -> Found:
     def figure(figure: Figure) -> None:
         pairs = {
             method: [
-                measures.jaccard(one, other)
+                statistics.jaccard(one, other)
                 for number, one in enumerate(each["kept"])
                 for other in each["kept"][number + 1 :]
             ]

@@ -20,11 +20,11 @@ from lpfs.methods.first_layer import FirstLayer, first_layer
 from lpfs.methods.group_lasso import Columns
 from lpfs.methods.masks import FieldMask, worn
 from lpfs.methods.task import Task
-from lpfs.models.model import Model
-from lpfs.protocol import stages
-from lpfs.protocol.stages import Trained, Work
+from lpfs.models.base import Model
+from lpfs.pipeline import stages
+from lpfs.pipeline.stages import Trained, Work
 from lpfs.schema import Selection
-from lpfs.train.callback import Callback, State
+from lpfs.train.callbacks import Callback, State
 from lpfs.train.loop import fit
 
 TINY = 1e-12  # under the root, so that a block at zero has a gradient

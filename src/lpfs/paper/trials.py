@@ -14,22 +14,22 @@ from dataclasses import asdict, is_dataclass, replace
 from statistics import mean
 from typing import Any, TypeVar
 
-from lpfs.compare import measures
-from lpfs.compare.claims import BusyError, Claims
+from lpfs.compare import statistics
+from lpfs.compare.locks import BusyError, Claims
 from lpfs.compare.plan import Plan
-from lpfs.compare.runs import Runs
+from lpfs.compare.runner import Runs
 from lpfs.compare.store import Record, Store, digest, put, read
 from lpfs.compare.truth import TRUE
 from lpfs.errors import AllGatesZeroError, SearchError
 from lpfs.methods.wish import Wish
-from lpfs.models.model import Model
+from lpfs.models.base import Model
 from lpfs.paper.job import Job
-from lpfs.protocol import stages
-from lpfs.protocol.outcome import code
-from lpfs.protocol.settings import Settings
-from lpfs.protocol.stages import Work
-from lpfs.protocol.tell import Teller
-from lpfs.select import checked, laid_out
+from lpfs.pipeline import stages
+from lpfs.pipeline.results import code
+from lpfs.pipeline.settings import Settings
+from lpfs.pipeline.stages import Work
+from lpfs.pipeline.tell import Teller
+from lpfs.pipeline.select import checked, laid_out
 from lpfs.train.snapshot import seed_all
 
 TRIES = 6  # searches for the λ that keeps a number of fields
@@ -167,7 +167,7 @@ class Trials:
             "keep": keep,
             "auc": mean(known) if known else None,
             "by_seed": aucs,
-            "overlap": measures.overlap(sets),
+            "overlap": statistics.overlap(sets),
             "recall": self.recall(sets),
             "kept": sets,
         }
@@ -175,7 +175,7 @@ class Trials:
     def recall(self, sets: Sequence[Sequence[str]]) -> float | None:
         """Return the share of the true fields that was kept, as a mean over sets; None where it is not known."""
         true = [name for name in self.names if self.kinds.get(name) in TRUE]
-        return mean(measures.recall(each, true) for each in sets) if true else None
+        return mean(statistics.recall(each, true) for each in sets) if true else None
 
     def at_size(self, target: int, seed: int, start: float, **asked: Any) -> Record:
         """Search with a fixed λ until about ``target`` fields are left: λ is doubled or halved, then bisected."""

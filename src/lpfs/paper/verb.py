@@ -1,6 +1,6 @@
 """reproduce: one experiment of the paper, its numbers as JSON and its figure, beside the paper's own.
 
-lpfs.paper.reproduce("gates", "paper")
+lpfs.paper.verb.reproduce("gates", "paper")
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from lpfs.paper.job import Found, Job, Scale
 from lpfs.paper.registry import EXPERIMENTS, Entry
 from lpfs.paper.source import NONE, Log, given, simulated
 from lpfs.plots import blank, finished
-from lpfs.protocol.outcome import versions
-from lpfs.protocol.tell import Teller
+from lpfs.pipeline.results import versions
+from lpfs.pipeline.tell import Teller
 from lpfs.report.verb import report_reproduced
 
 FORMAT = "lpfs-paper"

@@ -7,7 +7,7 @@ from typing import Any
 
 from lpfs.compare.store import digest
 from lpfs.compare.summary import Comparison
-from lpfs.compare.verb import compare
+from lpfs.compare.compare import compare
 from lpfs.markup import shortened
 from lpfs.paper.job import Job
 

@@ -7,8 +7,8 @@ import copy
 import torch
 
 from lpfs.gates.prune import Pruned
-from lpfs.models.model import Model
-from lpfs.protocol.stages import Trained, Watch, Work, anew, judge, train
+from lpfs.models.base import Model
+from lpfs.pipeline.stages import Trained, Watch, Work, anew, judge, train
 
 BY_HEART = 0.1  # AUC by which a model is better on the rows it searched on than on rows that it never saw
 SHRUNK = 0.3  # what is left of the weights of such a model; the rest is drawn anew …

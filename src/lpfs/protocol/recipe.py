@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lpfs.errors import InputError
-from lpfs.protocol.periods import Periods
+from lpfs.pipeline.splits import Periods
 
 BATCH = 512  # the paper's
 LEAST_BATCH = 64

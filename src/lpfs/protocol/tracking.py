@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from lpfs.protocol.settings import CONFIG, Settings
+from lpfs.pipeline.settings import CONFIG, Settings
 from lpfs.train.boards import metric_name, need_mlflow, numbers, plain
-from lpfs.train.ranks import current
+from lpfs.train.distributed.group import current
 
 FILES = (CONFIG, "selection.json", "kept_fields.txt", "history.parquet", "report.html")
 WORTH = {"metrics": "test", "validation": "validation", "savings": "savings"}

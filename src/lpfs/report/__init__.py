@@ -27,7 +27,7 @@ __all__ = ["Comparison", "Difference", "Result", "report", "report_comparison", 
 
 
 class _Verb(ModuleType):
-    """The package, which may be called: ``lpfs.report(…)`` is ``lpfs.report.report(…)``."""
+    """The package, which may be called: ``lpfs.report(…)`` is ``lpfs.report.verb.report(…)``."""
 
     def __call__(self, *args: Any, **given: Any) -> Path:
         return report(*args, **given)

@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data  # type: ign
 from lpfs.errors import DataError
 from lpfs.schema import Selection
 from lpfs.sklearn.encode import compact, encode
-from lpfs.sklearn.frames import library_of, read_frame, take_columns
+from lpfs.sklearn.tables import library_of, read_frame, take_columns
 from lpfs.sklearn.rows import merge_rows
 from lpfs.sklearn.search import search
 from lpfs.sklearn.settings import resolve

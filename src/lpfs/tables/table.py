@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from lpfs.errors import InputError
-from lpfs.tables.lookup import BagLookup, Lookup
-from lpfs.tables.rows import RowParameter
+from lpfs.embeddings.table import BagLookup, Lookup
+from lpfs.embeddings.row_grad import RowParameter
 
 
 class Table(nn.Module):
     """The embeddings of all fields of one width: field after field, row after row.
 
     Gradients are collected by rows (:class:`RowParameter`): train it with an optimizer of
-    ``lpfs.tables.optim``, which works on any other parameter too.
+    ``lpfs.embeddings.optim``, which works on any other parameter too.
 
     Args:
         sizes: how many ids each field has: first the fields with one id a row, then the bags.

@@ -30,8 +30,8 @@ from lpfs.data.batches.order import share
 from lpfs.data.store.format import json_checksum, sync, write_json
 from lpfs.errors import CheckpointError, LpfsError
 from lpfs.train.codec import pack, unpack
-from lpfs.train.ranks import Ranks
-from lpfs.train.tensorfile import read_tensors, write_tensors
+from lpfs.train.distributed.group import Ranks
+from lpfs.train.tensor_io import read_tensors, write_tensors
 
 FORMAT, VERSION, SPLIT = "lpfs-checkpoint", 1, 2  # the second, of several ranks
 TENSORS, STATE, SEAL = "tensors.safetensors", "state.json", "checkpoint.json"

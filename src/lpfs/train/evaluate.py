@@ -19,7 +19,7 @@ from lpfs.errors import InputError, NonFiniteError
 from lpfs.schema import known_keys
 from lpfs.train.metrics import Scores, scores
 from lpfs.train.predict import Precision, Weights, autocast, device_of, on_device, predict, weights_of
-from lpfs.train.ranks import Ranks, current
+from lpfs.train.distributed.group import Ranks, current
 from lpfs.train.sharing import take_buffers
 
 

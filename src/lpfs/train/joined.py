@@ -19,8 +19,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from lpfs.errors import InputError, LpfsError, RankError, StateError
 from lpfs.train.launched import launched, restarts
-from lpfs.train.ranks import Ranks, current, working_as
-from lpfs.train.watch import Watch
+from lpfs.train.distributed.group import Ranks, current, working_as
+from lpfs.train.distributed.heartbeat import Watch
 
 JOIN = 300.0  # seconds that ranks wait for each other to start
 LIMIT = 45.0  # seconds that ranks wait for each other in a collective; LPFS_RANK_LIMIT says otherwise

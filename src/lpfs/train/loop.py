@@ -18,14 +18,14 @@ from torch import nn
 from lpfs.data.batches.batch import Batch
 from lpfs.errors import InputError, StateError
 from lpfs.schema import known_keys
-from lpfs.train.callback import Callback, State
+from lpfs.train.callbacks import Callback, State
 from lpfs.train.config import Training
 from lpfs.train.evaluate import Metrics
-from lpfs.train.graph import GraphStepper
+from lpfs.train.cuda_graph import GraphStepper
 from lpfs.train.log import Logger
 from lpfs.train.predict import Weights, matmuls
-from lpfs.train.ranks import current
-from lpfs.train.run import Run
+from lpfs.train.distributed.group import current
+from lpfs.train.fit import Run
 from lpfs.train.schedule import make_schedule
 from lpfs.train.sharing import shared
 from lpfs.train.snapshot import Resumable

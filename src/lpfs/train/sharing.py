@@ -10,8 +10,8 @@ from torch import nn
 from lpfs.data.batches.batch import Batch
 from lpfs.data.stream import Stream
 from lpfs.train.codec import pack, unpack
-from lpfs.train.ranks import current
-from lpfs.train.tensorfile import DTYPES, NAMES
+from lpfs.train.distributed.group import current
+from lpfs.train.tensor_io import DTYPES, NAMES
 
 
 def shared(batches: Iterable[Batch]) -> Iterable[Batch]:

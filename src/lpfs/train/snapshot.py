@@ -12,7 +12,7 @@ import torch
 from lpfs.data.batches.batch import Batch
 from lpfs.errors import InputError
 from lpfs.train.evaluate import Metrics
-from lpfs.train.ranks import current
+from lpfs.train.distributed.group import current
 from lpfs.train.step import Stepper
 
 COUNTERS = ("step", "rows", "best_step", "waiting", "stop")

@@ -12,13 +12,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from lpfs.data.batches.batch import Batch
 from lpfs.errors import DeviceMemoryError, InputError, NonFiniteError
-from lpfs.tables.optim import SGD, Adagrad, Adam, RowWiseAdagrad
-from lpfs.tables.rows import forget, grad_norm, scale_grads
-from lpfs.train.callback import Callback, State
+from lpfs.embeddings.optim import SGD, Adagrad, Adam, RowWiseAdagrad
+from lpfs.embeddings.row_grad import forget, grad_norm, scale_grads
+from lpfs.train.callbacks import Callback, State
 from lpfs.train.config import Training
 from lpfs.train.predict import Weights, autocast, device_of, on_device, predict, weights_of
-from lpfs.train.ranks import current
-from lpfs.train.reduce import reduce_grads
+from lpfs.train.distributed.group import current
+from lpfs.train.distributed.reduce import reduce_grads
 
 LR = {"adagrad": 0.01, "rowwise-adagrad": 0.01, "adam": 0.001, "sgd": 0.01}
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

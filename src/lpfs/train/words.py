@@ -11,7 +11,7 @@ import torch
 from lpfs import errors
 from lpfs.errors import LpfsError, RankError
 from lpfs.train.codec import as_bytes, pack, unpack
-from lpfs.train.tensorfile import DTYPES, NAMES
+from lpfs.train.tensor_io import DTYPES, NAMES
 
 
 def encode(value: Any) -> str:

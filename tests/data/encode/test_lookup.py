@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lpfs.data.encode.lookup import Lookup
+from lpfs.data.hashing import Lookup
 from lpfs.data.raw.chance import mix
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lpfs.data.encode.numbers import Moments, Quantiles
+from lpfs.data.encoders.numeric import Moments, Quantiles
 
 
 def test_moments_of_chunks_are_those_of_the_whole():
@@ -17,7 +17,7 @@ def test_moments_of_chunks_are_those_of_the_whole():
 
 
 def test_quantiles_keep_a_bounded_sample_that_chunks_do_not_change(monkeypatch):
-    monkeypatch.setattr("lpfs.data.encode.numbers.SAMPLED", 500)
+    monkeypatch.setattr("lpfs.data.encoders.numeric.SAMPLED", 500)
     numbers = np.random.default_rng(0).random(20_000)
     whole, cut = Quantiles(3), Quantiles(3)
     whole.add(numbers)

@@ -3,7 +3,7 @@
 import numpy as np
 import polars as pl
 
-from lpfs.data.encode.vocabulary import Counter
+from lpfs.data.encoders.vocabulary import Counter
 
 
 def test_counter_merges_chunks(monkeypatch):

@@ -11,7 +11,7 @@ from lpfs.data.plan.job import plan
 from lpfs.data.prepare import prepare
 from lpfs.data.progress import Reporter
 from lpfs.data.raw.files import open_source
-from lpfs.data.raw.source import Piece
+from lpfs.data.sources.base import Piece
 from lpfs.errors import DataError, InputError, MissingPackageError
 
 LAID_OUT = {

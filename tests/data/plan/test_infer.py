@@ -3,8 +3,8 @@
 import polars as pl
 import pytest
 
-from lpfs.data.plan.fields import FieldPlan
-from lpfs.data.plan.infer import infer
+from lpfs.data.fields import FieldPlan
+from lpfs.data.infer import infer
 from lpfs.data.plan.toml import read_fields, to_toml
 
 ROWS = 2000

@@ -6,13 +6,13 @@ import sys
 import pytest
 
 from lpfs.data.prepare import prepare
-from lpfs.data.raw import blocks as reading
+from lpfs.data.sources import blocks as reading
 from lpfs.errors import DataError, MissingPackageError
 
 
 def test_a_line_without_an_end(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "LONGEST", 100)
-    monkeypatch.setattr("lpfs.data.raw.text.HEAD", 100)
+    monkeypatch.setattr("lpfs.data.sources.csv.HEAD", 100)
     path = tmp_path / "log.csv"
     path.write_text("click,ad\n1," + "x" * 500)
     original = reading.Blocks.__init__

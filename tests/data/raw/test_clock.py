@@ -3,8 +3,8 @@
 import polars as pl
 import pytest
 
-from lpfs.data.raw.clock import ColumnClock
-from lpfs.data.raw.source import Chunk
+from lpfs.data.days import ColumnClock
+from lpfs.data.sources.base import Chunk
 from lpfs.errors import DataError
 
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lpfs.data.raw.pages import check_pages, column_chunks
+from lpfs.data.sources.parquet import check_pages, column_chunks
 from lpfs.errors import DataError
 
 

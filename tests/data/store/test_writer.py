@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from made import SCHEMA, columns, make
 
-from lpfs.data import Dataset, DatasetWriter
+from lpfs.data.dataset import Dataset
+from lpfs.data.store.writer import DatasetWriter
 from lpfs.data.store import columns as columns_module
 from lpfs.errors import DataError, FieldError, StateError
 from lpfs.schema import Field, Schema

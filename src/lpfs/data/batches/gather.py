@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from lpfs.data.batches.order import Windows, random
-from lpfs.data.batches.reader import Reader
-from lpfs.data.batches.rows import Rows, join
+from lpfs.data.reader import Reader
+from lpfs.data.batch import Rows, join
 
 Span = tuple[int, int]
 NEAR = 8192  # rows: parts shorter than this are cheaper to cut from one long read than to read one by one

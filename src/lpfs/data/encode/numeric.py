@@ -8,18 +8,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from lpfs.data.encode.encoder import Encoder, Where
-from lpfs.data.encode.numbers import (
-    Moments,
-    Numbers,
-    Quantiles,
-    as_numbers,
-    as_vectors,
-    bin_ids,
-    bin_names,
-    compress,
-)
-from lpfs.data.plan.fields import FieldPlan
+from lpfs.data.encoders.base import Encoder, Where
+from lpfs.data.encoders.numeric import Moments, Numbers, Quantiles, as_numbers, as_vectors, bin_ids, bin_names, compress
+from lpfs.data.fields import FieldPlan
 from lpfs.data.store.format import FIRST_ID, MISSING_ID, AnyArray
 from lpfs.errors import StateError
 

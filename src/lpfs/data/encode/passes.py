@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from lpfs.data.encode.categorical import CategoricalEncoder, MultiEncoder
-from lpfs.data.encode.days import DayRows
-from lpfs.data.encode.encoder import Encoder
+from lpfs.data.encoders.categorical import CategoricalEncoder, MultiEncoder
+from lpfs.data.passes import DayRows
+from lpfs.data.encoders.base import Encoder
 from lpfs.data.encode.numeric import BinsEncoder, NumericEncoder
 from lpfs.data.encode.twins import Twins, digested
-from lpfs.data.plan.fields import FieldPlan
+from lpfs.data.fields import FieldPlan
 
 Work = Callable[[Encoder], Any]
 SMALL = 2000  # rows below which threads cost more than they save

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from lpfs.data.encode.encoder import Encoder
+from lpfs.data.encoders.base import Encoder
 from lpfs.data.encode.passes import encoder_type
-from lpfs.data.plan.fields import FieldPlan
+from lpfs.data.fields import FieldPlan
 from lpfs.errors import DataError
 
 PLAN = tuple(each.name for each in fields(FieldPlan))

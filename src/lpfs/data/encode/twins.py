@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from lpfs.data.encode.encoder import Encoder
+from lpfs.data.encoders.base import Encoder
 from lpfs.data.store.format import AnyArray
 
 FIRST = 1000  # rows that rule out nearly every column

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from lpfs.data.encode.vocabulary import Where, canonical, same_type
+from lpfs.data.encoders.vocabulary import Where, canonical, same_type
 from lpfs.data.raw.cast import as_type
 from lpfs.errors import DataError
 

@@ -19,7 +19,7 @@ def make_engine(name: str, job: Job, reporter: Reporter) -> Engine:
     if name not in ENGINES:
         raise InputError(f"no engine {name!r}; there are {', '.join(ENGINES)}")
     if name == "embedded":
-        from lpfs.data.engines.embedded import EmbeddedEngine
+        from lpfs.data.engines.base import EmbeddedEngine
 
         return EmbeddedEngine(job, reporter)
     try:

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import polars as pl
 
-from lpfs.data.encode.categorical import CategoricalEncoder
-from lpfs.data.encode.days import Start
-from lpfs.data.encode.encoder import Encoder
-from lpfs.data.encode.learn import Observed, new_encoders
+from lpfs.data.encoders.categorical import CategoricalEncoder
+from lpfs.data.passes import Start
+from lpfs.data.encoders.base import Encoder
+from lpfs.data.fit_encoders import Observed, new_encoders
 from lpfs.data.encode.numeric import BinsEncoder
 from lpfs.data.encode.twins import Leaks, Twins
 from lpfs.data.engines import pieces as work
@@ -25,8 +25,8 @@ from lpfs.data.engines.values import sample_of, values_of
 from lpfs.data.plan.job import Job
 from lpfs.data.progress import Reporter
 from lpfs.data.raw.choose import settled, survey, telling_columns
-from lpfs.data.raw.clock import Clock, ColumnClock, FileClock
-from lpfs.data.raw.source import FileSource, Piece
+from lpfs.data.days import Clock, ColumnClock, FileClock
+from lpfs.data.sources.base import FileSource, Piece
 from lpfs.errors import InputError, StateError
 
 Item = TypeVar("Item")

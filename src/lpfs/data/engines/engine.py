@@ -11,9 +11,9 @@ from lpfs.data.plan.job import Job
 from lpfs.data.progress import Reporter
 
 if TYPE_CHECKING:
-    from lpfs.data.encode.encoder import Encoder
-    from lpfs.data.encode.learn import Observed
-    from lpfs.data.raw.clock import Clock
+    from lpfs.data.encoders.base import Encoder
+    from lpfs.data.fit_encoders import Observed
+    from lpfs.data.days import Clock
 
 Encoded = dict[str, dict[str, Any]]  # the arguments of ``DayWriter.append``
 

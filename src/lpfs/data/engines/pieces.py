@@ -14,20 +14,20 @@ from typing import Any
 
 import polars as pl
 
-from lpfs.data.encode.categorical import CategoricalEncoder
-from lpfs.data.encode.days import Start, day_rows
-from lpfs.data.encode.encoder import Encoder
-from lpfs.data.encode.learn import columns, new_encoders
+from lpfs.data.encoders.categorical import CategoricalEncoder
+from lpfs.data.passes import Start, day_rows
+from lpfs.data.encoders.base import Encoder
+from lpfs.data.fit_encoders import columns, new_encoders
 from lpfs.data.encode.numeric import BinsEncoder
 from lpfs.data.encode.passes import by_day, encode
 from lpfs.data.encode.twins import Leaks, digested
-from lpfs.data.encode.vocabulary import Counter
+from lpfs.data.encoders.vocabulary import Counter
 from lpfs.data.engines.engine import Encoded
 from lpfs.data.engines.values import plain_counts, plain_sample
 from lpfs.data.plan.job import Job
 from lpfs.data.raw.choose import survey, telling_columns
-from lpfs.data.raw.clock import Clock, ColumnClock
-from lpfs.data.raw.source import FileSource, Piece
+from lpfs.data.days import Clock, ColumnClock
+from lpfs.data.sources.base import FileSource, Piece
 
 
 @dataclass(frozen=True)

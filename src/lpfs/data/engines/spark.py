@@ -29,7 +29,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import lpfs.errors
-from lpfs.data.encode.numbers import SAMPLED
+from lpfs.data.encoders.numeric import SAMPLED
 from lpfs.data.encode.twins import Leaks
 from lpfs.data.engines.cluster import Found, Item, Limits, PieceEngine, Result
 from lpfs.data.engines.pieces import Noted, packed

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lpfs.data.plan.fields import FieldPlan, check_columns, correct, suggestion
-from lpfs.data.plan.infer import SAMPLE, TIME, infer
-from lpfs.data.plan.options import Options
+from lpfs.data.fields import FieldPlan, check_columns, correct, suggestion
+from lpfs.data.infer import SAMPLE, TIME, infer
+from lpfs.data.planning import Options
 from lpfs.data.plan.presets import preset_options
 from lpfs.data.plan.toml import read_fields
 from lpfs.data.raw.files import open_source
-from lpfs.data.raw.source import Source
+from lpfs.data.sources.base import Source
 from lpfs.errors import DataError, InputError
 
 NO_LABEL = "say which column is the label: label='click', or --label click"

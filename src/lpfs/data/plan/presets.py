@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lpfs.data.plan.fields import suggestion
+from lpfs.data.fields import suggestion
 from lpfs.errors import InputError
 
 INTEGERS = tuple(f"I{index}" for index in range(1, 14))

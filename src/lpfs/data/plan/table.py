@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from lpfs.data.plan.fields import FieldPlan
+from lpfs.data.fields import FieldPlan
 from lpfs.data.plan.job import Job
 
 TABLE = ("column", "kind", "group", "options", "why")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lpfs.data.plan.fields import OPTIONS, FieldPlan, suggestion
+from lpfs.data.fields import OPTIONS, FieldPlan, suggestion
 from lpfs.errors import DataError, FieldError, InputError, MissingPackageError
 
 

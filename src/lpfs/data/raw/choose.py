@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from lpfs.data.raw.clock import Clock, ColumnClock, FileClock, OrderClock
-from lpfs.data.raw.source import Chunk, Source
+from lpfs.data.days import Clock, ColumnClock, FileClock, OrderClock
+from lpfs.data.sources.base import Chunk, Source
 from lpfs.data.raw.split import ROLES, SplitClock, only, read_roles
 
 Progress = Callable[[Iterator[Chunk]], Iterator[Chunk]]

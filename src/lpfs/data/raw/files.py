@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lpfs.data.raw.blocks import PARQUET, magic, telling
-from lpfs.data.raw.remote import LogFile, find_remote
-from lpfs.data.raw.source import Source
+from lpfs.data.sources.blocks import PARQUET, magic, telling
+from lpfs.data.remote import LogFile, find_remote
+from lpfs.data.sources.base import Source
 from lpfs.data.urls import url_of
 from lpfs.errors import DataError, InputError, MissingPackageError
 
@@ -43,7 +43,7 @@ def open_source(source: Any, *, separator: str | None = None, header: bool | Seq
     try:
         from lpfs.data.raw.parquet import ParquetSource
         from lpfs.data.raw.table import TableSource
-        from lpfs.data.raw.text import CsvSource
+        from lpfs.data.sources.csv import CsvSource
     except ImportError as error:
         raise MissingPackageError(f"prepare needs polars ({error}); install: pip install polars") from None
     if isinstance(source, (str, os.PathLike, list, tuple)):

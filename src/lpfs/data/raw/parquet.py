@@ -9,9 +9,9 @@ from typing import Any
 import polars as pl
 
 from lpfs.data.raw.cast import first_line, plain
-from lpfs.data.raw.pages import check_pages
-from lpfs.data.raw.remote import LogFile, local
-from lpfs.data.raw.source import ROWS, Chunk, FileSource
+from lpfs.data.sources.parquet import check_pages
+from lpfs.data.remote import LogFile, local
+from lpfs.data.sources.base import ROWS, Chunk, FileSource
 from lpfs.errors import DataError, InputError
 
 

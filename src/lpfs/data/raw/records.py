@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from lpfs.data.raw.blocks import inside_quotes
+from lpfs.data.sources.blocks import inside_quotes
 from lpfs.errors import DataError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 
 from lpfs.data.raw.cast import as_type
-from lpfs.data.raw.clock import Clock, Part, Rows
-from lpfs.data.raw.source import Chunk
+from lpfs.data.days import Clock, Part, Rows
+from lpfs.data.sources.base import Chunk
 from lpfs.data.raw.spelling import SPLITS
 from lpfs.errors import DataError
 

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from lpfs.data.raw.cast import first_line, plain
-from lpfs.data.raw.source import ROWS, Chunk, Source, Told
+from lpfs.data.sources.base import ROWS, Chunk, Source, Told
 from lpfs.errors import DataError, InputError
 
 

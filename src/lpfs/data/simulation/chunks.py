@@ -10,7 +10,7 @@ import numpy as np
 
 from lpfs.data.simulation.spec import Spec
 from lpfs.data.simulation.values import Array
-from lpfs.data.simulation.world import BLOCK, Block, World
+from lpfs.data.simulate_world import BLOCK, Block, World
 from lpfs.data.store.format import FIRST_ID
 
 SEPARATOR = "|"  # between the values of a bag in a text file

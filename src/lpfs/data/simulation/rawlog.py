@@ -12,7 +12,7 @@ import numpy as np
 from lpfs.data.simulation.chunks import SEPARATOR, scrambled
 from lpfs.data.simulation.spec import Plan, Spec
 from lpfs.data.simulation.values import Array
-from lpfs.data.simulation.world import Block
+from lpfs.data.simulate_world import Block
 from lpfs.errors import MissingPackageError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lpfs.data.simulation.values import Reals
-from lpfs.data.simulation.world import BLOCK, World, sigmoid
+from lpfs.data.simulate_world import BLOCK, World, sigmoid
 
 BINS = 20_000  # of the logit, from -20 to 20
 

@@ -10,17 +10,8 @@ from typing import Any
 import numpy as np
 
 import lpfs
-from lpfs.data.store.format import (
-    FORMAT,
-    HEADER,
-    VERSION,
-    day_folder,
-    field_file,
-    file_checksum,
-    json_checksum,
-    label_file,
-)
-from lpfs.data.store.place import Place
+from lpfs.data.store.format import FORMAT, HEADER, VERSION, day_folder, field_file, file_checksum, json_checksum, label_file
+from lpfs.data.store.location import Place
 from lpfs.errors import DataError, InputError, LpfsError
 from lpfs.schema import Schema
 

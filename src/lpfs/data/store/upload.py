@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lpfs.data.store.place import AT_ONCE
+from lpfs.data.store.location import AT_ONCE
 from lpfs.data.urls import file_system, reaching
 from lpfs.errors import DataError
 

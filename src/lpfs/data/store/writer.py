@@ -14,17 +14,7 @@ from typing import Any
 
 import lpfs
 from lpfs.data.store.day import DayWriter
-from lpfs.data.store.format import (
-    FORMAT,
-    VERSION,
-    day_folder,
-    file_checksum,
-    json_checksum,
-    save_vocabulary,
-    sync_all,
-    vocabulary_file,
-    write_json,
-)
+from lpfs.data.store.format import FORMAT, VERSION, day_folder, file_checksum, json_checksum, save_vocabulary, sync_all, vocabulary_file, write_json
 from lpfs.data.store.temporary import Workplace
 from lpfs.errors import DataError, FieldError, StateError
 from lpfs.schema import Schema

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lpfs.errors import InputError, MissingPackageError
-from lpfs.tables.engines import plain
+from lpfs.embeddings import _torch
 
 # name -> the module, which imports a package of the same name. An engine has the functions of ``plain``, takes
 # what they take and gives the same numbers; ``ready()``, where there is one, is called once, before the first use.
@@ -29,17 +29,17 @@ class EngineWarning(UserWarning):
 def engine_for(weight: Tensor) -> ModuleType:
     """Return the engine for a weight."""
     if weight.dtype != torch.float32:
-        return plain
+        return _torch
     if _forced:
         return _forced[-1]
     if weight.is_cpu:
         return _fastest("numba")
-    return _fastest("triton") if weight.is_cuda else plain
+    return _fastest("triton") if weight.is_cuda else _torch
 
 
 def captures(device: torch.device) -> bool:
     """Return whether tables on this GPU do without the host, so that a step with them can be captured."""
-    return engine_for(torch.empty(0, device=device)) is not plain
+    return engine_for(torch.empty(0, device=device)) is not _torch
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def _fastest(name: str) -> ModuleType:
     try:
         return _loaded(name)
     except ModuleNotFoundError:
-        return plain
+        return _torch
     except Exception as error:  # a broken installation fails in many ways, and none of them may stop training
         warnings.warn(
             f"{name} is installed but does not work here, so tables use plain torch, which is slower: "
@@ -79,4 +79,4 @@ def _fastest(name: str) -> ModuleType:
             EngineWarning,
             stacklevel=2,
         )
-        return plain
+        return _torch

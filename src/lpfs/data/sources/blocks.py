@@ -1,0 +1,168 @@
+"""Bytes of a file, decompressed as they come, cut into blocks of whole lines."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from lpfs.data.remote import LogFile
+from lpfs.errors import DataError, MissingPackageError
+
+BLOCK = 16 << 20  # bytes read at a time
+BACK = 1 << 16  # bytes read at a time to find where a line begins
+LONGEST = 64 << 20  # bytes that one record, line breaks inside quotes included, may have
+GZIP, ZSTD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
+
+
+def magic(path: LogFile) -> bytes:
+    """Return the first four bytes of a file."""
+    with telling(path), path.open("rb") as file:
+        return file.read(4)
+
+
+def packed(path: LogFile) -> bool:
+    """Whether a file is compressed."""
+    start = magic(path)
+    return start[:2] == GZIP or start == ZSTD
+
+
+@contextmanager
+def telling(path: LogFile) -> Iterator[None]:
+    """Turn failures to read or to decompress into a DataError that names the file."""
+    try:
+        yield
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: damaged gzip data ({error}); copy or download the file again") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except Exception as error:
+        if type(error).__name__ != "ZstdError":
+            raise
+        raise DataError(f"{path}: damaged zstd data ({error}); copy or download the file again") from error
+
+
+@contextmanager
+def open_bytes(path: LogFile) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
+    """Open a plain, gzip or zstd file; also give how many bytes of it have been consumed."""
+    with telling(path), path.open("rb") as raw:
+        start = raw.read(4)
+        raw.seek(0)
+        if start[:2] == GZIP:
+            with gzip.GzipFile(fileobj=raw) as unpacked:
+                yield io.BufferedReader(unpacked, 1 << 20), raw.tell
+        elif start == ZSTD:
+            yield zstd_reader(raw, path), raw.tell
+        else:
+            yield raw, raw.tell
+
+
+def zstd_reader(raw: BinaryIO, path: LogFile) -> BinaryIO:
+    """Decompress zstd with the standard library where it has it, else with ``zstandard``."""
+    stream: Any
+    try:
+        from compression import zstd  # type: ignore[import-not-found,unused-ignore]
+
+        stream = zstd.ZstdFile(raw)
+    except ImportError:
+        try:
+            import zstandard
+        except ImportError:
+            raise MissingPackageError(f"{path} is compressed with zstd; install: pip install zstandard") from None
+        stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+    return io.BufferedReader(stream, 1 << 20)
+
+
+class Blocks:
+    """A file in blocks that end with a line, as far as quotes allow to tell.
+
+    Who parses a block and finds that its last record is not complete puts that part back.
+
+    Args:
+        file: plain, or decompressed as it is read.
+        path: of the file, for messages.
+        quote: the quote, where there is one.
+        size: bytes read at a time.
+        first: block to begin with: what comes before it must hold no quote.
+        stop: block to stop before.
+
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        path: LogFile,
+        *,
+        quote: bytes | None,
+        size: int = BLOCK,
+        first: int = 0,
+        stop: int | None = None,
+    ) -> None:
+        self.file, self.path, self.quote, self.size = file, path, quote, size
+        self._rest = b""
+        self._next, self._stop = first, stop
+        self.ended = False
+        if first:
+            with telling(path):
+                self._rest = end_of_line(file, first * size)
+                file.seek(first * size)
+
+    def put_back(self, data: bytes) -> None:
+        """Have ``data`` begin the next block."""
+        self._rest = data + self._rest
+
+    def next(self) -> bytes:
+        """Return the next block, or nothing at the end of the file; ``ended`` says when it is the last."""
+        while True:
+            if self._next == self._stop:
+                return b""  # what is left of the last line begins the block of another
+            with telling(self.path):
+                data = self.file.read(self.size)
+            if not self._next and data.startswith(b"\xef\xbb\xbf"):
+                data = data[3:]
+            self._next += 1
+            buffer, self._rest = self._rest + data, b""
+            if not data:
+                self.ended = True
+                return buffer
+            cut = safe_cut(buffer, self.quote)
+            if not cut and len(buffer) >= LONGEST:
+                cut = buffer.rfind(b"\n") + 1
+                if not cut:
+                    raise DataError(
+                        f"{self.path}: a line is longer than {LONGEST >> 20} MB: {buffer[:40]!r}…; "
+                        "is it a text table?"
+                    )
+            self._rest = buffer[cut:]
+            if cut:
+                return buffer[:cut]
+
+
+def end_of_line(file: BinaryIO, stop: int) -> bytes:
+    """Return what lies between the last line end before a place and that place."""
+    found = b""
+    while stop > 0 and b"\n" not in found:
+        start = max(0, stop - BACK)
+        file.seek(start)
+        found = file.read(stop - start) + found
+        stop = start
+    return found[found.rfind(b"\n") + 1 :]
+
+
+def safe_cut(buffer: bytes, quote: bytes | None) -> int:
+    """Return the end of the last line that does not end inside quotes; 0 when there is none."""
+    if quote is None or quote not in buffer:
+        return buffer.rfind(b"\n") + 1
+    bytes_ = np.frombuffer(buffer, np.uint8)
+    ends = np.flatnonzero((bytes_ == 10) & ~inside_quotes(bytes_, quote))
+    return int(ends[-1]) + 1 if len(ends) else 0
+
+
+def inside_quotes(values: np.ndarray[Any, Any], quote: bytes) -> np.ndarray[Any, Any]:
+    """Mark the bytes with an odd number of quotes before them; overflow of the count keeps its parity."""
+    return (np.cumsum(values == quote[0], dtype=np.uint8) & 1).view(bool)

@@ -1,0 +1,160 @@
+"""A file of torch.export: ids and numbers in, logits out.
+
+Loading such a file runs pickle inside: open only files that you trust.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, embedding_bag
+
+import lpfs
+from lpfs.data.batches.batch import Batch
+from lpfs.data.dataset import Dataset
+from lpfs.export.parity import Parity, compare
+from lpfs.models.crosses import Crosses
+from lpfs.models.inputs import by_kind
+from lpfs.models.base import Model
+from lpfs.models.registry import name_of
+from lpfs.tables.table import Table
+
+ABOUT = "lpfs.json"  # the file within the file that says what goes in
+
+
+class PlainTable(nn.Module):
+    """A Table in operations that torch.export knows; an id outside its field is an error here too."""
+
+    starts: Tensor
+    sizes: Tensor
+
+    def __init__(self, table: Table) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(table.weight.detach().clone(), requires_grad=False)
+        self.register_buffer("starts", table.starts[:-1].clone())
+        self.register_buffer("sizes", torch.tensor(table.sizes, device=table.starts.device))
+        self.fields, self.rows = table.fields, int(table.weight.shape[0])
+        self.mode = "mean" if table.mean else "sum"
+
+    def forward(self, ids: Tensor, gate: None = None) -> Tensor:
+        """Return (B, F, D) for ids (B, F)."""
+        return embedding(self._rows(ids, slice(0, self.fields)), self.weight)
+
+    def bags(self, bags: Sequence[tuple[Tensor, Tensor]], gate: None = None) -> Tensor:
+        """Return (B, F, D) for all bags: of each its ids (V,), and where those of a row begin (B,)."""
+        found = []
+        for at, (ids, offsets) in enumerate(bags, self.fields):
+            rows = self._rows(ids, slice(at, at + 1))
+            found.append(embedding_bag(rows, self.weight, offsets.long(), mode=self.mode))
+        return torch.stack(found, 1)
+
+    def _rows(self, ids: Tensor, fields: slice) -> Tensor:
+        ids = ids.long()
+        inside = (ids >= 0) & (ids < self.sizes[fields])
+        return torch.where(inside, ids + self.starts[fields], self.rows)
+
+
+class PlainCrosses(nn.Module):
+    """Crosses in operations that torch.export knows."""
+
+    first: Tensor
+    second: Tensor
+    alone: Tensor
+    order: Tensor
+
+    def __init__(self, crosses: Crosses) -> None:
+        super().__init__()
+        plan = crosses.plan
+        alone = [number for number, part in enumerate(plan.parts) if len(part) == 1]
+        pairs = [number for number, part in enumerate(plan.parts) if len(part) == 2]
+        order = torch.full((plan.slots,), len(plan.parts))  # the last is a place of zeros
+        order[[plan.places[number] for number in (*alone, *pairs)]] = torch.arange(len(plan.parts))
+        self.register_buffer("alone", torch.tensor([plan.parts[number][0] for number in alone], dtype=torch.long))
+        for name, factor in (("first", 0), ("second", 1)):
+            index = [plan.parts[number][factor] for number in pairs]
+            self.register_buffer(name, torch.tensor(index, dtype=torch.long))
+        self.register_buffer("order", order)
+
+    def forward(self, tokens: Tensor, beside: Tensor | None = None) -> Tensor:
+        """Return (B, slots·D + E) for embeddings (B, N, D) and what stands after them (B, E)."""
+        products = tokens.index_select(1, self.first) * tokens.index_select(1, self.second)
+        zeros = torch.zeros_like(tokens[:, :1])
+        parts = torch.cat([tokens.index_select(1, self.alone), products, zeros], 1).index_select(1, self.order)
+        return parts.flatten(1) if beside is None else torch.cat([parts.flatten(1), beside], 1)
+
+
+class Served(nn.Module):
+    """A model whose inputs are tensors: ids (B, F), dense and missing (B, C), values and offsets of each bag."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+        self.bags = bag_names(model)
+        for path, module in list(self.model.named_modules()):
+            plain = {Table: PlainTable, Crosses: PlainCrosses}.get(type(module))
+            if plain is not None:
+                self.model.set_submodule(path, plain(module))
+
+    def forward(self, ids: Tensor, dense: Tensor, missing: Tensor, bags: list[Tensor]) -> Tensor:
+        """Return logits (B,), or (B, 1 + tasks); ``bags`` holds values, offsets, values, offsets, …"""
+        named = {name: (bags[2 * at], bags[2 * at + 1]) for at, name in enumerate(self.bags)}
+        out = self.model.outputs(Batch(ids, dense, ids, missing, named))
+        return out if self.model.schema.tasks else out[:, 0]
+
+
+def arguments(model: Model, batch: Batch) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Return a batch as the file takes it."""
+    batch = batch.to("cpu")
+    missing = torch.zeros_like(batch.dense, dtype=torch.bool) if batch.missing is None else batch.missing
+    return batch.ids, batch.dense, missing, [each for name in bag_names(model) for each in batch.bags[name]]
+
+
+def bag_names(model: Model) -> tuple[str, ...]:
+    """Return the names of the bags, in the order in which the file takes them."""
+    return tuple(each.name for each in by_kind(model.reads)[1])
+
+
+def write(model: Model, dataset: Dataset | None, file: Path) -> None:
+    """Trace the model and write it."""
+    rows, bags = torch.export.Dim("B"), bag_names(model)
+    several: list[Any] = [each for at in range(len(bags)) for each in ({0: torch.export.Dim(f"V{at}")}, {0: rows})]
+    shapes = ({0: rows}, {0: rows}, {0: rows}, several)
+    made = torch.export.export(Served(model), arguments(model, _traced(model)), dynamic_shapes=shapes)
+    told = {
+        "lpfs": lpfs.__version__,
+        "model": {"name": name_of(model), "config": model.config, "silent": list(model.silent)},
+        "schema": model.reads.to_json(),
+        "inputs": ["ids", "dense", "missing", "bags"],
+        "bags": list(bags),
+        "fingerprint": None if dataset is None else dataset.fingerprint,
+    }
+    torch.export.save(made, file, extra_files={ABOUT: json.dumps(told)})
+
+
+def _traced(model: Model) -> Batch:
+    """Return rows to trace with: no length of 0 or 1, which would become a constant, and no tensor twice.
+
+    The tracer takes two arguments that are one tensor for one argument.
+    """
+    ids, bags, dense = by_kind(model.reads)
+    count = 3
+    values = {
+        each.name: (torch.zeros(5 + at, dtype=torch.int32), torch.tensor([0, 2, 4], dtype=torch.int32))
+        for at, each in enumerate(bags)
+    }
+    numbers = torch.zeros(count, sum(each.dim for each in dense))
+    labels = torch.zeros(count, 1)
+    return Batch(torch.zeros(count, len(ids), dtype=torch.int32), numbers, labels, numbers.bool(), values)
+
+
+def check(model: Model, batch: Batch, file: Path) -> Parity:
+    """Read the file back and run it on rows; raise ExactnessError where it differs."""
+    program = torch.export.load(file).module()
+    with torch.no_grad():
+        return compare(model, batch, program(*arguments(model, batch)))

@@ -1,0 +1,320 @@
+"""Outcome: the answer of a run, and the files it leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lpfs
+from lpfs.models.base import Model
+from lpfs.protocol.listing import listed
+from lpfs.pipeline.stages import Work, parameters, table_bytes
+from lpfs.pipeline.tell import Teller
+from lpfs.schema import Selection
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Row = dict[str, Any]
+TOLERANCE = 0.0005  # of validation AUC, within which two trainings are level
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What ``select`` found.
+
+    Args:
+        selection: kept and dropped fields, gates, how it was made.
+        metrics: of all_fields, pruned, hot_start and retrained, on the test rows: auc and logloss.
+        choices: the same on the validation rows, where choices are made.
+        max_logit_change: between the gated and the pruned model, on held-out rows.
+        model: the one that was left to deploy, and ``chosen`` which of the trainings it is.
+        chosen_in: in how many of the searches each field was kept.
+        savings: table bytes, parameters and rows a second of all fields and of the model left.
+        seconds: of every stage.
+        folder: where everything is.
+        hot_start: how soon the pruned model, trained on, was level with the kept fields trained from scratch.
+        hints: what to look at: fields that may leak, kept fields that are one column.
+
+    """
+
+    selection: Selection
+    metrics: Mapping[str, Row]
+    choices: Mapping[str, Row]
+    certificates: Mapping[str, Row]
+    max_logit_change: float | None
+    model: Model
+    chosen: str
+    chosen_in: Mapping[str, int]
+    savings: Mapping[str, Mapping[str, float]]
+    seconds: Mapping[str, float]
+    folder: Path
+    hot_start: Mapping[str, Any] = field(default_factory=dict)
+    hints: Sequence[Row] = ()
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The fields that stay."""
+        return self.selection.kept
+
+    def __repr__(self) -> str:
+        before, after = (self.metrics.get(name, {}).get("auc") for name in ("all_fields", self.chosen))
+        told = "" if before is None or after is None else f", test AUC {after:.4f} ({before:.4f} with all fields)"
+        return (
+            f"Outcome({len(self.kept)} of {len(self.selection.names)} fields kept{told}, in {str(self.folder)!r})"
+        )
+
+    def plot(self) -> Figure:
+        """Return a figure: the AUC of the models against all fields; ``selection.plot()`` draws the gates."""
+        from lpfs.plots import quality
+
+        return quality(self.metrics, LABELS)
+
+    def _repr_html_(self) -> str:
+        from lpfs.cards import outcome_card
+
+        return outcome_card(self.selection, self.metrics, LABELS, self.folder)
+
+
+@cache
+def code() -> str:
+    """Return a digest of this package's source: which state of the code a result was made by."""
+    found = hashlib.sha256()
+    root = Path(lpfs.__file__).parent
+    for each in sorted(root.rglob("*.py")):
+        found.update(each.relative_to(root).as_posix().encode() + b"\0" + each.read_bytes() + b"\0")
+    return found.hexdigest()[:12]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result was made with."""
+    import numpy
+    import torch
+
+    return {
+        "lpfs": lpfs.__version__,
+        "code": code(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def write(outcome: Outcome, work: Work, fingerprint: str) -> None:
+    """Write selection.json, kept_fields.txt and history.parquet."""
+    folder, selection = outcome.folder, outcome.selection
+    values = {
+        "method": work.settings.method,
+        "fields": facts(work),
+        "kept": list(selection.kept),
+        "dropped": list(selection.dropped),
+        "gates": dict(selection.gates),
+        "metrics": dict(outcome.metrics),
+        "validation": dict(outcome.choices),
+        "max_logit_change": outcome.max_logit_change,
+        "certificates": dict(outcome.certificates),
+        "model": outcome.chosen,
+        "chosen_in": dict(outcome.chosen_in),
+        "savings": {name: dict(each) for name, each in outcome.savings.items()},
+        "seconds": {name: round(each, 3) for name, each in outcome.seconds.items()},
+        "hints": list(outcome.hints),
+        "seed": work.settings.seed,
+        "configuration": work.settings.to_json(),
+        "recipe": work.recipe.to_json(),
+        "periods": work.parts.to_json(),
+        "fingerprint": fingerprint,
+        "versions": versions(),
+        "sites": {name: [dict(each) for each in sites] for name, sites in selection.sites.items()},
+        "made": dict(selection.made),
+        **({"hot_start": dict(outcome.hot_start)} if outcome.hot_start else {}),
+    }
+    text = json.dumps(values, indent=1, ensure_ascii=False, default=_plain)
+    put(folder / "selection.json", text + "\n")
+    put(folder / "kept_fields.txt", listed(selection.kept))
+    write_history(folder / "history.parquet", selection)
+
+
+def facts(work: Work) -> dict[str, Row]:
+    """Return what is known of each field: kind, group, ids, and its cost with its share of group costs."""
+    names, costs = work.schema.names, work.wish.costs
+    paid = [each.cost for each in work.schema] if costs is None else costs.weights(names, names)
+    return {
+        each.name: {"kind": each.kind, "group": each.group, "cardinality": each.cardinality, "cost": cost}
+        for each, cost in zip(work.schema, paid, strict=True)
+    }
+
+
+def put(path: Path, text: str) -> None:
+    """Write a file aside, then put it in its place."""
+    aside = path.with_name(path.name + ".new")
+    aside.write_text(text, "utf-8")
+    aside.replace(path)
+
+
+def write_history(path: Path, selection: Selection) -> None:
+    """Write the history of the search: a row a record, the gates in one column a field."""
+    import polars as pl
+
+    if not selection.history:
+        return
+    names = list(selection.gates)
+    plain = [{key: value for key, value in each.items() if key != "gates"} for each in selection.history]
+    frame = pl.DataFrame(plain)
+    if "gates" in selection.history[0]:
+        values = [each["gates"] for each in selection.history]
+        gates = pl.DataFrame(values, schema=[f"gate:{name}" for name in names], orient="row")
+        frame = pl.concat([frame, gates], how="horizontal")
+    aside = path.with_name(path.name + ".new")
+    frame.write_parquet(aside)
+    aside.replace(path)
+
+
+def steps_saved(seen: Sequence[tuple[int, float]], level: float | None, steps: int) -> dict[str, Any]:
+    """Return when a training was level with another one of ``steps`` steps, and how many steps that saves.
+
+    ``seen`` are (step, validation AUC), ``level`` is the AUC that the other one reached. Level is the first look
+    from which on, up to the best one, which is kept, no look is below ``level`` - ``TOLERANCE``: a single lucky
+    look does not count. Where there is none, nothing is saved.
+
+    >>> steps_saved([(0, 0.74), (50, 0.70), (100, 0.74), (150, 0.75), (200, 0.69)], 0.74, 400)["steps_saved"]
+    300
+    """
+    kept = max(range(len(seen)), key=lambda look: seen[look][1])
+    at = None
+    for step, auc in reversed(seen[: kept + 1]):
+        if level is None or auc < level - TOLERANCE:
+            break
+        at = step
+    return {
+        "steps": seen[-1][0],
+        "kept_step": seen[kept][0],
+        "auc": seen[kept][1],
+        "retrain_steps": steps,
+        "retrain_auc": level,
+        "tolerance": TOLERANCE,
+        "level_at": at,
+        "steps_saved": 0 if at is None else max(0, steps - at),
+        "validation": [list(each) for each in seen],
+    }
+
+
+def savings(full: Model, small: Model, speed: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Return what is saved: table bytes, parameters, rows a second."""
+    return {
+        name: {
+            "table_bytes": table_bytes(model),
+            "parameters": parameters(model),
+            "rows_per_second": round(speed[name]),
+        }
+        for name, model in (("all_fields", full), ("kept", small))
+    }
+
+
+def show(outcome: Outcome, work: Work) -> None:
+    """End with an answer that can be read at a glance."""
+    tell, selection, savings = work.tell, outcome.selection, outcome.savings
+    total = len(selection.names)
+    tell.say("")
+    rows = [[LABELS[name], _auc(each["auc"]), f"{each['logloss']:.5f}"] for name, each in outcome.metrics.items()]
+    tell.table(f"{len(selection.kept)} of {total} fields kept", ["on the test rows", "AUC", "logloss"], rows)
+    tell_tasks(tell, outcome.metrics)
+    before, after = savings["all_fields"], savings["kept"]
+    tell.say(
+        f"  tables {_size(before['table_bytes'])} -> {_size(after['table_bytes'])}, serving "
+        f"{before['rows_per_second']:,.0f} -> {after['rows_per_second']:,.0f} rows/s"
+    )
+    for line in (*decided(selection), *told_hot_start(outcome.hot_start)):
+        tell.say(f"  {line}")
+    change = outcome.max_logit_change
+    if change is not None:
+        tell.say(f"  removing the dropped fields moved no prediction by more than {change:.2g}")
+    listed = ", ".join(selection.kept[:12]) + (
+        f" and {len(selection.kept) - 12} more" if len(selection.kept) > 12 else ""
+    )
+    tell.say(f"  kept: {listed}")
+    if len(outcome.chosen_in) and work.settings.seeds > 1:
+        unsure = [f"{name} {count}/{work.settings.seeds}" for name, count in outcome.chosen_in.items()
+                  if 0 < count < work.settings.seeds]  # fmt: skip
+        tell.say(f"  not in every one of {work.settings.seeds} searches: {', '.join(unsure[:12]) or 'none'}")
+    for hint in outcome.hints:
+        tell.say(f"  hint: {hint['text']}")
+    tell.say(f"  {outcome.folder}: selection.json, kept_fields.txt, history.parquet, model/ ({outcome.chosen})")
+
+
+def tell_tasks(tell: Teller, metrics: Mapping[str, Row]) -> None:
+    """Show the AUC of every task, where there are several."""
+    tasks = next(iter(metrics.values())).get("tasks", ())
+    if tasks:
+        rows = [[name, *(_auc(each["tasks"][name]["auc"]) for each in metrics.values())] for name in tasks]
+        tell.table("AUC of every task on the test rows", ["task", *(LABELS[name] for name in metrics)], rows)
+
+
+def decided(selection: Selection) -> list[str]:
+    """Say what a search decided that was not told how many fields to keep, and what further cuts would cost."""
+    made, count = selection.made, len(selection.kept)
+    if made.get("end"):
+        end = made["end"]
+        lose = "field loses" if count == 1 else "fields lose"
+        lines = [
+            f"{count} {lose} {_loss(end['loss'])} of validation AUC against all fields trained as long; "
+            f"{_loss(end['allowed'])} was allowed"
+        ]
+        further = {each["alive"]: each["loss"] for each in made["curve"] if each["alive"] < count}
+        some = sorted(further, reverse=True)[:: max(1, len(further) // 4)][:4]
+        if some:
+            seen = ", ".join(f"with {alive} {_loss(further[alive])}" for alive in some)
+            lines.append(f"further cuts would lose more, as seen on the way: {seen}")
+        return lines
+    if "budget" in made:
+        return [f"cost {made['cost']:g} of at most {made['budget']:g} {made['unit']}".rstrip()]
+    return []
+
+
+def told_hot_start(found: Mapping[str, Any]) -> list[str]:
+    """Say how many steps the hot start saved, or that it saved nothing."""
+    if not found:
+        return []
+    if found["level_at"] is not None:
+        return [
+            f"the hot start was level with training from scratch ({found['retrain_steps']:,} steps) after "
+            f"{found['level_at']:,}: {found['steps_saved']:,} saved (validation AUC within {found['tolerance']:g})"
+        ]
+    level, steps = found["retrain_auc"], found["retrain_steps"]
+    reached = f"its validation AUC was {found['auc']:.5f} at best, after {found['kept_step']:,} steps"
+    against = "" if level is None else f"; from scratch it is {level:.5f} after {steps:,}"
+    return [f"the hot start saved nothing: {reached}{against}"]
+
+
+def _auc(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5f}"
+
+
+def _loss(value: float) -> str:
+    return "nothing" if value <= 0 else f"{value:.5f}"
+
+
+LABELS = {
+    "all_fields": "all fields",
+    "gated": "with gates, after the search",
+    "pruned": "pruned",
+    "hot_start": "pruned, trained on",
+    "retrained": "kept fields from scratch",
+}
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else str(value)

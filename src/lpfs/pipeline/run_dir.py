@@ -1,0 +1,122 @@
+"""The folder of a run: begun once, gone on with only under the same settings."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from lpfs.errors import InputError
+from lpfs.pipeline.settings import CONFIG, FORMAT, Settings
+
+BEFORE = (CONFIG, "data")  # what is there before anything is trained: a run that was refused can be begun again
+ASIDE = ".replaced"
+# what a run puts into its folder, beside numbered ones such as search-3: only this is ever removed
+OURS = (
+    *("config.json", "data", "pretrain", "search", "all_fields", "retrained", "hot_start", "model"),
+    *("early", "train", "all"),
+    *("selection.json", "kept_fields.txt", "history.parquet", "report.html", "log.txt"),
+)
+
+
+def open_folder(
+    folder: Path, wanted: Settings, *, resume: bool, replace: bool, sources: Sequence[str | Path] = ()
+) -> Replaced:
+    """Save the settings in a folder, new or ours; refuse one that holds something else.
+
+    An older run that is replaced is put aside: ``forget`` it once the new one is known to begin, else ``restore``.
+    """
+    config = folder / CONFIG
+    if config.exists() and resume:
+        saved = Settings.load(config).to_json()
+        for name, value in json.loads(json.dumps(wanted.to_json())).items():
+            if saved[name] != value:
+                raise InputError(
+                    f"the run in {folder} was begun with {name}={saved[name]!r} and cannot go on with {value!r}; "
+                    "use the same settings, or another folder"
+                )
+        return Replaced(folder)
+    old = Replaced(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if not is_run(folder):
+            raise InputError(f"{folder} is not empty and holds no run; choose another folder")
+        if replace:
+            inside = [each for each in sources if Path(each).resolve().is_relative_to(folder.resolve())]
+            if inside:
+                raise InputError(f"{inside[0]} is inside {folder}, which is to be replaced; choose another folder")
+            old.put_aside()
+        elif any(each.name not in BEFORE and not each.name.startswith(".") for each in folder.iterdir()):
+            raise InputError(
+                f"{folder} holds a run already; go on with --resume, or put a new one there with --replace"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"format": FORMAT, **wanted.to_json()}, indent=1, ensure_ascii=False) + "\n"
+    aside = folder / (CONFIG + ".new")
+    aside.write_text(text, "utf-8")
+    aside.replace(config)
+    return old
+
+
+@contextmanager
+def beginning(
+    folder: Path, wanted: Settings, *, resume: bool, replace: bool, sources: Sequence[str | Path] = ()
+) -> Iterator[None]:
+    """Within this block a run begins: if it fails, an older one that it should replace is put back."""
+    old = open_folder(folder, wanted, resume=resume, replace=replace, sources=sources)
+    try:
+        yield
+    except BaseException:
+        old.restore()
+        raise
+    old.forget()
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run: its configuration says so."""
+    try:
+        values = json.loads((folder / CONFIG).read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(values, dict) and values.get("format") == FORMAT
+
+
+class Replaced:
+    """An older run in the same folder, put aside until the new one is known to begin."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.aside = folder, folder / ASIDE
+
+    def put_aside(self) -> None:
+        """Move what a run leaves out of the way; anything else stays where it is."""
+        shutil.rmtree(self.aside, ignore_errors=True)
+        self.aside.mkdir()
+        for each in _ours(self.folder):
+            each.rename(self.aside / each.name)
+
+    def restore(self) -> None:
+        """Take away what the new run has made, and put the old one back."""
+        if self.aside.is_dir():
+            for each in _ours(self.folder):
+                _remove(each)
+            for each in list(self.aside.iterdir()):
+                each.rename(self.folder / each.name)
+            self.aside.rmdir()
+
+    def forget(self) -> None:
+        """Delete the old run."""
+        shutil.rmtree(self.aside, ignore_errors=True)
+
+
+def _ours(folder: Path) -> list[Path]:
+    numbered = re.compile(r"(pretrain|search)-\d+")
+    return [each for each in folder.iterdir() if each.name in OURS or numbered.fullmatch(each.name)]
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

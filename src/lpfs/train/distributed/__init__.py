@@ -1,0 +1,1 @@
+"""Training in several processes: the process group, its heartbeat and its reductions."""
