@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 import lpfs
-from lpfs.models.registry import make_model
+from lpfs.models import make_model
 
 
 def main() -> None:

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import lpfs
-from lpfs.models.crosses import Crosses
-from lpfs.models.dense import dense_layers
-from lpfs.models.dlrm_cross import DLRMCross
-from lpfs.models._kernels import numba_crosses
 from lpfs.embeddings.optim import Adagrad
+from lpfs.models._kernels import numba_crosses
+from lpfs.models.crosses import Crosses
+from lpfs.models.dlrm_cross import DLRMCross
+from lpfs.models.layers import dense_layers
 
 TABLES, ROWS, D, DENSE = 26, 20_000, 16, 13
 N = TABLES + 1

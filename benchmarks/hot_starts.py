@@ -2,7 +2,7 @@
 
     python benchmarks/hot_starts.py --logs 3 --out benchmarks/results/hot_starts.json
 
-Every log is simulated anew (another seed is another truth), ``lpfs.pipeline.select`` runs on it from end to end, and its
+Every log is simulated anew (another seed is another truth), ``lpfs.select`` runs on it from end to end, and its
 own answer is written down: the gated and the pruned model, the hot start, the same fields trained from scratch.
 """
 

@@ -3,7 +3,7 @@
     python benchmarks/keep_quality.py --preset industrial-small --part 8 4 2 --seeds 5 --sweep 6
     python benchmarks/keep_quality.py --source census.parquet --label label --split split --keep 3 5 10 20
 
-One protocol for all: ``lpfs.pipeline.select``'s periods and recipe, one pretrained model a seed, the same steps of search.
+One protocol for all: ``lpfs.select``'s periods and recipe, one pretrained model a seed, the same steps of search.
 Every result is a line of JSON lines, written as it comes; a second call does only what is missing. The same set of
 fields is trained once a seed.
 """
@@ -28,10 +28,10 @@ from lpfs.methods.ranking import top
 from lpfs.methods.registry import entry_of
 from lpfs.methods.wish import Wish
 from lpfs.pipeline import stages
+from lpfs.pipeline.data import prepare_dataset
+from lpfs.pipeline.plan import RunPlan, plan_run
 from lpfs.pipeline.settings import Settings
-from lpfs.pipeline.stages import Work
-from lpfs.pipeline.tell import Teller
-from lpfs.pipeline.select import planned, prepared
+from lpfs.pipeline.tell import Console
 
 
 def main() -> None:
@@ -73,18 +73,18 @@ def run(given: argparse.Namespace, scratch: Path) -> None:
         dataset = lpfs.Dataset(given.source)
     else:
         place = given.data.parent if given.data else scratch
-        dataset = prepared(given.source, wanted, place, True)
+        dataset = prepare_dataset(given.source, wanted, place, True)
     total = len(dataset.schema)
     sizes = sorted({*given.keep, *(max(1, total // part) for part in given.part)})
     for seed in range(given.first, given.first + given.seeds):
-        work = planned(replace(wanted, seed=seed), dataset, scratch / f"seed{seed}", False, Teller(quiet=True))
+        work = plan_run(replace(wanted, seed=seed), dataset, scratch / f"seed{seed}", False, Console(quiet=True))
         Runs(work, given.out, dataset.fingerprint).all(sizes, given)
 
 
 class Runs:
     """All runs of one seed."""
 
-    def __init__(self, work: Work, out: Path, fingerprint: str) -> None:
+    def __init__(self, work: RunPlan, out: Path, fingerprint: str) -> None:
         self.work, self.out, self.seed, self.fingerprint = work, out, work.settings.seed, fingerprint
         self.trained: stages.Trained | None = None
         self.known: dict[tuple[str, ...], dict[str, float]] = {}
@@ -142,7 +142,7 @@ class Runs:
         settings = replace(self.work.settings, method=method, options=options)
         work = replace(self.work, wish=wish, settings=settings, out=self.work.out / str(self.number))
         begin = time.perf_counter()
-        _, _, found = stages.find(work, copy.deepcopy(self.trained), self.seed)
+        _, _, found = stages.search_fields(work, copy.deepcopy(self.trained), self.seed)
         return found, time.perf_counter() - begin
 
     def write(
@@ -179,11 +179,11 @@ class Runs:
         work = replace(
             self.work, out=self.work.out / f"retrain{self.number}", schema=self.work.schema.subset(names)
         )
-        model = stages.fresh(work, self.seed)
+        model = stages.new_model(work, self.seed)
         model, _ = stages.train(
             work, model, work.optimizer(model), work.parts.train, work.recipe.train, "model", self.seed
         )
-        found = {name: stages.judge(work, model, getattr(work.parts, name)) for name in ("valid", "test")}
+        found = {name: stages.evaluate_split(work, model, getattr(work.parts, name)) for name in ("valid", "test")}
         return {name: each.auc or 0.5 for name, each in found.items()}
 
 

@@ -28,12 +28,11 @@ import torch
 
 import lpfs
 from lpfs.data.dataset import Dataset
-from lpfs.models.registry import make_model
+from lpfs.models import make_model
 from lpfs.train.callbacks import Callback, State
 from lpfs.train.checkpoint import Checkpoints
-from lpfs.train.codec import equal
-from lpfs.train.joined import joined
-from lpfs.train.distributed.group import current
+from lpfs.train.distributed.group import current_group, joined
+from lpfs.train.tensor_io import states_equal
 
 WAYS = ("kill", "stop", "hang", "raise")
 STEPS, FAILS, EVERY = 120, 75, 10
@@ -55,7 +54,7 @@ class Search(Callback):
     def after_step(self, state: State) -> None:
         """Fail, if it is time to."""
         first = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
-        if first and current().rank == VICTIM and state.step == FAILS and self.way in WAYS:
+        if first and current_group().rank == VICTIM and state.step == FAILS and self.way in WAYS:
             (self.place / "failed").write_text(str(time.time()))
             if self.way == "raise":
                 raise ArithmeticError("one rank alone went wrong")
@@ -124,7 +123,7 @@ def trial(folder: Path, way: str, ranks: int, limit: float) -> dict[str, Any]:
         "named": named[0] if named else None,
         "seconds_until_restarted": round(float(again) - float(begun), 1),
         "checkpoints": json.loads((place / "found").read_text()),
-        "same_end": equal(last, undisturbed),
+        "same_end": states_equal(last, undisturbed),
     }
 
 

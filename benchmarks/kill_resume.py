@@ -39,8 +39,8 @@ from lpfs.schema import Field, Schema
 from lpfs.train import tensor_io
 from lpfs.train.callbacks import Callback, State
 from lpfs.train.checkpoint import Checkpoints
-from lpfs.train.codec import equal
-from lpfs.train.log import TIMES
+from lpfs.train.loggers import TIMING_KEYS
+from lpfs.train.tensor_io import states_equal
 
 FIELDS, VALUES, ROWS, STEPS = 6, 30, 2000, 150
 FILE_EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"}
@@ -166,7 +166,7 @@ def die_at_file_event(folder: Path, number: int, note: int) -> None:
 
 def die_in_tensor(number: int, note: int) -> None:
     """Be killed with half of the n-th piece of a checkpoint written."""
-    left, whole = number, tensor_io.put
+    left, whole = number, tensor_io._write_bytes
 
     def put(file: Any, digest: Any, data: Any) -> None:
         nonlocal left
@@ -178,7 +178,7 @@ def die_in_tensor(number: int, note: int) -> None:
             die()
         whole(file, digest, data)
 
-    tensor_io.put = put
+    tensor_io._write_bytes = put
 
 
 def one_kill(data: Path, folder: Path, how: str, numbers: random.Random, seconds: float) -> tuple[int, str]:
@@ -215,7 +215,7 @@ def result(folder: Path) -> tuple[dict[str, Any], list[Any]]:
     state = checkpoints.load(checkpoints.steps()[-1])
     del state["log"]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return state, [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+    return state, [{name: value for name, value in line.items() if name not in TIMING_KEYS} for line in lines]
 
 
 def run(kills: int, seed: int, place: Path) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def run(kills: int, seed: int, place: Path) -> dict[str, Any]:
     different = []
     for each in folders:
         theirs, log = result(each)
-        if not equal(state, theirs) or log != lines:
+        if not states_equal(state, theirs) or log != lines:
             different.append(each.name)
     return {
         "kills": done,

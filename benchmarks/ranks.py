@@ -27,17 +27,16 @@ from typing import Any
 import torch
 
 import lpfs
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.data.dataset import Dataset
 from lpfs.data.stream import Stream
+from lpfs.embeddings.optim import Adagrad
 from lpfs.gates.module import NAME
 from lpfs.methods.shuffled import shuffled
-from lpfs.models.registry import make_model
-from lpfs.embeddings.optim import Adagrad
+from lpfs.models import make_model
 from lpfs.train.config import Training
-from lpfs.train.joined import joined
-from lpfs.train.launched import launched
-from lpfs.train.distributed.group import current
+from lpfs.train.distributed import is_distributed_launch
+from lpfs.train.distributed.group import current_group, joined
 
 ROWS, BATCH, STEPS, KEEP = 60_000, 256, 600, 15
 SHOWN = (1, 10, 50, 100, 200, 400, 600)
@@ -84,14 +83,14 @@ def search(log: Dataset, how: str) -> dict[str, Any]:
 def work(folder: Path, how: str) -> None:
     """Be one process of a search."""
     log = Dataset(folder / "log")
-    if not launched():
+    if not is_distributed_launch():
         torch.save(search(log, how), folder / f"{how}.pt")
         return
     with joined():
         found = search(log, how)
-        courses = current().join(found["course"][None].flatten(1), "comparing gates")
+        courses = current_group().join(found["course"][None].flatten(1), "comparing gates")
         found["equal"] = bool((courses == courses[:1]).all())
-        if current().leads:
+        if current_group().leads:
             torch.save(found, folder / f"{how}.pt")
 
 

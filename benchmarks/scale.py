@@ -40,15 +40,14 @@ import torch
 from torch import nn
 
 import lpfs
-from lpfs.data.batches.batch import Batch
-from lpfs.data.batches.order import share
-from lpfs.models.registry import make_model
-from lpfs.schema import Field, Schema
+from lpfs.data.batch import Batch
+from lpfs.data.reader import rank_range
 from lpfs.embeddings.optim import Adagrad
+from lpfs.models import make_model
+from lpfs.schema import Field, Schema
 from lpfs.train.callbacks import Callback, State
 from lpfs.train.config import Training
-from lpfs.train.joined import joined
-from lpfs.train.distributed.group import Ranks, alone, current
+from lpfs.train.distributed.group import RankGroup, current_group, joined, single_process
 from lpfs.train.distributed.reduce import COUNTS, DENSE, ROWS
 from lpfs.train.step import Stepper
 
@@ -99,7 +98,7 @@ class Phases(Callback):
         self.mark(PHASES[3])
 
 
-def make(ranks: Ranks) -> tuple[Stepper, Phases]:
+def make(ranks: RankGroup) -> tuple[Stepper, Phases]:
     """Return what takes the steps of a model of its own, and what looks at the clock."""
     schema = Schema(tuple(Field(f"c{n}", cardinality=VALUES) for n in range(TABLES)), label="click")
     torch.manual_seed(0)
@@ -119,12 +118,12 @@ def batches(size: int, count: int, rank: int, world: int) -> list[Batch]:
     for _ in range(count):
         ids = torch.from_numpy((draw.zipf(1.2, (size, TABLES)) - 1) % VALUES).int()
         labels = torch.from_numpy((draw.random((size, 1)) < 0.2).astype(np.float32))
-        rows = slice(*share(0, size, rank, world))
+        rows = slice(*rank_range(0, size, rank, world))
         found.append(Batch(ids[rows], torch.empty(len(ids[rows]), 0), labels[rows]))
     return found
 
 
-def timed(work: Callable[[], Any], ranks: Ranks) -> float:
+def timed(work: Callable[[], Any], ranks: RankGroup) -> float:
     """Return the seconds that something takes, begun by both ranks at once, until both are done."""
     ranks.collect(0, "meeting")
     begin = time.perf_counter()
@@ -135,10 +134,10 @@ def timed(work: Callable[[], Any], ranks: Ranks) -> float:
 
 def measure(size: int, repeats: int) -> dict[str, Any]:
     """Measure one batch size."""
-    ranks, steps = current(), STEPS[size]
+    ranks, steps = current_group(), STEPS[size]
     whole, mine = (batches(size, steps, *part) for part in ((0, 1), (ranks.rank, ranks.world)))
-    with alone():
-        apart, silent = make(current()), make(current())
+    with single_process():
+        apart, silent = make(current_group()), make(current_group())
     shared = make(ranks)
 
     def go(made: tuple[Stepper, Phases], given: list[Batch]) -> None:
@@ -193,7 +192,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def gates_cost(repeats: int) -> dict[str, Any]:
     """Return what N numbers more cost in the message of the dense gradients, and what one of their own would."""
-    ranks = current()
+    ranks = current_group()
     dense = sum(TABLES * DIM * a + a for a in HIDDEN[:1]) + HIDDEN[0] * HIDDEN[1] + 2 * HIDDEN[1] + 1
     lengths = {"dense gradients": dense, "dense gradients and gates": dense + TABLES, "gates alone": TABLES}
     found: dict[str, list[float]] = {name: [] for name in lengths}

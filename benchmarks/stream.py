@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from lpfs.data.dataset import Dataset
-from lpfs.data.stream import Stream
 from lpfs.data.simulate import simulate
+from lpfs.data.stream import Stream
 
 TARGETS = {"time": 10e6, "uniform": 2e6, "windowed": 2e6}
 

@@ -34,9 +34,9 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, linear, relu
 
 import lpfs
-from lpfs.tables.engines.choice import use_engine
-from lpfs.embeddings.optim import Adagrad, to_device
-from lpfs.tables.table import Table
+from lpfs.embeddings._torch import use_backend
+from lpfs.embeddings.optim import Adagrad, move_rates_to_device
+from lpfs.embeddings.table import Table
 
 ROWS = {"cpu": 5_070_000, "cuda": 33_700_000}
 D, DENSE = 16, 13
@@ -86,7 +86,7 @@ class Dense(nn.Module):
         return logits[:, 0]
 
     def gated(self, dense: Tensor, gate: Tensor) -> Tensor:
-        """Return the token times its gate, the gate on the small weights, as in lpfs.models.dense_token."""
+        """Return the token times its gate, the gate on the small weights, as in lpfs.models.layers."""
         first, last = self.bottom[0], self.bottom[2]
         assert isinstance(last, nn.Linear)
         return linear(relu(first(dense)), last.weight * gate, last.bias * gate)
@@ -104,7 +104,7 @@ def stepping(
     moved = list(optimizers)
 
     def step(data: Data) -> None:
-        with nullcontext() if engine is None else use_engine(engine):
+        with nullcontext() if engine is None else use_backend(engine):
             if gates is None or gated is None:
                 logits = net(tokens(data), data[1])
             else:
@@ -228,7 +228,7 @@ def fuxictr(device: str) -> Step:
 def graphed(step: Step, optimizer_of: list[Any], device: str) -> Step:
     """Return a step that is captured once a batch size and replayed, batches copied to where it reads them."""
     for each in optimizer_of:
-        to_device(each, torch.device(device))
+        move_rates_to_device(each, torch.device(device))
     held: dict[int, tuple[Data, torch.cuda.CUDAGraph]] = {}
     stream = torch.cuda.Stream()
 

@@ -17,8 +17,8 @@ from deepctr_torch.inputs import DenseFeat, SparseFeat
 from deepctr_torch.models import xDeepFM
 from torch import Tensor
 
-from lpfs.gates.prune import Pruned
 from lpfs.adapters.deepctr import DeepCTR
+from lpfs.gates.prune import Pruned
 
 FIELDS, TRUE, COPIES, VALUES, DIM, NUMBERS = 16, 4, 4, 20, 4, 3
 NAMES = [f"field_{n:02d}" for n in range(FIELDS)] + [f"number_{n}" for n in range(NUMBERS)]

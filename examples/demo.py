@@ -1,7 +1,7 @@
 """The main job on data it makes itself: which of 31 fields does a click model need?  (make demo)
 
 A log of clicks is simulated, so that the truth is known: 15 fields matter, two pairs of them only together; others
-are noisy copies of these, or noise. ``lpfs.pipeline.select`` does not know which. It pretrains a model on the first days,
+are noisy copies of these, or noise. ``lpfs.select`` does not know which. It pretrains a model on the first days,
 searches on the next, removes what it dropped, trains the kept fields from scratch, and judges it on the last day.
 """
 

@@ -22,8 +22,8 @@ from fuxictr.pytorch.layers import FactorizationMachine, FeatureEmbedding, MLP_B
 from fuxictr.pytorch.models import BaseModel
 from torch import Tensor
 
-from lpfs.gates.prune import Pruned
 from lpfs.adapters.fuxictr import FuxiCTR
+from lpfs.gates.prune import Pruned
 
 FIELDS, TRUE, COPIES, VALUES, DIM = 16, 4, 4, 20, 8
 NAMES = [f"field_{n:02d}" for n in range(FIELDS)]

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 import lpfs
-from lpfs.pipeline.results import steps_saved, told_hot_start
-from lpfs.pipeline.stages import Watch
 from lpfs.embeddings.optim import Adagrad
+from lpfs.pipeline.results import _describe_hot_start, steps_saved
+from lpfs.pipeline.stages import AucHistory
 
 SHAPE = {"dim": 8, "hidden": [32]}
 BATCH, KEEP, LOOK = 64, 15, 20
@@ -64,7 +64,7 @@ def main(rows: int = 40_000) -> None:
     level = auc(scratch, names)
 
     # hot start: the last of these days, which the search has not seen; its start counts as well
-    watch = Watch()
+    watch = AucHistory()
     lpfs.fit(
         small,
         late.stream(BATCH, fields=names),
@@ -77,7 +77,7 @@ def main(rows: int = 40_000) -> None:
         quiet=True,
     )
     print(f"AUC {level:.4f} from scratch in {done.steps} steps, {auc(small, names):.4f} by the hot start")
-    for line in told_hot_start(steps_saved(watch.seen, level, done.steps)):
+    for line in _describe_hot_start(steps_saved(watch.seen, level, done.steps)):
         print(line)
     print(f"{time.perf_counter() - started:.0f} seconds. Next: docs/select.md")
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.models.dlrm import DLRM
 
-from lpfs.gates.prune import Pruned
 from lpfs.adapters.torchrec import TorchRec
+from lpfs.gates.prune import Pruned
 
 FEATURES, TRUE, COPIES, VALUES, NUMBERS = 16, 4, 4, 20, 5
 NAMES = [f"feature_{n:02d}" for n in range(FEATURES)]

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import lpfs.saved
 import pytest
 import torch
 from clicks import CASES, MIXED, SCHEMAS, batch_of
 
-import lpfs.saved
+from lpfs._fileio import json_checksum
+from lpfs.errors import CheckpointError, InputError, StateError
 from lpfs.gates.absorb import absorb
 from lpfs.gates.attach import attach
 from lpfs.gates.prune import prune
-from lpfs.data.store.format import json_checksum
-from lpfs.errors import CheckpointError, InputError, StateError
-from lpfs.models.mlp import MLP
 from lpfs.models.base import Model
-from lpfs.serialization import ABOUT, WEIGHTS, load, load_extra, save
+from lpfs.models.mlp import MLP
+from lpfs.serialization import MANIFEST, WEIGHTS, load, load_metadata, save
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -32,7 +32,7 @@ def test_a_model_comes_back_to_the_last_bit(case, schema, tmp_path):
     assert (other.schema, other.config, other.silent) == (model.schema, model.config, model.silent)
     assert torch.equal(other(batch), model(batch))
     assert [type(each) for each in other.parameters()] == [type(each) for each in model.parameters()]
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["model", ABOUT, WEIGHTS]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["model", MANIFEST, WEIGHTS]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -49,7 +49,7 @@ def test_a_pruned_model_comes_back(case, cut, tmp_path):
     save(pruned, tmp_path, selection=selection.to_json())
     narrow = model.narrow(batch, pruned)
     assert torch.equal(load(tmp_path)(narrow), pruned(narrow))
-    assert load_extra(tmp_path)["selection"]["dropped"] == list(selection.dropped)
+    assert load_metadata(tmp_path)["selection"]["dropped"] == list(selection.dropped)
 
 
 def test_dtypes_come_back(tmp_path):
@@ -123,10 +123,10 @@ def test_a_rename_that_fails_puts_the_older_model_back(tmp_path, monkeypatch):
 
 def resealed(folder, **changes):
     """Change what model.json says, with a checksum that matches; None removes a key."""
-    about = json.loads((folder / ABOUT).read_text())
+    about = json.loads((folder / MANIFEST).read_text())
     del about["checksum"]
     about = {key: value for key, value in {**about, **changes}.items() if value is not None}
-    (folder / ABOUT).write_text(json.dumps({**about, "checksum": json_checksum(about)}))
+    (folder / MANIFEST).write_text(json.dumps({**about, "checksum": json_checksum(about)}))
 
 
 def flip(path, at):
@@ -136,17 +136,17 @@ def flip(path, at):
 
 
 DAMAGE = {
-    "no folder": (lambda m: (m / ABOUT).unlink(), "there is no saved model"),
+    "no folder": (lambda m: (m / MANIFEST).unlink(), "there is no saved model"),
     "no weights": (lambda m: (m / WEIGHTS).unlink(), "has no model.safetensors"),
     "truncated weights": (lambda m: (m / WEIGHTS).write_bytes((m / WEIGHTS).read_bytes()[:-5]), "damaged"),
     "longer weights": (lambda m: (m / WEIGHTS).write_bytes((m / WEIGHTS).read_bytes() + b"x"), "damaged"),
     "a bit of the weights": (lambda m: flip(m / WEIGHTS, -9), "checksum does not match"),
     "a bit of their header": (lambda m: flip(m / WEIGHTS, 20), "damaged"),
-    "truncated json": (lambda m: (m / ABOUT).write_text((m / ABOUT).read_text()[:-20]), "damaged"),
-    "no json": (lambda m: (m / ABOUT).write_bytes(b"\xff\xfe\x00"), "damaged"),
-    "a list": (lambda m: (m / ABOUT).write_text("[]"), "holds no model"),
+    "truncated json": (lambda m: (m / MANIFEST).write_text((m / MANIFEST).read_text()[:-20]), "damaged"),
+    "no json": (lambda m: (m / MANIFEST).write_bytes(b"\xff\xfe\x00"), "damaged"),
+    "a list": (lambda m: (m / MANIFEST).write_text("[]"), "holds no model"),
     "a changed value": (
-        lambda m: (m / ABOUT).write_text((m / ABOUT).read_text().replace('"dim": 4', '"dim": 5')),
+        lambda m: (m / MANIFEST).write_text((m / MANIFEST).read_text().replace('"dim": 4', '"dim": 5')),
         "the checksum of model.json does not match",
     ),
     "an unknown key": (lambda m: resealed(m, colour="red"), "unknown key 'colour'"),

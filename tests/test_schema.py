@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpfs.schema import Field, Schema, Selection
 from lpfs.errors import FieldError, InputError
+from lpfs.schema import Field, Schema, Selection
 
 names = st.text(min_size=1, max_size=12)
 fields = st.builds(

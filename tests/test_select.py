@@ -13,16 +13,16 @@ from known_truth import FIELDS, STRONG, TINY, known_truth
 
 import lpfs
 from lpfs.errors import DataError, FieldError, InputError
-from lpfs.models.registry import MODELS, make_model, name_of
-from lpfs.protocol import hot
+from lpfs.models import MODELS, make_model, registered_name
 from lpfs.pipeline import stages
-from lpfs.protocol.listing import names_in
-from lpfs.pipeline.results import steps_saved
-from lpfs.pipeline.splits import periods
+from lpfs.pipeline import stages as hot
+from lpfs.pipeline.plan import default_auc_loss
+from lpfs.pipeline.results import parse_field_list, steps_saved
+from lpfs.pipeline.select import select
 from lpfs.pipeline.settings import Settings
-from lpfs.serialization import load, save
+from lpfs.pipeline.splits import split_dataset
 from lpfs.schema import Selection
-from lpfs.pipeline.select import select, small_loss
+from lpfs.serialization import load, save
 
 NAMES = tuple(each.name for each in FIELDS)
 SMALL = TINY["model_options"]
@@ -169,7 +169,7 @@ def test_the_model_that_is_left_is_the_best_on_validation_rows(kept_three, log):
     assert scores[found["model"]] == max(scores.values())
     model = load(kept_three.folder / "model")
     assert model.reads.names == tuple(found["kept"])
-    test = periods(log).test
+    test = split_dataset(log).test
     for batch in test.stream(64, fields=model.reads.names):
         assert torch.equal(model(batch), kept_three.model(batch))
     judged = lpfs.evaluate(model, test.stream(4096, fields=model.reads.names))
@@ -222,7 +222,7 @@ def test_every_backbone_goes_through_and_is_certified(log, tmp_path, name):
     for metric in ("auc", "logloss"):
         assert found.metrics["pruned"][metric] == pytest.approx(found.metrics["gated"][metric], abs=1e-6)
     model = load(tmp_path / "run" / "model")
-    assert name_of(model) == name
+    assert registered_name(model) == name
     assert set(model.names) == set(found.kept)
 
 
@@ -270,7 +270,7 @@ def test_crosses_under_a_budget_with_a_field_that_must_stay(log, tmp_path):
 def test_nothing_asked_for_says_what_it_decided(log, tmp_path, capsys):
     found = select(log, tmp_path / "run", **TINY, finish="hot", must_keep=("slot",), must_drop=("price",))
     told = capsys.readouterr().err
-    allowed = small_loss(periods(log).valid)
+    allowed = default_auc_loss(split_dataset(log).valid)
     assert 0.001 < allowed < 0.02  # a quarter of the standard error on a few hundred rows
     assert f"search: as few as cost at most {allowed:g} AUC" in told
     assert f"of validation AUC against all fields trained as long; {allowed:.5f} was allowed" in told
@@ -327,7 +327,7 @@ def test_from_a_trained_model(log, checkpoint, tmp_path):
     assert "price" not in found.selection.names
     assert not list((tmp_path / "run").glob("pretrain*"))
     for each in (found.model, load(tmp_path / "run" / "model")):
-        assert name_of(each) == "fm"
+        assert registered_name(each) == "fm"
         assert each.config["dim"] == 3
     settings = Settings.load(tmp_path / "run")
     assert (settings.model, settings.model_options["dim"]) == ("fm", 3)
@@ -406,7 +406,7 @@ def test_a_log_of_several_tasks(tmp_path, capsys, name):
     auc = told["metrics"]["retrained"]["tasks"]["like"]["auc"]
     assert lines[at + 4].split()[-1] == f"{auc:.5f}"
     model = load(found.folder / "model")
-    judged = lpfs.evaluate(model, periods(log).test.stream(4096, fields=model.reads.names))
+    judged = lpfs.evaluate(model, split_dataset(log).test.stream(4096, fields=model.reads.names))
     for task in tasks:
         assert judged.tasks[task].auc == told["metrics"][told["model"]]["tasks"][task]["auc"]
 
@@ -450,7 +450,7 @@ def test_names_that_hold_line_breaks(tmp_path):
     assert set(found.kept) == {"user\nof the\r\nsite", " ad"}
     text = (tmp_path / "run" / "kept_fields.txt").read_text()
     assert text.splitlines() == ['"user\\nof the\\r\\nsite"', '" ad"']
-    assert names_in(text) == found.kept
+    assert parse_field_list(text) == found.kept
 
 
 def test_a_column_of_splits_is_honoured(tmp_path):

@@ -19,8 +19,7 @@ from typing import Any
 
 import click
 
-from lpfs.cli.app import cli
-from lpfs.cli.app import Command
+from lpfs.cli.app import Command, cli
 from lpfs.errors import LpfsError
 from lpfs.methods.costs import Costs
 from lpfs.methods.registry import METHODS, check_search

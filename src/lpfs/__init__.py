@@ -13,10 +13,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from lpfs.compare.compare import compare
-    from lpfs.data.batches.batch import Batch
+    from lpfs.data.batch import Batch
     from lpfs.data.dataset import Dataset
     from lpfs.data.prepare import prepare
-    from lpfs.data.row_encoder import encode_rows
+    from lpfs.data.reencode import encode_rows
     from lpfs.data.simulate import simulate
     from lpfs.data.store.writer import DatasetWriter
     from lpfs.data.stream import Stream
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     from lpfs.methods.costs import Costs
     from lpfs.methods.registry import METHODS
     from lpfs.methods.search import search
+    from lpfs.models import MODELS, make_model
     from lpfs.models.base import Model
-    from lpfs.models.registry import MODELS, make_model
     from lpfs.pipeline.results import Outcome
+    from lpfs.pipeline.select import select
     from lpfs.pipeline.settings import Settings
     from lpfs.report.verb import report
-    from lpfs.serialization import load, save
     from lpfs.schema import Field, Schema, Selection
-    from lpfs.pipeline.select import select
+    from lpfs.serialization import load, save
     from lpfs.train.callbacks import Callback, State
     from lpfs.train.config import Training
+    from lpfs.train.distributed.group import joined
     from lpfs.train.evaluate import Metrics, evaluate
-    from lpfs.train.joined import joined
-    from lpfs.train.loop import Trained, fit
+    from lpfs.train.fit import Trained, fit
     from lpfs.train.metrics import Scores
 
 _HOME = {
-    "Batch": "lpfs.data.batches.batch",
+    "Batch": "lpfs.data.batch",
     "Dataset": "lpfs.data.dataset",
     "DatasetWriter": "lpfs.data.store.writer",
     "Stream": "lpfs.data.stream",
@@ -72,16 +72,17 @@ _HOME = {
     "Schedule": "lpfs.gates.schedule",
     "Site": "lpfs.gates.sites",
     "Model": "lpfs.models.base",
-    "MODELS": "lpfs.models.registry",
-    "make_model": "lpfs.models.registry",
+    "MODELS": "lpfs.models",
+    "make_model": "lpfs.models",
     "save": "lpfs.serialization",
     "load": "lpfs.serialization",
     "search": "lpfs.methods.search",
     "METHODS": "lpfs.methods.registry",
     "Settings": "lpfs.pipeline.settings",
+    "select": "lpfs.pipeline.select",
     "Outcome": "lpfs.pipeline.results",
     "Costs": "lpfs.methods.costs",
-    "encode_rows": "lpfs.data.row_encoder",
+    "encode_rows": "lpfs.data.reencode",
     "Field": "lpfs.schema",
     "Schema": "lpfs.schema",
     "Selection": "lpfs.schema",
@@ -90,14 +91,14 @@ _HOME = {
     "Training": "lpfs.train.config",
     "Metrics": "lpfs.train.evaluate",
     "evaluate": "lpfs.train.evaluate",
-    "Trained": "lpfs.train.loop",
-    "fit": "lpfs.train.loop",
-    "joined": "lpfs.train.joined",
+    "Trained": "lpfs.train.fit",
+    "fit": "lpfs.train.fit",
+    "joined": "lpfs.train.distributed.group",
     "Scores": "lpfs.train.metrics",
 }
 
 # Verbs with a module of their name, which is called like the function in it.
-_VERBS = ("select", "compare", "report", "export")
+_VERBS = ("compare", "report", "export")
 
 __all__ = [
     "FUNCTIONS",
@@ -153,12 +154,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in (
-        "select",
-        "compare",
-        "report",
-        "export",
-    ):  # verbs with a module of their name, which is called like the function in it
+    if name in _VERBS:
         return importlib.import_module(f"lpfs.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'lpfs' has no attribute {name!r}")

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 import lpfs
-from lpfs.data.store.format import json_checksum, sync, write_json
+from lpfs._fileio import fsync_path, json_checksum, write_json
 from lpfs.errors import CheckpointError, InputError, LpfsError, StateError
+from lpfs.models import make_model, registered_name
 from lpfs.models.base import Model
-from lpfs.models.registry import make_model, name_of
 from lpfs.schema import Schema
 from lpfs.train.tensor_io import read_tensors, write_tensors
 
 FORMAT, VERSION = "lpfs-model", 1
-ABOUT, WEIGHTS = "model.json", "model.safetensors"
+MANIFEST, WEIGHTS = "model.json", "model.safetensors"
 KEYS = {"format", "version", "lpfs", "model", "config", "silent", "schema", "extra", "weights"}
 
 
@@ -42,29 +42,29 @@ def save(model: Model, folder: str | os.PathLike[str], **extra: Any) -> Path:
         raise InputError(
             f"save writes models of lpfs.models, found {type(model).__name__}; use torch.save for others"
         )
-    refuse_gates(model)
+    check_no_gates(model)
     out = Path(folder)
     about = {
         "format": FORMAT,
         "version": VERSION,
         "lpfs": lpfs.__version__,
-        "model": name_of(model),
+        "model": registered_name(model),
         "config": model.config,
         "silent": list(model.silent),
         "schema": model.schema.to_json(),
         "extra": _as_json(extra),
     }
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / ABOUT).is_file())):
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / MANIFEST).is_file())):
         raise InputError(f"{out} holds something else than a saved model and is left alone; choose another place")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{out.name[:80]}.", suffix=".tmp", dir=out.parent))
         try:
-            _fill(aside / "new", about, model)
+            _write_files(aside / "new", about, model)
             if out.exists():
                 out.rename(aside / "old")
             (aside / "new").rename(out)
-            sync(out.parent)
+            fsync_path(out.parent)
         finally:
             if (aside / "old").exists() and not out.exists():
                 (aside / "old").rename(out)
@@ -78,16 +78,16 @@ def save(model: Model, folder: str | os.PathLike[str], **extra: Any) -> Path:
 
 def load(folder: str | os.PathLike[str]) -> Model:
     """Return the model that ``save`` wrote, on the CPU."""
-    about = _told(Path(folder))
-    return _built(Path(folder), about, _weights(Path(folder), about))
+    about = _read_manifest(Path(folder))
+    return _build_model(Path(folder), about, _weights(Path(folder), about))
 
 
-def load_extra(folder: str | os.PathLike[str]) -> dict[str, Any]:
+def load_metadata(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Return what was saved beside a model as ``extra``."""
-    return _told(Path(folder))["extra"]  # type: ignore[no-any-return]
+    return _read_manifest(Path(folder))["extra"]  # type: ignore[no-any-return]
 
 
-def refuse_gates(model: Model) -> None:
+def check_no_gates(model: Model) -> None:
     """Refuse a model that still has gates: they would be lost."""
     for path, module in model.named_modules():
         if getattr(module, "gate", None) is not None:
@@ -101,33 +101,33 @@ def _as_json(extra: dict[str, Any]) -> Any:
         raise InputError(f"what is saved beside a model must be plain JSON values: {error}") from error
 
 
-def _fill(folder: Path, about: dict[str, Any], model: Model) -> None:
+def _write_files(folder: Path, about: dict[str, Any], model: Model) -> None:
     folder.mkdir()
     tensors = {name: each.detach() for name, each in model.state_dict().items()}
     about = {**about, "weights": write_tensors(folder / WEIGHTS, tensors)}
-    write_json(folder / ABOUT, {**about, "checksum": json_checksum(about)})
-    sync(folder / ABOUT)
-    sync(folder)
+    write_json(folder / MANIFEST, {**about, "checksum": json_checksum(about)})
+    fsync_path(folder / MANIFEST)
+    fsync_path(folder)
 
 
-def _told(folder: Path) -> dict[str, Any]:
+def _read_manifest(folder: Path) -> dict[str, Any]:
     """Return what ``model.json`` says, or raise CheckpointError."""
     advice = "save the model again, or use another copy of the folder"
     try:
-        about = json.loads((folder / ABOUT).read_text("utf-8"))
+        about = json.loads((folder / MANIFEST).read_text("utf-8"))
         if not isinstance(about, dict):
-            raise ValueError(f"{ABOUT} holds no model")
+            raise ValueError(f"{MANIFEST} holds no model")
         if about.get("format") != FORMAT or about.get("version") != VERSION:
-            raise ValueError(f"{ABOUT} is not of {FORMAT} {VERSION}, which lpfs {lpfs.__version__} reads")
+            raise ValueError(f"{MANIFEST} is not of {FORMAT} {VERSION}, which lpfs {lpfs.__version__} reads")
         checksum = about.pop("checksum", None)
         unknown, absent = sorted(set(about) - KEYS), sorted(KEYS - set(about))
         if unknown or absent:
             what = f"an unknown key {unknown[0]!r}" if unknown else f"no {absent[0]!r}"
-            raise ValueError(f"{ABOUT} has {what}")
+            raise ValueError(f"{MANIFEST} has {what}")
         if json_checksum(about) != checksum:
-            raise ValueError(f"the checksum of {ABOUT} does not match")
+            raise ValueError(f"the checksum of {MANIFEST} does not match")
     except FileNotFoundError as error:
-        raise CheckpointError(f"there is no saved model in {folder}: {ABOUT} is missing; {advice}") from error
+        raise CheckpointError(f"there is no saved model in {folder}: {MANIFEST} is missing; {advice}") from error
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"the model in {folder} is damaged: {error}; {advice}") from error
     return about
@@ -144,12 +144,12 @@ def _weights(folder: Path, about: dict[str, Any]) -> dict[str, Tensor]:
         ) from error
 
 
-def _built(folder: Path, about: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
+def _build_model(folder: Path, about: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
     try:
         schema = Schema.from_json(about["schema"])
         with torch.random.fork_rng([]):
             model = make_model(about["model"], schema, **about["config"], silent=about["silent"])
-        _put(model, tensors)
+        _assign_weights(model, tensors)
     except (LpfsError, RuntimeError, TypeError, KeyError) as error:
         raise CheckpointError(
             f"the model in {folder} cannot be built by lpfs {lpfs.__version__} (saved by {about['lpfs']}): {error}"
@@ -157,9 +157,21 @@ def _built(folder: Path, about: dict[str, Any], tensors: dict[str, Tensor]) -> M
     return model
 
 
-def _put(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+def _assign_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Give a model these weights, with their dtypes."""
     for name, each in model.named_parameters():
         if name in tensors:
             each.data = each.data.to(tensors[name].dtype)
     model.load_state_dict(tensors)
+
+
+def find_model_dir(place: str | os.PathLike[str]) -> Path:
+    """Return the folder of a model: the one named, or ``model`` in a run."""
+    folder = Path(place)
+    for each in (folder, folder / "model"):
+        if (each / MANIFEST).is_file():
+            return each
+    raise InputError(
+        f"there is no model in {folder}: neither {MANIFEST} nor model/{MANIFEST} is there; give the folder of a run of "
+        "select, train or prune"
+    )

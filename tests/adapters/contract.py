@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from zoo import set_gates
 
 import lpfs
-from lpfs.adapters.adapter import Adapter
+from lpfs.adapters.base import Adapter
 from lpfs.errors import ExactnessError, InputError, LeakError
 from lpfs.gates.logits import logits_of, max_change, rounding_bound
 

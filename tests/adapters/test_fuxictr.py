@@ -24,7 +24,14 @@ from fuxictr.pytorch.layers import LogisticRegression, MLP_Block  # noqa: E402
 
 import lpfs  # noqa: E402
 from lpfs.adapters.fuxictr import FuxiCTR  # noqa: E402
-from lpfs.errors import AbsenceError, FieldError, InputError, LeakError, MissingPackageError, SharedTableError
+from lpfs.errors import (  # noqa: E402
+    AbsenceError,
+    FieldError,
+    InputError,
+    LeakError,
+    MissingPackageError,
+    SharedTableError,
+)
 from lpfs.gates.logits import logits_of, max_change  # noqa: E402
 
 IDS = {name: {"type": "categorical", "vocab_size": VALUES} for name in FIELDS}

@@ -8,8 +8,7 @@ from contract import CHECKS, FIELDS, VALUES, Case, complete, prove
 from torch import Tensor, nn
 from zoo import set_gates
 
-from lpfs.adapters.plain import Plain
-from lpfs.adapters.plain import Each, Fused
+from lpfs.adapters.plain import Each, Fused, Plain
 from lpfs.errors import ExactnessError, FieldError, SharedTableError
 
 D = 4

@@ -25,7 +25,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor  # noqa: E402
 import lpfs  # noqa: E402
 from lpfs.adapters.torchrec import TorchRec  # noqa: E402
 from lpfs.adapters.torchrec_batches import inputs_of  # noqa: E402
-from lpfs.data.batches.batch import Batch  # noqa: E402
+from lpfs.data.batch import Batch  # noqa: E402
 from lpfs.errors import AbsenceError, InputError, StateError  # noqa: E402
 from lpfs.schema import Field, Schema  # noqa: E402
 

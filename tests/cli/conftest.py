@@ -42,7 +42,7 @@ def run(capsys):
 
     def call(*arguments):
         capsys.readouterr()
-        code = cli.call([str(each) for each in arguments])
+        code = cli.run([str(each) for each in arguments])
         captured = capsys.readouterr()
         assert "Traceback" not in captured.err
         return code, captured.out, captured.err
@@ -54,7 +54,7 @@ def run(capsys):
 def selected(clicks, tmp_path_factory):
     """The folder of a run that kept two of five fields."""
     out = tmp_path_factory.mktemp("selected") / "run"
-    assert cli.call(["select", str(clicks), *WANTED, *TINY, "--out", str(out), "-q"]) == 0
+    assert cli.run(["select", str(clicks), *WANTED, *TINY, "--out", str(out), "-q"]) == 0
     return out
 
 
@@ -68,5 +68,5 @@ def trained(clicks, tmp_path_factory):
     shape = ["--model-option", "dim=4", "--model-option", "hidden=8"]
     columns = ["--label", "click", "--time", "day", "--bins", "off"]
     arguments = ["train", str(clicks), *columns, *shape, "--steps", "60", "--rows", "early", "-q"]
-    assert cli.call([*arguments, "--out", str(out)]) == 0
+    assert cli.run([*arguments, "--out", str(out)]) == 0
     return out

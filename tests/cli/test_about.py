@@ -127,7 +127,7 @@ def test_errors_are_red_on_a_terminal_only_and_never_with_no_color(run, monkeypa
         from lpfs import cli as package
 
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-        package.call(["evaluate", "nowhere", "nothing.csv"])
+        package.run(["evaluate", "nowhere", "nothing.csv"])
         return capsys.readouterr().err
 
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -181,7 +181,7 @@ def test_other_failures_take_one_line(run, monkeypatch, log, tmp_path):
         def fail(*_, error=error, **__):
             raise error
 
-        monkeypatch.setattr("lpfs.data.prepare.run", fail)
+        monkeypatch.setattr("lpfs.data.prepare.run_plan", fail)
         found, _, err = run("prepare", log, "--label", "click", "--out", tmp_path / "out", "-q")
         assert found == code
         assert err.strip().startswith("lpfs: error:")

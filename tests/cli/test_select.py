@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from lpfs.cli.wanted import plain
-from lpfs.models.registry import MODELS
+from lpfs.cli.options import parse_value
+from lpfs.models import MODELS
 from lpfs.pipeline.settings import Settings
 
 LOG = ["--label", "click", "--time", "day"]
@@ -260,6 +260,6 @@ def test_the_words_of_the_command_line_are_those_of_the_library():
 
 
 def test_values_of_options():
-    assert [plain(text) for text in ("3", "0.5", "64,32", "true", "rms", "a,b")] == [
+    assert [parse_value(text) for text in ("3", "0.5", "64,32", "true", "rms", "a,b")] == [
         3, 0.5, [64, 32], True, "rms", "a,b",
     ]  # fmt: skip

@@ -19,7 +19,7 @@ def found(trained, tmp_path_factory):
 
     out = tmp_path_factory.mktemp("found") / "found"
     arguments = ["search", trained, trained / "data", "--keep", "2", "--search-steps", "60", "-q", "--out", out]
-    assert cli.call([str(each) for each in arguments]) == 0
+    assert cli.run([str(each) for each in arguments]) == 0
     return out
 
 

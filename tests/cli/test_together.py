@@ -39,7 +39,7 @@ def test_train_is_told_and_written_once(log, tmp_path):
     assert (second[1], second[2]) == ("", "")
     told = json.loads(first[1])
     assert "trained 40 steps" in first[2]
-    assert cli.call(["train", log, "--steps", "40", "--quiet", *SMALL, "--out", str(tmp_path / "one")]) == 0
+    assert cli.run(["train", log, "--steps", "40", "--quiet", *SMALL, "--out", str(tmp_path / "one")]) == 0
     plain = json.loads((tmp_path / "one" / "model" / "model.json").read_text())["extra"]["metrics"]
     assert told["metrics"]["tasks"]["click"]["auc"] == pytest.approx(plain["tasks"]["click"]["auc"], abs=1e-3)
 
@@ -48,7 +48,7 @@ def test_the_second_try_of_torchrun_goes_on(log, tmp_path):
     """The same command, which would be refused in a folder that holds a run; in three processes now."""
     out = tmp_path / "again"
     command = ["train", log, "--steps", "20", *SMALL, "--out", out]
-    assert cli.call([*map(str, command), "--quiet"]) == 0
+    assert cli.run([*map(str, command), "--quiet"]) == 0
     model = (out / "model" / "model.safetensors").read_bytes()
     assert [code for code, _, _ in run(*command)] == [1, 1]
     said = run(*command, world=3, TORCHELASTIC_RESTART_COUNT="1")
@@ -78,7 +78,7 @@ def test_select_search_and_compare(log, tmp_path):
     said = run("select", log, *how, "--out", two)
     assert [code for code, _, _ in said] == [0, 0], said[0][2] + said[1][2]
     assert said[1][2] == ""
-    assert cli.call(["select", log, *how, "--quiet", "--out", str(one)]) == 0
+    assert cli.run(["select", log, *how, "--quiet", "--out", str(one)]) == 0
     kept = [(each / "kept_fields.txt").read_text() for each in (one, two)]
     assert kept[0] == kept[1]
     assert (two / "report.html").exists()

@@ -30,7 +30,7 @@ def log(tmp_path_factory):
 def compared(log, tmp_path_factory):
     """The folder of a whole comparison of two methods."""
     out = tmp_path_factory.mktemp("compared") / "cmp"
-    assert cli.call(["compare", str(log), *ASKED, *TINY, "--out", str(out), "-q"]) == 0
+    assert cli.run(["compare", str(log), *ASKED, *TINY, "--out", str(out), "-q"]) == 0
     return out
 
 
@@ -40,7 +40,7 @@ def run(capsys):
 
     def call(*arguments):
         capsys.readouterr()
-        code = cli.call([str(each) for each in arguments])
+        code = cli.run([str(each) for each in arguments])
         captured = capsys.readouterr()
         assert "Traceback" not in captured.err
         return code, captured.out, captured.err

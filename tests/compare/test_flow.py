@@ -10,7 +10,7 @@ import pytest
 
 import lpfs
 from lpfs.compare.compare import compare
-from lpfs.compare.runner import Runs
+from lpfs.compare.runner import Runner
 from lpfs.errors import InputError
 from lpfs.pipeline import stages
 
@@ -44,7 +44,7 @@ def counted(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(stages, "find", counting("search", stages.find))
+    monkeypatch.setattr(stages, "search_fields", counting("search", stages.search_fields))
     monkeypatch.setattr(stages, "retrain", counting("train", stages.retrain))
     monkeypatch.setattr(stages, "pretrain", counting("pretrain", stages.pretrain))
     return counts
@@ -304,7 +304,7 @@ def test_a_full_disk_is_no_fault_of_a_method(log, fakes, tmp_path, monkeypatch):
     def full(*given):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Runs, "pretrained", full)
+    monkeypatch.setattr(Runner, "pretrained", full)
     with pytest.raises(OSError, match="No space left"):
         compare(log, tmp_path / "cmp", methods="fine", keep=2, seeds=1, **QUICK)
     assert [each.name for each in (tmp_path / "cmp" / "results").iterdir()] == ["all_fields-k31-s0.json"]

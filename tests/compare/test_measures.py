@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpfs.compare import statistics
-from lpfs.compare.bootstrap import bootstrap, over_rows, ranks
-from lpfs.compare.statistics import Interval
+from lpfs.compare.statistics import Interval, bootstrap, interval_over_rows, rank_scores
 from lpfs.errors import InputError
-from lpfs.train.metrics import auc, logloss, losses
+from lpfs.train.metrics import auc, logloss, row_losses
 
 NAMES = st.sets(st.sampled_from("abcdefgh"))
 
@@ -29,7 +28,9 @@ def test_the_area_is_the_mean_height_of_the_curve(curve):
 
 def test_the_area_of_one_size_and_of_any_order():
     assert statistics.curve_area({7: 0.8}) == pytest.approx(0.6)
-    assert statistics.curve_area({20: 0.8, 5: 0.7}) == statistics.curve_area({5: 0.7, 20: 0.8}) == pytest.approx(0.5)
+    assert (
+        statistics.curve_area({20: 0.8, 5: 0.7}) == statistics.curve_area({5: 0.7, 20: 0.8}) == pytest.approx(0.5)
+    )
 
 
 @given(st.lists(NAMES, min_size=2, max_size=5))
@@ -40,28 +41,28 @@ def test_overlap_counts_what_is_shared(sets):
             both = [name for name in "abcdefgh" if name in sets[first] and name in sets[second]]
             any_of = [name for name in "abcdefgh" if name in sets[first] or name in sets[second]]
             slow.append(len(both) / len(any_of) if any_of else 1.0)
-    assert statistics.overlap(sets) == pytest.approx(mean(slow))
+    assert statistics.mean_jaccard(sets) == pytest.approx(mean(slow))
 
 
 def test_overlap_of_one_is_not_known():
-    assert statistics.overlap([["a"]]) is None
+    assert statistics.mean_jaccard([["a"]]) is None
 
 
 def test_students_points_are_students():
     stats = pytest.importorskip("scipy.stats")
-    for freedom, point in enumerate(statistics.STUDENT, 1):
+    for freedom, point in enumerate(statistics.T_QUANTILES, 1):
         assert point == pytest.approx(stats.t.ppf(0.975, freedom), abs=6e-4)
-    assert pytest.approx(stats.norm.ppf(0.975), abs=6e-4) == statistics.NORMAL
+    assert pytest.approx(stats.norm.ppf(0.975), abs=6e-4) == statistics.Z_QUANTILE
 
 
 def test_the_interval_over_seeds():
     values = [0.01, 0.03, 0.02, 0.05]
-    found = statistics.over_seeds(values)
+    found = statistics.interval_over_seeds(values)
     width = 3.182 * stdev(values) / 2
     assert (found.value, found.low, found.high) == pytest.approx((0.0275, 0.0275 - width, 0.0275 + width))
     assert (found.low > 0) == (width < 0.0275)
-    assert statistics.over_seeds([0.1]) is None
-    assert statistics.over_seeds([0.1] * 40).low > 0  # beyond the table
+    assert statistics.interval_over_seeds([0.1]) is None
+    assert statistics.interval_over_seeds([0.1] * 40).low > 0  # beyond the table
 
 
 @pytest.mark.parametrize(
@@ -85,9 +86,9 @@ def test_beyond_noise_is_beyond_both_together(value, seeds, rows, expected):
 
 def test_picks_of_a_known_truth():
     kinds = {"a": "main", "b": "main", "c": "pair", "d": "copy", "e": "noise"}
-    assert statistics.picks(["b", "d", "e"], kinds) == {"main": 1, "pair": 0, "copy": 1, "noise": 1}
+    assert statistics.count_by_kind(["b", "d", "e"], kinds) == {"main": 1, "pair": 0, "copy": 1, "noise": 1}
     assert statistics.recall(["b", "d", "e"], ["a", "b", "c"]) == pytest.approx(1 / 3)
-    assert statistics.false_picks(["b", "d", "e"], ["a", "b", "c"]) == 2
+    assert statistics.false_positives(["b", "d", "e"], ["a", "b", "c"]) == 2
 
 
 @given(
@@ -97,7 +98,7 @@ def test_the_auc_of_a_draw_is_that_of_the_rows_drawn(rows):
     scores = np.array([each[0] for each in rows], np.float32)
     labels = np.array([each[1] for each in rows], np.float32)
     weights = np.array([[each[2] for each in rows]], np.uint8)
-    found = ranks(scores, labels).aucs(weights, np.flatnonzero(labels == 1))[0]
+    found = rank_scores(scores, labels).aucs(weights, np.flatnonzero(labels == 1))[0]
     drawn = np.repeat(np.arange(len(rows)), weights[0])
     pairs = [(scores[i], scores[j]) for i in drawn for j in drawn if labels[i] == 1 and labels[j] == 0]
     if not pairs:
@@ -127,8 +128,8 @@ def test_the_bootstrap_is_that_of_resampled_rows():
 def test_the_loss_of_a_row_is_its_logloss_and_never_overflows():
     draw = np.random.default_rng(1)
     labels, logits = (draw.random(50) < 0.5).astype(np.float32), draw.normal(0, 3, 50).astype(np.float32)
-    assert losses(logits, labels).mean() == pytest.approx(logloss(logits, labels), rel=1e-6)
-    assert losses(np.array([800.0, -800.0]), np.array([0.0, 0.0])).tolist() == [800.0, 0.0]
+    assert row_losses(logits, labels).mean() == pytest.approx(logloss(logits, labels), rel=1e-6)
+    assert row_losses(np.array([800.0, -800.0]), np.array([0.0, 0.0])).tolist() == [800.0, 0.0]
 
 
 def test_the_draws_do_not_depend_on_the_models_nor_on_the_memory(monkeypatch):
@@ -137,14 +138,14 @@ def test_the_draws_do_not_depend_on_the_models_nor_on_the_memory(monkeypatch):
     both = bootstrap(list(scores), labels, draws=9)
     for found, alone in zip(both, bootstrap([scores[1]], labels, draws=9), strict=True):
         assert np.array_equal(found[:, 1:], alone)
-    monkeypatch.setattr("lpfs.compare.bootstrap.CELLS", 100)
+    monkeypatch.setattr("lpfs.compare.statistics.CELLS", 100)
     assert all(map(np.array_equal, both, bootstrap(list(scores), labels, draws=9)))
 
 
 def test_an_interval_over_rows():
-    found = over_rows(0.5, np.array([0.4, 0.6, np.nan]))
+    found = interval_over_rows(0.5, np.array([0.4, 0.6, np.nan]))
     assert found.value == 0.5
     assert found.high - 0.5 == pytest.approx(1.96 * stdev([0.4, 0.6]))
-    assert over_rows(0.5, np.array([np.nan, 0.2])) is None
+    assert interval_over_rows(0.5, np.array([np.nan, 0.2])) is None
     with pytest.raises(InputError, match="labels of 0 and 1"):
         bootstrap([np.zeros(2)], np.array([0.0, 0.5]))

@@ -9,7 +9,7 @@ from known_truth import TINY, known_truth
 import lpfs
 from lpfs.errors import InputError, MissingPackageError
 from lpfs.methods.registry import METHODS, each_keep, entry_of, options_of, settings_to_try
-from lpfs.models.registry import make_model
+from lpfs.models import make_model
 
 
 def test_what_only_some_settings_need():

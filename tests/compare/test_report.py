@@ -81,7 +81,7 @@ def test_a_report_that_fails_does_not_lose_the_comparison(compared, tmp_path, mo
 
     shutil.copytree(compared, tmp_path / "cmp", ignore=shutil.ignore_patterns("report.html"))
     monkeypatch.setattr("lpfs.report.versus.comparison_page", broken)
-    assert cli.call(["compare", "--out", str(tmp_path / "cmp")]) == 0
+    assert cli.run(["compare", "--out", str(tmp_path / "cmp")]) == 0
     assert not (tmp_path / "cmp" / "report.html").exists()
     assert (tmp_path / "cmp" / "comparison.json").exists()
     assert "the report could not be written (no page)" in capsys.readouterr().err

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from lpfs.compare.cost import measured
-from lpfs.compare.loaded import Loaded
-from lpfs.compare.plan import ALL_FIELDS, Job, Plan
-from lpfs.compare.series import against, told
-from lpfs.compare.store import Store, put, put_scores
-from lpfs.compare.summary import method, searching, states, usual, within
-from lpfs.compare.tables import mixed
+from lpfs.compare.plan import ALL_FIELDS, ComparisonPlan, RunSpec
+from lpfs.compare.run_dir import ResultStore, put, put_scores
+from lpfs.compare.runner import measure
+from lpfs.compare.statistics import paired_difference, summarize
+from lpfs.compare.summary import LoadedResults, kept_as_asked, median_cost, method, search_costs, source_versions
+from lpfs.compare.tables import mixed_versions_note
 from lpfs.errors import InputError
 from lpfs.train.metrics import auc, logloss
 
@@ -24,7 +23,7 @@ ROWS = 800
 @pytest.fixture
 def store(tmp_path):
     """Scores whose AUC rises with a strength that a test chooses."""
-    store = Store(tmp_path)
+    store = ResultStore(tmp_path)
     draw = np.random.default_rng(0)
     labels = (draw.random(ROWS) < 0.4).astype(np.float32)
     put_scores(store.labels, labels)
@@ -41,7 +40,7 @@ def store(tmp_path):
             "test": judged, "validation": judged, "train_seconds": 1.0, "options": {}, "tried": [{}],
             "search": {"seconds": seconds, "memory": 10, "first": False, "interrupted": False, "once": once},
         }  # fmt: skip
-        put(store.result(Job(name, keep, seed)), record)
+        put(store.result(RunSpec(name, keep, seed)), record)
         put(store.seed(seed) / "cost.json", {"seconds": 4.0, "memory": 20, "first": seed == 0, "passes": 2.0})
 
     store.add = add
@@ -54,7 +53,7 @@ def test_a_clear_difference_is_beyond_noise_and_a_small_one_is_not(store):
             store.add("lpfs++", keep, seed, 1.0)
             store.add("far", keep, seed, 0.4)
             store.add("near", keep, seed, 1.0 + (0.005, -0.01, 0.002)[seed])
-    loaded = Loaded(store)
+    loaded = LoadedResults(store)
     areas = {name: loaded.areas(name) for name in loaded.methods}
     far, near = (method(loaded, name, "lpfs++", areas, {}) for name in ("far", "near"))
     for key in ("best", "lpfs++"):
@@ -87,10 +86,10 @@ def test_a_seed_without_all_sizes_has_no_area(store):
     store.add("one", 2, 0, 1.0)
     store.add("one", 4, 0, 1.0)
     store.add("one", 2, 1, 1.0)
-    loaded = Loaded(store)
+    loaded = LoadedResults(store)
     assert list(loaded.areas("one")) == [0]
-    assert told(loaded.areas("one"))["seeds"] is None
-    assert against(loaded.areas("one"), {}) is None
+    assert summarize(loaded.areas("one"))["seeds"] is None
+    assert paired_difference(loaded.areas("one"), {}) is None
 
 
 def test_the_cost_is_told_in_epochs_and_once_where_it_is(store):
@@ -98,58 +97,64 @@ def test_the_cost_is_told_in_epochs_and_once_where_it_is(store):
         for keep in (2, 4):
             store.add("gates", keep, seed, 1.0, seconds=3.0)
             store.add("ranking", keep, seed, 1.0, seconds=5.0, once=True)
-    loaded = Loaded(store)
-    gates, ranking = searching(loaded, "gates"), searching(loaded, "ranking")
+    loaded = LoadedResults(store)
+    gates, ranking = search_costs(loaded, "gates"), search_costs(loaded, "ranking")
     assert (gates["seconds"], gates["epochs"], gates["memory_ratio"], gates["once"]) == (3.0, 1.5, 0.5, False)
     assert (ranking["epochs"], ranking["once"]) == (2.5, True)
 
 
 def test_the_first_of_a_process_counts_only_where_it_is_all():
     first, later, unknown = ({"s": value, "first": value == 9.0} for value in (9.0, 2.0, None))
-    assert usual([first, later, unknown], "s") == 2.0
-    assert usual([first, unknown], "s") == 9.0
-    assert usual([unknown], "s") is None
+    assert median_cost([first, later, unknown], "s") == 2.0
+    assert median_cost([first, unknown], "s") == 9.0
+    assert median_cost([unknown], "s") is None
 
 
 def test_labels_that_are_no_clicks_leave_the_rows_out(store):
     store.add("one", 2, 0, 1.0)
     store.add("one", 2, 1, 1.0)
     put_scores(store.labels, np.full(ROWS, 0.5, np.float32))
-    found = told(Loaded(store).series("one", 2))
+    found = summarize(LoadedResults(store).series("one", 2))
     assert found["rows"] is None
     assert found["seeds"] is not None
 
 
 def test_who_keeps_more_than_asked_is_told_apart():
-    assert within([{"kept": ["a"], "keep": 2}])
-    assert not within([{"kept": ["a"], "keep": 2}, {"kept": ["a", "b", "c"], "keep": 2}])
+    assert kept_as_asked([{"kept": ["a"], "keep": 2}])
+    assert not kept_as_asked([{"kept": ["a"], "keep": 2}, {"kept": ["a", "b", "c"], "keep": 2}])
 
 
 def test_a_plan():
-    plan = Plan("permutation", 5, 2)
-    assert plan == Plan.from_json(plan.to_json()) == Plan(["permutation", "permutation"], [5, 5], 2)
+    plan = ComparisonPlan("permutation", 5, 2)
+    assert (
+        plan
+        == ComparisonPlan.from_json(plan.to_json())
+        == ComparisonPlan(["permutation", "permutation"], [5, 5], 2)
+    )
     assert plan.jobs(3, 9) == [
-        Job(ALL_FIELDS, 9, 3),
-        Job("permutation", 5, 3),
-        Job(ALL_FIELDS, 9, 4),
-        Job("permutation", 5, 4),
+        RunSpec(ALL_FIELDS, 9, 3),
+        RunSpec("permutation", 5, 3),
+        RunSpec(ALL_FIELDS, 9, 4),
+        RunSpec("permutation", 5, 4),
     ]
-    assert {"lpfs++", "lpfs", "permutation"} <= set(Plan("all", 5).methods)
-    assert Plan("lpfs++", 5, tune=2, options={"lpfs++": {"tau": 3.0}}).tries("lpfs++")[0] == {"tau": 3.0}
-    given = Plan("shufflegate", 5, tune=5, options={"shufflegate": {"strength": 1.0}}).tries("shufflegate")
+    assert {"lpfs++", "lpfs", "permutation"} <= set(ComparisonPlan("all", 5).methods)
+    assert ComparisonPlan("lpfs++", 5, tune=2, options={"lpfs++": {"tau": 3.0}}).tries("lpfs++")[0] == {"tau": 3.0}
+    given = ComparisonPlan("shufflegate", 5, tune=5, options={"shufflegate": {"strength": 1.0}}).tries(
+        "shufflegate"
+    )
     assert [each["strength"] for each in given] == pytest.approx(
         [1.0, 0.3, 3.0, 0.1, 10.0]
     )  # factors on what is given
-    twice = Plan("lpfs++", 5, tune=5, options={"lpfs++": {"lr": 0.02}}).tries("lpfs++")
+    twice = ComparisonPlan("lpfs++", 5, tune=5, options={"lpfs++": {"lr": 0.02}}).tries("lpfs++")
     assert len({json.dumps(each, sort_keys=True) for each in twice}) == len(twice) == 4
     with pytest.raises(InputError, match="tune must be a whole number >= 0, found -1"):
-        Plan("lpfs", 5, tune=-1)
+        ComparisonPlan("lpfs", 5, tune=-1)
     with pytest.raises(InputError, match="there is no method 'lasso'"):
-        Plan("lasso", 5)
+        ComparisonPlan("lasso", 5)
 
 
 def test_memory_is_what_was_in_use_at_most():
-    with measured(torch.device("cpu")) as cost:
+    with measure(torch.device("cpu")) as cost:
         held = np.ones(8_000_000)
         del held
     assert cost.seconds > 0
@@ -162,7 +167,7 @@ def test_less_logloss_is_ahead(store):
     for seed in range(3):
         store.add("lpfs++", 2, seed, 1.0)
         store.add("far", 2, seed, 0.4)
-    loaded = Loaded(store)
+    loaded = LoadedResults(store)
     areas = {name: loaded.areas(name) for name in loaded.methods}
     far = method(loaded, "far", "lpfs++", areas, {})["sizes"]["2"]
     means = {name: np.mean([each.value for each in loaded.series(name, 2, "logloss").values()]) for name in areas}
@@ -178,12 +183,12 @@ def test_which_code_made_what():
         {"method": "all fields", "code": "a"},
         {"method": "old"},
     ]
-    assert states(done) == {
+    assert source_versions(done) == {
         "a": {"search": ["one"], "trained": ["all fields", "one", "two"]},
         "b": {"search": ["two"], "trained": []},
         "not written down": {"search": [], "trained": ["old"]},
     }
-    told = mixed({"code": states(done), "versions": {"code": "a"}})
+    told = mixed_versions_note({"code": source_versions(done), "versions": {"code": "a"}})
     assert told == ["tables made by code a; searches by code a: one; b: two; not written down: -"]
-    assert mixed({"code": states(done[:1]), "versions": {"code": "a"}}) == []
-    assert mixed({"code": states(done[:1]), "versions": {"code": "b"}}) != []
+    assert mixed_versions_note({"code": source_versions(done[:1]), "versions": {"code": "a"}}) == []
+    assert mixed_versions_note({"code": source_versions(done[:1]), "versions": {"code": "b"}}) != []

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from made import SCHEMA, make
 
+from lpfs._fileio import json_checksum
 from lpfs.data.dataset import Dataset
-from lpfs.data.store.format import json_checksum
 from lpfs.errors import DataError, FieldError, InputError
 
 

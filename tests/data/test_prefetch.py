@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from lpfs.data.prefetch import prefetch
+from lpfs.data.stream import prefetch
 
 
 def alive() -> list[threading.Thread]:

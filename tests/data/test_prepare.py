@@ -12,8 +12,8 @@ import zstandard
 
 from lpfs.data.dataset import Dataset
 from lpfs.data.prepare import prepare
-from lpfs.data.sources import blocks as reading_module
 from lpfs.data.sources import base as sources_module
+from lpfs.data.sources import blocks as reading_module
 from lpfs.errors import DataError, FieldError, InputError
 
 CSV = """click,ad,price,tags,day
@@ -156,9 +156,9 @@ def test_nothing_depends_on_the_size_of_blocks(tmp_path, monkeypatch, block):
     source = write(tmp_path / "log.csv", "click,ad,price\n" + "\n".join(lines) + "\n")
     options = {"label": "click", "quiet": True, "negatives": 0.5, "seed": 3, "fields": {"ad": "categorical"}}
     whole = prepare(source, tmp_path / "whole", **options)
-    original = reading_module.Blocks.__init__
+    original = reading_module.LineBlocks.__init__
     monkeypatch.setattr(
-        reading_module.Blocks, "__init__", lambda self, *a, **k: original(self, *a, **{**k, "size": block})
+        reading_module.LineBlocks, "__init__", lambda self, *a, **k: original(self, *a, **{**k, "size": block})
     )
     cut = prepare(source, tmp_path / "cut", **options)
     assert cut.fingerprint == whole.fingerprint

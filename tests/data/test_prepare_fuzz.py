@@ -9,7 +9,7 @@ import polars as pl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lpfs.data.plan.toml import read_fields
+from lpfs.data.fields import read_fields
 from lpfs.data.prepare import prepare
 from lpfs.errors import LpfsError
 

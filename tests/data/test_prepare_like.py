@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lpfs.data.dataset import Dataset
-from lpfs.data.row_encoder import RowEncoder, encode_rows
 from lpfs.data.prepare import prepare
+from lpfs.data.reencode import RowEncoder, encode_rows
 from lpfs.data.simulate import simulate
 from lpfs.errors import DataError, FieldError, InputError
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from lpfs.cli import call
+from lpfs.cli import run
 from lpfs.data.dataset import Dataset
 
 TABLES = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -41,7 +41,7 @@ def test_one_command(tmp_path, name):
     if not source.exists():
         pytest.skip(f"{source.name} is not here")
     out = tmp_path / "out"
-    assert call(["prepare", str(source), "--label", LABELS[name], "--out", str(out), "--quiet"]) == 0
+    assert run(["prepare", str(source), "--label", LABELS[name], "--out", str(out), "--quiet"]) == 0
     dataset = Dataset(out)
     frame = pl.read_parquet(source)
     assert dataset.rows == frame.height
@@ -56,5 +56,5 @@ def test_a_published_split_can_cut_the_rows(tmp_path):
     if not source.exists():
         pytest.skip(f"{source.name} is not here")
     options = ["--label", "label", "--time", "split", "--out", str(tmp_path / "out"), "--quiet"]
-    assert call(["prepare", str(source), *options]) == 0
+    assert run(["prepare", str(source), *options]) == 0
     assert Dataset(tmp_path / "out").days() == ("train", "test")

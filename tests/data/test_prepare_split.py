@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lpfs.data.days import DayByOrder, make_day_assigner
 from lpfs.data.prepare import prepare
-from lpfs.data.raw.choose import make_clock
-from lpfs.data.days import OrderClock
-from lpfs.data.sources.base import Chunk
-from lpfs.data.raw.table import TableSource
+from lpfs.data.sources.base import Chunk, TableSource
 from lpfs.errors import DataError, InputError
 
 GIVEN = {"label": "click", "quiet": True, "keep_all": True}
@@ -48,7 +46,7 @@ def assigned(clock, rows, chunk):
 
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 5), st.integers(1, 99))
 def test_parts_are_equal_and_do_not_depend_on_chunks(rows, parts, seed, chunk):
-    clock = OrderClock(rows, parts, seed)
+    clock = DayByOrder(rows, parts, seed)
     whole = assigned(clock, rows, rows)
     sizes = np.bincount(whole, minlength=len(clock.days))
     assert len(sizes) == len(clock.days)
@@ -154,7 +152,7 @@ def test_training_rows_are_dealt_at_random(tmp_path):
 def test_the_split_does_not_depend_on_chunks(words, chunk):
     table = pl.DataFrame({"fold": words})
     options = {"time": None, "format": None, "parts": 3, "ordered": False, "split": "fold", "shuffle": 1}
-    clock = make_clock(TableSource(table), progress=iter, **options)
+    clock = make_day_assigner(TableSource(table), progress=iter, **options)
     found = []
     for size in (len(words), chunk):
         clock.begin()

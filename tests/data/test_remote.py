@@ -11,7 +11,7 @@ import torch
 import lpfs
 from lpfs.data.dataset import Dataset
 from lpfs.data.prepare import prepare
-from lpfs.data.urls import absolute, url_of
+from lpfs.data.remote import absolute_path_or_url, as_url
 from lpfs.errors import DataError, MissingPackageError
 
 fsspec = pytest.importorskip("fsspec")
@@ -161,16 +161,16 @@ def test_select_and_compare_take_urls(store, log):
 
 
 def test_urls(tmp_path, monkeypatch):
-    assert url_of(tmp_path) is None
-    assert url_of("C:/data") is None
-    assert url_of("s3:/bucket/log/") == "s3://bucket/log"
-    assert url_of("file:///data/log") == "file:///data/log"
+    assert as_url(tmp_path) is None
+    assert as_url("C:/data") is None
+    assert as_url("s3:/bucket/log/") == "s3://bucket/log"
+    assert as_url("file:///data/log") == "file:///data/log"
     (tmp_path / "s3:").mkdir()
     (tmp_path / "s3:" / "log").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert url_of("s3:/log") is None  # a folder here of that very name
-    assert absolute("x") == str(tmp_path / "x")
-    assert absolute("gs://b/x") == "gs://b/x"
+    assert as_url("s3:/log") is None  # a folder here of that very name
+    assert absolute_path_or_url("x") == str(tmp_path / "x")
+    assert absolute_path_or_url("gs://b/x") == "gs://b/x"
 
 
 def test_without_fsspec(monkeypatch):

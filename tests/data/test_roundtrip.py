@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.data.dataset import Dataset
 from lpfs.data.prepare import prepare
 from lpfs.data.simulate import simulate
-from lpfs.data.simulation.chunks import scrambled
-from lpfs.data.simulate_spec import plan
+from lpfs.data.simulate_spec import preset_spec
+from lpfs.data.simulate_world import _scrambled_id
 
 SEED, ROWS, DAYS = 3, 4000, 4
 
@@ -62,7 +62,7 @@ def test_prepared_files_equal_the_simulated_dataset(tmp_path, preset, form, opti
     here, there = whole(direct), whole(made)
     assert torch.equal(here.labels, there.labels)
     assert (tmp_path / "raw" / "truth.json").read_bytes() == (tmp_path / "direct" / "truth.json").read_bytes()
-    specs = {spec.name: spec for spec in plan(preset, ROWS, DAYS, SEED).specs}
+    specs = {spec.name: spec for spec in preset_spec(preset, ROWS, DAYS, SEED).specs}
     numbers = [field.name for field in direct.schema if field.kind == "numeric"]
     prepared_numbers = [field.name for field in made.schema if field.kind == "numeric"]
     for field in direct.schema:
@@ -80,7 +80,7 @@ def test_prepared_files_equal_the_simulated_dataset(tmp_path, preset, form, opti
             a, b = here.bags[field.name][1], there.bags[field.name][1]
             assert torch.equal(a, b)
         same_values(simulated, prepared)
-        raw = scrambled(specs[field.name], np.arange(direct.schema[field.name].cardinality))
+        raw = _scrambled_id(specs[field.name], np.arange(direct.schema[field.name].cardinality))
         vocabulary = made.vocabulary(field.name)
         assert vocabulary is not None
         spelled = [value[-8:] if isinstance(value, str) else f"{value:08x}" for value in vocabulary]

@@ -10,19 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpfs.data.dataset import Dataset
-from lpfs.data.simulate import simulate
-from lpfs.data.simulation.chunks import chunks, encoded_bag, scrambled
-from lpfs.data.simulate_spec import PRESETS, plan
-from lpfs.data.simulation.spec import Spec, strength
-from lpfs.data.simulation.truth import Ceiling, auc
-from lpfs.data.simulation.values import frequencies, zipf
-from lpfs.data.simulate_world import BLOCK, World, sigmoid
+from lpfs.data.simulate import BestPossibleScores, _binned_auc, simulate
+from lpfs.data.simulate_spec import PRESETS, FieldSpec, drift_factors, preset_spec
+from lpfs.data.simulate_world import (
+    BLOCK,
+    Simulator,
+    _scrambled_id,
+    chunks,
+    draw_zipf,
+    encoded_bag,
+    frequencies,
+    sigmoid,
+)
 from lpfs.errors import DataError, InputError, MissingPackageError
 
 
 @pytest.fixture(scope="module")
-def small() -> tuple[World, list]:
-    world = World(plan("small", 200_000, 4, 0), 0)
+def small() -> tuple[Simulator, list]:
+    world = Simulator(preset_spec("small", 200_000, 4, 0), 0)
     return world, [next(chunks(world, day, 50_000, 50_000)) for day in range(4)]
 
 
@@ -59,7 +64,7 @@ def test_files_do_not_depend_on_the_chunk_either(tmp_path):
     ],
 )
 def test_presets_have_their_shape(preset, days, fields, tasks):
-    made = plan(preset, None, None, 0)
+    made = preset_spec(preset, None, None, 0)
     schema = made.schema()
     assert (made.days, len(schema), len(schema.tasks)) == (days, fields, tasks)
     roles = {spec.role for spec in made.specs}
@@ -123,7 +128,7 @@ def test_pairs_have_no_effect_of_their_own(small):
         sign = world._tables[spec.name][mine] * world._tables[str(spec.partner)][theirs]
         assert chance[sign > 0].mean() > chance[sign < 0].mean() + 0.05, "together: much"
         signs = world._tables[spec.name]
-        assert frequencies(Spec("s", values=spec.values // 2, zipf=spec.zipf)).sum() == pytest.approx(1)
+        assert frequencies(FieldSpec("s", values=spec.values // 2, zipf=spec.zipf)).sum() == pytest.approx(1)
         assert (signs[::2] == -signs[1::2]).all()
 
 
@@ -185,7 +190,7 @@ def test_the_schedule_of_the_drift_is_what_happens(small):
 
 @given(drift=st.sampled_from(["steady", "in", "out"]), days=st.integers(1, 30))
 def test_strengths_stay_between_none_and_all(drift, days):
-    found = strength(drift, days)
+    found = drift_factors(drift, days)
     assert len(found) == days
     assert all(0 <= value <= 1 for value in found)
     assert sorted(found, reverse=drift == "out") == found
@@ -193,7 +198,7 @@ def test_strengths_stay_between_none_and_all(drift, days):
 
 def test_the_ceiling_is_the_auc_of_the_known_chances(small):
     _, blocks = small
-    ceiling = Ceiling(4)
+    ceiling = BestPossibleScores(4)
     for day, block in enumerate(blocks):
         ceiling.add(day, block.logit)
     logit = np.concatenate([block.logit for block in blocks])
@@ -210,24 +215,24 @@ def test_the_ceiling_is_the_auc_of_the_known_chances(small):
 
 
 def test_auc_of_certain_and_of_useless_scores():
-    assert auc(np.array([0.0, 1.0]), np.array([1.0, 0.0])) == 1.0
-    assert auc(np.array([1.0, 1.0]), np.array([1.0, 1.0])) == 0.5
+    assert _binned_auc(np.array([0.0, 1.0]), np.array([1.0, 0.0])) == 1.0
+    assert _binned_auc(np.array([1.0, 1.0]), np.array([1.0, 1.0])) == 0.5
 
 
 @given(values=st.integers(1, 5000), exponent=st.sampled_from([0.6, 0.9, 1.1, 1.5]))
 def test_values_come_as_often_as_they_should(values, exponent):
-    spec = Spec("s", values=values, zipf=exponent)
+    spec = FieldSpec("s", values=values, zipf=exponent)
     weight = frequencies(spec)
     assert weight.sum() == pytest.approx(1)
     assert (np.diff(weight) <= 1e-12).all()
     uniform = (np.arange(20_000) + 0.5) / 20_000
-    drawn = np.bincount(zipf(uniform, spec), minlength=values) / 20_000
+    drawn = np.bincount(draw_zipf(uniform, spec), minlength=values) / 20_000
     assert len(drawn) == values
     assert np.abs(drawn - weight).max() < 2e-4
 
 
 def test_different_values_have_different_names():
-    assert len(np.unique(scrambled(Spec("C1"), np.arange(300_000)))) == 300_000
+    assert len(np.unique(_scrambled_id(FieldSpec("C1"), np.arange(300_000)))) == 300_000
 
 
 def test_empty_bags_hold_a_missing_value():

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import SCHEMA, columns, make
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data import stream as stream_module
+from lpfs.data.batch import Batch
 from lpfs.data.dataset import Dataset
 from lpfs.data.store.writer import DatasetWriter
 from lpfs.data.stream import Stream
-from lpfs.data import stream as stream_module
 from lpfs.errors import DataError, FieldError, InputError
 from lpfs.schema import Field, Schema
 
@@ -29,7 +29,7 @@ def dataset(tmp_path_factory) -> Dataset:
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
     monkeypatch.setattr(stream_module, "CHUNK", 1)
-    monkeypatch.setattr(stream_module, "LEAST", 13)
+    monkeypatch.setattr(stream_module, "MIN_CHUNK_ROWS", 13)
 
 
 def rows(batches) -> list[int]:

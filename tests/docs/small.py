@@ -96,10 +96,10 @@ FILES: dict[str, Callable[[], Any]] = {
     "costs.toml": lambda: Path("costs.toml").write_text(COSTS, "utf-8"),
     "data/log": lambda: dataset("data/log"),
     "run": lambda: run_of(clicks(), keep=20),
-    "trained": lambda: cli.call(
+    "trained": lambda: cli.run(
         ["train", "data/log", "--rows", "early", "--steps", "60", "--out", "trained", "-q"]
     ),
-    "found": lambda: cli.call(["search", "trained", "data/log", "--keep", "20", "--out", "found", "-q"]),
+    "found": lambda: cli.run(["search", "trained", "data/log", "--keep", "20", "--out", "found", "-q"]),
     "train.txt": kaggle,
     "train.csv": avazu,
     "day_*": lambda: criteo("."),
@@ -134,7 +134,7 @@ def run_command(words: list[str]) -> None:
         return  # minutes to hours; tests/paper does every experiment in small
     if any("://" in each for each in words):
         return  # needs an object store; tests/data/test_remote.py has one in memory
-    code = cli.call(words)
+    code = cli.run(words)
     assert code == 0, f"lpfs {' '.join(words)} ended with {code}"
 
 

@@ -12,7 +12,7 @@ import small
 from blocks import PAGES, Block, blocks
 
 import lpfs
-from lpfs.protocol import recipe
+from lpfs.pipeline import splits
 
 pytestmark = pytest.mark.docs
 RUN = [page for page in PAGES if any(each.language in ("python", "sh") for each in blocks(page))]
@@ -23,8 +23,8 @@ def few(monkeypatch, tmp_path):
     """Short searches and short logs, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(recipe, "LEAST_PRETRAIN", 60)
-    monkeypatch.setattr(recipe, "LEAST_SEARCH", 60)
+    monkeypatch.setattr(splits, "LEAST_PRETRAIN", 60)
+    monkeypatch.setattr(splits, "LEAST_SEARCH", 60)
     monkeypatch.setattr("lpfs.methods.permutation.MOST", 1)
     whole = lpfs.simulate
 

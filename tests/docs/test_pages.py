@@ -11,7 +11,7 @@ from blocks import NAV, PAGES, ROOT, Block, anchors, blocks, every_block, tool
 
 from lpfs.cli.app import cli
 from lpfs.methods.registry import METHODS
-from lpfs.models.registry import MODELS
+from lpfs.models import MODELS
 
 if sys.version_info >= (3, 11):
     import tomllib

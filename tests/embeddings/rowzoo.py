@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from lpfs.embeddings._torch import use_backend
+from lpfs.embeddings.table import Table
 from lpfs.errors import MissingPackageError
-from lpfs.tables.engines.choice import use_engine
-from lpfs.tables.table import Table
 
 
 def _there(name: str) -> bool:
     try:
-        with use_engine(name):
+        with use_backend(name):
             return name != "triton" or torch.cuda.is_available()
     except MissingPackageError:
         return False

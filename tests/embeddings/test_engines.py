@@ -11,24 +11,24 @@ import torch
 from rowzoo import ENGINES
 
 import lpfs
-from lpfs.errors import InputError, MissingPackageError
-from lpfs.tables.engines import choice
 from lpfs.embeddings import _torch
-from lpfs.tables.engines.choice import EngineWarning, engine_for, use_engine
+from lpfs.embeddings import _torch as choice
+from lpfs.embeddings._torch import BackendWarning, backend_for, use_backend
+from lpfs.errors import InputError, MissingPackageError
 
 numba_here = pytest.mark.skipif("numba" not in ENGINES, reason="needs numba")
 
 
 def test_which_engine_runs():
-    fast = engine_for(torch.zeros(1, 1)).name
+    fast = backend_for(torch.zeros(1, 1)).name
     assert fast == ("numba" if "numba" in ENGINES else "torch")
-    assert engine_for(torch.zeros(1, 1, dtype=torch.float64)) is _torch
-    with use_engine("torch"):
-        assert engine_for(torch.zeros(1, 1)) is _torch
-    assert engine_for(torch.zeros(1, 1)).name == fast
+    assert backend_for(torch.zeros(1, 1, dtype=torch.float64)) is _torch
+    with use_backend("torch"):
+        assert backend_for(torch.zeros(1, 1)) is _torch
+    assert backend_for(torch.zeros(1, 1)).name == fast
     with (
         pytest.raises(InputError, match="there is no engine 'cuda'; known are torch, numba, triton"),
-        use_engine("cuda"),
+        use_backend("cuda"),
     ):
         pass
 
@@ -52,19 +52,19 @@ def _forgotten():
 @pytest.mark.usefixtures("_forgotten")
 def test_without_numba_torch_runs_in_silence(monkeypatch):
     loading(monkeypatch, ModuleNotFoundError("No module named 'numba'"))
-    assert engine_for(torch.zeros(1, 1)) is _torch
-    with pytest.raises(MissingPackageError, match="pip install numba"), use_engine("numba"):
+    assert backend_for(torch.zeros(1, 1)) is _torch
+    with pytest.raises(MissingPackageError, match="pip install numba"), use_backend("numba"):
         pass
 
 
 @pytest.mark.usefixtures("_forgotten")
 def test_a_broken_numba_warns_once_and_torch_runs(monkeypatch):
     loading(monkeypatch, ImportError("Numba needs NumPy 1.0\nor less"))
-    with pytest.warns(EngineWarning, match="numba is installed but does not work here.*needs NumPy 1.0$"):
-        assert engine_for(torch.zeros(1, 1)) is _torch
+    with pytest.warns(BackendWarning, match="numba is installed but does not work here.*needs NumPy 1.0$"):
+        assert backend_for(torch.zeros(1, 1)) is _torch
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert engine_for(torch.zeros(1, 1)) is _torch
+        assert backend_for(torch.zeros(1, 1)) is _torch
 
 
 CODE = """
@@ -72,7 +72,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import torch
 torch.set_num_threads(2)
-from lpfs.tables.table import Table
+from lpfs.embeddings.table import Table
 assert "numba" not in sys.modules
 table = Table((500, 40), 16)
 ids = torch.zeros(4000, 2, dtype=torch.int32)
@@ -121,7 +121,7 @@ import os, sys
 sys.path.insert(0, sys.argv[1])
 import torch
 torch.set_num_threads(2)
-from lpfs.tables.table import Table
+from lpfs.embeddings.table import Table
 table = Table((500, 40), 16)
 ids = torch.zeros(4000, 2, dtype=torch.int32)
 before = table(ids).detach()
@@ -145,7 +145,7 @@ import sys, threading
 sys.path.insert(0, sys.argv[1])
 import torch
 torch.set_num_threads(2)
-from lpfs.tables.table import Table
+from lpfs.embeddings.table import Table
 from lpfs.embeddings.optim import SGD
 def work(number, out):
     random = torch.Generator().manual_seed(number)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from rowzoo import ENGINES, ids_of, look, plain_of
 from torch import nn
 
+from lpfs.embeddings._torch import use_backend
+from lpfs.embeddings.row_grad import RowParameter, merged_row_grads
+from lpfs.embeddings.table import Table
 from lpfs.errors import InputError, StateError
-from lpfs.tables.engines.choice import use_engine
-from lpfs.embeddings.row_grad import RowParameter, collected
-from lpfs.tables.table import Table
 
 SIZES = (7, 300, 1, 40)
 
@@ -20,7 +20,7 @@ SIZES = (7, 300, 1, 40)
 def dense(weight: RowParameter) -> torch.Tensor:
     """The gradient of all rows; no row may be in it twice."""
     out = torch.zeros_like(weight)
-    pieces = collected(weight)
+    pieces = merged_row_grads(weight)
     rows = torch.cat([each.rows for each in pieces]) if pieces else torch.empty(0)
     assert len(rows.unique()) == len(rows)
     for each in pieces:
@@ -55,7 +55,7 @@ def test_values_and_gradients_are_those_of_an_embedding(engine, sizes, dim, rows
     ids, grad = ids_of(sizes, rows, seed, kind), whole(rows, len(sizes), dim, seed=seed)
     gate = 2.0 ** torch.randint(-2, 3, (len(sizes),)) * (torch.arange(len(sizes)) % 3 != 1) if gated else None
     mine, theirs = (None if gate is None else gate.clone().requires_grad_() for _ in range(2))
-    with use_engine(engine):
+    with use_backend(engine):
         out = table(ids, mine)
         out.backward(grad)
     expected = look(plain, table, ids, theirs)
@@ -72,7 +72,7 @@ def test_the_gradient_of_a_dead_gate_is_not_zero(engine):
     table = table_of_whole_numbers((3, 5), 4)
     gate = torch.zeros(2, requires_grad=True)
     ids, grad = torch.tensor([[0, 1], [2, 1], [0, 4]]), whole(3, 2, 4)
-    with use_engine(engine):
+    with use_backend(engine):
         table(ids.int(), gate).backward(grad)
     brute = [sum(float(table.rows(f)[ids[b, f]] @ grad[b, f]) for b in range(3)) for f in range(2)]
     assert gate.grad.tolist() == brute
@@ -91,7 +91,7 @@ def test_bags_are_those_of_an_embedding_bag(engine, mean):
     )
     mine, theirs = (torch.tensor([4.0], requires_grad=True) for _ in range(2))
     grad = whole(6, 16) * 16
-    with use_engine(engine):
+    with use_backend(engine):
         out = table.bag(0, ids, offsets, mine)
         out.backward(grad)
     expected = bag(ids.long(), offsets) * theirs
@@ -117,7 +117,7 @@ def test_all_bags_together_are_each_by_itself(engine, mean):
     ]
     gate, apart = (torch.tensor([4.0, 0.0, -2.0], requires_grad=True) for _ in range(2))
     grad = whole(6, 3, 16) * 16
-    with use_engine(engine):
+    with use_backend(engine):
         out = table.bags(several, gate)
         out.backward(grad)
         together = dense(table.weight)
@@ -137,7 +137,7 @@ def test_all_bags_together_are_each_by_itself(engine, mean):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_bag_and_no_id_at_all(engine):
     table = Table((9, 50), 8, bags=1)
-    with use_engine(engine):
+    with use_backend(engine):
         out = table.bag(0, torch.empty(0, dtype=torch.int32), torch.zeros(3, dtype=torch.int64))
         out.sum().backward()
     assert torch.equal(out, torch.zeros(3, 8))
@@ -151,9 +151,9 @@ def test_an_id_outside_its_field_is_refused(engine, wrong):
     ids = ids_of(SIZES, 600)
     ids[411, 3] = wrong
     message = rf"id {wrong} in row 411, column 3 is outside its field, which has 40 ids"
-    with use_engine(engine), pytest.raises(InputError, match=message):
+    with use_backend(engine), pytest.raises(InputError, match=message):
         table(ids)
-    with use_engine(engine), pytest.raises(InputError, match=r"expected ids \(B, 4\)"):
+    with use_backend(engine), pytest.raises(InputError, match=r"expected ids \(B, 4\)"):
         table(ids[:, :3])
 
 
@@ -161,7 +161,7 @@ def test_an_id_outside_its_field_is_refused(engine, wrong):
 def test_ids_and_gradients_need_not_be_contiguous(engine):
     table = table_of_whole_numbers(SIZES, 16)
     ids, grad = ids_of(SIZES, 64), whole(16, 4, 64).permute(2, 1, 0)
-    with use_engine(engine):
+    with use_backend(engine):
         first = table(ids)
         first.backward(grad.contiguous())
         expected = dense(table.weight)
@@ -176,7 +176,7 @@ def test_ids_and_gradients_need_not_be_contiguous(engine):
 def test_a_gradient_stays_as_it_is_while_others_are_computed(engine):
     """The search for equal ids works in memory that is used again: what was handed out is not in it."""
     table = table_of_whole_numbers(SIZES, 16)
-    with use_engine(engine):
+    with use_backend(engine):
         table(ids_of(SIZES, 64, seed=1)).backward(whole(64, 4, 16))
         (piece,) = table.weight.row_grads
         kept = copy.deepcopy((piece.rows, piece.values))
@@ -192,7 +192,7 @@ def test_a_gradient_stays_as_it_is_while_others_are_computed(engine):
 def test_a_field_that_is_looked_up_again_is_summed(engine, lookups):
     table = table_of_whole_numbers((*SIZES, 30), 16, bags=1)
     plain = plain_of(table)
-    with use_engine(engine):
+    with use_backend(engine):
         for number in range(lookups):
             ids, grad = ids_of(SIZES, 50, number), whole(50, 4, 16, seed=number)
             table(ids).backward(grad)
@@ -211,7 +211,9 @@ def test_different_fields_are_not_summed():
     for number in range(3):
         table.bag(number, torch.tensor([1, 1]), torch.tensor([0, 1])).sum().backward()
     before = list(table.weight.row_grads)
-    assert [each is other for each, other in zip(collected(table.weight), before, strict=True)] == [True] * 3
+    assert [each is other for each, other in zip(merged_row_grads(table.weight), before, strict=True)] == [
+        True
+    ] * 3
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -220,7 +222,7 @@ def test_other_kinds_of_numbers_work_too(engine):
     plain = plain_of(table)
     ids, grad = ids_of(SIZES, 64), whole(64, 4, 16).double()
     gate = torch.tensor([1.0, 0.5, 2.0, 0.0], requires_grad=True)
-    with use_engine(engine):
+    with use_backend(engine):
         table(ids, gate).backward(grad)
     look(plain, table, ids, gate.detach().double()).backward(grad)
     assert isinstance(table.weight, RowParameter)

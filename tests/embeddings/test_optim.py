@@ -9,12 +9,12 @@ import torch
 from rowzoo import ENGINES, ids_of, look, plain_of
 from torch import Tensor, nn
 
+from lpfs.embeddings._torch import use_backend
+from lpfs.embeddings.optim import SGD, Adagrad, Adam, RowWiseAdagrad
+from lpfs.embeddings.row_grad import clear_grads, grad_norm, scale_grads
+from lpfs.embeddings.table import Table
 from lpfs.errors import InputError, StateError
 from lpfs.gates.state import POWERS, carry_over, check_state, powers_of
-from lpfs.tables.engines.choice import use_engine
-from lpfs.embeddings.optim import SGD, Adagrad, Adam, RowWiseAdagrad
-from lpfs.embeddings.row_grad import forget, grad_norm, scale_grads
-from lpfs.tables.table import Table
 
 SIZES = (7, 300, 1, 40)
 
@@ -69,7 +69,7 @@ def run(engine: str, kind: str, exact: bool, threads: int = 1) -> tuple[Tensor, 
         grad = whole * PYTHAGORAS[number] if exact else torch.randn(700, 4, 16)
         for each in (mine, other):
             each.zero_grad()
-        with use_engine(engine):
+        with use_backend(engine):
             table(ids, gate).backward(grad)
             assert table.weight.grad is None
             mine.step()
@@ -106,9 +106,9 @@ def test_the_numbers_are_torchs(engine, kind):
 def test_one_thread_or_two_give_the_same_bits(kind, monkeypatch):
     from lpfs.embeddings import _numba
 
-    used, threads = set(), _numba.threads
+    used, threads = set(), _numba.thread_count
     monkeypatch.setattr(_numba, "WORTH_A_THREAD", 1)
-    monkeypatch.setattr(_numba, "threads", lambda numbers: used.add(threads(numbers)) or threads(numbers))
+    monkeypatch.setattr(_numba, "thread_count", lambda numbers: used.add(threads(numbers)) or threads(numbers))
     torch.manual_seed(1)
     one, _ = run("numba", kind, exact=False, threads=1)
     torch.manual_seed(1)
@@ -125,7 +125,7 @@ def test_gates_get_the_same_bits_from_one_thread_or_two(threads):
         torch.manual_seed(1)
         torch.set_num_threads(number)
         table, gate = Table(SIZES, 16), torch.rand(4).requires_grad_()
-        with use_engine("numba"):
+        with use_backend("numba"):
             table(ids_of(SIZES, 700), gate).backward(torch.randn(700, 4, 16))
         grads.append((gate.grad, table.weight.row_grads[0]))
     assert torch.equal(grads[0][0], grads[1][0])
@@ -350,7 +350,7 @@ def test_the_norm_of_all_gradients_and_their_scaling(engine):
     net = Net()
     plain = copy.deepcopy(net)
     plain.table = plain_of(net.table)
-    with use_engine(engine):
+    with use_backend(engine):
         for number in range(2):  # accumulated
             ids = ids_of(SIZES, 32, number)
             net(ids).square().sum().backward()
@@ -361,7 +361,7 @@ def test_the_norm_of_all_gradients_and_their_scaling(engine):
         torch.testing.assert_close(norm, expected, rtol=1e-6, atol=0)
         scale_grads(net.parameters(), 0.25)
         torch.testing.assert_close(grad_norm(net.parameters()), expected / 4, rtol=1e-6, atol=0)
-    forget(net.parameters())
+    clear_grads(net.parameters())
     assert not net.table.weight.row_grads
     assert all(each.grad is None for each in net.parameters())
 

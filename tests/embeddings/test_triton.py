@@ -8,7 +8,7 @@ import torch
 import lpfs
 from lpfs.embeddings import _torch
 from lpfs.embeddings.optim import Adagrad
-from lpfs.tables.table import Table
+from lpfs.embeddings.table import Table
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 

@@ -14,15 +14,15 @@ from clicks import CASES, MIXED, SCHEMAS, Case, batch_of, some_gates, whole_numb
 from zoo import set_gates
 
 import lpfs
-from lpfs.schema import Field, Schema
+from lpfs.data.reencode import encode_rows
+from lpfs.export.export import export
+from lpfs.export.onnx_models import BUILDERS
+from lpfs.export.parity import padded
 from lpfs.gates.absorb import absorb
 from lpfs.gates.attach import attach
 from lpfs.gates.prune import prune
-from lpfs.data.row_encoder import encode_rows
-from lpfs.export.export import export
-from lpfs.export.dense import BUILDERS
-from lpfs.export.raw import padded
-from lpfs.models.registry import MODELS, make_model
+from lpfs.models import MODELS, make_model
+from lpfs.schema import Field, Schema
 
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 ONCE = {"dcnv2": {"layers": 1}}  # three layers of whole numbers leave what float32 holds exactly

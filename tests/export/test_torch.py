@@ -10,12 +10,12 @@ import torch
 from clicks import CASES, MIXED, SCHEMAS, Case, batch_of, some_gates, whole_numbers
 from zoo import set_gates
 
-from lpfs.schema import Schema
+from lpfs.export.export import export
+from lpfs.export.torch_export import export_inputs
 from lpfs.gates.absorb import absorb
 from lpfs.gates.attach import attach
 from lpfs.gates.prune import prune
-from lpfs.export.export import export
-from lpfs.export.torch_export import arguments
+from lpfs.schema import Schema
 
 
 def opened(path):
@@ -29,14 +29,14 @@ def test_every_model_on_batches_of_other_sizes(tmp_path, case):
     program = opened(tmp_path / "m.pt2")
     for rows in (0, 1, 33):
         batch = batch_of(MIXED, rows=rows, seed=rows)
-        torch.testing.assert_close(program(*arguments(model, batch)), model(batch), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(program(*export_inputs(model, batch)), model(batch), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("schema", ["tasks", "ids", "numbers"])
 def test_other_schemas(tmp_path, schema):
     model, batch = Case("deepfm").make(SCHEMAS[schema]), batch_of(SCHEMAS[schema], missing=False)
     export(model, tmp_path / "m.pt2", rows=batch, format="torch")
-    torch.testing.assert_close(opened(tmp_path / "m.pt2")(*arguments(model, batch)), model(batch))
+    torch.testing.assert_close(opened(tmp_path / "m.pt2")(*export_inputs(model, batch)), model(batch))
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["zeros", "cut"])
@@ -49,7 +49,7 @@ def test_pruned_models(tmp_path, name, cut):
     small = prune(model, absorb(model, batch=batch), batch=batch, cut=cut).model
     narrow = model.narrow(batch, small)
     export(small, tmp_path / "m.pt2", rows=narrow, format="torch")
-    assert torch.equal(opened(tmp_path / "m.pt2")(*arguments(small, narrow)), before)
+    assert torch.equal(opened(tmp_path / "m.pt2")(*export_inputs(small, narrow)), before)
 
 
 def test_bags_that_are_empty_everywhere_and_ids_outside(tmp_path):
@@ -57,11 +57,11 @@ def test_bags_that_are_empty_everywhere_and_ids_outside(tmp_path):
     export(model, tmp_path / "m.pt2", rows=batch, format="torch")
     program = opened(tmp_path / "m.pt2")
     none = replace(batch, bags={name: (values[:0], at * 0) for name, (values, at) in batch.bags.items()})
-    torch.testing.assert_close(program(*arguments(model, none)), model(none))
+    torch.testing.assert_close(program(*export_inputs(model, none)), model(none))
     ids = batch.ids.clone()
     ids[3, 0] = MIXED["a.b"].cardinality  # the table goes on there, with another field
     with pytest.raises(IndexError):
-        program(*arguments(model, replace(batch, ids=ids)))
+        program(*export_inputs(model, replace(batch, ids=ids)))
 
 
 def test_the_file_says_what_it_is(tmp_path, dataset):

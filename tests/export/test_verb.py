@@ -12,16 +12,24 @@ import rawlog
 import torch
 from clicks import MIXED, Case, batch_of
 
-from lpfs.schema import Field, Schema
-from lpfs.gates.attach import attach
-from lpfs.data.row_encoder import encode_rows
-from lpfs.errors import CheckpointError, DataError, ExactnessError, InputError, MissingPackageError, NonFiniteError, StateError
-from lpfs.export import dense, onnx_graph, torch_export
+from lpfs.data.reencode import encode_rows
+from lpfs.errors import (
+    CheckpointError,
+    DataError,
+    ExactnessError,
+    InputError,
+    MissingPackageError,
+    NonFiniteError,
+    StateError,
+)
+from lpfs.export import onnx_graph, onnx_models, torch_export
 from lpfs.export.export import export, export_run
-from lpfs.export.preprocessing import Values
 from lpfs.export.onnx_graph import Graph
-from lpfs.export.parity import compare
-from lpfs.models.registry import make_model
+from lpfs.export.parity import check_logits
+from lpfs.export.preprocessing import VocabularyColumn
+from lpfs.gates.attach import attach
+from lpfs.models import make_model
+from lpfs.schema import Field, Schema
 from lpfs.serialization import save
 
 formats = pytest.mark.parametrize("format", ["onnx", "torch"])
@@ -47,11 +55,11 @@ def refused(tmp_path, error, match, model, **options) -> None:
 
 def moved(graph, model, given):
     """A planted mismatch: an MLP whose logits are a little too large."""
-    return graph.add("Add", dense.mlp(graph, model, given), graph.constant(np.array(1e-5, np.float32)))
+    return graph.add("Add", onnx_models.mlp(graph, model, given), graph.constant(np.array(1e-5, np.float32)))
 
 
 def test_a_planted_mismatch_of_the_dense_part_is_refused(tmp_path, dataset, small, monkeypatch):
-    monkeypatch.setitem(dense.BUILDERS, "mlp", moved)
+    monkeypatch.setitem(onnx_models.BUILDERS, "mlp", moved)
     refused(tmp_path, ExactnessError, "predicts something else.*nothing was written", small, dataset=dataset)
 
 
@@ -69,7 +77,7 @@ def test_a_planted_mismatch_of_the_scale_is_refused(tmp_path, dataset, small, mo
 def test_one_wrong_value_of_a_vocabulary_is_refused_though_no_row_has_it(
     tmp_path, dataset, small, monkeypatch, name
 ):
-    right = Values.keys
+    right = VocabularyColumn.keys
 
     def planted(self):
         keys, ids = right(self)
@@ -77,7 +85,7 @@ def test_one_wrong_value_of_a_vocabulary_is_refused_though_no_row_has_it(
             ids[[-3, -4]] = ids[[-4, -3]]
         return keys, ids
 
-    monkeypatch.setattr(Values, "keys", planted)
+    monkeypatch.setattr(VocabularyColumn, "keys", planted)
     rare = torch.full((1,), 2, dtype=torch.int32)
     batch = next(iter(dataset.stream(1)))
     batch = replace(batch, ids=batch.ids * 0, bags=dict.fromkeys(batch.bags, (rare, rare * 0)))
@@ -99,12 +107,12 @@ def test_an_edge_on_the_wrong_side_is_refused_though_no_row_is_there(tmp_path, d
 
 
 def test_a_planted_mismatch_of_a_torch_file_is_refused(tmp_path, dataset, small, monkeypatch):
-    right = torch_export.Served.forward
+    right = torch_export.ExportableModel.forward
 
     def planted(self, ids, dense, missing, bags):
         return right(self, ids, dense, missing, bags) + 1e-5
 
-    monkeypatch.setattr(torch_export.Served, "forward", planted)
+    monkeypatch.setattr(torch_export.ExportableModel, "forward", planted)
     refused(tmp_path, ExactnessError, "predicts something else", small, dataset=dataset, format="torch")
 
 
@@ -116,11 +124,11 @@ def test_rounding_is_judged_by_the_models_own_where_large_terms_cancel():
     exact = copy.deepcopy(model).double()(batch).detach().float()
     far = (exact - logits).abs().max()
     assert far > 0
-    assert compare(model, batch, exact).max_logit_change == pytest.approx(float(far))
+    assert check_logits(model, batch, exact).max_logit_change == pytest.approx(float(far))
     with pytest.raises(ExactnessError):
-        compare(model, batch, logits + 20 * torch.maximum(far, 16 * 1.2e-7 * logits.abs().max()))
+        check_logits(model, batch, logits + 20 * torch.maximum(far, 16 * 1.2e-7 * logits.abs().max()))
     with pytest.raises(ExactnessError, match="moves by inf"):
-        compare(model, batch, logits[:, None])
+        check_logits(model, batch, logits[:, None])
 
 
 @formats
@@ -143,12 +151,12 @@ def test_without_onnx_the_error_says_what_to_install(tmp_path, dataset, small, m
 
 
 def test_what_no_file_can_hold_is_refused(tmp_path, dataset, small, monkeypatch):
-    monkeypatch.setattr(onnx_graph, "LARGEST", 1000)
+    monkeypatch.setattr(onnx_graph, "MAX_FILE_BYTES", 1000)
     refused(tmp_path, InputError, "at most 2 GiB", small, dataset=dataset)
 
 
 def test_large_weights_go_to_a_file_beside(tmp_path, dataset, small, monkeypatch):
-    monkeypatch.setattr(onnx_graph, "APART", 1)
+    monkeypatch.setattr(onnx_graph, "EXTERNAL_DATA_BYTES", 1)
     monkeypatch.setattr(onnx_graph, "LEAST", 100)
     export(small, tmp_path / "m.onnx", dataset=dataset)
     first = {each.name for each in tmp_path.iterdir()}
@@ -160,7 +168,7 @@ def test_large_weights_go_to_a_file_beside(tmp_path, dataset, small, monkeypatch
     with torch.no_grad():
         small.top[0].bias.add_(1.0)
     with monkeypatch.context() as patch:
-        patch.setitem(dense.BUILDERS, "mlp", moved)
+        patch.setitem(onnx_models.BUILDERS, "mlp", moved)
         with pytest.raises(ExactnessError):
             export(small, tmp_path / "m.onnx", dataset=dataset, replace=True)
     assert {each.name for each in tmp_path.iterdir() if each.is_file()} == first

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from zoo import B, D
 
-from lpfs.gates.sites import Site
 from lpfs.gates.parts import PartWeight
+from lpfs.gates.sites import Site
 
 SIZES = {"user": 6, "item": 5, "city": 4}  # tables
 CROSSES = {"user*item": ("user", "item")}

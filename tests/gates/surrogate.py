@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lpfs.gates.module import Gates
 from lpfs.gates.functions import gate_function
+from lpfs.gates.module import Gates
 
 
 def importance(kind: str, size: int, keep: int) -> Tensor:

@@ -11,8 +11,8 @@ from torch.nn import functional
 from zoo import B, D, Plain, Stacked, batch, set_gates, whole_weights
 
 import lpfs
-from lpfs.gates.sites import Site
 from lpfs.errors import ExactnessError, InputError, SharedTableError, StateError
+from lpfs.gates.sites import Site
 
 GATES = [0.0, -2.0, 0.5, 4.0, -0.25, 2.0]
 

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from zoo import INPUTS, B, D, Plain, Stacked, batch, set_gates
 
 import lpfs
+from lpfs.errors import AbsenceError, FieldError, InputError, SharedTableError, StateError
 from lpfs.gates.functions import FUNCTIONS
 from lpfs.gates.sites import Site
-from lpfs.errors import AbsenceError, FieldError, InputError, SharedTableError, StateError
 
 
 @pytest.mark.parametrize("gate", sorted(FUNCTIONS))

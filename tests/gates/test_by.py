@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from zoo import B, D, set_gates
 
 import lpfs
-from lpfs.gates.sites import Site
 from lpfs.errors import FieldError, LeakError, SharedTableError
 from lpfs.gates.hooks import HOLDERS, Factors
 from lpfs.gates.rebuild import bare_copy
+from lpfs.gates.sites import Site
 
 NAMES = ("a", "b", "c")
 

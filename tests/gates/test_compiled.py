@@ -11,14 +11,14 @@ from planted import search as planted_search
 from surrogate import Surrogate
 from torch import Tensor
 
-from lpfs.gates.module import Gates
-from lpfs.gates.optimizer import ProxSGD
-from lpfs.gates.functions import gate_function
+from lpfs.embeddings.table import Table
 from lpfs.errors import AllGatesZeroError, FieldError, NonFiniteError, SearchError, StateError
 from lpfs.gates import module
 from lpfs.gates.control import Keep
+from lpfs.gates.functions import gate_function
+from lpfs.gates.module import Gates
+from lpfs.gates.optimizer import ProxSGD
 from lpfs.gates.settle import settle
-from lpfs.tables.table import Table
 
 pytest.importorskip("numba")
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from surrogate import Surrogate
 
-from lpfs.gates.functions import FUNCTIONS
-from lpfs.gates.control import Keep
 from lpfs.errors import InputError
+from lpfs.gates.control import Keep
+from lpfs.gates.functions import FUNCTIONS
 
 
 def check(gates, keep: int) -> None:

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from zoo import B, Plain, batch
 
 import lpfs
+from lpfs.embeddings.table import Table
 from lpfs.errors import StateError
-from lpfs.tables.table import Table
 
 STEPS = 60
 LIMIT = 60  # seconds that one process waits for the other

@@ -10,11 +10,11 @@ import torch
 from surrogate import Surrogate
 from torch import Tensor
 
-from lpfs.gates.module import Gates
-from lpfs.gates.functions import gate_function
 from lpfs.errors import AllGatesZeroError, NonFiniteError, SearchError
 from lpfs.gates import module
 from lpfs.gates.control import Keep
+from lpfs.gates.functions import gate_function
+from lpfs.gates.module import Gates
 
 
 @pytest.fixture(autouse=True)

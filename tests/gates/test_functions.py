@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpfs.gates.functions import FUNCTIONS, gate_function
 from lpfs.errors import InputError
+from lpfs.gates.functions import FUNCTIONS, gate_function
 
 EVERY = sorted(FUNCTIONS)
 PLUS = [name for name in EVERY if FUNCTIONS[name].alpha is not None]

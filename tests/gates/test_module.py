@@ -8,9 +8,9 @@ import pytest
 import torch
 from surrogate import Surrogate
 
+from lpfs.errors import AllGatesZeroError, FieldError, InputError, SearchError, StateError
 from lpfs.gates.functions import FUNCTIONS, gate_function
 from lpfs.gates.module import Gates
-from lpfs.errors import AllGatesZeroError, FieldError, InputError, SearchError, StateError
 
 NAMES = ["a", "b", "c"]
 

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from lpfs.gates.optimizer import ProxSGD
 from lpfs.errors import InputError, NonFiniteError
-from lpfs.gates.optimizer import threshold_of
+from lpfs.gates.optimizer import ProxSGD, threshold_of
 
 
 @given(

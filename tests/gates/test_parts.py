@@ -15,11 +15,11 @@ from torch.nn import functional
 from zoo import B, D, set_gates, whole_weights
 
 import lpfs
-from lpfs.schema import Selection
-from lpfs.gates.sites import Site
 from lpfs.errors import ExactnessError, FieldError, InputError, LeakError, SharedTableError
 from lpfs.gates.hooks import Tap
 from lpfs.gates.parts import PartWeight
+from lpfs.gates.sites import Site
+from lpfs.schema import Selection
 
 
 def exact(fields=Rebuilding.FIELDS, **settings) -> tuple[Rebuilding, tuple]:

@@ -14,9 +14,9 @@ from torch.nn import functional
 from zoo import INPUTS, B, D, Plain, Stacked, batch, set_gates, whole_weights
 
 import lpfs
-from lpfs.schema import Selection
-from lpfs.gates.sites import Site
 from lpfs.errors import AbsenceError, FieldError, InputError, LeakError, StateError
+from lpfs.gates.sites import Site
+from lpfs.schema import Selection
 
 
 class Pair(NamedTuple):

@@ -13,10 +13,10 @@ from torch.nn import functional
 from zoo import B, D, set_gates
 
 import lpfs
-from lpfs.schema import Selection
-from lpfs.gates.sites import Site
 from lpfs.errors import AbsenceError, FieldError, SharedTableError
 from lpfs.gates.fewer_rows import FewerRows
+from lpfs.gates.sites import Site
+from lpfs.schema import Selection
 
 SIZES = (5, 3, 7, 4)
 STARTS = (0, 5, 8, 15)

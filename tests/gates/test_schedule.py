@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from lpfs.gates.schedule import Decay, Schedule
-from lpfs.gates.functions import gate_function
 from lpfs.errors import InputError
-from lpfs.gates.schedule import make_schedule
+from lpfs.gates.functions import gate_function
+from lpfs.gates.schedule import Decay, Schedule, make_schedule
 
 PLUS, PLAIN = gate_function("lpfs++"), gate_function("lpfs")
 

@@ -7,10 +7,10 @@ import torch
 from known_truth import SMALL, known_truth
 
 from lpfs.methods.search import search
-from lpfs.models.registry import make_model
+from lpfs.models import make_model
 from lpfs.train.callbacks import Callback
 from lpfs.train.config import Training
-from lpfs.train.loop import fit
+from lpfs.train.fit import fit
 from lpfs.train.step import make_optimizer
 
 QUIET = Training(quiet=True, checkpoint_every=25)

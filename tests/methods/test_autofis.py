@@ -15,7 +15,7 @@ from lpfs.methods.first_layer import first_layer
 from lpfs.methods.registry import check_method, check_search
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
-from lpfs.models.registry import make_model
+from lpfs.models import make_model
 from lpfs.train.callbacks import State
 from lpfs.train.config import Training
 from lpfs.train.step import make_optimizer

@@ -9,7 +9,7 @@ from lpfs.errors import InputError
 from lpfs.methods.registry import check_search
 from lpfs.methods.search import search
 from lpfs.methods.wish import Wish
-from lpfs.models.registry import make_model
+from lpfs.models import make_model
 
 SMALL = {"dim": 2, "hidden": (4,)}
 

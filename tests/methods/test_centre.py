@@ -11,10 +11,10 @@ import lpfs
 from lpfs.errors import InputError
 from lpfs.methods.centre import centre
 from lpfs.methods.held import Held, held_grad
-from lpfs.models.registry import make_model
+from lpfs.models import make_model
 from lpfs.train.callbacks import State
 from lpfs.train.config import Training
-from lpfs.train.step import loss_of, make_optimizer
+from lpfs.train.step import bce_loss, make_optimizer
 
 
 def made(log, name, **options):
@@ -82,7 +82,7 @@ def test_held_rows_move_gates_by_their_own_gradient_and_nothing_else(log):
     gates = lpfs.attach(model, steps=100)
     optimizer = make_optimizer(Training(), gates.model_parameters())
     batch = next(iter(log.stream(64)))
-    expected = torch.autograd.grad(loss_of(model(batch)[:, None], batch.labels[:, :1]), [gates.x])[0]
+    expected = torch.autograd.grad(bce_loss(model(batch)[:, None], batch.labels[:, :1]), [gates.x])[0]
     model.zero_grad()
     for each in model.parameters():
         if hasattr(each, "row_grads"):

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from known_truth import NOISE, STRONG
 
-from lpfs.data.batches.batch import Batch
-from lpfs.schema import Field, Schema
+from lpfs.data.batch import Batch
 from lpfs.errors import InputError
 from lpfs.methods.chi2 import NEVER, significance
 from lpfs.methods.contingency import binned, chi_squared, freedom, information, table, tables
@@ -19,7 +18,8 @@ from lpfs.methods.registry import check_method, check_search
 from lpfs.methods.sample import columns
 from lpfs.methods.search import search
 from lpfs.methods.wish import Wish
-from lpfs.models.registry import make_model
+from lpfs.models import make_model
+from lpfs.schema import Field, Schema
 
 stats = pytest.importorskip("scipy.stats")
 metrics = pytest.importorskip("sklearn.metrics")

@@ -15,18 +15,18 @@ import pytest
 import torch
 
 from lpfs.data.dataset import Dataset
-from lpfs.data.store.writer import DatasetWriter
 from lpfs.data.store.format import day_folder
+from lpfs.data.store.writer import DatasetWriter
 from lpfs.errors import DataError, InputError, SearchError
 from lpfs.gates.hooks import hooks_of
 from lpfs.gates.module import NAME as GATES
 from lpfs.methods.registry import METHODS
 from lpfs.methods.search import search
-from lpfs.models.registry import make_model
-from lpfs.pipeline.stages import close
+from lpfs.models import make_model
+from lpfs.pipeline.stages import set_gates_from_selection
 from lpfs.schema import Field, Schema
 from lpfs.train.config import Training
-from lpfs.train.loop import fit
+from lpfs.train.fit import fit
 from lpfs.train.step import Stepper, make_optimizer
 
 FIELDS, TRUE, VALUES, DAY, BATCH = 40, 10, 6, 8000, 128
@@ -187,7 +187,7 @@ def test_nothing_is_left_on_the_model(start, long, method):
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
         assert getattr(module, "gate", None) is None
-    close(model, found)
+    set_gates_from_selection(model, found)
     assert set(model.lpfs_gates.kept) == set(found.kept)
 
 

@@ -14,9 +14,9 @@ from known_truth import SMALL, STRONG, known_truth
 
 from lpfs.methods.masks import NAME
 from lpfs.methods.search import search
-from lpfs.models.registry import make_model
+from lpfs.models import make_model
 from lpfs.train.config import Training
-from lpfs.train.loop import fit
+from lpfs.train.fit import fit
 from lpfs.train.step import make_optimizer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

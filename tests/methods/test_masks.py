@@ -9,6 +9,7 @@ from known_truth import SMALL
 from torch import nn
 
 import lpfs
+from lpfs.embeddings.row_grad import row_parameters
 from lpfs.errors import InputError
 from lpfs.gates.hooks import hooks_of
 from lpfs.methods.effort import Effort
@@ -21,11 +22,10 @@ from lpfs.methods.stg import STG
 from lpfs.methods.stg import Options as OfSTG
 from lpfs.methods.task import Task
 from lpfs.methods.wish import Wish
-from lpfs.models.registry import make_model
-from lpfs.embeddings.row_grad import row_parameters
+from lpfs.models import make_model
 from lpfs.train.callbacks import State
 from lpfs.train.config import Training
-from lpfs.train.loop import fit
+from lpfs.train.fit import fit
 from lpfs.train.step import make_optimizer
 
 

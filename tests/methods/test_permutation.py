@@ -11,8 +11,8 @@ from lpfs.errors import InputError
 from lpfs.methods.first_layer import first_layer
 from lpfs.methods.permutation import Options
 from lpfs.methods.search import search
-from lpfs.models.registry import make_model
-from lpfs.train.loop import fit
+from lpfs.models import make_model
+from lpfs.train.fit import fit
 
 
 @pytest.fixture(scope="module")

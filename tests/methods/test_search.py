@@ -15,10 +15,10 @@ from lpfs.methods.costs import Costs, Shared
 from lpfs.methods.descend import Descend, WithinBudget
 from lpfs.methods.polarize import Polarize
 from lpfs.methods.search import search
-from lpfs.models.registry import make_model
+from lpfs.models import make_model
 from lpfs.train.config import Training
 from lpfs.train.evaluate import evaluate
-from lpfs.train.loop import fit
+from lpfs.train.fit import fit
 from lpfs.train.step import make_optimizer
 
 NAMES = tuple(each.name for each in FIELDS)

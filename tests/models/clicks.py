@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
+from lpfs.models import MODELS, make_model, model_class
 from lpfs.schema import Field, Schema
-from lpfs.models.registry import MODELS, make_model, model_class
 
 B = 12
 SMALL = {"dim": 4, "hidden": (8, 6), "bottom": (5,), "head": (5,), "other_dim": 3, "number_dim": 2}

@@ -11,15 +11,15 @@ import torch
 from clicks import CASES, IDS, MIXED, NUMBERS, SCHEMAS, TASKS, batch_of, some_gates, whole_numbers
 from zoo import set_gates
 
-from lpfs.schema import Field, Schema
+from lpfs.embeddings.optim import Adagrad
+from lpfs.embeddings.row_grad import RowGrad, RowParameter, clear_grads, merged_row_grads
+from lpfs.errors import FieldError, InputError
 from lpfs.gates.absorb import absorb
 from lpfs.gates.attach import attach, detach
 from lpfs.gates.prune import prune
-from lpfs.errors import FieldError, InputError
-from lpfs.models.layout import taken_over
-from lpfs.models.registry import MODELS, make_model, model_class, name_of
-from lpfs.embeddings.optim import Adagrad
-from lpfs.embeddings.row_grad import RowGrad, RowParameter, collected, forget
+from lpfs.models import MODELS, make_model, model_class, registered_name
+from lpfs.models.layers import indices_to_copy
+from lpfs.schema import Field, Schema
 
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 schemas = pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
@@ -49,7 +49,7 @@ def test_a_schema_goes_in_and_logits_come_out(case, schema):
     logits.sum().backward()
     for name, weight in model.named_parameters():
         if isinstance(weight, RowParameter):
-            assert collected(weight) is not None, name
+            assert merged_row_grads(weight) is not None, name
         else:
             assert weight.grad is not None, name
 
@@ -131,7 +131,7 @@ def test_gradients_of_gates_are_what_differences_say(case):
     with torch.no_grad():
         start[1] = 0.0  # a dead gate has a gradient too
     assert torch.autograd.gradcheck(logits, (start,))
-    forget(model.parameters())
+    clear_grads(model.parameters())
 
 
 @cases
@@ -217,7 +217,7 @@ def test_the_next_step_of_the_pruned_model_is_that_of_the_absorbed(case, schema,
     step(model, optimizer, other)
     step(pruned.model, pruned.optimizer, narrow)
     before = dict(model.named_parameters())
-    kept = taken_over(old, new)
+    kept = indices_to_copy(old, new)
     for name, weight in pruned.model.named_parameters():
         wanted = before[name].detach()
         for dim, index in kept.get(name, {}).items():
@@ -324,12 +324,12 @@ def test_cuda_is_near_the_cpu_and_prunes_to_the_last_bit(case, schema):
         if isinstance(one, RowParameter):
             dense = [torch.zeros_like(one).detach() for _ in range(2)]
             for total, weight in zip(dense, (one, other), strict=True):
-                for piece in map(RowGrad.compact, collected(weight)):
+                for piece in map(RowGrad.compact, merged_row_grads(weight)):
                     total.index_put_((piece.rows.long().cpu(),), piece.values.cpu())
             torch.testing.assert_close(dense[1], dense[0], rtol=1e-3, atol=1e-4)
         else:
             torch.testing.assert_close(other.grad.cpu(), one.grad, rtol=1e-3, atol=1e-4, msg=name)
-    forget(near.parameters())
+    clear_grads(near.parameters())
     gates = attach(near, steps=10)
     set_gates(gates, some_gates(len(gates.names)))
     near(on_gpu).sum().backward()
@@ -384,7 +384,7 @@ def test_an_empty_batch_is_no_problem(case):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_known_by_its_name(name):
-    assert name_of(make_model(name, IDS)) == name
+    assert registered_name(make_model(name, IDS)) == name
     assert model_class(name).__module__.startswith("lpfs.models.")
 
 

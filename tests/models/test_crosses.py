@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from lpfs.errors import InputError
-from lpfs.models.crosses import Crosses, Memory
 from lpfs.models._kernels import numba_crosses, torch_crosses
+from lpfs.models.crosses import Crosses, ReusableBuffer
 
 needs_numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
 KERNELS = ["torch", pytest.param("numba", marks=needs_numba)]
@@ -160,7 +160,7 @@ def test_memory_does_not_travel():
     other = copy.deepcopy(crosses)
     assert crosses._memory._kept
     assert not other._memory._kept
-    assert not Memory()._kept
+    assert not ReusableBuffer()._kept
 
 
 def test_tokens_that_are_not_contiguous():

@@ -9,8 +9,8 @@ import pytest
 import torch
 from clicks import CASES, IDS, MIXED, NUMBERS, TASKS, batch_of
 
+from lpfs.models import MODELS
 from lpfs.models.dlrm_cross import part_name
-from lpfs.models.registry import MODELS
 
 
 def rows_of(inputs) -> dict:

@@ -6,18 +6,18 @@ import pytest
 import torch
 from clicks import MIXED, batch_of
 
-from lpfs.schema import Field, Schema
+from lpfs.errors import FieldError, InputError
 from lpfs.gates.absorb import absorb
 from lpfs.gates.attach import attach
 from lpfs.gates.prune import prune
-from lpfs.errors import FieldError, InputError
 from lpfs.models.dlrm import DLRM
 from lpfs.models.dlrm_cross import DLRMCross, part_name
 from lpfs.models.fm import FM
 from lpfs.models.inputs import Inputs
+from lpfs.models.layers import NumericEmbeddings
 from lpfs.models.mlp import MLP
-from lpfs.models.layers import Numbers
 from lpfs.models.user_item import UserItem
+from lpfs.schema import Field, Schema
 
 
 def test_a_batch_is_cut_to_fields_in_the_order_of_the_schema():
@@ -38,7 +38,9 @@ def test_a_batch_is_cut_to_fields_in_the_order_of_the_schema():
 @pytest.mark.parametrize("widths", [[1, 1, 1], [1, 3, 1, 2, 3], [4], [2, 2]])
 @pytest.mark.parametrize("missing", [False, True])
 def test_numbers_are_their_formula(widths, missing):
-    numbers = Numbers([Field(f"f{n}", "numeric", dim=width) for n, width in enumerate(widths)], 4).double()
+    numbers = NumericEmbeddings(
+        [Field(f"f{n}", "numeric", dim=width) for n, width in enumerate(widths)], 4
+    ).double()
     dense = torch.randn(6, sum(widths), dtype=torch.float64)
     absent = torch.rand(6, sum(widths)) < 0.5
     gate = torch.randn(len(widths), dtype=torch.float64)

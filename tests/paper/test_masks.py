@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import lpfs.paper
-from lpfs.data.plan.presets import CATEGORIES
+from lpfs.data.planning import CATEGORIES
 from lpfs.errors import InputError
 from lpfs.paper.masks import TERABYTE_MASKS, mask_fields
 

@@ -9,11 +9,11 @@ import pytest
 
 import lpfs
 from lpfs import cli
-from lpfs.compare.locks import BusyError
+from lpfs.compare.locks import LockedError
 from lpfs.paper.registry import EXPERIMENTS
-from lpfs.paper.verb import reproduce
 from lpfs.paper.source import given, simulated
 from lpfs.paper.trials import waited
+from lpfs.paper.verb import reproduce
 
 TINY = ["--rows", "1500", "--steps", "60", "--seeds", "1"]
 # what makes the larger ones small: fewer sizes, methods or values than the experiment has
@@ -40,7 +40,7 @@ def run(capsys):
 
     def call(*arguments):
         capsys.readouterr()
-        code = cli.call([str(each) for each in arguments])
+        code = cli.run([str(each) for each in arguments])
         captured = capsys.readouterr()
         assert "Traceback" not in captured.err
         return code, captured.out, captured.err
@@ -107,7 +107,7 @@ def test_every_experiment_writes_what_it_says(run, smaller, out, name):
 
 def test_a_second_call_trains_nothing(run, smaller, out, monkeypatch):
     first, _ = once(run, "distribution", out)
-    monkeypatch.setattr("lpfs.pipeline.stages.find", None)
+    monkeypatch.setattr("lpfs.pipeline.stages.search_fields", None)
     monkeypatch.setattr("lpfs.pipeline.stages.train", None)
     again, _ = once(run, "distribution", out)
     assert again["ours"] == first["ours"]
@@ -209,7 +209,7 @@ def test_what_another_process_is_making_is_waited_for(monkeypatch):
     def make():
         asked.append(1)
         if len(asked) < 3:
-            raise BusyError("train-a")
+            raise LockedError("train-a")
         return "made"
 
     assert waited(make) == "made"

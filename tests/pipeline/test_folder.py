@@ -7,14 +7,14 @@ import json
 import pytest
 
 from lpfs.errors import InputError
-from lpfs.pipeline.run_dir import beginning, is_run
+from lpfs.pipeline.run_dir import is_run, starting_run
 from lpfs.pipeline.settings import Settings
 
 WANTED = Settings(source=("clicks.csv",), label="click", keep=3)
 
 
 def begin(folder, wanted=WANTED, **how):
-    with beginning(folder, wanted, **{"resume": False, "replace": False, **how}):
+    with starting_run(folder, wanted, **{"resume": False, "replace": False, **how}):
         pass
 
 
@@ -51,7 +51,7 @@ def test_replacing_removes_what_a_run_made_and_nothing_else(tmp_path):
 
 
 def fail_in(folder):
-    with beginning(folder, WANTED.updated(label="clik"), resume=False, replace=True):
+    with starting_run(folder, WANTED.updated(label="clik"), resume=False, replace=True):
         (folder / "data").mkdir()
         raise RuntimeError("no such label")
 

@@ -11,7 +11,7 @@ import lpfs
 from lpfs.errors import InputError
 from lpfs.methods.registry import METHODS
 from lpfs.pipeline.settings import Settings
-from lpfs.pipeline.stages import can_be_captured
+from lpfs.pipeline.stages import method_supports_cuda_graph
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 SHORT = {"model_options": {"dim": 4, "hidden": (16,)}, "pretrain_steps": 300, "search_steps": 400}
@@ -68,10 +68,10 @@ def test_a_cpu_cannot_capture(tmp_path, log):
 
 
 def test_the_command_line_says_so(tmp_path):
-    from lpfs.cli.wanted import settings_of
+    from lpfs.cli.options import build_settings
 
     for word, meant in (("auto", None), ("on", True), ("off", False), (None, None)):
-        assert settings_of(["log.csv"], tmp_path, resume=False, graph=word).graph is meant
+        assert build_settings(["log.csv"], tmp_path, resume=False, graph=word).graph is meant
     with pytest.raises(InputError, match="graph must be true, false or left out"):
         Settings(graph="off")
 
@@ -85,7 +85,7 @@ def test_a_run_may_go_on_where_steps_cannot_be_captured():
 
 
 def test_noise_on_the_gates_is_drawn_by_the_host():
-    assert can_be_captured("lpfs++", {})
-    assert not can_be_captured("lpfs++", {"noise": 0.1})
-    assert not can_be_captured("lpfs", {"gate": "lpfs-noise"})
-    assert {name for name in METHODS if can_be_captured(name, {})} == {"lpfs", "lpfs++"}
+    assert method_supports_cuda_graph("lpfs++", {})
+    assert not method_supports_cuda_graph("lpfs++", {"noise": 0.1})
+    assert not method_supports_cuda_graph("lpfs", {"gate": "lpfs-noise"})
+    assert {name for name in METHODS if method_supports_cuda_graph(name, {})} == {"lpfs", "lpfs++"}

@@ -11,8 +11,7 @@ import pytest
 from known_truth import TINY
 
 from lpfs.pipeline import hints as module
-from lpfs.protocol.columns import Column, binned, partition
-from lpfs.pipeline.hints import leaks
+from lpfs.pipeline.hints import FieldValues, bin_numbers, leaks, partition_digest
 from lpfs.pipeline.select import select
 
 BANK = Path(__file__).parents[3] / "shared" / "data" / "bank_marketing.parquet"
@@ -73,7 +72,7 @@ def test_what_goes_wrong_costs_the_hints_alone(tmp_path, monkeypatch, capsys):
     def fails(*_):
         raise ZeroDivisionError("of all things")
 
-    monkeypatch.setattr(module, "columns_of", fails)
+    monkeypatch.setattr(module, "read_fields", fails)
     found, told = selected(table()[0], tmp_path / "run", quiet=False)
     assert list(found.hints) == told == []
     assert "no hints this time: ZeroDivisionError: of all things" in capsys.readouterr().err
@@ -83,7 +82,7 @@ def test_what_goes_wrong_costs_the_hints_alone(tmp_path, monkeypatch, capsys):
 def test_nothing_is_said_of_leaks_on_a_handful_of_clicks(tmp_path, monkeypatch):
     rows = table()[0]
     rows = rows.with_columns(after=pl.col("click").cast(pl.String))
-    monkeypatch.setattr(module, "CLICKS", 1000)
+    monkeypatch.setattr(module, "MIN_POSITIVES", 1000)
     assert selected(rows, tmp_path / "run")[1] == []
 
 
@@ -105,22 +104,22 @@ def test_when_a_field_says_too_much():
 def column(values, raw=False):
     values = np.asarray(values)
     rows = np.arange(len(values))
-    return [Column(values.astype(np.int64), rows, values.astype(np.float64) if raw else None)]
+    return [FieldValues(values.astype(np.int64), rows, values.astype(np.float64) if raw else None)]
 
 
 def test_a_column_under_other_names():
-    first = partition(column([1, 2, 1, 3, 2, 1]))
-    assert first == partition(column([7, 0, 7, 1, 0, 7]))
-    assert first == partition(column([0.5, 0.1, 0.5, 0.9, 0.1, 0.5], raw=True))
-    assert first != partition(column([7, 0, 7, 1, 0, 0]))
-    assert partition(column([1, 1, 1, 1])) is None  # one value everywhere
-    assert partition(column([1, 2, 3, 4])) is None  # another one in every row
+    first = partition_digest(column([1, 2, 1, 3, 2, 1]))
+    assert first == partition_digest(column([7, 0, 7, 1, 0, 7]))
+    assert first == partition_digest(column([0.5, 0.1, 0.5, 0.9, 0.1, 0.5], raw=True))
+    assert first != partition_digest(column([7, 0, 7, 1, 0, 0]))
+    assert partition_digest(column([1, 1, 1, 1])) is None  # one value everywhere
+    assert partition_digest(column([1, 2, 3, 4])) is None  # another one in every row
     draw = np.random.default_rng(0).normal(size=50)
-    assert partition(column(draw, raw=True)) == partition(column(np.exp(draw), raw=True))
-    assert partition(column(draw, raw=True)) == partition(column(-draw, raw=True))
-    assert partition(column(draw, raw=True)) != partition(column(np.roll(draw, 1), raw=True))
+    assert partition_digest(column(draw, raw=True)) == partition_digest(column(np.exp(draw), raw=True))
+    assert partition_digest(column(draw, raw=True)) == partition_digest(column(-draw, raw=True))
+    assert partition_digest(column(draw, raw=True)) != partition_digest(column(np.roll(draw, 1), raw=True))
     ids = np.array([1, 2, 1, 2])
-    bag, other = (partition([Column(ids, np.array(rows))]) for rows in ([0, 0, 1, 2], [0, 1, 1, 2]))
+    bag, other = (partition_digest([FieldValues(ids, np.array(rows))]) for rows in ([0, 0, 1, 2], [0, 1, 1, 2]))
     assert bag is not None
     assert bag != other
 
@@ -128,9 +127,9 @@ def test_a_column_under_other_names():
 def test_bins_are_those_learned():
     edges = np.array([0.0, 1.0])
     raw = np.array([-5.0, 0.5, np.nan, 9.0])
-    now = Column(np.zeros(4, np.int64), np.arange(4), raw, np.array([3.0]))
-    before = Column(np.zeros(1, np.int64), np.arange(1), np.zeros(1), edges)
-    assert now.like(before).ids.tolist() == binned(raw, edges).tolist() == [1, 2, 0, 3]
+    now = FieldValues(np.zeros(4, np.int64), np.arange(4), raw, np.array([3.0]))
+    before = FieldValues(np.zeros(1, np.int64), np.arange(1), np.zeros(1), edges)
+    assert now.like(before).ids.tolist() == bin_numbers(raw, edges).tolist() == [1, 2, 0, 3]
 
 
 @pytest.mark.skipif(not BANK.exists(), reason="the table is not here")

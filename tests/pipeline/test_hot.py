@@ -1,7 +1,6 @@
 """Hot start: what it begins with, which rows it trains on, what it leaves."""
 
 from __future__ import annotations
-from lpfs.pipeline.stages import train
 
 import copy
 import json
@@ -11,21 +10,20 @@ import pytest
 import torch
 from known_truth import TINY, known_truth
 
-from lpfs.models.registry import make_model
-from lpfs.protocol import hot
-from lpfs.protocol.hot import SHRUNK, hot_start, shrunk
+from lpfs.models import make_model
+from lpfs.pipeline import stages
+from lpfs.pipeline.plan import plan_run
 from lpfs.pipeline.settings import Settings
-from lpfs.pipeline.stages import anew, judge
-from lpfs.pipeline.tell import Teller
-from lpfs.pipeline.select import planned
-from lpfs.train.loop import fit
+from lpfs.pipeline.stages import SHRINK_FACTOR, evaluate_split, hot_start, reinitialized, shrink_and_perturb, train
+from lpfs.pipeline.tell import Console
+from lpfs.train.fit import fit
 
 
 @pytest.fixture
 def work(tmp_path):
     log = known_truth(tmp_path / "log", rows=1800)
     settings = Settings(keep=3, **TINY)
-    return planned(settings, log, tmp_path / "run", False, Teller(quiet=True))
+    return plan_run(settings, log, tmp_path / "run", False, Console(quiet=True))
 
 
 @pytest.fixture
@@ -54,7 +52,7 @@ def trained_on(monkeypatch):
         calls.append((part, states(model), copy.deepcopy(optimizer.state_dict())))
         return real(work, model, optimizer, part, *rest)
 
-    monkeypatch.setattr(hot, "train", spy)
+    monkeypatch.setattr(stages, "train", spy)
     return calls
 
 
@@ -67,8 +65,8 @@ def test_it_goes_on_with_a_copy_and_its_optimizer(work, pruned, monkeypatch):
     assert same(states(pruned.model), before)
     assert part.span == work.parts.search.span  # the latest: these rows have an order
     assert watch.shrunk == 1.0
-    assert watch.seen[0] == (0, judge(work, pruned.model, work.parts.valid).auc)
-    assert judge(work, model, work.parts.valid).auc == watch.best[1] >= watch.seen[0][1]
+    assert watch.seen[0] == (0, evaluate_split(work, pruned.model, work.parts.valid).auc)
+    assert evaluate_split(work, model, work.parts.valid).auc == watch.best[1] >= watch.seen[0][1]
 
 
 def test_rows_that_nothing_orders_are_all_trained_on(work, pruned, monkeypatch):
@@ -80,38 +78,40 @@ def test_rows_that_nothing_orders_are_all_trained_on(work, pruned, monkeypatch):
 
 
 def test_a_model_that_knows_its_rows_by_heart_is_shrunk(work, pruned, monkeypatch):
-    monkeypatch.setattr(hot, "BY_HEART", -1.0)
+    monkeypatch.setattr(stages, "MEMORIZED_AUC_GAP", -1.0)
     calls, before = trained_on(monkeypatch), states(pruned.model)
     model, watch = hot_start(work, pruned)
     part, began, _ = calls[0]
-    fresh = states(anew(work, pruned.model))
-    assert all(torch.allclose(began[n], SHRUNK * before[n] + (1 - SHRUNK) * fresh[n]) for n in before)
+    fresh = states(reinitialized(work, pruned.model))
+    assert all(
+        torch.allclose(began[n], SHRINK_FACTOR * before[n] + (1 - SHRINK_FACTOR) * fresh[n]) for n in before
+    )
     assert part.span == work.parts.train.span
-    assert watch.shrunk == SHRUNK
+    assert watch.shrunk == SHRINK_FACTOR
     assert same(states(pruned.model), before)
-    start = judge(work, pruned.model, work.parts.valid).auc
+    start = evaluate_split(work, pruned.model, work.parts.valid).auc
     assert watch.seen[0] == (0, start)
-    assert judge(work, model, work.parts.valid).auc == watch.best[1] >= start
+    assert evaluate_split(work, model, work.parts.valid).auc == watch.best[1] >= start
 
 
 def test_a_shrunk_model_that_does_not_come_back_leaves_the_pruned_one(work, pruned, monkeypatch):
-    monkeypatch.setattr(hot, "BY_HEART", -1.0)
+    monkeypatch.setattr(stages, "MEMORIZED_AUC_GAP", -1.0)
 
     def ruined(work, model):
-        model, optimizer = shrunk(work, model)
+        model, optimizer = shrink_and_perturb(work, model)
         with torch.no_grad():
             model.top[-1].weight.mul_(-1000.0)
         for group in optimizer.param_groups:
             group["lr"] = 1e-9
         return model, optimizer
 
-    monkeypatch.setattr(hot, "shrunk", ruined)
+    monkeypatch.setattr(stages, "shrink_and_perturb", ruined)
     model, watch = hot_start(work, pruned)
     assert watch.best[0] == 0
     assert same(states(model), states(pruned.model))
 
 
 def test_a_log_that_is_gone_through_once_is_never_known_by_heart(work, pruned, monkeypatch):
-    monkeypatch.setattr(hot, "BY_HEART", -1.0)
+    monkeypatch.setattr(stages, "MEMORIZED_AUC_GAP", -1.0)
     work.recipe = type(work.recipe)(**{**json.loads(json.dumps(work.recipe.to_json())), "shuffle": False})
     assert hot_start(work, pruned)[1].shrunk == 1.0

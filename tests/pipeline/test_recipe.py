@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpfs.errors import InputError
-from lpfs.protocol.recipe import recipe
+from lpfs.pipeline.splits import plan_stages
 
 
 def parts(early, train):
@@ -19,7 +19,7 @@ def parts(early, train):
 
 def test_a_large_log_is_gone_through_once():
     """The paper's shape: T2 is a quarter of T1."""
-    found = recipe(parts(18_000_000, 22_500_000))
+    found = plan_stages(parts(18_000_000, 22_500_000))
     assert (found.batch_size, found.pretrain, found.search, found.shuffle) == (512, 35_157, 8789, False)
     assert (found.train, found.hot) == (43_946, 10_986)
     assert (found.apart, found.pace) == (False, 1.0)
@@ -36,7 +36,7 @@ def test_a_large_log_is_gone_through_once():
     ],
 )
 def test_a_small_table_gets_smaller_batches_and_is_repeated(rows, batch, pretrain, shuffle):
-    found = recipe(parts(rows, rows * 5 // 4))
+    found = plan_stages(parts(rows, rows * 5 // 4))
     assert (found.batch_size, found.pretrain, found.search, found.shuffle) == (batch, pretrain, 2000, shuffle)
     assert (found.apart, found.held) == (True, 512)
     assert found.pace == 3.0 * min(1.0, 2 * rows / (2000 * batch))
@@ -44,7 +44,7 @@ def test_a_small_table_gets_smaller_batches_and_is_repeated(rows, batch, pretrai
 
 @given(rows=st.integers(1, 10**9), more=st.integers(0, 10**9))
 def test_rules_that_always_hold(rows, more):
-    found = recipe(parts(rows, rows + more))
+    found = plan_stages(parts(rows, rows + more))
     assert found.batch_size in (64, 128, 256, 512)
     assert found.pretrain >= 2000
     assert found.search == max(2000, round(found.pretrain / 4))
@@ -56,17 +56,17 @@ def test_rules_that_always_hold(rows, more):
 
 
 def test_what_is_said_goes_before_what_is_found():
-    found = recipe(parts(1000, 1250), batch_size=100, pretrain_steps=10, search_steps=7)
+    found = plan_stages(parts(1000, 1250), batch_size=100, pretrain_steps=10, search_steps=7)
     assert found.to_json() == {
         "batch_size": 100, "pretrain": 10, "search": 7, "train": 12, "hot": 3, "shuffle": False,
         "apart": True, "held": 512, "pace": 3.0,
     }  # fmt: skip
-    assert recipe(parts(1000, 1250), batch_size=100, pretrain_steps=11).shuffle
-    assert recipe(parts(1000, 1250), pretrain_steps=12000).search == 3000
+    assert plan_stages(parts(1000, 1250), batch_size=100, pretrain_steps=11).shuffle
+    assert plan_stages(parts(1000, 1250), pretrain_steps=12000).search == 3000
 
 
 @pytest.mark.parametrize("name", ["batch_size", "pretrain_steps", "search_steps"])
 @pytest.mark.parametrize("value", [0, -1, 2.5, True, "3"])
 def test_numbers_that_are_none(name, value):
     with pytest.raises(InputError, match=f"{name} must be a whole number >= 1, found"):
-        recipe(parts(1000, 1250), **{name: value})
+        plan_stages(parts(1000, 1250), **{name: value})

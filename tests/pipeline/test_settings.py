@@ -7,7 +7,7 @@ import json
 import pytest
 
 from lpfs.errors import InputError
-from lpfs.pipeline.run_dir import open_folder
+from lpfs.pipeline.run_dir import open_run_dir
 from lpfs.pipeline.settings import Settings
 
 
@@ -18,7 +18,7 @@ def test_they_are_read_back_as_they_were(tmp_path):
     )  # fmt: skip
     assert settings.must_keep == ("user",)
     folder = tmp_path / "run"
-    open_folder(folder, settings, resume=False, replace=False)
+    open_run_dir(folder, settings, resume=False, replace=False)
     assert Settings.load(folder) == Settings.load(folder / "config.json") == settings
     assert json.loads((folder / "config.json").read_text()) == json.loads(
         json.dumps({"format": "lpfs-run", **settings.to_json()})
@@ -81,15 +81,15 @@ def test_configurations_that_are_none(tmp_path):
 
 def test_a_folder_is_begun_once_and_gone_on_with_under_the_same_settings(tmp_path):
     folder, settings = tmp_path / "run", Settings(keep=3, seed=5)
-    open_folder(folder, settings, resume=True, replace=False)  # nothing to go on with: it begins
-    open_folder(folder, settings, resume=False, replace=False)  # nothing was trained yet
+    open_run_dir(folder, settings, resume=True, replace=False)  # nothing to go on with: it begins
+    open_run_dir(folder, settings, resume=False, replace=False)  # nothing was trained yet
     (folder / "pretrain").mkdir()
     with pytest.raises(InputError, match="holds a run already; go on with --resume"):
-        open_folder(folder, settings, resume=False, replace=False)
-    open_folder(folder, settings, resume=True, replace=False)
+        open_run_dir(folder, settings, resume=False, replace=False)
+    open_run_dir(folder, settings, resume=True, replace=False)
     with pytest.raises(InputError, match="was begun with keep=3 and cannot go on with 4"):
-        open_folder(folder, Settings(keep=4, seed=5), resume=True, replace=False)
-    open_folder(folder, Settings(keep=4), resume=False, replace=True).forget()
+        open_run_dir(folder, Settings(keep=4, seed=5), resume=True, replace=False)
+    open_run_dir(folder, Settings(keep=4), resume=False, replace=True).forget()
     assert not (folder / "pretrain").exists()
     assert Settings.load(folder).keep == 4
 
@@ -98,7 +98,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     for replace in (False, True):
         with pytest.raises(InputError, match="is not empty and holds no run"):
-            open_folder(tmp_path, Settings(), resume=False, replace=replace)
+            open_run_dir(tmp_path, Settings(), resume=False, replace=replace)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
     with pytest.raises(InputError, match="holds no run"):
-        open_folder(tmp_path / "thesis.txt", Settings(), resume=False, replace=True)
+        open_run_dir(tmp_path / "thesis.txt", Settings(), resume=False, replace=True)

@@ -11,9 +11,9 @@ import pytest
 
 from lpfs.markup import shortened, visible
 from lpfs.report.comparison import Comparison, Difference, Result
-from lpfs.report.verb import report, report_comparison
 from lpfs.report.page import SCRIPTS, STYLES, asset, hashed
 from lpfs.report.selection import selection_page
+from lpfs.report.verb import report, report_comparison
 from lpfs.report.versus import curves
 
 ALLOWED = {

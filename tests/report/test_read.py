@@ -8,14 +8,14 @@ import hostile
 import pytest
 
 from lpfs import cli
-from lpfs.cli.wanted import settings_of
+from lpfs.cli.options import build_settings
 from lpfs.errors import InputError
 from lpfs.pipeline.settings import Settings
-from lpfs.report.verb import report, try_report
 from lpfs.report.command import command_of
 from lpfs.report.compared import read_comparison
 from lpfs.report.comparison import Comparison
 from lpfs.report.run import make_run, read_run
+from lpfs.report.verb import report, try_report
 from lpfs.report.words import answer
 
 
@@ -131,13 +131,13 @@ def test_the_command_gives_the_same_settings(settings, monkeypatch, tmp_path):
     seen = []
 
     def stop(source, out, *, resume, config=None, **given):
-        seen.append(settings_of(source, out, resume=resume, config=config, **given))
+        seen.append(build_settings(source, out, resume=resume, config=config, **given))
         raise InputError("enough")
 
-    monkeypatch.setattr(command, "settings_of", stop)
+    monkeypatch.setattr(command, "build_settings", stop)
     words = shlex.split(command_of(settings.to_json(), str(tmp_path / "out")))
     assert words[:2] == ["lpfs", "select"]
-    cli.call(words[1:])
+    cli.run(words[1:])
     assert json.loads(json.dumps(seen[0].to_json())) == json.loads(json.dumps(settings.to_json()))
 
 
@@ -154,11 +154,11 @@ def test_a_table_in_memory_has_no_command(make_folder):
 
 def test_the_command_line(make_folder, capsys):
     folder = make_folder(hostile.names(20))
-    assert cli.call(["report", str(folder)]) == 0
+    assert cli.run(["report", str(folder)]) == 0
     assert capsys.readouterr().out == f"open {folder / 'report.html'}\n"
     out = folder.parent / "elsewhere.html"
-    assert cli.call(["report", str(folder), "--out", str(out), "--json"]) == 0
+    assert cli.run(["report", str(folder), "--out", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"path": str(out), "bytes": out.stat().st_size}
-    assert cli.call(["report", str(folder), "--out", str(folder)]) == 1
+    assert cli.run(["report", str(folder), "--out", str(folder)]) == 1
     assert "is a folder" in capsys.readouterr().err
-    assert cli.call(["report", str(folder / "none")]) == 1
+    assert cli.run(["report", str(folder / "none")]) == 1

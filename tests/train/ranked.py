@@ -21,22 +21,19 @@ from known_truth import SMALL
 from torch import nn
 
 from lpfs.data.dataset import Dataset
+from lpfs.embeddings.row_grad import RowGrad, RowParameter
 from lpfs.errors import InputError, StateError
 from lpfs.gates.attach import attach
 from lpfs.methods.search import search
 from lpfs.methods.shuffled import shuffled
-from lpfs.models.registry import make_model
-from lpfs.embeddings.row_grad import RowGrad, RowParameter
+from lpfs.models import make_model
 from lpfs.train.callbacks import Callback
 from lpfs.train.config import Training
-from lpfs.train.evaluate import evaluate, outputs
-from lpfs.train.joined import joined
-from lpfs.train.loop import fit
-from lpfs.train.predict import predict
-from lpfs.train.distributed.group import current, in_turn
-from lpfs.train.distributed.reduce import reduce_grads, refuse_difference
-from lpfs.train.sharing import shared
-from lpfs.train.step import loss_of, make_optimizer
+from lpfs.train.distributed.group import current_group, joined, leader_first
+from lpfs.train.distributed.reduce import check_parameters_equal, rank_batches, reduce_grads
+from lpfs.train.evaluate import evaluate, predict_batch, predictions
+from lpfs.train.fit import fit
+from lpfs.train.step import bce_loss, make_optimizer
 
 HERE = Path(__file__).parent
 BATCH = 51  # shared by two: 26 rows and 25
@@ -158,11 +155,11 @@ def slope(log: Dataset) -> torch.Tensor:
     gates = attach(model, steps=STEPS)
     with torch.no_grad():
         gates.x.copy_(torch.linspace(0.2, 1.4, len(gates.names)))
-    for batch in shared(log.stream(log.rows)):
-        loss = loss_of(*predict(model, batch))
+    for batch in rank_batches(log.stream(log.rows)):
+        loss = bce_loss(*predict_batch(model, batch))
         loss.backward()
-        if current().several:
-            reduce_grads(current(), list(model.parameters()), len(batch), loss)
+        if current_group().several:
+            reduce_grads(current_group(), list(model.parameters()), len(batch), loss)
     assert gates.x.grad is not None
     return gates.x.grad.clone()
 
@@ -172,7 +169,7 @@ def slope(log: Dataset) -> torch.Tensor:
 
 def sums(folder: Path, log: Dataset) -> dict[str, Any]:
     """Gradients of small whole numbers: every sum is exact, whatever its order."""
-    rank = current().rank
+    rank = current_group().rank
     found: dict[str, Any] = {}
     for case, (mine, others) in {"even": (2, 2), "uneven": (3, 1), "none": (4, 0)}.items():
         rows = mine if rank == 0 else others
@@ -197,7 +194,9 @@ def sums(folder: Path, log: Dataset) -> dict[str, Any]:
         before["sparse"] = torch.zeros(6, 2) if sparse.grad is None else sparse.grad.to_dense()
         before["weight"] = spread(weight)
         parameters = [dense, weight, unused, once, narrow, sparse]
-        total, loss = reduce_grads(current(), parameters, rows, torch.tensor(float(rank + 1) if rows else 0.0))
+        total, loss = reduce_grads(
+            current_group(), parameters, rows, torch.tensor(float(rank + 1) if rows else 0.0)
+        )
         assert unused.grad is None
         found[case] = {
             "rows": rows,
@@ -225,8 +224,8 @@ def spread(weight: RowParameter) -> torch.Tensor:
 
 def words(folder: Path, log: Dataset) -> dict[str, Any]:
     """Everything that is said beside tensors."""
-    ranks = current()
-    seen = {"agreed": ranks.agree(lambda: {"by": [current().world, (1, float("inf"))]}, "agreeing")}
+    ranks = current_group()
+    seen = {"agreed": ranks.agree(lambda: {"by": [current_group().world, (1, float("inf"))]}, "agreeing")}
 
     def wrong() -> None:
         raise InputError("no such field")
@@ -239,7 +238,7 @@ def words(folder: Path, log: Dataset) -> dict[str, Any]:
             ranks.agree(make, "failing")
         except Exception as error:
             seen[name] = [type(error).__name__, str(error)]
-    with in_turn("writing") as second:
+    with leader_first("writing") as second:
         seen["second"] = second
         seen["there"] = (folder / "turn").exists()
         (folder / "turn").touch()
@@ -249,7 +248,7 @@ def words(folder: Path, log: Dataset) -> dict[str, Any]:
     nn.init.constant_(model.weight, 0.5)
     nn.init.constant_(model.bias, float(ranks.rank))
     try:
-        refuse_difference(ranks, model)
+        check_parameters_equal(ranks, model)
     except StateError as error:
         seen["difference"] = str(error)
     return seen
@@ -265,7 +264,7 @@ def judged(folder: Path, log: Dataset) -> dict[str, Any]:
         "whole": whole.to_json(),
         "weighed": weighed.to_json(),
         "few": few.to_json(),
-        "logits": torch.tensor(outputs(model, log.stream(64)).logits),
+        "logits": torch.tensor(predictions(model, log.stream(64)).logits),
     }
 
 

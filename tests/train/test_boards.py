@@ -11,8 +11,8 @@ from tiny import log, tiny
 
 import lpfs
 from lpfs.errors import MissingPackageError
-from lpfs.train.boards import MLflow, TensorBoard, metric_name
-from lpfs.train.loop import fit
+from lpfs.train.fit import fit
+from lpfs.train.loggers import MLflowLogger, TensorBoardLogger, metric_name
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +59,9 @@ def test_what_is_not_there_is_named_with_the_way_to_get_it(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'lpfs\[tensorboard\]'"):
-        TensorBoard(tmp_path, 0)
+        TensorBoardLogger(tmp_path, 0)
     with pytest.raises(MissingPackageError, match=r"pip install 'lpfs\[mlflow\]'"):
-        MLflow("x")
+        MLflowLogger("x")
     for name in ("tensorboard", "mlflow"):
         with pytest.raises(MissingPackageError, match=name):
             lpfs.select("no log is read for it", tmp_path / "run", keep=2, **{name: True})
@@ -70,7 +70,7 @@ def test_what_is_not_there_is_named_with_the_way_to_get_it(tmp_path, monkeypatch
 
 def test_tensorboard_is_given_every_number_and_the_settings(tmp_path):
     pytest.importorskip("tensorboard", reason="pip install 'lpfs[tensorboard]'")
-    writer = TensorBoard(tmp_path, 7, {"lr": 0.1, "optimizer": "adam", "clip": None})
+    writer = TensorBoardLogger(tmp_path, 7, {"lr": 0.1, "optimizer": "adam", "clip": None})
     writer({"kind": "train", "step": 8, "loss": 0.5, "note": "text", "flag": True})
     writer({"kind": "search", "step": 8, "alive": 3, "values": {"gates": [0.0, 0.5, 1.0, 1.0]}})
     writer({"kind": "evaluate", "step": 8, "tasks": {"click": {"auc": 0.75, "entropy": None}}})
@@ -89,7 +89,7 @@ def test_tensorboard_is_given_every_number_and_the_settings(tmp_path):
 
 def test_a_search_leaves_gate_histograms(tmp_path):
     pytest.importorskip("tensorboard", reason="pip install 'lpfs[tensorboard]'")
-    from lpfs.models.registry import make_model
+    from lpfs.models import make_model
 
     data = log(tmp_path / "log")
     model = make_model("mlp", data.schema, dim=4, hidden=[8])

@@ -13,7 +13,7 @@ import lpfs
 from lpfs.errors import CheckpointError, InputError
 from lpfs.train import checkpoint, tensor_io
 from lpfs.train.checkpoint import Checkpoints, CheckpointWarning
-from lpfs.train.codec import equal
+from lpfs.train.tensor_io import states_equal
 
 FILES = ("tensors.safetensors", "state.json", "checkpoint.json")
 
@@ -34,8 +34,8 @@ def test_saved_and_loaded(tmp_path):
     assert checkpoints.steps() == [5, 10]
     step, found = checkpoints.latest()
     assert step == 10
-    assert equal(found, state(10))
-    assert equal(checkpoints.load(5), state(5))
+    assert states_equal(found, state(10))
+    assert states_equal(checkpoints.load(5), state(5))
     assert sorted(path.name for path in checkpoints.path(5).iterdir()) == sorted(FILES)
 
 
@@ -71,7 +71,7 @@ def test_a_damaged_one_is_passed_over_with_a_message(tmp_path, file, damage):
     with pytest.warns(CheckpointWarning, match="step-000000000010 is damaged.*the one before it is used"):
         step, found = checkpoints.latest()
     assert step == 5
-    assert equal(found, state(5))
+    assert states_equal(found, state(5))
     checkpoints.save(10, state(10))  # the damaged one is replaced
     assert checkpoints.latest()[0] == 10
 
@@ -91,7 +91,7 @@ def test_every_flipped_bit_is_noticed(tmp_path):
                 continue
             assert file == "checkpoint.json"  # white space between its values has no meaning
             assert chr(whole[byte]).isspace()
-            assert equal(found, state(5))
+            assert states_equal(found, state(5))
         path.write_bytes(whole)
 
 
@@ -126,7 +126,7 @@ def test_a_half_removed_one_is_never_taken(tmp_path):
 @pytest.mark.parametrize("piece", [1, 2])
 def test_a_full_disk_leaves_the_old_ones_intact(tmp_path, monkeypatch, piece):
     checkpoints = made(tmp_path, 5)
-    whole, left = tensor_io.put, piece
+    whole, left = tensor_io._write_bytes, piece
 
     def put(file, digest, data):
         nonlocal left
@@ -136,11 +136,11 @@ def test_a_full_disk_leaves_the_old_ones_intact(tmp_path, monkeypatch, piece):
             raise OSError(errno.ENOSPC, "No space left on device")
         whole(file, digest, data)
 
-    monkeypatch.setattr(tensor_io, "put", put)
+    monkeypatch.setattr(tensor_io, "_write_bytes", put)
     with pytest.raises(CheckpointError, match="No space left on device; the older checkpoints are intact"):
         checkpoints.save(10, state(10))
     assert [path.name for path in checkpoints.folder.iterdir()] == ["step-000000000005"]
-    assert equal(checkpoints.latest()[1], state(5))
+    assert states_equal(checkpoints.latest()[1], state(5))
 
 
 def test_a_really_full_disk(tmp_path):
@@ -175,8 +175,8 @@ def test_another_version_is_not_read(tmp_path):
 
 def test_everything_is_on_the_disk_before_the_rename(tmp_path, monkeypatch):
     order = []
-    monkeypatch.setattr(checkpoint, "sync", lambda path: order.append(path.name))
-    monkeypatch.setattr(tensor_io, "sync", lambda path: order.append(path.name))
+    monkeypatch.setattr(checkpoint, "fsync_path", lambda path: order.append(path.name))
+    monkeypatch.setattr(tensor_io, "fsync_path", lambda path: order.append(path.name))
     rename = Path.rename
     monkeypatch.setattr(Path, "rename", lambda self, to: (order.append("rename"), rename(self, to))[1])
     made(tmp_path, 5)

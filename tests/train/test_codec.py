@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpfs.errors import InputError
-from lpfs.train.codec import equal, pack, unpack
+from lpfs.train.tensor_io import flatten_state, restore_state, states_equal
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 KEYS = st.text() | st.integers() | st.sampled_from(["!tuple", "!tensor", "!items"])
@@ -22,10 +22,10 @@ NESTED = st.recursive(
 
 @given(NESTED)
 def test_anything_nested_comes_back_as_it_was(value):
-    values, tensors = pack(value)
-    back = unpack(json.loads(json.dumps(values, allow_nan=False)), tensors)
+    values, tensors = flatten_state(value)
+    back = restore_state(json.loads(json.dumps(values, allow_nan=False)), tensors)
     assert same_kinds(value, back)
-    assert equal(value, back)
+    assert states_equal(value, back)
 
 
 def same_kinds(one, two):
@@ -38,13 +38,13 @@ def same_kinds(one, two):
 
 def test_names_that_would_clash_do_not():
     value = {"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}, 0: {"c": torch.ones(2)}, "0": {"c": torch.zeros(2)}}
-    assert equal(unpack(*pack(value)), value)
-    assert len(pack(value)[1]) == 4
+    assert states_equal(restore_state(*flatten_state(value)), value)
+    assert len(flatten_state(value)[1]) == 4
 
 
 def test_numbers_without_a_spelling_in_json():
-    values, _ = pack([math.nan, math.inf, -math.inf])
-    back = unpack(json.loads(json.dumps(values, allow_nan=False)), {})
+    values, _ = flatten_state([math.nan, math.inf, -math.inf])
+    back = restore_state(json.loads(json.dumps(values, allow_nan=False)), {})
     assert math.isnan(back[0])
     assert back[1:] == [math.inf, -math.inf]
 
@@ -55,18 +55,18 @@ def test_an_optimizer_state_survives():
         weight.grad = torch.randn(4)
         optimizer.step()
         state = optimizer.state_dict()
-        assert equal(unpack(*pack(state)), state)
+        assert states_equal(restore_state(*flatten_state(state)), state)
 
 
 def test_equal_sees_one_bit_a_type_and_a_key():
     one = {"x": torch.tensor([1.0, math.nan])}
-    assert equal(one, {"x": torch.tensor([1.0, math.nan])})
-    assert not equal(one, {"x": torch.tensor([1.0 + 2**-23, math.nan])})
-    assert not equal(one, {"x": torch.tensor([1.0, math.nan], dtype=torch.float64)})
-    assert not equal(one, {"y": torch.tensor([1.0, math.nan])})
-    assert not equal({"x": torch.tensor(0.0)}, {"x": torch.tensor(-0.0)})
+    assert states_equal(one, {"x": torch.tensor([1.0, math.nan])})
+    assert not states_equal(one, {"x": torch.tensor([1.0 + 2**-23, math.nan])})
+    assert not states_equal(one, {"x": torch.tensor([1.0, math.nan], dtype=torch.float64)})
+    assert not states_equal(one, {"y": torch.tensor([1.0, math.nan])})
+    assert not states_equal({"x": torch.tensor(0.0)}, {"x": torch.tensor(-0.0)})
 
 
 def test_what_cannot_be_kept_is_named():
     with pytest.raises(InputError, match=r"callbacks\.0\.made holds a set, which a checkpoint cannot keep"):
-        pack({"callbacks": [{"made": {1, 2}}]})
+        flatten_state({"callbacks": [{"made": {1, 2}}]})

@@ -15,7 +15,7 @@ from tiny import log, tiny
 import lpfs
 from lpfs.errors import DeviceMemoryError
 from lpfs.train.callbacks import Callback
-from lpfs.train.codec import equal
+from lpfs.train.tensor_io import states_equal
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
@@ -50,7 +50,7 @@ def test_it_goes_on_bit_by_bit_with_dropout_of_the_gpu(tmp_path, precision):
         go(data, tmp_path / "cut", stop=18, precision=precision)
     model, done = go(data, tmp_path / "cut", seed=4, precision=precision)
     assert done.resumed == 15
-    assert equal(model, whole)
+    assert states_equal(model, whole)
     assert done.metrics == expected.metrics
 
 

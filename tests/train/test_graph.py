@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import lpfs
-from lpfs.errors import InputError
 from lpfs.embeddings.optim import Adagrad
+from lpfs.errors import InputError
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 SCHEMA = lpfs.Schema(

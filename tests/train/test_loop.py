@@ -10,15 +10,15 @@ from tiny import log, tiny
 from torch import nn
 
 import lpfs
-from lpfs.errors import DeviceMemoryError, InputError, MissingPackageError, NonFiniteError
 from lpfs.embeddings.optim import Adagrad, Adam
+from lpfs.errors import DeviceMemoryError, InputError, MissingPackageError, NonFiniteError
 from lpfs.train.callbacks import Callback
 from lpfs.train.checkpoint import Checkpoints
-from lpfs.train.codec import equal
 from lpfs.train.config import Training
 from lpfs.train.evaluate import evaluate
-from lpfs.train.loop import fit
-from lpfs.train.step import loss_of
+from lpfs.train.fit import fit
+from lpfs.train.step import bce_loss
+from lpfs.train.tensor_io import states_equal
 
 
 def fitted(data, model=None, optimizer="adam", **settings):
@@ -89,7 +89,7 @@ def test_the_weights_are_those_of_a_loop_written_by_hand(data, name):
             step += 1
             if step == 25:
                 break
-    assert equal(dict(mine.state_dict()), dict(model.state_dict()))
+    assert states_equal(dict(mine.state_dict()), dict(model.state_dict()))
 
 
 def test_same_seed_same_result_and_another_seed_another(data, tmp_path):
@@ -99,9 +99,9 @@ def test_same_seed_same_result_and_another_seed_another(data, tmp_path):
         return dict(model.state_dict()), lines, done.metrics
 
     (one, *logged), (two, *again) = once(tmp_path / "a", 3), once(tmp_path / "b", 3)
-    assert equal(one, two)
+    assert states_equal(one, two)
     assert logged == again
-    assert not equal(one, once(tmp_path / "c", 4)[0])
+    assert not states_equal(one, once(tmp_path / "c", 4)[0])
 
 
 def test_hooks_come_in_order(data, tmp_path):
@@ -116,7 +116,7 @@ def test_hooks_come_in_order(data, tmp_path):
 def test_a_callback_that_does_nothing_changes_nothing(data):
     one, _ = fitted(data, steps=5)
     two, _ = fitted(data, steps=5, callbacks=[Callback()])
-    assert equal(dict(one.state_dict()), dict(two.state_dict()))
+    assert states_equal(dict(one.state_dict()), dict(two.state_dict()))
 
 
 def test_a_callback_may_add_to_the_loss_and_stop(data):
@@ -196,7 +196,7 @@ def test_sample_weights_count(data):
     one, _ = fitted(data, steps=10, weights=lambda batch: torch.ones(len(batch)))
     none, _ = fitted(data, steps=10)
     clicks, done = fitted(data, steps=40, weights=lambda batch: batch.labels[:, 0], valid=data.stream(64))
-    assert equal(dict(one.state_dict()), dict(none.state_dict()))
+    assert states_equal(dict(one.state_dict()), dict(none.state_dict()))
     assert clicks(next(iter(data.stream(640)))).mean() > none(next(iter(data.stream(640)))).mean()
     assert (
         done.metrics.main.positives == done.metrics.main.calibration * 0 + 231
@@ -249,7 +249,7 @@ def test_a_loss_that_is_not_finite_moves_nothing_and_names_the_batch(data, tmp_p
     with pytest.raises(NonFiniteError, match=where):
         fitted(data, model, steps=40, folder=tmp_path, checkpoint_every=5, callbacks=[watch, Spoil(13, value)])
     assert watch.moved == 13
-    assert equal(watch.weights, dict(model.state_dict()))
+    assert states_equal(watch.weights, dict(model.state_dict()))
     step, saved = Checkpoints(tmp_path / "checkpoints").latest()
     assert step == 10
     assert all(each.isfinite().all() for each in saved["model"].values())
@@ -259,7 +259,7 @@ def test_a_gradient_that_is_not_finite_is_found_when_clipping(data):
     model, watch = tiny(), Watch()
     with pytest.raises(NonFiniteError, match="the gradient is not finite at step 3 .*nothing was moved"):
         fitted(data, model, steps=5, clip=1.0, callbacks=[watch, Spoil(2, math.inf, "gradient")])
-    assert equal(watch.weights, dict(model.state_dict()))
+    assert states_equal(watch.weights, dict(model.state_dict()))
 
 
 def test_broken_weights_are_never_saved(data, tmp_path):
@@ -274,7 +274,7 @@ def test_looking_less_often_still_finds_it_before_a_line_or_a_checkpoint(data, t
     assert [line["step"] for line in records(tmp_path)] == [8]
     one, _ = fitted(data, steps=20)
     two, _ = fitted(data, steps=20, check_every=7)
-    assert equal(dict(one.state_dict()), dict(two.state_dict()))
+    assert states_equal(dict(one.state_dict()), dict(two.state_dict()))
 
 
 def test_no_memory_left(data):
@@ -305,11 +305,13 @@ def test_the_best_model_is_kept_when_asked_for(data, tmp_path, monkeypatch, fold
     at, _ = fitted(data, steps=20)
     model, done = fitted(data, steps=40, valid=data.stream(100), keep="best", **place)
     assert (done.best_step, done.best.auc, done.metrics.auc, done.steps) == (20, 0.8, 0.8, 40)
-    assert equal(dict(model.state_dict()), dict(at.state_dict()))
+    assert states_equal(dict(model.state_dict()), dict(at.state_dict()))
     if folder:
         assert Checkpoints(tmp_path / "checkpoints").steps() == [20, 40]
         saved = Checkpoints(tmp_path / "checkpoints").load(40)
-        assert not equal(saved["model"], dict(at.state_dict()))  # the run itself could go on from its last step
+        assert not states_equal(
+            saved["model"], dict(at.state_dict())
+        )  # the run itself could go on from its last step
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -324,12 +326,12 @@ def test_the_optimizer_goes_back_to_the_best_state_with_the_model(data, tmp_path
     scripted(monkeypatch, 0.6, 0.8, 0.7, 0.8)
     expected = trained(20)
     found = trained(40, valid=data.stream(100), keep="best", **({"folder": tmp_path} if folder else {}))
-    assert equal(dict(found[0].state_dict()), dict(expected[0].state_dict()))
-    assert equal(found[1].state_dict(), expected[1].state_dict())
+    assert states_equal(dict(found[0].state_dict()), dict(expected[0].state_dict()))
+    assert states_equal(found[1].state_dict(), expected[1].state_dict())
     assert found[1].param_groups[0]["lr"] == 0.02
     for model, chosen in (expected, found):  # and so does the next step
         fitted(data, model, chosen, lr=None, steps=1)
-    assert equal(dict(found[0].state_dict()), dict(expected[0].state_dict()))
+    assert states_equal(dict(found[0].state_dict()), dict(expected[0].state_dict()))
 
 
 def test_the_optimizer_stays_where_it_is_when_asked_to(data, monkeypatch):
@@ -339,7 +341,7 @@ def test_the_optimizer_stays_where_it_is_when_asked_to(data, monkeypatch):
         model = tiny()
         optimizers.append(Adagrad(model.parameters(), lr=0.02))
         fitted(data, model, optimizers[-1], lr=None, steps=30, **how)
-    assert equal(optimizers[0].state_dict(), optimizers[1].state_dict())
+    assert states_equal(optimizers[0].state_dict(), optimizers[1].state_dict())
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -350,7 +352,7 @@ def test_the_model_as_it_came_may_be_the_best(data, tmp_path, monkeypatch, folde
     how = {"valid": data.stream(100), "keep": "best", "evaluate_first": True, "callbacks": [recorder]}
     model, done = fitted(data, steps=30, **how, **place)
     assert (done.best_step, done.best.auc, done.metrics.auc, done.steps) == (0, 0.9, 0.7, 30)
-    assert equal(dict(model.state_dict()), dict(tiny().state_dict()))
+    assert states_equal(dict(model.state_dict()), dict(tiny().state_dict()))
     assert recorder.calls[:2] == [("begin", 0), ("evaluate", 0)]
     assert [step for name, step in recorder.calls if name == "evaluate"] == [0, 10, 20, 30]
     if folder:
@@ -363,7 +365,7 @@ def test_the_last_is_kept_by_default(data, monkeypatch):
     plain, _ = fitted(data, steps=20)
     model, done = fitted(data, steps=20, valid=data.stream(100))
     assert (done.best_step, done.metrics.auc, done.best.auc) == (10, 0.6, 0.8)
-    assert equal(dict(model.state_dict()), dict(plain.state_dict()))
+    assert states_equal(dict(model.state_dict()), dict(plain.state_dict()))
 
 
 def test_early_stop(data, monkeypatch):
@@ -390,7 +392,7 @@ def test_a_failing_logger_never_stops_training(data, tmp_path):
     with pytest.warns(UserWarning, match="server gone"):
         model, _ = fitted(data, steps=10, folder=tmp_path, loggers=[broken, seen.append], log_every=2)
     assert seen == records(tmp_path)
-    assert equal(dict(model.state_dict()), dict(plain.state_dict()))
+    assert states_equal(dict(model.state_dict()), dict(plain.state_dict()))
 
 
 def test_a_log_that_cannot_be_written_does_not_stop_training_either(data, tmp_path):
@@ -444,7 +446,7 @@ def test_without_a_folder_nothing_is_written(data, tmp_path, monkeypatch):
 def test_the_loss_of_the_log_is_the_mean_since_the_last_line(data, tmp_path):
     model = tiny(dropout=0.0)
     with torch.no_grad():
-        losses = [float(loss_of(model(b)[:, None], b.labels)) for b in data.stream(64)]
+        losses = [float(bce_loss(model(b)[:, None], b.labels)) for b in data.stream(64)]
     fit(model, data.stream(64), "adam", lr=1e-12, folder=tmp_path, log_every=5, quiet=True)
     found = [line["loss"] for line in records(tmp_path, "train")]
     assert found == pytest.approx([sum(losses[:5]) / 5, sum(losses[5:]) / 5], rel=1e-6)

@@ -20,30 +20,30 @@ sys.path.insert(0, str(Path(__file__).parent))
 from known_truth import SMALL, known_truth
 
 from lpfs.methods.search import search
-from lpfs.models.registry import make_model
+from lpfs.models import make_model
 from lpfs.train.config import Training
+from lpfs.train.distributed.group import RankGroup, single_process, use_group
+from lpfs.train.distributed.heartbeat import Heartbeat
 from lpfs.train.evaluate import evaluate
-from lpfs.train.loop import fit
-from lpfs.train.distributed.group import Ranks, alone, working_as
+from lpfs.train.fit import fit
 from lpfs.train.step import make_optimizer
-from lpfs.train.distributed.heartbeat import Watch
 
 needs = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 BATCH, ROWS = 51, 1000
 
 
-class Talking(Ranks):
+class Talking(RankGroup):
     """One rank that does as if there were others."""
 
     several = True
 
 
 @contextmanager
-def talking(backend: str) -> Iterator[Ranks]:
+def talking(backend: str) -> Iterator[RankGroup]:
     store = torch.distributed.TCPStore("127.0.0.1", 0, 1, True, timedelta(seconds=30))
     torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     try:
-        with working_as(Talking(0, 1, Watch(store, 0, 1, 30.0))) as ranks:  # there is nobody to watch
+        with use_group(Talking(0, 1, Heartbeat(store, 0, 1, 30.0))) as ranks:  # there is nobody to watch
             yield ranks
     finally:
         torch.distributed.destroy_process_group()
@@ -79,7 +79,7 @@ def test_messages_change_nothing_where_there_is_nobody_else(tmp_path, device, ba
     with talking(backend) as ranks:
         state, kept, auc = searched(log, device)
         said = {what: each.calls for what, each in ranks.traffic.items()}
-        with alone():
+        with single_process():
             plain, as_kept, as_auc = searched(log, device)
     assert sum(said.values()) > 90, said  # every step of training and of search
     assert kept == as_kept

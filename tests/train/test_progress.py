@@ -10,8 +10,8 @@ from lpfs.train import loggers
 from lpfs.train.callbacks import State
 from lpfs.train.config import Training
 from lpfs.train.evaluate import Metrics
+from lpfs.train.loggers import ProgressBar
 from lpfs.train.metrics import scores
-from lpfs.train.loggers import Progress
 
 
 class Terminal(io.StringIO):
@@ -40,7 +40,7 @@ def go(shown, state):
 def test_plain_lines_where_there_is_no_terminal(state, monkeypatch):
     monkeypatch.setattr(loggers, "EVERY", 0.0)
     out = io.StringIO()
-    go(Progress(stream=out), state)
+    go(ProgressBar(stream=out), state)
     lines = out.getvalue().splitlines()
     assert lines[0] == "step 1 of 10: loss 0.25000, auc 1.00000"
     assert lines[1].startswith("step 2 of 10: loss 0.25000, auc 1.00000, ")
@@ -55,7 +55,7 @@ def test_the_first_step_which_compiles_does_not_spoil_the_time_left(state, monke
     monkeypatch.setattr(loggers.time, "monotonic", lambda: next(times))
     monkeypatch.setattr(loggers, "EVERY", 0.0)
     out = io.StringIO()
-    shown = Progress(stream=out)
+    shown = ProgressBar(stream=out)
     shown.begin(state)
     for _ in range(2):
         state.step += 1
@@ -66,14 +66,14 @@ def test_the_first_step_which_compiles_does_not_spoil_the_time_left(state, monke
 
 def test_few_lines(state):
     out = io.StringIO()
-    go(Progress(stream=out), state)
+    go(ProgressBar(stream=out), state)
     assert [line.split()[0] for line in out.getvalue().splitlines()] == ["a", "trained"]
 
 
 def test_a_bar_on_a_terminal(state, monkeypatch):
     monkeypatch.setattr(loggers, "REFRESH", 0.0)
     out = Terminal()
-    go(Progress(stream=out), state)
+    go(ProgressBar(stream=out), state)
     assert "10/10" in out.getvalue()
     assert "auc 1.00000" in out.getvalue()
     assert "a word" in out.getvalue()
@@ -83,13 +83,13 @@ def test_lines_on_a_terminal_without_rich(state, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setattr(loggers, "EVERY", 0.0)
     out = Terminal()
-    go(Progress(stream=out), state)
+    go(ProgressBar(stream=out), state)
     assert out.getvalue().startswith("step 1 of 10")
 
 
 def test_quiet(state):
     out = Terminal()
-    go(Progress(quiet=True, stream=out), state)
+    go(ProgressBar(quiet=True, stream=out), state)
     assert out.getvalue() == ""
 
 
@@ -97,7 +97,7 @@ def test_unknown_length_and_no_auc(state):
     state.steps = None
     state.metrics = Metrics({"click": scores([0.0, 1.0], [0, 0])})
     out = io.StringIO()
-    shown = Progress(stream=out)
+    shown = ProgressBar(stream=out)
     shown.begin(state)
     assert shown.describe(state).startswith("auc -")
     assert "left" not in shown.describe(state)

@@ -1,15 +1,15 @@
-"""Learning rates by name (lpfs.train.schedule)."""
+"""Learning rates by name (lpfs.train.config)."""
 
 from __future__ import annotations
 
 import pytest
 
 from lpfs.errors import InputError
-from lpfs.train.schedule import NAMES, make_schedule
+from lpfs.train.config import SCHEDULES, lr_factor
 
 
 def test_the_industrial_rise_is_exponential_from_a_hundredth_to_a_tenth():
-    factor = make_schedule("rise", 1000)
+    factor = lr_factor("rise", 1000)
     rates = [0.01 * factor(step) for step in range(0, 1001, 100)]
     assert rates[0] == 0.01
     assert rates[-1] == pytest.approx(0.1)
@@ -19,22 +19,22 @@ def test_the_industrial_rise_is_exponential_from_a_hundredth_to_a_tenth():
 
 
 def test_the_others():
-    assert {make_schedule("constant", None)(step) for step in (0, 1, 999)} == {1.0}
-    assert [make_schedule("warmup", 4)(step) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
-    assert [make_schedule("linear", 4)(step) for step in range(6)] == [1, 0.75, 0.5, 0.25, 0, 0]
-    cosine = make_schedule("cosine", 4)
+    assert {lr_factor("constant", None)(step) for step in (0, 1, 999)} == {1.0}
+    assert [lr_factor("warmup", 4)(step) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert [lr_factor("linear", 4)(step) for step in range(6)] == [1, 0.75, 0.5, 0.25, 0, 0]
+    cosine = lr_factor("cosine", 4)
     assert (cosine(0), cosine(2), cosine(4), cosine(9)) == (1.0, pytest.approx(0.5), 0.0, 0.0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_they_are_pure(name):
-    one, two = make_schedule(name, 50), make_schedule(name, 50)
+    one, two = lr_factor(name, 50), lr_factor(name, 50)
     later = [two(step) for step in reversed(range(80))]
     assert [one(step) for step in range(80)] == later[::-1]
 
 
 def test_an_unknown_name_and_an_unknown_length():
     with pytest.raises(InputError, match="no schedule 'exponential'; there are constant, rise"):
-        make_schedule("exponential", 10)
+        lr_factor("exponential", 10)
     with pytest.raises(InputError, match="schedule 'rise' must know over how many steps"):
-        make_schedule("rise", None)
+        lr_factor("rise", None)

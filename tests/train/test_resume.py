@@ -12,8 +12,8 @@ from tiny import log, tiny
 from lpfs.errors import CheckpointError, InputError
 from lpfs.train.callbacks import Callback
 from lpfs.train.checkpoint import Checkpoints, CheckpointWarning
-from lpfs.train.codec import equal
-from lpfs.train.loop import fit
+from lpfs.train.fit import fit
+from lpfs.train.tensor_io import states_equal
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kill_resume.py"
 
@@ -84,8 +84,8 @@ def test_it_goes_on_bit_by_bit(data, tmp_path, stop, optimizer):
     last = (stop - 1) // 6 * 6
     assert done.resumed == (last or None)
     assert (done.metrics, done.best, done.best_step) == (expected.metrics, expected.best, expected.best_step)
-    assert equal(dict(model.state_dict()), dict(whole.state_dict()))
-    assert equal(outcome(tmp_path / "cut"), outcome(tmp_path / "whole"))
+    assert states_equal(dict(model.state_dict()), dict(whole.state_dict()))
+    assert states_equal(outcome(tmp_path / "cut"), outcome(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -99,16 +99,16 @@ def test_a_checkpoint_at_the_very_end_of_a_pass(data, tmp_path, shuffle):
     whole = once(tmp_path / "whole", 30)
     for steps in (10, 20, 30):
         model = once(tmp_path / "parts", steps)
-    assert equal(dict(model.state_dict()), dict(whole.state_dict()))
+    assert states_equal(dict(model.state_dict()), dict(whole.state_dict()))
 
 
 def test_a_finished_run_gives_its_result_again(data, tmp_path):
     model, done = go(data, tmp_path, keep="best")
     before = outcome(tmp_path)
     again, repeated = go(data, tmp_path, seed=5, keep="best")
-    assert equal(dict(again.state_dict()), dict(model.state_dict()))
+    assert states_equal(dict(again.state_dict()), dict(model.state_dict()))
     assert (repeated.metrics, repeated.best_step, repeated.resumed) == (done.metrics, done.best_step, 47)
-    assert equal(outcome(tmp_path), before)
+    assert states_equal(outcome(tmp_path), before)
 
 
 @pytest.mark.parametrize("stop", [1, 5, 8, 20])
@@ -121,9 +121,9 @@ def test_the_state_it_began_with_is_there_after_a_kill(data, tmp_path, stop):
     model, done = go(data, tmp_path / "cut", seed=9, **how)
     assert done.resumed == (stop - 1) // 6 * 6  # also from step 0
     assert expected.best_step == done.best_step == 0
-    assert equal(dict(model.state_dict()), dict(whole.state_dict()))
-    assert equal(dict(model.state_dict()), dict(tiny().state_dict()))
-    assert equal(outcome(tmp_path / "cut"), outcome(tmp_path / "whole"))
+    assert states_equal(dict(model.state_dict()), dict(whole.state_dict()))
+    assert states_equal(dict(model.state_dict()), dict(tiny().state_dict()))
+    assert states_equal(outcome(tmp_path / "cut"), outcome(tmp_path / "whole"))
 
 
 def test_a_setting_that_an_older_run_did_not_know_had_its_default(data, tmp_path):
@@ -162,7 +162,7 @@ def test_after_damage_it_goes_on_from_the_one_before_to_the_same_end(data, tmp_p
     with pytest.warns(CheckpointWarning, match="step-000000000030 is damaged"):
         _, done = go(data, tmp_path / "cut")
     assert done.resumed == 24
-    assert equal(outcome(tmp_path / "cut"), outcome(tmp_path / "whole"))
+    assert states_equal(outcome(tmp_path / "cut"), outcome(tmp_path / "whole"))
 
 
 def test_all_damaged_is_an_error(data, tmp_path):
@@ -179,7 +179,7 @@ def test_a_best_checkpoint_that_is_damaged_leaves_the_last_model(data, tmp_path)
     damage(tmp_path / "checkpoints" / f"step-{done.best_step:012d}" / "state.json", "flip")
     with pytest.warns(CheckpointWarning, match="the last model is left instead of the best"):
         model, _ = go(data, tmp_path, **how)
-    assert equal(dict(model.state_dict()), outcome(tmp_path)["state"]["model"])
+    assert states_equal(dict(model.state_dict()), outcome(tmp_path)["state"]["model"])
 
 
 def test_what_computes_something_else_is_refused_and_changes_nothing(data, tmp_path):
@@ -220,7 +220,7 @@ def test_what_computes_something_else_is_refused_and_changes_nothing(data, tmp_p
         fit(smaller, stream, "adam", folder=run, resume=True, callbacks=[Momentum(model)], **how)
     with pytest.raises(InputError, match="resume needs a stream with state_dict"):
         fit(tiny(), list(stream), "adam", folder=run, resume=True, callbacks=[Momentum(model)], **how, **three)
-    assert equal(outcome(run), before)
+    assert states_equal(outcome(run), before)
 
 
 def test_a_full_disk_ends_the_run_and_it_goes_on_when_there_is_room(data, tmp_path, monkeypatch):
@@ -235,14 +235,14 @@ def test_a_full_disk_ends_the_run_and_it_goes_on_when_there_is_room(data, tmp_pa
 
     from lpfs.train import checkpoint
 
-    write = checkpoint.write_parts
-    monkeypatch.setattr(checkpoint, "write_parts", full)
+    write = checkpoint.write_rank_part
+    monkeypatch.setattr(checkpoint, "write_rank_part", full)
     with pytest.raises(CheckpointError, match="No space left on device"):
         go(data, tmp_path / "cut")
     monkeypatch.undo()
     _, done = go(data, tmp_path / "cut")
     assert done.resumed == 6
-    assert equal(outcome(tmp_path / "cut"), outcome(tmp_path / "whole"))
+    assert states_equal(outcome(tmp_path / "cut"), outcome(tmp_path / "whole"))
 
 
 def test_ten_real_kills(tmp_path):

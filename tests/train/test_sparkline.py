@@ -11,7 +11,7 @@ from lpfs.methods.polarize import Polarize
 from lpfs.train import loggers
 from lpfs.train.callbacks import State
 from lpfs.train.config import Training
-from lpfs.train.loggers import Progress, sparkline
+from lpfs.train.loggers import ProgressBar, sparkline
 
 
 class Terminal(io.TextIOWrapper):
@@ -52,7 +52,7 @@ def test_what_a_terminal_cannot_show_is_told_otherwise(state, monkeypatch, encod
     monkeypatch.setattr(loggers, "REFRESH", 0.0)
     raw = io.BytesIO()
     out = Terminal(raw, encoding=encoding)
-    shown = Progress(stream=out, more=lambda state: "2 of 3 gates alive █▅▁")
+    shown = ProgressBar(stream=out, more=lambda state: "2 of 3 gates alive █▅▁")
     shown.begin(state)
     shown.update(state)
     shown.end(state)

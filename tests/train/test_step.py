@@ -6,7 +6,7 @@ from torch import nn
 
 from lpfs.errors import DeviceMemoryError, InputError
 from lpfs.train.config import Training
-from lpfs.train.step import loss_of, make_optimizer, memory_told
+from lpfs.train.step import bce_loss, convert_out_of_memory, make_optimizer
 
 
 def test_the_loss_is_binary_cross_entropy_by_task_and_weight():
@@ -14,11 +14,11 @@ def test_the_loss_is_binary_cross_entropy_by_task_and_weight():
     rows = torch.rand(10)
     p = torch.sigmoid(logits)
     each = -(labels * p.log() + (1 - labels) * (1 - p).log())
-    torch.testing.assert_close(loss_of(logits, labels), each.mean(0).sum())
-    torch.testing.assert_close(loss_of(logits, labels, (1.0, 0.25)), each[:, 0].mean() + each[:, 1].mean() / 4)
-    torch.testing.assert_close(loss_of(logits, labels, None, rows), (each * rows[:, None]).mean(0).sum())
+    torch.testing.assert_close(bce_loss(logits, labels), each.mean(0).sum())
+    torch.testing.assert_close(bce_loss(logits, labels, (1.0, 0.25)), each[:, 0].mean() + each[:, 1].mean() / 4)
+    torch.testing.assert_close(bce_loss(logits, labels, None, rows), (each * rows[:, None]).mean(0).sum())
     with pytest.raises(InputError, match="task_weights must be 2 numbers, one a task; found 3"):
-        loss_of(logits, labels, (1.0, 1.0, 1.0))
+        bce_loss(logits, labels, (1.0, 1.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -46,10 +46,10 @@ def test_optimizers_by_name_with_their_rates(name, kind, lr):
 )
 def test_no_memory_left_says_which_batch_size_to_try(rows, advice):
     message = rf"on {rows} rows; try {advice}\. .*\(CUDA out of memory"
-    with pytest.raises(DeviceMemoryError, match=message), memory_told(rows):
+    with pytest.raises(DeviceMemoryError, match=message), convert_out_of_memory(rows):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
 
 
 def test_no_memory_for_a_single_row():
-    with pytest.raises(DeviceMemoryError, match="the model itself is too large"), memory_told(1):
+    with pytest.raises(DeviceMemoryError, match="the model itself is too large"), convert_out_of_memory(1):
         raise torch.OutOfMemoryError("CUDA out of memory")

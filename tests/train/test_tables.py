@@ -8,9 +8,9 @@ from tiny import VALUES
 from torch import Tensor, nn
 
 import lpfs
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
+from lpfs.embeddings.table import Table
 from lpfs.errors import NonFiniteError
-from lpfs.tables.table import Table
 from lpfs.train.callbacks import Callback
 
 

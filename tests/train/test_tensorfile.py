@@ -7,8 +7,7 @@ import safetensors.torch
 import torch
 
 from lpfs.errors import InputError
-from lpfs.train.codec import equal
-from lpfs.train.tensor_io import NAMES, read_tensors, write_tensors
+from lpfs.train.tensor_io import NAMES, read_tensors, states_equal, write_tensors
 
 
 def every_kind():
@@ -25,17 +24,17 @@ def test_what_is_written_is_read(tmp_path):
     assert about == {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     back = read_tensors(path, about["sha256"])
     assert list(back) == list(tensors)
-    assert equal(back, tensors)
+    assert states_equal(back, tensors)
 
 
 def test_the_safetensors_package_reads_ours_and_we_read_its(tmp_path):
     tensors = {name: each.contiguous().clone() for name, each in every_kind().items()}
     write_tensors(tmp_path / "ours", tensors)
-    assert equal(
+    assert states_equal(
         dict(sorted(safetensors.torch.load_file(tmp_path / "ours").items())), dict(sorted(tensors.items()))
     )
     safetensors.torch.save_file(tensors, tmp_path / "its", metadata={"by": "the package"})
-    assert equal(dict(sorted(read_tensors(tmp_path / "its").items())), dict(sorted(tensors.items())))
+    assert states_equal(dict(sorted(read_tensors(tmp_path / "its").items())), dict(sorted(tensors.items())))
 
 
 def test_every_flipped_bit_and_every_cut_is_noticed(tmp_path):

@@ -10,7 +10,7 @@ from torch.distributed import HashStore
 
 from lpfs.errors import InputError, RankError
 from lpfs.train.distributed import heartbeat as watching
-from lpfs.train.distributed.heartbeat import Watch
+from lpfs.train.distributed.heartbeat import Heartbeat
 
 LIMIT = 3.0  # a sign of life every 50 ms
 
@@ -28,7 +28,7 @@ class Shared:
 @pytest.fixture
 def two():
     store = Shared()
-    made = [Watch(store, rank, 2, LIMIT) for rank in (0, 1)]  # type: ignore[arg-type]
+    made = [Heartbeat(store, rank, 2, LIMIT) for rank in (0, 1)]  # type: ignore[arg-type]
     for each in made:
         each.begin()
     until(lambda: all(each._seen[1 - each.rank][0] != watching.NOTHING for each in made))
@@ -44,7 +44,7 @@ def until(done, within: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-def broken(watch: Watch) -> str:
+def broken(watch: Heartbeat) -> str:
     """What a rank says when a collective broke off."""
     found = watch.lost(RuntimeError("Connection closed by peer"))
     assert isinstance(found, RankError)
@@ -60,7 +60,7 @@ def test_one_that_gives_no_sign_of_life_is_dead_or_stopped(two):
 
 
 def test_one_that_never_gave_a_sign_is_named_too():
-    first = Watch(Shared(), 0, 2, LIMIT)  # type: ignore[arg-type]
+    first = Heartbeat(Shared(), 0, 2, LIMIT)  # type: ignore[arg-type]
     first.begin()
     first.enter("adding up gradients")
     try:

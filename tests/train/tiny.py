@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.data.dataset import Dataset
 from lpfs.data.store.writer import DatasetWriter
 from lpfs.schema import Field, Schema

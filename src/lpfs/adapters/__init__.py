@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lpfs.adapters.adapter import Adapter
+    from lpfs.adapters.base import Adapter
     from lpfs.adapters.deepctr import DeepCTR
     from lpfs.adapters.fuxictr import FuxiCTR
     from lpfs.adapters.plain import Plain

@@ -4,29 +4,152 @@ adapter = DeepCTR(make=lambda linear, dnn: DeepFM(linear, dnn))
 gates = adapter.attach(model, steps=20_000)
 …
 linear, dnn = adapter.columns(model, selection)       # the feature columns that stay
+
+The feature columns of a model of DeepCTR-Torch: where it lists them, and a table of its own for each.
+
+The matrix X that models of DeepCTR-Torch read: a module that it goes through, other values in its columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lpfs.adapters.base import Builds
-from lpfs.adapters.deepctr_columns import columns_of, has_table, history_of, index_of, parts_of, refuse_large, separate
-from lpfs.adapters.deepctr_inputs import INPUTS, OtherColumns, Through
-from lpfs.adapters.layout import Layout
+from lpfs.adapters.base import FieldLayout, RebuildingAdapter
 from lpfs.adapters.need import package
-from lpfs.errors import AbsenceError
-from lpfs.gates.leak import Where
+from lpfs.errors import AbsenceError, InputError, SharedTableError
+from lpfs.gates.attach import twin
+from lpfs.gates.leak import Where, other_values
 from lpfs.gates.module import Gates
 from lpfs.gates.sites import Site, SiteLike
 from lpfs.schema import Selection
 
+# Its models take one float32 matrix; above this, neighbouring whole numbers are one.
+LARGEST_ID = 2**24
 
-class DeepCTR(Builds):
+
+def index_of(model: Any) -> dict[str, tuple[int, int]]:
+    """Return name -> first and last column in X, sequence lengths included."""
+    found = getattr(model, "feature_index", None)
+    if found is None:
+        raise InputError(f"{type(model).__name__} has no feature_index: it is no model of DeepCTR-Torch")
+    return dict(found)
+
+
+def parts_of(model: nn.Module) -> list[tuple[str, list[Any]]]:
+    """Return the parts of a model that have feature columns: the path of each, and its columns."""
+    parts: list[tuple[str, list[Any]]] = [("", list(getattr(model, "dnn_feature_columns", ())))]
+    linear: Any = getattr(model, "linear_model", None)
+    if linear is not None:
+        lists = (linear.sparse_feature_columns, linear.varlen_sparse_feature_columns, linear.dense_feature_columns)
+        parts.append(("linear_model.", [each for several in lists for each in several]))
+    return parts
+
+
+def columns_of(model: nn.Module) -> list[Any]:
+    """Return every feature column once."""
+    return list({each.name: each for _, columns in parts_of(model) for each in columns}.values())
+
+
+def has_table(column: Any) -> bool:
+    """Whether a column is looked up, one id or several; the others are numbers."""
+    return not isinstance(column, package("deepctr_torch.inputs", "deepctr").DenseFeat)
+
+
+def history_fields(model: Any) -> list[str]:
+    """Return the fields that an attention over the history reads: queries, and the sequences themselves."""
+    queries = list(getattr(model, "history_feature_list", ()))
+    return [*queries, *(f"hist_{name}" for name in queries)]
+
+
+def check_id_range(model: nn.Module) -> None:
+    """Refuse a model with more ids than its input can tell apart."""
+    for column in columns_of(model):
+        if has_table(column) and column.vocabulary_size > LARGEST_ID:
+            raise InputError(
+                f"field {column.name!r} has {column.vocabulary_size:,} values, but DeepCTR-Torch passes ids as "
+                f"float32, which tells whole numbers apart up to {LARGEST_ID:,} only: hash them to fewer first"
+            )
+
+
+def untie_tables(model: nn.Module, untie: bool) -> None:
+    """Give columns with one ``embedding_name`` a module each, in place: the first keeps the one there is."""
+    for path, columns in parts_of(model):
+        users: dict[str, list[str]] = {}
+        for column in filter(has_table, columns):
+            users.setdefault(column.embedding_name, []).append(column.name)
+        shared = {table: names for table, names in users.items() if len(names) > 1}
+        if shared and not untie:
+            table, names = next(iter(shared.items()))
+            raise SharedTableError(
+                f"fields {names} share the table {table!r} in {path + 'embedding_dict'!r}, and so would share one "
+                "gate. DeepCTR(untie=True) gives each a module of its own around the same weight, and a copy of "
+                "the weight when gates are absorbed"
+            )
+        owner: Any = model.get_submodule(path.rstrip("."))
+        own: dict[str, str] = {}
+        for table, names in shared.items():
+            head = table if table in names else names[0]
+            for name in (each for each in names if each != head):
+                own[name] = name
+                while own[name] in owner.embedding_dict:
+                    own[name] += "_"
+                owner.embedding_dict[own[name]] = twin(owner.embedding_dict[table])
+        _rename(owner, own)
+
+
+def _rename(owner: nn.Module, tables: Mapping[str, str]) -> None:
+    """Let feature columns, wherever a module lists them, look other tables up, in place."""
+    inputs = package("deepctr_torch.inputs", "deepctr")
+    kinds = (inputs.SparseFeat, inputs.VarLenSparseFeat)
+
+    def renamed(column: Any) -> Any:
+        table = tables.get(column.name) if isinstance(column, kinds) else None
+        if table is None:
+            return column
+        if isinstance(column, inputs.VarLenSparseFeat):
+            return column._replace(sparsefeat=column.sparsefeat._replace(embedding_name=table))
+        return column._replace(embedding_name=table)
+
+    for key, value in list(vars(owner).items()):
+        if tables and isinstance(value, list | tuple) and any(isinstance(each, kinds) for each in value):
+            setattr(owner, key, [renamed(each) for each in value])
+
+
+INPUTS = "lpfs_inputs"
+
+
+class InputHook:
+    """Before the model's forward: X goes through a module, on which gates of its columns can be."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, model: nn.Module, args: Any) -> Any:
+        """Return the arguments with X replaced."""
+        return (self.module(args[0]), *args[1:])
+
+
+class PerturbColumns:
+    """Returns X with other values in some columns, for the leak check."""
+
+    def __init__(self, spans: tuple[tuple[int, int], ...]) -> None:
+        self.spans = spans
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        """Return a changed copy; the batch itself where its columns have one value only."""
+        result = batch.clone()
+        for start, stop in self.spans:
+            others = other_values(batch[:, start:stop], 1)
+            if others is not None:
+                result[:, start:stop] = others
+        return batch if torch.equal(result, batch) else result
+
+
+class DeepCTR(RebuildingAdapter):
     """Knows models of DeepCTR-Torch: a field is a feature column, a batch is the matrix X (B, columns).
 
     A ``SparseFeat`` or ``VarLenSparseFeat`` enters by its table and, where the model has a linear part, by its
@@ -70,7 +193,7 @@ class DeepCTR(Builds):
             spans = [(start, stop)]
             if length and lengths.count(length) == 1:  # the length of this sequence alone
                 spans.append(at[length])
-            found[column.name] = start if spans == [(start, start + 1)] else OtherColumns(tuple(spans))
+            found[column.name] = start if spans == [(start, start + 1)] else PerturbColumns(tuple(spans))
         return found
 
     def prepare(self, model: nn.Module) -> nn.Module:
@@ -80,11 +203,11 @@ class DeepCTR(Builds):
         in ``embedding_dict``; X goes through a module that returns it, if there are dense columns. ``attach`` does
         so; a fresh model that is to load weights from after ``absorb`` needs it too, before :func:`lpfs.restore`.
         """
-        refuse_large(model)
-        separate(model, self.untie)
+        check_id_range(model)
+        untie_tables(model, self.untie)
         if not hasattr(model, INPUTS) and any(not has_table(each) for each in columns_of(model)):
             model.add_module(INPUTS, nn.Identity())
-            model.register_forward_pre_hook(Through(model.get_submodule(INPUTS)))
+            model.register_forward_pre_hook(InputHook(model.get_submodule(INPUTS)))
         return model
 
     def attach(self, model: nn.Module, fields: Sequence[str] | None = None, **settings: Any) -> Gates:
@@ -141,7 +264,7 @@ class DeepCTR(Builds):
     def again(self, model: nn.Module, kept: Sequence[str]) -> nn.Module:
         """Return a model made from the feature columns that stay."""
         assert self.make is not None
-        history = [name for name in history_of(model) if name not in kept]
+        history = [name for name in history_fields(model) if name not in kept]
         if history:
             raise AbsenceError(
                 f"columns cannot be cut: the attention over the history reads {history} together with the fields "
@@ -155,18 +278,18 @@ class DeepCTR(Builds):
         there, here = index_of(model), index_of(smaller)
         return torch.cat([batch[:, slice(*there[name])] for name in here], dim=1)
 
-    def layout(self, model: nn.Module) -> Layout:
+    def layout(self, model: nn.Module) -> FieldLayout:
         """Return what the dense layers read: tables, sequences, then numbers."""
         columns = dict(parts_of(model))[""]
         inputs = package("deepctr_torch.inputs", "deepctr")
         sparse = [each for each in columns if isinstance(each, inputs.SparseFeat)]
         several = [each for each in columns if isinstance(each, inputs.VarLenSparseFeat)]
-        history = history_of(model)  # the attention's result stands behind other sequences
+        history = history_fields(model)  # the attention's result stands behind other sequences
         several.sort(key=lambda each: each.name in history)
         tables = [*sparse, *several]
         widths = {each.name: int(each.embedding_dim) for each in tables}
         widths |= {each.name: int(each.dimension) for each in columns if not has_table(each)}
-        return Layout(widths, tuple(each.name for each in tables))
+        return FieldLayout(widths, tuple(each.name for each in tables))
 
     def stays(
         self, model: nn.Module, path: str, dim: int, before: int, after: int, kept: Collection[str]
@@ -175,7 +298,7 @@ class DeepCTR(Builds):
         layout = self.layout(model)
         if path == "linear_model.weight":
             numbers = [each for each in dict(parts_of(model))["linear_model."] if not has_table(each)]
-            layout = Layout({each.name: int(each.dimension) for each in numbers}, ())
+            layout = FieldLayout({each.name: int(each.dimension) for each in numbers}, ())
         if "conv1ds" not in path or dim != 1:
             return layout.stays(before, after, kept)
         positions, count = layout.positions(kept), len(layout.tokens)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from lpfs.adapters.adapter import Adapter
+from lpfs.adapters.base import Adapter
 from lpfs.errors import FieldError
 from lpfs.gates.leak import Where
 from lpfs.gates.module import Gates

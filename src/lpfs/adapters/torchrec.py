@@ -12,11 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpfs.adapters.adapter import Adapter
-from lpfs.adapters.torchrec_batches import other_dense, other_feature, without
-from lpfs.adapters.torchrec_cuts import CUTS, Kept, narrow
-from lpfs.adapters.torchrec_shards import gather, rehook
-from lpfs.adapters._torchrec_modules import KeyedTensor, collections, fewer, held_in, slots_of, untied
+from lpfs.adapters._torchrec_modules import (
+    COLUMN_CUTS,
+    Kept,
+    KeyedTensor,
+    collections,
+    cut_linear,
+    gather,
+    rehook,
+    slots_of,
+    smaller_collection,
+    still_looked_up,
+    untie_collection,
+)
+from lpfs.adapters.base import Adapter
+from lpfs.adapters.torchrec_batches import drop_features, perturb_dense, perturb_feature
 from lpfs.errors import AbsenceError, InputError, StateError
 from lpfs.gates.hooks import HOLDERS
 from lpfs.gates.leak import Where
@@ -62,7 +72,7 @@ class TorchRec(Adapter):
         """Return field -> its tables, its columns of a KeyedTensor, or the dense branch."""
         found: dict[str, list[SiteLike]] = {}
         if self.dense is not None:
-            for path, _ in _known(model):
+            for path, _ in _known_models(model):
                 inner = f"{path}.dense_arch" if path else "dense_arch"
                 branch = model.get_submodule(inner)
                 plain = (
@@ -71,7 +81,7 @@ class TorchRec(Adapter):
                 if not isinstance(branch, ZeroBranch):
                     found.setdefault(self.dense, []).append(Site(f"{inner}.model" if plain else inner))
         for path, collection in collections(model):
-            for slot, held in zip(slots_of(collection), held_in(collection), strict=True):
+            for slot, held in zip(slots_of(collection), still_looked_up(collection), strict=True):
                 if held:
                     # outputs are float32: a gate that multiplied them fits into a table of float32 alone
                     own = slot.alone and collection.embedding_bags[slot.table].weight.dtype == torch.float32
@@ -87,9 +97,9 @@ class TorchRec(Adapter):
     def inputs_of_fields(self, model: nn.Module) -> dict[str, Where]:
         """Return how a batch gets other values in a feature: those of other rows."""
         names = dict.fromkeys(slot.feature for _, each in collections(model) for slot in slots_of(each))
-        found: dict[str, Where] = {name: partial(other_feature, name=name) for name in names}
-        if self.dense is not None and any(True for _ in _known(model)):
-            found[self.dense] = other_dense
+        found: dict[str, Where] = {name: partial(perturb_feature, name=name) for name in names}
+        if self.dense is not None and any(True for _ in _known_models(model)):
+            found[self.dense] = perturb_dense
         return found
 
     def untie(self, model: nn.Module) -> None:
@@ -101,7 +111,7 @@ class TorchRec(Adapter):
         """
         if hasattr(model, NAME):
             raise StateError("untie: this model has gates already; untie its tables before attach")
-        made = {module: untied(path, module) for path, module in collections(model)}
+        made = {module: untie_collection(path, module) for path, module in collections(model)}
         for module, paths in paths_by_module(model).items():
             for path in paths:
                 if made.get(module) is not None:
@@ -131,8 +141,8 @@ class TorchRec(Adapter):
         memo: dict[int, Any] = {}
         for path, collection in collections(model):
             if any(slot.feature not in kept for slot in slots_of(collection)):
-                memo[id(collection)] = fewer(path, collection, kept, cut)
-        for path, _ in _known(model):
+                memo[id(collection)] = smaller_collection(path, collection, kept, cut)
+        for path, _ in _known_models(model):
             branch = model.get_submodule(f"{path}.dense_arch" if path else "dense_arch")
             if self.dense is not None and self.dense not in kept and not isinstance(branch, ZeroBranch):
                 last = [each for each in branch.modules() if isinstance(each, nn.Linear)][-1]
@@ -146,14 +156,14 @@ class TorchRec(Adapter):
             path: each for path, each in collections(model) if any(s.feature not in kept for s in slots_of(each))
         }
         index: Kept = {}
-        for path, module in _known(model):
+        for path, module in _known_models(model):
             inside = (
                 f"{path}.sparse_arch.embedding_bag_collection" if path else "sparse_arch.embedding_bag_collection"
             )
             collection = changed.pop(inside, None)
             if collection is not None:
                 stay = [number for number, slot in enumerate(slots_of(collection)) if slot.feature in kept]
-                found = CUTS[type(module)](smaller.get_submodule(path), stay)
+                found = COLUMN_CUTS[type(module)](smaller.get_submodule(path), stay)
                 index |= {f"{path}.{name}" if path else name: each for name, each in found.items()}
         for path, collection in changed.items():
             if path not in self.readers:
@@ -169,7 +179,7 @@ class TorchRec(Adapter):
             if type(linear) is not nn.Linear:
                 raise AbsenceError(f"columns cannot be cut: {reader!r} is a {type(linear).__name__}, no nn.Linear")
             gone = [slice(first + s.start, first + s.stop) for s in slots_of(collection) if s.feature not in kept]
-            index[f"{reader}.weight"] = {1: narrow(linear, gone)}
+            index[f"{reader}.weight"] = {1: cut_linear(linear, gone)}
         return index
 
     def narrow(self, model: nn.Module, batch: Any, smaller: nn.Module) -> Any:
@@ -178,16 +188,16 @@ class TorchRec(Adapter):
             {
                 slot.feature
                 for _, each in collections(one)
-                for slot, held in zip(slots_of(each), held_in(each), strict=True)
+                for slot, held in zip(slots_of(each), still_looked_up(each), strict=True)
                 if held
             }
             for one in (model, smaller)
         )
-        return without(batch, before - after)
+        return drop_features(batch, before - after)
 
 
-def _known(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _known_models(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield path and module of TorchRec's own models, wherever they are inside this one."""
     for path, module in model.named_modules():
-        if type(module) in CUTS:
+        if type(module) in COLUMN_CUTS:
             yield path, module

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lpfs.adapters._torchrec_modules import INSTALL_HINT
 from lpfs.adapters.need import package
-from lpfs.adapters._torchrec_modules import ADVICE
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.gates.leak import other_values
 from lpfs.schema import Schema
 
-KeyedJaggedTensor: Any = package("torchrec.sparse.jagged_tensor", "torchrec", ADVICE).KeyedJaggedTensor
+KeyedJaggedTensor: Any = package("torchrec.sparse.jagged_tensor", "torchrec", INSTALL_HINT).KeyedJaggedTensor
 
 
 def _change(at: Any, kind: type, change: Callable[[Any], Any]) -> Any:
@@ -66,7 +66,7 @@ def inputs_of(batch: Batch, schema: Schema) -> tuple[Tensor, Any]:
     return batch.dense, features
 
 
-def other_feature(batch: Any, name: str) -> Any:
+def perturb_feature(batch: Any, name: str) -> Any:
     """Return a batch with other ids in one feature, of those that it has in other rows."""
     return _change(batch, KeyedJaggedTensor, partial(_with_other_ids, name=name))
 
@@ -101,7 +101,7 @@ def _drop(features: Any, names: set[str]) -> Any:
     return features.permute(stay or [0])  # one at least: it knows the number of rows
 
 
-def other_dense(batch: Any) -> Any:
+def perturb_dense(batch: Any) -> Any:
     """Return a batch with other numbers in its first tensor of floats, which is what the dense branch reads."""
     seen: list[Tensor] = []
 
@@ -115,6 +115,6 @@ def other_dense(batch: Any) -> Any:
     return _change(batch, Tensor, change)
 
 
-def without(batch: Any, names: set[str]) -> Any:
+def drop_features(batch: Any, names: set[str]) -> Any:
     """Return a batch without some features."""
     return _change(batch, KeyedJaggedTensor, partial(_drop, names=names))

@@ -17,26 +17,25 @@ try:
 except ImportError:  # the library works without it
     sys.exit("lpfs: the command line needs click; install: pip install click")
 
-from lpfs.cli import info, compare, data, models, report, reproduce, select, stages
-from lpfs.cli.app import cli
-from lpfs.cli.together import beside_others, told_by_another
+from lpfs.cli import compare, data, info, models, select
+from lpfs.cli.app import cli, distributed_command, reported_elsewhere
 from lpfs.errors import LpfsError
-from lpfs.train.launched import launched_rank
+from lpfs.train.distributed import launch_rank
 
-__all__ = ["about", "call", "cli", "compare", "data", "main", "models", "report", "reproduce", "select", "stages"]
+__all__ = ["cli", "compare", "data", "info", "main", "models", "run", "select"]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and end the process with its exit code; a request to end cleans up as Ctrl-C does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    sys.exit(call(arguments))
+    sys.exit(run(arguments))
 
 
-def call(arguments: Sequence[str] | None = None) -> int:
+def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code. Errors take one or two lines, never a traceback."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        with beside_others(given) as ours:
+        with distributed_command(given) as ours:
             code = cli.main(given, prog_name="lpfs", standalone_mode=False) if ours else 0
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -49,13 +48,13 @@ def call(arguments: Sequence[str] | None = None) -> int:
         command = error.ctx.command_path if error.ctx is not None else "lpfs"
         said = error.format_message()
         dot = "" if said.endswith((".", "?", "?)")) else "."
-        return fail_once(f"{said}{dot} See: {command} --help", error.exit_code)
+        return _fail_on_leader(f"{said}{dot} See: {command} --help", error.exit_code)
     except click.ClickException as error:
-        return fail_once(error.format_message(), error.exit_code)
+        return _fail_on_leader(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt) as stop:
         return fail(f"interrupted; {stop.args[0] if stop.args else 'nothing was kept'}", 130)
     except LpfsError as error:
-        return 1 if told_by_another(error) else fail(str(error))
+        return 1 if reported_elsewhere(error) else fail(str(error))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -67,15 +66,15 @@ def call(arguments: Sequence[str] | None = None) -> int:
         return fail("out of memory; cap the vocabularies (--max-values), or hash (--hash)")
 
 
-def fail_once(message: str, code: int) -> int:
+def _fail_on_leader(message: str, code: int) -> int:
     """Say what went wrong on all ranks alike: by the first of them."""
-    return fail(message, code) if launched_rank() == 0 else code
+    return fail(message, code) if launch_rank() == 0 else code
 
 
 def fail(message: str, code: int = 1) -> int:
     """Print an error as one line, in red on a terminal unless NO_COLOR is set."""
     message = " ".join(message.split())
-    start = "lpfs: error:" if not launched_rank() else f"lpfs: error: rank {launched_rank()}:"
+    start = "lpfs: error:" if not launch_rank() else f"lpfs: error: rank {launch_rank()}:"
     coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     click.echo(f"{click.style(start, fg='red') if coloured else start} {message}", err=True)
     return code

@@ -1,16 +1,28 @@
-"""What all commands share: the group, help in sections with examples, suggestions for mistyped words, JSON."""
+"""What all commands share: the group, help in sections with examples, suggestions for mistyped words, JSON.
+
+Commands that torchrun starts in several processes at once.
+
+    torchrun --nproc-per-node 4 --max-restarts 3 -m lpfs select clicks.parquet --label click --keep 20 --out run
+
+``select``, ``train``, ``search`` and ``compare`` share the work; any other command is done by rank 0 alone.
+"""
 
 from __future__ import annotations
 
 import difflib
+import io
 import json
+import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import click
 
 import lpfs
+from lpfs.errors import LpfsError
+from lpfs.train.distributed import is_distributed_launch, launch_rank, restart_count
 
 # the commands, in sections of lpfs --help and in the order in which they are used
 SECTIONS = {
@@ -62,7 +74,7 @@ class Command(click.Command):
         """Write the examples, as they are typed."""
         if self.examples:
             with formatter.section("Examples"):
-                as_typed(formatter, self.examples)
+                write_examples(formatter, self.examples)
 
 
 class Group(click.Group):
@@ -85,7 +97,7 @@ class Group(click.Group):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write some examples."""
         with formatter.section("Examples"):
-            as_typed(formatter, EXAMPLES)
+            write_examples(formatter, EXAMPLES)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -97,7 +109,7 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
-class Near(click.Choice[str]):
+class SuggestingChoice(click.Choice[str]):
     """One of some words; another one gets the nearest suggested."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -108,7 +120,7 @@ class Near(click.Choice[str]):
         return str(value)
 
 
-def as_typed(formatter: click.HelpFormatter, examples: Iterable[str]) -> None:
+def write_examples(formatter: click.HelpFormatter, examples: Iterable[str]) -> None:
     """Write examples as they are typed, a line each."""
     for each in examples:
         formatter.write(f"{'':>{formatter.current_indent}}{each}\n")
@@ -131,15 +143,55 @@ def cli() -> None:
     """
 
 
-def show(values: Any) -> None:
+def print_json(values: Any) -> None:
     """Print JSON."""
     click.echo(json.dumps(values, indent=1, ensure_ascii=False))
 
 
 @contextmanager
-def going_on(command: str) -> Iterator[None]:
+def resume_hint(command: str) -> Iterator[None]:
     """Within this block, say on Ctrl-C which command goes on from there."""
     try:
         yield
     except KeyboardInterrupt:
         raise click.Abort(f"go on from here: {command}") from None
+
+
+DISTRIBUTED_COMMANDS = ("select", "train", "search", "compare")
+
+
+@contextmanager
+def distributed_command(arguments: Sequence[str]) -> Iterator[bool]:
+    """Within this block this process works with those beside it; say whether it has anything to do."""
+    if not is_distributed_launch():
+        yield True
+    elif not {"-h", "--help"}.isdisjoint(arguments) or not arguments or arguments[0] not in DISTRIBUTED_COMMANDS:
+        yield launch_rank() == 0
+    else:
+        from lpfs.train.distributed.group import joined
+
+        with joined() as ranks:
+            if ranks.leads:
+                yield True
+                return
+            with redirect_stdout(io.StringIO()), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # rank 0 says it
+                yield True
+
+
+def reported_elsewhere(error: LpfsError) -> bool:
+    """Whether another process has told this error already."""
+    if not is_distributed_launch():
+        return False
+    from lpfs.train.distributed.group import ReportedElsewhereError
+
+    return isinstance(error, ReportedElsewhereError)
+
+
+def resume_after_restart(resume: bool, replace: bool) -> tuple[bool, bool]:
+    """Return whether to go on with a run, and whether to replace it: torchrun's second try goes on."""
+    if not restart_count():
+        return resume, replace
+    if launch_rank() == 0:
+        print("lpfs: torchrun has started again: going on from the last checkpoint", file=sys.stderr)
+    return True, False

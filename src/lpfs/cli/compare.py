@@ -1,4 +1,9 @@
-"""compare: every method against every other, on the user's own data."""
+"""compare: every method against every other, on the user's own data.
+
+report: one HTML file of a run, to forward.
+
+reproduce: one experiment of the paper by one command.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,24 @@ from typing import Any
 
 import click
 
-from lpfs.cli.app import cli, going_on, near, show
-from lpfs.cli.options import DAYS, ENCODING, FILES, MODEL, PATH, SAID, SEED, TABLE, model, output, section
-from lpfs.cli.wanted import listed, plain, settings_of
+from lpfs.cli.app import SuggestingChoice, cli, near, print_json, resume_hint
+from lpfs.cli.options import (
+    DAYS,
+    ENCODING,
+    FILES,
+    MODEL,
+    OUTPUT_OPTIONS,
+    PATH,
+    SEED,
+    TABLE,
+    build_settings,
+    model,
+    output,
+    parse_value,
+    section,
+    split_names,
+)
+from lpfs.paper.registry import EXPERIMENTS
 
 COMPARE = """Search with every method, train what each keeps from scratch, and tell which is best on DATA.
 
@@ -19,7 +39,7 @@ share the folder. OUT gets comparison.md, comparison.json, results.csv and a JSO
 """
 MAIN = ("best", "sizes", "seeds", "fields", "all_fields", "methods", "kinds", "fingerprint", "versions")
 
-what = section("What to compare")
+compare_option = section("What to compare")
 
 
 @cli.command(
@@ -33,14 +53,20 @@ what = section("What to compare")
     ],
 )
 @click.argument("data", nargs=-1, type=FILES)
-@what("--methods", multiple=True, help="Names out of lpfs methods, as a,b; all of them, if nothing is said.")
-@what("--keep", multiple=True, help="Numbers of fields, as 5,10,20.")
-@what("--seeds", type=int, help="How many seeds (3).")
-@what("--tune", type=int, help="Try so many settings of each method on validation rows (0: its defaults).")
-@what("--method-option", "options", multiple=True, help="Of a method, as lpfs++:alpha=20; may be repeated.")
-@what("--must-keep", multiple=True, help="Fields that stay, as a,b; may be repeated.")
-@what("--must-drop", multiple=True, help="Fields that are never looked at, as a,b; may be repeated.")
-@what("--truth", type=PATH, help="truth.json of a simulated log; a simulated Dataset has it already.")
+@compare_option(
+    "--methods", multiple=True, help="Names out of lpfs methods, as a,b; all of them, if nothing is said."
+)
+@compare_option("--keep", multiple=True, help="Numbers of fields, as 5,10,20.")
+@compare_option("--seeds", type=int, help="How many seeds (3).")
+@compare_option(
+    "--tune", type=int, help="Try so many settings of each method on validation rows (0: its defaults)."
+)
+@compare_option(
+    "--method-option", "options", multiple=True, help="Of a method, as lpfs++:alpha=20; may be repeated."
+)
+@compare_option("--must-keep", multiple=True, help="Fields that stay, as a,b; may be repeated.")
+@compare_option("--must-drop", multiple=True, help="Fields that are never looked at, as a,b; may be repeated.")
+@compare_option("--truth", type=PATH, help="truth.json of a simulated log; a simulated Dataset has it already.")
 @TABLE
 @DAYS
 @ENCODING
@@ -51,7 +77,7 @@ what = section("What to compare")
 @output("--retry-failed", is_flag=True, help="Do runs that failed once more.")
 @output("--tables-only", is_flag=True, help="Only make the tables of what is there.")
 @SEED
-@SAID
+@OUTPUT_OPTIONS
 def compare(
     data: tuple[str, ...],
     out: Path,
@@ -64,14 +90,14 @@ def compare(
 ) -> None:
     """Compare the methods."""
     own = {name: given.pop(name) for name in ("seeds", "tune", "truth", "retry_failed", "tables_only")}
-    own |= {"methods": names(listed(methods)), "keep": sizes(listed(keep)), "options": settings(options)}
-    wanted = settings_of(data, out, resume=True, **given)
-    with going_on(f"lpfs compare --out {out}"):
+    own |= {"methods": names(split_names(methods)), "keep": sizes(split_names(keep)), "options": settings(options)}
+    wanted = build_settings(data, out, resume=True, **given)
+    with resume_hint(f"lpfs compare --out {out}"):
         from lpfs.compare.compare import compare as run
 
         found = run(out=out, settings=wanted, quiet=quiet, **own)
     if as_json:
-        show({"folder": str(out), **{name: found.values[name] for name in MAIN}})
+        print_json({"folder": str(out), **{name: found.values[name] for name in MAIN}})
     if found.best is None and not own["tables_only"]:
         failed = [each for each in found.results if each["status"] == "failed"]
         if failed:
@@ -110,5 +136,87 @@ def settings(given: tuple[str, ...]) -> dict[str, dict[str, Any]] | None:
             raise click.BadParameter(
                 f"{text!r} is not of the form method:name=value", param_hint="--method-option"
             )
-        found.setdefault(method.strip(), {})[name.strip().replace("-", "_")] = plain(value.strip())
+        found.setdefault(method.strip(), {})[name.strip().replace("-", "_")] = parse_value(value.strip())
     return found or None
+
+
+REPORT = """Write the report of RUN as one self-contained HTML file.
+
+RUN is the folder that select, search or compare left. The file opens offline, asks the network for nothing, and
+can be forwarded as it is.
+"""
+
+
+@cli.command(
+    help=REPORT,
+    short_help="Write a run as one HTML file.",
+    examples=["lpfs report run", "lpfs report run --out selection.html"],
+)
+@click.argument("folder", metavar="RUN", type=PATH)
+@output("--out", type=PATH, help="File to make; report.html in RUN, if nothing is said.")
+@OUTPUT_OPTIONS
+def report(folder: Path, out: Path | None, quiet: bool, as_json: bool) -> None:
+    """Write the report of a run."""
+    from lpfs.report.verb import report as write
+
+    place = write(folder, out)
+    if as_json:
+        print_json({"path": str(place), "bytes": place.stat().st_size})
+    elif not quiet:
+        click.echo(f"open {place}")
+
+
+REPRODUCE = """Do an experiment of the LPFS paper; without NAME, list them.
+
+OUT gets NAME.json, NAME.png and NAME.html: what was found beside what the paper claims. Without --data the
+simulator's matching log is taken, and the output says so. What was trained is kept in OUT/work: a second call
+does only what is missing.
+"""
+
+experiment_option = section("The experiment")
+
+
+@cli.command(
+    help=REPRODUCE,
+    short_help="Do an experiment of the paper.",
+    examples=[
+        "lpfs reproduce                                      # the list",
+        "lpfs reproduce gates",
+        "lpfs reproduce terabyte --data criteo/ --full --out paper",
+        "lpfs reproduce alpha --rows 20000 --steps 500 --seeds 1",
+    ],
+)
+@click.argument("name", required=False, metavar="[NAME]", type=SuggestingChoice(tuple(EXPERIMENTS)))
+@experiment_option(
+    "--data", type=PATH, help="Real log: days of Criteo Terabyte, Kaggle's train.txt, or a Dataset."
+)
+@experiment_option("--full", is_flag=True, help="The real thing; else small, in minutes.")
+@experiment_option("--rows", type=int, help="Rows of the simulated log.")
+@experiment_option("--steps", type=int, help="Steps of pretraining and of every search.")
+@experiment_option("--seeds", type=int, help="How many seeds.")
+@output("--out", type=PATH, default="paper", show_default=True, help="Folder of the results.")
+@SEED
+@OUTPUT_OPTIONS
+def reproduce(name: str | None, quiet: bool, as_json: bool, seed: int | None, **given: Any) -> None:
+    """Do an experiment."""
+    if name is None:
+        list_experiments(as_json)
+        return
+    out: Path = given["out"]
+    with resume_hint(f"lpfs reproduce {name} --out {out}"):
+        from lpfs.paper.verb import reproduce as run
+
+        found = run(name, seed=seed or 0, quiet=quiet, **given)
+    if as_json:
+        print_json({"path": str(found.path), "figure": str(found.figure), **found.values})
+
+
+def list_experiments(as_json: bool) -> None:
+    """List the experiments."""
+    if as_json:
+        print_json(
+            [{"name": name, "what": each.summary, "claim": each.claim} for name, each in EXPERIMENTS.items()]
+        )
+        return
+    for name, each in EXPERIMENTS.items():
+        click.echo(f"{name}\n    {each.summary}")

@@ -7,8 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lpfs.cli.app import Near, cli, show
-from lpfs.cli.options import DAYS, ENCODING, FILES, PATH, SAID, TABLE, days, encoding, output, prepare_options, section
+from lpfs.cli.app import SuggestingChoice, cli, print_json
+from lpfs.cli.options import (
+    DAYS,
+    ENCODING,
+    FILES,
+    OUTPUT_OPTIONS,
+    PATH,
+    TABLE,
+    days,
+    encoding,
+    output,
+    prepare_options,
+    section,
+)
 
 if TYPE_CHECKING:
     from lpfs.data.dataset import Dataset
@@ -50,13 +62,15 @@ log = section("The log")
 @output("--out", type=PATH, help="Folder to make.")
 @output("--dry-run", is_flag=True, help="Show what would happen to each column; write no Dataset.")
 @output("--replace", is_flag=True, help="Put the result in the place of another Dataset.")
-@output("--engine", type=Near(ENGINES), default="embedded", show_default=True, help="Who reads the log.")
-@SAID
+@output(
+    "--engine", type=SuggestingChoice(ENGINES), default="embedded", show_default=True, help="Who reads the log."
+)
+@OUTPUT_OPTIONS
 def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -> None:
     """Turn a click log into a Dataset."""
-    from lpfs.data.plan.table import TABLE, printed, table
-    from lpfs.data.plan.toml import to_toml
-    from lpfs.data.prepare import make_job, run
+    from lpfs.data.fields import to_toml
+    from lpfs.data.planning import TABLE, field_table, field_table_compact, plan_source
+    from lpfs.data.prepare import run_plan
     from lpfs.data.progress import Reporter
 
     reporter = Reporter(quiet=quiet)
@@ -64,18 +78,18 @@ def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -
     fields_out, engine = given.pop("write_fields"), given.pop("engine")
     if out is None and not dry:
         raise click.UsageError("Missing option '--out': the folder to make.")
-    job = make_job(list(source), **prepare_options(given))
-    reporter.table(job.title, *printed(job))
+    job = plan_source(list(source), **prepare_options(given))
+    reporter.table(job.title, *field_table_compact(job))
     if fields_out is not None:
         fields_out.write_text(to_toml(job.plans), "utf-8")
         reporter.say(f"{fields_out}: what was found, to correct and give back with --fields")
     if dry:
         if as_json:
-            show([dict(zip(TABLE, row, strict=True)) for row in table(job)])
+            print_json([dict(zip(TABLE, row, strict=True)) for row in field_table(job)])
         return
-    dataset = run(job, out, engine=engine, replace=replace, reporter=reporter)
+    dataset = run_plan(job, out, engine=engine, replace=replace, reporter=reporter)
     if as_json:
-        show(summary(dataset))
+        print_json(summary(dataset))
 
 
 def summary(dataset: Dataset) -> dict[str, Any]:
@@ -100,20 +114,20 @@ def summary(dataset: Dataset) -> dict[str, Any]:
         "lpfs simulate --preset terabyte --rows 2000000 --format csv --out raw",
     ],
 )
-@log("--preset", default="small", show_default=True, type=Near(WORLDS), help="What kind of log.")
+@log("--preset", default="small", show_default=True, type=SuggestingChoice(WORLDS), help="What kind of log.")
 @log("--rows", type=int, help="How many rows in all; each preset has its own default.")
 @log("--days", type=int, help="How many days; each preset has its own default.")
 @log("--seed", type=int, default=0, show_default=True, help="Decides everything.")
 @output("--out", required=True, type=PATH, help="Folder to make.")
 @output(
     "--format",
-    type=Near(("dataset", "csv", "parquet")),
+    type=SuggestingChoice(("dataset", "csv", "parquet")),
     default="dataset",
     show_default=True,
     help="What to write.",
 )
 @output("--replace", is_flag=True, help="Put the new log in the place of an older one.")
-@SAID
+@OUTPUT_OPTIONS
 def simulate(out: Path, quiet: bool, as_json: bool, **given: Any) -> None:
     """Make a click log with a known truth."""
     from lpfs.data.dataset import Dataset
@@ -130,4 +144,4 @@ def simulate(out: Path, quiet: bool, as_json: bool, **given: Any) -> None:
         reporter.say(f"{out}: {len(made)} files; the truth is in {out / 'truth.json'}")
         values = {"path": str(out), "files": [str(path) for path in made]}
     if as_json:
-        show({**values, "truth": str(out / "truth.json")})
+        print_json({**values, "truth": str(out / "truth.json")})

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import lpfs
-from lpfs.cli.app import Near, cli, show
+from lpfs.cli.app import SuggestingChoice, cli, print_json
 from lpfs.cli.options import JSON
 
 # package -> what it is for
@@ -48,7 +48,9 @@ def methods(as_json: bool) -> None:
     from lpfs.methods.registry import METHODS
 
     if as_json:
-        show([{"name": name, "what": each.summary, "reference": each.reference} for name, each in METHODS.items()])
+        print_json(
+            [{"name": name, "what": each.summary, "reference": each.reference} for name, each in METHODS.items()]
+        )
         return
     for name, each in METHODS.items():
         click.echo(name)
@@ -64,7 +66,7 @@ def methods(as_json: bool) -> None:
         'eval "$(lpfs completion zsh)"                                    # in ~/.zshrc',
     ],
 )
-@click.argument("shell", metavar="SHELL", type=Near(("bash", "zsh", "fish")))
+@click.argument("shell", metavar="SHELL", type=SuggestingChoice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
     """Print a script for bash, zsh or fish that lets the tab key complete commands, options and what they take."""
     from click.shell_completion import get_completion_class
@@ -78,9 +80,9 @@ def completion(shell: str) -> None:
 @JSON
 def doctor(as_json: bool) -> None:
     """Print versions, devices, the kernels in use, and what is missing."""
-    found = examined()
+    found = collect_info()
     if as_json:
-        show(found)
+        print_json(found)
         return
     machine, torch, cache = found["machine"], found["torch"], found["kernel_cache"]
     click.echo(f"lpfs {found['lpfs']}, Python {found['python']}, {machine['system']}")
@@ -104,14 +106,14 @@ def doctor(as_json: bool) -> None:
     click.echo(textwrap.fill(f"packages     {', '.join(there)}", 110, subsequent_indent=" " * 13))
 
 
-def examined() -> dict[str, Any]:
+def collect_info() -> dict[str, Any]:
     """Return what was found, as plain values."""
     return {
         "lpfs": lpfs.__version__,
         "python": platform.python_version(),
         "machine": {"system": platform.platform(), "cores": cores(), "memory_gb": memory()},
-        "torch": torch_told() if util.find_spec("torch") else None,
-        "engines": engines() if util.find_spec("torch") else [],
+        "torch": torch_info() if util.find_spec("torch") else None,
+        "engines": backends() if util.find_spec("torch") else [],
         "kernel_cache": kernel_cache(),
         "packages": {name: version_of(name) for name in NEEDED | OPTIONAL},
     }
@@ -133,7 +135,7 @@ def memory() -> float | None:
         return None
 
 
-def torch_told() -> dict[str, Any]:
+def torch_info() -> dict[str, Any]:
     """Return the version of torch, its threads and GPUs."""
     import torch
 
@@ -146,7 +148,7 @@ def torch_told() -> dict[str, Any]:
     }
 
 
-def engines() -> list[dict[str, str]]:
+def backends() -> list[dict[str, str]]:
     """Try every engine of the tables: gather some rows with it, and compare them with plain torch's."""
     import torch
 
@@ -156,24 +158,24 @@ def engines() -> list[dict[str, str]]:
         if device == "GPU" and not torch.cuda.is_available():
             state = "not used: no GPU"
         else:
-            state = tried(name, "cuda" if device == "GPU" else "cpu")
+            state = try_backend(name, "cuda" if device == "GPU" else "cpu")
         found.append({"name": name, "device": device, "state": state})
     return found
 
 
-def tried(name: str, device: str) -> str:
+def try_backend(name: str, device: str) -> str:
     """Return "works", or why an engine does not."""
     import torch
 
-    from lpfs.errors import MissingPackageError
     from lpfs.embeddings import _torch
-    from lpfs.tables.engines.choice import engine_for, use_engine
+    from lpfs.embeddings._torch import backend_for, use_backend
+    from lpfs.errors import MissingPackageError
 
     weight = torch.arange(12.0, device=device).reshape(6, 2)
     starts, ids = torch.tensor([0, 3, 6], device=device), torch.tensor([[0, 1], [2, 0]], device=device)
     try:
-        with use_engine(name):
-            rows = engine_for(weight).gather(weight, starts, ids, None)
+        with use_backend(name):
+            rows = backend_for(weight).gather(weight, starts, ids, None)
         return "works" if torch.equal(rows, _torch.gather(weight, starts, ids, None)) else "gives wrong numbers"
     except MissingPackageError:
         return f"missing; install: pip install {name}"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from lpfs.cli.app import Near, cli, near, show
-from lpfs.cli.options import FILES, PATH, SAID, days, encoding, model, output
+from lpfs.cli.app import SuggestingChoice, cli, near, print_json
+from lpfs.cli.options import FILES, OUTPUT_OPTIONS, PATH, days, encoding, model, output
 
 if TYPE_CHECKING:
     from lpfs.data.dataset import Dataset
@@ -40,7 +40,7 @@ RUN is the folder of a run of select, train or prune.
 @days("--time", help="Column that orders the rows of a log; that of the model's log, if nothing is said.")
 @encoding("--like", type=PATH, help="The Dataset that the model was trained on, where it is not where it was.")
 @model("--device", default="auto", help="auto, cpu, cuda, cuda:1 …")
-@SAID
+@OUTPUT_OPTIONS
 def evaluate(
     folder: Path,
     data: tuple[str, ...],
@@ -52,28 +52,27 @@ def evaluate(
     as_json: bool,
 ) -> None:
     """Judge a saved model."""
-    from lpfs.pipeline.data import model_folder, rows_for
-    from lpfs.pipeline.stages import SCORED
-    from lpfs.serialization import load, load_extra
-    from lpfs.pipeline.select import device_named
+    from lpfs.pipeline.data import dataset_for_model
+    from lpfs.pipeline.plan import EVAL_BATCH_SIZE, resolve_device
+    from lpfs.serialization import find_model_dir, load, load_metadata
     from lpfs.train.evaluate import evaluate as judge
 
-    place = model_folder(folder)
-    read = load(place).to(device_named(device))
+    place = find_model_dir(folder)
+    read = load(place).to(resolve_device(device))
     given: dict[str, Any] = {"time": time, "like": like, "quiet": True}
     with tempfile.TemporaryDirectory(prefix="lpfs-") as aside:
-        rows = rows_for(place, read, data, Path(aside) / "data", **given)
-        part = rows if chosen is None else some_days(rows, chosen)
-        found = judge(read, part.stream(SCORED, fields=read.reads.names))
-    if chosen is None and not quiet and rows.fingerprint == load_extra(place).get("fingerprint"):
+        rows = dataset_for_model(place, read, data, Path(aside) / "data", **given)
+        part = rows if chosen is None else select_days(rows, chosen)
+        found = judge(read, part.stream(EVAL_BATCH_SIZE, fields=read.reads.names))
+    if chosen is None and not quiet and rows.fingerprint == load_metadata(place).get("fingerprint"):
         click.echo("these rows hold those it was trained on; --days last judges it on the others", err=True)
     if as_json:
-        show({"model": str(place), "days": list(part.days()), "metrics": found.to_json()})
+        print_json({"model": str(place), "days": list(part.days()), "metrics": found.to_json()})
     elif not quiet:
         click.echo(str(found))
 
 
-def some_days(rows: Dataset, chosen: str) -> Dataset:
+def select_days(rows: Dataset, chosen: str) -> Dataset:
     """Return the days that are named."""
     names = list(rows.days())
     first, _, last = chosen.partition("..")
@@ -97,10 +96,17 @@ def some_days(rows: Dataset, chosen: str) -> Dataset:
 )
 @click.argument("folder", metavar="RUN", type=PATH)
 @encoding("--like", type=PATH, help="The Dataset that the model was trained on, where it is not where it was.")
-@output("--format", "form", type=Near(("onnx", "torch")), default="onnx", show_default=True, help="What to write.")
+@output(
+    "--format",
+    "form",
+    type=SuggestingChoice(("onnx", "torch")),
+    default="onnx",
+    show_default=True,
+    help="What to write.",
+)
 @output("--out", type=PATH, help="File to make; model.onnx or model.pt2 in RUN, if nothing is said.")
 @output("--replace", is_flag=True, help="Put the file in the place of an older one.")
-@SAID
+@OUTPUT_OPTIONS
 def export(
     folder: Path,
     like: Path | None,
@@ -118,4 +124,4 @@ def export(
         click.echo(found.told(), err=True)
     if as_json:
         names = ("format", "rows", "max_logit_change", "bound", "checked_with")
-        show({"path": str(found.path), **{name: getattr(found, name) for name in names}})
+        print_json({"path": str(found.path), **{name: getattr(found, name) for name in names}})

@@ -18,8 +18,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from lpfs.compare.summary import Comparison
 from lpfs.compare.compare import compare
+from lpfs.compare.summary import Comparison
 
 __all__ = ["Comparison", "compare"]
 

@@ -19,11 +19,11 @@ from pathlib import Path
 TOUCH, STALE = 20.0, 300.0  # seconds
 
 
-class BusyError(Exception):
+class LockedError(Exception):
     """Somebody else is doing it."""
 
 
-class Claims:
+class WorkLocks:
     """The claims in a folder, and those that this process holds."""
 
     def __init__(self, folder: Path, *, touch: float = TOUCH, stale: float = STALE) -> None:
@@ -37,7 +37,7 @@ class Claims:
         """Within this block nobody else does it; raises :class:`BusyError` where somebody does already."""
         path = self.folder / f"{name}.claim"
         if not (self._create(path) or (self._clear(path) and self._create(path))):
-            raise BusyError(name)
+            raise LockedError(name)
         self._hold(path)
         try:
             yield

@@ -16,7 +16,7 @@ ALL_FIELDS = "all fields"  # trained as the selections are, to compare with
 
 
 @dataclass(frozen=True)
-class Job:
+class RunSpec:
     """One run: a method, how many fields it keeps, and the seed."""
 
     method: str
@@ -26,14 +26,14 @@ class Job:
     @property
     def name(self) -> str:
         """What its files are called."""
-        return f"{plain(self.method)}-k{self.keep}-s{self.seed}"
+        return f"{file_safe_name(self.method)}-k{self.keep}-s{self.seed}"
 
     def __str__(self) -> str:
         return f"{self.method}, keep {self.keep}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """What to compare.
 
     Args:
@@ -76,12 +76,12 @@ class Plan:
         for size in (self.keep[-1], self.keep[0]):
             Wish(keep=size, must_keep=tuple(must_keep)).check(parts)
 
-    def jobs(self, first_seed: int, fields: int) -> list[Job]:
+    def jobs(self, first_seed: int, fields: int) -> list[RunSpec]:
         """Return every run, seed by seed, all fields first."""
         found = []
         for seed in range(first_seed, first_seed + self.seeds):
-            found.append(Job(ALL_FIELDS, fields, seed))
-            found += [Job(method, size, seed) for method in self.methods for size in self.keep]
+            found.append(RunSpec(ALL_FIELDS, fields, seed))
+            found += [RunSpec(method, size, seed) for method in self.methods for size in self.keep]
         return found
 
     def tries(self, method: str) -> list[dict[str, Any]]:
@@ -94,12 +94,12 @@ class Plan:
         return {**values, "methods": list(self.methods), "keep": list(self.keep)}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Plan:
+    def from_json(cls, values: Mapping[str, Any]) -> ComparisonPlan:
         """Build a plan from plain values; an unknown key is an error."""
         return cls(**known_keys(cls, values))
 
 
-def plain(name: str) -> str:
+def file_safe_name(name: str) -> str:
     """Return a name that is fit for a file.
 
     >>> plain("all fields"), plain("lpfs++")

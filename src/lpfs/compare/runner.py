@@ -1,45 +1,117 @@
-"""Runs: one pretrained model a seed, the same steps of search for every method, one training from scratch."""
+"""Runs: one pretrained model a seed, the same steps of search for every method, one training from scratch.
+
+What a piece of work costs: seconds, and how far memory rose above where it began.
+"""
 
 from __future__ import annotations
 
 import copy
+import ctypes
+import gc
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lpfs.compare.locks import BusyError, Claims
-from lpfs.compare.cost import Cost, measured
-from lpfs.compare.plan import ALL_FIELDS, Job, Plan
-from lpfs.compare.store import Record, Store, put, put_scores, read
+from lpfs.compare.locks import LockedError, WorkLocks
+from lpfs.compare.plan import ALL_FIELDS, ComparisonPlan, RunSpec
+from lpfs.compare.run_dir import Record, ResultStore, put, put_scores, read
 from lpfs.errors import CheckpointError, LpfsError, SearchError
 from lpfs.methods.ranking import top
 from lpfs.methods.registry import each_keep
+from lpfs.models import make_model
 from lpfs.models.base import Model
-from lpfs.models.registry import make_model
 from lpfs.pipeline import stages
-from lpfs.pipeline.results import code
-from lpfs.pipeline.stages import Work
-from lpfs.pipeline.select import check_begin
-from lpfs.train.evaluate import outputs, task_names
+from lpfs.pipeline.plan import RunPlan, check_search_start
+from lpfs.pipeline.results import source_digest
+from lpfs.train.checkpoint import seed_all
+from lpfs.train.evaluate import predictions, task_names
 from lpfs.train.metrics import scores
-from lpfs.train.snapshot import seed_all
 
-NO_FAULT = (BusyError, OSError, CheckpointError)  # not a method's: somebody else is at it, or the disk is full
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET_PEAK = "5"  # see proc(5): the peak of the resident memory begins anew
 
 
-class Runs:
+@dataclass
+class Measurement:
+    """Seconds and bytes; None where this machine cannot tell."""
+
+    seconds: float | None = None
+    memory: int | None = None
+
+
+@contextmanager
+def measure(device: torch.device) -> Iterator[Measurement]:
+    """Measure what is done in this block; the result is there when it ends.
+
+    On a GPU memory is what torch allocated there; elsewhere it is the resident memory of the process, on Linux.
+    """
+    cost = Measurement()
+    gc.collect()
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before: int | None = torch.cuda.memory_allocated(device)
+    else:
+        before = _reset_peak()
+    begin = time.perf_counter()
+    yield cost
+    if on_gpu:
+        torch.cuda.synchronize(device)
+    cost.seconds = time.perf_counter() - begin
+    peak = torch.cuda.max_memory_allocated(device) if on_gpu else _resident("VmHWM")
+    if before is not None and peak is not None:
+        cost.memory = max(0, peak - before)
+
+
+def _reset_peak() -> int | None:
+    """Hand unused memory back, let the peak begin anew, and return what is resident."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    try:
+        CLEAR.write_text(RESET_PEAK)
+    except OSError:
+        return None
+    return _resident("VmRSS")
+
+
+def _resident(name: str) -> int | None:
+    try:
+        lines = STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
+    return int(found[0]) * 1024 if found else None
+
+
+NOT_METHOD_ERRORS = (
+    LockedError,
+    OSError,
+    CheckpointError,
+)  # not a method's: somebody else is at it, or the disk is full
+
+
+class Runner:
     """Does the runs of a comparison, each from what is there already.
 
     Whatever two runs share (the pretrained model of a seed, a ranking, a set of fields) is made once and kept;
     :class:`BusyError` is raised where another process is making it just now.
     """
 
-    def __init__(self, base: Work, plan: Plan, store: Store, claims: Claims, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        base: RunPlan,
+        plan: ComparisonPlan,
+        store: ResultStore,
+        claims: WorkLocks,
+        say: Callable[[str], None],
+    ) -> None:
         self.base, self.plan, self.store, self.claims, self.say = base, plan, store, claims, say
         with torch.device("meta"):
             made = make_model(base.settings.backbone, base.schema, **base.settings.model_options)
@@ -52,21 +124,21 @@ class Runs:
         """What can be kept: the fields, or the parts of a model that gates more than fields."""
         return self.shape.names
 
-    def run(self, job: Job) -> Record:
+    def run(self, job: RunSpec) -> Record:
         """Return the result of a run; one that fails says why, and stops nothing else."""
         try:
             found = self.all_fields(job) if job.method == ALL_FIELDS else self.best_try(job)
-            return {**head(job), "status": "done", **found}
-        except NO_FAULT:
+            return {**record_header(job), "status": "done", **found}
+        except NOT_METHOD_ERRORS:
             raise
         except Exception as error:  # a method may fail in any way
-            return {**head(job), "status": "failed", "reason": reason(error)}
+            return {**record_header(job), "status": "failed", "reason": error_text(error)}
 
-    def all_fields(self, job: Job) -> Record:
+    def all_fields(self, job: RunSpec) -> Record:
         """Train all fields from scratch, as every selection is."""
         return {"kept": self.in_order(self.names), **self.train(self.names, job.seed)}
 
-    def best_try(self, job: Job) -> Record:
+    def best_try(self, job: RunSpec) -> Record:
         """Search with each setting, train what it finds, and take the one with the best validation AUC."""
         tried: list[Record] = []
         failed: list[Exception] = []
@@ -75,11 +147,11 @@ class Runs:
             try:
                 found = self.find(job, options)
                 trained = self.train(found["kept"], job.seed)
-            except NO_FAULT:
+            except NOT_METHOD_ERRORS:
                 raise
             except Exception as error:
                 failed.append(error)
-                tried.append({"options": options, "reason": reason(error)})
+                tried.append({"options": options, "reason": error_text(error)})
                 continue
             done.append({**found, **trained, "options": options})
             tried.append({"options": options, "validation": trained["validation"], "kept": found["kept"]})
@@ -88,7 +160,7 @@ class Runs:
         best = max(done, key=lambda each: (each["validation"]["auc"], -each["validation"]["logloss"]))
         return {**best, "tried": tried}
 
-    def find(self, job: Job, options: Mapping[str, Any]) -> Record:
+    def find(self, job: RunSpec, options: Mapping[str, Any]) -> Record:
         """Return the fields that a method keeps; a ranking that does not depend on K is made once a seed."""
         once = not each_keep(job.method, options)
         path = self.store.search(job.method, options, job.seed, None if once else job.keep)
@@ -105,24 +177,24 @@ class Runs:
         """Return the best of a ranking."""
         return top(ranking, keep, self.base.wish.must_keep)
 
-    def search(self, job: Job, options: Mapping[str, Any], path: Path) -> Record:
+    def search(self, job: RunSpec, options: Mapping[str, Any], path: Path) -> Record:
         """Search from a copy of the pretrained model, and write down what is found."""
         wish = replace(self.base.wish, keep=job.keep, max_auc_loss=None)
         settings = replace(self.base.settings, seed=job.seed, method=job.method, options=options, keep=job.keep)
         work = replace(self.base, settings=settings, wish=wish, out=self.store.work(path.stem))
-        check_begin(work)
+        check_search_start(work)
         pretrained = self.pretrained(job.seed)
-        again = begun(work.out)
+        again = was_started(work.out)
         seed_all(job.seed)
-        with working(work.out), measured(work.device) as cost:
-            found = stages.find(work, copy.deepcopy(pretrained), job.seed)[2]
+        with remove_on_error(work.out), measure(work.device) as cost:
+            found = stages.search_fields(work, copy.deepcopy(pretrained), job.seed)[2]
         made = {name: value for name, value in found.made.items() if name != "scores"}
         record = {
             "kept": self.in_order(found.kept),
             "scores": found.made.get("scores"),
             "gates": dict(found.gates),
             "made": made,
-            "code": code(),
+            "code": source_digest(),
             **self.told(cost, job.method, again),
         }
         if not each_keep(job.method, options) and not self.cuts(record, job.keep):
@@ -147,15 +219,15 @@ class Runs:
             else:
                 with self.claims.take(f"pretrain-s{seed}"):
                     self.say(f"seed {seed}: pretraining all {len(work.schema)} fields")
-                    again = begun(place)
-                    with measured(work.device) as cost:
+                    again = was_started(place)
+                    with measure(work.device) as cost:
                         trained = stages.pretrain(work, seed)
                     passes = work.recipe.pretrain * work.recipe.batch_size / work.parts.early.rows
                     put(place / "cost.json", {"passes": passes, **self.told(cost, "pretraining", again)})
             self._pretrained = seed, trained
         return self._pretrained[1]
 
-    def told(self, cost: Cost, what: str, interrupted: bool) -> Record:
+    def told(self, cost: Measurement, what: str, interrupted: bool) -> Record:
         """Return a cost: whether it is the first of its kind in this process, which compiles and loads things too.
 
         Seconds of work that was interrupted and gone on with are not all of them: None.
@@ -189,12 +261,12 @@ class Runs:
             shape = self.shape.cut([name for name in self.names if name in set(kept)])
         settings = replace(self.base.settings, seed=seed)
         work = replace(self.base, settings=settings, out=self.store.work(path.stem))
-        with working(work.out), measured(work.device) as cost:
+        with remove_on_error(work.out), measure(work.device) as cost:
             model = stages.retrain(work, shape)
         judged = {}
         for name, part in (("test", work.parts.test), ("validation", work.parts.valid)):
             stream = work.stream(part, model.reads.names, train=False)
-            found = outputs(model, stream)
+            found = predictions(model, stream)
             tasks = {
                 task: {"auc": each.auc, "logloss": each.logloss}
                 for number, task in enumerate(task_names(stream, found.logits.shape[1]))
@@ -206,7 +278,7 @@ class Runs:
                 put_scores(path.with_suffix(".npy"), found.logits[:, 0])
                 if not self.store.labels.exists():
                     put_scores(self.store.labels, found.labels[:, 0])
-        record = {"trained": path.stem, **judged, "train_seconds": cost.seconds, "code": code()}
+        record = {"trained": path.stem, **judged, "train_seconds": cost.seconds, "code": source_digest()}
         put(path, record)
         shutil.rmtree(work.out, ignore_errors=True)
         return record
@@ -215,29 +287,29 @@ class Runs:
 ABOUT_SEARCH = ("seconds", "memory", "first", "interrupted", "once", "made", "code")
 
 
-def head(job: Job) -> Record:
+def record_header(job: RunSpec) -> Record:
     """Return what a result begins with."""
     return {"method": job.method, "keep": job.keep, "seed": job.seed}
 
 
 @contextmanager
-def working(folder: Path) -> Iterator[None]:
+def remove_on_error(folder: Path) -> Iterator[None]:
     """Within this block something is trained in a folder: where it fails, nothing of it is gone on with."""
     try:
         yield
-    except NO_FAULT:
+    except NOT_METHOD_ERRORS:
         raise
     except Exception:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def begun(folder: Path) -> bool:
+def was_started(folder: Path) -> bool:
     """Whether something was begun there before."""
     return folder.is_dir() and any(folder.iterdir())
 
 
-def reason(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return why something failed, in a line."""
     text = "".join(sign if sign.isprintable() else " " for sign in str(error))
     text = " ".join(text.split())

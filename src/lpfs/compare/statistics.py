@@ -1,4 +1,12 @@
-"""The measures of a comparison: pure functions of numbers and sets of fields."""
+"""The measures of a comparison: pure functions of numbers and sets of fields.
+
+The luck of the test rows: AUC and logloss of many models on the same rows, drawn again and again.
+
+Every row gets a weight out of Poisson(1), the same for all models of a draw, so that differences of models are
+paired. Ranks are found once a model; a draw costs one cumulative sum.
+
+Series: one number a seed, with its draws over the test rows; means, differences, and how sure they are.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +17,19 @@ from itertools import combinations, pairwise
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from lpfs.errors import InputError
+from lpfs.train.metrics import row_losses
+
 # two-sided 95 % points of Student's t with 1, 2, … degrees of freedom, and of the normal distribution
-STUDENT = (
+T_QUANTILES = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
-NORMAL = 1.960
+Z_QUANTILE = 1.960
 
 
 @dataclass(frozen=True)
@@ -72,7 +86,7 @@ def jaccard(first: Collection[str], second: Collection[str]) -> float:
     return len(one & other) / len(one | other) if one | other else 1.0
 
 
-def overlap(sets: Sequence[Collection[str]]) -> float | None:
+def mean_jaccard(sets: Sequence[Collection[str]]) -> float | None:
     """Return the mean Jaccard overlap over all pairs of selections; None with fewer than two.
 
     >>> overlap([["a"], ["a"], ["b"]])
@@ -82,7 +96,7 @@ def overlap(sets: Sequence[Collection[str]]) -> float | None:
     return mean(pairs) if pairs else None
 
 
-def over_seeds(values: Sequence[float]) -> Interval | None:
+def interval_over_seeds(values: Sequence[float]) -> Interval | None:
     r"""Return the mean over seeds with Student's interval, m ± t·s/√n; None with fewer than two.
 
     Of differences of two methods at the same seeds it is the paired interval.
@@ -93,7 +107,7 @@ def over_seeds(values: Sequence[float]) -> Interval | None:
     if len(values) < 2:
         return None
     middle, freedom = mean(values), len(values) - 1
-    factor = STUDENT[freedom - 1] if freedom <= len(STUDENT) else NORMAL
+    factor = T_QUANTILES[freedom - 1] if freedom <= len(T_QUANTILES) else Z_QUANTILE
     width = factor * stdev(values) / len(values) ** 0.5
     return Interval(middle, middle - width, middle + width)
 
@@ -122,12 +136,12 @@ def recall(kept: Collection[str], true: Collection[str]) -> float:
     return len(set(kept) & set(true)) / len(set(true))
 
 
-def false_picks(kept: Collection[str], true: Collection[str]) -> int:
+def false_positives(kept: Collection[str], true: Collection[str]) -> int:
     """Return how many fields were kept that are not true."""
     return len(set(kept) - set(true))
 
 
-def picks(kept: Collection[str], kinds: Mapping[str, str]) -> dict[str, int]:
+def count_by_kind(kept: Collection[str], kinds: Mapping[str, str]) -> dict[str, int]:
     """Return how many fields of each kind were kept, kinds in the order in which they come.
 
     >>> picks(["a", "c"], {"a": "main", "b": "copy", "c": "noise"})
@@ -137,4 +151,150 @@ def picks(kept: Collection[str], kinds: Mapping[str, str]) -> dict[str, int]:
     found = dict.fromkeys(kinds.values(), 0)
     for name, kind in kinds.items():
         found[kind] += name in chosen
+    return found
+
+
+BOOTSTRAP_DRAWS = 400
+CELLS = 1 << 22  # weights in memory at a time
+Floats = npt.NDArray[np.float64]
+Numbers = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class ScoreRanks:
+    """Where the clicks of one model stand among its other rows.
+
+    Args:
+        others: the rows without a click, in the order of their scores.
+        below: for every click, how many of them score less.
+        upto: for every click, how many of them score less or the same.
+
+    """
+
+    others: npt.NDArray[np.int64]
+    below: npt.NDArray[np.int64]
+    upto: npt.NDArray[np.int64]
+
+    def aucs(self, weights: Numbers, clicks: npt.NDArray[np.int64]) -> Floats:
+        r"""Return the AUC under every draw of weights (draws, rows); NaN where a class has no weight.
+
+        .. math:: \sum_i w_i \frac{C(below_i) + C(upto_i)}{2} \Big/ \sum_i w_i \, C(all)
+
+        with C(k) the weight of the k lowest rows without a click, i over the clicks.
+        """
+        found = np.empty(len(weights))
+        lowest = np.zeros(len(self.others) + 1)
+        for draw, drawn in enumerate(weights):
+            np.cumsum(drawn[self.others], out=lowest[1:])
+            own = drawn[clicks].astype(np.float64)
+            every = own.sum() * lowest[-1]
+            found[draw] = own @ (lowest[self.below] + lowest[self.upto]) / 2 / every if every else np.nan
+        return found
+
+
+def rank_scores(scores: Numbers, labels: Numbers) -> ScoreRanks:
+    """Return the ranks of one model's scores (rows,); labels are 0 and 1."""
+    others = np.flatnonzero(labels == 0)
+    others = others[np.argsort(scores[others], kind="stable")]
+    sorted_scores, own = scores[others], scores[labels == 1]
+    return ScoreRanks(
+        others, np.searchsorted(sorted_scores, own, "left"), np.searchsorted(sorted_scores, own, "right")
+    )
+
+
+def bootstrap(
+    models: Sequence[Numbers], labels: Numbers, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
+) -> tuple[Floats, Floats]:
+    """Return AUC and logloss of every model's logits under every draw of the rows, (draws, models) each.
+
+    >>> aucs, lost = bootstrap([np.array([-1.0, 2.0, 0.1, 0.8])], np.array([0, 1, 0, 1]), draws=3)
+    >>> aucs.shape, lost.shape
+    ((3, 1), (3, 1))
+    """
+    if not np.isin(labels, (0, 1)).all():
+        raise InputError("a bootstrap of AUC needs labels of 0 and 1")
+    drawn = np.random.default_rng(seed)
+    clicks = np.flatnonzero(labels == 1)
+    known = [rank_scores(each, labels) for each in models]
+    lost = [row_losses(each.astype(np.float64), labels) for each in models]
+    aucs, means = np.empty((draws, len(models))), np.empty((draws, len(models)))
+    pause = max(1, CELLS // max(1, len(labels)))
+    for first in range(0, draws, pause):
+        count = min(pause, draws - first)
+        weights = drawn.poisson(1.0, (count, len(labels))).astype(np.uint8)
+        every = weights.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # a draw of few rows can be empty
+            every /= every.sum(1, keepdims=True)
+        for number, each in enumerate(known):
+            aucs[first : first + count, number] = each.aucs(weights, clicks)
+            means[first : first + count, number] = [row @ lost[number] for row in every]
+    return aucs, means
+
+
+def interval_over_rows(value: float, drawn: Floats) -> Interval | None:
+    """Return a value with the interval of its draws, value ± 1.96 of their standard deviation."""
+    known = drawn[np.isfinite(drawn)]
+    if len(known) < 2:
+        return None
+    width = Z_QUANTILE * float(known.std(ddof=1))
+    return Interval(value, value - width, value + width)
+
+
+@dataclass(frozen=True)
+class SeedValue:
+    """A number, and what it is under every draw of the test rows."""
+
+    value: float
+    drawn: Floats
+
+
+SeedSeries = Mapping[int, SeedValue]  # by seed
+
+
+def summarize(series: SeedSeries) -> dict[str, Any] | None:
+    """Return the mean over seeds, with its intervals over seeds and over rows; None where there is nothing."""
+    if not series:
+        return None
+    values = {seed: each.value for seed, each in series.items()}
+    seeds, rows = intervals(series)
+    return {
+        "value": mean(values.values()),
+        "seeds": None if seeds is None else seeds.to_json(),
+        "rows": None if rows is None else rows.to_json(),
+        "by_seed": {str(seed): value for seed, value in values.items()},
+    }
+
+
+def intervals(series: SeedSeries) -> tuple[Interval | None, Interval | None]:
+    """Return how sure the mean is: over seeds, and over rows."""
+    values = [each.value for each in series.values()]
+    return interval_over_seeds(values), interval_over_rows(
+        mean(values), np.mean([each.drawn for each in series.values()], axis=0)
+    )
+
+
+def paired_difference(series: SeedSeries, other: SeedSeries, *, less: bool = False) -> dict[str, Any] | None:
+    """Return the difference to another series, paired by seed and by row, and whether it is beyond noise.
+
+    ``less`` says that less is better, as of a loss.
+    """
+    pairs = [(seed, each, other[seed]) for seed, each in series.items() if seed in other]
+    apart = {seed: SeedValue(one.value - two.value, one.drawn - two.drawn) for seed, one, two in pairs}
+    found = summarize(apart)
+    if found is None:
+        return None
+    better = {seed: SeedValue(-each.value, -each.drawn) for seed, each in apart.items()} if less else apart
+    return {**found, "verdict": verdict(*intervals(better))}
+
+
+def curve_areas(curves: Mapping[int, SeedSeries]) -> dict[int, SeedValue]:
+    """Return the area under the K-AUC curve of every seed that has all of the sizes; ``curves`` are by K."""
+    weights = curve_weights(list(curves))
+    seeds = [seed for seed in next(iter(curves.values())) if all(seed in each for each in curves.values())]
+    found = {}
+    for seed in seeds:
+        points = [(weights[size], each[seed]) for size, each in curves.items()]
+        value = sum(weight * (point.value - 0.5) / 0.5 for weight, point in points)
+        drawn = np.sum([weight * (point.drawn - 0.5) / 0.5 for weight, point in points], axis=0)
+        found[seed] = SeedValue(value, drawn)
     return found

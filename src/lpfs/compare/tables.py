@@ -1,17 +1,22 @@
-"""The comparison as tables of text, and the short form that the terminal gets."""
+"""The comparison as tables of text, and the short form that the terminal gets.
+
+The comparison as files: all tables as Markdown, a row a run as CSV.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lpfs.compare.store import Record
-from lpfs.compare.summary import OURS, Comparison
-from lpfs.compare.truth import KINDS, TRUE
-from lpfs.pipeline.tell import Teller
+from lpfs.compare.run_dir import KINDS, TRUE_KINDS, Record
+from lpfs.compare.summary import REFERENCE_METHOD, Comparison
+from lpfs.pipeline.tell import Console
 
 Table = tuple[list[str], list[list[str]]]
-NOISE = (
+SIGNIFICANCE_NOTE = (
     "ahead, behind: beyond the 95 % intervals over seeds and over test rows together; level: within noise; "
     "not corrected for the number of comparisons"
 )
@@ -19,18 +24,18 @@ NOISE = (
 ONE_SEED = "with one seed the luck of the training is not known: no difference can be said to be beyond noise"
 
 
-def show(found: Comparison, tell: Teller) -> None:
+def print_comparison(found: Comparison, tell: Console) -> None:
     """Print what matters, and where the rest is."""
     values, count = found.values, len(found.values["seeds"])
     tell.say("")
     seeds = "one seed" if count == 1 else f"mean of {count} seeds"
     tell.table(f"AUC on the test rows of K fields trained from scratch, {seeds}", *main_table(values))
-    tell.say(f"  {all_told(values)}")
+    tell.say(f"  {all_fields_note(values)}")
     tell.say("  area: under the K-AUC curve; search: in epochs of pretraining; memory: relative to pretraining")
-    tell.say(f"  {NOISE if count > 1 else ONE_SEED}")
-    for line in [*failures(values), *mixed(values)]:
+    tell.say(f"  {SIGNIFICANCE_NOTE if count > 1 else ONE_SEED}")
+    for line in [*failures(values), *mixed_versions_note(values)]:
         tell.say(f"  {line}")
-    true = sum(number for kind, number in values["kinds"].items() if kind in TRUE)
+    true = sum(number for kind, number in values["kinds"].items() if kind in TRUE_KINDS)
     if true and values["sizes"]:
         size = min(values["sizes"], key=lambda each: (abs(each - true), each))
         tell.table(f"What is picked where {size} of {values['fields']} are kept", *picks_table(values, size))
@@ -40,9 +45,14 @@ def show(found: Comparison, tell: Teller) -> None:
 def main_table(values: Record) -> Table:
     """Return a row a method: area, AUC of every K, overlap, cost, and the difference to the best."""
     best, sizes = values["best"], values["sizes"]
-    rivals = ["best"] + ([OURS] if OURS in values["methods"] and best != OURS else [])
+    rivals = ["best"] + (
+        [REFERENCE_METHOD] if REFERENCE_METHOD in values["methods"] and best != REFERENCE_METHOD else []
+    )
     header = ["method", "area", *(f"K={size}" for size in sizes), "overlap", "search", "memory"]
-    header += [f"to {OURS if name == OURS or best == OURS else 'the best'}" for name in rivals]
+    header += [
+        f"to {REFERENCE_METHOD if name == REFERENCE_METHOD or best == REFERENCE_METHOD else 'the best'}"
+        for name in rivals
+    ]
     rows = []
     for name, each in values["methods"].items():
         aucs = [number(each["sizes"].get(str(size), {}).get("auc"), 5) for size in sizes]
@@ -60,7 +70,7 @@ def main_table(values: Record) -> Table:
     return header, rows
 
 
-def all_told(values: Record) -> str:
+def all_fields_note(values: Record) -> str:
     """Say what all fields give, trained in the same way, and who is listed last, being no rival."""
     told = f"all {values['fields']} fields: {number(values['all_fields']['auc'], 5)}"
     below = [name for name in values["methods"] if name in values["aside"]]
@@ -97,8 +107,13 @@ def picks_table(values: Record, size: int) -> Table:
 def size_table(values: Record, size: int) -> Table:
     """Return AUC and logloss with their intervals, validation AUC and overlap of one K."""
     ends = ["95 % over seeds", "95 % over rows"]
-    rivals = ["best"] + ([OURS] if OURS in values["methods"] and values["best"] != OURS else [])
-    to = [f"logloss to {OURS if name == OURS or values['best'] == OURS else 'the best'}" for name in rivals]
+    rivals = ["best"] + (
+        [REFERENCE_METHOD] if REFERENCE_METHOD in values["methods"] and values["best"] != REFERENCE_METHOD else []
+    )
+    to = [
+        f"logloss to {REFERENCE_METHOD if REFERENCE_METHOD in (name, values['best']) else 'the best'}"
+        for name in rivals
+    ]
     header = ["method", "AUC", *ends, "logloss", *ends, *to, "validation AUC", "overlap", "fields"]
     rows = []
     for name, each in values["methods"].items():
@@ -133,7 +148,7 @@ def cost_table(values: Record) -> Table:
     return header, rows
 
 
-def mixed(values: Record) -> list[str]:
+def mixed_versions_note(values: Record) -> list[str]:
     """Return a note where results were made by another state of the code than these tables, or by several."""
     states, own = values["code"], values["versions"]["code"]
     if set(states) <= {own}:
@@ -181,3 +196,106 @@ def difference(found: Mapping[str, Any] | None, best: bool) -> str:
 def interval(found: Mapping[str, float] | None) -> str:
     """Return both ends of an interval."""
     return "-" if found is None else f"{found['low']:.5f} to {found['high']:.5f}"
+
+
+COLUMNS = (
+    *("method", "keep", "seed", "status", "auc", "logloss", "validation_auc", "validation_logloss", "count"),
+    *("search_seconds", "search_memory", "train_seconds", "tried", "options"),
+    *("recall", "false_picks", "reason", "kept"),
+)
+
+
+def as_markdown(found: Comparison) -> str:
+    """Return the whole comparison as Markdown."""
+    values = found.values
+    rows = {name: each["rows"] for name, each in values["periods"].items()}
+    tuned = values["plan"]["tune"]
+    recipe = values["recipe"]
+    tuning = (
+        f"Each method was tried with up to {tuned} settings on the validation rows." if tuned else "No tuning."
+    )
+    several = len(values["seeds"]) > 1
+    said = SIGNIFICANCE_NOTE if several else ONE_SEED
+    parts = [
+        "# Comparison",
+        f"{values['fields']} fields, K = {', '.join(map(str, values['sizes']))}, seeds "
+        f"{', '.join(map(str, values['seeds']))}. Rows: {rows['early']:,} to pretrain on, {rows['search']:,} to "
+        f"search on, {rows['valid']:,} to choose on, {rows['test']:,} to judge. Every method began with the same "
+        f"pretrained model of its seed and had up to {recipe['search']:,} steps of search; what it kept was "
+        f"trained from scratch for {recipe['train']:,} steps of {recipe['batch_size']:,} rows. {tuning}",
+        *_section("AUC on the test rows, mean over seeds", main_table(values)),
+        f"{all_fields_note(values).capitalize()}. Area: under the K-AUC curve, (AUC - .5) / .5, normalised to the "
+        "range "
+        "of K. Overlap: Jaccard, over pairs of seeds, mean over K. Search and memory: of one search, in epochs of "
+        f"pretraining and relative to its peak. {said}.",
+    ]
+    if values["best"] is not None:
+        parts += _section(f"Differences to the best, {values['best']}", differences_table(values, "best"))
+    if REFERENCE_METHOD in values["methods"] and values["best"] != REFERENCE_METHOD:
+        parts += _section(f"Differences to {REFERENCE_METHOD}", differences_table(values, REFERENCE_METHOD))
+    for size in values["sizes"]:
+        parts += _section(f"K = {size}", size_table(values, size))
+    parts += _section("Cost of a search", cost_table(values))
+    if values["kinds"]:
+        told = [f"{kind}: {text}" for kind, text in KINDS.items() if kind in values["kinds"]]
+        parts += ["## What is picked", f"Fields kept of each kind, mean over seeds. {'; '.join(told)}."]
+        for size in values["sizes"]:
+            parts += [f"K = {size}", markdown(*picks_table(values, size))]
+    failed = failures(values)
+    if failed:
+        parts += ["## Failed", "\n".join(f"- {escaped(line)}" for line in failed)]
+    parts += [f"{line.capitalize()}." for line in mixed_versions_note(values)]
+    made = ", ".join(f"{name} {version}" for name, version in values["versions"].items())
+    parts += [f"Data {values['fingerprint']}; {made}; {values['draws']} draws of the test rows."]
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(title: str, table: Table) -> list[str]:
+    """Return a table under its title; nothing where it has no rows."""
+    return [f"## {escaped(title)}", markdown(*table)] if table[1] else []
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of Markdown."""
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join(
+        f"| {' | '.join(cell if number == 1 else escaped(cell) for cell in line)} |"
+        for number, line in enumerate(lines)
+    )
+
+
+def escaped(text: str) -> str:
+    r"""Return text that says in Markdown, and in HTML made of it, what it says here.
+
+    >>> escaped("a|b <i>")
+    'a\\|b &lt;i&gt;'
+    """
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for sign in "\\`|[]":
+        text = text.replace(sign, f"\\{sign}")
+    return " ".join(text.split())
+
+
+def as_csv(found: Comparison) -> str:
+    """Return a row a run; lists and settings are JSON, and no text is taken for a formula."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for each in found.results:
+        writer.writerow([cell(each.get(name)) for name in COLUMNS])
+    return out.getvalue()
+
+
+def cell(value: Any) -> Any:
+    """Return a value for a table: text that a spreadsheet would take for a formula gets a ' before it.
+
+    >>> cell("=1+1"), cell(["=1+1"]), cell(-0.5)
+    ("'=1+1", '["=1+1"]', -0.5)
+    """
+    if value is None:
+        return ""
+    if isinstance(value, list | Mapping):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return f"'{value}"
+    return value

@@ -11,9 +11,9 @@
 
 """
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.data.dataset import Dataset
-from lpfs.data.row_encoder import RowEncoder, encode_rows
+from lpfs.data.reencode import RowEncoder, encode_rows
 from lpfs.data.store.writer import DatasetWriter
 from lpfs.data.stream import Stream
 

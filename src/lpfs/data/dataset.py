@@ -10,11 +10,10 @@ from typing import Any, overload
 
 import torch
 
-from lpfs.data.reader import Reader
-from lpfs.data.store.format import AnyArray, load_vocabulary, vocabulary_file
-from lpfs.data.store.manifest import Day, Manifest, check_file
-from lpfs.data.store.location import place_of
-from lpfs.data.stream import MEMORY, Stream
+from lpfs.data.reader import RowReader
+from lpfs.data.store.format import AnyArray, DayInfo, Manifest, check_file, load_vocabulary, vocabulary_file
+from lpfs.data.store.location import locate_dataset
+from lpfs.data.stream import MEMORY_LIMIT, Stream
 from lpfs.errors import InputError
 from lpfs.schema import Schema
 
@@ -27,7 +26,7 @@ class Dataset:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.place = place_of(path)
+        self.place = locate_dataset(path)
         self.path = self.place.folder
         self._manifest = Manifest(self.place)
         self.schema = self._manifest.schema
@@ -54,7 +53,7 @@ class Dataset:
         return f"Dataset({str(self.path)!r}, {self.rows:,} rows, {len(self.schema)} fields, days {between})"
 
     @property
-    def table(self) -> tuple[Day, ...]:
+    def table(self) -> tuple[DayInfo, ...]:
         """The days, with rows, positives and the share of negatives kept in each."""
         starts = self.reader(self.schema).starts
         return tuple(
@@ -123,7 +122,7 @@ class Dataset:
         drop_last: bool = False,
         device: torch.device | str | None = None,
         prefetch: int = 2,
-        memory: int = MEMORY,
+        memory: int = MEMORY_LIMIT,
     ) -> Stream:
         """Return batches of these rows; see ``Stream``."""
         return Stream(
@@ -164,6 +163,6 @@ class Dataset:
         for name, entry in Manifest(self.place).files():
             check_file(self.place, name, entry, whole=True)
 
-    def reader(self, fields: Schema) -> Reader:
+    def reader(self, fields: Schema) -> RowReader:
         """Return a reader of the whole Dataset for some fields."""
-        return Reader(self.place, self.schema, fields, self._manifest.days)
+        return RowReader(self.place, self.schema, fields, self._manifest.days)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lpfs.data.passes import DayRows
+from lpfs.data.days import DayAssigner
+from lpfs.data.encoders import make_encoder
 from lpfs.data.encoders.base import Encoder
-from lpfs.data.encode.passes import make_encoder, observe
-from lpfs.data.encode.twins import Leaks
-from lpfs.data.plan.job import Job
-from lpfs.data.planning import Options
+from lpfs.data.passes import DayRows, LabelCopies, observe
+from lpfs.data.planning import PrepareOptions, PreparePlan
 from lpfs.data.progress import Reporter
-from lpfs.data.days import Clock
 from lpfs.errors import DataError
 
 LOOKED_AT = 1000  # rows from which an error message quotes
@@ -20,7 +18,7 @@ UNCOVERED = 0.5  # share of the training values below which a vocabulary is call
 
 
 @dataclass(frozen=True)
-class Observed:
+class FitResult:
     """What the training days showed.
 
     Args:
@@ -39,15 +37,15 @@ class Observed:
     positives: int
 
 
-def new_encoders(job: Job, first: int = 0) -> list[Encoder]:
+def new_encoders(job: PreparePlan, first: int = 0) -> list[Encoder]:
     """Return an encoder a field that has learned nothing; ``first`` is the number of the first training row."""
     return [make_encoder(each, job.options.seed, first) for each in job.plans if each.kind != "ignore"]
 
 
-def show(parts: Iterable[DayRows], job: Job) -> Observed:
+def observe_training_rows(parts: Iterable[DayRows], job: PreparePlan) -> FitResult:
     """Show the training period to an encoder a field."""
     encoders, label = new_encoders(job), job.options.label
-    rows, positives, leaks = 0, 0, Leaks(each.name for each in encoders)
+    rows, positives, leaks = 0, 0, LabelCopies(each.name for each in encoders)
 
     def counted() -> Iterator[DayRows]:
         nonlocal rows, positives
@@ -58,10 +56,10 @@ def show(parts: Iterable[DayRows], job: Job) -> Observed:
             yield part
 
     twins = observe(counted(), encoders).found()
-    return Observed(encoders, twins, leaks.found(), rows, positives)
+    return FitResult(encoders, twins, leaks.found(), rows, positives)
 
 
-def learn(job: Job, seen: Observed, reporter: Reporter) -> tuple[list[Encoder], dict[str, str]]:
+def select_encoders(job: PreparePlan, seen: FitResult, reporter: Reporter) -> tuple[list[Encoder], dict[str, str]]:
     """Return the encoders of the columns that stay, and why others do not; tell what the user should know."""
     options = job.options
     check_classes(job, seen.rows, seen.positives, reporter)
@@ -79,12 +77,12 @@ def learn(job: Job, seen: Observed, reporter: Reporter) -> tuple[list[Encoder], 
             f"{job.source.files[0]}: every column is constant in the training days; "
             "give more rows or other training days, or keep all columns (--keep-all, keep_all=True)"
         )
-    tell_dropped(dropped, reporter, kept=options.keep_all)
-    warn_of_small_vocabularies(kept, reporter)
+    _report_dropped(dropped, reporter, kept=options.keep_all)
+    _warn_small_vocabularies(kept, reporter)
     return kept, dropped
 
 
-def training_days(clock: Clock, options: Options) -> int:
+def training_days(clock: DayAssigner, options: PrepareOptions) -> int:
     """Return how many of the first days vocabularies and scales come from."""
     if clock.roles:
         there = len(clock.roles["train"])
@@ -101,7 +99,7 @@ def training_days(clock: Clock, options: Options) -> int:
     return default if options.train is None else options.train
 
 
-def columns(job: Job, encoders: Sequence[Encoder]) -> list[str]:
+def columns_to_read(job: PreparePlan, encoders: Sequence[Encoder]) -> list[str]:
     """Return the columns to read, each once."""
     options = job.options
     targets = [options.label, *options.tasks] if job.labelled else []
@@ -109,7 +107,7 @@ def columns(job: Job, encoders: Sequence[Encoder]) -> list[str]:
     return list(dict.fromkeys([*targets, *roles, *(each.name for each in encoders)]))
 
 
-def check_classes(job: Job, rows: int, positives: int, reporter: Reporter) -> None:
+def check_classes(job: PreparePlan, rows: int, positives: int, reporter: Reporter) -> None:
     """Refuse a positive value that never occurs; say when all training labels are the same."""
     label, positive = job.options.label, job.options.positive
     if positives in (0, rows):
@@ -122,7 +120,7 @@ def check_classes(job: Job, rows: int, positives: int, reporter: Reporter) -> No
         reporter.say(f"label {label!r} is {int(positives > 0)} in every training row: nothing to learn from")
 
 
-def tell_dropped(dropped: Mapping[str, str], reporter: Reporter, *, kept: bool) -> None:
+def _report_dropped(dropped: Mapping[str, str], reporter: Reporter, *, kept: bool) -> None:
     """Say which columns hold nothing new, those of one reason together."""
     by_reason: dict[str, list[str]] = {}
     for name, why in dropped.items():
@@ -132,7 +130,7 @@ def tell_dropped(dropped: Mapping[str, str], reporter: Reporter, *, kept: bool) 
         reporter.say(f"{verb}, {why}: {', '.join(map(repr, names))}")
 
 
-def warn_of_small_vocabularies(encoders: list[Encoder], reporter: Reporter) -> None:
+def _warn_small_vocabularies(encoders: list[Encoder], reporter: Reporter) -> None:
     """Say where a cap or a threshold leaves most values without an id of their own."""
     small = [
         f"{each.name!r} ({each.cardinality - 2:,} of {about['values_seen']:,} values, "

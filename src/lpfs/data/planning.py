@@ -1,17 +1,78 @@
-"""The options of prepare, checked once."""
+"""The options of prepare, checked once.
+
+Public click logs whose layout is known.
+
+Planning: what will happen to each column, from the first rows and what the user says.
+
+The table of fields: what will happen to each column, for people and for programs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
-from lpfs.data.fields import FieldPlan, is_number
-from lpfs.errors import InputError
+from lpfs.data.fields import FieldPlan, apply_corrections, check_columns, is_number, read_fields, suggestion
+from lpfs.data.infer import SAMPLE, TIME, infer
+from lpfs.data.reencode import Like, plan_like
+from lpfs.data.sources import open_source
+from lpfs.data.sources.base import Source
+from lpfs.errors import DataError, InputError
+
+if TYPE_CHECKING:
+    pass
+
+
+INTEGERS = tuple(f"I{index}" for index in range(1, 14))
+CATEGORIES = tuple(f"C{index}" for index in range(1, 27))
+CRITEO: dict[str, Any] = {
+    "label": "label",
+    "separator": "\t",
+    "header": ("label", *INTEGERS, *CATEGORIES),
+    "min_count": 10,
+    "fields": {
+        **{name: {"kind": "numeric"} for name in INTEGERS},
+        **{name: {"kind": "categorical", "hexadecimal": True} for name in CATEGORIES},
+    },
+}
+AVAZU_IDS = (
+    *("C1", "banner_pos", "site_id", "site_domain", "site_category", "app_id", "app_domain", "app_category"),
+    *("device_id", "device_ip", "device_model", "device_type", "device_conn_type"),
+    *(f"C{index}" for index in range(14, 22)),
+)
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # day_0 … day_23, one file a day
+    "criteo-terabyte": {**CRITEO, "parts": "files"},
+    # train.txt, seven days in order, without a time
+    "criteo-kaggle": {**CRITEO, "parts": 7},
+    # train.csv, ten days, hour is YYMMDDHH
+    "avazu": {
+        "label": "click",
+        "time": "hour",
+        "time_format": "%y%m%d%H",
+        "min_count": 2,
+        "fields": {
+            "id": {"kind": "ignore"},
+            **{name: {"kind": "categorical"} for name in AVAZU_IDS},
+        },
+    },
+}
+
+
+def preset_options(name: str) -> dict[str, Any]:
+    """Return the options of a preset."""
+    if name not in PRESETS:
+        raise InputError(f"no preset {name!r}{suggestion(name, PRESETS)}; there are {', '.join(PRESETS)}")
+    return dict(PRESETS[name])
 
 
 @dataclass(frozen=True)
-class Options:
+class PrepareOptions:
     """How a log becomes a Dataset.
 
     Args:
@@ -133,3 +194,195 @@ class Options:
         values = asdict(self)
         values["header"] = self.header if isinstance(self.header, bool) else list(self.header)
         return values
+
+
+NO_LABEL = "say which column is the label: label='click', or --label click"
+MOST_NAMES = 12  # columns that a message names
+
+
+@dataclass(frozen=True)
+class PreparePlan:
+    """A source, the options, what will happen to each column, and whether the label and the tasks are there."""
+
+    source: Source
+    options: PrepareOptions
+    plans: tuple[FieldPlan, ...]
+    labelled: bool = True
+
+    @property
+    def title(self) -> str:
+        """Heading of the table of fields."""
+        return "Fields (correct them with --fields, or fields=…)"
+
+
+def plan_log(
+    source: Any,
+    *,
+    label: str | None = None,
+    time: str | None = None,
+    fields: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    preset: str | None = None,
+    **options: Any,
+) -> PreparePlan:
+    """Look at the first rows and say what ``prepare`` would do; writes nothing."""
+    given = {name: value for name, value in {"label": label, "time": time, **options}.items() if value is not None}
+    known = preset_options(preset) if preset is not None else {}
+    layout = known.pop("fields", {})
+    corrections = read_fields(fields)
+    if "label" not in {**known, **given}:
+        settings = build_options({**known, **given, "label": "a label"})  # other mistakes come first
+        raise InputError(f"{NO_LABEL}; {_describe_columns(source, settings)}")
+    settings = build_options({**known, **given})
+    opened = open_source(source, separator=settings.separator, header=settings.header)
+    targets = (settings.label, *settings.tasks)
+    absent = [name for name in layout if name not in opened.names]
+    if absent:
+        raise DataError(f"{opened.files[0]}: not the layout of {preset}: column {absent[0]!r} is missing")
+    check_columns(targets, opened.names, "label")
+    if settings.time is not None:
+        check_columns([settings.time], opened.names, "time")
+    if settings.split is not None:
+        check_columns([settings.split], opened.names, "split")
+        if corrections.get(settings.split, {"kind": "ignore"}) != {"kind": "ignore"}:
+            raise InputError(f"fields: {settings.split!r} is the split column, and cannot be a field too")
+    check_columns(corrections, opened.names, "fields" if isinstance(fields, Mapping) else str(fields))
+    for name in corrections:
+        if name in targets:
+            raise InputError(f"fields: {name!r} is the label or a task, and cannot be a field too")
+
+    from lpfs.data.parsing import replace_missing_marks
+
+    sample = replace_missing_marks(opened.sample(SAMPLE), settings.missing)
+    found = [
+        FieldPlan(name, **layout[name], why="preset") if name in layout else infer(sample[name])
+        for name in opened.names
+        if name not in targets
+    ]
+    if settings.time is None and "parts" not in {**known, **given}:
+        times = [
+            each.name
+            for each in found
+            if each.why == TIME and each.name not in corrections and each.name != settings.split
+        ]
+        if len(times) == 1:
+            settings = _use_time_column(times[0], settings)
+    plans = []
+    for each in apply_corrections(found, corrections):
+        if each.name == settings.time and not corrections.get(each.name):
+            each = FieldPlan(each.name, "ignore", why="orders the rows")
+        if each.name == settings.split:
+            each = FieldPlan(each.name, "ignore", why="splits the rows")
+        plans.append(settings.complete(each))
+    if all(each.kind == "ignore" for each in plans):
+        raise DataError(f"{opened.files[0]}: no field is left besides the label; set the kinds with fields")
+    return PreparePlan(opened, settings, tuple(plans))
+
+
+def _use_time_column(time: str, settings: PrepareOptions) -> PrepareOptions:
+    """Take a column of times that was found; refuse to deal the rows at random past it."""
+    if settings.shuffle:
+        raise InputError(
+            f"shuffle: column {time!r} holds times, dealing the rows at random would mix past and future; "
+            "leave shuffle out to order the rows by it, or give parts to leave the time out"
+        )
+    return replace(settings, time=time)
+
+
+def _describe_columns(source: Any, settings: PrepareOptions) -> str:
+    """Say which columns a log has; one that is not there is an error."""
+    names = open_source(source, separator=settings.separator, header=settings.header).names
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"the columns are {', '.join(names[:MOST_NAMES])}{more}"
+
+
+def build_options(given: dict[str, Any]) -> PrepareOptions:
+    """Build the options; an unknown one is an error with the nearest name."""
+    names = list(PrepareOptions.__dataclass_fields__)
+    for name in given:
+        if name not in names:
+            raise InputError(f"unknown option {name!r}{suggestion(name, names)}; there are {', '.join(names)}")
+    if "label" not in given:
+        raise InputError(NO_LABEL)
+    try:
+        return PrepareOptions(**given)
+    except TypeError as error:
+        raise InputError(f"an option is of the wrong type: {error}") from error
+
+
+TABLE = ("column", "kind", "group", "options", "why")
+NUMBER = re.compile(r"\d[\d,]*")
+RUN = 6  # neighbours of one name and kind that become one line
+Row = tuple[str, ...]
+
+
+def field_table(job: PreparePlan) -> list[Row]:
+    """Return the rows of the table of fields."""
+    why = "given" if job.labelled else "not in the source: 0 in every row"
+    rows: list[Row] = [(job.options.label, "label", "", "", why)]
+    rows += [(name, "task", "", "", why) for name in job.options.tasks]
+    default = FieldPlan("default")
+    shown = ("separator", "hash", "min_count", "max_values", "bins", "width", "hexadecimal", "cost")
+    for each in job.plans:
+        roles = {job.options.time: "time", job.options.split: "split"}
+        kind = roles.get(each.name, each.kind) if each.kind == "ignore" else each.kind
+        options = [
+            f"{name}={getattr(each, name)}"
+            for name in shown
+            if getattr(each, name) != getattr(default, name)
+            and not (name == "min_count" and (each.hash or each.min_count == 1))
+        ]
+        group = "" if each.kind == "ignore" else each.group
+        rows.append((each.name, kind, group, " ".join(options), each.why))
+    return rows
+
+
+def field_table_compact(job: PreparePlan) -> tuple[Sequence[str], list[Row]]:
+    """Return header and rows for a person: like columns in one line, no column that says nothing.
+
+    ``v1`` … ``v85`` of one kind are one line; a group or options are shown where anyone has them.
+    """
+    rows = [line for _, run in groupby(field_table(job), key=_group_key) for line in _merge_rows(list(run))]
+    says = [
+        at
+        for at, name in enumerate(TABLE)
+        if name not in ("group", "options") or {row[at] for row in rows} - {"", FieldPlan("default").group}
+    ]
+    return [TABLE[at] for at in says], [tuple(row[at] for at in says) for row in rows]
+
+
+def _group_key(row: Row) -> Row:
+    """Return what columns of one line have in common: all but the numbers in the name and in the reason."""
+    name, *rest, why = row
+    return (NUMBER.sub("#", name), *rest, NUMBER.sub("#", why).replace("value ", "values "))
+
+
+def _merge_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return one line for many like columns.
+
+    >>> folded([(f"v{at}", "numeric", "", "", f"numbers, {at} values") for at in range(1, 9)])
+    [('v1 … v8 (8 columns)', 'numeric', '', '', 'numbers, 1 to 8 values')]
+    """
+    if len(rows) < RUN:
+        return list(rows)
+    first, last = rows[0], rows[-1]
+    found = zip(*(NUMBER.findall(row[-1]) for row in rows), strict=True)
+    spans = iter([_number_range(column) for column in found])
+    why = NUMBER.sub(lambda _: next(spans), last[-1])
+    return [(f"{first[0]} … {last[0]} ({len(rows)} columns)", *first[1:-1], why)]
+
+
+def _number_range(numbers: Iterable[str]) -> str:
+    """Return the least and the largest of written numbers."""
+    ordered = sorted(set(numbers), key=lambda number: int(number.replace(",", "")))
+    return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
+
+
+def plan_source(
+    source: Any, *, like: Like | None = None, fields_only: Sequence[str] | None = None, **given: Any
+) -> PreparePlan:
+    """Plan to learn from a source, or to encode it as another one was."""
+    if like is not None:
+        return plan_like(source, like, fields_only=fields_only, **given)
+    if fields_only is not None:
+        raise InputError("fields_only goes with like; to leave columns out set their kind to 'ignore' in fields")
+    return plan_log(source, **given)

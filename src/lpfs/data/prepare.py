@@ -14,23 +14,22 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from lpfs.data.dataset import Dataset
-from lpfs.data.engines.choice import make_engine
-from lpfs.data.reencode import Like, NewRows, of_fields, plan_like, tell_new_rows
-from lpfs.data.plan.job import Job, plan
-from lpfs.data.plan.table import printed
+from lpfs.data.engines import make_engine
+from lpfs.data.planning import PreparePlan, field_table_compact, plan_source
 from lpfs.data.progress import Reporter
-from lpfs.data.store.location import has_dataset
+from lpfs.data.reencode import Like, ReencodePlan, _report_new_rows, encoder_settings
+from lpfs.data.remote import as_url
+from lpfs.data.store.location import check_remote_target, dataset_exists, upload_dataset
 from lpfs.data.store.temporary import check_target
-from lpfs.data.store.upload import check_remote, upload
 from lpfs.data.store.writer import DatasetWriter
-from lpfs.data.urls import url_of
-from lpfs.errors import DataError, InputError
+from lpfs.errors import DataError
 from lpfs.schema import Schema
 
 if TYPE_CHECKING:
+    from lpfs.data.days import DayAssigner
     from lpfs.data.encoders.base import Encoder
-    from lpfs.data.engines.engine import Encoded, Engine
-    from lpfs.data.days import Clock
+    from lpfs.data.engines.base import Encoded, Engine
+
 
 VERSION = 2  # of what prepare does with the same source and options; part of the fingerprint
 
@@ -77,24 +76,13 @@ def prepare(
     """
     reporter = Reporter(quiet=quiet)
     given = {"label": label, "time": time, "fields": fields, "preset": preset, **options}
-    job = make_job(source, like=like, fields_only=fields_only, **given)
-    reporter.table(job.title, *printed(job))
-    return run(job, out, engine=engine, replace=replace, reporter=reporter)
+    job = plan_source(source, like=like, fields_only=fields_only, **given)
+    reporter.table(job.title, *field_table_compact(job))
+    return run_plan(job, out, engine=engine, replace=replace, reporter=reporter)
 
 
-def make_job(
-    source: Any, *, like: Like | None = None, fields_only: Sequence[str] | None = None, **given: Any
-) -> Job:
-    """Plan to learn from a source, or to encode it as another one was."""
-    if like is not None:
-        return plan_like(source, like, fields_only=fields_only, **given)
-    if fields_only is not None:
-        raise InputError("fields_only goes with like; to leave columns out set their kind to 'ignore' in fields")
-    return plan(source, **given)
-
-
-def run(
-    job: Job,
+def run_plan(
+    job: PreparePlan,
     out: str | os.PathLike[str],
     *,
     engine: str = "embedded",
@@ -102,15 +90,15 @@ def run(
     reporter: Reporter | None = None,
 ) -> Dataset:
     """Do a planned job: read days, count training values, encode all rows."""
-    reporter, url, begin = reporter or Reporter(quiet=True), url_of(out), monotonic()
+    reporter, url, begin = reporter or Reporter(quiet=True), as_url(out), monotonic()
 
     def check() -> None:
         if url is None:
             check_target(Path(os.path.abspath(out)), replace=replace)
         else:
-            check_remote(url, replace=replace)
+            check_remote_target(url, replace=replace)
 
-    old = existing(out)
+    old = _open_existing(out)
     if old is None:  # before a large source is read for its fingerprint
         check()
     with make_engine(engine, job, reporter) as worker:
@@ -120,31 +108,33 @@ def run(
             return old
         check()
         if url is None:
-            result = work(job, worker, Path(out), mark, replace, reporter)
+            result = _build_dataset(job, worker, Path(out), mark, replace, reporter)
         else:
             with tempfile.TemporaryDirectory(prefix="lpfs-") as aside:
-                work(job, worker, Path(aside) / "dataset", mark, False, reporter)
-                upload(Path(aside) / "dataset", url, replace=replace)
+                _build_dataset(job, worker, Path(aside) / "dataset", mark, False, reporter)
+                upload_dataset(Path(aside) / "dataset", url, replace=replace)
             result = Dataset(url)
-    tell_result(result, monotonic() - begin, reporter)
+    _report_result(result, monotonic() - begin, reporter)
     return result
 
 
-def work(job: Job, worker: Engine, out: Path, mark: str, replace: bool, reporter: Reporter) -> Dataset:
+def _build_dataset(
+    job: PreparePlan, worker: Engine, out: Path, mark: str, replace: bool, reporter: Reporter
+) -> Dataset:
     """Have an engine find the days, learn from the training ones and encode all."""
-    from lpfs.data.fit_encoders import learn, training_days
+    from lpfs.data.fit_encoders import select_encoders, training_days
 
     options, clock = job.options, worker.clock()
     unknown = set(options.negatives) - set(clock.days) if isinstance(options.negatives, Mapping) else set()
     if unknown:
         raise DataError(f"negatives: there is no day {min(unknown)!r}; there are {', '.join(clock.days[:10])}")
     encoders: Sequence[Encoder]
-    if isinstance(job, NewRows):
+    if isinstance(job, ReencodePlan):
         encoders, found = job.encoders, job.settings()
-        tell_new_rows(job, reporter)
+        _report_new_rows(job, reporter)
     else:
         train = training_days(clock, options)
-        encoders, dropped = learn(job, worker.observe(clock, set(range(train))), reporter)
+        encoders, dropped = select_encoders(job, worker.observe(clock, set(range(train))), reporter)
         found = {
             "train_days": clock.days[:train],
             "dropped": {} if options.keep_all else dropped,
@@ -154,16 +144,16 @@ def work(job: Job, worker: Engine, out: Path, mark: str, replace: bool, reporter
         "made_by": "prepare",
         "options": options.to_json(),
         "sources": [Path(file).name for file in job.source.files],
-        "fields": of_fields(encoders),
+        "fields": encoder_settings(encoders),
         "unlabelled": not job.labelled,
         **({"split": clock.roles} if clock.roles else {}),
         **found,
     }
-    write(job, clock, encoders, worker.encode(clock, encoders), out, mark, settings, replace)
+    _write_rows(job, clock, encoders, worker.encode(clock, encoders), out, mark, settings, replace)
     return Dataset(out)
 
 
-def tell_result(dataset: Dataset, seconds: float, reporter: Reporter) -> None:
+def _report_result(dataset: Dataset, seconds: float, reporter: Reporter) -> None:
     """Say what was made."""
     days, kinds = dataset.days(), Counter(field.kind for field in dataset.schema)
     positives = sum(day.positives for day in dataset.table)
@@ -175,9 +165,9 @@ def tell_result(dataset: Dataset, seconds: float, reporter: Reporter) -> None:
     reporter.say(f"{dataset.path}: {dataset.rows:,} rows, {labels}, {span}, fields: {fields}; {seconds:,.1f} s")
 
 
-def write(
-    job: Job,
-    clock: Clock,
+def _write_rows(
+    job: PreparePlan,
+    clock: DayAssigner,
     encoders: Sequence[Encoder],
     rows: Iterable[tuple[int, Encoded]],
     out: Path,
@@ -201,7 +191,7 @@ def write(
                 raise DataError(f"day {each_day.name!r}: no row is left; keep a larger share of the negatives")
 
 
-def fingerprint(job: Job, source: list[list[Any]]) -> str:
+def fingerprint(job: PreparePlan, source: list[list[Any]]) -> str:
     """Identify a source by the names, sizes and hashes of its files, and what is done with it."""
     content = {
         "prepare": VERSION,
@@ -209,14 +199,14 @@ def fingerprint(job: Job, source: list[list[Any]]) -> str:
         "options": job.options.to_json(),
         "fields": [{**asdict(each), "why": None} for each in job.plans],
     }
-    if isinstance(job, NewRows):
+    if isinstance(job, ReencodePlan):
         content["like"] = job.like.fingerprint
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def existing(out: str | os.PathLike[str]) -> Dataset | None:
+def _open_existing(out: str | os.PathLike[str]) -> Dataset | None:
     """Return the Dataset at a place, if there is a whole one."""
     try:
-        return Dataset(out) if has_dataset(out) else None
+        return Dataset(out) if dataset_exists(out) else None
     except (DataError, OSError):
         return None

@@ -1,22 +1,88 @@
-"""World: from a plan and a seed to rows, the same whatever the size of the chunks."""
+"""World: from a plan and a seed to rows, the same whatever the size of the chunks.
+
+How values are drawn and what they add: frequencies, effects, counts.
+
+Blocks joined into chunks, and what is written of them: ids for a Dataset, raw values for a log.
+"""
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from lpfs.data.simulation.spec import Plan, strength
-from lpfs.data.simulation.values import Array, Reals, counts, table, vectors, zipf
+from lpfs.data.simulate_spec import FieldSpec, SimulationSpec, drift_factors
+from lpfs.data.store.format import FIRST_ID
+
+Reals = npt.NDArray[np.float64]
+Array = npt.NDArray[Any]
+CENTRE, SPREAD = 1.5, 1.0  # of the logarithm of a count
+
+
+def value_effects(spec: FieldSpec, rng: np.random.Generator) -> Array:
+    """Return the effect of each value: mean 0 and variance 1 under the frequencies; of a pair, signs."""
+    if not spec.true:
+        return np.empty(0)
+    if spec.kind == "numeric":
+        direction = rng.normal(size=spec.width)
+        return np.asarray(direction / np.linalg.norm(direction))
+    if spec.role == "pair":
+        flips = rng.random(spec.values // 2) < 0.5
+        return np.asarray(np.repeat(np.where(flips, 1.0, -1.0), 2) * np.tile([1.0, -1.0], spec.values // 2))
+    effects, weight = rng.normal(size=spec.values), frequencies(spec)
+    effects -= effects @ weight
+    return np.asarray(effects / np.sqrt(effects**2 @ weight))
+
+
+def _zipf_cdf(values: Array | float, spec: FieldSpec) -> Any:
+    """Return the share of rows with a value below this one: a power law on 1 … n + 1."""
+    power = 1.0 - spec.zipf
+    return ((np.asarray(values) + 1.0) ** power - 1.0) / ((spec.values + 1.0) ** power - 1.0)
+
+
+def frequencies(spec: FieldSpec) -> Reals:
+    """Return the probability of each value."""
+    return np.asarray(np.diff(_zipf_cdf(np.arange(spec.values + 1), spec)))
+
+
+def draw_zipf(uniform: Array, spec: FieldSpec) -> Array:
+    """Return values, the most frequent first, from uniform numbers.
+
+    The two values 2k and 2k + 1 of a pair's field are equally frequent and have opposite signs.
+    """
+    values = spec.values // 2 if spec.role == "pair" else spec.values
+    power = 1.0 - spec.zipf
+    if spec.role == "pair":
+        uniform = uniform * 2
+        odd = uniform >= 1.0
+        uniform = uniform - odd
+    drawn = (uniform * ((values + 1.0) ** power - 1.0) + 1.0) ** (1.0 / power) - 1.0
+    found = np.clip(drawn.astype(np.int64), 0, values - 1)
+    return np.asarray(found * 2 + odd) if spec.role == "pair" else found
+
+
+def draw_counts(rng: np.random.Generator, rows: int) -> Array:
+    """Return counts with a long tail, as the integers of click logs."""
+    return np.floor(np.exp(CENTRE + SPREAD * rng.standard_normal(rows)))
+
+
+def draw_vectors(rng: np.random.Generator, rows: int, width: int) -> Array:
+    """Return vectors of independent numbers."""
+    return rng.standard_normal((rows, width), dtype=np.float32)
+
 
 BLOCK = 1 << 14  # rows drawn from one random stream; chunks are made of blocks
-PILOT = 40_000  # rows that set the intercepts and the scales
+CALIBRATION_ROWS = 40_000  # rows that set the intercepts and the scales
 
 Bag = tuple[Array, Array]  # values, lengths
 
 
 @dataclass(frozen=True)
-class Block:
+class SimulatedRows:
     """Simulated rows: values from 0 (-1: missing), counts and numbers (NaN: missing), bags, labels, truth."""
 
     ids: dict[str, Array]
@@ -26,7 +92,7 @@ class Block:
     logit: Reals
 
 
-class World:
+class Simulator:
     """Draw blocks of rows.
 
     The logit of a click on day t is b(t) + Σ w·m(t)·e(value) over main effects, e of mean 0 and variance 1,
@@ -34,16 +100,16 @@ class World:
     one of them, the other makes the term +w or -w equally often, so neither has any effect of its own.
     """
 
-    def __init__(self, plan: Plan, seed: int) -> None:
+    def __init__(self, plan: SimulationSpec, seed: int) -> None:
         self.plan, self.seed = plan, seed
         self._tables: dict[str, Array] = {}
         rng = np.random.default_rng([seed, 2])
         for spec in plan.specs:
-            self._tables[spec.name] = table(spec, rng)
+            self._tables[spec.name] = value_effects(spec, rng)
         self._terms = [spec.name for spec in plan.specs if spec.leads]
         specs = {spec.name: spec for spec in plan.specs}
         self.weights = {name: specs[name].effect for name in self._terms}
-        self.strength = {name: strength(specs[name].drift, plan.days) for name in self._terms}
+        self.strength = {name: drift_factors(specs[name].drift, plan.days) for name in self._terms}
         mix = rng.normal(size=(len(self._terms), len(plan.tasks)))
         own = np.array(list(self.weights.values()))[:, None] * mix
         share = np.array([task.share for task in plan.tasks])
@@ -55,7 +121,9 @@ class World:
 
     def _calibrate(self) -> None:
         """Set scales and intercepts from rows that are drawn for nothing else."""
-        draws = [self._draw(PILOT // 4, np.random.default_rng([self.seed, 3, part])) for part in range(4)]
+        draws = [
+            self._draw(CALIBRATION_ROWS // 4, np.random.default_rng([self.seed, 3, part])) for part in range(4)
+        ]
         for spec in self.plan.specs:
             if spec.kind == "numeric" and spec.width == 1:
                 logs = np.log1p(np.concatenate([numbers[spec.name] for _, numbers, _ in draws]))
@@ -75,7 +143,7 @@ class World:
                 [intercept(tasks[:, at], task.base_rate) for at, task in enumerate(self.plan.tasks)]
             )
 
-    def block(self, day: int, number: int, rows: int) -> Block:
+    def block(self, day: int, number: int, rows: int) -> SimulatedRows:
         """Return the first ``rows`` rows of a block of a day."""
         rng = np.random.default_rng([self.seed, 5, day, number])
         ids, numbers, bags = self._draw(rows, rng)
@@ -86,7 +154,7 @@ class World:
         for at, task in enumerate(self.plan.tasks):
             hit = rng.random(rows) < sigmoid(tasks[:, at] + self.task_intercepts[day][at])
             labels[task.name] = hit & labels[self.plan.label] if task.after else hit
-        return Block(ids, numbers, bags, labels, logit)
+        return SimulatedRows(ids, numbers, bags, labels, logit)
 
     def _draw(
         self, rows: int, rng: np.random.Generator
@@ -100,12 +168,12 @@ class World:
         for spec in sorted(self.plan.specs, key=lambda each: each.role in ("copy", "correlated")):
             if spec.kind == "multi":
                 lengths = np.minimum(rng.geometric(1 / (1 + spec.length), rows) - 1, 20)
-                bags[spec.name] = zipf(rng.random(int(lengths.sum())), spec), lengths
+                bags[spec.name] = draw_zipf(rng.random(int(lengths.sum())), spec), lengths
                 continue
             follows = spec.role in ("copy", "correlated")
             follow = rng.random(rows) < spec.likeness if follows else np.zeros(rows, np.bool_)
             if spec.kind == "numeric":
-                values = counts(rng, rows) if spec.width == 1 else vectors(rng, rows, spec.width)
+                values = draw_counts(rng, rows) if spec.width == 1 else draw_vectors(rng, rows, spec.width)
                 if follows:
                     copied = numbers[str(spec.source)]
                     fill = np.isnan(copied) if copied.ndim == 1 else np.isnan(copied).any(1)
@@ -121,7 +189,7 @@ class World:
                 uniform = np.where(rng.random(rows) < 0.8, causes[spec.name], uniform)
             if spec.role == "correlated":
                 uniform = np.where(follow, causes[str(spec.source)], uniform)
-            drawn = zipf(uniform, spec)
+            drawn = draw_zipf(uniform, spec)
             if spec.role == "copy":
                 copied = ids[str(spec.source)]
                 drawn = np.where(follow & (copied >= 0), copied, drawn)
@@ -180,3 +248,70 @@ def intercept(score: Reals, rate: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if sigmoid(score + middle).mean() < rate else (low, middle)
     return low
+
+
+SEPARATOR = "|"  # between the values of a bag in a text file
+
+
+def chunks(world: Simulator, day: int, rows: int, chunk: int) -> Iterator[SimulatedRows]:
+    """Yield the rows of a day, about ``chunk`` at a time; which rows they are does not depend on it."""
+    count = -(-rows // BLOCK)
+    several = max(1, chunk // BLOCK)
+    for first in range(0, count, several):
+        numbers = range(first, min(first + several, count))
+        yield concat_blocks([world.block(day, at, min(BLOCK, rows - at * BLOCK)) for at in numbers])
+
+
+def concat_blocks(blocks: Sequence[SimulatedRows]) -> SimulatedRows:
+    """Return the rows of several blocks as one."""
+    if len(blocks) == 1:
+        return blocks[0]
+    first = blocks[0]
+    together = np.concatenate
+    return SimulatedRows(
+        {name: together([each.ids[name] for each in blocks]) for name in first.ids},
+        {name: together([each.numbers[name] for each in blocks]) for name in first.numbers},
+        {
+            name: (
+                together([each.bags[name][0] for each in blocks]),
+                together([each.bags[name][1] for each in blocks]),
+            )
+            for name in first.bags
+        },
+        {name: together([each.labels[name] for each in blocks]) for name in first.labels},
+        together([each.logit for each in blocks]),
+    )
+
+
+def writer_columns(world: Simulator, block: SimulatedRows) -> dict[str, Any]:
+    """Return the arguments of ``DayWriter.append``."""
+    return {
+        "ids": {name: encoded(values) for name, values in block.ids.items()},
+        "dense": {name: world.standardised(name, values) for name, values in block.numbers.items()},
+        "bags": {name: encoded_bag(*bag) for name, bag in block.bags.items()},
+        "labels": block.labels,
+    }
+
+
+def encoded(values: Array) -> Array:
+    """Return the ids of values: missing is 0, the first value comes after the special ids."""
+    return np.where(values < 0, 0, values + FIRST_ID)
+
+
+def encoded_bag(values: Array, lengths: Array) -> tuple[Array, Array]:
+    """Return the ids of a bag; an empty one holds the id of a missing value, as ``prepare`` has it."""
+    ends = np.cumsum(lengths)
+    empty = lengths == 0
+    return np.insert(encoded(values), ends[empty], 0), np.where(empty, 1, lengths)
+
+
+def _scrambled_id(spec: FieldSpec, values: Array) -> Array:
+    """Return a 32-bit number for each value that tells nothing about it; different values stay different.
+
+    Each step (xor with a shift, multiplication by an odd number) can be undone, so no two values meet.
+    """
+    mixed = (values.astype(np.uint64) + np.uint64(zlib.crc32(spec.name.encode()))) & np.uint64(0xFFFFFFFF)
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        mixed ^= mixed >> np.uint64(shift)
+        mixed = (mixed * np.uint64(factor)) & np.uint64(0xFFFFFFFF)
+    return np.asarray(mixed ^ (mixed >> np.uint64(16)), np.uint32)

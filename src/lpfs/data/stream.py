@@ -1,28 +1,96 @@
-"""Stream: batches of a Dataset, in time order or shuffled, this rank's part of them."""
+"""Stream: batches of a Dataset, in time order or shuffled, this rank's part of them.
+
+Work ahead on a thread: the next items are made while the last one is used.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from lpfs.data.batches.batch import Batch
-from lpfs.data.batches.gather import Gather, InTime, Uniform, Windowed
-from lpfs.data.batches.order import Order, Steps, Windows
-from lpfs.data.batch import Index, Rows
-from lpfs.data.prefetch import prefetch
+from lpfs.data.batch import Batch, Index, RowBlock
+from lpfs.data.reader import (
+    BatchPlan,
+    Order,
+    RowGatherer,
+    SequentialGatherer,
+    ShuffledGatherer,
+    ShuffleWindows,
+    WindowedGatherer,
+)
 from lpfs.errors import InputError
 
 if TYPE_CHECKING:
     from lpfs.data.dataset import Dataset
 
-MEMORY = 2 << 30  # bytes that shuffling may hold
+
+Item = TypeVar("Item")
+POLL_SECONDS = 0.05  # seconds between two looks at whether anyone still listens
+
+
+class _End:
+    """Marks the end of the items: an error, or none."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+
+
+def prefetch(items: Iterable[Item], depth: int) -> Iterator[Item]:
+    """Yield the items, made up to ``depth`` ahead on a thread; with ``depth`` 0 there is no thread.
+
+    An error of the maker is raised where the items are used, after the items made before it. When the user
+    breaks off (or is collected), the thread ends before the generator does.
+
+    >>> list(prefetch(range(3), 2))
+    [0, 1, 2]
+    """
+    if depth < 1:
+        yield from items
+        return
+    line: queue.Queue[Item | _End] = queue.Queue(depth)
+    stop = threading.Event()
+    thread = threading.Thread(target=_producer, args=(items, line, stop), name="lpfs-prefetch", daemon=True)
+    thread.start()
+    try:
+        while not isinstance(item := line.get(), _End):
+            yield item
+        if item.error is not None:
+            raise item.error
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _producer(items: Iterable[Item], line: queue.Queue[Item | _End], stop: threading.Event) -> None:
+    def put(item: Item | _End) -> bool:
+        while not stop.is_set():
+            try:
+                line.put(item, timeout=POLL_SECONDS)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    end = _End()
+    try:
+        for item in items:
+            if not put(item):
+                break
+    except BaseException as error:  # whatever it is, it belongs to the user of the items
+        end = _End(error)
+    put(end)
+
+
+MEMORY_LIMIT = 2 << 30  # bytes that shuffling may hold
 CHUNK = 8 << 20  # bytes gathered at a time and cut into batches
-LEAST = 1 << 13  # rows gathered at a time where rows are long
+MIN_CHUNK_ROWS = 1 << 13  # rows gathered at a time where rows are long
 BLOCK = 1 << 15  # rows that stay together when blocks are shuffled
-FEWEST = 8  # blocks in a window, if need be smaller ones
+MIN_BATCHES = 8  # blocks in a window, if need be smaller ones
 
 
 @dataclass(frozen=True)
@@ -90,7 +158,7 @@ class Stream:
         drop_last: bool = False,
         device: torch.device | str | None = None,
         prefetch: int = 2,
-        memory: int = MEMORY,
+        memory: int = MEMORY_LIMIT,
     ) -> None:
         whole_numbers = {"batch_size": (batch_size, 1), "world": (world, 1), "seed": (seed, 0)}
         for name, (value, least) in {
@@ -110,14 +178,14 @@ class Stream:
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
         self.rank, self.world, self.drop_last = rank, world, drop_last
         self.schema = dataset.schema if fields is None else dataset.schema.subset(fields)
-        self.device = checked(device)
+        self.device = _check_device(device)
         self.prefetch, self.memory = prefetch, memory
         self._reader = dataset.reader(self.schema)
         self._row_bytes = dataset.reader(dataset.schema).row_bytes
         fits = self._row_bytes * dataset.rows <= memory
         self.order: Order = "time" if not shuffle else "uniform" if fits else "windowed"
-        self._steps = Steps(dataset.rows, batch_size, world, drop_last, together)
-        self._resident: Rows | None = None
+        self._steps = BatchPlan(dataset.rows, batch_size, world, drop_last, together)
+        self._resident: RowBlock | None = None
         self._epoch, self._position, self._resume = 0, 0, 0
 
     @property
@@ -179,7 +247,7 @@ class Stream:
     def _chunks(self, epoch: int, start: int, *, pin: bool) -> Iterator[_Chunk]:
         """Gather the batches of this rank from a position on, several at a time."""
         gather = self._gather(epoch)
-        most = max(LEAST, CHUNK // self._reader.row_bytes)
+        most = max(MIN_CHUNK_ROWS, CHUNK // self._reader.row_bytes)
         spans: list[tuple[int, int]] = []
         ends: list[int] = []
         begin = start
@@ -187,24 +255,26 @@ class Stream:
             self._steps.bounds(start), self._steps.spans(self.rank, start), strict=True
         ):
             if spans and stop - begin > most:
-                yield pack(gather, spans, ends, pin=pin)
+                yield _gather_chunk(gather, spans, ends, pin=pin)
                 spans, ends, begin = [], [], first
             spans.append(span)
             ends.append(stop)
         if spans:
-            yield pack(gather, spans, ends, pin=pin)
+            yield _gather_chunk(gather, spans, ends, pin=pin)
 
-    def _gather(self, epoch: int) -> Gather:
+    def _gather(self, epoch: int) -> RowGatherer:
         first, last = self.dataset.span
         if self.order == "time":
-            return InTime(self._reader, first)
+            return SequentialGatherer(self._reader, first)
         if self.order == "uniform":
             if self._resident is None:
                 self._resident = self._reader.read([(first, last)])
-            return Uniform(self._resident, self.seed, epoch)
-        window = max(FEWEST, self.memory // self._row_bytes)
-        block = min(BLOCK, window // FEWEST)
-        return Windowed(self._reader, first, Windows(last - first, block, window // block, self.seed, epoch))
+            return ShuffledGatherer(self._resident, self.seed, epoch)
+        window = max(MIN_BATCHES, self.memory // self._row_bytes)
+        block = min(BLOCK, window // MIN_BATCHES)
+        return WindowedGatherer(
+            self._reader, first, ShuffleWindows(last - first, block, window // block, self.seed, epoch)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values from which ``load_state_dict`` goes on."""
@@ -239,7 +309,9 @@ class Stream:
         }
 
 
-def pack(gather: Gather, spans: Sequence[tuple[int, int]], ends: Sequence[int], *, pin: bool) -> _Chunk:
+def _gather_chunk(
+    gather: RowGatherer, spans: Sequence[tuple[int, int]], ends: Sequence[int], *, pin: bool
+) -> _Chunk:
     """Gather spans into one chunk and note where its batches are."""
     rows = gather.rows(spans)
     batch = rows.batch()
@@ -251,7 +323,7 @@ def pack(gather: Gather, spans: Sequence[tuple[int, int]], ends: Sequence[int], 
     return _Chunk(batch.pin_memory() if pin else batch, offsets, cuts)
 
 
-def checked(device: torch.device | str | None) -> torch.device | None:
+def _check_device(device: torch.device | str | None) -> torch.device | None:
     """Return the device, if there is such a one."""
     if device is None:
         return None

@@ -15,7 +15,7 @@ from numba.np.ufunc.parallel import get_thread_count, threading_layer
 from torch import Tensor
 
 from lpfs.embeddings import _numba_loops
-from lpfs.embeddings._torch import adam_size, refuse_ids
+from lpfs.embeddings._torch import adam_step_size, raise_id_error
 from lpfs.embeddings.row_grad import RowGrad
 
 name = "numba"
@@ -30,11 +30,20 @@ Loop: TypeAlias = Callable[..., None]
 def gather(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None) -> Tensor:
     """See ``plain.gather``."""
     out = torch.empty(*ids.shape, weight.shape[1])
-    number = threads(out.numel())
+    number = thread_count(out.numel())
     bad = np.zeros(number, np.int64)
-    _run(number, _numba_loops.gather, _own(weight), _array(starts), _array(ids), _gate(gate), out.numpy(), bad)
+    _run(
+        number,
+        _numba_loops.gather,
+        _writable_array(weight),
+        _array(starts),
+        _array(ids),
+        _gate(gate),
+        out.numpy(),
+        bad,
+    )
     if bad.any():
-        refuse_ids(starts, ids)
+        raise_id_error(starts, ids)
     return out
 
 
@@ -49,14 +58,14 @@ def reduce(
     first_rows, places = _array(starts), _array(ids)
     _scratch.fit(*places.shape)
     where, found, counts = _scratch.where, _scratch.found, _scratch.counts
-    number = min(threads(grad.numel()), max(1, len(counts)))
-    _run(number, _numba_loops.find, first_rows, places, _scratch.slots, where, found, counts)
+    number = min(thread_count(grad.numel()), max(1, len(counts)))
+    _run(number, _numba_loops.group_equal_ids, first_rows, places, _scratch.slots, where, found, counts)
     first = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=first[1:])
     rows = torch.empty(int(first[-1]), dtype=torch.int64)
     values = torch.empty(len(rows), weight.shape[1])
     gate_grad = None if gate is None else torch.empty_like(gate)
-    given = (_own(weight), first_rows, _gate(gate), _array(grad), where, found, first)
+    given = (_writable_array(weight), first_rows, _gate(gate), _array(grad), where, found, first)
     _run(number, _numba_loops.accumulate, *given, rows.numpy(), values.numpy(), _gate(gate_grad))
     return RowGrad(rows, values), gate_grad
 
@@ -82,7 +91,7 @@ def adam(
     step: int,
 ) -> None:
     """See ``plain.adam``."""
-    numbers = (adam_size(lr, betas, step), 1 - betas[0], 1 - betas[1], eps)
+    numbers = (adam_step_size(lr, betas, step), 1 - betas[0], 1 - betas[1], eps)
     _move(_numba_loops.adam, (weight, mean, square), grad, numbers)
 
 
@@ -93,13 +102,13 @@ def sgd(weight: Tensor, grad: RowGrad, lr: float) -> None:
 
 def _move(loop: Loop, moved: tuple[Tensor, ...], grad: RowGrad, numbers: tuple[float, ...]) -> None:
     given = (grad.rows.numpy(), grad.values.numpy(), *(np.float32(each) for each in numbers))
-    _run(threads(grad.values.numel()), loop, *(_own(each) for each in moved), *given)
+    _run(thread_count(grad.values.numel()), loop, *(_writable_array(each) for each in moved), *given)
 
 
 # ---------------------------------------------------------------------------------------------- arrays
 
 
-def _own(tensor: Tensor) -> Any:
+def _writable_array(tensor: Tensor) -> Any:
     """Return the memory of a tensor itself, to be written to."""
     return tensor.detach().numpy()
 
@@ -113,7 +122,7 @@ def _gate(gate: Tensor | None) -> Any:
     return NONE if gate is None else _array(gate)
 
 
-class _Scratch(threading.local):
+class _ThreadBuffers(threading.local):
     """Memory for the search for equal ids: used again from step to step, never handed out; one a thread."""
 
     shape = (-1, -1)
@@ -129,7 +138,7 @@ class _Scratch(threading.local):
         self.counts = np.empty(fields, np.int64)
 
 
-_scratch = _Scratch()
+_scratch = _ThreadBuffers()
 
 # --------------------------------------------------------------------------------------------- threads
 
@@ -137,12 +146,17 @@ _safe: list[bool] = []
 os.register_at_fork(after_in_child=lambda: _safe.__setitem__(slice(None), [False]))
 
 
-def ready() -> None:
+def check_works() -> None:
     """Compile and run the smallest loop, so that a numba that cannot is found out."""
-    _move(_numba_loops.sgd, (torch.zeros(1, 1),), RowGrad(torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1)), (0.0,))
+    _move(
+        _numba_loops.sgd,
+        (torch.zeros(1, 1),),
+        RowGrad(torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1)),
+        (0.0,),
+    )
 
 
-def threads(numbers: int) -> int:
+def thread_count(numbers: int) -> int:
     """Return how many threads to use for so many numbers: torch's, or 1 for a few or where more are not safe.
 
     Numba's own pool of threads ("workqueue") ends the process when two Python threads use it at once, and GNU
@@ -164,5 +178,5 @@ def _run(number: int, loop: Loop, *arguments: Any) -> None:
         return
     before = numba.get_num_threads()
     numba.set_num_threads(number)
-    _numba_loops.SPREAD[loop](number, *arguments)
+    _numba_loops.PARALLEL[loop](number, *arguments)
     numba.set_num_threads(before)

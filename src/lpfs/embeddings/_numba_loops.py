@@ -4,7 +4,6 @@ Which part does what never changes a number: a sum belongs to one field or one r
 the batch. Rows are fetched ahead of their use, because a table is larger than any cache.
 """
 
-# ruff: noqa: D103 - one line above each loop says what plain.py says at length
 # mypy: disable-error-code="call-arg,call-overload,import-untyped,no-untyped-call,unused-ignore,untyped-decorator"
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ EMPTY = -1
 
 
 @intrinsic
-def fetch(context: Any, array: Any, row: Any) -> Any:
+def prefetch_row(context: Any, array: Any, row: Any) -> Any:
     """Ask for the first bytes of a row, without waiting for them."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -53,7 +52,7 @@ def gather(k: int, n: int, weight: Array, starts: Array, ids: Array, gate: Array
     for b in range(k * rows // n, end):
         if b + 1 < end:
             for f in range(fields):
-                fetch(weight, starts[f] + ids[b + 1, f])
+                prefetch_row(weight, starts[f] + ids[b + 1, f])
         for f in range(fields):
             if ids[b, f] < 0 or ids[b, f] >= starts[f + 1] - starts[f]:
                 wrong += 1
@@ -72,7 +71,7 @@ def gather(k: int, n: int, weight: Array, starts: Array, ids: Array, gate: Array
 # where[f, b]: which of the different ids of its field an id is, in the order in which they first come; found[f, u]
 # is that id, counts[f] their number. A small field is looked up directly in ``slots``, a large one by hash.
 @compiled
-def find(
+def group_equal_ids(
     k: int, n: int, starts: Array, ids: Array, slots: Array, where: Array, found: Array, counts: Array
 ) -> None:
     rows, fields = ids.shape
@@ -143,7 +142,7 @@ def accumulate(
         sums[:] = 0
         for i in range(first[f], first[f + 1]):
             if i + AHEAD < first[f + 1]:
-                fetch(weight, rows[i + AHEAD])
+                prefetch_row(weight, rows[i + AHEAD])
             r = np.uint64(rows[i])
             for d in range(width):
                 sums[d] += weight[r, d] * values[i, d]
@@ -160,8 +159,8 @@ def adagrad(
     end = (k + 1) * rows.shape[0] // n
     for i in range(k * rows.shape[0] // n, end):
         if i + AHEAD < end:
-            fetch(total, rows[i + AHEAD])
-            fetch(weight, rows[i + AHEAD])
+            prefetch_row(total, rows[i + AHEAD])
+            prefetch_row(weight, rows[i + AHEAD])
         r = np.uint64(rows[i])
         for d in range(width):
             s = total[r, d] + values[i, d] * values[i, d]
@@ -178,7 +177,7 @@ def rowwise_adagrad(
     end = (k + 1) * rows.shape[0] // n
     for i in range(k * rows.shape[0] // n, end):
         if i + AHEAD < end:
-            fetch(weight, rows[i + AHEAD])
+            prefetch_row(weight, rows[i + AHEAD])
         r = np.uint64(rows[i])
         squares = np.float32(0)
         for d in range(width):
@@ -209,9 +208,9 @@ def adam(
     end = (k + 1) * rows.shape[0] // n
     for i in range(k * rows.shape[0] // n, end):
         if i + AHEAD < end:
-            fetch(mean, rows[i + AHEAD])
-            fetch(square, rows[i + AHEAD])
-            fetch(weight, rows[i + AHEAD])
+            prefetch_row(mean, rows[i + AHEAD])
+            prefetch_row(square, rows[i + AHEAD])
+            prefetch_row(weight, rows[i + AHEAD])
         r = np.uint64(rows[i])
         for d in range(width):
             g = values[i, d]
@@ -229,7 +228,7 @@ def sgd(k: int, n: int, weight: Array, rows: Array, values: Array, lr: np.float3
     end = (k + 1) * rows.shape[0] // n
     for i in range(k * rows.shape[0] // n, end):
         if i + AHEAD < end:
-            fetch(weight, rows[i + AHEAD])
+            prefetch_row(weight, rows[i + AHEAD])
         r = np.uint64(rows[i])
         for d in range(width):
             weight[r, d] -= lr * values[i, d]
@@ -253,7 +252,7 @@ def gather_spread(n: int, *arguments: Any) -> None:
 @spread
 def find_spread(n: int, *arguments: Any) -> None:
     for k in prange(n):
-        find(k, n, *arguments)
+        group_equal_ids(k, n, *arguments)
 
 
 @spread
@@ -286,9 +285,9 @@ def sgd_spread(n: int, *arguments: Any) -> None:
         sgd(k, n, *arguments)
 
 
-SPREAD = {
+PARALLEL = {
     gather: gather_spread,
-    find: find_spread,
+    group_equal_ids: find_spread,
     accumulate: accumulate_spread,
     adagrad: adagrad_spread,
     rowwise_adagrad: rowwise_adagrad_spread,

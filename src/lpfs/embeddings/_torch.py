@@ -1,14 +1,24 @@
-"""The engine that runs everywhere: torch operations alone."""
+"""The engine that runs everywhere: torch operations alone.
+
+Which engine runs: the fastest that the machine has, or the one that is asked for.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from lpfs.errors import InputError
 from lpfs.embeddings.row_grad import RowGrad
+from lpfs.errors import InputError, MissingPackageError
 
 name = "torch"
 
@@ -76,10 +86,10 @@ def adam(
     second.add_(values.square().sub_(second).mul_(1 - betas[1]))
     mean.index_copy_(0, rows, first)
     square.index_copy_(0, rows, second)
-    weight.index_add_(0, rows, first.div_(second.sqrt_().add_(eps)), alpha=-adam_size(lr, betas, step))
+    weight.index_add_(0, rows, first.div_(second.sqrt_().add_(eps)), alpha=-adam_step_size(lr, betas, step))
 
 
-def adam_size(lr: float, betas: tuple[float, float], step: int) -> float:
+def adam_step_size(lr: float, betas: tuple[float, float], step: int) -> float:
     """Return lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ)."""
     return float(lr) * math.sqrt(1 - betas[1] ** step) / (1 - betas[0] ** step)
 
@@ -95,10 +105,10 @@ def check_ids(starts: Tensor, ids: Tensor) -> None:
         return
     sizes = starts[1:] - starts[:-1]
     if not bool(((ids >= 0) & (ids < sizes)).all()):
-        refuse_ids(starts, ids)
+        raise_id_error(starts, ids)
 
 
-def refuse_ids(starts: Tensor, ids: Tensor) -> None:
+def raise_id_error(starts: Tensor, ids: Tensor) -> None:
     """Say which id is out of range."""
     sizes = starts[1:] - starts[:-1]
     row, column = (~((ids >= 0) & (ids < sizes))).nonzero()[0].tolist()
@@ -106,3 +116,70 @@ def refuse_ids(starts: Tensor, ids: Tensor) -> None:
         f"id {int(ids[row, column])} in row {row}, column {column} is outside its field, which has "
         f"{int(sizes[column])} ids; was the batch made with another schema than the model?"
     )
+
+
+# name -> the module, which imports a package of the same name. An engine has the functions of ``plain``, takes
+# what they take and gives the same numbers; ``ready()``, where there is one, is called once, before the first use.
+BACKENDS = {"torch": "_torch", "numba": "_numba", "triton": "_triton"}
+
+_forced: list[ModuleType] = []
+
+
+class BackendWarning(UserWarning):
+    """A fast engine is installed but does not work; the plain one is used."""
+
+
+def backend_for(weight: Tensor) -> ModuleType:
+    """Return the engine for a weight."""
+    if weight.dtype != torch.float32:
+        return sys.modules[__name__]
+    if _forced:
+        return _forced[-1]
+    if weight.is_cpu:
+        return _fastest("numba")
+    return _fastest("triton") if weight.is_cuda else sys.modules[__name__]
+
+
+def supports_cuda_graph(device: torch.device) -> bool:
+    """Return whether tables on this GPU do without the host, so that a step with them can be captured."""
+    return backend_for(torch.empty(0, device=device)) is not sys.modules[__name__]
+
+
+@contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Within this block float32 tables use the engine of this name: ``torch``, ``numba`` or ``triton``."""
+    if name not in BACKENDS:
+        raise InputError(f"there is no engine {name!r}; known are {', '.join(BACKENDS)}")
+    try:
+        engine = _loaded(name)
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(f"the engine {name!r} needs a package: pip install {name} ({error})") from error
+    _forced.append(engine)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+@cache
+def _loaded(name: str) -> ModuleType:
+    engine = import_module(f"lpfs.embeddings.{BACKENDS[name]}")
+    if hasattr(engine, "check_works"):
+        engine.check_works()
+    return engine
+
+
+@cache
+def _fastest(name: str) -> ModuleType:
+    try:
+        return _loaded(name)
+    except ModuleNotFoundError:
+        return sys.modules[__name__]
+    except Exception as error:  # a broken installation fails in many ways, and none of them may stop training
+        warnings.warn(
+            f"{name} is installed but does not work here, so tables use plain torch, which is slower: "
+            f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
+            BackendWarning,
+            stacklevel=2,
+        )
+        return sys.modules[__name__]

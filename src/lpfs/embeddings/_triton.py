@@ -58,7 +58,7 @@ def _make_keys(ids, starts, keys, batch, stride_b, stride_f, SIZE: tl.constexpr)
 
 
 @triton.jit
-def _join(end_a, sum_a, end_b, sum_b):
+def _combine_runs(end_a, sum_a, end_b, sum_b):
     return end_a | end_b, tl.where(end_b != 0, sum_b, sum_a + sum_b)
 
 
@@ -77,7 +77,9 @@ def _sum_runs(keys, order, grad, rows, values, heads, batch, fields, chunks, D: 
     wide = inside[:, None] & (column < D)[None, :]
     each = tl.load(grad + (row * fields + field)[:, None] * D + column[None, :], wide, 0.0)
     flags = ends.to(tl.int32)[:, None] + tl.zeros((SIZE, W), tl.int32)
-    _, sums = tl.associative_scan((flags, each), 0, _join, reverse=True)  # at a place: from there to its run's end
+    _, sums = tl.associative_scan(
+        (flags, each), 0, _combine_runs, reverse=True
+    )  # at a place: from there to its run's end
     tl.store(rows + place, tl.where(begins, key, -1), inside)
     tl.store(values + place[:, None] * D + column[None, :], tl.where(begins[:, None], sums, 0.0), wide)
     top = (tl.arange(0, SIZE) == 0)[:, None] & (column < D)[None, :]
@@ -85,7 +87,7 @@ def _sum_runs(keys, order, grad, rows, values, heads, batch, fields, chunks, D: 
 
 
 @triton.jit
-def _finish(weight, keys, rows, values, heads, gate, parts, batch, chunks, D: tl.constexpr, W: tl.constexpr,
+def _finalize_runs(weight, keys, rows, values, heads, gate, parts, batch, chunks, D: tl.constexpr, W: tl.constexpr,
             GATED: tl.constexpr, SIZE: tl.constexpr, MANY: tl.constexpr):  # fmt: skip
     chunk, field = tl.program_id(0), tl.program_id(1).to(tl.int64)
     local = chunk * SIZE + tl.arange(0, SIZE)
@@ -159,7 +161,7 @@ def reduce(
         _sum_runs[(chunks, fields)](
             keys, order, grad, rows, values, heads, batch, fields, chunks, SIZE=CHUNK, **sizes
         )
-        _finish[(chunks, fields)](
+        _finalize_runs[(chunks, fields)](
             weight, keys, rows, values, heads, weight if gate is None else gate, heads if parts is None else parts,
             batch, chunks, GATED=gate is not None, SIZE=CHUNK, MANY=HEADS, **sizes,
         )  # fmt: skip

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lpfs.embeddings._torch import backend_for
+from lpfs.embeddings.row_grad import RowGrad, RowParameter, merged_row_grads, row_parameters
 from lpfs.errors import InputError
-from lpfs.tables.engines.choice import engine_for
-from lpfs.embeddings.row_grad import RowGrad, RowParameter, collected, row_parameters
 
 # settings that torch's optimizers have and row updates do not: only off will do for a table
-OFF: dict[str, Any] = {
+UNSUPPORTED_OPTIONS: dict[str, Any] = {
     "lr_decay": 0,
     "weight_decay": 0,
     "initial_accumulator_value": 0,
@@ -30,7 +30,7 @@ OFF: dict[str, Any] = {
 }
 
 
-class _Rows(torch.optim.Optimizer):
+class _RowOptimizer(torch.optim.Optimizer):
     """What the optimizers here share: take torch's step, then that of the rows, then forget their gradient."""
 
     knows_rows = True
@@ -45,7 +45,7 @@ class _Rows(torch.optim.Optimizer):
                 raise InputError(f"unknown setting {key!r} for {kind}; it knows {', '.join(sorted(known))}")
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        wrong = [key for key, off in OFF.items() if group.get(key, off) != off]
+        wrong = [key for key, off in UNSUPPORTED_OPTIONS.items() if group.get(key, off) != off]
         if wrong and row_parameters(group["params"]):
             self.param_groups.pop()
             raise InputError(
@@ -62,7 +62,7 @@ class _Rows(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Take one step."""
-        if closure is None and on_device(self):
+        if closure is None and rates_on_device(self):
             loss = None
             with torch.no_grad():
                 for group in self.param_groups:
@@ -72,7 +72,7 @@ class _Rows(torch.optim.Optimizer):
         with torch.no_grad():
             for group in self.param_groups:
                 for weight in row_parameters(group["params"]):
-                    pieces = collected(weight)
+                    pieces = merged_row_grads(weight)
                     if pieces:
                         self._move(weight, group, pieces)
                         weight.row_grads.clear()
@@ -87,13 +87,13 @@ class _Rows(torch.optim.Optimizer):
         raise NotImplementedError
 
 
-def on_device(optimizer: torch.optim.Optimizer) -> bool:
+def rates_on_device(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the rates of an optimizer are on a GPU, where a captured graph reads them anew on every replay."""
     lr = optimizer.param_groups[0]["lr"]
     return isinstance(lr, Tensor) and lr.is_cuda
 
 
-def to_device(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+def move_rates_to_device(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Put rates and step counts on a GPU; from then on steps never ask the host for a number."""
     for group in optimizer.param_groups:
         group["lr"] = torch.tensor(float(group["lr"]), device=device)
@@ -102,7 +102,7 @@ def to_device(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
             state["step"] = state["step"].to(device)
 
 
-def to_host(optimizer: torch.optim.Optimizer) -> None:
+def move_rates_to_host(optimizer: torch.optim.Optimizer) -> None:
     """Take them back."""
     for group in optimizer.param_groups:
         group["lr"] = float(group["lr"])
@@ -120,7 +120,7 @@ def _unhooked(step: Any) -> Any:
     return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
-class Adagrad(_Rows, torch.optim.Adagrad):
+class Adagrad(_RowOptimizer, torch.optim.Adagrad):
     r"""``torch.optim.Adagrad``, exact for the rows of tables too.
 
     .. math:: s \leftarrow s + g^2, \qquad w \leftarrow w - \eta \, g / (\sqrt s + \epsilon)
@@ -154,7 +154,7 @@ class Adagrad(_Rows, torch.optim.Adagrad):
             self._update(weight, state["sum"], each, group["lr"], group["eps"])
 
     def _update(self, weight: Tensor, total: Tensor, grad: RowGrad, lr: float, eps: float) -> None:
-        engine_for(weight).adagrad(weight, total, grad, lr, eps)
+        backend_for(weight).adagrad(weight, total, grad, lr, eps)
 
     def _dense(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         if not weights:
@@ -184,10 +184,10 @@ class RowWiseAdagrad(Adagrad):
         return weight.new_zeros(len(weight))
 
     def _update(self, weight: Tensor, total: Tensor, grad: RowGrad, lr: float, eps: float) -> None:
-        engine_for(weight).rowwise_adagrad(weight, total, grad, lr, eps)
+        backend_for(weight).rowwise_adagrad(weight, total, grad, lr, eps)
 
 
-class Adam(_Rows, torch.optim.Adam):
+class Adam(_RowOptimizer, torch.optim.Adam):
     """``torch.optim.Adam``; for tables ``torch.optim.SparseAdam``: the moments of a row fade when it is seen."""
 
     torchs = torch.optim.Adam
@@ -211,7 +211,7 @@ class Adam(_Rows, torch.optim.Adam):
         done = state["step"] if state["step"].is_cuda else int(state["step"])
         settings = group["lr"], group["betas"], group["eps"], done
         for each in pieces:
-            engine_for(weight).adam(weight, *moments, each, *settings)
+            backend_for(weight).adam(weight, *moments, each, *settings)
 
     def _zeros(self, weight: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         lr = group["lr"]
@@ -243,7 +243,7 @@ class Adam(_Rows, torch.optim.Adam):
         torch._foreach_sub_(weights, moves)
 
 
-class SGD(_Rows, torch.optim.SGD):
+class SGD(_RowOptimizer, torch.optim.SGD):
     """``torch.optim.SGD``; without momentum for tables, where it would move every row at every step."""
 
     torchs = torch.optim.SGD
@@ -255,7 +255,7 @@ class SGD(_Rows, torch.optim.SGD):
 
     def _move(self, weight: RowParameter, group: dict[str, Any], pieces: list[RowGrad]) -> None:
         for each in pieces:
-            engine_for(weight).sgd(weight, each, group["lr"])
+            backend_for(weight).sgd(weight, each, group["lr"])
 
     def _dense(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         if group["momentum"]:

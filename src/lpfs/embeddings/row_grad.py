@@ -62,7 +62,7 @@ def row_parameters(parameters: Iterable[Tensor]) -> list[RowParameter]:
     return [each for each in parameters if isinstance(each, RowParameter)]
 
 
-def forget(parameters: Iterable[Tensor]) -> None:
+def clear_grads(parameters: Iterable[Tensor]) -> None:
     """Forget gradients: ``grad`` of every parameter, and what was collected by rows."""
     for each in parameters:
         each.grad = None
@@ -75,10 +75,10 @@ def add_grad(weight: RowParameter, piece: RowGrad) -> None:
     weight.row_grads.append(piece)
     number = len(weight.row_grads)
     if number >= 16 and number & (number - 1) == 0:
-        collected(weight)
+        merged_row_grads(weight)
 
 
-def collected(weight: RowParameter) -> list[RowGrad]:
+def merged_row_grads(weight: RowParameter) -> list[RowGrad]:
     """Return the gradient of a weight in pieces that have no row in common, and keep it so.
 
     Lookups of different fields have none, so nothing is to be done; where a field was looked up again before
@@ -98,14 +98,14 @@ def sum_pieces(weight: RowParameter, pieces: list[RowGrad]) -> RowGrad:
     """Sum pieces, in their order: as if their rows were the ids of one large field."""
     if len(pieces) == 1:
         return pieces[0]
-    from lpfs.tables.engines.choice import engine_for  # the engines import this file
+    from lpfs.embeddings._torch import backend_for  # the engines import this file
 
     spans = [each.span or (0, len(weight)) for each in pieces]
     span = min(each[0] for each in spans), max(each[1] for each in spans)
     parts = [each.compact() for each in pieces]
     ids = torch.cat([each.rows for each in parts])[:, None] - span[0]
     values = torch.cat([each.values for each in parts])[:, None]
-    summed, _ = engine_for(weight).reduce(weight, torch.tensor(span, device=ids.device), ids, None, values)
+    summed, _ = backend_for(weight).reduce(weight, torch.tensor(span, device=ids.device), ids, None, values)
     return RowGrad(summed.rows, summed.values, span)
 
 
@@ -126,7 +126,7 @@ def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
         if each.grad is not None:
             found.append(each.grad)
         if isinstance(each, RowParameter):
-            for piece in collected(each):
+            for piece in merged_row_grads(each):
                 if not piece.rows.is_cpu:  # what is left over counts for nothing
                     piece.values.masked_fill_((piece.rows < 0)[:, None], 0)
                 found.append(piece.values)
@@ -141,11 +141,11 @@ _watching: list[bool] = []
 
 def _watch_optimizers() -> None:
     if not _watching:
-        register_optimizer_step_pre_hook(_refuse_tables)
+        register_optimizer_step_pre_hook(_check_optimizer_knows_rows)
         _watching.append(True)
 
 
-def _refuse_tables(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _check_optimizer_knows_rows(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Refuse the first step of an optimizer that would leave its tables as they are."""
     if _seen.get(optimizer) == len(optimizer.param_groups) or hasattr(optimizer, "knows_rows"):
         return
@@ -159,4 +159,4 @@ def _refuse_tables(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> 
 
 
 # It looks at the parameters alone: who calls it himself need not go the long way of torch's hooks.
-_refuse_tables.guards = True  # type: ignore[attr-defined]
+_check_optimizer_knows_rows.guards = True  # type: ignore[attr-defined]

@@ -1,22 +1,26 @@
-"""Looking rows up, with the gate in the same pass; the gradient goes to ``weight.row_grads``."""
+"""Looking rows up, with the gate in the same pass; the gradient goes to ``weight.row_grads``.
+
+Table: one weight for the rows of all fields.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
 from torch.nn.parallel import DistributedDataParallel
 
-from lpfs.errors import StateError
-from lpfs.tables.engines.choice import engine_for
-from lpfs.embeddings._torch import check_ids
+from lpfs.embeddings._torch import backend_for, check_ids
 from lpfs.embeddings.row_grad import RowGrad, RowParameter, add_grad
+from lpfs.errors import InputError, StateError
 
 
-class Lookup(torch.autograd.Function):
+class EmbeddingLookup(torch.autograd.Function):
     """(B, F) ids to (B, F, D) gated embeddings."""
 
     @staticmethod
@@ -24,11 +28,11 @@ class Lookup(torch.autograd.Function):
         ctx: Any, weight: Tensor, starts: Tensor, span: tuple[int, int], ids: Tensor, gate: Tensor | None
     ) -> Tensor:
         """Gather; ``span``: the first row of these fields, and the first after them."""
-        refuse_averaging(weight)
+        check_not_in_ddp(weight)
         gate = None if gate is None else gate.to(weight.dtype)
         ctx.save_for_backward(starts, ids, gate)
         ctx.weight, ctx.span = weight, span
-        out: Tensor = engine_for(weight).gather(weight, starts, ids, gate)
+        out: Tensor = backend_for(weight).gather(weight, starts, ids, gate)
         return out
 
     @staticmethod
@@ -36,11 +40,11 @@ class Lookup(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         """Reduce the gradient by rows."""
         starts, ids, gate = ctx.saved_tensors
-        gate_grad = _collect(ctx.weight, starts, ctx.span, ids, gate, grad)
+        gate_grad = _add_row_grad(ctx.weight, starts, ctx.span, ids, gate, grad)
         return None, None, None, None, gate_grad
 
 
-class BagLookup(torch.autograd.Function):
+class EmbeddingBagLookup(torch.autograd.Function):
     """Bags of F fields to (B, F, D) gated sums or means, in one pass; an empty bag gives zeros."""
 
     @staticmethod
@@ -56,7 +60,7 @@ class BagLookup(torch.autograd.Function):
         mean: bool,
     ) -> Tensor:
         """Sum; ids (V,) field after field, ``counts`` of each; where every bag begins in them (F, B)."""
-        refuse_averaging(weight)
+        check_not_in_ddp(weight)
         gate = None if gate is None else gate.to(weight.dtype)
         rows = ids + _of_each(starts, counts, ids)
         flat = offsets.reshape(-1).to(rows.dtype)
@@ -81,7 +85,7 @@ class BagLookup(torch.autograd.Function):
             grad = grad / sizes.clamp(min=1)[:, None]
         each = grad.repeat_interleave(sizes, 0, output_size=len(rows))
         whole = torch.stack([starts[0], starts[-1]])  # to those who reduce, one field that holds all
-        _collect(ctx.weight, whole, ctx.span, (rows - starts[0])[:, None], None, each[:, None])
+        _add_row_grad(ctx.weight, whole, ctx.span, (rows - starts[0])[:, None], None, each[:, None])
         return None, None, None, None, None, None, gate_grad, None
 
 
@@ -95,7 +99,7 @@ def _of_each(starts: Tensor, counts: tuple[int, ...], ids: Tensor) -> Tensor:
     return starts[:-1].repeat_interleave(each, output_size=len(ids))
 
 
-def refuse_averaging(weight: Tensor) -> None:
+def check_not_in_ddp(weight: Tensor) -> None:
     """Refuse a table inside DistributedDataParallel, which waits for a dense gradient that never comes."""
     if DistributedDataParallel._active_ddp_module is not None and isinstance(weight, RowParameter):
         raise StateError(
@@ -105,7 +109,7 @@ def refuse_averaging(weight: Tensor) -> None:
         )
 
 
-def _collect(
+def _add_row_grad(
     weight: Tensor, starts: Tensor, span: tuple[int, int], ids: Tensor, gate: Tensor | None, grad: Tensor
 ) -> Tensor | None:
     if weight.requires_grad and not isinstance(weight, RowParameter):
@@ -113,8 +117,83 @@ def _collect(
             "the weight of this Table is an ordinary parameter (load_state_dict with assign=True makes it so): it "
             "would never train. Load without assign=True"
         )
-    rows, gate_grad = engine_for(weight).reduce(weight, starts, ids, gate, grad.contiguous())
+    rows, gate_grad = backend_for(weight).reduce(weight, starts, ids, gate, grad.contiguous())
     if isinstance(weight, RowParameter) and weight.requires_grad and ids.numel():
         add_grad(weight, RowGrad(rows.rows, rows.values, span))
     result: Tensor | None = gate_grad
     return result
+
+
+class Table(nn.Module):
+    """The embeddings of all fields of one width: field after field, row after row.
+
+    Gradients are collected by rows (:class:`RowParameter`): train it with an optimizer of
+    ``lpfs.embeddings.optim``, which works on any other parameter too.
+
+    Args:
+        sizes: how many ids each field has: first the fields with one id a row, then the bags.
+        dim: width of a row.
+        bags: how many of the fields, the last ones, are bags.
+        mean: a bag gives the mean of its rows, or their sum.
+
+    >>> table = Table([10, 5], dim=4)
+    >>> table(torch.tensor([[9, 0], [3, 4]], dtype=torch.int32)).shape
+    torch.Size([2, 2, 4])
+
+    """
+
+    starts: Tensor
+
+    def __init__(self, sizes: Sequence[int], dim: int, *, bags: int = 0, mean: bool = True) -> None:
+        super().__init__()
+        self.sizes, self.dim, self.mean = tuple(sizes), dim, mean
+        self.fields = len(self.sizes) - bags
+        if dim < 1 or any(each < 1 for each in self.sizes) or self.fields < 0:
+            raise InputError(f"a table needs a width and sizes of at least 1, found {dim} and {list(sizes)}")
+        self._first = tuple(accumulate((0, *self.sizes)))
+        self.register_buffer("starts", torch.tensor(self._first), persistent=False)
+        self.weight = RowParameter(torch.empty(self._first[-1], dim))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw every row anew: uniform in ±1/√n for a field of n ids."""
+        for field, size in enumerate(self.sizes):
+            self.rows(field).uniform_(-(size**-0.5), size**-0.5)
+
+    def rows(self, field: int) -> Tensor:
+        """Return the rows of one field, as a view of the weight."""
+        return self.weight.detach()[self._first[field] : self._first[field + 1]]
+
+    def forward(self, ids: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Return (B, F, D) for ids (B, F), each field times its gate (F,)."""
+        if ids.ndim != 2 or ids.shape[1] != self.fields:
+            raise InputError(f"expected ids (B, {self.fields}), found {tuple(ids.shape)}")
+        return self._look(EmbeddingLookup, 0, self.fields, ids, gate)
+
+    def bags(self, bags: Sequence[tuple[Tensor, Tensor]], gate: Tensor | None = None) -> Tensor:
+        """Return (B, F, D) for all bags: of each its ids (V,) and where those of a row begin (B,); gates (F,)."""
+        if len(bags) != len(self.sizes) - self.fields:
+            raise InputError(f"expected {len(self.sizes) - self.fields} bags, found {len(bags)}")
+        return self._bags(self.fields, bags, gate)
+
+    def bag(self, number: int, ids: Tensor, offsets: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Return (B, D) for bag ``number``: ids (V,), where each row's begin (B,), and the gate (1,)."""
+        return self._bags(self.fields + number, [(ids, offsets)], gate)[:, 0]
+
+    def _bags(self, first: int, bags: Sequence[tuple[Tensor, Tensor]], gate: Tensor | None) -> Tensor:
+        counts = tuple(len(ids) for ids, _ in bags)
+        before = accumulate((0, *counts))
+        offsets = torch.stack([at.long() + base for (_, at), base in zip(bags, before, strict=False)])
+        ids = torch.cat([ids for ids, _ in bags])
+        return self._look(EmbeddingBagLookup, first, first + len(bags), counts, ids, offsets, gate, self.mean)
+
+    def _look(self, how: type[torch.autograd.Function], first: int, last: int, *given: Any) -> Tensor:
+        """Look up in the fields from ``first`` to before ``last``."""
+        span = (self._first[first], self._first[last])
+        out: Tensor = how.apply(self.weight, self.starts[first : last + 1], span, *given)
+        return out
+
+    def extra_repr(self) -> str:
+        """Show what ``print(model)`` says of the table."""
+        return f"{len(self.sizes)} fields, {self.weight.shape[0]:,} rows, dim={self.dim}"

@@ -1,24 +1,34 @@
-"""export: a model as one file that serves without lpfs, checked before it is kept."""
+"""export: a model as one file that serves without lpfs, checked before it is kept.
+
+An ONNX file: raw values in, probabilities out.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 
-from lpfs.data.batches.batch import Batch
+import lpfs
+from lpfs._fileio import fsync_path
+from lpfs.data.batch import Batch
 from lpfs.data.dataset import Dataset
-from lpfs.data.store.format import sync
-from lpfs.errors import CheckpointError, DataError, InputError
-from lpfs.export.onnx_graph import apart, older
-from lpfs.export.raw import some_rows
+from lpfs.errors import CheckpointError, DataError, ExactnessError, InputError
+from lpfs.export.onnx_graph import Graph, external_data_file, old_external_files
+from lpfs.export.onnx_models import EncodedInputs, add_inputs, logits
+from lpfs.export.parity import Parity, check_ids, check_logits, onnx_runtime, raw_inputs, reencode, sample_batch
+from lpfs.export.preprocessing import InputColumn, build_columns
+from lpfs.models import registered_name
 from lpfs.models.base import Model
-from lpfs.serialization import load, load_extra, refuse_gates
+from lpfs.serialization import check_no_gates, load, load_metadata
 
 Format = Literal["onnx", "torch"]
 SUFFIX = {"onnx": ".onnx", "torch": ".pt2"}
@@ -93,7 +103,7 @@ def export(
     data = dataset if dataset is None or isinstance(dataset, Dataset) else Dataset(dataset)
     if data is not None:
         _check_fields(model, data)
-    batch = _rows(model, data, rows)
+    batch = _check_batch(model, data, rows)
     out = Path(path)
     if out.is_dir():
         raise InputError(f"{out} is a folder; give the path of a file")
@@ -107,10 +117,10 @@ def export(
             made = (_onnx if format == "onnx" else _torch)(model, data, batch, file, out)
             beside = [each for each in aside.iterdir() if each != file]
             for each in (*beside, file):  # the weights first: the file names them
-                sync(each)
+                fsync_path(each)
                 each.replace(out if each == file else out.parent / each.name)
-            sync(out.parent)
-            for each in older(out):
+            fsync_path(out.parent)
+            for each in old_external_files(out):
                 if each.name not in {new.name for new in beside}:
                     each.unlink()
         finally:
@@ -147,7 +157,7 @@ def export_run(
         raise InputError(f"format must be onnx or torch, found {format!r}")
     if not (run / "model").is_dir():
         raise InputError(f"there is no model in {run}; give the folder of a run of select, train or prune")
-    model, extra = load(run / "model"), load_extra(run / "model")
+    model, extra = load(run / "model"), load_metadata(run / "model")
     if dataset is None:
         inside = run / "data"
         dataset = inside if (inside / "dataset.json").exists() else extra.get("data")
@@ -167,27 +177,27 @@ def export_run(
 
 
 def _onnx(model: Model, data: Dataset | None, batch: Batch, file: Path, out: Path) -> Exported:
-    from lpfs.export import onnx_file
+    pass
 
-    large = apart(model, out)
-    built = onnx_file.build(model, data, None if large is None else file.with_name(large))
-    onnx_file.write(built, model, data, file)
-    parity, name = onnx_file.check(built, model, data, batch, file)
+    large = external_data_file(model, out)
+    built = build_onnx(model, data, None if large is None else file.with_name(large))
+    write_onnx(built, model, data, file)
+    parity, name = check_onnx(built, model, data, batch, file)
     return Exported(out, "onnx", parity.rows, parity.max_logit_change, parity.bound, name)
 
 
 def _torch(model: Model, data: Dataset | None, batch: Batch, file: Path, out: Path) -> Exported:
     from lpfs.export import torch_export
 
-    torch_export.write(model, data, file)
-    parity = torch_export.check(model, batch, file)
+    torch_export.write_torch(model, data, file)
+    parity = torch_export.check_torch(model, batch, file)
     return Exported(out, "torch", parity.rows, parity.max_logit_change, parity.bound, f"torch {torch.__version__}")
 
 
 def _check_model(model: Model) -> None:
     if not isinstance(model, Model):
         raise InputError(f"export writes models of lpfs.models, found {type(model).__name__}")
-    refuse_gates(model)
+    check_no_gates(model)
     if not len(model.reads):
         raise InputError("the model reads no field: there is nothing to export")
     for name, each in model.named_parameters():
@@ -209,7 +219,7 @@ def _check_fields(model: Model, data: Dataset) -> None:
                 )
 
 
-def _rows(model: Model, data: Dataset | None, rows: Batch | int | None) -> Batch:
+def _check_batch(model: Model, data: Dataset | None, rows: Batch | int | None) -> Batch:
     if isinstance(rows, Batch):
         batch = rows.to("cpu")
     elif data is None:
@@ -217,8 +227,107 @@ def _rows(model: Model, data: Dataset | None, rows: Batch | int | None) -> Batch
     elif rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
         raise InputError(f"rows must be a Batch or a whole number of at least 1, found {rows!r}")
     else:
-        batch = some_rows(data, model.reads, ROWS if rows is None else rows)
+        batch = sample_batch(data, model.reads, ROWS if rows is None else rows)
     model.check(batch)
     if not len(batch):
         raise InputError("there are no rows to check the file on")
     return batch
+
+
+ABOUT = (
+    "A click model of lpfs. Inputs take raw values, one a field (metadata 'inputs' says which and how); "
+    "'logit' and 'probability' come out."
+)
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """The graph of a model, and the columns that it reads."""
+
+    graph: Graph
+    columns: list[InputColumn]
+    encoded: EncodedInputs
+    rate: float | None
+
+
+def build_onnx(model: Model, dataset: Dataset | None, large: Path | None = None) -> OnnxModel:
+    """Return a model as a graph, with the preprocessing that a Dataset knows; large weights may go to a file."""
+    graph = Graph(large)
+    columns = build_columns(model.reads, dataset)
+    given = add_inputs(graph, columns)
+    tasks = 1 + len(model.schema.tasks)
+    both = logits(graph, model, given)  # (B, 1 + tasks)
+    shape: list[int | str] = ["B", tasks] if tasks > 1 else ["B"]
+    main = graph.add("Gather", both, graph.constant(np.array(0)), axis=1)
+    graph.add("Identity", both if tasks > 1 else main, out="logit")
+    graph.add("Sigmoid", "logit", out="probability")
+    of = ", ".join((model.schema.label, *model.schema.tasks))
+    graph.give_out("probability", shape, f"of {of}, as the model was trained")
+    graph.give_out("logit", shape, f"of {of}: log(p / (1 - p))")
+    rate = negative_rate(dataset)
+    if rate is not None:
+        moved = graph.add("Add", main, graph.constant(np.array(math.log(rate), np.float32)))
+        graph.add("Sigmoid", moved, out="corrected_probability")
+        about = f"of {model.schema.label} before negatives were down-sampled to a share of {rate:g}"
+        graph.give_out("corrected_probability", ["B"], about)
+    return OnnxModel(graph, columns, given, rate)
+
+
+def negative_rate(dataset: Dataset | None) -> float | None:
+    """Return the share of negatives that a Dataset kept; None if it is unknown, not one number, or all of them."""
+    rates = set() if dataset is None else {day.negative_rate for day in dataset.table}
+    rate = rates.pop() if len(rates) == 1 else 1.0
+    return rate if 0.0 < rate < 1.0 else None
+
+
+def write_onnx(built: OnnxModel, model: Model, dataset: Dataset | None, file: Path) -> None:
+    """Write the graph with its metadata."""
+    proto = built.graph.model(ABOUT)
+    told: dict[str, Any] = {
+        "inputs": [each.about() for each in built.columns],
+        "schema": model.reads.to_json(),
+        "model": {"name": registered_name(model), "config": model.config, "silent": list(model.silent)},
+        "data": None if dataset is None else {"fingerprint": dataset.fingerprint},
+        "negative_rate": built.rate,
+    }
+    props = {f"lpfs.{key}": json.dumps(value) for key, value in told.items()}
+    built.graph.onnx.helper.set_model_props(proto, {"lpfs.version": lpfs.__version__, **props})
+    with file.open("wb") as out:
+        out.write(proto.SerializeToString())
+
+
+def check_onnx(
+    built: OnnxModel, model: Model, dataset: Dataset | None, batch: Batch, file: Path
+) -> tuple[Parity, str]:
+    """Run the file on rows and on every value of every vocabulary; raise ExactnessError where it differs."""
+    run, name = onnx_runtime(file)
+    feeds = raw_inputs(built.columns, batch)
+    if dataset is not None:
+        batch = reencode(built.columns, feeds, batch, dataset)
+    found = {key: torch.from_numpy(np.array(each)) for key, each in run(feeds).items()}
+    parity = check_logits(model, batch, found["logit"])
+    main = found["logit"][:, 0] if model.schema.tasks else found["logit"]
+    _check_equal("probability", torch.sigmoid(found["logit"].double()), found["probability"])
+    if built.rate is not None:
+        moved = main.double() + math.log(built.rate)
+        _check_equal("corrected_probability", torch.sigmoid(moved), found["corrected_probability"])
+    for each in built.columns:
+        _check_values(built, each)
+    return parity, name
+
+
+def _check_equal(name: str, expected: torch.Tensor, found: torch.Tensor) -> None:
+    if found.shape != expected.shape or not torch.allclose(found.double(), expected, rtol=1e-5, atol=1e-6):
+        raise ExactnessError(f"the file's {name!r} is not the sigmoid of its logits; nothing was written")
+
+
+def _check_values(built: OnnxModel, column: InputColumn) -> None:
+    """Ask the file for the id of every value of a field, of missing, of an unseen one, and of none in a bag."""
+    raw, ids = column.examples()
+    if not len(ids):
+        return
+    name = column.field.name
+    part = built.graph.part(built.encoded.ids[name], built.graph.onnx.TensorProto.INT64)
+    run, _ = onnx_runtime(part.SerializeToString())
+    [found] = run({column.input: raw[None] if column.multi else raw}).values()
+    check_ids(name, ids, found.reshape(-1), raw)

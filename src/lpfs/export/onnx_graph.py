@@ -15,8 +15,8 @@ from lpfs.data.store.format import AnyArray
 from lpfs.errors import InputError, MissingPackageError
 
 OPSET, ML_OPSET, IR = 18, 4, 9  # ai.onnx.ml 4: LabelEncoder with float64 keys
-LARGEST = (1 << 31) - (1 << 20)  # bytes of one file: protobuf stops at 2 GiB
-APART = 1 << 30  # bytes of all weights from which on large ones go to a file of their own
+MAX_FILE_BYTES = (1 << 31) - (1 << 20)  # bytes of one file: protobuf stops at 2 GiB
+EXTERNAL_DATA_BYTES = 1 << 30  # bytes of all weights from which on large ones go to a file of their own
 LEAST, ALIGNED = 1 << 20, 4096  # bytes of a large one, and of a page
 
 
@@ -88,7 +88,7 @@ class Graph:
     def room(self, size: int) -> None:
         """Count bytes, and refuse what no file can hold."""
         self._bytes += size
-        if self._bytes > LARGEST:
+        if self._bytes > MAX_FILE_BYTES:
             raise InputError(
                 f"an ONNX file holds at most 2 GiB, and vocabularies and small weights take {self._bytes:,} "
                 "bytes and more; cap vocabularies or hash fields, or keep the model's own folder"
@@ -106,9 +106,9 @@ class Graph:
 
     def linear(self, value: str, module: Any, path: str) -> str:
         """Add an ``nn.Linear``: x Wᵀ + b."""
-        weights = [self.constant(weight(module.weight), f"{path}.weight")]
+        weights = [self.constant(to_array(module.weight), f"{path}.weight")]
         if module.bias is not None:
-            weights.append(self.constant(weight(module.bias), f"{path}.bias"))
+            weights.append(self.constant(to_array(module.bias), f"{path}.bias"))
         return self.add("Gemm", value, *weights, transB=1)
 
     def part(self, wanted: str, kind: Any) -> Any:
@@ -147,13 +147,13 @@ class Graph:
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR, producer_name="lpfs")
 
 
-def apart(model: Any, out: Path) -> str | None:
+def external_data_file(model: Any, out: Path) -> str | None:
     """Return the name of the file of large weights; None if all of them fit into one file.
 
     It holds a digest of the weights: an older file at ``out`` never reads weights that are not its own.
     """
-    weights = [weight(each) for each in model.parameters()]
-    if sum(each.nbytes for each in weights) < APART:
+    weights = [to_array(each) for each in model.parameters()]
+    if sum(each.nbytes for each in weights) < EXTERNAL_DATA_BYTES:
         return None
     digest = hashlib.sha256()
     for each in weights:
@@ -161,13 +161,13 @@ def apart(model: Any, out: Path) -> str | None:
     return f"{out.name}.{digest.hexdigest()[:12]}.data"
 
 
-def older(out: Path) -> list[Path]:
+def old_external_files(out: Path) -> list[Path]:
     """Return the files of large weights that belong to what was written to ``out``."""
     name = re.compile(re.escape(out.name) + r"\.[0-9a-f]{12}\.data")
     return [each for each in out.parent.iterdir() if name.fullmatch(each.name)]
 
 
-def weight(tensor: Any) -> AnyArray:
+def to_array(tensor: Any) -> AnyArray:
     """Return a parameter or a buffer as an array."""
     return np.asarray(tensor.detach().cpu().numpy())
 

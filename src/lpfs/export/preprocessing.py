@@ -1,29 +1,119 @@
-"""Columns: a field as an input of the graph, from the raw value to the id that the model reads."""
+"""Columns: a field as an input of the graph, from the raw value to the id that the model reads.
+
+Names of inputs: fields have any text as a name, inputs of a graph only letters, digits and _.
+
+Marks: what stands for a missing value, and for no value at all, where a tensor has no place for either.
+
+Columns of numbers: as ids of bins, or compressed and standardised.
+
+The fields of a model as inputs, with what its Dataset says about how they were encoded.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 import numpy as np
 
+from lpfs.data.dataset import Dataset
 from lpfs.data.store.format import FIRST_ID, MISSING_ID, UNSEEN_ID, AnyArray
+from lpfs.errors import DataError
 from lpfs.export.onnx_graph import Graph
-from lpfs.export.marks import as_whole, missing_mark, pad_mark, unseen_value
-from lpfs.schema import Field
+from lpfs.schema import Field, Schema
+
+OUTPUTS = ("probability", "logit", "corrected_probability")
+VALID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+def input_names(fields: Sequence[str], taken: Sequence[str] = OUTPUTS) -> dict[str, str]:
+    """Return a name for the input of each field: its own where that is valid and free, else the nearest that is.
+
+    >>> input_names(["a.b", "a_b", "logit", "7"])
+    {'a.b': 'a_b_2', 'a_b': 'a_b', 'logit': 'logit_2', '7': '_7'}
+    """
+    used = set(taken)
+    names = {name: name for name in fields if VALID.fullmatch(name) and name not in used}
+    used.update(names)
+    for name in fields:
+        if name in names:
+            continue
+        base = re.sub(r"[^A-Za-z0-9_]", "_", name)
+        base = "_" + base if base[0].isdigit() else base
+        number, found = 2, base
+        while found in used:
+            number, found = number + 1, f"{base}_{number}"
+        names[name] = found
+        used.add(found)
+    return {name: names[name] for name in fields}
+
+
+LOWEST, HIGHEST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+
+
+def missing_value(values: Any) -> Any:
+    """Return what stands for missing beside the values of a vocabulary: "", the lowest int64, or NaN.
+
+    >>> missing_mark(["a"]), missing_mark(["a", ""])
+    ('', '<missing>')
+    """
+    if isinstance(values, list):
+        return _unused_value(values, _texts("", "<missing>"))
+    return float("nan") if values.dtype.kind == "f" else _unused_value(as_whole(values).tolist(), count(LOWEST))
+
+
+def padding_value(values: Any) -> Any:
+    """Return what fills up the rows of a bag: "<pad>", the highest int64, or -inf.
+
+    >>> pad_mark(["a", "<pad>"])
+    '<pad>2'
+    """
+    if isinstance(values, list):
+        return _unused_value(values, _texts("<pad>"))
+    if values.dtype.kind == "f":
+        return _unused_value(values.tolist(), (-np.inf, np.inf, *np.arange(-1e300, -2e300, -1e298).tolist()))
+    return _unused_value(as_whole(values).tolist(), count(HIGHEST, -1))
+
+
+def unseen_value(values: Any, missing: Any, pad: Any) -> Any:
+    """Return a value that is not in a vocabulary and no mark."""
+    if isinstance(values, list):
+        return _unused_value([*values, missing, pad], _texts("<unseen>"))
+    if values.dtype.kind == "f":
+        return _unused_value([*values.tolist(), pad], (number + 0.5 for number in count()))
+    return _unused_value([*as_whole(values).tolist(), missing, pad], count())
+
+
+def as_whole(values: AnyArray) -> AnyArray:
+    """Return whole numbers as int64; those from 2**63 on keep their bits."""
+    return values.view(np.int64) if values.dtype == np.uint64 else values.astype(np.int64)
+
+
+def _texts(*first: str) -> Iterator[str]:
+    yield from first
+    yield from (f"{first[-1]}{number}" for number in count(2))
+
+
+def _unused_value(taken: Any, wanted: Any) -> Any:
+    known = set(taken)
+    return next(each for each in wanted if each not in known)
+
 
 PAD_ID = -1  # in a row of a bag: no value
-HASHED = {  # what is taken modulo the range, by the sort of values; see lpfs.data.encoders.vocabulary.hashed
+HASHED = {  # what is taken modulo the range, by the sort of values; see lpfs.data.encoders.vocabulary.hashed_ids
     "text": "BLAKE2b(UTF-8) of 8 bytes, little endian,",
     "whole": "the value (a negative one plus 2**64)",
     "fraction": "the 64 bits of the float64",
 }
-OUTSIDE = 1 << 40  # no table has so many rows: the runtime refuses the id
+OUT_OF_RANGE = 1 << 40  # no table has so many rows: the runtime refuses the id
 
 
 @dataclass(frozen=True)
-class Column:
+class InputColumn:
     """One field as one input: (B,), (B, L) for a bag of up to L values, (B, w) for w numbers.
 
     ``encode`` adds the nodes that make ids of raw values; ``raw`` goes the other way, for the check.
@@ -61,7 +151,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Ids(Column):
+class IdColumn(InputColumn):
     """A field whose ids the caller gives: it is hashed, or the Dataset does not say how ids were made."""
 
     modulo: int | None = None
@@ -73,7 +163,7 @@ class Ids(Column):
         lowest = PAD_ID if self.multi else 0
         above = graph.add("GreaterOrEqual", ids, graph.constant(np.array(lowest, np.int64)))
         below = graph.add("Less", ids, graph.constant(np.array(self.field.cardinality, np.int64)))
-        outside = graph.constant(np.array(OUTSIDE, np.int64))
+        outside = graph.constant(np.array(OUT_OF_RANGE, np.int64))
         return graph.add("Where", graph.add("And", above, below), ids, outside)
 
     def raw(self, ids: AnyArray) -> AnyArray:
@@ -94,7 +184,7 @@ class Ids(Column):
 
 
 @dataclass(frozen=True)
-class Values(Column):
+class VocabularyColumn(InputColumn):
     """A field with a vocabulary: a LabelEncoder makes ids of its raw values.
 
     Args:
@@ -118,12 +208,12 @@ class Values(Column):
     @cached_property
     def missing(self) -> Any:
         """What stands for a missing value."""
-        return missing_mark(self.values)
+        return missing_value(self.values)
 
     @cached_property
     def pad(self) -> Any:
         """What stands for no value, in a bag."""
-        return pad_mark(self.values)
+        return padding_value(self.values)
 
     def keys(self) -> tuple[AnyArray, AnyArray]:
         """Return all keys and their ids; a missing fraction is NaN, which is no key."""
@@ -193,3 +283,102 @@ class Values(Column):
 
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) else value
+
+
+@dataclass(frozen=True)
+class BinnedColumn(InputColumn):
+    """Numbers that become ids of bins: FIRST_ID + how many edges are not above the number."""
+
+    edges: AnyArray
+
+    def encode(self, graph: Graph) -> str:
+        """Count edges; NaN and infinite numbers are missing."""
+        kinds = graph.onnx.TensorProto
+        value = graph.take_in(self.input, kinds.DOUBLE, self.shape, "numbers; NaN if missing")
+        missing = graph.add("Or", graph.add("IsNaN", value), graph.add("IsInf", value))
+        tall = graph.add("Unsqueeze", value, graph.constant(np.array([1])))
+        above = graph.add("GreaterOrEqual", tall, graph.constant(self.edges[None]))
+        place = graph.add(
+            "ReduceSum", graph.add("Cast", above, to=kinds.INT64), graph.constant(np.array([1])), keepdims=0
+        )
+        ids = graph.add("Add", place, graph.constant(np.array(FIRST_ID)))
+        return graph.add("Where", missing, graph.constant(np.array(MISSING_ID)), ids)
+
+    def raw(self, ids: AnyArray) -> AnyArray:
+        """Return the lower edge of each bin; of the first, the next number below its upper edge."""
+        first = np.nextafter(self.edges[:1], -np.inf) if len(self.edges) else np.zeros(1)
+        known = np.concatenate([[np.nan, np.nan], first, self.edges])
+        return known[ids]
+
+    def examples(self) -> tuple[AnyArray, AnyArray]:
+        """Return every edge, the next number below it, and what is missing."""
+        places = np.arange(FIRST_ID, FIRST_ID + len(self.edges))
+        raw = np.concatenate([self.edges, np.nextafter(self.edges, -np.inf), [np.nan, np.inf, -np.inf, 0.0]])
+        zero = FIRST_ID + int((self.edges <= 0).sum())
+        return raw, np.concatenate([places + 1, places, [MISSING_ID] * 3, [zero]])
+
+    def about(self) -> dict[str, Any]:
+        """Return what a caller needs to know, as JSON values."""
+        return {**super().about(), "takes": "numbers; NaN if missing", "bins": len(self.edges) + 1}
+
+
+@dataclass(frozen=True)
+class NumericColumn(InputColumn):
+    """Numbers that are compressed and standardised, or that the caller gives as the Dataset stores them."""
+
+    scale: tuple[str, AnyArray, AnyArray] | None = None  # transform, means and deviations
+
+    @property
+    def shape(self) -> tuple[int | str, ...]:
+        """The shape of the input."""
+        return ("B",) if self.field.dim == 1 else ("B", self.field.dim)
+
+    def raw(self, ids: AnyArray) -> AnyArray:
+        """Return the numbers (B, w) that are standardised to these."""
+        scaled = ids.astype(np.float64)
+        if self.scale is not None:
+            transform, mean, deviation = self.scale
+            scaled = scaled * deviation + mean
+            if transform == "log":
+                with np.errstate(over="ignore"):
+                    large = np.minimum(np.expm1(np.abs(scaled)), np.finfo(float).max)
+                scaled = np.copysign(large, scaled)
+        return scaled[:, 0] if self.field.dim == 1 else scaled
+
+    def takes(self) -> str:
+        """Say what the input takes."""
+        return f"numbers{'' if self.scale else ' as the Dataset stores them, standardised'}; NaN if missing"
+
+    def about(self) -> dict[str, Any]:
+        """Return what a caller needs to know, as JSON values."""
+        return {**super().about(), "takes": self.takes()}
+
+
+def build_columns(schema: Schema, dataset: Dataset | None) -> list[InputColumn]:
+    """Return the fields of a model as inputs, with what a Dataset says about how they were encoded."""
+    names = input_names(schema.names)
+    known = dataset is not None and dataset.settings.get("made_by") == "prepare"
+    if dataset is None or not known:
+        kinds = [NumericColumn if each.kind == "numeric" else IdColumn for each in schema]
+        return [kind(each, names[each.name]) for kind, each in zip(kinds, schema, strict=True)]
+    try:
+        return [_column_from_dataset(dataset, each, names[each.name]) for each in schema]
+    except KeyError as error:
+        raise DataError(
+            f"{dataset.path}: {error} is not stored, an older lpfs made this Dataset; prepare its log again"
+        ) from None
+
+
+def _column_from_dataset(dataset: Dataset, field: Field, name: str) -> InputColumn:
+    about = dataset.settings["fields"][field.name]
+    if field.kind == "numeric":
+        scale = about["transform"], np.array(about["mean"], float), np.array(about["deviation"], float)
+        return NumericColumn(field, name, scale)
+    if about["ids"] == "hash":
+        return IdColumn(field, name, about["modulo"], about["of"])
+    if about["ids"] == "bins":
+        return BinnedColumn(field, name, np.array(about["edges"], float))
+    values = dataset.vocabulary(field.name)
+    text = isinstance(values, list) and field.kind != "multi"  # marks are for a whole value of the log
+    marks: Sequence[str] = dataset.settings["options"]["missing"] if text else ()
+    return VocabularyColumn(field, name, values, tuple(marks), bool(about["hexadecimal"]))

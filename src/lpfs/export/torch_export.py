@@ -16,19 +16,19 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, embedding_bag
 
 import lpfs
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.data.dataset import Dataset
-from lpfs.export.parity import Parity, compare
-from lpfs.models.crosses import Crosses
-from lpfs.models.inputs import by_kind
+from lpfs.embeddings.table import Table
+from lpfs.export.parity import Parity, check_logits
+from lpfs.models import registered_name
 from lpfs.models.base import Model
-from lpfs.models.registry import name_of
-from lpfs.tables.table import Table
+from lpfs.models.crosses import Crosses
+from lpfs.models.inputs import fields_by_kind
 
 ABOUT = "lpfs.json"  # the file within the file that says what goes in
 
 
-class PlainTable(nn.Module):
+class ExportableTable(nn.Module):
     """A Table in operations that torch.export knows; an id outside its field is an error here too."""
 
     starts: Tensor
@@ -60,7 +60,7 @@ class PlainTable(nn.Module):
         return torch.where(inside, ids + self.starts[fields], self.rows)
 
 
-class PlainCrosses(nn.Module):
+class ExportableCrosses(nn.Module):
     """Crosses in operations that torch.export knows."""
 
     first: Tensor
@@ -89,7 +89,7 @@ class PlainCrosses(nn.Module):
         return parts.flatten(1) if beside is None else torch.cat([parts.flatten(1), beside], 1)
 
 
-class Served(nn.Module):
+class ExportableModel(nn.Module):
     """A model whose inputs are tensors: ids (B, F), dense and missing (B, C), values and offsets of each bag."""
 
     def __init__(self, model: Model) -> None:
@@ -97,7 +97,7 @@ class Served(nn.Module):
         self.model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
         self.bags = bag_names(model)
         for path, module in list(self.model.named_modules()):
-            plain = {Table: PlainTable, Crosses: PlainCrosses}.get(type(module))
+            plain = {Table: ExportableTable, Crosses: ExportableCrosses}.get(type(module))
             if plain is not None:
                 self.model.set_submodule(path, plain(module))
 
@@ -108,7 +108,7 @@ class Served(nn.Module):
         return out if self.model.schema.tasks else out[:, 0]
 
 
-def arguments(model: Model, batch: Batch) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+def export_inputs(model: Model, batch: Batch) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Return a batch as the file takes it."""
     batch = batch.to("cpu")
     missing = torch.zeros_like(batch.dense, dtype=torch.bool) if batch.missing is None else batch.missing
@@ -117,18 +117,20 @@ def arguments(model: Model, batch: Batch) -> tuple[Tensor, Tensor, Tensor, list[
 
 def bag_names(model: Model) -> tuple[str, ...]:
     """Return the names of the bags, in the order in which the file takes them."""
-    return tuple(each.name for each in by_kind(model.reads)[1])
+    return tuple(each.name for each in fields_by_kind(model.reads)[1])
 
 
-def write(model: Model, dataset: Dataset | None, file: Path) -> None:
+def write_torch(model: Model, dataset: Dataset | None, file: Path) -> None:
     """Trace the model and write it."""
     rows, bags = torch.export.Dim("B"), bag_names(model)
     several: list[Any] = [each for at in range(len(bags)) for each in ({0: torch.export.Dim(f"V{at}")}, {0: rows})]
     shapes = ({0: rows}, {0: rows}, {0: rows}, several)
-    made = torch.export.export(Served(model), arguments(model, _traced(model)), dynamic_shapes=shapes)
+    made = torch.export.export(
+        ExportableModel(model), export_inputs(model, _tracing_batch(model)), dynamic_shapes=shapes
+    )
     told = {
         "lpfs": lpfs.__version__,
-        "model": {"name": name_of(model), "config": model.config, "silent": list(model.silent)},
+        "model": {"name": registered_name(model), "config": model.config, "silent": list(model.silent)},
         "schema": model.reads.to_json(),
         "inputs": ["ids", "dense", "missing", "bags"],
         "bags": list(bags),
@@ -137,12 +139,12 @@ def write(model: Model, dataset: Dataset | None, file: Path) -> None:
     torch.export.save(made, file, extra_files={ABOUT: json.dumps(told)})
 
 
-def _traced(model: Model) -> Batch:
+def _tracing_batch(model: Model) -> Batch:
     """Return rows to trace with: no length of 0 or 1, which would become a constant, and no tensor twice.
 
     The tracer takes two arguments that are one tensor for one argument.
     """
-    ids, bags, dense = by_kind(model.reads)
+    ids, bags, dense = fields_by_kind(model.reads)
     count = 3
     values = {
         each.name: (torch.zeros(5 + at, dtype=torch.int32), torch.tensor([0, 2, 4], dtype=torch.int32))
@@ -153,8 +155,8 @@ def _traced(model: Model) -> Batch:
     return Batch(torch.zeros(count, len(ids), dtype=torch.int32), numbers, labels, numbers.bool(), values)
 
 
-def check(model: Model, batch: Batch, file: Path) -> Parity:
+def check_torch(model: Model, batch: Batch, file: Path) -> Parity:
     """Read the file back and run it on rows; raise ExactnessError where it differs."""
     program = torch.export.load(file).module()
     with torch.no_grad():
-        return compare(model, batch, program(*arguments(model, batch)))
+        return check_logits(model, batch, program(*export_inputs(model, batch)))

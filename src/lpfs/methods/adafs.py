@@ -23,7 +23,7 @@ from lpfs.methods.ranking import need_number
 from lpfs.methods.task import Task
 from lpfs.methods.weighing import Weighing
 from lpfs.methods.wish import Wish
-from lpfs.models.dense import dense_layers
+from lpfs.models.layers import dense_layers
 from lpfs.schema import Selection, known_keys
 
 

@@ -37,7 +37,7 @@ from lpfs.methods.wish import Wish
 from lpfs.models.dlrm_cross import DLRMCross
 from lpfs.schema import Selection, known_keys
 from lpfs.train.callbacks import Callback, State
-from lpfs.train.predict import on_device
+from lpfs.train.evaluate import on_device
 
 
 @dataclass(frozen=True)

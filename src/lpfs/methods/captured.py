@@ -12,14 +12,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.gates.sites import Place, find_places
 from lpfs.methods.task import Task
-from lpfs.models.crosses import Crosses
 from lpfs.models.base import Model
-from lpfs.train.evaluate import evaluating
-from lpfs.train.predict import device_of, on_device, predict
-from lpfs.train.step import loss_of
+from lpfs.models.crosses import Crosses
+from lpfs.train.evaluate import device_of, eval_mode, on_device, predict_batch
+from lpfs.train.step import bce_loss
 
 Stacks: TypeAlias = dict[str, Tensor]  # path of a module -> something of all its parts (B, slots, D)
 
@@ -44,7 +43,7 @@ class Captured:
         paths = dict.fromkeys(path for path, _ in self.slots.values())
         hooks = [self.model.get_submodule(path).register_forward_hook(_Catch(self, path)) for path in paths]
         try:
-            with evaluating(self.model):
+            with eval_mode(self.model):
                 yield
         finally:
             for hook in hooks:
@@ -60,8 +59,8 @@ class Captured:
     def gradients(self, task: Task, batch: Batch) -> tuple[Stacks, Stacks]:
         """Return the parts of a batch, and the gradient of each row's own loss by them."""
         batch = on_device(batch, device_of(self.model))
-        logits, labels = predict(self.model, batch)
-        total = loss_of(logits, labels, task.training.task_weights) * len(batch)  # a sum: rows stay apart
+        logits, labels = predict_batch(self.model, batch)
+        total = bce_loss(logits, labels, task.training.task_weights) * len(batch)  # a sum: rows stay apart
         slopes = torch.autograd.grad(total, list(self.caught.values()))
         values = {path: each.detach() for path, each in self.caught.items()}
         return self._stacked(values), self._stacked(dict(zip(self.caught, slopes, strict=True)))

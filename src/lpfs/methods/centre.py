@@ -13,13 +13,12 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.models.base import Model
-from lpfs.train.predict import device_of, on_device
-from lpfs.train.distributed.group import current
-from lpfs.train.distributed.reduce import mean_of
-from lpfs.train.sharing import shared
-from lpfs.train.snapshot import Resumable
+from lpfs.train.checkpoint import Resumable
+from lpfs.train.distributed.group import current_group
+from lpfs.train.distributed.reduce import rank_batches, weighted_mean
+from lpfs.train.evaluate import device_of, on_device
 
 ROWS = 20_000  # so many tell the mean well enough: any vector moves into the bias, the mean is only the best one
 
@@ -53,7 +52,7 @@ def _means(model: Model, batches: Iterable[Batch], rows: int) -> torch.Tensor:
     total: torch.Tensor = torch.zeros((), dtype=torch.float64, device=device)
     count = 0
     order = [model.inputs.slots.index(name) for name in model.inputs.names]
-    ranks, own = current(), shared(batches)
+    ranks, own = current_group(), rank_batches(batches)
     for batch in own:
         read: torch.Tensor = model.inputs(on_device(batch, device))
         total = torch.add(total, read.double().sum(0))
@@ -62,4 +61,4 @@ def _means(model: Model, batches: Iterable[Batch], rows: int) -> torch.Tensor:
             break
     if position is not None and isinstance(batches, Resumable):
         batches.load_state_dict(position)
-    return mean_of(ranks, total / max(1, count), count, "averaging embeddings")[order]
+    return weighted_mean(ranks, total / max(1, count), count, "averaging embeddings")[order]

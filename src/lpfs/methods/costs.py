@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lpfs.data.plan.toml import load_toml
+from lpfs.data.fields import load_toml
 from lpfs.errors import InputError
 from lpfs.methods.known import known
 from lpfs.schema import Schema

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.errors import InputError, SearchError
 from lpfs.gates.module import Gates
 from lpfs.gates.optimizer import ProxSGD

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from lpfs.errors import InputError
-from lpfs.models.inputs import Inputs
-from lpfs.models.layout import Segments
 from lpfs.models.base import Model
+from lpfs.models.inputs import Inputs
+from lpfs.models.layers import Segments
 
 
 class FirstLayer:

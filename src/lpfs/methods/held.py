@@ -9,24 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.data.stream import Stream
 from lpfs.errors import InputError
 from lpfs.methods.task import Task
 from lpfs.train.callbacks import State
-from lpfs.train.predict import autocast, device_of, on_device, predict
-from lpfs.train.distributed.group import current
-from lpfs.train.distributed.reduce import mean_of
-from lpfs.train.sharing import shared
-from lpfs.train.snapshot import Resumable
-from lpfs.train.step import loss_of
+from lpfs.train.checkpoint import Resumable
+from lpfs.train.distributed.group import current_group
+from lpfs.train.distributed.reduce import rank_batches, weighted_mean
+from lpfs.train.evaluate import autocast, device_of, on_device, predict_batch
+from lpfs.train.step import bce_loss
 
 
 class Held:
     """Batches one by one, over and over; where they stand can be saved."""
 
     def __init__(self, batches: Iterable[Batch]) -> None:
-        self.batches = shared(batches)
+        self.batches = rank_batches(batches)
         self._passing: Iterator[Batch] | None = None
 
     @classmethod
@@ -88,12 +87,12 @@ def held_loss(state: State, batch: Batch) -> Tensor:
     """Return the loss of the model on a batch, as the loop computes it."""
     device = device_of(state.model)
     with autocast(state.config.precision, device):
-        logits, labels = predict(state.model, on_device(batch, device))
-    return loss_of(logits, labels, state.config.task_weights)
+        logits, labels = predict_batch(state.model, on_device(batch, device))
+    return bce_loss(logits, labels, state.config.task_weights)
 
 
 def held_grad(state: State, batch: Batch, wanted: Tensor, others: Iterable[nn.Parameter]) -> Tensor:
     """Return the gradient of that loss to one tensor; the other parameters are left alone."""
     with unmoved(others):
         (found,) = torch.autograd.grad(held_loss(state, batch), [wanted])
-    return mean_of(current(), found, len(batch), "adding up gradients of held-out rows")
+    return weighted_mean(current_group(), found, len(batch), "adding up gradients of held-out rows")

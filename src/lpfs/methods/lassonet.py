@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.methods.checks import check_numbers
 from lpfs.methods.effort import Effort
 from lpfs.methods.first_layer import FirstLayer, first_layer

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lpfs.embeddings.row_grad import clear_grads
 from lpfs.errors import InputError
 from lpfs.methods.centre import centre
 from lpfs.methods.effort import Effort
@@ -20,7 +21,6 @@ from lpfs.methods.ranking import cut
 from lpfs.methods.task import Task
 from lpfs.models.base import Model
 from lpfs.schema import Selection
-from lpfs.embeddings.row_grad import forget
 from lpfs.train.callbacks import Callback, State
 
 FAINT = 1e-3  # how far below those that are kept the others begin
@@ -127,7 +127,7 @@ class Learn(Callback):
             penalty = self.mask.penalty(len(batch))
             torch.autograd.backward(loss if penalty is None else loss + penalty)
             self.optimizer.step()
-            forget(self.mask.parameters())
+            clear_grads(self.mask.parameters())
         self.effort.add(forwards=len(batch), backwards=len(batch))
 
     def after_step(self, state: State) -> None:

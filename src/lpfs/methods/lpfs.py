@@ -24,8 +24,8 @@ from lpfs.methods.wish import Wish
 from lpfs.models.base import Model
 from lpfs.schema import Selection, known_keys
 from lpfs.train.callbacks import Callback, State
+from lpfs.train.checkpoint import Resumable
 from lpfs.train.evaluate import evaluate
-from lpfs.train.snapshot import Resumable
 
 REFERENCES = 10  # evaluations of the training without gates
 NUMBERS = ("alpha", "tau", "epsilon", "noise", "lr", "momentum")

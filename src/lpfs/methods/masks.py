@@ -14,16 +14,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.errors import InputError
 from lpfs.gates.hooks import Enter, Leave, install, remove_hooks
 from lpfs.gates.module import NAME as GATES
 from lpfs.gates.module import Live
 from lpfs.gates.sites import Place, declared_sites, find_places
+from lpfs.models.base import Model
 from lpfs.models.crosses import Crosses
 from lpfs.models.inputs import Inputs
-from lpfs.models.base import Model
-from lpfs.train.predict import device_of
+from lpfs.train.evaluate import device_of
 
 NAME = "lpfs_mask"  # where it is registered on the model, so that checkpoints hold it
 

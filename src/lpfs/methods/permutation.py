@@ -17,7 +17,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.errors import InputError
 from lpfs.methods.checks import check_numbers
 from lpfs.methods.effort import Effort

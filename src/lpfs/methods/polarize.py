@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.gates.module import Gates
 from lpfs.gates.optimizer import ProxSGD
 from lpfs.methods.effort import Effort
 from lpfs.methods.held import Held, held_grad
 from lpfs.train.callbacks import Callback, State
-from lpfs.train.cuda_graph import a_copy, copy_into, same_shape
-from lpfs.train.predict import on_device
+from lpfs.train.cuda_graph import clone_batch, copy_into, same_shape
+from lpfs.train.evaluate import on_device
 from lpfs.train.loggers import sparkline
 
 RECORDS = 200  # lines of history a search leaves
@@ -47,7 +47,7 @@ class Polarize(Callback):
         batch = on_device(self.held.next(), self.gates.x.device)
         self.effort.add(forwards=len(batch), backwards=len(batch))
         if state.config.graph and not batch.bags and (self.kept is None or len(batch) > len(self.kept)):
-            self.kept = a_copy(batch, self.gates.x.device)
+            self.kept = clone_batch(batch, self.gates.x.device)
             state.recapture = True
         if self.kept is None or not same_shape(self.kept, batch):
             self.batch = batch

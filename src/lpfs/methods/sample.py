@@ -10,14 +10,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.data.stream import Stream
 from lpfs.errors import InputError
 from lpfs.methods.ranking import need_number
 from lpfs.methods.task import Task
 from lpfs.models.base import Model
 from lpfs.schema import Schema
-from lpfs.train.snapshot import Resumable
+from lpfs.train.checkpoint import Resumable
 
 Reals: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]

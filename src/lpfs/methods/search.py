@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.errors import InputError
 from lpfs.gates.module import NAME as GATES
 from lpfs.methods.costs import Costs
@@ -26,8 +26,8 @@ from lpfs.methods.wish import Wish
 from lpfs.models.base import Model
 from lpfs.schema import Selection
 from lpfs.train.config import Training
-from lpfs.train.distributed.group import current
-from lpfs.train.sharing import take_over
+from lpfs.train.distributed.group import current_group
+from lpfs.train.distributed.reduce import broadcast_model
 from lpfs.train.step import make_optimizer
 
 
@@ -94,10 +94,10 @@ def search(
         optimizer = make_optimizer(config, parameters)
     place = None if folder is None else Path(folder)
     task = Task(model, optimizer, stream, valid, wish, steps, seed, place, resume, config, options, held)
-    ranks = current()
+    ranks = current_group()
     if not ranks.several or entry_of(method).shared:
         return method_named(method)(task)
     # methods that rank a sample, or draw in every step, search as they do in one process: on rank 0
     found = ranks.agree(lambda: method_named(method)(task).to_json(), f"searching with {method}")
-    take_over(model, optimizer)
+    broadcast_model(model, optimizer)
     return Selection.from_json(found)

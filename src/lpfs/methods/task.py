@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.methods.wish import Wish
 from lpfs.train.callbacks import Callback
 from lpfs.train.config import Training
-from lpfs.train.loop import fit
+from lpfs.train.fit import fit
 
 
 @dataclass

@@ -12,11 +12,12 @@ from torch.autograd.function import once_differentiable
 
 from lpfs.errors import InputError
 from lpfs.gates.parts import PartWeight
-from lpfs.models._kernels import numba_crosses, torch_crosses
-from lpfs.models.kernels.plan import Plan
+from lpfs.models._kernels import CrossPlan, numba_crosses, torch_crosses
 
-LARGE = 1 << 18  # products from which on the faster kernel is worth its start
-SPARE = 8  # times more memory than needed that is still used again: a short last batch, not a long evaluation
+MIN_REUSE = 1 << 18  # products from which on the faster kernel is worth its start
+MAX_BUFFERS = (
+    8  # times more memory than needed that is still used again: a short last batch, not a long evaluation
+)
 
 
 class Crosses(nn.Module):
@@ -59,15 +60,15 @@ class Crosses(nn.Module):
         self.parts, self.dim, self.kernel = len(parts), dim, kernel
         at = list(range(len(parts))) if places is None else list(places)
         self.slots = len(parts) if slots is None else slots
-        self.plan = Plan.of(parts, at, dim, self.slots)
-        self._memory = Memory()
+        self.plan = CrossPlan.of(parts, at, dim, self.slots)
+        self._memory = ReusableBuffer()
 
     def forward(self, tokens: Tensor, beside: Tensor | None = None) -> Tensor:
         """Return (B, slots·D + E) for embeddings (B, N, D) and what stands after them (B, E)."""
         gate = None if self.gate is None else self.gate()
         if gate is not None:
             gate = gate.to(tokens.dtype)
-        out: Tensor = Products.apply(tokens, gate, beside, self.plan, self._memory, self._run(tokens))  # type: ignore[no-untyped-call]
+        out: Tensor = CrossFunction.apply(tokens, gate, beside, self.plan, self._memory, self._run(tokens))  # type: ignore[no-untyped-call]
         return out
 
     def _run(self, tokens: Tensor) -> Any:
@@ -76,7 +77,7 @@ class Crosses(nn.Module):
             return _on_gpu()
         if self.kernel == "torch" or tokens.device.type != "cpu" or tokens.dtype != torch.float32:
             return torch_crosses
-        if self.kernel == "auto" and tokens.shape[0] * self.parts * self.dim < LARGE:
+        if self.kernel == "auto" and tokens.shape[0] * self.parts * self.dim < MIN_REUSE:
             return torch_crosses
         if numba_crosses.available():
             return numba_crosses
@@ -100,7 +101,7 @@ def _on_gpu() -> Any:
     return triton_crosses
 
 
-class Products(torch.autograd.Function):
+class CrossFunction(torch.autograd.Function):
     """The products of a plan, in memory that is used again once nobody reads it any more."""
 
     @staticmethod
@@ -109,8 +110,8 @@ class Products(torch.autograd.Function):
         tokens: Tensor,
         gate: Tensor | None,
         beside: Tensor | None,
-        plan: Plan,
-        memory: Memory,
+        plan: CrossPlan,
+        memory: ReusableBuffer,
         kernel: Any,
     ) -> Tensor:
         """Fill the buffer."""
@@ -137,7 +138,7 @@ class Products(torch.autograd.Function):
         return own, of_gate, beside, None, None, None
 
 
-class Memory:
+class ReusableBuffer:
     """One piece of memory that is handed out again when nobody else holds it; a GPU's own allocator does that."""
 
     def __init__(self) -> None:
@@ -152,19 +153,19 @@ class Memory:
             storage = self._kept.pop()  # whoever has it in hand is alone with it
         except IndexError:
             storage = None
-        if storage is None or not size <= storage.nbytes() <= SPARE * size or _held(storage):
+        if storage is None or not size <= storage.nbytes() <= MAX_BUFFERS * size or _is_referenced(storage):
             storage = torch.UntypedStorage(size)
         out = torch.empty(0, dtype=like.dtype).set_(storage, 0, (rows, width), (width, 1))
         self._kept[:] = [storage]
         return out
 
-    def __deepcopy__(self, memo: Any) -> Memory:
-        return Memory()
+    def __deepcopy__(self, memo: Any) -> ReusableBuffer:
+        return ReusableBuffer()
 
     def __reduce__(self) -> Any:
-        return Memory, ()
+        return ReusableBuffer, ()
 
 
-def _held(storage: torch.UntypedStorage) -> bool:
+def _is_referenced(storage: torch.UntypedStorage) -> bool:
     """Whether anyone else, a tensor or what autograd saved, holds this memory."""
     return bool(torch._C._storage_Use_Count(storage._cdata) != 1)

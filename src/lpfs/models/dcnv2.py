@@ -8,12 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.errors import InputError
-from lpfs.models.dense import dense_layers
-from lpfs.models.inputs import Inputs, Pooling
-from lpfs.models.layout import Layout
 from lpfs.models.base import Model
+from lpfs.models.inputs import Inputs, Pooling
+from lpfs.models.layers import Layout, dense_layers
 from lpfs.schema import Schema
 
 

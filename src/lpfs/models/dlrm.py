@@ -9,13 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.errors import InputError
-from lpfs.models.dense import dense_layers
-from lpfs.models.dense_token import DenseToken
-from lpfs.models.inputs import Inputs, Pooling, by_kind
-from lpfs.models.layout import Layout, Segments
 from lpfs.models.base import Model
+from lpfs.models.inputs import Inputs, Pooling, fields_by_kind
+from lpfs.models.layers import DenseToken, Layout, Segments, dense_layers
 from lpfs.schema import Schema
 
 
@@ -55,13 +53,13 @@ class DLRM(Model):
         silent: Sequence[str] = (),
     ) -> None:
         config = {"dim": dim, "bottom": bottom, "hidden": hidden, "interaction": interaction, "pooling": pooling}
-        super().__init__(schema, silent, {**config, "token": free_name(schema, token)})
+        super().__init__(schema, silent, {**config, "token": unused_name(schema, token)})
         if interaction not in ("concat", "dot"):
             raise InputError(f"interaction must be concat or dot, found {interaction!r}")
         self.dot = interaction == "dot"
         slots = self.slots()
         self.inputs = dense_token_inputs(self.reads, dim, bottom, pooling, self.config["token"], slots)
-        self.has_token = bool(by_kind(schema)[2])
+        self.has_token = bool(fields_by_kind(schema)[2])
         pairs = torch.triu_indices(len(slots), len(slots), 1)
         self.register_buffer("pairs", pairs[0] * len(slots) + pairs[1] if self.dot else None, persistent=False)
         width = sum(size for _, size in self._columns(dim))
@@ -69,7 +67,7 @@ class DLRM(Model):
 
     def fields_of_parts(self) -> dict[str, tuple[str, ...]]:
         """Return the fields with ids, each by itself, and the token of all numbers."""
-        return token_parts(self.schema, self.config["token"])
+        return fields_of_tokens(self.schema, self.config["token"])
 
     def outputs(self, batch: Batch) -> Tensor:
         """Return logits (B, 1 + tasks)."""
@@ -98,7 +96,7 @@ class DLRM(Model):
         return [(slots[-1], dim), *pairs] if self.has_token else pairs
 
 
-def free_name(schema: Schema, name: str) -> str:
+def unused_name(schema: Schema, name: str) -> str:
     """Return the name that the token of the numbers can have beside the fields with ids."""
     taken = {each.name for each in schema if each.kind != "numeric"}
     while name in taken:
@@ -106,9 +104,9 @@ def free_name(schema: Schema, name: str) -> str:
     return name
 
 
-def token_parts(schema: Schema, token: str) -> dict[str, tuple[str, ...]]:
+def fields_of_tokens(schema: Schema, token: str) -> dict[str, tuple[str, ...]]:
     """Return the fields with ids, each by itself, and the token of all numbers."""
-    ids, bags, dense = by_kind(schema)
+    ids, bags, dense = fields_by_kind(schema)
     parts: dict[str, tuple[str, ...]] = {each.name: (each.name,) for each in (*ids, *bags)}
     return {**parts, token: tuple(each.name for each in dense)} if dense else parts
 

@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.errors import FieldError
 from lpfs.gates.sites import Site
-from lpfs.models.crosses import Crosses
-from lpfs.models.dense import dense_layers
-from lpfs.models.dlrm import dense_token_inputs, free_name, token_parts
-from lpfs.models.inputs import Pooling
-from lpfs.models.layout import Layout
 from lpfs.models.base import Model
+from lpfs.models.crosses import Crosses
+from lpfs.models.dlrm import dense_token_inputs, fields_of_tokens, unused_name
+from lpfs.models.inputs import Pooling
+from lpfs.models.layers import Layout, dense_layers
 from lpfs.schema import Schema
 
 
@@ -56,8 +55,8 @@ class DLRMCross(Model):
         silent: Sequence[str] = (),
     ) -> None:
         config = {"dim": dim, "bottom": bottom, "hidden": hidden, "pooling": pooling, "parts": parts}
-        super().__init__(schema, silent, {**config, "token": free_name(schema, token)})
-        slots = tuple(token_parts(schema, self.config["token"]))
+        super().__init__(schema, silent, {**config, "token": unused_name(schema, token)})
+        slots = tuple(fields_of_tokens(schema, self.config["token"]))
         self.inputs = dense_token_inputs(self.reads, dim, bottom, pooling, self.config["token"], slots)
         every = self._tokens_of_parts()
         quiet = set(self.silent)
@@ -68,7 +67,7 @@ class DLRMCross(Model):
 
     def fields_of_parts(self) -> dict[str, tuple[str, ...]]:
         """Return the embeddings and crosses, and the fields that each reads."""
-        fields = token_parts(self.schema, self.config["token"])
+        fields = fields_of_tokens(self.schema, self.config["token"])
         return {
             name: tuple(each for token in tokens for each in fields[token])
             for name, tokens in self._tokens_of_parts().items()
@@ -76,7 +75,7 @@ class DLRMCross(Model):
 
     def _tokens_of_parts(self) -> dict[str, tuple[str, ...]]:
         """Return the parts in order: one token, or two that are multiplied."""
-        tokens = tuple(token_parts(self.schema, self.config["token"]))
+        tokens = tuple(fields_of_tokens(self.schema, self.config["token"]))
         every = {part_name(each): each for each in [*((one,) for one in tokens), *combinations(tokens, 2)]}
         wanted = self.config["parts"]
         if wanted is None:
@@ -99,7 +98,7 @@ class DLRMCross(Model):
     def outputs(self, batch: Batch) -> Tensor:
         """Return logits (B, 1 + tasks)."""
         read = self.crosses(self.inputs(batch))
-        if isinstance(batch, _Replaced):
+        if isinstance(batch, _PerturbedBatch):
             read = _with_other_values(read, self.crosses.plan.places[batch.part], self.crosses.dim)
         out: Tensor = self.top(read)
         return out
@@ -126,14 +125,14 @@ class DLRMCross(Model):
 
 
 @dataclass(frozen=True)
-class _Replaced(Batch):
+class _PerturbedBatch(Batch):
     """A batch whose rows are to have other values in one part."""
 
     part: int = 0
 
 
 def _replaced(batch: Batch, part: int) -> Batch:
-    return _Replaced(batch.ids, batch.dense, batch.labels, batch.missing, batch.bags, part)
+    return _PerturbedBatch(batch.ids, batch.dense, batch.labels, batch.missing, batch.bags, part)
 
 
 def _with_other_values(read: Tensor, place: int, dim: int) -> Tensor:

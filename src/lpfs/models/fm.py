@@ -1,4 +1,7 @@
-"""FM: a factorisation machine."""
+"""FM: a factorisation machine.
+
+What factorisation machines add up: linear weights and products of all pairs.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lpfs.data.batches.batch import Batch
-from lpfs.models.inputs import Inputs, Pooling
+from lpfs.data.batch import Batch
 from lpfs.models.base import Model
-from lpfs.models.second_order import all_pairs
+from lpfs.models.inputs import Inputs, Pooling
 from lpfs.schema import Schema
+
+
+def pairwise_interactions(tokens: Tensor) -> Tensor:
+    r"""Return the sum over all pairs of ⟨e_i, e_j⟩ as (B, 1), for embeddings (B, N, D).
+
+    .. math:: \sum_{i<j} \langle e_i, e_j\rangle
+              = \tfrac12 \sum_d \Big[\big(\sum_i e_{id}\big)^2 - \sum_i e_{id}^2\Big]
+    """
+    return 0.5 * (tokens.sum(1).square() - tokens.square().sum(1)).sum(1, keepdim=True)
 
 
 class FM(Model):
@@ -41,5 +52,5 @@ class FM(Model):
     def outputs(self, batch: Batch) -> Tensor:
         """Return logits (B, 1 + tasks)."""
         tokens, wide = self.inputs(batch).split((self.inputs.dim, self.outputs_count), -1)
-        out: Tensor = wide.sum(1) + all_pairs(tokens) + self.bias
+        out: Tensor = wide.sum(1) + pairwise_interactions(tokens) + self.bias
         return out

@@ -8,18 +8,17 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
+from lpfs.embeddings.table import Table
 from lpfs.errors import InputError
 from lpfs.gates.parts import PartWeight
-from lpfs.models.layout import Layout, under
-from lpfs.models.layers import Numbers
+from lpfs.models.layers import Layout, NumericEmbeddings, prefixed
 from lpfs.schema import Field, Schema
-from lpfs.tables.table import Table
 
 Pooling = Literal["mean", "sum"]
 
 
-class Tokens(Protocol):
+class NumericModule(Protocol):
     """What turns the numbers of a batch into embeddings: :class:`Numbers`, or one token for all of them."""
 
     parts: int
@@ -57,7 +56,7 @@ class Inputs(nn.Module):
     """
 
     table: Table | None
-    numbers: Tokens | None
+    numbers: NumericModule | None
     id_columns: Tensor | None
     dense_columns: Tensor | None
     filled: Tensor | None
@@ -71,7 +70,7 @@ class Inputs(nn.Module):
         wide: int = 0,
         pooling: Pooling = "mean",
         slots: Sequence[str] | None = None,
-        numbers: Callable[[Sequence[Field], int], Tokens] = Numbers,
+        numbers: Callable[[Sequence[Field], int], NumericModule] = NumericEmbeddings,
     ) -> None:
         super().__init__()
         if pooling not in ("mean", "sum"):
@@ -79,7 +78,7 @@ class Inputs(nn.Module):
         if dim < 1:
             raise InputError(f"dim must be at least 1, found {dim}")
         self.gate: Callable[[], Tensor | None] | None = None
-        ids, bags, dense = by_kind(batch.subset(names))
+        ids, bags, dense = fields_by_kind(batch.subset(names))
         self.bags = tuple(each.name for each in bags)
         self.ids, self.dim, self.width = len(ids), dim, dim + wide
         self.table = None
@@ -93,7 +92,7 @@ class Inputs(nn.Module):
         self.slots = self.names if slots is None else tuple(slots)
         slot = {name: number for number, name in enumerate(self.slots)}
         places = [slot[name] for name in self.names]
-        all_ids, _, all_dense = by_kind(batch)
+        all_ids, _, all_dense = fields_by_kind(batch)
         columns = {each.name: number for number, each in enumerate(all_ids)}
         self._index("id_columns", [columns[each.name] for each in ids], len(all_ids))
         self._index("dense_columns", _columns(all_dense, dense), sum(each.dim for each in all_dense))
@@ -155,10 +154,10 @@ class Inputs(nn.Module):
         result: dict[str, dict[int, list[tuple[str, int]]]] = {}
         if self.table is not None:
             result["table.weight"] = {0: list(zip(self.names, self.table.sizes, strict=False))}
-        return result if self.numbers is None else {**result, **under("numbers", self.numbers.layout())}
+        return result if self.numbers is None else {**result, **prefixed("numbers", self.numbers.layout())}
 
 
-def by_kind(fields: Schema) -> tuple[list[Field], list[Field], list[Field]]:
+def fields_by_kind(fields: Schema) -> tuple[list[Field], list[Field], list[Field]]:
     """Return the fields with one id a row, the bags, and the numeric ones."""
     kinds: dict[str, list[Field]] = {"categorical": [], "multi": [], "numeric": []}
     for each in fields:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lpfs.data.batches.batch import Batch
-from lpfs.models.dense import dense_layers
-from lpfs.models.inputs import Inputs, Pooling
-from lpfs.models.layout import Layout
+from lpfs.data.batch import Batch
 from lpfs.models.base import Model
+from lpfs.models.inputs import Inputs, Pooling
+from lpfs.models.layers import Layout, dense_layers
 from lpfs.schema import Schema
 
 

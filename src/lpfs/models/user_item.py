@@ -7,14 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.errors import InputError
 from lpfs.gates.sites import Site
-from lpfs.models.crosses import Crosses
-from lpfs.models.dense import dense_layers
-from lpfs.models.inputs import Inputs, Pooling, by_kind
-from lpfs.models.layout import Layout, Segments, under
 from lpfs.models.base import Model
+from lpfs.models.crosses import Crosses
+from lpfs.models.inputs import Inputs, Pooling, fields_by_kind
+from lpfs.models.layers import Layout, Segments, dense_layers, prefixed
 from lpfs.schema import Schema
 
 
@@ -84,7 +83,7 @@ class UserItem(Model):
     @staticmethod
     def _shares(schema: Schema) -> tuple[list[str], list[str], list[str]]:
         """Return the fields that are crossed, the others with ids, and the other numbers."""
-        ids, bags, dense = by_kind(schema)
+        ids, bags, dense = fields_by_kind(schema)
         crossed, others, numbers = [
             [each.name for each in kind if (each.group in ("user", "item")) == both]
             for kind, both in (((*ids, *bags, *dense), True), ((*ids, *bags), False), (dense, False))
@@ -109,7 +108,7 @@ class UserItem(Model):
 
     def layout(self) -> Layout:
         """Say which rows belong to which field, and which columns to which field or cross."""
-        rows = {**under("others", self.others.layout()), **under("numbers", self.numbers.layout())}
+        rows = {**prefixed("others", self.others.layout()), **prefixed("numbers", self.numbers.layout())}
         return {**super().layout(), **rows, "top.0.weight": {1: self._columns()}}
 
     def _columns(self) -> Segments:

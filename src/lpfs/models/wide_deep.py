@@ -1,4 +1,7 @@
-"""WideDeep: a linear model beside a multilayer perceptron."""
+"""WideDeep: a linear model beside a multilayer perceptron.
+
+DeepFM: a factorisation machine and a multilayer perceptron over the same embeddings.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lpfs.data.batches.batch import Batch
-from lpfs.models.dense import dense_layers
-from lpfs.models.inputs import Inputs, Pooling
-from lpfs.models.layout import Layout
+from lpfs.data.batch import Batch
 from lpfs.models.base import Model
+from lpfs.models.fm import pairwise_interactions
+from lpfs.models.inputs import Inputs, Pooling
+from lpfs.models.layers import Layout, dense_layers
 from lpfs.schema import Schema
 
 
@@ -60,3 +63,21 @@ class WideDeep(Model):
     def layout(self) -> Layout:
         """Say which rows and which columns belong to which field."""
         return {**super().layout(), "top.0.weight": {1: [(name, self.inputs.dim) for name in self.slots()]}}
+
+
+class DeepFM(WideDeep):
+    r"""DeepFM (Guo et al. 2017): Wide & Deep, and the products of all pairs.
+
+    .. math:: y = \sum_i g_i w_i + \sum_{i<j} \langle g_i e_i, g_j e_j\rangle
+              + \mathrm{top}([g_1 e_1, \dots, g_N e_N])
+
+    Arguments are those of :class:`WideDeep`; tasks share the products.
+    """
+
+    def entrance(self) -> str | None:
+        """Return None: the products of embeddings read them too."""
+        return None
+
+    def combine(self, tokens: Tensor, wide: Tensor) -> Tensor:
+        """Return logits (B, 1 + tasks) for embeddings (B, N, D) and wide weights (B, N, 1 + tasks)."""
+        return super().combine(tokens, wide) + pairwise_interactions(tokens)

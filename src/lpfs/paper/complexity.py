@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lpfs.compare.store import read
-from lpfs.data.batches.batch import Batch
+from lpfs.compare.run_dir import read
+from lpfs.data.batch import Batch
 from lpfs.gates.attach import attach
 from lpfs.gates.functions import gate_function
 from lpfs.gates.module import Gates
 from lpfs.paper.job import Found, Job, Scale
 from lpfs.paper.trials import Trials
-from lpfs.plots import KEPT, SECOND
 from lpfs.pipeline import stages
-from lpfs.train.predict import predict
-from lpfs.train.step import loss_of
+from lpfs.plots import KEPT, SECOND
+from lpfs.train.evaluate import predict_batch
+from lpfs.train.step import bce_loss
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,7 +102,7 @@ def timed(trials: Trials, seed: int) -> dict[str, float]:
     work = trials.base
     steps: list[Callable[[Batch], None]] = []
     for gated in (False, True):
-        model = stages.fresh(work, seed)
+        model = stages.new_model(work, seed)
         optimizer, others = work.optimizer(model), []
         if gated:
             gates = attach(model, steps=10 * PAIRS)
@@ -110,8 +110,8 @@ def timed(trials: Trials, seed: int) -> dict[str, float]:
 
         def step(batch: Batch, model: Any = model, optimizer: Any = optimizer, others: Any = others) -> None:
             optimizer.zero_grad()
-            logits, labels = predict(model, batch)
-            loss_of(logits, labels).backward()
+            logits, labels = predict_batch(model, batch)
+            bce_loss(logits, labels).backward()
             for each in (optimizer, *others):
                 each.step()
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from lpfs.compare.store import Record
+from lpfs.compare.run_dir import Record
 from lpfs.methods.first_layer import first_layer
 from lpfs.models.base import Model
 from lpfs.paper import draw
 from lpfs.paper.job import Found, Job, Scale
 from lpfs.paper.trials import Trials
-from lpfs.pipeline.stages import Work
+from lpfs.pipeline.plan import RunPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +23,7 @@ SHARE = 0.5  # of the fields is kept
 NEAR = 0.2  # of the median of those that are not zero: what is below is near zero
 
 
-def norms(work: Work, model: Model) -> Record:
+def norms(work: RunPlan, model: Model) -> Record:
     """Return the lengths of the first layer's columns, field by field."""
     layer = first_layer(model, "group_lasso")
     return dict(zip(layer.names, layer.energies().sqrt().tolist(), strict=True))

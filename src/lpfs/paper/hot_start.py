@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lpfs.compare.store import Record
+from lpfs.compare.run_dir import Record
 from lpfs.errors import InputError
 from lpfs.gates.module import NAME as GATES
 from lpfs.methods.masks import looking
@@ -15,9 +15,9 @@ from lpfs.methods.registry import METHODS
 from lpfs.models.base import Model
 from lpfs.paper.job import Found, Job, Scale
 from lpfs.paper.trials import Trials
-from lpfs.plots import DROPPED, INK, KEPT
 from lpfs.pipeline import stages
-from lpfs.pipeline.stages import Work
+from lpfs.pipeline.plan import RunPlan
+from lpfs.plots import DROPPED, INK, KEPT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,17 +36,17 @@ class Masked:
     def __init__(self) -> None:
         self.auc: float | None = None
 
-    def find(self, work: Work, pretrained: stages.Trained, seed: int) -> tuple[Model, Any, Any]:
+    def find(self, work: RunPlan, pretrained: stages.Trained, seed: int) -> tuple[Model, Any, Any]:
         """Search, and look."""
         with looking(partial(self.look, work)):
-            return stages.find(work, pretrained, seed)
+            return stages.search_fields(work, pretrained, seed)
 
-    def look(self, work: Work, model: Model) -> None:
+    def look(self, work: RunPlan, model: Model) -> None:
         """Judge the model as it is."""
-        self.auc = stages.judge(work, model, work.parts.test).auc
+        self.auc = stages.evaluate_split(work, model, work.parts.test).auc
 
 
-def removed(masked: Masked, work: Work, model: Model) -> Record:
+def removed(masked: Masked, work: RunPlan, model: Model) -> Record:
     """Return the test AUC before and after the dropped fields are removed.
 
     Before, the model has the method's own gates or mask where it has some, else all of its fields.
@@ -56,12 +56,12 @@ def removed(masked: Masked, work: Work, model: Model) -> Record:
     if work.settings.method not in OWN:
         with torch.no_grad():
             gates.x.fill_(1.0)
-    before = stages.judge(work, model, work.parts.test).auc if masked.auc is None else masked.auc
+    before = stages.evaluate_split(work, model, work.parts.test).auc if masked.auc is None else masked.auc
     with torch.no_grad():
         gates.x.copy_(closed)
     optimizer = work.optimizer(torch.nn.ParameterList(gates.model_parameters()))
-    zeros, cut, _ = stages.shrink(work, model, optimizer, gates.selection())
-    after = stages.judge(work, stages_model(cut.model), work.parts.test).auc
+    zeros, cut, _ = stages.absorb_and_prune(work, model, optimizer, gates.selection())
+    after = stages.evaluate_split(work, stages_model(cut.model), work.parts.test).auc
     moved = max(each.certificate.max_logit_change or 0.0 for each in (zeros, cut))
     return {"before": before, "after": after, "max_logit_change": moved}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lpfs.data.dataset import Dataset
 from lpfs.errors import InputError
 from lpfs.paper.source import Log
-from lpfs.pipeline.tell import Teller
+from lpfs.pipeline.tell import Console
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,7 +70,7 @@ class Job:
     scale: Scale
     seed: int
     full: bool
-    tell: Teller
+    tell: Console
 
     @property
     def log(self) -> Dataset:

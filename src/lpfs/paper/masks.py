@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from lpfs.data.plan.presets import CATEGORIES
+from lpfs.data.planning import CATEGORIES
 from lpfs.errors import InputError
 
 TOKEN = "dense"  # what DLRM calls the token of the numbers

@@ -30,7 +30,7 @@ def run(job: Job) -> Found:
     rows = [("two sets drawn at random", "-", f"{chance(keep, total):.3f}")]
     for method in METHODS:
         sets = [trials.search(seed, method, keep=keep)["kept"] for seed in job.seeds]
-        shared = statistics.overlap(sets)
+        shared = statistics.mean_jaccard(sets)
         always = len(set.intersection(*map(set, sets)))
         told = {"overlap": shared, "in_all_runs": always, "recall": trials.recall(sets), "kept": sets}
         ours["by_method"][method] = told

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lpfs.compare.store import digest
+from lpfs.compare.run_dir import digest
 from lpfs.data.dataset import Dataset
 from lpfs.data.prepare import prepare
 from lpfs.data.simulate import simulate

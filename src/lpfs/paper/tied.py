@@ -22,10 +22,11 @@ from lpfs.methods.masks import FieldMask, worn
 from lpfs.methods.task import Task
 from lpfs.models.base import Model
 from lpfs.pipeline import stages
-from lpfs.pipeline.stages import Trained, Work
+from lpfs.pipeline.plan import RunPlan
+from lpfs.pipeline.stages import Trained
 from lpfs.schema import Selection
 from lpfs.train.callbacks import Callback, State
-from lpfs.train.loop import fit
+from lpfs.train.fit import fit
 
 TINY = 1e-12  # under the root, so that a block at zero has a gradient
 
@@ -63,7 +64,7 @@ class Clock(Callback):
         self.mask.at(state.step)
 
 
-def find_tied(work: Work, pretrained: Trained, seed: int) -> tuple[Model, Any, Selection]:
+def find_tied(work: RunPlan, pretrained: Trained, seed: int) -> tuple[Model, Any, Selection]:
     """Search as ``stages.find`` does, with gates on the norms of the first layer."""
     model, optimizer = pretrained
     stream, _ = stages.search_streams(work, model.reads.names, seed)
@@ -74,6 +75,6 @@ def find_tied(work: Work, pretrained: Trained, seed: int) -> tuple[Model, Any, S
     layer = first_layer(model, "tied gates")
     mask = Tied(layer, gate_function("lpfs++"), task.steps, seed)
     driver, effort = Columns(task, layer), Effort()
-    with worn(model, mask, "tied gates"), stages.learning(optimizer, work.recipe.pace):
+    with worn(model, mask, "tied gates"), stages.scaled_learning_rate(optimizer, work.recipe.pace):
         fit(model, stream, optimizer, folder=task.folder, callbacks=[Clock(mask), driver, effort], config=config)
     return model, optimizer, driver.answer(task, "tied", effort)

@@ -15,27 +15,25 @@ from statistics import mean
 from typing import Any, TypeVar
 
 from lpfs.compare import statistics
-from lpfs.compare.locks import BusyError, Claims
-from lpfs.compare.plan import Plan
-from lpfs.compare.runner import Runs
-from lpfs.compare.store import Record, Store, digest, put, read
-from lpfs.compare.truth import TRUE
+from lpfs.compare.locks import LockedError, WorkLocks
+from lpfs.compare.plan import ComparisonPlan
+from lpfs.compare.run_dir import TRUE_KINDS, Record, ResultStore, digest, put, read
+from lpfs.compare.runner import Runner
 from lpfs.errors import AllGatesZeroError, SearchError
 from lpfs.methods.wish import Wish
 from lpfs.models.base import Model
 from lpfs.paper.job import Job
 from lpfs.pipeline import stages
-from lpfs.pipeline.results import code
+from lpfs.pipeline.plan import RunPlan, build_plan, check_settings
+from lpfs.pipeline.results import source_digest
 from lpfs.pipeline.settings import Settings
-from lpfs.pipeline.stages import Work
-from lpfs.pipeline.tell import Teller
-from lpfs.pipeline.select import checked, laid_out
-from lpfs.train.snapshot import seed_all
+from lpfs.pipeline.tell import Console
+from lpfs.train.checkpoint import seed_all
 
 TRIES = 6  # searches for the λ that keeps a number of fields
 PAUSE = 1.0  # seconds between looks at what another process is doing
-Finder = Callable[[Work, stages.Trained, int], tuple[Model, Any, Any]]
-Probe = Callable[[Work, Model], Record]
+Finder = Callable[[RunPlan, stages.Trained, int], tuple[Model, Any, Any]]
+Probe = Callable[[RunPlan, Model], Record]
 
 _Found = TypeVar("_Found")
 
@@ -45,7 +43,7 @@ def waited(make: Callable[[], _Found]) -> _Found:
     while True:
         try:
             return make()
-        except BusyError:
+        except LockedError:
             time.sleep(PAUSE)
 
 
@@ -59,13 +57,13 @@ class Trials:
     """
 
     def __init__(self, job: Job, **settings: Any) -> None:
-        wanted = checked(Settings(**{**job.scale.settings(), **settings}))
+        wanted = check_settings(Settings(**{**job.scale.settings(), **settings}))
         mark = digest([wanted.to_json(), job.log.fingerprint])[:10]
         self.job, self.folder, self.kinds = job, job.folder / f"trials-{mark}", job.kinds
-        self.base = laid_out(wanted, job.log, self.folder, True, Teller(quiet=True))
-        plan, store = Plan(("lpfs++",), (1,), seeds=1), Store(self.folder)
+        self.base = build_plan(wanted, job.log, self.folder, True, Console(quiet=True))
+        plan, store = ComparisonPlan(("lpfs++",), (1,), seeds=1), ResultStore(self.folder)
         self._told = False
-        self.runs = Runs(self.base, plan, store, Claims(self.folder / "claims"), job.tell.say)
+        self.runs = Runner(self.base, plan, store, WorkLocks(self.folder / "claims"), job.tell.say)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -84,7 +82,7 @@ class Trials:
         keep: int | None = None,
         penalty: float | None = None,
         options: Mapping[str, Any] | None = None,
-        find: Finder = stages.find,
+        find: Finder = stages.search_fields,
         probe: Probe | None = None,
         **said: Any,
     ) -> Record:
@@ -121,7 +119,7 @@ class Trials:
         except (AllGatesZeroError, SearchError) as error:
             found: Record = {
                 "asked": asked,
-                "code": code(),
+                "code": source_digest(),
                 "kept": [],
                 "gates": {},
                 "history": [],
@@ -132,7 +130,7 @@ class Trials:
         history = [{key: each[key] for key in each if key != "gates"} for each in selection.history]
         found = {
             "asked": asked,
-            "code": code(),
+            "code": source_digest(),
             "kept": self.runs.in_order(selection.kept),
             "gates": dict(selection.gates),
             "scores": selection.made.get("scores"),
@@ -146,7 +144,7 @@ class Trials:
 
     def _tell_other_code(self, known: Record) -> None:
         """Say once that searches are taken which another state of the code made."""
-        if known.get("code") != code() and not self._told:
+        if known.get("code") != source_digest() and not self._told:
             self._told = True
             self.job.tell.say(
                 f"  some searches in {self.folder} were made by another state of the code and are taken as they "
@@ -167,14 +165,14 @@ class Trials:
             "keep": keep,
             "auc": mean(known) if known else None,
             "by_seed": aucs,
-            "overlap": statistics.overlap(sets),
+            "overlap": statistics.mean_jaccard(sets),
             "recall": self.recall(sets),
             "kept": sets,
         }
 
     def recall(self, sets: Sequence[Sequence[str]]) -> float | None:
         """Return the share of the true fields that was kept, as a mean over sets; None where it is not known."""
-        true = [name for name in self.names if self.kinds.get(name) in TRUE]
+        true = [name for name in self.names if self.kinds.get(name) in TRUE_KINDS]
         return mean(statistics.recall(each, true) for each in sets) if true else None
 
     def at_size(self, target: int, seed: int, start: float, **asked: Any) -> Record:

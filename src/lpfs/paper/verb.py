@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lpfs.compare.store import put, read
+from lpfs.compare.run_dir import put, read
 from lpfs.data.dataset import Dataset
 from lpfs.errors import InputError
 from lpfs.gates.plan import FEWEST_STEPS
 from lpfs.paper.job import Found, Job, Scale
 from lpfs.paper.registry import EXPERIMENTS, Entry
 from lpfs.paper.source import NONE, Log, given, simulated
-from lpfs.plots import blank, finished
 from lpfs.pipeline.results import versions
-from lpfs.pipeline.tell import Teller
+from lpfs.pipeline.tell import Console
+from lpfs.plots import blank, finished
 from lpfs.report.verb import report_reproduced
 
 FORMAT = "lpfs-paper"
@@ -69,7 +69,7 @@ def reproduce(
 
     """
     check(name, data=data, rows=rows, steps=steps, seeds=seeds)
-    entry, tell, folder = EXPERIMENTS[name], Teller(quiet=quiet), Path(out)
+    entry, tell, folder = EXPERIMENTS[name], Console(quiet=quiet), Path(out)
     blank(1, 1)  # says at once where there is no matplotlib
     module = importlib.import_module(entry.module)
     size = {"rows": rows, "pretrain": steps, "search": steps, "seeds": seeds}
@@ -177,7 +177,7 @@ def command(name: str, full: bool, data: Any, asked: dict[str, Any]) -> str:
     return shlex.join(words)
 
 
-def show(values: dict[str, Any], tell: Teller) -> None:
+def show(values: dict[str, Any], tell: Console) -> None:
     """Print what was found beside the paper's words."""
     tell.say(f"  the paper: {values['claim']}")
     tell.table(f"{values['experiment']}, {values['data']['said']}", ["", "paper", "here"], values["table"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lpfs.compare.store import digest
-from lpfs.compare.summary import Comparison
 from lpfs.compare.compare import compare
+from lpfs.compare.run_dir import digest
+from lpfs.compare.summary import Comparison
 from lpfs.markup import shortened
 from lpfs.paper.job import Job
 

@@ -9,38 +9,31 @@ from pathlib import Path
 from typing import Any
 
 from lpfs.data.dataset import Dataset
-from lpfs.data.reencode import refuse_misfit
+from lpfs.data.planning import plan_source
 from lpfs.data.prepare import prepare
-from lpfs.data.store.location import has_dataset
+from lpfs.data.reencode import check_columns_fit
+from lpfs.data.store.location import dataset_exists
 from lpfs.errors import DataError, InputError
+from lpfs.models import registered_name
 from lpfs.models.base import Model
-from lpfs.models.registry import name_of
 from lpfs.pipeline.settings import Settings
-from lpfs.serialization import load, load_extra
+from lpfs.pipeline.splits import (
+    SHUFFLED_PARTS,
+    TEST_PARTS,
+)
 from lpfs.schema import Field
+from lpfs.serialization import find_model_dir, load, load_metadata
 
 ABOUT = "model.json"
 
 
-def model_folder(place: str | os.PathLike[str]) -> Path:
-    """Return the folder of a model: the one named, or ``model`` in a run."""
-    folder = Path(place)
-    for each in (folder, folder / "model"):
-        if (each / ABOUT).is_file():
-            return each
-    raise InputError(
-        f"there is no model in {folder}: neither {ABOUT} nor model/{ABOUT} is there; give the folder of a run of "
-        "select, train or prune"
-    )
-
-
-def as_trained(settings: Settings) -> Settings:
+def settings_for_model(settings: Settings) -> Settings:
     """Return settings whose backbone is that of the trained model they start from; refuse those of another."""
     if settings.checkpoint is None:
         return settings
-    place = model_folder(settings.checkpoint)
+    place = find_model_dir(settings.checkpoint)
     model = load(place)
-    own = {"model": name_of(model), "model_options": json.loads(json.dumps(model.config))}
+    own = {"model": registered_name(model), "model_options": json.loads(json.dumps(model.config))}
     if settings.model not in (None, own["model"]):
         raise InputError(
             f"the model in {place} is of {own['model']!r}, not of {settings.model!r}; leave --model out"
@@ -56,10 +49,10 @@ def as_trained(settings: Settings) -> Settings:
 
 def is_dataset(source: Sequence[str]) -> bool:
     """Say whether a source is the folder of a Dataset."""
-    return len(source) == 1 and has_dataset(source[0])
+    return len(source) == 1 and dataset_exists(source[0])
 
 
-def rows_for(
+def dataset_for_model(
     folder: Path,
     model: Model,
     source: Sequence[str],
@@ -83,21 +76,21 @@ def rows_for(
     """
     if is_dataset(source):
         data = Dataset(source[0])
-        check_fits(folder, model, data)
+        check_dataset_fits(folder, model, data)
         return data
-    old = trained_on(folder) if like is None else Dataset(like)
-    check_fits(folder, model, old)
+    old = training_dataset(folder) if like is None else Dataset(like)
+    check_dataset_fits(folder, model, old)
     return prepare(
         list(source), out, like=old, fields_only=model.reads.names, replace=True, quiet=quiet, **options
     )
 
 
-def trained_on(folder: Path) -> Dataset:
+def training_dataset(folder: Path) -> Dataset:
     """Return the Dataset that a saved model was trained on."""
-    extra = load_extra(folder)
+    extra = load_metadata(folder)
     places = [folder.parent / "data", *([Path(extra["data"])] if "data" in extra else [])]
     for place in places:
-        if has_dataset(place):
+        if dataset_exists(place):
             found = Dataset(place)
             if extra.get("fingerprint", found.fingerprint) == found.fingerprint:
                 return found
@@ -107,33 +100,74 @@ def trained_on(folder: Path) -> Dataset:
     )
 
 
-def check_fits(folder: Path, model: Model, data: Dataset) -> None:
+def check_dataset_fits(folder: Path, model: Model, data: Dataset) -> None:
     """Refuse a Dataset with missing or retyped fields, or with other ids, than the model was trained on."""
     names, needed = data.schema.names, model.reads
     missing = [name for name in needed.names if name not in names]
     retyped = {
-        each.name: f"{told(data.schema[each.name])} instead of {told(each)}"
+        each.name: f"{_describe_field(data.schema[each.name])} instead of {_describe_field(each)}"
         for each in needed
-        if each.name in names and told(each) != told(data.schema[each.name])
+        if each.name in names and _describe_field(each) != _describe_field(data.schema[each.name])
     }
     extra = [name for name in names if name not in model.schema.names]
-    refuse_misfit(f"the model in {folder}", str(data.path), missing, retyped, extra)
-    known = load_extra(folder).get("fingerprint")
-    if known not in (None, data.fingerprint, encoded_as(data.settings)):
+    check_columns_fit(f"the model in {folder}", str(data.path), missing, retyped, extra)
+    known = load_metadata(folder).get("fingerprint")
+    if known not in (None, data.fingerprint, _reference_fingerprint(data.settings)):
         raise DataError(
             f"{data.path} has the fields of the model in {folder}, but their ids come from other vocabularies; "
             "encode the log as the model's was: lpfs prepare … --like, or give the raw files"
         )
 
 
-def encoded_as(settings: Mapping[str, Any]) -> str | None:
+def _reference_fingerprint(settings: Mapping[str, Any]) -> str | None:
     """Return the fingerprint of the Dataset whose encoding was taken."""
     found: str | None = settings.get("like", {}).get("fingerprint")
     return found
 
 
-def told(field: Field) -> str:
+def _describe_field(field: Field) -> str:
     """Describe what of a field a model depends on."""
     if field.kind == "numeric":
         return "numeric" if field.dim == 1 else f"numeric of {field.dim} columns"
     return f"{field.kind} with {field.cardinality:,} ids"
+
+
+MODELS_WITH_NUMERIC_INPUT = (
+    "dlrm",
+    "dlrm_cross",
+    "user_item",
+)  # backbones with a way of their own to read numbers
+
+
+def prepare_dataset(source: Any, wanted: Settings, folder: Path, quiet: bool, resume: bool = False) -> Dataset:
+    """Return the Dataset: the one given, or one made of the log and kept with the run.
+
+    Where a trained model is given, a log is encoded as the model's was. Rows that nothing orders are dealt to the
+    days at random. A run that goes on has its data already.
+    """
+    if isinstance(source, Dataset):
+        return source
+    if resume and (folder / "data" / "dataset.json").exists():
+        return Dataset(folder / "data")
+    if source is None:
+        if not wanted.source:
+            raise InputError("give the log to select from: files, a table, or the folder of a Dataset")
+        if is_dataset(wanted.source):
+            return Dataset(wanted.source[0])
+        source = list(wanted.source) if len(wanted.source) > 1 else wanted.source[0]
+    options = {**wanted.prepare, "label": wanted.label, "time": wanted.time, "split": wanted.split}
+    if wanted.checkpoint is not None:
+        place = find_model_dir(wanted.checkpoint)
+        options |= {"like": training_dataset(place), "fields_only": load(place).reads.names}
+    elif wanted.backbone not in MODELS_WITH_NUMERIC_INPUT:
+        options.setdefault("bins", "auto")
+    if not {"shuffle", "preset"} & set(options):
+        found = plan_source(source, **options).options
+        if found.time is None and found.parts != "files":
+            options["shuffle"] = True
+            if "parts" not in options:
+                options |= {
+                    "parts": SHUFFLED_PARTS,
+                    "train": SHUFFLED_PARTS if wanted.split else SHUFFLED_PARTS - TEST_PARTS,
+                }
+    return prepare(source, folder / "data", quiet=quiet, replace=True, **options)

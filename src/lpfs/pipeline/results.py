@@ -1,25 +1,63 @@
-"""Outcome: the answer of a run, and the files it leaves."""
+"""Outcome: the answer of a run, and the files it leaves.
+
+kept_fields.txt: a field a line.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 import lpfs
+from lpfs.data.dataset import Dataset
+from lpfs.errors import InputError
+from lpfs.methods.wish import Wish
 from lpfs.models.base import Model
-from lpfs.protocol.listing import listed
-from lpfs.pipeline.stages import Work, parameters, table_bytes
-from lpfs.pipeline.tell import Teller
+from lpfs.pipeline import stages
+from lpfs.pipeline.plan import (
+    RunPlan,
+)
+from lpfs.pipeline.stages import parameters, table_bytes
+from lpfs.pipeline.tell import Console
 from lpfs.schema import Selection
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def format_field_list(names: Iterable[str]) -> str:
+    r"""Return names one a line; one that a line cannot hold as it is becomes a JSON string.
+
+    That is a name with a line break in it, with a blank at an end, with a quotation mark in front, or without a
+    letter.
+
+    >>> listed(["user", "two\nlines"])
+    'user\n"two\\nlines"\n'
+    """
+    return "".join(f"{name if _needs_no_quotes(name) else json.dumps(name)}\n" for name in names)
+
+
+def parse_field_list(text: str) -> tuple[str, ...]:
+    r"""Return the names that ``listed`` wrote.
+
+    >>> names_in('user\n"two\\nlines"\n')
+    ('user', 'two\nlines')
+    """
+    return tuple(json.loads(line) if line.startswith('"') else line for line in text.splitlines())
+
+
+def _needs_no_quotes(name: str) -> bool:
+    return name.splitlines() == [name] and name == name.strip() and not name.startswith('"')
+
 
 Row = dict[str, Any]
 TOLERANCE = 0.0005  # of validation AUC, within which two trainings are level
@@ -83,7 +121,7 @@ class Outcome:
 
 
 @cache
-def code() -> str:
+def source_digest() -> str:
     """Return a digest of this package's source: which state of the code a result was made by."""
     found = hashlib.sha256()
     root = Path(lpfs.__file__).parent
@@ -95,23 +133,22 @@ def code() -> str:
 def versions() -> dict[str, str]:
     """Return the versions that a result was made with."""
     import numpy
-    import torch
 
     return {
         "lpfs": lpfs.__version__,
-        "code": code(),
+        "code": source_digest(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "python": platform.python_version(),
     }
 
 
-def write(outcome: Outcome, work: Work, fingerprint: str) -> None:
+def write_results(outcome: Outcome, work: RunPlan, fingerprint: str) -> None:
     """Write selection.json, kept_fields.txt and history.parquet."""
     folder, selection = outcome.folder, outcome.selection
     values = {
         "method": work.settings.method,
-        "fields": facts(work),
+        "fields": field_facts(work),
         "kept": list(selection.kept),
         "dropped": list(selection.dropped),
         "gates": dict(selection.gates),
@@ -136,11 +173,11 @@ def write(outcome: Outcome, work: Work, fingerprint: str) -> None:
     }
     text = json.dumps(values, indent=1, ensure_ascii=False, default=_plain)
     put(folder / "selection.json", text + "\n")
-    put(folder / "kept_fields.txt", listed(selection.kept))
+    put(folder / "kept_fields.txt", format_field_list(selection.kept))
     write_history(folder / "history.parquet", selection)
 
 
-def facts(work: Work) -> dict[str, Row]:
+def field_facts(work: RunPlan) -> dict[str, Row]:
     """Return what is known of each field: kind, group, ids, and its cost with its share of group costs."""
     names, costs = work.schema.names, work.wish.costs
     paid = [each.cost for each in work.schema] if costs is None else costs.weights(names, names)
@@ -216,20 +253,20 @@ def savings(full: Model, small: Model, speed: Mapping[str, float]) -> dict[str, 
     }
 
 
-def show(outcome: Outcome, work: Work) -> None:
+def print_results(outcome: Outcome, work: RunPlan) -> None:
     """End with an answer that can be read at a glance."""
     tell, selection, savings = work.tell, outcome.selection, outcome.savings
     total = len(selection.names)
     tell.say("")
     rows = [[LABELS[name], _auc(each["auc"]), f"{each['logloss']:.5f}"] for name, each in outcome.metrics.items()]
     tell.table(f"{len(selection.kept)} of {total} fields kept", ["on the test rows", "AUC", "logloss"], rows)
-    tell_tasks(tell, outcome.metrics)
+    _print_tasks(tell, outcome.metrics)
     before, after = savings["all_fields"], savings["kept"]
     tell.say(
         f"  tables {_size(before['table_bytes'])} -> {_size(after['table_bytes'])}, serving "
         f"{before['rows_per_second']:,.0f} -> {after['rows_per_second']:,.0f} rows/s"
     )
-    for line in (*decided(selection), *told_hot_start(outcome.hot_start)):
+    for line in (*_describe_stop(selection), *_describe_hot_start(outcome.hot_start)):
         tell.say(f"  {line}")
     change = outcome.max_logit_change
     if change is not None:
@@ -247,7 +284,7 @@ def show(outcome: Outcome, work: Work) -> None:
     tell.say(f"  {outcome.folder}: selection.json, kept_fields.txt, history.parquet, model/ ({outcome.chosen})")
 
 
-def tell_tasks(tell: Teller, metrics: Mapping[str, Row]) -> None:
+def _print_tasks(tell: Console, metrics: Mapping[str, Row]) -> None:
     """Show the AUC of every task, where there are several."""
     tasks = next(iter(metrics.values())).get("tasks", ())
     if tasks:
@@ -255,7 +292,7 @@ def tell_tasks(tell: Teller, metrics: Mapping[str, Row]) -> None:
         tell.table("AUC of every task on the test rows", ["task", *(LABELS[name] for name in metrics)], rows)
 
 
-def decided(selection: Selection) -> list[str]:
+def _describe_stop(selection: Selection) -> list[str]:
     """Say what a search decided that was not told how many fields to keep, and what further cuts would cost."""
     made, count = selection.made, len(selection.kept)
     if made.get("end"):
@@ -276,7 +313,7 @@ def decided(selection: Selection) -> list[str]:
     return []
 
 
-def told_hot_start(found: Mapping[str, Any]) -> list[str]:
+def _describe_hot_start(found: Mapping[str, Any]) -> list[str]:
     """Say how many steps the hot start saved, or that it saved nothing."""
     if not found:
         return []
@@ -318,3 +355,73 @@ def _size(count: float) -> str:
 
 def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
+
+
+def validate(work: RunPlan, model: Model) -> dict[str, Any]:
+    """Return AUC and logloss on the rows where choices are made."""
+    return stages.metrics_to_dict(stages.evaluate_split(work, model, work.parts.valid))
+
+
+def total_logit_change(*changes: float | None) -> float | None:
+    """Return how far the logits moved at most, over several steps; None where one was not looked at."""
+    known = [each for each in changes if each is not None]
+    return sum(known) if len(known) == len(changes) else None
+
+
+def certificate_record(certificate: Any) -> dict[str, Any]:
+    """Return a certificate as plain values."""
+    return {
+        "max_logit_change": certificate.max_logit_change,
+        "bound": certificate.bound,
+        "certified": certificate.certified,
+        "checked": list(certificate.checked),
+    }
+
+
+def describe_target(wish: Wish) -> str:
+    """Say what is looked for."""
+    if wish.keep is not None:
+        return f"keep exactly {wish.keep}"
+    if wish.penalty is not None:
+        return f"a fixed penalty of {wish.penalty:g}"
+    if wish.budget is not None:
+        return f"a budget of {wish.budget:g} {wish.costs.unit if wish.costs else ''}".rstrip()
+    return f"as few as cost at most {wish.max_auc_loss:g} AUC"
+
+
+RECORD_FILE = "selection.json"
+
+
+def data_reference(dataset: Dataset) -> dict[str, str]:
+    """Return what a saved model remembers of its data, so that other rows can be encoded like it."""
+    return {"data": os.path.abspath(dataset.path), "fingerprint": dataset.fingerprint}
+
+
+def write_record(folder: Path, values: dict[str, Any], selection: Selection) -> None:
+    """Write selection.json and kept_fields.txt."""
+    more = selection.to_json()
+    text = json.dumps({**values, "sites": more["sites"], "made": more["made"]}, indent=1, ensure_ascii=False)
+    put(folder / RECORD_FILE, text + "\n")
+    put(folder / "kept_fields.txt", format_field_list(selection.kept))
+
+
+def read_record(folder: Path) -> tuple[Selection, dict[str, Any]]:
+    """Return the selection that a search left, and what else it said."""
+    try:
+        values = json.loads((folder / RECORD_FILE).read_text("utf-8"))
+        parts = {name: values[name] for name in ("kept", "dropped", "gates", "sites", "made")}
+    except FileNotFoundError:
+        raise InputError(f"there is no {RECORD_FILE} in {folder}: is it the folder of a search?") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{folder / RECORD_FILE} holds no selection ({error}); search again") from None
+    values.pop("sites")
+    values.pop("made")
+    return Selection(**parts), values
+
+
+def print_kept(tell: Console, selection: Selection) -> None:
+    """Say which fields stay."""
+    some = ", ".join(selection.kept[:12]) + (
+        f" and {len(selection.kept) - 12} more" if len(selection.kept) > 12 else ""
+    )
+    tell.say(f"{len(selection.kept)} of {len(selection.names)} kept: {some}")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lpfs.data.urls import absolute
+from lpfs.data.remote import absolute_path_or_url
 from lpfs.errors import InputError
 from lpfs.schema import known_keys
 
@@ -139,8 +139,8 @@ class Settings:
     def updated(self, **given: Any) -> Settings:
         """Return the settings with those given in place of the old ones; a new wish takes the place of the old."""
         given = known_keys(Settings, given)
-        if any(given.get(name) is not None for name in WAYS):
-            given = {**dict.fromkeys(WAYS), **given}
+        if any(given.get(name) is not None for name in TARGET_FIELDS):
+            given = {**dict.fromkeys(TARGET_FIELDS), **given}
         return replace(self, **given) if given else self
 
     def anchored(self) -> Settings:
@@ -148,15 +148,15 @@ class Settings:
         prepare = dict(self.prepare)
         for name in ("fields", "like"):
             if isinstance(prepare.get(name), str):
-                prepare[name] = absolute(prepare[name])
+                prepare[name] = absolute_path_or_url(prepare[name])
         return replace(
             self,
-            source=tuple(map(absolute, self.source)),
+            source=tuple(map(absolute_path_or_url, self.source)),
             costs=self.costs if self.costs in (None, "complexity") else os.path.abspath(self.costs),
             checkpoint=None if self.checkpoint is None else os.path.abspath(self.checkpoint),
             prepare=prepare,
         )
 
 
-WAYS = ("keep", "penalty", "budget", "max_auc_loss")
+TARGET_FIELDS = ("keep", "penalty", "budget", "max_auc_loss")
 CONFIG, FORMAT = "config.json", "lpfs-run"

@@ -1,4 +1,7 @@
-"""The stages of a run, each in a folder of its own: what is done already is read back, not done again."""
+"""The stages of a run, each in a folder of its own: what is done already is read back, not done again.
+
+Hot start: go on from the pruned model instead of training the kept fields from scratch.
+"""
 
 from __future__ import annotations
 
@@ -6,115 +9,41 @@ import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.data.dataset import Dataset
 from lpfs.data.stream import Stream
+from lpfs.errors import InputError
 from lpfs.gates.absorb import absorb
 from lpfs.gates.attach import attach
 from lpfs.gates.module import NAME as GATES
 from lpfs.gates.prune import Pruned, prune
 from lpfs.methods.registry import entry_of, options_of
 from lpfs.methods.search import search
-from lpfs.methods.wish import Wish
+from lpfs.models import make_model
 from lpfs.models.base import Model
-from lpfs.models.registry import make_model
-from lpfs.pipeline.splits import Periods
-from lpfs.protocol.recipe import Recipe
-from lpfs.pipeline.settings import Settings
-from lpfs.pipeline.tell import Teller
-from lpfs.schema import Schema, Selection
-from lpfs.tables.engines.choice import captures
+from lpfs.pipeline import stages
+from lpfs.pipeline.data import (
+    check_dataset_fits,
+)
+from lpfs.pipeline.plan import (
+    RunPlan,
+)
+from lpfs.schema import Selection
+from lpfs.serialization import find_model_dir, load
 from lpfs.train.callbacks import Callback, State
-from lpfs.train.config import Training
 from lpfs.train.evaluate import Metrics, evaluate
-from lpfs.train.loop import fit
-from lpfs.train.distributed.group import current
-from lpfs.train.step import make_optimizer
-
-SCORED = 4096  # rows evaluated at a time
-EVALUATIONS = 20  # of a training that goes through its rows several times, and of one that is watched
-
-
-@dataclass
-class Work:
-    """One run: its data, its settings, and what it has done so far."""
-
-    settings: Settings
-    schema: Schema
-    parts: Periods
-    recipe: Recipe
-    wish: Wish
-    device: torch.device
-    out: Path
-    resume: bool
-    tell: Teller
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def stage(self, name: str, text: str) -> Iterator[None]:
-        """Say what begins and note how long it takes."""
-        self.tell.stage(text)
-        begin = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
-
-    def stream(self, part: Dataset, fields: Sequence[str], *, train: bool, seed: int = 0) -> Stream:
-        """Return batches of some rows: those to train on are shuffled where they are gone through again."""
-        size = self.recipe.batch_size if train else SCORED
-        shuffle = train and self.recipe.shuffle
-        return part.stream(size, shuffle=shuffle, seed=seed, fields=fields, device=self.device)
-
-    def training(
-        self, steps: int, seed: int, *, choose: bool, watch: bool = False, calm: bool = False, graph: bool = False
-    ) -> Training:
-        """Return the settings of the loop.
-
-        ``choose`` keeps the best state where rows are gone through several times; ``watch`` keeps it in any case,
-        and the state that training began with counts too. ``calm`` leaves the optimizer as it is in the end, not
-        as it was at the best state: Adagrad takes smaller steps then, and a search learns less by heart.
-        """
-        looks = watch or (choose and self.recipe.shuffle)
-        return Training(
-            optimizer=self.settings.optimizer,  # type: ignore[arg-type]
-            steps=steps,
-            seed=seed,
-            precision=self.settings.precision,  # type: ignore[arg-type]
-            keep="best" if looks else "last",
-            evaluate_every=max(1, steps // EVALUATIONS) if looks else None,
-            evaluate_first=watch,
-            keep_optimizer="last" if calm else "best",
-            checkpoint_every=max(1, min(steps, max(500, steps // 10))),
-            graph=graph,
-            check_every=1 if self.device.type == "cpu" else 50,
-            tensorboard=self.settings.tensorboard,
-            mlflow=self.settings.mlflow,
-            quiet=self.tell.quiet,
-        )
-
-    @property
-    def captured(self) -> bool:
-        """Whether steps are captured as CUDA graphs: on a GPU in one process, if the settings say nothing."""
-        if self.settings.graph is not None:
-            return self.settings.graph
-        return self.device.type == "cuda" and not current().several and captures(self.device)
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return a fresh optimizer."""
-        chosen = Training(optimizer=self.settings.optimizer, lr=self.settings.lr)  # type: ignore[arg-type]
-        return make_optimizer(chosen, model.parameters())
-
+from lpfs.train.fit import fit
 
 Trained = tuple[Model, torch.optim.Optimizer]
 
 
-class Watch(Callback):
+class AucHistory(Callback):
     """Writes down (step, validation AUC) of every evaluation; ``shrunk``: what is left of the weights at first."""
 
     shrunk = 1.0
@@ -141,21 +70,21 @@ class Watch(Callback):
         self.seen = [(each[0], each[1]) for each in values["seen"]]
 
 
-def fresh(work: Work, seed: int) -> Model:
+def new_model(work: RunPlan, seed: int) -> Model:
     """Return a model of all fields that knows nothing yet."""
     torch.manual_seed(seed)
     return make_model(work.settings.backbone, work.schema, **work.settings.model_options).to(work.device)
 
 
 def train(
-    work: Work,
+    work: RunPlan,
     model: Model,
     optimizer: torch.optim.Optimizer,
     part: Dataset,
     steps: int,
     name: str,
     seed: int,
-    watch: Watch | None = None,
+    watch: AucHistory | None = None,
     calm: bool = False,
 ) -> Trained:
     """Train a model on some rows; its best state is kept if it is watched or sees rows several times."""
@@ -174,14 +103,14 @@ def train(
     return model, optimizer
 
 
-def pretrain(work: Work, seed: int) -> Trained:
+def pretrain(work: RunPlan, seed: int) -> Trained:
     """Train all fields on the early rows."""
-    model = fresh(work, seed)
+    model = new_model(work, seed)
     name = "pretrain" if seed == work.settings.seed else f"pretrain-{seed}"
     return train(work, model, work.optimizer(model), work.parts.early, work.recipe.pretrain, name, seed, calm=True)
 
 
-def all_fields(work: Work, pretrained: Trained) -> Model:
+def all_fields(work: RunPlan, pretrained: Trained) -> Model:
     """Return the model of all fields, trained on the early and the search rows as the kept ones will be.
 
     A log that is gone through once in time order is just gone through further.
@@ -191,18 +120,18 @@ def all_fields(work: Work, pretrained: Trained) -> Model:
         model, optimizer = copy.deepcopy(pretrained)
         steps = -(-work.parts.search.rows // work.recipe.batch_size)
         return train(work, model, optimizer, work.parts.search, steps, "all_fields", seed)[0]
-    model = fresh(work, seed)
+    model = new_model(work, seed)
     return train(work, model, work.optimizer(model), work.parts.train, work.recipe.train, "all_fields", seed)[0]
 
 
-def find(work: Work, pretrained: Trained, seed: int) -> tuple[Model, torch.optim.Optimizer, Selection]:
+def search_fields(work: RunPlan, pretrained: Trained, seed: int) -> tuple[Model, torch.optim.Optimizer, Selection]:
     """Search; return the model with its gates on, its optimizer and the selection."""
     model, optimizer = pretrained
     fields = model.reads.names
     wish = work.wish
     stream, held = search_streams(work, fields, seed)
-    graph = work.captured and can_be_captured(work.settings.method, work.settings.options)
-    with learning(optimizer, work.recipe.pace):
+    graph = work.captured and method_supports_cuda_graph(work.settings.method, work.settings.options)
+    with scaled_learning_rate(optimizer, work.recipe.pace):
         selection = search(
             model,
             stream,
@@ -224,16 +153,16 @@ def find(work: Work, pretrained: Trained, seed: int) -> tuple[Model, torch.optim
             **work.settings.options,
         )
     if not hasattr(model, GATES):
-        close(model, selection)
+        set_gates_from_selection(model, selection)
     return model, optimizer, selection
 
 
-def can_be_captured(method: str, options: Mapping[str, Any]) -> bool:
+def method_supports_cuda_graph(method: str, options: Mapping[str, Any]) -> bool:
     """Return whether a GPU can replay the steps of a search; noise on the gates is drawn by the host."""
     return entry_of(method).captured and not options_of(method, options).function.noise
 
 
-def search_streams(work: Work, fields: Sequence[str], seed: int) -> tuple[Stream, Stream | None]:
+def search_streams(work: RunPlan, fields: Sequence[str], seed: int) -> tuple[Stream, Stream | None]:
     """Return what the weights learn from in a search, and what gates and masks learn from where that is apart."""
     parts, how = work.parts, work.recipe
     if not how.apart:
@@ -246,7 +175,7 @@ def search_streams(work: Work, fields: Sequence[str], seed: int) -> tuple[Stream
 
 
 @contextmanager
-def learning(optimizer: torch.optim.Optimizer, pace: float) -> Iterator[None]:
+def scaled_learning_rate(optimizer: torch.optim.Optimizer, pace: float) -> Iterator[None]:
     """Within this block the optimizer learns faster by a factor."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
@@ -258,18 +187,18 @@ def learning(optimizer: torch.optim.Optimizer, pace: float) -> Iterator[None]:
             group["lr"] = rate
 
 
-def close(model: Model, found: Selection) -> None:
+def set_gates_from_selection(model: Model, found: Selection) -> None:
     """Put gates on the model of a method that only ranks: closed ones on what it drops, open ones on the rest."""
     gates = attach(model, steps=1)
     with torch.no_grad():
         gates.x.copy_(torch.tensor([float(name in found.kept) for name in gates.names]))
 
 
-def shrink(
-    work: Work, model: Model, optimizer: torch.optim.Optimizer, found: Selection
+def absorb_and_prune(
+    work: RunPlan, model: Model, optimizer: torch.optim.Optimizer, found: Selection
 ) -> tuple[Pruned, Pruned, Selection]:
     """Put the gates into the weights and remove what is dropped: by zeros (bit-equal), by cutting (rounding)."""
-    batch = proof(work, model)
+    batch = verification_batch(work, model)
     selection = absorb(model, optimizer, batch=batch)
     selection = replace(selection, history=found.history, made={**selection.made, **found.made})
     selection = selection.in_order(work.schema.names)
@@ -278,29 +207,29 @@ def shrink(
     return zeros, cut, selection
 
 
-def proof(work: Work, model: Model) -> Batch:
+def verification_batch(work: RunPlan, model: Model) -> Batch:
     """Return the rows that equality is proved on: the first of the held-out ones."""
     return next(iter(work.stream(work.parts.valid, model.reads.names, train=False)))
 
 
-def retrain(work: Work, pruned: Model) -> Model:
+def retrain(work: RunPlan, pruned: Model) -> Model:
     """Train the kept fields from scratch, under the protocol of all fields."""
-    model, seed = anew(work, pruned), work.settings.seed
+    model, seed = reinitialized(work, pruned), work.settings.seed
     return train(work, model, work.optimizer(model), work.parts.train, work.recipe.train, "retrained", seed)[0]
 
 
-def anew(work: Work, model: Model) -> Model:
+def reinitialized(work: RunPlan, model: Model) -> Model:
     """Return a model of the same fields and shape that knows nothing."""
     torch.manual_seed(work.settings.seed)
     return type(model)(model.schema, **model.config).to(work.device)
 
 
-def judge(work: Work, model: Model, part: Dataset) -> Metrics:
+def evaluate_split(work: RunPlan, model: Model, part: Dataset) -> Metrics:
     """Evaluate a model on some rows."""
     return evaluate(model, work.stream(part, model.reads.names, train=False))
 
 
-def serving_speed(work: Work, models: dict[str, Model], repeats: int = 5) -> dict[str, float]:
+def serving_speed(work: RunPlan, models: dict[str, Model], repeats: int = 5) -> dict[str, float]:
     """Return rows a second of each model, in turns on the same rows, the median of several."""
     found: dict[str, list[float]] = {name: [] for name in models}
     batches = {
@@ -330,7 +259,7 @@ def _few(stream: Stream, most: int = 4) -> Iterator[Batch]:
 
 def table_bytes(model: nn.Module) -> int:
     """Return the bytes of the tables of a model."""
-    from lpfs.tables.table import Table
+    from lpfs.embeddings.table import Table
 
     return sum(
         each.weight.numel() * each.weight.element_size() for each in model.modules() if isinstance(each, Table)
@@ -342,8 +271,94 @@ def parameters(model: nn.Module) -> int:
     return sum(each.numel() for each in model.parameters())
 
 
-def brief(metrics: Metrics) -> dict[str, Any]:
+def metrics_to_dict(metrics: Metrics) -> dict[str, Any]:
     """Return AUC and logloss of the main task, and of the others by name."""
     tasks = {name: {"auc": each.auc, "logloss": each.logloss} for name, each in metrics.tasks.items()}
     first = next(iter(tasks.values()))
     return first if len(tasks) == 1 else {**first, "tasks": tasks}
+
+
+MEMORIZED_AUC_GAP = 0.1  # AUC by which a model is better on the rows it searched on than on rows that it never saw
+SHRINK_FACTOR = 0.3  # what is left of the weights of such a model; the rest is drawn anew …
+LR_FACTOR = 2.0  # … and learns at so many times the rate: it has a quarter of the steps
+CHECK_ROWS = 50_000  # rows of the search period to judge that on
+
+
+def hot_start(work: RunPlan, pruned: Pruned) -> tuple[Model, AucHistory]:
+    """Go on with a copy of the pruned model for a quarter of the steps of a training from scratch; watch it.
+
+    Its optimizer goes on too. The best state on the validation rows is left, the one it began with among them, so
+    that it is never worse there than the pruned model. Rows that nothing orders are all trained on, else those of
+    the search period, the latest.
+
+    A search that goes through few rows again and again leaves a model that knows them by heart, and training
+    further does not make it forget. Then its weights are shrunk towards a fresh start, and all training rows are
+    trained on.
+    """
+    model, optimizer = copy.deepcopy((pruned.model, pruned.optimizer))
+    assert isinstance(model, Model)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    watch = AucHistory()
+    seen, held = training_auc(work, model), evaluate_split(work, model, work.parts.valid).auc
+    by_heart = work.recipe.shuffle and seen is not None and held is not None and seen - held > MEMORIZED_AUC_GAP
+    if by_heart:
+        work.tell.say(
+            f"the search knows its rows by heart: AUC {seen:.3f} there, {held:.3f} on held-out ones; "
+            f"its weights are shrunk to {SHRINK_FACTOR:g} before they go on"
+        )
+        model, optimizer = shrink_and_perturb(work, model)
+    part = work.parts.train if by_heart or work.parts.dealt else work.parts.search
+    train(work, model, optimizer, part, work.recipe.hot, "hot_start", work.settings.seed, watch)
+    if by_heart and held is not None:
+        watch.shrunk = SHRINK_FACTOR
+        watch.seen[0] = (0, held)
+        if watch.best[0] == 0:
+            model = copy.deepcopy(pruned.model)
+            assert isinstance(model, Model)
+    return model, watch
+
+
+def training_auc(work: RunPlan, model: Model) -> float | None:
+    """Return the AUC on rows that the search was trained on."""
+    rows = work.parts.search.rows
+    return evaluate_split(work, model, work.parts.search.part(max(0, rows - CHECK_ROWS), rows)).auc
+
+
+def shrink_and_perturb(work: RunPlan, model: Model) -> Trained:
+    r"""Draw the weights of a model back to a fresh start, in place; return it and a new optimizer, a faster one.
+
+    .. math:: w \leftarrow s\,w + (1 - s)\,w_0
+
+    Ash and Adams, On Warm-Starting Neural Network Training, 2020.
+    """
+    fresh = reinitialized(work, model)
+    with torch.no_grad():
+        for mine, new in zip(model.parameters(), fresh.parameters(), strict=True):
+            mine.lerp_(new, 1 - SHRINK_FACTOR)
+    optimizer = work.optimizer(model)
+    for group in optimizer.param_groups:
+        group["lr"] *= LR_FACTOR
+    return model, optimizer
+
+
+def initial_model(work: RunPlan, seed: int) -> stages.Trained:
+    """Return the model that a search starts from."""
+    return stages.pretrain(work, seed) if work.settings.checkpoint is None else load_given_model(work)
+
+
+def load_given_model(work: RunPlan) -> stages.Trained:
+    """Return the model to start from instead of pretraining."""
+    assert work.settings.checkpoint is not None
+    place = find_model_dir(work.settings.checkpoint)
+    model = load(place).to(work.device)
+    check_dataset_fits(place, model, work.parts.train)
+    dropped = [name for name in model.reads.names if name not in work.schema.names]
+    if dropped:
+        raise InputError(f"the model in {place} reads {dropped[0]!r}, which must be dropped: decide")
+    return model, work.optimizer(model)
+
+
+def as_model(model: Any) -> Model:
+    """Return a model as what it is."""
+    assert isinstance(model, Model)
+    return model

@@ -7,17 +7,17 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from lpfs.train.distributed.group import current
+from lpfs.train.distributed.group import current_group
 
 
-class Teller:
+class Console:
     """Headings, lines and tables on standard error; nothing when quiet, no colour where NO_COLOR is set.
 
     Where several processes train together, rank 0 speaks for all.
     """
 
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None, stages: int = 0) -> None:
-        self.quiet = quiet or not current().leads
+        self.quiet = quiet or not current_group().leads
         self.stream, self.stages, self.at = stream or sys.stderr, stages, 0
 
     def stage(self, text: str) -> None:

@@ -29,7 +29,7 @@ def how_made(run: Run) -> Html:
     if line is not None:
         parts.append(copyable(line, "command"))
     elif asked:
-        parts.append(tag("p", "The table was in memory: lpfs.pipeline.select(table, …) with the configuration below."))
+        parts.append(tag("p", "The table was in memory: lpfs.select(table, …) with the configuration below."))
     parts.append(facts(run.said, run.method))
     if run.part("periods"):
         parts.append(folded("Rows", periods(run.part("periods"))))

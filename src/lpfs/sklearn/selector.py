@@ -21,12 +21,16 @@ from sklearn.utils.validation import check_is_fitted, validate_data  # type: ign
 
 from lpfs.errors import DataError
 from lpfs.schema import Selection
-from lpfs.sklearn.encode import compact, encode
-from lpfs.sklearn.tables import library_of, read_frame, take_columns
-from lpfs.sklearn.rows import merge_rows
-from lpfs.sklearn.search import search
-from lpfs.sklearn.settings import resolve
-from lpfs.sklearn.target import read_target
+from lpfs.sklearn.search import resolve_settings, search
+from lpfs.sklearn.tables import (
+    dataframe_library,
+    encode,
+    merge_rows,
+    read_frame,
+    read_target,
+    renumber_codes,
+    take_columns,
+)
 
 Floats = NDArray[np.float64]
 
@@ -53,7 +57,7 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         weight_decay: of the net; it keeps small tables from being learnt by heart.
         must_keep: names or numbers of columns that stay in any case; they count within ``keep``.
         task: ``"binary"``, ``"multiclass"``, ``"regression"``, or ``"auto"``, which looks at y: see
-            :func:`lpfs.sklearn.target.guess_task`.
+            :func:`lpfs.sklearn.tables.guess_task`.
         random_state: a seed makes the answer repeatable; no random numbers but the selector's own are touched.
         verbose: 1 prints five lines while it searches, 2 prints fifty.
 
@@ -113,7 +117,7 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
 
         """
         validate_data(self, X, y, skip_check_array=True)
-        if library_of(X) is None:
+        if dataframe_library(X) is None:
             table = self._array(X)
             categorical = np.zeros(table.shape[1], dtype=np.bool_)
         else:
@@ -122,14 +126,14 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         check_consistent_length(X, target, sample_weight)
         weight = _weights(sample_weight, len(table))
         there = weight > 0
-        table = compact(table[there], categorical)
+        table = renumber_codes(table[there], categorical)
         numbers, task, outputs = read_target(target[there], self.task)
         rows, weight = merge_rows(np.column_stack([table, numbers]), weight[there])
         names = [f"x{at}" for at in range(table.shape[1])]
         given = [str(name) for name in getattr(self, "feature_names_in_", ())]
         if len(set(given)) == len(names) and all(given):
             names = given
-        how = resolve(self, rows.shape[0], names, check_random_state(self.random_state))
+        how = resolve_settings(self, rows.shape[0], names, check_random_state(self.random_state))
         if how.keep == len(names):
             gates = dict.fromkeys(names, 1.0)
             selection = Selection(tuple(names), (), gates, made={"keep": how.keep, "steps": 0, "task": task})
@@ -146,7 +150,7 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
     def transform(self, X: Any) -> Any:  # noqa: N803
         """Return the kept columns of X: an array, or what ``set_output`` asks for, with the dtypes X has."""
         wanted = _get_output_config("transform", self)["dense"]
-        if wanted == "default" or library_of(X) is None:
+        if wanted == "default" or dataframe_library(X) is None:
             return super().transform(X)
         check_is_fitted(self)
         validate_data(self, X, reset=False, skip_check_array=True)

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
 from lpfs.train.config import Training
 from lpfs.train.evaluate import Metrics
 
 
-def _nowhere(kind: str, values: dict[str, Any]) -> None:
+def _discard_record(kind: str, values: dict[str, Any]) -> None:
     """Write a record nowhere: there is no log."""
 
 
@@ -55,7 +55,7 @@ class State:
     best_step: int | None = None
     waiting: int = 0
     stop: str = ""
-    note: Callable[[str, dict[str, Any]], None] = field(default=_nowhere, repr=False)
+    note: Callable[[str, dict[str, Any]], None] = field(default=_discard_record, repr=False)
     recapture: bool = False
 
 

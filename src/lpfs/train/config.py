@@ -1,20 +1,56 @@
-"""Training: every setting of the loop, checked when it is made."""
+"""Training: every setting of the loop, checked when it is made.
+
+Learning rates by name: a factor on the starting rate, a pure function of the training step.
+
+A schedule has no state of its own, so there is nothing to save but the step.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from lpfs.errors import InputError
 from lpfs.schema import known_keys
-from lpfs.train.predict import Precision
-from lpfs.train.schedule import NAMES, Name
+from lpfs.train.evaluate import Precision
+
+ScheduleName = Literal["constant", "rise", "warmup", "linear", "cosine"]
+Factor: TypeAlias = Callable[[int], float]
+SCHEDULES: tuple[str, ...] = ("constant", "rise", "warmup", "linear", "cosine")
+
+
+def lr_factor(name: ScheduleName, over: int | None, rise: float = 10.0) -> Factor:
+    """Return the factor on the learning rate at a step; ``over`` is the number of steps it moves for.
+
+    - ``constant``: 1.
+    - ``rise``: from 1 exponentially to ``rise``, then constant: the paper's industrial rate, .01 to .1.
+    - ``warmup``: linearly from 1/over to 1, then constant.
+    - ``linear``, ``cosine``: from 1 down to 0.
+
+    >>> [round(0.01 * make_schedule("rise", 100)(step), 4) for step in (0, 50, 100, 1000)]
+    [0.01, 0.0316, 0.1, 0.1]
+    """
+    if name not in SCHEDULES:
+        raise InputError(f"no schedule {name!r}; there are {', '.join(SCHEDULES)}")
+    if name == "constant":
+        return lambda step: 1.0
+    if over is None or over < 1:
+        raise InputError(f"schedule {name!r} must know over how many steps it moves: give schedule_steps")
+    if name == "rise":
+        power = math.log(rise)
+        return lambda step: math.exp(power * min(1.0, step / over))
+    if name == "warmup":
+        return lambda step: min(1.0, (step + 1) / over)
+    if name == "linear":
+        return lambda step: max(0.0, 1 - step / over)
+    return lambda step: 0.5 + 0.5 * math.cos(math.pi * min(1.0, step / over))
+
 
 # What may be different when a run goes on: how long, what is shown and kept, never what is computed; a captured
 # step computes the same, and another machine may not be able to capture.
-FREE = frozenset(
+CHANGEABLE_ON_RESUME = frozenset(
     {
         *("steps", "epochs", "quiet", "tensorboard", "mlflow", "keep_checkpoints", "checkpoint_every"),
         *("check_every", "graph"),
@@ -62,7 +98,7 @@ class Training:
 
     optimizer: Literal["adagrad", "rowwise-adagrad", "adam", "sgd"] = "adagrad"
     lr: float | None = None
-    schedule: Name = "constant"
+    schedule: ScheduleName = "constant"
     schedule_steps: int | None = None
     rise: float = 10.0
     steps: int | None = None
@@ -92,7 +128,7 @@ class Training:
             object.__setattr__(self, "task_weights", tuple(float(each) for each in self.task_weights))
         choices: dict[str, tuple[str, ...]] = {
             "optimizer": ("adagrad", "rowwise-adagrad", "adam", "sgd"),
-            "schedule": NAMES,
+            "schedule": SCHEDULES,
             "precision": ("float32", "tf32", "bfloat16"),
             "monitor": ("auc", "logloss"),
             "keep": ("last", "best"),
@@ -105,7 +141,7 @@ class Training:
             raise InputError("say how long to train by steps or by epochs, not by both")
         for name in COUNTS:
             value = getattr(self, name)
-            if value is None and name in OPTIONAL:
+            if value is None and name in OPTIONAL_COUNTS:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} must be a whole number >= 1, found {value!r}")
@@ -132,12 +168,12 @@ class Training:
         """Refuse to go on with a run under settings that compute something else."""
         begun = {**Training().to_json(), **saved}  # a setting that was not there yet had its default
         for name, value in self.to_json().items():
-            if name not in FREE and begun[name] != value:
+            if name not in CHANGEABLE_ON_RESUME and begun[name] != value:
                 raise InputError(
                     f"the run was begun with {name}={begun[name]!r} and cannot go on with {value!r}; "
                     "use the same settings, or begin a new run in another folder"
                 )
 
 
-OPTIONAL = ("steps", "epochs", "schedule_steps", "evaluate_every", "patience", "checkpoint_every")
-COUNTS = (*OPTIONAL, "keep_checkpoints", "log_every", "check_every")
+OPTIONAL_COUNTS = ("steps", "epochs", "schedule_steps", "evaluate_every", "patience", "checkpoint_every")
+COUNTS = (*OPTIONAL_COUNTS, "keep_checkpoints", "log_every", "check_every")

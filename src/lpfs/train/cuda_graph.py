@@ -12,15 +12,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lpfs.data.batches.batch import Batch
+from lpfs.data.batch import Batch
+from lpfs.embeddings.optim import move_rates_to_device, move_rates_to_host, rates_on_device
+from lpfs.embeddings.row_grad import clear_grads
 from lpfs.errors import InputError, LpfsError
-from lpfs.embeddings.optim import on_device as rates_on_device
-from lpfs.embeddings.optim import to_device, to_host
-from lpfs.embeddings.row_grad import forget
-from lpfs.train.predict import autocast, on_device, predict, weights_of
-from lpfs.train.step import Stepper, loss_of
+from lpfs.train.evaluate import autocast, on_device, predict_batch, sample_weights
+from lpfs.train.step import Stepper, bce_loss
 
-WARM = 3  # steps before the capture: kernels are compiled, libraries make their workspaces
+WARMUP_STEPS = 3  # steps before the capture: kernels are compiled, libraries make their workspaces
 
 
 class GraphStepper(Stepper):
@@ -45,7 +44,7 @@ class GraphStepper(Stepper):
         assert self.stream is not None
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            if not fits or self.taken < WARM:
+            if not fits or self.taken < WARMUP_STEPS:
                 self.taken += fits
                 self.step(batch, position)
             else:
@@ -74,7 +73,7 @@ class GraphStepper(Stepper):
         if self.stream is not None:
             self.graph = self.held = self.loss = None
             torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(True)
-            to_host(self.state.optimizer)
+            move_rates_to_host(self.state.optimizer)
         super().finish()
 
     def _begin(self) -> None:
@@ -83,19 +82,21 @@ class GraphStepper(Stepper):
             raise InputError(f"graph=True needs a GPU, the model is on {self.device}; leave it out")
         if not hasattr(optimizer, "knows_rows"):
             kind = type(optimizer).__name__
-            raise InputError(f"graph=True takes an optimizer by name or one of lpfs.embeddings.optim, found {kind}")
+            raise InputError(
+                f"graph=True takes an optimizer by name or one of lpfs.embeddings.optim, found {kind}"
+            )
         if self.state.config.clip is not None:
             raise InputError("graph=True cannot clip: that looks at a number in every step")
         if not rates_on_device(optimizer):
-            to_device(optimizer, self.device)
+            move_rates_to_device(optimizer, self.device)
         self.stream = torch.cuda.Stream()
         # what was computed on another stream before (gates just attached) is waited for: no news
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
 
     def _capture(self, batch: Batch) -> None:
-        self.held = a_copy(batch, self.device)
+        self.held = clone_batch(batch, self.device)
         self.state.recapture = False
-        forget(self.parameters)
+        clear_grads(self.parameters)
         torch.cuda.synchronize()
         try:
             self.graph = self._captured_step()
@@ -112,11 +113,11 @@ class GraphStepper(Stepper):
         assert self.held is not None
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            forget(self.parameters)
+            clear_grads(self.parameters)
             with autocast(config.precision, self.device):
-                logits, labels = predict(state.model, self.held)
-            sample = None if self.weights is None else weights_of(self.weights, self.held)
-            state.batch, state.loss = self.held, loss_of(logits, labels, config.task_weights, sample)
+                logits, labels = predict_batch(state.model, self.held)
+            sample = None if self.weights is None else sample_weights(self.weights, self.held)
+            state.batch, state.loss = self.held, bce_loss(logits, labels, config.task_weights, sample)
             for each in self.callbacks:
                 each.before_backward(state)
             self.loss = state.loss
@@ -144,6 +145,6 @@ def copy_into(held: Batch, batch: Batch) -> None:
         held.missing.copy_(batch.missing)
 
 
-def a_copy(batch: Batch, device: torch.device) -> Batch:
+def clone_batch(batch: Batch, device: torch.device) -> Batch:
     """Return a batch on the device that nobody else holds, for others to be copied into."""
     return batch.to(device)._map(Tensor.clone)

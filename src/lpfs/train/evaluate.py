@@ -1,26 +1,89 @@
-"""evaluate: how good a model is on a stream, per task and per day."""
+"""evaluate: how good a model is on a stream, per task and per day.
+
+What the loop and evaluation share: a model's logits and labels of a batch, on its device and in one shape.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from lpfs.data.batches.batch import Batch
-from lpfs.data.batches.order import share
+from lpfs.data.batch import Batch
+from lpfs.data.reader import rank_range
 from lpfs.data.stream import Stream
 from lpfs.errors import InputError, NonFiniteError
 from lpfs.schema import known_keys
+from lpfs.train.distributed.group import RankGroup, current_group
+from lpfs.train.distributed.reduce import broadcast_buffers
 from lpfs.train.metrics import Scores, scores
-from lpfs.train.predict import Precision, Weights, autocast, device_of, on_device, predict, weights_of
-from lpfs.train.distributed.group import Ranks, current
-from lpfs.train.sharing import take_buffers
+
+Precision = Literal["float32", "tf32", "bfloat16"]
+Weights: TypeAlias = Callable[[Batch], Tensor]
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return where a model lives: the device of its first parameter or buffer."""
+    for each in (*model.parameters(), *model.buffers()):
+        return each.device
+    return torch.device("cpu")
+
+
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    """Return the batch on the model's device."""
+    return batch if batch.labels.device == device else batch.to(device, non_blocking=True)
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Return the context in which a model runs."""
+    if precision == "bfloat16":
+        return torch.autocast(device.type, torch.bfloat16)
+    return nullcontext()
+
+
+@contextmanager
+def matmul_precision(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Within this block a GPU multiplies float32 matrices in TF32, with fewer bits, where that is asked for."""
+    if precision != "tf32" or device.type != "cuda":
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def predict_batch(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return float32 logits (B, T) and the labels (B, T) they are for; (B,) logits are for the first label."""
+    logits = model(batch)
+    labels = batch.labels
+    if not isinstance(logits, Tensor):
+        raise InputError(f"a model must return logits (B,) or (B, T), found {type(logits).__name__}")
+    if logits.shape == labels.shape[:1]:
+        logits, labels = logits[:, None], labels[:, :1]
+    if logits.shape != labels.shape:
+        raise InputError(
+            f"a model must return logits (B,) or (B, T), here {tuple(labels.shape[:1])} or "
+            f"{tuple(labels.shape)}; found {tuple(logits.shape)}"
+        )
+    return logits.float(), labels
+
+
+def sample_weights(weights: Weights, batch: Batch) -> Tensor:
+    """Return the sample weights (B,) of a batch."""
+    found = weights(batch)
+    if not isinstance(found, Tensor) or found.shape != batch.labels.shape[:1]:
+        what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise InputError(f"weights must give a tensor of shape ({len(batch)},) for a batch, found {what}")
+    return found.to(batch.labels.device, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -100,21 +163,21 @@ def evaluate(
         precision: ``bfloat16`` runs the model under autocast.
 
     """
-    found = outputs(model, stream, weights=weights, precision=precision)
+    found = predictions(model, stream, weights=weights, precision=precision)
     z, y, w = found.logits, found.labels, found.weights
-    rate = known_rate(stream) if negative_rate is None else negative_rate
+    rate = negative_rate_of(stream) if negative_rate is None else negative_rate
     names = task_names(stream, z.shape[1])
 
     def part(rows: slice) -> dict[str, Scores]:
         own = None if w is None else w[rows]
         return {name: scores(z[rows, t], y[rows, t], own, rate) for t, name in enumerate(names)}
 
-    spans = day_spans(stream, found.first, len(z))
+    spans = _rows_by_day(stream, found.first, len(z))
     return Metrics(part(slice(None)), {name: part(rows) for name, rows in spans if has_weight(w, rows)})
 
 
 @dataclass(frozen=True)
-class Outputs:
+class Predictions:
     """What a model says to every row of a stream, in the order of the stream.
 
     Args:
@@ -131,30 +194,30 @@ class Outputs:
     first: int
 
 
-def outputs(
+def predictions(
     model: nn.Module,
     stream: Iterable[Batch],
     *,
     weights: Weights | None = None,
     precision: Precision = "float32",
-) -> Outputs:
+) -> Predictions:
     """Return logits and labels over one pass of a stream; the model is not changed. See :func:`evaluate`."""
-    refuse_unlabelled(stream)
+    _check_labelled(stream)
     device = device_of(model)
     parts: list[tuple[Tensor, Tensor, Tensor | None]] = []
     first = 0
-    ranks = current()
-    own = own_part(stream, ranks)
+    ranks = current_group()
+    own = _rank_batches(stream, ranks)
     if own is not None:
-        take_buffers(model)
-    with evaluating(model), torch.no_grad():
+        broadcast_buffers(model)
+    with eval_mode(model), torch.no_grad():
         for batch in stream if own is None else own:
             if own is None and not parts and isinstance(stream, Stream):
                 first = stream.state_dict()["position"] - len(batch)
             batch = on_device(batch, device)
             with autocast(precision, device):
-                logits, labels = predict(model, batch)
-            weight = None if weights is None else weights_of(weights, batch).cpu()
+                logits, labels = predict_batch(model, batch)
+            weight = None if weights is None else sample_weights(weights, batch).cpu()
             parts.append((logits.cpu(), labels.cpu(), weight))
     if not parts and own is None:
         raise InputError("nothing to evaluate: the stream gave no batch")
@@ -168,10 +231,10 @@ def outputs(
     broken = np.flatnonzero(~np.isfinite(z).all(1))
     if broken.size:
         raise NonFiniteError(f"evaluation: the model's logit of row {first + int(broken[0])} is not finite")
-    return Outputs(z, y, w, first)
+    return Predictions(z, y, w, first)
 
 
-def own_part(stream: Iterable[Batch], ranks: Ranks) -> Iterator[Batch] | None:
+def _rank_batches(stream: Iterable[Batch], ranks: RankGroup) -> Iterator[Batch] | None:
     """Return the batches of this rank of a stream that all ranks have; None where each goes through all of it.
 
     They are whole batches of the stream, one rank's after another's: every logit is that of one process, bit by
@@ -181,10 +244,10 @@ def own_part(stream: Iterable[Batch], ranks: Ranks) -> Iterator[Batch] | None:
         return None
     if stream.state_dict()["position"] or not len(stream):
         return None
-    return stream.slice(*share(0, len(stream), ranks.rank, ranks.world))
+    return stream.slice(*rank_range(0, len(stream), ranks.rank, ranks.world))
 
 
-def refuse_unlabelled(stream: Iterable[Batch]) -> None:
+def _check_labelled(stream: Iterable[Batch]) -> None:
     """Refuse rows of a log that had no label: they all say 0."""
     if isinstance(stream, Stream) and stream.dataset.settings.get("unlabelled"):
         raise InputError(
@@ -199,7 +262,7 @@ def has_weight(weights: npt.NDArray[Any] | None, rows: slice) -> bool:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Within this block the model is in evaluation mode; then every module is as it was."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -217,7 +280,7 @@ def task_names(stream: Iterable[Batch], count: int) -> list[str]:
     return (known + [f"task {number}" for number in range(len(known), count)])[:count]
 
 
-def known_rate(stream: Iterable[Batch]) -> float | None:
+def negative_rate_of(stream: Iterable[Batch]) -> float | None:
     """Return the share of negatives kept in a stream's Dataset, if all its days have the same."""
     if not isinstance(stream, Stream):
         return None
@@ -225,7 +288,7 @@ def known_rate(stream: Iterable[Batch]) -> float | None:
     return rates.pop() if len(rates) == 1 else None
 
 
-def day_spans(stream: Iterable[Batch], first: int, rows: int) -> list[tuple[str, slice]]:
+def _rows_by_day(stream: Iterable[Batch], first: int, rows: int) -> list[tuple[str, slice]]:
     """Return the rows of each day among ``rows`` rows from position ``first`` on, if there are several days."""
     if not isinstance(stream, Stream) or stream.order != "time" or stream.world > 1:
         return []

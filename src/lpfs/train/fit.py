@@ -1,29 +1,50 @@
-"""Run: what happens around the steps: evaluation, early stop, log, checkpoints, going on after a kill."""
+"""Run: what happens around the steps: evaluation, early stop, log, checkpoints, going on after a kill.
+
+fit: the one training loop. Pretraining, search, hot start and retraining are all this loop.
+
+lpfs.fit(model, dataset.stream(512), epochs=1, valid=held_out.stream(4096), folder="runs/first")
+"""
 
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from collections.abc import Iterable, Sequence, Sized
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lpfs.data.batches.batch import Batch
-from lpfs.errors import CheckpointError, InputError
-from lpfs.train.boards import MLflow, TensorBoard
-from lpfs.train.checkpoint import Checkpoints, CheckpointWarning
-from lpfs.train.evaluate import Metrics, evaluate
-from lpfs.train.log import JsonLines, Log, Logger
-from lpfs.train.loggers import Progress
-from lpfs.train.distributed.reduce import refuse_difference
-from lpfs.train.sharing import take_buffers
-from lpfs.train.snapshot import Resumable, random_state, restore_random, restore_snapshot, seed_rank, take_snapshot
-from lpfs.train.step import Stepper, memory_told
+import torch
+from torch import nn
 
-LINES, CHECKPOINTS, BOARD = "metrics.jsonl", "checkpoints", "tensorboard"
+from lpfs.data.batch import Batch
+from lpfs.errors import CheckpointError, InputError, StateError
+from lpfs.schema import known_keys
+from lpfs.train.callbacks import Callback, State
+from lpfs.train.checkpoint import (
+    Checkpoints,
+    CheckpointWarning,
+    Resumable,
+    random_state,
+    restore_random,
+    restore_snapshot,
+    seed_rank,
+    take_snapshot,
+)
+from lpfs.train.config import Training, lr_factor
+from lpfs.train.cuda_graph import GraphStepper
+from lpfs.train.distributed.group import current_group
+from lpfs.train.distributed.reduce import broadcast_buffers, check_parameters_equal, rank_batches
+from lpfs.train.evaluate import Metrics, Weights, evaluate, matmul_precision
+from lpfs.train.loggers import JsonLinesLogger, Logger, LoggerList, MLflowLogger, ProgressBar, TensorBoardLogger
+from lpfs.train.step import Stepper, convert_out_of_memory, make_optimizer
+
+LOG_FILE, CHECKPOINTS, TENSORBOARD_DIR = "metrics.jsonl", "checkpoints", "tensorboard"
 
 
-class Run:
+class TrainingRun:
     """One run of the loop, with or without a folder."""
 
     def __init__(
@@ -38,8 +59,8 @@ class Run:
         self.state, self.config = stepper.state, stepper.state.config
         self.state.note = self._write
         self.ranks = stepper.ranks
-        self.progress = Progress(quiet=self.config.quiet or not self.ranks.leads, more=stepper.describe)
-        self.log = Log(loggers)
+        self.progress = ProgressBar(quiet=self.config.quiet or not self.ranks.leads, more=stepper.describe)
+        self.log = LoggerList(loggers)
         self.checkpoints: Checkpoints | None = None
         if folder is not None:
             self.checkpoints = Checkpoints(folder / CHECKPOINTS, self.config.keep_checkpoints)
@@ -59,7 +80,7 @@ class Run:
             self._saved = self.state.step
             self._evaluated = self.state.step if found[1]["evaluated"] else -1
             self.progress.say(f"going on from step {found[0]:,}")
-        refuse_difference(self.ranks, self.state.model)
+        check_parameters_equal(self.ranks, self.state.model)
         self._open_log(0 if found is None else found[1]["log"])
         for each in self.stepper.callbacks:
             each.on_begin(self.state)
@@ -78,7 +99,7 @@ class Run:
         found: list[tuple[int, dict[str, Any]]] = []
 
         def newest() -> int | None:
-            if not resume and (checkpoints.steps() or (folder / LINES).exists()):
+            if not resume and (checkpoints.steps() or (folder / LOG_FILE).exists()):
                 raise InputError(f"{folder} holds a run already; go on with resume=True, or choose another")
             latest = checkpoints.latest() if resume else None
             found.extend([] if latest is None else [latest])
@@ -96,14 +117,14 @@ class Run:
             return
         if folder is not None:
             if self.config.tensorboard:
-                boards.append(TensorBoard(folder / BOARD, self.state.step, settings))
+                boards.append(TensorBoardLogger(folder / TENSORBOARD_DIR, self.state.step, settings))
             try:
-                lines = JsonLines(folder / LINES, position)
+                lines = JsonLinesLogger(folder / LOG_FILE, position)
             except OSError as error:
-                warnings.warn(f"{folder / LINES} cannot be written: {error}", stacklevel=2)
+                warnings.warn(f"{folder / LOG_FILE} cannot be written: {error}", stacklevel=2)
         if self.config.mlflow:
-            boards.append(MLflow("fit" if folder is None else folder.name, settings))
-        self.log = Log([*boards, *self._loggers], lines)
+            boards.append(MLflowLogger("fit" if folder is None else folder.name, settings))
+        self.log = LoggerList([*boards, *self._loggers], lines)
 
     def done(self) -> bool:
         """Say whether training ends here."""
@@ -141,7 +162,7 @@ class Run:
 
     def _evaluate(self, valid: Iterable[Batch]) -> None:
         state, config = self.state, self.config
-        with memory_told(getattr(valid, "batch_size", 0) or 1):
+        with convert_out_of_memory(getattr(valid, "batch_size", 0) or 1):
             state.metrics = evaluate(state.model, valid, weights=self.stepper.weights, precision=config.precision)
         self._evaluated = state.step
         if state.best is None or self._value(state.metrics) > self._value(state.best) + config.min_delta:
@@ -168,8 +189,8 @@ class Run:
         state = self.state
         self.stepper.check(self._here)
         self.stepper.check_parameters()
-        refuse_difference(self.ranks, state.model)
-        take_buffers(state.model)
+        check_parameters_equal(self.ranks, state.model)
+        broadcast_buffers(state.model)
         saved = take_snapshot(self.stepper, self.stream, self.valid, self.log.position())
         saved["evaluated"] = self._evaluated == state.step
         needs = [] if state.best_step is None or self.config.keep == "last" else [state.best_step]
@@ -225,3 +246,148 @@ class Run:
             if isinstance(last, int):
                 text += f", rows {last - size:,} to {last:,} of the stream's order"
         return text
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a call of ``fit`` ended.
+
+    Args:
+        steps: steps in all, those before a resume too.
+        rows: rows trained on.
+        metrics: the last evaluation; None without ``valid``.
+        best: the best one, and ``best_step`` when it was.
+        stopped: why training ended before its time; empty if it did not.
+        resumed: the step of the checkpoint it went on from; None if it began at the beginning.
+
+    """
+
+    steps: int
+    rows: int
+    metrics: Metrics | None
+    best: Metrics | None
+    best_step: int | None
+    stopped: str
+    resumed: int | None
+
+
+def fit(
+    model: nn.Module,
+    stream: Iterable[Batch],
+    optimizer: str | torch.optim.Optimizer | None = None,
+    *,
+    valid: Iterable[Batch] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    parameters: Iterable[nn.Parameter] | None = None,
+    weights: Weights | None = None,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Logger] = (),
+    config: Training | None = None,
+    **settings: Any,
+) -> Trained:
+    """Train a model in place on the batches of a stream, to predict their labels.
+
+    Args:
+        model: maps a Batch to logits (B,), for the label, or (B, T), for the label and the tasks.
+        stream: a ``Stream``, or any batches; gone through again and again until the steps are done. Several ranks
+            share every batch of a ``Stream``; any other batches are taken as this rank's part.
+        optimizer: ``adagrad``, ``rowwise-adagrad``, ``adam``, ``sgd``, or an optimizer of your own, which then has
+            its own learning rate.
+        valid: batches to evaluate on now and then.
+        folder: where ``metrics.jsonl`` and the checkpoints go; without it nothing is written.
+        resume: go on from the newest whole checkpoint in ``folder``, bit by bit as if nothing had happened;
+            begin at the beginning if there is none.
+        parameters: what a named optimizer moves; by default all of the model's.
+        weights: batch -> sample weights (B,).
+        callbacks: hooks into the loop, see :class:`Callback`.
+        loggers: functions that are handed every record of the log; one that fails never stops training.
+        config: the settings, see :class:`Training`.
+        settings: single settings, which go before those of ``config``; an unknown one is an error.
+
+    """
+    config = replace(config or Training(), **known_keys(Training, settings))
+    if isinstance(optimizer, str):
+        config = replace(config, optimizer=optimizer)  # type: ignore[arg-type]
+    _check_arguments(config, valid, folder, resume, optimizer)
+    _check_distributed(model, config)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        chosen = optimizer
+    else:
+        chosen = make_optimizer(config, model.parameters() if parameters is None else parameters)
+    steps = total_steps(config, stream)
+    state = State(model, chosen, config, steps)
+    factor = lr_factor(config.schedule, config.schedule_steps or steps, config.rise)
+    make = GraphStepper if config.graph else Stepper
+    stepper = make(state, callbacks, factor, weights)
+    given, stream = stream, rank_batches(stream)
+    run = TrainingRun(stepper, stream, valid, None if folder is None else Path(folder), loggers)
+    try:
+        resumed = run.open(resume=resume)
+        try:
+            with matmul_precision(config.precision, stepper.device):
+                _training_loop(run, stream)
+        finally:
+            stepper.finish()
+        run.finish()
+    finally:
+        run.close()
+        if given is not stream and isinstance(given, Resumable) and isinstance(stream, Resumable):
+            given.load_state_dict(stream.state_dict())
+    return Trained(state.step, state.rows, state.metrics, state.best, state.best_step, state.stop, resumed)
+
+
+def _training_loop(run: TrainingRun, stream: Iterable[Batch]) -> None:
+    """Take steps until they are done or something says stop."""
+    state = run.state
+    state.model.train()
+    passes, limit = 0, state.config.epochs or 1
+    while not run.done() and (state.steps is not None or passes < limit):
+        before = state.step
+        for batch in stream:
+            with convert_out_of_memory(len(batch)):
+                run.stepper.take(batch, partial(run.position, len(batch)))
+            run.after_step()
+            if run.done():
+                break
+        else:
+            passes += 1
+            if state.step == before:
+                raise InputError("the stream gave no batch in a pass; is it a generator that is used up?")
+
+
+def _check_distributed(model: nn.Module, config: Training) -> None:
+    """Refuse what the ranks cannot share in the way they do."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise StateError(
+            "fit adds the gradients of the ranks up itself, those by rows of tables too: give it the model "
+            "inside, model.module"
+        )
+    if config.graph and current_group().several:
+        raise InputError("graph=True captures the step of one process: leave it out where several train together")
+
+
+def total_steps(config: Training, stream: Iterable[Batch]) -> int | None:
+    """Return how many steps there will be; None for passes over a stream of unknown length."""
+    if config.steps is not None:
+        return config.steps
+    return (config.epochs or 1) * len(stream) if isinstance(stream, Sized) else None
+
+
+def _check_arguments(
+    config: Training,
+    valid: Iterable[Batch] | None,
+    folder: str | os.PathLike[str] | None,
+    resume: bool,
+    optimizer: object,
+) -> None:
+    """Refuse wishes that cannot be met, before anything is touched."""
+    if valid is None and (config.patience is not None or config.keep == "best"):
+        raise InputError("early stopping and keep='best' need something to evaluate on: give valid=")
+    if folder is None and (resume or config.tensorboard):
+        raise InputError(f"{'resume' if resume else 'tensorboard'}=True needs the folder of the run: give folder=")
+    own = isinstance(optimizer, torch.optim.Optimizer)
+    if own and config.lr is not None:
+        raise InputError("the optimizer given has its own learning rate; leave out lr=")
+    if optimizer is not None and not own and not isinstance(optimizer, str):
+        raise InputError(f"optimizer must be the name of one or a torch optimizer, found {optimizer!r}")

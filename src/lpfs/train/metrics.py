@@ -60,7 +60,7 @@ def scores(
     >>> scores([-1.0, 2.0, 0.5, -3.0], [0, 1, 1, 0]).auc
     1.0
     """
-    z, y, w = checked(logits, labels, weights)
+    z, y, w = _check_inputs(logits, labels, weights)
     corrected = None if negative_rate is None else calibration(z, y, w, negative_rate)
     return Scores(
         rows=z.size,
@@ -84,7 +84,7 @@ def auc(logits: Values, labels: Values, weights: Values | None = None) -> float 
     >>> auc([1.0, 2.0, 2.0], [0, 1, 0])
     0.75
     """
-    z, y, w = checked(logits, labels, weights)
+    z, y, w = _check_inputs(logits, labels, weights)
     order = np.argsort(z)
     z, y, w = z[order], y[order], w[order]
     last = np.append(np.flatnonzero(z[1:] != z[:-1]), z.size - 1)  # of each run of equal logits
@@ -103,11 +103,11 @@ def logloss(logits: Values, labels: Values, weights: Values | None = None) -> fl
     >>> round(logloss([0.0, 0.0], [0, 1]), 6)
     0.693147
     """
-    z, y, w = checked(logits, labels, weights)
-    return float((w * losses(z, y)).sum() / w.sum())
+    z, y, w = _check_inputs(logits, labels, weights)
+    return float((w * row_losses(z, y)).sum() / w.sum())
 
 
-def losses(logits: Floats, labels: Floats) -> Floats:
+def row_losses(logits: Floats, labels: Floats) -> Floats:
     """Return the binary cross entropy of every row.
 
     >>> losses(np.array([0.0, 50.0]), np.array([1.0, 1.0])).round(3).tolist()
@@ -119,13 +119,13 @@ def losses(logits: Floats, labels: Floats) -> Floats:
 
 def accuracy(logits: Values, labels: Values, weights: Values | None = None) -> float:
     """Return the share of rows on the right side of probability 1/2 (which itself counts as a click)."""
-    z, y, w = checked(logits, labels, weights)
+    z, y, w = _check_inputs(logits, labels, weights)
     return float((w * np.where(z >= 0, y, 1 - y)).sum() / w.sum())
 
 
 def normalised_entropy(logits: Values, labels: Values, weights: Values | None = None) -> float | None:
     """Return logloss / entropy of the mean label: below 1 beats the best constant; None with one class."""
-    z, y, w = checked(logits, labels, weights)
+    z, y, w = _check_inputs(logits, labels, weights)
     mean = float((w * y).sum() / w.sum())
     if not 0 < mean < 1:
         return None
@@ -140,7 +140,7 @@ def calibration(
     With ``negative_rate`` r, the share of negatives that was kept, it is that of the log before sampling: a
     kept negative stands for 1/r of them, and the odds that the model learned are 1/r too high.
     """
-    z, y, w = checked(logits, labels, weights)
+    z, y, w = _check_inputs(logits, labels, weights)
     clicks = float((w * y).sum())
     if clicks == 0:
         return None
@@ -156,7 +156,7 @@ def probabilities(logits: Values, negative_rate: float = 1.0) -> Floats:
     >>> probabilities([0.0], negative_rate=0.25)
     array([0.2])
     """
-    z = array(logits) + np.log(check_rate(negative_rate))
+    z = _as_float64(logits) + np.log(check_rate(negative_rate))
     small = np.exp(-np.abs(z))
     return np.asarray(np.where(z >= 0, 1.0, small) / (1 + small))
 
@@ -168,10 +168,10 @@ def check_rate(rate: float) -> float:
     return rate
 
 
-def checked(logits: Values, labels: Values, weights: Values | None = None) -> tuple[Floats, Floats, Floats]:
+def _check_inputs(logits: Values, labels: Values, weights: Values | None = None) -> tuple[Floats, Floats, Floats]:
     """Return logits, labels and weights as float64 vectors, or say what is wrong with them."""
-    z, y = array(logits), array(labels)
-    w = np.ones_like(y) if weights is None else array(weights)
+    z, y = _as_float64(logits), _as_float64(labels)
+    w = np.ones_like(y) if weights is None else _as_float64(weights)
     if z.ndim != 1 or z.shape != y.shape or z.shape != w.shape or not z.size:
         found = f"{z.shape}, {y.shape} and {w.shape}"
         raise InputError(f"metrics need logits, labels and weights of one shape (B,), B >= 1; found {found}")
@@ -185,7 +185,7 @@ def checked(logits: Values, labels: Values, weights: Values | None = None) -> tu
     return z, y, w
 
 
-def array(values: Values) -> Floats:
+def _as_float64(values: Values) -> Floats:
     """Return values as a float64 array."""
     if isinstance(values, Tensor):
         values = values.detach().double().cpu().numpy()

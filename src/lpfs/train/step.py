@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from lpfs.data.batches.batch import Batch
-from lpfs.errors import DeviceMemoryError, InputError, NonFiniteError
+from lpfs.data.batch import Batch
 from lpfs.embeddings.optim import SGD, Adagrad, Adam, RowWiseAdagrad
-from lpfs.embeddings.row_grad import forget, grad_norm, scale_grads
+from lpfs.embeddings.row_grad import clear_grads, grad_norm, scale_grads
+from lpfs.errors import DeviceMemoryError, InputError, NonFiniteError
 from lpfs.train.callbacks import Callback, State
 from lpfs.train.config import Training
-from lpfs.train.predict import Weights, autocast, device_of, on_device, predict, weights_of
-from lpfs.train.distributed.group import current
+from lpfs.train.distributed.group import current_group
 from lpfs.train.distributed.reduce import reduce_grads
+from lpfs.train.evaluate import Weights, autocast, device_of, on_device, predict_batch, sample_weights
 
 LR = {"adagrad": 0.01, "rowwise-adagrad": 0.01, "adam": 0.001, "sgd": 0.01}
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -38,7 +38,7 @@ def make_optimizer(config: Training, parameters: Iterable[nn.Parameter]) -> torc
     return OPTIMIZERS[config.optimizer](wanted, lr=lr)
 
 
-def loss_of(
+def bce_loss(
     logits: Tensor, labels: Tensor, task_weights: Sequence[float] | None = None, weights: Tensor | None = None
 ) -> Tensor:
     """Return the sum over tasks of c_t · mean over rows of w_b · binary cross entropy.
@@ -71,7 +71,7 @@ class Stepper:
         self.rates: list[float] = [float(group["lr"]) for group in state.optimizer.param_groups]
         moved = [each for group in state.optimizer.param_groups for each in group["params"]]
         self.parameters = list(dict.fromkeys([*state.model.parameters(), *moved]))
-        self.ranks = current()
+        self.ranks = current_group()
         self.total, self.count = 0.0, 0
         self.pending: list[Tensor] = []  # losses not looked at yet: reading one waits for the GPU
 
@@ -90,7 +90,7 @@ class Stepper:
         state, config = self.state, self.state.config
         optimizer = state.optimizer
         self.set_rates()
-        forget(self.parameters)
+        clear_grads(self.parameters)
         rows = len(batch)
         state.batch, state.loss = batch, self.loss_on(batch)
         for each in self.callbacks:
@@ -116,9 +116,9 @@ class Stepper:
             return torch.zeros((), device=self.device, requires_grad=True)
         config = self.state.config
         with autocast(config.precision, self.device):
-            logits, labels = predict(self.state.model, batch)
-        sample = None if self.weights is None else weights_of(self.weights, batch)
-        return loss_of(logits, labels, config.task_weights, sample)
+            logits, labels = predict_batch(self.state.model, batch)
+        sample = None if self.weights is None else sample_weights(self.weights, batch)
+        return bce_loss(logits, labels, config.task_weights, sample)
 
     def _look(self, loss: Tensor, position: Callable[[], str]) -> None:
         """Take note of the loss of a step, before anything moves."""
@@ -191,7 +191,7 @@ class Stepper:
 
 
 @contextmanager
-def memory_told(batch_size: int) -> Iterator[None]:
+def convert_out_of_memory(batch_size: int) -> Iterator[None]:
     """Turn a GPU's running out of memory into an error that says what to do."""
     try:
         yield

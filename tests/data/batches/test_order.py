@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpfs.data.batches.order import Steps, Windows, share
+from lpfs.data.reader import BatchPlan, ShuffleWindows, rank_range
 
 sizes = st.integers(1, 400)
 batches = st.integers(1, 40)
@@ -12,7 +12,7 @@ worlds = st.integers(1, 9)
 
 @given(rows=sizes, batch_size=batches, world=worlds)
 def test_every_row_goes_to_exactly_one_rank(rows, batch_size, world):
-    steps = Steps(rows, batch_size, world)
+    steps = BatchPlan(rows, batch_size, world)
     spans = [list(steps.spans(rank)) for rank in range(world)]
     assert {len(each) for each in spans} == {len(steps)}
     positions = [at for each in spans for first, stop in each for at in range(first, stop)]
@@ -27,7 +27,7 @@ def test_every_row_goes_to_exactly_one_rank(rows, batch_size, world):
 
 @given(rows=sizes, batch_size=batches, world=worlds)
 def test_without_the_last_all_batches_are_full(rows, batch_size, world):
-    steps = Steps(rows, batch_size, world, drop_last=True)
+    steps = BatchPlan(rows, batch_size, world, drop_last=True)
     spans = [list(steps.spans(rank)) for rank in range(world)]
     assert {len(each) for each in spans} == {len(steps)} == {rows // (batch_size * world)}
     assert all(stop - first == batch_size for each in spans for first, stop in each)
@@ -35,7 +35,7 @@ def test_without_the_last_all_batches_are_full(rows, batch_size, world):
 
 @given(rows=sizes, batch_size=batches, world=worlds, drop=st.booleans(), data=st.data())
 def test_a_pass_goes_on_where_it_was_left(rows, batch_size, world, drop, data):
-    steps = Steps(rows, batch_size, world, drop)
+    steps = BatchPlan(rows, batch_size, world, drop)
     bounds = list(steps.bounds())
     cut = data.draw(st.integers(0, len(bounds)))
     start = bounds[cut - 1][1] if cut else 0
@@ -44,7 +44,7 @@ def test_a_pass_goes_on_where_it_was_left(rows, batch_size, world, drop, data):
 
 @given(start=st.integers(0, 50), rows=st.integers(0, 50), world=worlds)
 def test_shares_meet(start, rows, world):
-    edges = [share(start, start + rows, rank, world) for rank in range(world)]
+    edges = [rank_range(start, start + rows, rank, world) for rank in range(world)]
     assert edges[0][0] == start
     assert edges[-1][1] == start + rows
     assert all(before[1] == after[0] for before, after in pairwise(edges))
@@ -52,7 +52,7 @@ def test_shares_meet(start, rows, world):
 
 @given(rows=sizes, block=st.integers(1, 50), blocks=st.integers(1, 9), seed=st.integers(0, 5))
 def test_windows_hold_every_row_once(rows, block, blocks, seed):
-    windows = Windows(rows, block, blocks, seed, 0)
+    windows = ShuffleWindows(rows, block, blocks, seed, 0)
     starts = windows.starts()
     ranges = [windows.window(number) for number in range(len(starts) - 1)]
     found = [at for window in ranges for first, stop in window for at in range(first, stop)]
@@ -65,5 +65,5 @@ def test_windows_hold_every_row_once(rows, block, blocks, seed):
 
 
 def test_passes_and_seeds_differ():
-    drawn = [Windows(1000, 10, 100, seed, epoch).shuffle(0, 1000) for seed in (0, 1) for epoch in (0, 1)]
+    drawn = [ShuffleWindows(1000, 10, 100, seed, epoch).shuffle(0, 1000) for seed in (0, 1) for epoch in (0, 1)]
     assert len({tuple(each) for each in drawn}) == 4

@@ -3,13 +3,13 @@
 import numpy as np
 import polars as pl
 
-from lpfs.data.encoders.vocabulary import Counter
+from lpfs.data.encoders.vocabulary import ValueCounter
 
 
 def test_counter_merges_chunks(monkeypatch):
     rng = np.random.default_rng(0)
     values = pl.Series([f"v{i}" for i in (rng.random(5000) ** 3 * 800).astype(int)])
-    counter = Counter()
+    counter = ValueCounter()
     for start in range(0, 5000, 333):
         counter.add(values.slice(start, 333))
         counter._merge()

@@ -8,12 +8,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from lpfs.data.encode.twins import Leaks
-from lpfs.data.engines.cluster import Found, PieceEngine
-from lpfs.data.engines.pieces import Noted
-from lpfs.data.engines.values import COUNTS, SAMPLE
-from lpfs.data.plan.job import plan
-from lpfs.data.prepare import run
+from lpfs.data.engines.cluster import COUNTS, SAMPLE, ChunkState, ClusterEngine, PieceResults
+from lpfs.data.passes import LabelCopies
+from lpfs.data.planning import plan_log
+from lpfs.data.prepare import run_plan
 
 FIELDS = {
     "ad": {"kind": "categorical", "min_count": 2, "max_values": 12},
@@ -67,7 +65,7 @@ def written(folder: Path, form: str, files: int = 3) -> Path:
     return folder
 
 
-class HereEngine(PieceEngine):
+class HereEngine(ClusterEngine):
     """Does piece after piece in this process, the last one first, and adds up with polars."""
 
     def each(self, what, function, items):
@@ -78,14 +76,14 @@ class HereEngine(PieceEngine):
             yield from lot
 
     def add_up(self, what, function, items, limits):
-        found, tables = Found(), []
+        found, tables = PieceResults(), []
         for value in self.lots(what, function, items):
             if isinstance(value, pl.DataFrame):
                 tables.append(value)
-            elif isinstance(value, Leaks):
+            elif isinstance(value, LabelCopies):
                 found.leaks.append(value)
             else:
-                assert isinstance(value, Noted)
+                assert isinstance(value, ChunkState)
                 found.notes.append(value)
         every = pl.concat([pl.DataFrame(schema=COUNTS), *tables])
         summed = (
@@ -113,7 +111,7 @@ def same_files(one: Path, two: Path) -> int:
 def prepared(source, out: Path, engine: str, *, block: int | None = None, **options):
     """Prepare with small blocks, so that a small log has many pieces."""
     options.setdefault("fields", FIELDS)
-    job = plan(source, label="click", **options)
+    job = plan_log(source, label="click", **options)
     if block is not None:
         job.source.block = block
-    return run(job, out, engine=engine)
+    return run_plan(job, out, engine=engine)

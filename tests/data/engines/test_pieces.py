@@ -6,11 +6,11 @@ import pytest
 from logs import FIELDS, HereEngine, prepared, same_files, written
 
 from lpfs.data import prepare as verb
-from lpfs.data.engines.choice import make_engine
-from lpfs.data.plan.job import plan
+from lpfs.data.engines import make_engine
+from lpfs.data.planning import plan_log, plan_source
 from lpfs.data.prepare import prepare
 from lpfs.data.progress import Reporter
-from lpfs.data.raw.files import open_source
+from lpfs.data.sources import open_source
 from lpfs.data.sources.base import Piece
 from lpfs.errors import DataError, InputError, MissingPackageError
 
@@ -55,8 +55,8 @@ def test_new_rows_are_encoded_in_pieces_too(tmp_path, here):
     source = written(tmp_path / "log", "csv")
     like = prepared(source, tmp_path / "like", "embedded", time="day")
     for engine in ("embedded", "here"):
-        job = verb.make_job(source, like=like)
-        verb.run(job, tmp_path / engine, engine=engine)
+        job = plan_source(source, like=like)
+        verb.run_plan(job, tmp_path / engine, engine=engine)
     same_files(tmp_path / "embedded", tmp_path / "here")
 
 
@@ -140,7 +140,7 @@ def test_what_pieces_cannot_do(tmp_path, here):
     source = written(tmp_path / "log", "csv")
     with pytest.raises(InputError, match="ordered"):
         prepared(source, tmp_path / "out", "here", time="day", ordered=True)
-    job = plan({"click": [0, 1], "ad": ["a", "b"]}, label="click")
+    job = plan_log({"click": [0, 1], "ad": ["a", "b"]}, label="click")
     with pytest.raises(InputError, match="only files"):
         HereEngine(job, Reporter(quiet=True))
     with pytest.raises(InputError, match="no engine 'flink'; there are embedded, spark"):

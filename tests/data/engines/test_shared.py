@@ -2,7 +2,7 @@
 
 import pytest
 
-from lpfs.data.engines.shared import Shared, put_all
+from lpfs.data.engines.spark import SharedFolder, write_all
 
 
 @pytest.mark.parametrize("kind", ["folder", "store"])
@@ -11,8 +11,8 @@ def test_values_come_back_in_order_and_nothing_stays(tmp_path, kind):
     if kind == "store":
         pytest.importorskip("fsspec")
         place = "memory://shared/"
-    one, other = Shared.within(place), Shared.within(place)
-    names = put_all(one, lambda count: ({"at": at} for at in range(count)), 3)
+    one, other = SharedFolder.within(place), SharedFolder.within(place)
+    names = write_all(one, lambda count: ({"at": at} for at in range(count)), 3)
     kept = other.put("mine")
     one.put("left over")
     assert [one.take(name) for name in names] == [{"at": 0}, {"at": 1}, {"at": 2}]

@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 from logs import prepared, same_files, written
 
 import lpfs
-from lpfs.cli import call
+from lpfs.cli import run
 from lpfs.errors import DataError
 
 # pyspark and ibis call what newer pandas and sqlglot call old
@@ -65,7 +65,7 @@ def test_the_command(tmp_path, monkeypatch):
     source = written(tmp_path / "log", "csv", files=2)
     told = [*map(str, [source, "--label", "click", "--time", "day", "--hash", 40, "--quiet"])]
     for engine in ("embedded", "spark"):
-        assert call(["prepare", *told, "--engine", engine, "--out", str(tmp_path / engine)]) == 0
+        assert run(["prepare", *told, "--engine", engine, "--out", str(tmp_path / engine)]) == 0
     same_files(tmp_path / "embedded", tmp_path / "spark")
     assert not list((tmp_path / "shared").iterdir())
 

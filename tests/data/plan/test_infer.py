@@ -3,9 +3,8 @@
 import polars as pl
 import pytest
 
-from lpfs.data.fields import FieldPlan
+from lpfs.data.fields import FieldPlan, read_fields, to_toml
 from lpfs.data.infer import infer
-from lpfs.data.plan.toml import read_fields, to_toml
 
 ROWS = 2000
 CASES = {

@@ -11,12 +11,14 @@ from lpfs.errors import DataError, MissingPackageError
 
 
 def test_a_line_without_an_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "LONGEST", 100)
+    monkeypatch.setattr(reading, "MAX_RECORD", 100)
     monkeypatch.setattr("lpfs.data.sources.csv.HEAD", 100)
     path = tmp_path / "log.csv"
     path.write_text("click,ad\n1," + "x" * 500)
-    original = reading.Blocks.__init__
-    monkeypatch.setattr(reading.Blocks, "__init__", lambda self, *a, **k: original(self, *a, **{**k, "size": 64}))
+    original = reading.LineBlocks.__init__
+    monkeypatch.setattr(
+        reading.LineBlocks, "__init__", lambda self, *a, **k: original(self, *a, **{**k, "size": 64})
+    )
     with pytest.raises(DataError, match="a line is longer than"):
         prepare(path, tmp_path / "out", label="click", quiet=True)
     path.write_text("x" * 500)

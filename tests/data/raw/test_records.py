@@ -4,7 +4,7 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lpfs.data.raw.records import Dialect, parse
+from lpfs.data.sources.csv import Dialect, parse
 from lpfs.errors import DataError
 
 NAMES = ("a", "b", "c")

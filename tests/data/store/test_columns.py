@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpfs.data.store.columns import ColumnFile
-from lpfs.data.store.format import HEADER, file_checksum, id_dtype, load_vocabulary, save_vocabulary
+from lpfs._fileio import file_checksum
+from lpfs.data.store.format import HEADER, ColumnWriter, id_dtype, load_vocabulary, save_vocabulary
 from lpfs.errors import DataError
 
 
 @given(chunks=st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), min_size=1, max_size=6))
 def test_a_column_widens_and_reads_back(tmp_path_factory, chunks):
     path = tmp_path_factory.mktemp("column") / "c.npy"
-    column = ColumnFile(path, np.dtype(np.uint8))
+    column = ColumnWriter(path, np.dtype(np.uint8))
     for chunk in chunks:
         column.append(np.array(chunk, id_dtype(max(chunk, default=0))))
     entry = column.close()
@@ -30,7 +30,7 @@ def test_a_column_widens_and_reads_back(tmp_path_factory, chunks):
 
 
 def test_the_checksum_covers_header_and_data(tmp_path):
-    column = ColumnFile(tmp_path / "c.npy", np.dtype(np.float32), width=2)
+    column = ColumnWriter(tmp_path / "c.npy", np.dtype(np.float32), width=2)
     column.append(np.ones((3, 2), np.float32))
     entry = column.close()
     data = (tmp_path / "c.npy").read_bytes()
@@ -39,7 +39,7 @@ def test_the_checksum_covers_header_and_data(tmp_path):
 
 
 def test_zeros_are_added_without_being_held(tmp_path):
-    column = ColumnFile(tmp_path / "c.npy", np.dtype(np.uint8))
+    column = ColumnWriter(tmp_path / "c.npy", np.dtype(np.uint8))
     column.append_zeros(3_000_000)
     column.append(np.ones(1, np.uint8))
     column.close()

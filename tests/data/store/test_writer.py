@@ -13,8 +13,8 @@ import pytest
 from made import SCHEMA, columns, make
 
 from lpfs.data.dataset import Dataset
+from lpfs.data.store import format as columns_module
 from lpfs.data.store.writer import DatasetWriter
-from lpfs.data.store import columns as columns_module
 from lpfs.errors import DataError, FieldError, StateError
 from lpfs.schema import Field, Schema
 
@@ -93,7 +93,7 @@ def test_a_full_disk_is_a_data_error_and_leaves_nothing(tmp_path, monkeypatch):
     def full(self: object, values: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(columns_module.ColumnFile, "append", full)
+    monkeypatch.setattr(columns_module.ColumnWriter, "append", full)
     with pytest.raises(DataError, match=r"No space left on device.*free some space"):
         one(tmp_path / "log")
     assert nothing_left(tmp_path)

@@ -12,7 +12,7 @@ from lpfs.data.fields import FieldPlan
 from lpfs.data.store.format import AnyArray
 from lpfs.schema import Field
 
-Where = Callable[[int], str]
+RowLocator = Callable[[int], str]
 
 
 class Encoder(ABC):
@@ -33,7 +33,7 @@ class Encoder(ABC):
         """Return the encoder that learned this; a KeyError names what is not there."""
 
     @abstractmethod
-    def observe(self, column: pl.Series, where: Where) -> Callable[[], list[AnyArray]]:
+    def observe(self, column: pl.Series, where: RowLocator) -> Callable[[], list[AnyArray]]:
         """Take in rows of the training period; return a function that gives what tells the column apart."""
 
     @abstractmethod
@@ -49,7 +49,7 @@ class Encoder(ABC):
         """Decide on ids or scales."""
 
     @abstractmethod
-    def encode(self, column: pl.Series, where: Where) -> Any:
+    def encode(self, column: pl.Series, where: RowLocator) -> Any:
         """Return ids, numbers, or a bag (ids, lengths)."""
 
     @property

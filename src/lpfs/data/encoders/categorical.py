@@ -1,4 +1,7 @@
-"""Encoders of values: one id a row, or a bag of them, from a vocabulary or by hashing."""
+"""Encoders of values: one id a row, or a bag of them, from a vocabulary or by hashing.
+
+The raw type of a column in training and now: can its values still be known?
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,75 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from lpfs.data.encoders.base import Encoder, Where
-from lpfs.data.hashing import Ids
-from lpfs.data.encode.types import as_hashed, hashable, knowable, sort_of
-from lpfs.data.encoders.vocabulary import Counter, Vocabulary, canonical, hashed, keys_of
+from lpfs.data.encoders.base import Encoder, RowLocator
+from lpfs.data.encoders.vocabulary import (
+    ValueCounter,
+    Vocabulary,
+    Where,
+    canonical_values,
+    cast_to_vocabulary,
+    hashed_ids,
+    value_keys,
+)
 from lpfs.data.fields import FieldPlan
-from lpfs.data.raw.cast import as_type
+from lpfs.data.hashing import Ids
+from lpfs.data.parsing import cast_column
 from lpfs.data.store.format import FIRST_ID, AnyArray
 from lpfs.errors import DataError
+
+
+def value_type(values: pl.Series) -> str:
+    """Return what canonical values are: ``text``, ``whole`` numbers or a ``fraction``."""
+    if values.dtype == pl.String:
+        return "text"
+    return "whole" if values.dtype.is_integer() else "fraction"
+
+
+def can_contain_values(vocabulary: pl.Series, dtype: pl.DataType) -> bool:
+    """Whether a column of a raw type can hold any value of a vocabulary: one that survives the way there and back.
+
+    >>> [knowable(pl.Series(["1", "2"]), dtype) for dtype in (pl.Int8(), pl.Float64())]  # 1.0 is not "1"
+    [True, False]
+    """
+    if not len(vocabulary) or dtype in (pl.Null, pl.String):
+        return True
+    if dtype == pl.Boolean:
+        return vocabulary.dtype == pl.String and bool(vocabulary.is_in(["true", "false"]).any())
+    try:
+        back = canonical_values(cast_column(vocabulary, dtype, strict=False), hexadecimal=False, where=str)
+        return bool((cast_to_vocabulary(back, vocabulary.dtype) == vocabulary).any())
+    except DataError:
+        return False
+
+
+def hashes_alike(dtype: pl.DataType, of: str | None, raw: str | None) -> bool:
+    """Whether values of a raw type hash as those of training did, which were of a sort and a raw type."""
+    if of is None or dtype == pl.Null or str(dtype) == raw:
+        return True
+    if dtype == pl.String:
+        return of != "text"  # numbers are read from it; dates and truths may be spelled otherwise
+    if dtype.is_integer():
+        return of != "text" or raw == "String"
+    return dtype.is_float() and of != "text"
+
+
+def cast_for_hashing(values: pl.Series, of: str | None, where: Where) -> pl.Series:
+    """Bring canonical values to the sort that was hashed in training, or say which value is not of it."""
+    if of is None or value_type(values) == of or not len(values):
+        return values
+    if of == "text":
+        return cast_column(values, pl.String)
+    for dtype in (pl.Int64(), pl.UInt64()) if of == "whole" else (pl.Float64(),):
+        numbers = cast_to_vocabulary(values, dtype)
+        lost = numbers.is_null() & values.is_not_null()
+        if not lost.any():
+            return numbers
+    row = int(lost.arg_max() or 0)
+    what = "whole number" if of == "whole" else "number"
+    raise DataError(
+        f"{where(row)}: column {values.name!r}: {values[row]!r:.60} is not a {what}; only {what}s were hashed "
+        "in training"
+    )
 
 
 class CategoricalEncoder(Encoder):
@@ -25,7 +89,7 @@ class CategoricalEncoder(Encoder):
 
     def __init__(self, plan: FieldPlan) -> None:
         super().__init__(plan)
-        self.counter = Counter()
+        self.counter = ValueCounter()
         self._vocabulary: Vocabulary | None = None
         self._first: Any = None
         self._varies = self._begun = False
@@ -46,7 +110,7 @@ class CategoricalEncoder(Encoder):
         made._learning = False
         return made
 
-    def observe(self, column: pl.Series, where: Where) -> Callable[[], list[AnyArray]]:
+    def observe(self, column: pl.Series, where: RowLocator) -> Callable[[], list[AnyArray]]:
         """Count values."""
         values = self._values(column, where)
         if not self._varies and len(values):
@@ -59,16 +123,16 @@ class CategoricalEncoder(Encoder):
                 self._varies = not bool(values.eq_missing(self._first).all())
         if self.plan.hash is None:
             self.counter.add(values)
-        return lambda: [keys_of(values), values.is_null().to_numpy()]
+        return lambda: [value_keys(values), values.is_null().to_numpy()]
 
-    def _values(self, column: pl.Series, where: Where) -> pl.Series:
+    def _values(self, column: pl.Series, where: RowLocator) -> pl.Series:
         if not self._learning:
             self._check_type(column.dtype)
-        values = canonical(column, hexadecimal=self.plan.hexadecimal, where=where)
+        values = canonical_values(column, hexadecimal=self.plan.hexadecimal, where=where)
         if self._learning:
-            self._note_type(column.dtype, sort_of(values))
+            self._note_type(column.dtype, value_type(values))
             return values
-        return values if self.plan.hash is None else as_hashed(values, self._of, where)
+        return values if self.plan.hash is None else cast_for_hashing(values, self._of, where)
 
     def _note_type(self, dtype: pl.DataType, sort: str) -> None:
         """Remember the type of training; of whole numbers in some files and fractions in others, fractions."""
@@ -89,7 +153,9 @@ class CategoricalEncoder(Encoder):
         if name not in self._fits:
             known = self._vocabulary
             self._fits[name] = (
-                hashable(dtype, self._of, self._raw) if known is None else knowable(known.values, dtype)
+                hashes_alike(dtype, self._of, self._raw)
+                if known is None
+                else can_contain_values(known.values, dtype)
             )
         if not self._fits[name]:
             then = self._raw or "another type"
@@ -118,7 +184,7 @@ class CategoricalEncoder(Encoder):
             self._vocabulary = Vocabulary.build(
                 self.counter, min_count=self.plan.min_count or 1, max_values=self.plan.max_values
             )
-        self.counter = Counter()
+        self.counter = ValueCounter()
         self._learning = False
 
     @property
@@ -131,13 +197,13 @@ class CategoricalEncoder(Encoder):
         """Number of ids, special ones included."""
         return FIRST_ID + self.plan.hash if self._vocabulary is None else self._vocabulary.cardinality  # type: ignore[operator]
 
-    def encode(self, column: pl.Series, where: Where) -> Any:
+    def encode(self, column: pl.Series, where: RowLocator) -> Any:
         """Return the id of each row."""
         return self._ids(self._values(column, where))
 
     def _ids(self, values: pl.Series) -> Ids:
         if self._vocabulary is None:
-            return hashed(values, self.plan.hash or 1)
+            return hashed_ids(values, self.plan.hash or 1)
         return self._vocabulary.encode(values)
 
     def stored(self) -> Any:
@@ -152,7 +218,7 @@ class CategoricalEncoder(Encoder):
         return {"ids": "vocabulary", "values_seen": seen, "covered": covered, "raw": self._raw}
 
 
-class MultiEncoder(CategoricalEncoder):
+class BagEncoder(CategoricalEncoder):
     """A bag of ids a row; a missing bag holds the id of missing, an empty one nothing."""
 
     kind = "multi"
@@ -163,14 +229,16 @@ class MultiEncoder(CategoricalEncoder):
         if isinstance(column.dtype, pl.List):
             return column
         if column.dtype == pl.Null:
-            return as_type(column, pl.List(pl.String))
+            return cast_column(column, pl.List(pl.String))
         if self.plan.separator is None:
             raise DataError(
                 f"column {self.name!r} is multi but holds {column.dtype}, not lists; give its separator"
             )
-        return as_type(canonical(column, hexadecimal=False, where=str), pl.String).str.split(self.plan.separator)
+        return cast_column(canonical_values(column, hexadecimal=False, where=str), pl.String).str.split(
+            self.plan.separator
+        )
 
-    def _flat(self, column: pl.Series, where: Where) -> tuple[pl.Series, AnyArray]:
+    def _flat(self, column: pl.Series, where: RowLocator) -> tuple[pl.Series, AnyArray]:
         lists = self._lists(column)
         lengths = lists.list.len().fill_null(1).to_numpy().astype(np.int64)
         full = lists.filter((lists.list.len() > 0).fill_null(True))
@@ -180,7 +248,7 @@ class MultiEncoder(CategoricalEncoder):
             values = values.replace("", None)
         return super()._values(values, lambda place: where(int(rows[place]))), lengths
 
-    def observe(self, column: pl.Series, where: Where) -> Callable[[], list[AnyArray]]:
+    def observe(self, column: pl.Series, where: RowLocator) -> Callable[[], list[AnyArray]]:
         """Count the values of all bags."""
         values, lengths = self._flat(column, where)
         if self.plan.hash is None:
@@ -192,9 +260,9 @@ class MultiEncoder(CategoricalEncoder):
             size = len(self._first)
             same = bool((lengths == size).all()) and values.to_list() == self._first * len(lengths)
             self._varies = not same
-        return lambda: [keys_of(values), values.is_null().to_numpy(), lengths]
+        return lambda: [value_keys(values), values.is_null().to_numpy(), lengths]
 
-    def encode(self, column: pl.Series, where: Where) -> Any:
+    def encode(self, column: pl.Series, where: RowLocator) -> Any:
         """Return all ids row after row, and how many each row has."""
         values, lengths = self._flat(column, where)
         return self._ids(values), lengths

@@ -1,46 +1,50 @@
-"""Numbers: log1p, standardised from the training period, or quantile bins."""
+"""Numbers: log1p, standardised from the training period, or quantile bins.
+
+Encoders of numbers: standardised, or as ids of quantile bins.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from lpfs.data.hashing import Ids
-from lpfs.data.raw.cast import as_type
-from lpfs.data.raw.chance import Marks, mix
-from lpfs.data.raw.spelling import NUMBER_MARKS
-from lpfs.data.store.format import FIRST_ID, MISSING_ID
-from lpfs.errors import DataError
+from lpfs.data.encoders.base import Encoder, RowLocator
+from lpfs.data.fields import FieldPlan
+from lpfs.data.hashing import HashValues, Ids, splitmix64
+from lpfs.data.parsing import MISSING_NUMBER_TEXTS, cast_column
+from lpfs.data.store.format import FIRST_ID, MISSING_ID, AnyArray
+from lpfs.errors import DataError, StateError
 
 Numbers = npt.NDArray[np.float64]
-LEAST_BINS, MOST_BINS, ROWS_PER_BIN = 16, 256, 500  # where the number of bins is found from that of rows
+MIN_BINS, MOST_BINS, ROWS_PER_BIN = 16, 256, 500  # where the number of bins is found from that of rows
 SAMPLED = 1 << 18  # values kept of a column for its quantiles
 
 
 def as_numbers(values: pl.Series, where: Callable[[int], str]) -> Numbers:
     """Return a column as numbers, NaN where missing or not finite; say which value is no number."""
     if values.dtype == pl.Boolean:
-        values = as_type(values, pl.UInt8)
+        values = cast_column(values, pl.UInt8)
     if values.dtype.is_nested() or values.dtype.is_temporal() or values.dtype in (pl.Binary, pl.Object):
         raise DataError(f"column {values.name!r}: {values.dtype} is not a number; set another kind")
-    numbers = as_type(values, pl.Float64, strict=False)
+    numbers = cast_column(values, pl.Float64, strict=False)
     result = numbers.to_numpy(writable=True)
     if numbers.null_count() != values.null_count():
-        text = as_type(values, pl.String)
+        text = cast_column(values, pl.String)
         for row in np.flatnonzero((numbers.is_null() & values.is_not_null()).to_numpy()).tolist():
-            result[row] = one_number(text[row], values.name, where, row)
+            result[row] = _parse_number(text[row], values.name, where, row)
     result[np.isinf(result)] = np.nan
     return result
 
 
-def one_number(text: str, name: str, where: Callable[[int], str], row: int) -> float:
+def _parse_number(text: str, name: str, where: Callable[[int], str], row: int) -> float:
     """Read a number that polars does not take."""
     text = text.strip()
-    if text.lower() in NUMBER_MARKS:
+    if text.lower() in MISSING_NUMBER_TEXTS:
         return float("nan")
     try:
         return float(text.replace("_", "x"))
@@ -56,7 +60,7 @@ def as_vectors(values: pl.Series, width: int, separator: str | None, where: Call
     if isinstance(values.dtype, pl.Array):
         values = values.arr.to_list()
     if values.dtype == pl.Null:
-        values = as_type(values, pl.List(pl.Float64))
+        values = cast_column(values, pl.List(pl.Float64))
     if values.dtype == pl.String and separator is not None:
         values = values.str.split(separator)
     if not isinstance(values.dtype, pl.List):
@@ -80,7 +84,7 @@ def as_vectors(values: pl.Series, width: int, separator: str | None, where: Call
     return result
 
 
-def compress(numbers: Numbers, transform: str) -> Numbers:
+def signed_log1p(numbers: Numbers, transform: str) -> Numbers:
     """Return sign(x)·log1p(|x|), which is log1p(x) where nothing is negative; or the numbers as they are.
 
     Beyond 1e150 squares would overflow: such numbers are cut there.
@@ -149,7 +153,7 @@ class Quantiles:
 
     def add(self, numbers: Numbers) -> None:
         """Take (n,) numbers in; the sample keeps those whose row number hashes lowest."""
-        marks = mix(np.arange(self._rows, self._rows + len(numbers)), self.seed)
+        marks = splitmix64(np.arange(self._rows, self._rows + len(numbers)), self.seed)
         self._rows += len(numbers)
         there = ~np.isnan(numbers)
         self._values = np.concatenate([self._values, numbers[there]])
@@ -157,7 +161,7 @@ class Quantiles:
         if len(self._values) > 2 * SAMPLED:
             self._shrink()
 
-    def join(self, values: Numbers, marks: Marks, rows: int) -> None:
+    def join(self, values: Numbers, marks: HashValues, rows: int) -> None:
         """Take in a sample of the first ``rows`` rows, or the part of it that is among the lowest."""
         self._values = np.concatenate([self._values, values])
         self._marks = np.concatenate([self._marks, marks])
@@ -165,7 +169,7 @@ class Quantiles:
         if len(self._values) > 2 * SAMPLED:
             self._shrink()
 
-    def sample(self) -> tuple[Numbers, Marks]:
+    def sample(self) -> tuple[Numbers, HashValues]:
         """Return the sampled values and the marks by which they were chosen."""
         self._shrink()
         return self._values, self._marks
@@ -177,7 +181,7 @@ class Quantiles:
 
     def enough(self) -> int:
         """Return how many bins so many rows can fill: one for every 500, from 16 to 256."""
-        return min(MOST_BINS, max(LEAST_BINS, self._rows // ROWS_PER_BIN))
+        return min(MOST_BINS, max(MIN_BINS, self._rows // ROWS_PER_BIN))
 
     def edges(self, bins: int) -> Numbers:
         """Return at most ``bins`` - 1 increasing inner edges."""
@@ -200,3 +204,136 @@ def bin_names(edges: Numbers) -> list[str]:
     """Name each bin by its bounds, the lower one included."""
     bounds = ["-inf", *(f"{edge:g}" for edge in edges), "inf"]
     return [f"[{low}, {high})" for low, high in pairwise(bounds)]
+
+
+class NumericEncoder(Encoder):
+    """Numbers, compressed and standardised."""
+
+    kind = "numeric"
+
+    def __init__(self, plan: FieldPlan) -> None:
+        super().__init__(plan)
+        self._moments = Moments(plan.width)
+        self._mean, self._deviation = self._moments.mean, self._moments.deviation
+        self._negative = False
+
+    @classmethod
+    def restored(cls, plan: FieldPlan, about: Mapping[str, Any], values: Any) -> NumericEncoder:
+        """Return the encoder with this scale."""
+        made = cls(plan)
+        made._mean, made._deviation = np.array(about["mean"], float), np.array(about["deviation"], float)
+        made._negative = about["signed"]
+        return made
+
+    def _numbers(self, column: pl.Series, where: RowLocator) -> Numbers:
+        if self.plan.width == 1 and not column.dtype.is_nested():
+            return as_numbers(column, where).reshape(-1, 1)
+        return as_vectors(column, self.plan.width, self.plan.separator, where)
+
+    def observe(self, column: pl.Series, where: RowLocator) -> Callable[[], list[AnyArray]]:
+        """Add to mean and deviation."""
+        numbers = self._numbers(column, where)
+        self._negative = self._negative or bool((numbers < 0).any())
+        self._moments.add(signed_log1p(numbers, self.plan.transform))
+        return lambda: [numbers]
+
+    def notes(self) -> Any:
+        """Return mean and deviation so far, and whether anything is negative."""
+        return self._moments, self._negative
+
+    def join(self, notes: Any) -> None:
+        """Merge mean and deviation."""
+        moments, negative = notes
+        self._moments.join(moments)
+        self._negative = self._negative or negative
+
+    def finish(self) -> None:
+        """Set the scale."""
+        self._mean, self._deviation = self._moments.mean, self._moments.deviation
+
+    @property
+    def constant(self) -> bool:
+        """Whether every training row holds the same."""
+        return self._moments.constant
+
+    def encode(self, column: pl.Series, where: RowLocator) -> Any:
+        """Return standardised numbers, NaN where missing."""
+        numbers = signed_log1p(self._numbers(column, where), self.plan.transform)
+        scaled = (numbers - self._mean) / self._deviation
+        return np.clip(scaled, -1e38, 1e38).astype(np.float32)
+
+    def about(self) -> dict[str, Any]:
+        """Return the scale, so that new rows can be treated the same way."""
+        scale = {"mean": self._mean.tolist(), "deviation": self._deviation.tolist()}
+        return {"transform": self.plan.transform, "signed": self._negative, **scale}
+
+
+class BinningEncoder(Encoder):
+    """Numbers as the ids of quantile bins."""
+
+    kind = "categorical"
+
+    def __init__(self, plan: FieldPlan, seed: int = 0, first: int = 0) -> None:
+        super().__init__(plan)
+        self._quantiles: Quantiles | None = Quantiles(seed, first)
+        self._moments = Moments(1)
+        self._edges: Numbers = np.zeros(0)
+
+    @classmethod
+    def restored(cls, plan: FieldPlan, about: Mapping[str, Any], values: Any) -> BinningEncoder:
+        """Return the encoder with these edges."""
+        made = cls(plan)
+        made._quantiles, made._edges = None, np.array(about["edges"], float)
+        return made
+
+    def observe(self, column: pl.Series, where: RowLocator) -> Callable[[], list[AnyArray]]:
+        """Sample numbers."""
+        numbers = as_numbers(column, where)
+        if self._quantiles is not None:
+            self._quantiles.add(numbers)
+        self._moments.add(signed_log1p(numbers.reshape(-1, 1), "log"))
+        return lambda: [numbers]
+
+    def notes(self) -> Any:
+        """Return whether the numbers differ; the sample goes its own way."""
+        return self._moments
+
+    def join(self, notes: Any) -> None:
+        """Merge whether the numbers differ."""
+        self._moments.join(notes)
+
+    @property
+    def quantiles(self) -> Quantiles:
+        """The sample, until the edges are set."""
+        if self._quantiles is None:
+            raise StateError(f"field {self.name!r}: its edges are set, the sample is gone")
+        return self._quantiles
+
+    def finish(self) -> None:
+        """Set the edges."""
+        if self._quantiles is not None:
+            bins = self.plan.bins
+            self._edges = self._quantiles.edges(bins if isinstance(bins, int) else self._quantiles.enough())
+        self._quantiles = None
+
+    @property
+    def constant(self) -> bool:
+        """Whether every training row holds the same."""
+        return self._moments.constant
+
+    @property
+    def cardinality(self) -> int:
+        """Number of ids, special ones included."""
+        return FIRST_ID + len(self._edges) + 1
+
+    def encode(self, column: pl.Series, where: RowLocator) -> Any:
+        """Return the bin of each row."""
+        return bin_ids(as_numbers(column, where), self._edges)
+
+    def stored(self) -> Any:
+        """Return the names of the bins."""
+        return bin_names(self._edges)
+
+    def about(self) -> dict[str, Any]:
+        """Return the edges."""
+        return {"ids": "bins", "edges": self._edges.tolist(), "missing_id": MISSING_ID}

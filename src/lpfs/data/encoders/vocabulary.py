@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from lpfs.data.hashing import Ids, Keys, Lookup
-from lpfs.data.raw.cast import as_type
+from lpfs.data.hashing import HashTable, Ids, Keys
+from lpfs.data.parsing import cast_column
 from lpfs.data.store.format import FIRST_ID, MISSING_ID, UNSEEN_ID
 from lpfs.errors import DataError
 
 Where = Callable[[int], str]
 
 
-def canonical(values: pl.Series, *, hexadecimal: bool, where: Where) -> pl.Series:
+def canonical_values(values: pl.Series, *, hexadecimal: bool, where: Where) -> pl.Series:
     """Return the values of a categorical column as text, whole numbers or fractions; null is missing."""
     name, dtype = values.name, values.dtype
     if hexadecimal:
@@ -27,24 +27,24 @@ def canonical(values: pl.Series, *, hexadecimal: bool, where: Where) -> pl.Serie
     if dtype == pl.String or dtype in (pl.Int64, pl.UInt64):
         return values
     if dtype.is_integer() and dtype not in (pl.Int128, pl.UInt128):
-        return as_type(values, pl.Int64)
+        return cast_column(values, pl.Int64)
     if dtype.is_float():
-        numbers: pl.Series = as_type(values, pl.Float64).fill_nan(None)
+        numbers: pl.Series = cast_column(values, pl.Float64).fill_nan(None)
         return numbers.set(numbers == 0.0, 0.0)  # -0.0 and 0.0 are one value
     if dtype == pl.Null:
-        return as_type(values, pl.String)
+        return cast_column(values, pl.String)
     if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
         raise DataError(f"column {name!r}: {dtype} cannot be categorical; set kind = 'multi' or 'ignore'")
-    return as_type(values, pl.String)
+    return cast_column(values, pl.String)
 
 
 def parse_hexadecimal(values: pl.Series, where: Where) -> pl.Series:
     """Return hexadecimal text as whole numbers below 2**32, or say which value is not."""
     if values.dtype.is_integer():
-        return canonical(values, hexadecimal=False, where=where)
+        return canonical_values(values, hexadecimal=False, where=where)
     if values.dtype not in (pl.String, pl.Null):
         raise DataError(f"column {values.name!r}: {values.dtype} is not hexadecimal text; set hexadecimal = false")
-    text = as_type(values, pl.String)
+    text = cast_column(values, pl.String)
     numbers = text.str.to_integer(base=16, dtype=pl.UInt32, strict=False)
     if numbers.null_count() != text.null_count():
         row = int((numbers.is_null() & text.is_not_null()).arg_max() or 0)
@@ -55,7 +55,7 @@ def parse_hexadecimal(values: pl.Series, where: Where) -> pl.Series:
     return numbers
 
 
-def keys_of(values: pl.Series) -> Keys:
+def value_keys(values: pl.Series) -> Keys:
     """Return a 64-bit key for each canonical value: its hash if it is text, its bits if it is a number."""
     if values.dtype == pl.String:
         return values.hash(11).to_numpy()
@@ -65,7 +65,7 @@ def keys_of(values: pl.Series) -> Keys:
     return filled.astype(np.int64).view(np.uint64) if filled.dtype.kind == "i" else filled.astype(np.uint64)
 
 
-class Counter:
+class ValueCounter:
     """Counts values in memory that grows with the distinct values only."""
 
     def __init__(self) -> None:
@@ -109,12 +109,12 @@ class Vocabulary:
     """The values that have an id of their own, in id order from ``FIRST_ID``."""
 
     values: pl.Series
-    lookup: Lookup
+    lookup: HashTable
     seen: int
     covered: float
 
     @classmethod
-    def build(cls, counter: Counter, *, min_count: int, max_values: int | None) -> Vocabulary:
+    def build(cls, counter: ValueCounter, *, min_count: int, max_values: int | None) -> Vocabulary:
         """Keep values that are frequent enough, the most frequent first."""
         counts, (values_left, rows_left) = counter.result(), counter.left_out
         kept = counts.filter(pl.col("count") >= min_count)
@@ -124,7 +124,7 @@ class Vocabulary:
         values = kept["value"].rechunk()
         return cls(
             values,
-            Lookup(keys_of(values), FIRST_ID),
+            HashTable(value_keys(values), FIRST_ID),
             counts.height + values_left,
             float(kept["count"].sum() or 0) / total if total else 1.0,
         )
@@ -134,7 +134,7 @@ class Vocabulary:
         """Return the vocabulary that ``stored`` gave."""
         text = isinstance(stored, list)
         values = pl.Series("value", stored, pl.String) if text else pl.Series("value", stored)
-        return cls(values, Lookup(keys_of(values), FIRST_ID), seen, covered)
+        return cls(values, HashTable(value_keys(values), FIRST_ID), seen, covered)
 
     @property
     def cardinality(self) -> int:
@@ -145,8 +145,8 @@ class Vocabulary:
         """Return the ids of canonical values."""
         missing = values.is_null().to_numpy()
         if len(self.values):
-            values = same_type(values, self.values.dtype)
-        ids = self.lookup(keys_of(values))
+            values = cast_to_vocabulary(values, self.values.dtype)
+        ids = self.lookup(value_keys(values))
         if values.null_count():
             ids[values.is_null().to_numpy()] = UNSEEN_ID  # a value that this type does not have
         ids[missing] = MISSING_ID
@@ -157,16 +157,16 @@ class Vocabulary:
         return self.values.to_list() if self.values.dtype == pl.String else self.values.to_numpy()
 
 
-def same_type(values: pl.Series, dtype: pl.DataType) -> pl.Series:
+def cast_to_vocabulary(values: pl.Series, dtype: pl.DataType) -> pl.Series:
     """Bring a chunk whose file stores a column as another type to that of the vocabulary, or to null."""
     if values.dtype == dtype:
         return values
     if dtype.is_integer() and values.dtype.is_float():
         values = values.set(values != values.round(), None)  # 5.5 is not 5
-    return as_type(values, dtype, strict=False)
+    return cast_column(values, dtype, strict=False)
 
 
-def hashed(values: pl.Series, modulo: int) -> Ids:
+def hashed_ids(values: pl.Series, modulo: int) -> Ids:
     """Return ``FIRST_ID`` + value modulo a range; text is hashed with BLAKE2b first. Missing has its own id.
 
     Whole numbers, hexadecimal ones too, are taken modulo the range themselves, as DLRM's max-ind-range does.
@@ -182,11 +182,11 @@ def hashed(values: pl.Series, modulo: int) -> Ids:
             % modulo
             for text in distinct.to_list()
         ]
-        table = Lookup(keys_of(distinct), FIRST_ID)
-        places = table(keys_of(values)).astype(np.int64) - FIRST_ID
+        table = HashTable(value_keys(distinct), FIRST_ID)
+        places = table(value_keys(values)).astype(np.int64) - FIRST_ID
         numbers = np.asarray([*codes, 0], np.uint32)[places]
     else:
-        numbers = keys_of(values) % np.uint64(modulo)
+        numbers = value_keys(values) % np.uint64(modulo)
     ids: Ids = numbers.astype(np.uint32) + np.uint32(FIRST_ID)
     ids[missing] = MISSING_ID
     return ids

@@ -15,25 +15,25 @@ from lpfs.data.remote import LogFile
 from lpfs.errors import DataError, MissingPackageError
 
 BLOCK = 16 << 20  # bytes read at a time
-BACK = 1 << 16  # bytes read at a time to find where a line begins
-LONGEST = 64 << 20  # bytes that one record, line breaks inside quotes included, may have
+LOOKBACK = 1 << 16  # bytes read at a time to find where a line begins
+MAX_RECORD = 64 << 20  # bytes that one record, line breaks inside quotes included, may have
 GZIP, ZSTD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 
 
 def magic(path: LogFile) -> bytes:
     """Return the first four bytes of a file."""
-    with telling(path), path.open("rb") as file:
+    with convert_read_errors(path), path.open("rb") as file:
         return file.read(4)
 
 
-def packed(path: LogFile) -> bool:
+def is_compressed(path: LogFile) -> bool:
     """Whether a file is compressed."""
     start = magic(path)
     return start[:2] == GZIP or start == ZSTD
 
 
 @contextmanager
-def telling(path: LogFile) -> Iterator[None]:
+def convert_read_errors(path: LogFile) -> Iterator[None]:
     """Turn failures to read or to decompress into a DataError that names the file."""
     try:
         yield
@@ -50,7 +50,7 @@ def telling(path: LogFile) -> Iterator[None]:
 @contextmanager
 def open_bytes(path: LogFile) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
     """Open a plain, gzip or zstd file; also give how many bytes of it have been consumed."""
-    with telling(path), path.open("rb") as raw:
+    with convert_read_errors(path), path.open("rb") as raw:
         start = raw.read(4)
         raw.seek(0)
         if start[:2] == GZIP:
@@ -78,7 +78,7 @@ def zstd_reader(raw: BinaryIO, path: LogFile) -> BinaryIO:
     return io.BufferedReader(stream, 1 << 20)
 
 
-class Blocks:
+class LineBlocks:
     """A file in blocks that end with a line, as far as quotes allow to tell.
 
     Who parses a block and finds that its last record is not complete puts that part back.
@@ -108,7 +108,7 @@ class Blocks:
         self._next, self._stop = first, stop
         self.ended = False
         if first:
-            with telling(path):
+            with convert_read_errors(path):
                 self._rest = end_of_line(file, first * size)
                 file.seek(first * size)
 
@@ -121,7 +121,7 @@ class Blocks:
         while True:
             if self._next == self._stop:
                 return b""  # what is left of the last line begins the block of another
-            with telling(self.path):
+            with convert_read_errors(self.path):
                 data = self.file.read(self.size)
             if not self._next and data.startswith(b"\xef\xbb\xbf"):
                 data = data[3:]
@@ -130,12 +130,12 @@ class Blocks:
             if not data:
                 self.ended = True
                 return buffer
-            cut = safe_cut(buffer, self.quote)
-            if not cut and len(buffer) >= LONGEST:
+            cut = _last_complete_line(buffer, self.quote)
+            if not cut and len(buffer) >= MAX_RECORD:
                 cut = buffer.rfind(b"\n") + 1
                 if not cut:
                     raise DataError(
-                        f"{self.path}: a line is longer than {LONGEST >> 20} MB: {buffer[:40]!r}…; "
+                        f"{self.path}: a line is longer than {MAX_RECORD >> 20} MB: {buffer[:40]!r}…; "
                         "is it a text table?"
                     )
             self._rest = buffer[cut:]
@@ -147,14 +147,14 @@ def end_of_line(file: BinaryIO, stop: int) -> bytes:
     """Return what lies between the last line end before a place and that place."""
     found = b""
     while stop > 0 and b"\n" not in found:
-        start = max(0, stop - BACK)
+        start = max(0, stop - LOOKBACK)
         file.seek(start)
         found = file.read(stop - start) + found
         stop = start
     return found[found.rfind(b"\n") + 1 :]
 
 
-def safe_cut(buffer: bytes, quote: bytes | None) -> int:
+def _last_complete_line(buffer: bytes, quote: bytes | None) -> int:
     """Return the end of the last line that does not end inside quotes; 0 when there is none."""
     if quote is None or quote not in buffer:
         return buffer.rfind(b"\n") + 1

@@ -2,21 +2,30 @@
 
 A damaged count in a page header makes the Parquet reader ask for more memory than any machine has, which ends
 the process. Only what is certainly wrong is refused here; whatever else is odd is left to the reader.
+
+Rows of Parquet files.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lpfs.errors import DataError
+import polars as pl
+
+from lpfs.data.parsing import decode_dictionary_columns, first_line
+from lpfs.data.remote import LogFile, fetch_to_local
+from lpfs.data.sources.base import ROWS, Chunk, FileSource
+from lpfs.errors import DataError, InputError
 
 HEADER = 1 << 16  # bytes in which a page header is looked for
 FOOTER = 1 << 26  # a larger footer is not checked
 Struct = dict[int, Any]
 
 
-class Thrift:
+class CompactThriftReader:
     """Reads structs of the compact protocol as {field number: value}."""
 
     def __init__(self, data: bytes) -> None:
@@ -101,7 +110,7 @@ def column_chunks(file: BinaryIO) -> list[Struct]:
     if length > min(FOOTER, size - 8):
         return []
     file.seek(size - 8 - length)
-    footer = Thrift(file.read(length)).struct()
+    footer = CompactThriftReader(file.read(length)).struct()
     return [column[3] for group in footer[4] for column in group[1]]
 
 
@@ -116,7 +125,7 @@ def check_chunk(file: BinaryIO, path: Path, chunk: Struct) -> int:
         name = b".".join(chunk[3]).decode("utf-8", "replace")
         while at < end:
             file.seek(at)
-            reader = Thrift(file.read(min(HEADER, end - at)))
+            reader = CompactThriftReader(file.read(min(HEADER, end - at)))
             page = reader.struct()
             body = page.get(5) or page.get(7) or page.get(8) or {}
             counts = [body.get(1, 0), page[2], page[3], *(body.get(i, 0) for i in (2, 3, 5, 6) if 8 in page)]
@@ -133,3 +142,84 @@ def check_chunk(file: BinaryIO, path: Path, chunk: Struct) -> int:
     except (LookupError, ValueError, TypeError, AttributeError, OSError, OverflowError):
         pass  # the reader will say what is wrong
     return pages
+
+
+@contextmanager
+def _convert_parquet_errors(file: str) -> Iterator[None]:
+    """Turn failures of the Parquet reader into a DataError that names the file."""
+    try:
+        yield
+    except pl.exceptions.DuplicateError as error:
+        raise DataError(f"{file}: two columns have one name ({first_line(error)}); rename one") from error
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise DataError(f"{file}: cannot be read as Parquet: {first_line(error)}; is it damaged?") from error
+
+
+class ParquetSource(FileSource):
+    """Parquet files of one layout, read one after the other."""
+
+    def __init__(self, paths: Sequence[LogFile]) -> None:
+        super().__init__(paths)
+        self._rows: list[int] = []
+        schemas = []
+        for path, file in zip(self.paths, self.files, strict=True):
+            with _convert_parquet_errors(file):
+                check_pages(fetch_to_local(path))
+                lazy = scan(path)
+                schemas.append(lazy.collect_schema())
+                self._rows.append(int(lazy.select(pl.len()).collect().item()))
+            self._check(schemas[0], schemas[-1], file)
+        self.names = tuple(schemas[0])
+        if not self.names or not any(self._rows):
+            raise DataError(f"{self.files[0]}: the source is empty; it needs at least one row")
+
+    def _check(self, first: pl.Schema, other: pl.Schema, file: str) -> None:
+        self.check_names(first, other, file)
+        for name in first:
+            if pl.Null not in (first[name], other[name]) and _comparable_type(first[name]) != _comparable_type(
+                other[name]
+            ):
+                raise DataError(
+                    f"{file}: column {name!r} is {other[name]} here and {first[name]} in {self.files[0]}; "
+                    "store it as one type"
+                )
+
+    def rows(self) -> int | None:
+        """Return the number of rows, known from the footers."""
+        return sum(self._rows)
+
+    def _file(self, index: int, columns: Sequence[str]) -> Iterator[Chunk]:
+        path, file, rows = self.paths[index], self.files[index], self._rows[index]
+        if not rows:
+            return
+        size, start = path.stat().st_size, 0
+        with _convert_parquet_errors(file):
+            batches = iter(scan(path).select(list(columns)).collect_batches(chunk_size=ROWS))
+        while True:
+            with _convert_parquet_errors(file):
+                frame = next(batches, None)
+            if frame is None:
+                break
+            yield Chunk(
+                decode_dictionary_columns(frame),
+                index,
+                lambda row, file=file, start=start: f"{file}, row {start + row + 1}",  # type: ignore[misc]
+                size * frame.height // rows,
+            )
+            start += frame.height
+        if start != rows:
+            raise DataError(f"{file}: {start} rows could be read, its footer says {rows}; is it damaged?")
+
+
+def _comparable_type(dtype: pl.DataType) -> Any:
+    """Return what two types must have in common for their values to be compared."""
+    if dtype in (pl.String, pl.Categorical, pl.Enum):
+        return "text"
+    return "number" if dtype.is_numeric() else dtype
+
+
+def scan(path: LogFile) -> pl.LazyFrame:
+    """Open a Parquet file by its exact name."""
+    return pl.scan_parquet(fetch_to_local(path), glob=False, hive_partitioning=False)

@@ -1,4 +1,7 @@
-"""Where a Dataset is: a folder of this machine, or an object store with a folder here for what was fetched."""
+"""Where a Dataset is: a folder of this machine, or an object store with a folder here for what was fetched.
+
+A finished Dataset to an object store: dataset.json goes last, without it nobody takes the rest for one.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from lpfs.data.remote import as_url, cache_dir, convert_remote_errors, file_system
 from lpfs.data.store.format import file_checksum
-from lpfs.data.urls import cache, file_system, reaching, url_of
 from lpfs.errors import DataError
 
 MARK = "remote.json"  # in a folder of fetched files: where the others are
-AT_ONCE = 16  # files fetched at a time
+PARALLEL_TRANSFERS = 16  # files fetched at a time
 
 
-class Place:
+class DatasetLocation:
     """A folder with all files of a Dataset in it."""
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +43,7 @@ class Place:
         return os.stat(self.file(name)).st_size
 
 
-class RemotePlace(Place):
+class RemoteLocation(DatasetLocation):
     """Files of an object store, each fetched when it is first used and checked against its checksum.
 
     Processes of one machine share what was fetched. Another Dataset at the same URL gets another folder.
@@ -55,12 +58,12 @@ class RemotePlace(Place):
         self._sizes: dict[str, int] | None = None
 
     @classmethod
-    def opened(cls, url: str) -> RemotePlace:
+    def opened(cls, url: str) -> RemoteLocation:
         """Return the place of a URL, with a folder for the Dataset that is there now."""
         system, root = file_system(url)
-        with reaching(f"{url}/dataset.json"):
+        with convert_remote_errors(f"{url}/dataset.json"):
             says = bytes(system.cat_file(f"{root}/dataset.json"))
-        folder = cache() / hashlib.sha256(url.encode() + b"\0" + says).hexdigest()[:32]
+        folder = cache_dir() / hashlib.sha256(url.encode() + b"\0" + says).hexdigest()[:32]
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in (("dataset.json", says), (MARK, json.dumps({"url": url}).encode())):
             if not (folder / name).exists():
@@ -86,14 +89,14 @@ class RemotePlace(Place):
         """Fetch what is not here yet, many files at a time."""
         missing = [name for name in names if name not in self._here]
         if missing:
-            with ThreadPoolExecutor(AT_ONCE) as pool:
+            with ThreadPoolExecutor(PARALLEL_TRANSFERS) as pool:
                 list(pool.map(self.file, missing))
 
     def _fetch(self, name: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
         try:
-            with reaching(f"{self.url}/{name}"):
+            with convert_remote_errors(f"{self.url}/{name}"):
                 self._system.get_file(f"{self._root}/{name}", str(aside))
             entry = self._entries.get(name)
             if entry is not None and file_checksum(aside) != entry["checksum"]:
@@ -120,23 +123,54 @@ class RemotePlace(Place):
         return self._sizes[name]
 
 
-def place_of(path: str | os.PathLike[str]) -> Place:
+def locate_dataset(path: str | os.PathLike[str]) -> DatasetLocation:
     """Return the place of a path, of a URL, or of the folder of what was fetched from one."""
-    url = url_of(path)
+    url = as_url(path)
     if url is not None:
-        return RemotePlace.opened(url)
+        return RemoteLocation.opened(url)
     folder = Path(path)
     mark = folder / MARK
     if mark.exists():
-        return RemotePlace(json.loads(mark.read_text())["url"], folder)
-    return Place(folder)
+        return RemoteLocation(json.loads(mark.read_text())["url"], folder)
+    return DatasetLocation(folder)
 
 
-def has_dataset(path: str | os.PathLike[str]) -> bool:
+def dataset_exists(path: str | os.PathLike[str]) -> bool:
     """Whether a Dataset is at a path or a URL."""
-    url = url_of(path)
+    url = as_url(path)
     if url is None:
         return (Path(path) / "dataset.json").exists()
     system, root = file_system(url)
-    with reaching(url):
+    with convert_remote_errors(url):
         return bool(system.exists(f"{root}/dataset.json"))
+
+
+def check_remote_target(url: str, *, replace: bool) -> None:
+    """Refuse a target that holds anything, except a Dataset that may be replaced."""
+    system, root = file_system(url)
+    with convert_remote_errors(url):
+        names = {path[len(root) + 1 :] for path in system.find(root)} if system.exists(root) else set()
+    if names and not replace:
+        raise DataError(
+            f"{url} exists and is not empty; choose another place, or replace it (--replace, replace=True)"
+        )
+    if names and "dataset.json" not in names:
+        raise DataError(f"{url} holds something else than a Dataset and is left alone; choose another place")
+
+
+def upload_dataset(folder: Path, url: str, *, replace: bool) -> None:
+    """Copy a Dataset to a URL; files of an older one there go first, its dataset.json before all others."""
+    check_remote_target(url, replace=replace)
+    system, root = file_system(url)
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    with convert_remote_errors(url):
+        if system.exists(f"{root}/dataset.json"):
+            system.rm_file(f"{root}/dataset.json")
+            for path in system.find(root):
+                system.rm_file(path)
+        for parent in sorted({f"{root}/{name}".rpartition("/")[0] for name in names}):
+            system.makedirs(parent, exist_ok=True)
+        names.remove("dataset.json")
+        with ThreadPoolExecutor(PARALLEL_TRANSFERS) as pool:
+            list(pool.map(lambda name: system.put_file(str(folder / name), f"{root}/{name}"), names))
+        system.put_file(str(folder / "dataset.json"), f"{root}/dataset.json")

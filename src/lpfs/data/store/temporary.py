@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from lpfs.data.store.format import sync
+from lpfs._fileio import fsync_path
 from lpfs.errors import DataError
 
 try:
@@ -43,7 +43,7 @@ class Workplace:
             old = Path(tempfile.mkdtemp(prefix=prefix(self.out), suffix=".tmp", dir=self.out.parent))
             self.out.rename(old / "old")
         self.folder.rename(self.out)
-        sync(self.out.parent)
+        fsync_path(self.out.parent)
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
 

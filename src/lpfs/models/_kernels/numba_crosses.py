@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lpfs.models.kernels.plan import Plan
+from lpfs.models._kernels import CrossPlan
 
 BLOCK = 64  # rows
 
@@ -32,15 +32,15 @@ def available() -> bool:
     return True
 
 
-def fill(plan: Plan, tokens: Tensor, gate: Tensor | None, out: Tensor) -> None:
+def fill(plan: CrossPlan, tokens: Tensor, gate: Tensor | None, out: Tensor) -> None:
     """Write g_p · e_i or g_p · e_i ⊙ e_j of embeddings (B, N, D) into their places of ``out`` (B, ≥ slots·D)."""
     kernel, numbers = _compiled()[0], plan.arrays
     rows, into = tokens.flatten(1).numpy(), out.numpy()
     factors = _factors(plan, gate)
-    _shared(len(rows), lambda block, start, stop: kernel(rows, *numbers, factors, into, start, stop))
+    _run_in_threads(len(rows), lambda block, start, stop: kernel(rows, *numbers, factors, into, start, stop))
 
 
-def reduce(plan: Plan, tokens: Tensor, gate: Tensor | None, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+def reduce(plan: CrossPlan, tokens: Tensor, gate: Tensor | None, grad: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of embeddings and gates (see the torch kernel for the formula)."""
     kernel, numbers = _compiled()[1], plan.arrays
     rows, given = tokens.flatten(1).numpy(), grad.numpy()
@@ -49,7 +49,7 @@ def reduce(plan: Plan, tokens: Tensor, gate: Tensor | None, grad: Tensor) -> tup
     blocks = -(-len(rows) // BLOCK)
     sums = np.zeros((blocks, 0 if gate is None else len(plan.parts) * plan.dim), np.float32)
     factors = _factors(plan, gate)
-    _shared(
+    _run_in_threads(
         len(rows),
         lambda block, start, stop: kernel(rows, *numbers, factors, given, into, sums[block], start, stop),
     )
@@ -59,11 +59,11 @@ def reduce(plan: Plan, tokens: Tensor, gate: Tensor | None, grad: Tensor) -> tup
     return own, torch.from_numpy(total.astype(np.float32))
 
 
-def _factors(plan: Plan, gate: Tensor | None) -> Any:
+def _factors(plan: CrossPlan, gate: Tensor | None) -> Any:
     return np.ones(len(plan.parts), np.float32) if gate is None else gate.detach().numpy()
 
 
-def _shared(rows: int, work: Callable[[int, int, int], None]) -> None:
+def _run_in_threads(rows: int, work: Callable[[int, int, int], None]) -> None:
     """Work through the rows in blocks, on as many threads as torch uses."""
     blocks = -(-rows // BLOCK)
     threads = min(torch.get_num_threads(), blocks)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lpfs.models.kernels.plan import Plan
+from lpfs.models._kernels import CrossPlan
 
 
-def fill(plan: Plan, tokens: Tensor, gate: Tensor | None, out: Tensor) -> None:
+def forward(plan: CrossPlan, tokens: Tensor, gate: Tensor | None, out: Tensor) -> None:
     """Write g_p · e_i or g_p · e_i ⊙ e_j of embeddings (B, N, D) into their places of ``out`` (B, ≥ slots·D)."""
     parts = _parts(plan, out)
     for run in plan.runs:
@@ -22,7 +22,7 @@ def fill(plan: Plan, tokens: Tensor, gate: Tensor | None, out: Tensor) -> None:
             target.mul_(gate[run.part : run.part + run.count, None])
 
 
-def reduce(plan: Plan, tokens: Tensor, gate: Tensor | None, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+def backward(plan: CrossPlan, tokens: Tensor, gate: Tensor | None, grad: Tensor) -> tuple[Tensor, Tensor | None]:
     r"""Return the gradients of embeddings and gates, from the gradient a_p of the parts.
 
     .. math:: \partial L/\partial e_i = \sum_{p=(i,j)} g_p\, a_p \odot e_j, \qquad
@@ -51,7 +51,7 @@ def reduce(plan: Plan, tokens: Tensor, gate: Tensor | None, grad: Tensor) -> tup
     return own, of_gate
 
 
-def _parts(plan: Plan, flat: Tensor) -> Tensor:
+def _parts(plan: CrossPlan, flat: Tensor) -> Tensor:
     """Return (B, slots, D) as a view of (B, ≥ slots·D)."""
     parts: Tensor = flat[:, : plan.slots * plan.dim].unflatten(1, (plan.slots, plan.dim))
     return parts

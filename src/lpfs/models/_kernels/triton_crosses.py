@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lpfs.models.kernels.plan import Plan
+from lpfs.models._kernels import CrossPlan
 
 PARTS = 64  # products a program looks at
 ROWS = 64  # rows a program adds the gates' gradient over
@@ -36,7 +36,7 @@ def _fill(tokens, first, second, places, gate, out, parts, count, stride, D: tl.
 
 
 @triton.jit
-def _of_tokens(grad, tokens, mine, others, places, gate, result, count, stride, D: tl.constexpr, W: tl.constexpr,
+def _grad_tokens(grad, tokens, mine, others, places, gate, result, count, stride, D: tl.constexpr, W: tl.constexpr,
                GATED: tl.constexpr, MOST: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1)
@@ -56,7 +56,7 @@ def _of_tokens(grad, tokens, mine, others, places, gate, result, count, stride, 
 
 
 @triton.jit
-def _of_gates(grad, tokens, first, second, places, sums, rows, parts, count, stride, D: tl.constexpr,
+def _grad_gates(grad, tokens, first, second, places, sums, rows, parts, count, stride, D: tl.constexpr,
               W: tl.constexpr, SIZE: tl.constexpr, MANY: tl.constexpr):  # fmt: skip
     block = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
@@ -78,7 +78,7 @@ def _of_gates(grad, tokens, first, second, places, sums, rows, parts, count, str
     tl.store(sums + block * parts + part, total, inside)
 
 
-def fill(plan: Plan, tokens: Tensor, gate: Tensor | None, out: Tensor) -> None:
+def fill(plan: CrossPlan, tokens: Tensor, gate: Tensor | None, out: Tensor) -> None:
     """Write every part, times its gate, to its place in ``out`` (B, …)."""
     batch, count, width = tokens.shape
     parts = len(plan.parts)
@@ -90,7 +90,7 @@ def fill(plan: Plan, tokens: Tensor, gate: Tensor | None, out: Tensor) -> None:
         )  # fmt: skip
 
 
-def reduce(plan: Plan, tokens: Tensor, gate: Tensor | None, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+def reduce(plan: CrossPlan, tokens: Tensor, gate: Tensor | None, grad: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of the embeddings (B, N, D) and of the gates (P,)."""
     batch, count, width = tokens.shape
     parts = len(plan.parts)
@@ -99,7 +99,7 @@ def reduce(plan: Plan, tokens: Tensor, gate: Tensor | None, grad: Tensor) -> tup
         return own, None if gate is None else torch.zeros_like(gate)
     first, second, places, mine, others = _tables(plan, count, tokens.device)
     sizes: dict[str, Any] = {"D": width, "W": triton.next_power_of_2(width)}
-    _of_tokens[(batch, count)](
+    _grad_tokens[(batch, count)](
         grad, tokens, mine, others, places, tokens if gate is None else gate, own, count, grad.stride(0),
         GATED=gate is not None, MOST=mine.shape[1], **sizes,
     )  # fmt: skip
@@ -107,7 +107,7 @@ def reduce(plan: Plan, tokens: Tensor, gate: Tensor | None, grad: Tensor) -> tup
         return own, None
     blocks = triton.cdiv(batch, ROWS)
     sums = torch.empty(blocks, parts, dtype=torch.float32, device=tokens.device)
-    _of_gates[(blocks, triton.cdiv(parts, PARTS))](
+    _grad_gates[(blocks, triton.cdiv(parts, PARTS))](
         grad,
         tokens,
         first,
@@ -126,7 +126,7 @@ def reduce(plan: Plan, tokens: Tensor, gate: Tensor | None, grad: Tensor) -> tup
 
 
 @cache
-def _tables(plan: Plan, count: int, device: torch.device) -> tuple[Tensor, ...]:
+def _tables(plan: CrossPlan, count: int, device: torch.device) -> tuple[Tensor, ...]:
     """Return the plan on a GPU: factors and places of each part; of each embedding its parts and their others."""
     first = [-1 if len(part) == 1 else part[0] for part in plan.parts]
     second = [part[-1] for part in plan.parts]

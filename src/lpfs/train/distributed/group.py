@@ -9,23 +9,38 @@ Whatever is decided is decided by numbers that are equal on all ranks to the bit
 There are two ways to meet. A collective (:meth:`Ranks.add_up`, :meth:`Ranks.gather`) has to be reached by all
 within ``limit`` seconds. Where rank 0 works alone for as long as it takes (:meth:`Ranks.agree`,
 :func:`in_turn`), the others wait for as long as it gives signs of life.
+
+joined: the processes that torchrun started find each other, and part again.
+
+with joined() as ranks:
+    lpfs.fit(model, days.stream(512), folder="runs/first")
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
-from lpfs.train.words import decode, describe, encode, rebuild
+from lpfs.errors import InputError, LpfsError, RankError, StateError
+from lpfs.train.distributed import is_distributed_launch, restart_count
+from lpfs.train.distributed.heartbeat import Heartbeat
+from lpfs.train.tensor_io import error_from_pair, error_to_pair, state_from_text, state_to_text
 
 if TYPE_CHECKING:
-    from lpfs.train.distributed.heartbeat import Watch
+    from lpfs.train.distributed.heartbeat import Heartbeat
+
 
 LOOK = 0.05  # seconds between two looks at whether another rank is done with something
 
@@ -33,7 +48,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Traffic:
+class CommStats:
     """What ranks said to each other for one purpose: calls, bytes that this rank handed over, seconds in it."""
 
     calls: int = 0
@@ -41,12 +56,12 @@ class Traffic:
     seconds: float = 0.0
 
 
-class Ranks:
+class RankGroup:
     """The processes that train together, as one of them sees it; without a ``watch``, one that is by itself."""
 
-    def __init__(self, rank: int = 0, world: int = 1, watch: Watch | None = None) -> None:
+    def __init__(self, rank: int = 0, world: int = 1, watch: Heartbeat | None = None) -> None:
         self.rank, self.world, self.watch = rank, world, watch
-        self.traffic: dict[str, Traffic] = {}
+        self.traffic: dict[str, CommStats] = {}
         self._turn = 0
 
     @property
@@ -101,11 +116,11 @@ class Ranks:
         """Return a small value of every rank, in order."""
         if not self.several:
             return [value]
-        data = torch.frombuffer(bytearray(encode(value).encode()), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(state_to_text(value).encode()), dtype=torch.uint8)
         sizes = torch.zeros(self.world, dtype=torch.int64)
         sizes[self.rank] = len(data)
         self.add_up(sizes, what)
-        return [decode(each.numpy().tobytes()) for each in self.gather(data, sizes.tolist(), what)]
+        return [state_from_text(each.numpy().tobytes()) for each in self.gather(data, sizes.tolist(), what)]
 
     def copy(self, tensors: list[Tensor], what: str) -> None:
         """Overwrite tensors by those of rank 0."""
@@ -125,7 +140,7 @@ class Ranks:
         except (RuntimeError, KeyboardInterrupt) as error:
             raise self.watch.lost(error) from error
         self.watch.leave()
-        told = self.traffic.setdefault(what, Traffic())
+        told = self.traffic.setdefault(what, CommStats())
         told.calls += 1
         told.bytes += size
         told.seconds += time.perf_counter() - begin
@@ -139,7 +154,7 @@ class Ranks:
         key = self._next()
         if self.leads:
             with self._announced(key, what) as said:
-                with alone():
+                with single_process():
                     value = make()
                 said.append(value)
             return value
@@ -158,9 +173,9 @@ class Ranks:
         try:
             yield said
         except BaseException as error:
-            self.watch.store.set(key, encode({"error": describe(error)}))
+            self.watch.store.set(key, state_to_text({"error": error_to_pair(error)}))
             raise
-        self.watch.store.set(key, encode({"value": said[0] if said else None}))
+        self.watch.store.set(key, state_to_text({"value": said[0] if said else None}))
 
     def _await(self, key: str, what: str) -> Any:
         """Wait for what rank 0 says."""
@@ -175,35 +190,35 @@ class Ranks:
                 except RuntimeError:
                     if not watch.store.check([key]):  # it may have said its last word just now
                         raise
-            told = decode(watch.store.get(key))
+            told = state_from_text(watch.store.get(key))
         except (RuntimeError, KeyboardInterrupt) as broken:
             raise watch.lost(broken) from broken
         watch.leave()
         if "error" in told:
-            raise rebuild(*told["error"])
+            raise error_from_pair(*told["error"])
         return told["value"]
 
 
 # --------------------------------------------------------------------------------------------- which ranks
 
 
-_current: list[Ranks] = [Ranks()]
+_current: list[RankGroup] = [RankGroup()]
 
 
-def current() -> Ranks:
+def current_group() -> RankGroup:
     """Return the ranks that this process works with; by itself, if it did not join any."""
     return _current[-1]
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def single_process() -> Iterator[None]:
     """Within this block this process works by itself, whatever the others do."""
-    with working_as(Ranks()):
+    with use_group(RankGroup()):
         yield
 
 
 @contextmanager
-def working_as(ranks: Ranks) -> Iterator[Ranks]:
+def use_group(ranks: RankGroup) -> Iterator[RankGroup]:
     """Within this block this process works with these ranks."""
     _current.append(ranks)
     try:
@@ -213,20 +228,99 @@ def working_as(ranks: Ranks) -> Iterator[Ranks]:
 
 
 @contextmanager
-def in_turn(what: str) -> Iterator[bool]:
+def leader_first(what: str) -> Iterator[bool]:
     """Let rank 0 go through this block by itself, then the others; say whether rank 0 was here before.
 
     Where rank 0 fails, the others fail with its error.
     """
-    ranks = current()
+    ranks = current_group()
     if not ranks.several:
         yield False
         return
     key = ranks._next()
     if ranks.leads:
-        with ranks._announced(key, what), alone():
+        with ranks._announced(key, what), single_process():
             yield False
         return
     ranks._await(key, what)
-    with alone():
+    with single_process():
         yield True
+
+
+START_TIMEOUT = 300.0  # seconds that ranks wait for each other to start
+STEP_TIMEOUT = 45.0  # seconds that ranks wait for each other in a collective; LPFS_RANK_LIMIT says otherwise
+
+
+class ReportedElsewhereError(RankError):
+    """What ended this rank has been told by another one."""
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Within this block a request to end, as torchrun sends where a rank is gone, is a KeyboardInterrupt."""
+    main = threading.current_thread() is threading.main_thread()
+    ours = main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def joined(limit: float | None = None) -> Iterator[RankGroup]:
+    """Within this block this process and those beside it train as one; see :class:`Ranks`.
+
+    For a process that torchrun started; gloo carries what is on CPUs, NCCL what is on GPUs, one GPU a process.
+
+    Args:
+        limit: seconds that ranks wait for each other in a step before the one that is missing is given up.
+
+    """
+    if current_group().several:
+        raise StateError("these processes have joined already")
+    if not is_distributed_launch():
+        raise StateError("there is nobody to join: start with torchrun --nproc-per-node N -m lpfs …")
+    limit = float(os.environ.get("LPFS_RANK_LIMIT", STEP_TIMEOUT)) if limit is None else limit
+    backend = "gloo"
+    if torch.cuda.is_available():
+        place, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if place >= count:
+            raise InputError(
+                f"there are {count} GPUs here, too few for process {place + 1}: start {count} at most, or hide "
+                "them to train on the CPU (CUDA_VISIBLE_DEVICES=)"
+            )
+        torch.cuda.set_device(place)
+        backend = "cpu:gloo,cuda:nccl"
+    try:
+        store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=START_TIMEOUT)))
+    except RuntimeError as error:
+        raise RankError(f"the ranks did not all start within {START_TIMEOUT:.0f} s: {error}") from error
+    store = PrefixStore(f"lpfs/{restart_count()}", store)  # nothing that a killed try left there is taken for ours
+    watch, fine = Heartbeat(store, rank, world, limit), False
+    try:
+        torch.distributed.init_process_group(
+            backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=limit)
+        )
+        watch.begin()
+        with use_group(RankGroup(rank, world, watch)) as ranks, sigterm_as_interrupt():
+            try:
+                yield ranks
+                ranks.agree(lambda: None, "the end")
+                watch.farewell()
+                fine = True
+            except BaseException as error:
+                found = watch.lost(error) if isinstance(error, KeyboardInterrupt) else error
+                first = watch.told(found)
+                watch.linger()
+                if isinstance(found, LpfsError) and not first:
+                    raise ReportedElsewhereError(str(found)) from error
+                if found is not error:
+                    raise found from error
+                raise
+    finally:
+        watch.close()
+        if torch.distributed.is_initialized() and (fine or backend == "gloo"):  # NCCL would wait for who is lost
+            torch.distributed.destroy_process_group()

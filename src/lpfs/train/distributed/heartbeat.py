@@ -20,19 +20,19 @@ from torch._C._distributed_c10d import Store
 
 from lpfs.errors import RankError
 
-BEATS = 60  # signs of life within the limit
+BEATS_PER_LIMIT = 60  # signs of life within the limit
 MANY = 64  # ranks from which on they give signs more rarely: everyone reads everyone's
 NOTHING = "0 0 starting"  # a sign of one that has not given any
 STOPPED = "KeyboardInterrupt"  # how the word of a rank begins that was asked to end
-SILENT = 5  # signs that must be missing before a rank is called dead after a broken connection
+MISSED_BEATS = 5  # signs that must be missing before a rank is called dead after a broken connection
 GRACE = 0.3  # of the limit: after it a rank that no error frees from a collective ends itself
-LINGER = 3.0  # seconds that rank 0 waits, after an error of its own, for the word of the others
+END_WAIT = 3.0  # seconds that rank 0 waits, after an error of its own, for the word of the others
 ADVICE = (
     "The last checkpoint is intact: start again with --resume, or let torchrun do it by itself with --max-restarts"
 )
 
 
-class Watch:
+class Heartbeat:
     """What one rank knows of the others' lives.
 
     Args:
@@ -47,7 +47,7 @@ class Watch:
         self.store: Any = store.clone()  # type: ignore[attr-defined]
         self._signs: Any = store.clone()  # type: ignore[attr-defined]
         self.rank, self.world, self.limit = rank, world, limit
-        self.pause = limit / BEATS * max(1.0, world / MANY)
+        self.pause = limit / BEATS_PER_LIMIT * max(1.0, world / MANY)
         self.meetings, self.doing, self.since = 0, "starting", time.monotonic()
         self._meets = False
         self._beats = 0
@@ -105,7 +105,7 @@ class Watch:
 
     def linger(self) -> None:
         """Give the others a moment to find the same error: the store with their words may end with rank 0."""
-        latest = time.monotonic() + LINGER
+        latest = time.monotonic() + END_WAIT
         with contextlib.suppress(RuntimeError):
             while self.rank == 0 and time.monotonic() < latest:
                 if self.store.check([f"ended/{each}" for each in range(self.world)]):
@@ -137,7 +137,7 @@ class Watch:
 
     def _blamed(self) -> str:
         """Say who is missing, and how; empty if nobody is."""
-        latest = time.monotonic() + SILENT * self.pause
+        latest = time.monotonic() + MISSED_BEATS * self.pause
         while True:
             with contextlib.suppress(KeyboardInterrupt):  # being asked to end is no reason not to say why
                 try:
@@ -158,7 +158,7 @@ class Watch:
         if not final:
             return ""
         quiet = {rank: each for rank, each in self.silence().items() if not words[rank]}
-        gone = [rank for rank, each in quiet.items() if each > (SILENT - 1) * self.pause]
+        gone = [rank for rank, each in quiet.items() if each > (MISSED_BEATS - 1) * self.pause]
         if gone:
             what = "is dead or stopped" if len(gone) == 1 else "are dead or stopped"
             return f"{_named(gone)} {what}: no sign of life for {max(quiet[each] for each in gone):.0f} s"

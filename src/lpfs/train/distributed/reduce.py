@@ -9,23 +9,30 @@ apart on every rank.
 
 A step is three messages: how many rows there are of what, the dense gradients (gates among them) with the loss,
 the gradients by rows.
+
+What ranks share: the batches of a stream; a model and its optimizer that rank 0 alone has trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from lpfs.data.batch import Batch
+from lpfs.data.stream import Stream
+from lpfs.embeddings.row_grad import RowGrad, RowParameter, merged_row_grads, sum_pieces
 from lpfs.errors import StateError
-from lpfs.embeddings.row_grad import RowGrad, RowParameter, collected, sum_pieces
-from lpfs.train.distributed.group import Ranks
+from lpfs.train.distributed.group import RankGroup, current_group
+from lpfs.train.tensor_io import DTYPES, NAMES, flatten_state, restore_state
 
 COUNTS, DENSE, ROWS = "counting rows", "adding up gradients", "gathering gradients by rows"
 
 
-def reduce_grads(ranks: Ranks, parameters: Sequence[nn.Parameter], rows: int, loss: Tensor) -> tuple[int, Tensor]:
+def reduce_grads(
+    ranks: RankGroup, parameters: Sequence[nn.Parameter], rows: int, loss: Tensor
+) -> tuple[int, Tensor]:
     """Put the gradient of all ranks' rows in the place of this one's; return their number and their loss.
 
     Args:
@@ -37,7 +44,7 @@ def reduce_grads(ranks: Ranks, parameters: Sequence[nn.Parameter], rows: int, lo
     """
     tables = [each for each in parameters if isinstance(each, RowParameter)]
     others = [each for each in parameters if not isinstance(each, RowParameter) and each.requires_grad]
-    mine = [whole(each) for each in tables]
+    mine = [merged_row_grad(each) for each in tables]
     sparse = [each.grad is not None and each.grad.is_sparse for each in others]
     held = [each.grad is not None for each in others]
     numbers = [rows, *map(int, held), *map(int, sparse), *(0 if each is None else len(each.rows) for each in mine)]
@@ -49,16 +56,16 @@ def reduce_grads(ranks: Ranks, parameters: Sequence[nn.Parameter], rows: int, lo
     some = (about[:, 1 : 1 + len(others)].sum(0) > 0).tolist()
     by_rows = (about[:, 1 + len(others) : 1 + 2 * len(others)].sum(0) > 0).tolist()
     dense = [each for each, any_, one in zip(others, some, by_rows, strict=True) if any_ and not one]
-    loss = add_dense(ranks, dense, share, loss)
+    loss = all_reduce_dense(ranks, dense, share, loss)
     counts = about[:, 1 + 2 * len(others) :]
     gather_rows(ranks, tables, mine, counts, share)
     for each, one in zip(others, by_rows, strict=True):
         if one:
-            each.grad = add_sparse(ranks, each, each.grad, share)
+            each.grad = all_reduce_sparse(ranks, each, each.grad, share)
     return total, loss
 
 
-def add_dense(ranks: Ranks, parameters: Sequence[nn.Parameter], share: float, loss: Tensor) -> Tensor:
+def all_reduce_dense(ranks: RankGroup, parameters: Sequence[nn.Parameter], share: float, loss: Tensor) -> Tensor:
     """Add up the gradients of these parameters over the ranks, in place; return the loss added up likewise."""
     kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     for each in parameters:
@@ -81,16 +88,16 @@ def add_dense(ranks: Ranks, parameters: Sequence[nn.Parameter], share: float, lo
     return loss
 
 
-def whole(weight: RowParameter) -> RowGrad | None:
+def merged_row_grad(weight: RowParameter) -> RowGrad | None:
     """Return the gradient by rows of a table in one piece; None where no row has any."""
-    pieces = collected(weight)
+    pieces = merged_row_grads(weight)
     if len(pieces) < 2:
         return pieces[0] if pieces else None
     return RowGrad(torch.cat([each.rows for each in pieces]), torch.cat([each.values for each in pieces]))
 
 
 def gather_rows(
-    ranks: Ranks, tables: Sequence[RowParameter], mine: Sequence[RowGrad | None], counts: Tensor, share: float
+    ranks: RankGroup, tables: Sequence[RowParameter], mine: Sequence[RowGrad | None], counts: Tensor, share: float
 ) -> None:
     """Give every table the gradient by rows of all ranks; ``counts`` (W, tables) says how many rows each has.
 
@@ -120,7 +127,7 @@ def gather_rows(
         weight.row_grads[:] = [sum_pieces(weight, pieces)] if pieces else []
 
 
-def add_sparse(ranks: Ranks, weight: nn.Parameter, grad: Tensor | None, share: float) -> Tensor:
+def all_reduce_sparse(ranks: RankGroup, weight: nn.Parameter, grad: Tensor | None, share: float) -> Tensor:
     """Return the sum over the ranks of sparse gradients of an ``nn.Embedding(sparse=True)``."""
     if grad is None:
         none = torch.empty(1, 0, dtype=torch.int64, device=weight.device)
@@ -136,7 +143,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def mean_of(ranks: Ranks, tensor: Tensor, rows: int, what: str) -> Tensor:
+def weighted_mean(ranks: RankGroup, tensor: Tensor, rows: int, what: str) -> Tensor:
     """Return the mean over ranks of a tensor, weighed by their rows."""
     if not ranks.several:
         return tensor
@@ -145,7 +152,7 @@ def mean_of(ranks: Ranks, tensor: Tensor, rows: int, what: str) -> Tensor:
     return (both[:-1] / both[-1]).to(tensor.dtype).view_as(tensor)
 
 
-def refuse_difference(ranks: Ranks, model: nn.Module) -> None:
+def check_parameters_equal(ranks: RankGroup, model: nn.Module) -> None:
     """Refuse to go on where a parameter differs between ranks: their bits are added up as whole numbers."""
     if not ranks.several:
         return
@@ -164,3 +171,35 @@ def refuse_difference(ranks: Ranks, model: nn.Module) -> None:
             "the last checkpoint is intact. Was the model made from another seed there, or changed by a callback "
             "that looks at this rank's rows?"
         )
+
+
+def rank_batches(batches: Iterable[Batch]) -> Iterable[Batch]:
+    """Return this rank's part of every batch of a Stream; any other batches are its part already."""
+    ranks = current_group()
+    if ranks.several and isinstance(batches, Stream) and batches.world == 1:
+        return batches.share(ranks.rank, ranks.world)
+    return batches
+
+
+def broadcast_buffers(model: nn.Module) -> None:
+    """Give a model the buffers that it has on rank 0: running means are of the rows that a rank has seen."""
+    current_group().copy([each for each in model.buffers() if each.numel()], "taking over buffers")
+
+
+def broadcast_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Give a model and its optimizer the state that they have on rank 0."""
+    ranks = current_group()
+    if not ranks.several:
+        return
+    values, tensors = flatten_state({"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()})
+    shapes = {name: [NAMES[each.dtype], list(each.shape)] for name, each in tensors.items()}
+    theirs = ranks.agree(lambda: {"values": values, "shapes": shapes}, "taking over a model")
+    if not ranks.leads:
+        shapes = theirs["shapes"]
+        tensors = {name: torch.empty(shape, dtype=DTYPES[kind]) for name, (kind, shape) in shapes.items()}
+    moved = {name: each.detach().cpu().contiguous() for name, each in tensors.items()}
+    ranks.copy(list(moved.values()), "taking over a model")
+    if not ranks.leads:
+        state = restore_state(theirs["values"], moved)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])

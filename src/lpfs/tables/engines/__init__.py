@@ -1,1 +1,0 @@
-"""One engine a kind of hardware; all give the same numbers."""
