@@ -106,7 +106,7 @@ class Runs:
             for size in missing:
                 self.search(method, Wish(keep=size), size)
         if sweep:
-            gates = lpfs.Gates(self.work.schema.names, lpfs.gate_function("lpfs++"), self.work.recipe.search)
+            gates = lpfs.Gates(self.work.schema.names, lpfs.gate_function("lpfs++"), self.work.steps.search)
             first = 1 / (6.4 * gates.schedule.total_lr(gates.steps))
             for number in range(sweep):
                 penalty = first * 2.0 ** (span[0] + (span[1] - span[0]) * number / max(1, sweep - 1))
@@ -140,7 +140,7 @@ class Runs:
         self.number += 1
         options = {**self.work.settings.options} if method.startswith("lpfs") else {}
         settings = replace(self.work.settings, method=method, options=options)
-        work = replace(self.work, wish=wish, settings=settings, out=self.work.out / str(self.number))
+        work = replace(self.work, target=wish, settings=settings, run_dir=self.work.run_dir / str(self.number))
         begin = time.perf_counter()
         _, _, found = stages.search_fields(work, copy.deepcopy(self.trained), self.seed)
         return found, time.perf_counter() - begin
@@ -163,7 +163,7 @@ class Runs:
             "kept": order,
             "fingerprint": self.fingerprint,
             "settings": self.work.settings.to_json() | {"source": []},
-            "recipe": self.work.recipe.to_json(),
+            "recipe": self.work.steps.to_json(),
         }
         with self.out.open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -177,13 +177,15 @@ class Runs:
     def retrain(self, names: list[str]) -> dict[str, float]:
         self.number += 1
         work = replace(
-            self.work, out=self.work.out / f"retrain{self.number}", schema=self.work.schema.subset(names)
+            self.work, run_dir=self.work.run_dir / f"retrain{self.number}", schema=self.work.schema.subset(names)
         )
         model = stages.new_model(work, self.seed)
         model, _ = stages.train(
-            work, model, work.optimizer(model), work.parts.train, work.recipe.train, "model", self.seed
+            work, model, work.optimizer(model), work.splits.train, work.steps.train, "model", self.seed
         )
-        found = {name: stages.evaluate_split(work, model, getattr(work.parts, name)) for name in ("valid", "test")}
+        found = {
+            name: stages.evaluate_split(work, model, getattr(work.splits, name)) for name in ("valid", "test")
+        }
         return {name: each.auc or 0.5 for name, each in found.items()}
 
 

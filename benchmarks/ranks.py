@@ -88,9 +88,9 @@ def work(folder: Path, how: str) -> None:
         return
     with joined():
         found = search(log, how)
-        courses = current_group().join(found["course"][None].flatten(1), "comparing gates")
+        courses = current_group().concat(found["course"][None].flatten(1), "comparing gates")
         found["equal"] = bool((courses == courses[:1]).all())
-        if current_group().leads:
+        if current_group().is_leader:
             torch.save(found, folder / f"{how}.pt")
 
 

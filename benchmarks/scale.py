@@ -125,10 +125,10 @@ def batches(size: int, count: int, rank: int, world: int) -> list[Batch]:
 
 def timed(work: Callable[[], Any], ranks: RankGroup) -> float:
     """Return the seconds that something takes, begun by both ranks at once, until both are done."""
-    ranks.collect(0, "meeting")
+    ranks.gather_values(0, "meeting")
     begin = time.perf_counter()
     work()
-    ranks.collect(0, "meeting")
+    ranks.gather_values(0, "meeting")
     return time.perf_counter() - begin
 
 
@@ -146,7 +146,11 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
         for each in given:
             stepper.take(each, lambda: "a step")
 
-    makers = {"one": (apart, whole if ranks.leads else []), "two": (shared, mine), "two, silent": (silent, mine)}
+    makers = {
+        "one": (apart, whole if ranks.is_leader else []),
+        "two": (shared, mine),
+        "two, silent": (silent, mine),
+    }
     seconds: dict[str, list[float]] = {name: [] for name in makers}
     for turn in range(repeats + 1):
         if turn == 1:  # the first turn warms up and compiles
@@ -159,7 +163,7 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
                 seconds[name].append(took)
     done = repeats * steps
     spent = {
-        name: ranks.collect({phase: 1000 * each / done for phase, each in made[1].spent.items()}, "clocks")
+        name: ranks.gather_values({phase: 1000 * each / done for phase, each in made[1].spent.items()}, "clocks")
         for name, (made, _) in makers.items()
     }
     totals = {name: max(sum(each.values()) for each in several) for name, several in spent.items()}
@@ -200,7 +204,7 @@ def gates_cost(repeats: int) -> dict[str, Any]:
         for name, length in lengths.items():
             flat = torch.ones(length)
             begin = time.perf_counter()
-            ranks.add_up(flat, "gates")
+            ranks.all_reduce(flat, "gates")
             if turn >= 5:
                 found[name].append(1e6 * (time.perf_counter() - begin))
     return {
@@ -221,7 +225,7 @@ def work(out: Path, repeats: int) -> None:
     with joined(limit=300) as ranks:
         rows = [measure(size, repeats) for size in SIZES]
         gates = gates_cost(repeats)
-    if ranks.leads:
+    if ranks.is_leader:
         about = {
             "command": f"python benchmarks/scale.py --repeats {repeats}",
             "cores": os.cpu_count(),

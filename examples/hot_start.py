@@ -77,7 +77,7 @@ def main(rows: int = 40_000) -> None:
         quiet=True,
     )
     print(f"AUC {level:.4f} from scratch in {done.steps} steps, {auc(small, names):.4f} by the hot start")
-    for line in _describe_hot_start(steps_saved(watch.seen, level, done.steps)):
+    for line in _describe_hot_start(steps_saved(watch.points, level, done.steps)):
         print(line)
     print(f"{time.perf_counter() - started:.0f} seconds. Next: docs/select.md")
 

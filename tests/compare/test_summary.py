@@ -138,14 +138,16 @@ def test_a_plan():
         RunSpec("permutation", 5, 4),
     ]
     assert {"lpfs++", "lpfs", "permutation"} <= set(ComparisonPlan("all", 5).methods)
-    assert ComparisonPlan("lpfs++", 5, tune=2, options={"lpfs++": {"tau": 3.0}}).tries("lpfs++")[0] == {"tau": 3.0}
-    given = ComparisonPlan("shufflegate", 5, tune=5, options={"shufflegate": {"strength": 1.0}}).tries(
+    assert ComparisonPlan("lpfs++", 5, tune=2, options={"lpfs++": {"tau": 3.0}}).trial_settings("lpfs++")[0] == {
+        "tau": 3.0
+    }
+    given = ComparisonPlan("shufflegate", 5, tune=5, options={"shufflegate": {"strength": 1.0}}).trial_settings(
         "shufflegate"
     )
     assert [each["strength"] for each in given] == pytest.approx(
         [1.0, 0.3, 3.0, 0.1, 10.0]
     )  # factors on what is given
-    twice = ComparisonPlan("lpfs++", 5, tune=5, options={"lpfs++": {"lr": 0.02}}).tries("lpfs++")
+    twice = ComparisonPlan("lpfs++", 5, tune=5, options={"lpfs++": {"lr": 0.02}}).trial_settings("lpfs++")
     assert len({json.dumps(each, sort_keys=True) for each in twice}) == len(twice) == 4
     with pytest.raises(InputError, match="tune must be a whole number >= 0, found -1"):
         ComparisonPlan("lpfs", 5, tune=-1)

@@ -32,19 +32,19 @@ def start(log, out):
 
 def test_a_claim_is_held_by_one(tmp_path):
     one, other = WorkLocks(tmp_path), WorkLocks(tmp_path)
-    with one.take("a"):
-        with pytest.raises(LockedError), other.take("a"):
+    with one.acquire("a"):
+        with pytest.raises(LockedError), other.acquire("a"):
             pass
-        with other.take("b"):
+        with other.acquire("b"):
             pass
-    with other.take("a"):
+    with other.acquire("a"):
         pass
     assert not any(tmp_path.iterdir())
 
 
 def test_a_claim_is_let_go_when_its_work_fails(tmp_path):
     claims = WorkLocks(tmp_path)
-    with pytest.raises(KeyboardInterrupt), claims.take("a"):
+    with pytest.raises(KeyboardInterrupt), claims.acquire("a"):
         raise KeyboardInterrupt
     assert not any(tmp_path.iterdir())
 
@@ -58,10 +58,10 @@ def test_the_claim_of_a_process_that_is_gone_is_taken_over(tmp_path):
     gone.wait()
     assert (alive(os.getpid()), alive(gone.pid)) == (True, False)
     claim_of(tmp_path / "a.claim", gone.pid)
-    with WorkLocks(tmp_path).take("a"):
+    with WorkLocks(tmp_path).acquire("a"):
         assert json.loads((tmp_path / "a.claim").read_text())["pid"] == os.getpid()
     claim_of(tmp_path / "a.claim", gone.pid, "another machine")  # there it may well be alive
-    with pytest.raises(LockedError), WorkLocks(tmp_path).take("a"):
+    with pytest.raises(LockedError), WorkLocks(tmp_path).acquire("a"):
         pass
 
 
@@ -69,10 +69,10 @@ def test_the_claim_of_a_process_that_is_gone_is_taken_over(tmp_path):
 def test_a_claim_that_nobody_touches_is_taken_over(tmp_path, text):
     path = tmp_path / "a.claim"
     path.write_text(text)
-    with pytest.raises(LockedError), WorkLocks(tmp_path).take("a"):
+    with pytest.raises(LockedError), WorkLocks(tmp_path).acquire("a"):
         pass
     os.utime(path, (time.time() - 1000, time.time() - 1000))
-    with WorkLocks(tmp_path).take("a"), pytest.raises(LockedError), WorkLocks(tmp_path).take("a"):
+    with WorkLocks(tmp_path).acquire("a"), pytest.raises(LockedError), WorkLocks(tmp_path).acquire("a"):
         pass
     assert not any(tmp_path.iterdir())
 
@@ -82,18 +82,18 @@ def test_who_clears_a_stale_claim_does_not_clear_a_fresh_one(tmp_path):
     claim_of(path, 1, "another machine")
     os.utime(path, (time.time() - 1000, time.time() - 1000))
     (tmp_path / "a.guard").touch()  # somebody is clearing it just now
-    with pytest.raises(LockedError), WorkLocks(tmp_path).take("a"):
+    with pytest.raises(LockedError), WorkLocks(tmp_path).acquire("a"):
         pass
     assert path.exists()
     os.utime(tmp_path / "a.guard", (time.time() - 1000, time.time() - 1000))  # no: was killed over it
-    with pytest.raises(LockedError), WorkLocks(tmp_path).take("a"):
+    with pytest.raises(LockedError), WorkLocks(tmp_path).acquire("a"):
         pass
-    with WorkLocks(tmp_path).take("a"):
+    with WorkLocks(tmp_path).acquire("a"):
         pass
 
 
 def test_a_claim_that_is_held_is_touched(tmp_path):
-    with WorkLocks(tmp_path, touch=0.01).take("a"):
+    with WorkLocks(tmp_path, touch=0.01).acquire("a"):
         path = tmp_path / "a.claim"
         os.utime(path, (0, 0))
         for _ in range(500):

@@ -155,7 +155,7 @@ def test_the_split_does_not_depend_on_chunks(words, chunk):
     clock = make_day_assigner(TableSource(table), progress=iter, **options)
     found = []
     for size in (len(words), chunk):
-        clock.begin()
+        clock.start_at()
         parts = np.full(len(words), -1)
         for start in range(0, len(words), size):
             for day, rows in clock.assign(Chunk(table[start : start + size], 0, str, 0)):

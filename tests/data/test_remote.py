@@ -157,7 +157,7 @@ def test_select_and_compare_take_urls(store, log):
     prepare(log, "memory://data/log", **OPTIONS)
     assert is_dataset(["memory://data/log"])
     assert not is_dataset(["memory://data"])
-    assert Settings(source=("memory://data/log",)).anchored().source == ("memory://data/log",)
+    assert Settings(source=("memory://data/log",)).with_absolute_paths().source == ("memory://data/log",)
 
 
 def test_urls(tmp_path, monkeypatch):

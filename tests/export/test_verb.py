@@ -232,7 +232,7 @@ def test_exporting_changes_nothing_in_the_model(tmp_path, dataset, small, format
     assert all(torch.equal(before[name], each) for name, each in small.state_dict().items())
     assert [each.name for each in (tmp_path / "deep").iterdir()] == ["m"]
     assert str(done) == str(tmp_path / "deep" / "m")
-    assert "1,128 rows" in done.told()
+    assert "1,128 rows" in done.describe()
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def test_bins_are_those_learned():
     raw = np.array([-5.0, 0.5, np.nan, 9.0])
     now = FieldValues(np.zeros(4, np.int64), np.arange(4), raw, np.array([3.0]))
     before = FieldValues(np.zeros(1, np.int64), np.arange(1), np.zeros(1), edges)
-    assert now.like(before).ids.tolist() == bin_numbers(raw, edges).tolist() == [1, 2, 0, 3]
+    assert now.binned_like(before).ids.tolist() == bin_numbers(raw, edges).tolist() == [1, 2, 0, 3]
 
 
 @pytest.mark.skipif(not BANK.exists(), reason="the table is not here")

@@ -64,9 +64,9 @@ def test_it_goes_on_with_a_copy_and_its_optimizer(work, pruned, monkeypatch):
     assert str(state) == str(pruned.optimizer.state_dict())
     assert same(states(pruned.model), before)
     assert part.span == work.parts.search.span  # the latest: these rows have an order
-    assert watch.shrunk == 1.0
-    assert watch.seen[0] == (0, evaluate_split(work, pruned.model, work.parts.valid).auc)
-    assert evaluate_split(work, model, work.parts.valid).auc == watch.best[1] >= watch.seen[0][1]
+    assert watch.shrink_factor == 1.0
+    assert watch.points[0] == (0, evaluate_split(work, pruned.model, work.parts.valid).auc)
+    assert evaluate_split(work, model, work.parts.valid).auc == watch.best[1] >= watch.points[0][1]
 
 
 def test_rows_that_nothing_orders_are_all_trained_on(work, pruned, monkeypatch):
@@ -87,10 +87,10 @@ def test_a_model_that_knows_its_rows_by_heart_is_shrunk(work, pruned, monkeypatc
         torch.allclose(began[n], SHRINK_FACTOR * before[n] + (1 - SHRINK_FACTOR) * fresh[n]) for n in before
     )
     assert part.span == work.parts.train.span
-    assert watch.shrunk == SHRINK_FACTOR
+    assert watch.shrink_factor == SHRINK_FACTOR
     assert same(states(pruned.model), before)
     start = evaluate_split(work, pruned.model, work.parts.valid).auc
-    assert watch.seen[0] == (0, start)
+    assert watch.points[0] == (0, start)
     assert evaluate_split(work, model, work.parts.valid).auc == watch.best[1] >= start
 
 
@@ -114,4 +114,4 @@ def test_a_shrunk_model_that_does_not_come_back_leaves_the_pruned_one(work, prun
 def test_a_log_that_is_gone_through_once_is_never_known_by_heart(work, pruned, monkeypatch):
     monkeypatch.setattr(stages, "MEMORIZED_AUC_GAP", -1.0)
     work.recipe = type(work.recipe)(**{**json.loads(json.dumps(work.recipe.to_json())), "shuffle": False})
-    assert hot_start(work, pruned)[1].shrunk == 1.0
+    assert hot_start(work, pruned)[1].shrink_factor == 1.0

@@ -79,7 +79,7 @@ def test_the_history_has_a_column_a_field_under_its_own_name(tmp_path):
 def test_tables_are_told_with_numbers_to_the_right():
     out = io.StringIO()
     tell = Console(stream=out, stages=2)
-    tell.stage("prepare")
+    tell.heading("prepare")
     tell.table("title", ["what", "AUC"], [["a", "0.5"], ["longer", "0.75"]])
     assert out.getvalue().splitlines() == [
         "1/2 prepare",
@@ -90,7 +90,7 @@ def test_tables_are_told_with_numbers_to_the_right():
     ]
     quiet = Console(stream=out, quiet=True)
     quiet.table("x", ["y"], [])
-    quiet.say("z")
+    quiet.message("z")
     assert "z" not in out.getvalue()
 
 

@@ -21,8 +21,8 @@ def test_a_large_log_is_gone_through_once():
     """The paper's shape: T2 is a quarter of T1."""
     found = plan_stages(parts(18_000_000, 22_500_000))
     assert (found.batch_size, found.pretrain, found.search, found.shuffle) == (512, 35_157, 8789, False)
-    assert (found.train, found.hot) == (43_946, 10_986)
-    assert (found.apart, found.pace) == (False, 1.0)
+    assert (found.train, found.hot_start) == (43_946, 10_986)
+    assert (found.separate_gate_rows, found.lr_factor) == (False, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_a_large_log_is_gone_through_once():
 def test_a_small_table_gets_smaller_batches_and_is_repeated(rows, batch, pretrain, shuffle):
     found = plan_stages(parts(rows, rows * 5 // 4))
     assert (found.batch_size, found.pretrain, found.search, found.shuffle) == (batch, pretrain, 2000, shuffle)
-    assert (found.apart, found.held) == (True, 512)
-    assert found.pace == 3.0 * min(1.0, 2 * rows / (2000 * batch))
+    assert (found.separate_gate_rows, found.gate_batch_size) == (True, 512)
+    assert found.lr_factor == 3.0 * min(1.0, 2 * rows / (2000 * batch))
 
 
 @given(rows=st.integers(1, 10**9), more=st.integers(0, 10**9))
@@ -48,11 +48,11 @@ def test_rules_that_always_hold(rows, more):
     assert found.batch_size in (64, 128, 256, 512)
     assert found.pretrain >= 2000
     assert found.search == max(2000, round(found.pretrain / 4))
-    assert found.apart == (found.search * found.batch_size > 1.2 * more)
+    assert found.separate_gate_rows == (found.search * found.batch_size > 1.2 * more)
     assert found.pretrain * found.batch_size >= rows  # every row is seen
     assert found.shuffle == (found.pretrain > -(-rows // found.batch_size))
     assert found.train >= found.pretrain
-    assert found.hot == max(1, round(found.train / 4))
+    assert found.hot_start == max(1, round(found.train / 4))
 
 
 def test_what_is_said_goes_before_what_is_found():

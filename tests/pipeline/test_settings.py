@@ -62,13 +62,13 @@ def test_paths_mean_the_same_from_any_folder(tmp_path, monkeypatch):
         checkpoint="model",
         prepare={"fields": "f.toml", "bins": 3},
     )
-    found = settings.anchored()
+    found = settings.with_absolute_paths()
     assert found.source == (str(tmp_path / "a.csv"), str(tmp_path / "days" / "*.csv"))
     assert (found.costs, found.checkpoint) == (str(tmp_path / "costs.toml"), str(tmp_path / "model"))
     assert found.prepare == {"fields": str(tmp_path / "f.toml"), "bins": 3}
-    assert found.anchored() == found
+    assert found.with_absolute_paths() == found
     plain = Settings(costs="complexity", prepare={"fields": {"a": {"kind": "numeric"}}})
-    assert plain.anchored() == plain
+    assert plain.with_absolute_paths() == plain
 
 
 def test_configurations_that_are_none(tmp_path):

@@ -158,7 +158,7 @@ def slope(log: Dataset) -> torch.Tensor:
     for batch in rank_batches(log.stream(log.rows)):
         loss = bce_loss(*predict_batch(model, batch))
         loss.backward()
-        if current_group().several:
+        if current_group().is_distributed:
             reduce_grads(current_group(), list(model.parameters()), len(batch), loss)
     assert gates.x.grad is not None
     return gates.x.grad.clone()
@@ -225,7 +225,7 @@ def spread(weight: RowParameter) -> torch.Tensor:
 def words(folder: Path, log: Dataset) -> dict[str, Any]:
     """Everything that is said beside tensors."""
     ranks = current_group()
-    seen = {"agreed": ranks.agree(lambda: {"by": [current_group().world, (1, float("inf"))]}, "agreeing")}
+    seen = {"agreed": ranks.run_on_leader(lambda: {"by": [current_group().world, (1, float("inf"))]}, "agreeing")}
 
     def wrong() -> None:
         raise InputError("no such field")
@@ -235,15 +235,15 @@ def words(folder: Path, log: Dataset) -> dict[str, Any]:
 
     for name, make in {"input": wrong, "odd": odd}.items():
         try:
-            ranks.agree(make, "failing")
+            ranks.run_on_leader(make, "failing")
         except Exception as error:
             seen[name] = [type(error).__name__, str(error)]
     with leader_first("writing") as second:
         seen["second"] = second
         seen["there"] = (folder / "turn").exists()
         (folder / "turn").touch()
-    parts = ranks.join(torch.full((ranks.rank, 2), 5.0), "joining")
-    seen["joined"], seen["collected"] = parts, ranks.collect({"rank": ranks.rank}, "collecting")
+    parts = ranks.concat(torch.full((ranks.rank, 2), 5.0), "joining")
+    seen["joined"], seen["collected"] = parts, ranks.gather_values({"rank": ranks.rank}, "collecting")
     model = nn.Linear(2, 2)
     nn.init.constant_(model.weight, 0.5)
     nn.init.constant_(model.bias, float(ranks.rank))

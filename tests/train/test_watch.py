@@ -46,7 +46,7 @@ def until(done, within: float = 20.0) -> None:
 
 def broken(watch: Heartbeat) -> str:
     """What a rank says when a collective broke off."""
-    found = watch.lost(RuntimeError("Connection closed by peer"))
+    found = watch.explain_interrupt(RuntimeError("Connection closed by peer"))
     assert isinstance(found, RankError)
     assert "The last checkpoint is intact" in str(found)
     return str(found)
@@ -62,7 +62,7 @@ def test_one_that_gives_no_sign_of_life_is_dead_or_stopped(two):
 def test_one_that_never_gave_a_sign_is_named_too():
     first = Heartbeat(Shared(), 0, 2, LIMIT)  # type: ignore[arg-type]
     first.begin()
-    first.enter("adding up gradients")
+    first.enter_collective("adding up gradients")
     try:
         assert "rank 1 is dead or stopped" in broken(first)
     finally:

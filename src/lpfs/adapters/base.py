@@ -177,7 +177,7 @@ class FieldLayout:
         flags = [name in kept for name in self.tokens]
         return torch.tensor(flags, dtype=torch.bool).nonzero().flatten()
 
-    def stays(self, before: int, after: int, kept: Collection[str]) -> Tensor | None:
+    def kept_indices(self, before: int, after: int, kept: Collection[str]) -> Tensor | None:
         """Return which indices of a dimension of ``before`` numbers stay, where ``after`` do; None if not known.
 
         It is a concatenation, with or without other numbers behind it, or as many numbers for every token.
@@ -227,20 +227,20 @@ class RebuildingAdapter(Adapter):
         """Return how the fields stand beside each other."""
 
     @abstractmethod
-    def again(self, model: nn.Module, kept: Sequence[str]) -> nn.Module:
+    def build_model(self, model: nn.Module, kept: Sequence[str]) -> nn.Module:
         """Return a model with other weights, made by ``make`` from the fields that stay."""
 
-    def stays(
+    def kept_indices(
         self, model: nn.Module, path: str, dim: int, before: int, after: int, kept: Collection[str]
     ) -> Tensor | None:
         """Return which indices of a dimension of a parameter stay, of so many; None if that is not known."""
-        return self.layout(model).stays(before, after, kept)
+        return self.layout(model).kept_indices(before, after, kept)
 
     def other_loss(self, model: nn.Module) -> str | None:
         """Return why the loss of this model is not the cross entropy of its logits; None if it is."""
         return None
 
-    def tidy(self, smaller: nn.Module) -> None:
+    def finalize(self, smaller: nn.Module) -> None:
         """Let go of what a copied model still holds of the dropped fields, in place."""
 
     # -------------------------------------------------------------------------------------- logits
@@ -305,7 +305,7 @@ class RebuildingAdapter(Adapter):
         if cut and self.make is None:
             raise InputError(f"cut=True makes the model again: say how, {self.example}")
         given = self._own(model) if optimizer is None else optimizer
-        inputs = self.inputs_in(model, batch)
+        inputs = self.inputs_in_batch(model, batch)
         builder = self if cut else None
         done = prune(
             model, selection, batch=batch, inputs=inputs, optimizer=given, cut=cut, call=self.call, by=builder
@@ -313,10 +313,10 @@ class RebuildingAdapter(Adapter):
         carried = done.optimizer if isinstance(done.optimizer, torch.optim.Optimizer) else None
         if hasattr(done.model, self.own_optimizer) and not (cut and carried is None):
             setattr(done.model, self.own_optimizer, carried)
-        self.tidy(done.model)
+        self.finalize(done.model)
         return done
 
-    def inputs_in(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+    def inputs_in_batch(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         """Return field -> where its raw value is in this batch."""
         return self.inputs_of_fields(model)
 
@@ -325,7 +325,7 @@ class RebuildingAdapter(Adapter):
     ) -> tuple[nn.Module, dict[str, dict[int, Tensor]]]:
         """Return the model made again, and what stays of each parameter of the old one."""
         with torch.random.fork_rng(devices=[]):  # the new weights are drawn in vain
-            made = self.again(model, kept)
+            made = self.build_model(model, kept)
         before = dict(model.named_parameters(remove_duplicate=False))
         stays: dict[str, dict[int, Tensor]] = {}
         for path, weight in made.named_parameters(remove_duplicate=False):
@@ -338,7 +338,7 @@ class RebuildingAdapter(Adapter):
             stays[path] = {}
             for dim, (size, fewer) in enumerate(zip(old.shape, weight.shape, strict=True)):
                 if size != fewer:
-                    index = self.stays(model, path, dim, size, fewer, kept)
+                    index = self.kept_indices(model, path, dim, size, fewer, kept)
                     if index is None:
                         raise AbsenceError(
                             f"columns cannot be cut: it is not known which numbers of {path!r} belong to which "

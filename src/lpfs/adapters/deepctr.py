@@ -261,7 +261,7 @@ class DeepCTR(RebuildingAdapter):
         )
         return linear, dnn
 
-    def again(self, model: nn.Module, kept: Sequence[str]) -> nn.Module:
+    def build_model(self, model: nn.Module, kept: Sequence[str]) -> nn.Module:
         """Return a model made from the feature columns that stay."""
         assert self.make is not None
         history = [name for name in history_fields(model) if name not in kept]
@@ -291,7 +291,7 @@ class DeepCTR(RebuildingAdapter):
         widths |= {each.name: int(each.dimension) for each in columns if not has_table(each)}
         return FieldLayout(widths, tuple(each.name for each in tables))
 
-    def stays(
+    def kept_indices(
         self, model: nn.Module, path: str, dim: int, before: int, after: int, kept: Collection[str]
     ) -> Tensor | None:
         """Return which indices stay: xDeepFM multiplies maps by tokens, the linear part has a weight a number."""
@@ -300,12 +300,12 @@ class DeepCTR(RebuildingAdapter):
             numbers = [each for each in dict(parts_of(model))["linear_model."] if not has_table(each)]
             layout = FieldLayout({each.name: int(each.dimension) for each in numbers}, ())
         if "conv1ds" not in path or dim != 1:
-            return layout.stays(before, after, kept)
+            return layout.kept_indices(before, after, kept)
         positions, count = layout.positions(kept), len(layout.tokens)
         maps = positions if before == count**2 and after == len(positions) ** 2 else torch.arange(before // count)
         return (maps[:, None] * count + positions).flatten()
 
-    def tidy(self, smaller: nn.Module) -> None:
+    def finalize(self, smaller: nn.Module) -> None:
         """Drop the weights of dropped fields from the list of those that are regularised, in place."""
         held = {id(each) for each in smaller.parameters()}
         listed: Any = getattr(smaller, "regularization_weight", None)

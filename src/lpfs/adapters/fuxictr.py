@@ -191,7 +191,7 @@ class FuxiCTR(RebuildingAdapter):
         """Return feature -> its key in the batch."""
         return {name: name for name in self.sites(model)}
 
-    def inputs_in(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+    def inputs_in_batch(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         """Return feature -> its key in this batch; models of long histories take a tuple of dicts."""
         if not isinstance(batch, tuple | list):
             return self.inputs_of_fields(model)
@@ -253,7 +253,7 @@ class FuxiCTR(RebuildingAdapter):
         result.set_column_index()
         return result
 
-    def again(self, model: nn.Module, kept: Sequence[str]) -> nn.Module:
+    def build_model(self, model: nn.Module, kept: Sequence[str]) -> nn.Module:
         """Return a model made from the feature_map of the fields that stay."""
         assert self.make is not None
         return self.make(self._kept_map(model, kept))

@@ -171,7 +171,7 @@ def distributed_command(arguments: Sequence[str]) -> Iterator[bool]:
         from lpfs.train.distributed.group import joined
 
         with joined() as ranks:
-            if ranks.leads:
+            if ranks.is_leader:
                 yield True
                 return
             with redirect_stdout(io.StringIO()), warnings.catch_warnings():

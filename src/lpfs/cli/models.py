@@ -121,7 +121,7 @@ def export(
 
     found = export_run(folder, out, dataset=like, format=form, replace=replace)
     if not quiet:
-        click.echo(found.told(), err=True)
+        click.echo(found.describe(), err=True)
     if as_json:
         names = ("format", "rows", "max_logit_change", "bound", "checked_with")
         print_json({"path": str(found.path), **{name: getattr(found, name) for name in names}})

@@ -51,7 +51,7 @@ class ComparisonProgress:
         """Say how much there is to do."""
         self.total, self.left, self.start = total, left, time.monotonic()
         done = f", {total - left} of them done already" if left < total else ""
-        self.tell.say(f"{total} runs{done}")
+        self.tell.message(f"{total} runs{done}")
 
     def done(self, job: RunSpec, found: Record, seconds: float, left: int) -> None:
         """Say what a run gave."""
@@ -66,12 +66,12 @@ class ComparisonProgress:
         if left:
             rate = (self.left - left) / max(1e-9, time.monotonic() - self.start)
             rest = f"; about {duration(left / rate)} left" if rate > 0 else ""
-        self.tell.say(f"[{self.total - left}/{self.total}] {job}: {what} ({seconds:.1f} s{rest})")
+        self.tell.message(f"[{self.total - left}/{self.total}] {job}: {what} ({seconds:.1f} s{rest})")
 
     def waiting(self, left: int) -> None:
         """Say, once, that the rest is being done elsewhere."""
         if not self.said:
-            self.tell.say(f"{left} runs are being done by other processes: waiting for them")
+            self.tell.message(f"{left} runs are being done by other processes: waiting for them")
             self.said = True
 
 
@@ -158,7 +158,7 @@ def compare(
         raise InputError("say how many fields to keep: keep=[5, 10, 20]")
     plan = ComparisonPlan.from_json(values)
 
-    leads = current_group().leads
+    leads = current_group().is_leader
     with single_process():  # every rank does whole runs of its own
         store, claims = (
             ResultStore(folder),
@@ -169,10 +169,10 @@ def compare(
                 dataset = prepare_dataset(source, wanted, folder, tell.quiet, resume=True)
                 check_same(folder, wanted, plan, dataset)
                 base = build_plan(wanted, dataset, folder, True, Console(quiet=True))
-                runs = Runner(base, plan, store, claims, tell.say)
+                runs = Runner(base, plan, store, claims, tell.message)
                 plan.check(runs.names, wanted.must_keep)
                 if not tables_only:
-                    check_label_classes(base.parts)
+                    check_label_classes(base.splits)
                 kinds = copy_truth(folder, dataset, truth)
             write_plan(folder, wanted, plan, dataset)
         if not tables_only:
@@ -185,7 +185,7 @@ def compare(
             put_text(folder / "comparison.md", as_markdown(found))
             put_text(folder / "results.csv", as_csv(found))
             print_comparison(found, tell)
-            try_report(folder, tell.say)
+            try_report(folder, tell.message)
     return found
 
 
@@ -205,7 +205,7 @@ def run_missing(
         moved = False
         for job in left:
             try:
-                with runs.claims.take(job.name):
+                with runs.claims.acquire(job.name):
                     if not missing(job):
                         continue
                     begun = time.perf_counter()

@@ -33,7 +33,7 @@ class WorkLocks:
         folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
-    def take(self, name: str) -> Iterator[None]:
+    def acquire(self, name: str) -> Iterator[None]:
         """Within this block nobody else does it; raises :class:`BusyError` where somebody does already."""
         path = self.folder / f"{name}.claim"
         if not (self._create(path) or (self._clear(path) and self._create(path))):

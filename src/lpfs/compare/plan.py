@@ -84,7 +84,7 @@ class ComparisonPlan:
             found += [RunSpec(method, size, seed) for method in self.methods for size in self.keep]
         return found
 
-    def tries(self, method: str) -> list[dict[str, Any]]:
+    def trial_settings(self, method: str) -> list[dict[str, Any]]:
         """Return the settings that a method is tried with; those given go before its defaults."""
         return settings_to_try(method, self.tune, self.options.get(method, {}))
 

@@ -238,14 +238,14 @@ def wait_for_lock(claims: WorkLocks, name: str, tell: Console, pause: float = 0.
     said = False
     while True:
         try:
-            with claims.take(name):
+            with claims.acquire(name):
                 yield
             return
         except LockedError as error:
             if error.args != (name,):
                 raise
         if not said:
-            tell.say("another process is preparing the data: waiting")
+            tell.message("another process is preparing the data: waiting")
             said = True
         time.sleep(pause)
 

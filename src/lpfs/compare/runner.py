@@ -127,7 +127,7 @@ class Runner:
     def run(self, job: RunSpec) -> Record:
         """Return the result of a run; one that fails says why, and stops nothing else."""
         try:
-            found = self.all_fields(job) if job.method == ALL_FIELDS else self.best_try(job)
+            found = self.all_fields(job) if job.method == ALL_FIELDS else self.best_trial(job)
             return {**record_header(job), "status": "done", **found}
         except NOT_METHOD_ERRORS:
             raise
@@ -138,14 +138,14 @@ class Runner:
         """Train all fields from scratch, as every selection is."""
         return {"kept": self.in_order(self.names), **self.train(self.names, job.seed)}
 
-    def best_try(self, job: RunSpec) -> Record:
+    def best_trial(self, job: RunSpec) -> Record:
         """Search with each setting, train what it finds, and take the one with the best validation AUC."""
         tried: list[Record] = []
         failed: list[Exception] = []
         done: list[Record] = []
-        for options in self.plan.tries(job.method):
+        for options in self.plan.trial_settings(job.method):
             try:
-                found = self.find(job, options)
+                found = self.selected_fields(job, options)
                 trained = self.train(found["kept"], job.seed)
             except NOT_METHOD_ERRORS:
                 raise
@@ -160,13 +160,13 @@ class Runner:
         best = max(done, key=lambda each: (each["validation"]["auc"], -each["validation"]["logloss"]))
         return {**best, "tried": tried}
 
-    def find(self, job: RunSpec, options: Mapping[str, Any]) -> Record:
+    def selected_fields(self, job: RunSpec, options: Mapping[str, Any]) -> Record:
         """Return the fields that a method keeps; a ranking that does not depend on K is made once a seed."""
         once = not each_keep(job.method, options)
         path = self.store.search(job.method, options, job.seed, None if once else job.keep)
         found = read(path)
         if found is None:
-            with self.claims.take(f"search-{path.stem}"):
+            with self.claims.acquire(f"search-{path.stem}"):
                 found = read(path) or self.search(job, options, path)
         found["once"] = once
         if once:
@@ -175,18 +175,18 @@ class Runner:
 
     def best(self, ranking: Mapping[str, float], keep: int) -> tuple[str, ...]:
         """Return the best of a ranking."""
-        return top(ranking, keep, self.base.wish.must_keep)
+        return top(ranking, keep, self.base.target.must_keep)
 
     def search(self, job: RunSpec, options: Mapping[str, Any], path: Path) -> Record:
         """Search from a copy of the pretrained model, and write down what is found."""
-        wish = replace(self.base.wish, keep=job.keep, max_auc_loss=None)
+        wish = replace(self.base.target, keep=job.keep, max_auc_loss=None)
         settings = replace(self.base.settings, seed=job.seed, method=job.method, options=options, keep=job.keep)
-        work = replace(self.base, settings=settings, wish=wish, out=self.store.work(path.stem))
+        work = replace(self.base, settings=settings, target=wish, run_dir=self.store.work(path.stem))
         check_search_start(work)
         pretrained = self.pretrained(job.seed)
-        again = was_started(work.out)
+        again = was_started(work.run_dir)
         seed_all(job.seed)
-        with remove_on_error(work.out), measure(work.device) as cost:
+        with remove_on_error(work.run_dir), measure(work.device) as cost:
             found = stages.search_fields(work, copy.deepcopy(pretrained), job.seed)[2]
         made = {name: value for name, value in found.made.items() if name != "scores"}
         record = {
@@ -195,15 +195,15 @@ class Runner:
             "gates": dict(found.gates),
             "made": made,
             "code": source_digest(),
-            **self.told(cost, job.method, again),
+            **self.cost_record(cost, job.method, again),
         }
-        if not each_keep(job.method, options) and not self.cuts(record, job.keep):
+        if not each_keep(job.method, options) and not self.keeps_top_scores(record, job.keep):
             raise SearchError(f"{job.method} does not keep the best of its scores: it needs each_keep in METHODS")
         put(path, record)
-        shutil.rmtree(work.out, ignore_errors=True)
+        shutil.rmtree(work.run_dir, ignore_errors=True)
         return record
 
-    def cuts(self, found: Record, keep: int) -> bool:
+    def keeps_top_scores(self, found: Record, keep: int) -> bool:
         """Say whether a search kept the best of its scores, so that they can be cut at another K."""
         return found["scores"] is not None and set(self.best(found["scores"], keep)) == set(found["kept"])
 
@@ -213,21 +213,21 @@ class Runner:
             self._pretrained = None  # free it first
             place = self.store.seed(seed)
             settings = replace(self.base.settings, seed=seed)
-            work = replace(self.base, settings=settings, out=place)
+            work = replace(self.base, settings=settings, run_dir=place)
             if read(place / "cost.json") is not None:
                 trained = stages.pretrain(work, seed)
             else:
-                with self.claims.take(f"pretrain-s{seed}"):
+                with self.claims.acquire(f"pretrain-s{seed}"):
                     self.say(f"seed {seed}: pretraining all {len(work.schema)} fields")
                     again = was_started(place)
                     with measure(work.device) as cost:
                         trained = stages.pretrain(work, seed)
-                    passes = work.recipe.pretrain * work.recipe.batch_size / work.parts.early.rows
-                    put(place / "cost.json", {"passes": passes, **self.told(cost, "pretraining", again)})
+                    passes = work.steps.pretrain * work.steps.batch_size / work.splits.early.rows
+                    put(place / "cost.json", {"passes": passes, **self.cost_record(cost, "pretraining", again)})
             self._pretrained = seed, trained
         return self._pretrained[1]
 
-    def told(self, cost: Measurement, what: str, interrupted: bool) -> Record:
+    def cost_record(self, cost: Measurement, what: str, interrupted: bool) -> Record:
         """Return a cost: whether it is the first of its kind in this process, which compiles and loads things too.
 
         Seconds of work that was interrupted and gone on with are not all of them: None.
@@ -251,7 +251,7 @@ class Runner:
         path = self.store.trained(kept, seed)
         found = read(path)
         if found is None:
-            with self.claims.take(f"train-{path.stem}"):
+            with self.claims.acquire(f"train-{path.stem}"):
                 found = read(path) or self.from_scratch(kept, seed, path)
         return found
 
@@ -260,11 +260,11 @@ class Runner:
         with torch.device("meta"):
             shape = self.shape.cut([name for name in self.names if name in set(kept)])
         settings = replace(self.base.settings, seed=seed)
-        work = replace(self.base, settings=settings, out=self.store.work(path.stem))
-        with remove_on_error(work.out), measure(work.device) as cost:
+        work = replace(self.base, settings=settings, run_dir=self.store.work(path.stem))
+        with remove_on_error(work.run_dir), measure(work.device) as cost:
             model = stages.retrain(work, shape)
         judged = {}
-        for name, part in (("test", work.parts.test), ("validation", work.parts.valid)):
+        for name, part in (("test", work.splits.test), ("validation", work.splits.valid)):
             stream = work.stream(part, model.reads.names, train=False)
             found = predictions(model, stream)
             tasks = {
@@ -280,7 +280,7 @@ class Runner:
                     put_scores(self.store.labels, found.labels[:, 0])
         record = {"trained": path.stem, **judged, "train_seconds": cost.seconds, "code": source_digest()}
         put(path, record)
-        shutil.rmtree(work.out, ignore_errors=True)
+        shutil.rmtree(work.run_dir, ignore_errors=True)
         return record
 
 

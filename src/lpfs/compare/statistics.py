@@ -171,9 +171,9 @@ class ScoreRanks:
 
     """
 
-    others: npt.NDArray[np.int64]
-    below: npt.NDArray[np.int64]
-    upto: npt.NDArray[np.int64]
+    negative_order: npt.NDArray[np.int64]
+    rank_low: npt.NDArray[np.int64]
+    rank_high: npt.NDArray[np.int64]
 
     def aucs(self, weights: Numbers, clicks: npt.NDArray[np.int64]) -> Floats:
         r"""Return the AUC under every draw of weights (draws, rows); NaN where a class has no weight.
@@ -183,12 +183,12 @@ class ScoreRanks:
         with C(k) the weight of the k lowest rows without a click, i over the clicks.
         """
         found = np.empty(len(weights))
-        lowest = np.zeros(len(self.others) + 1)
+        lowest = np.zeros(len(self.negative_order) + 1)
         for draw, drawn in enumerate(weights):
-            np.cumsum(drawn[self.others], out=lowest[1:])
+            np.cumsum(drawn[self.negative_order], out=lowest[1:])
             own = drawn[clicks].astype(np.float64)
             every = own.sum() * lowest[-1]
-            found[draw] = own @ (lowest[self.below] + lowest[self.upto]) / 2 / every if every else np.nan
+            found[draw] = own @ (lowest[self.rank_low] + lowest[self.rank_high]) / 2 / every if every else np.nan
         return found
 
 

@@ -27,19 +27,21 @@ ONE_SEED = "with one seed the luck of the training is not known: no difference c
 def print_comparison(found: Comparison, tell: Console) -> None:
     """Print what matters, and where the rest is."""
     values, count = found.values, len(found.values["seeds"])
-    tell.say("")
+    tell.message("")
     seeds = "one seed" if count == 1 else f"mean of {count} seeds"
     tell.table(f"AUC on the test rows of K fields trained from scratch, {seeds}", *main_table(values))
-    tell.say(f"  {all_fields_note(values)}")
-    tell.say("  area: under the K-AUC curve; search: in epochs of pretraining; memory: relative to pretraining")
-    tell.say(f"  {SIGNIFICANCE_NOTE if count > 1 else ONE_SEED}")
+    tell.message(f"  {all_fields_note(values)}")
+    tell.message(
+        "  area: under the K-AUC curve; search: in epochs of pretraining; memory: relative to pretraining"
+    )
+    tell.message(f"  {SIGNIFICANCE_NOTE if count > 1 else ONE_SEED}")
     for line in [*failures(values), *mixed_versions_note(values)]:
-        tell.say(f"  {line}")
+        tell.message(f"  {line}")
     true = sum(number for kind, number in values["kinds"].items() if kind in TRUE_KINDS)
     if true and values["sizes"]:
         size = min(values["sizes"], key=lambda each: (abs(each - true), each))
         tell.table(f"What is picked where {size} of {values['fields']} are kept", *picks_table(values, size))
-    tell.say(f"  {found.folder}: comparison.md, comparison.json, results.csv")
+    tell.message(f"  {found.folder}: comparison.md, comparison.json, results.csv")
 
 
 def main_table(values: Record) -> Table:

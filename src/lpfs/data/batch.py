@@ -110,7 +110,7 @@ class RowBlock:
             {name: take_bag(bag, index) for name, bag in self.bags.items()},
         )
 
-    def cut(self, start: int, stop: int) -> RowBlock:
+    def slice(self, start: int, stop: int) -> RowBlock:
         """Return a view of the rows from ``start`` to before ``stop``."""
         return RowBlock(
             self.ids[start:stop],

@@ -39,7 +39,7 @@ class DayAssigner(ABC):
     def assign(self, chunk: Chunk) -> list[Part]:
         """Return the days of a chunk in time order, each with its rows. Chunks come in order."""
 
-    def begin(self, row: int = 0) -> None:  # noqa: B027
+    def start_at(self, row: int = 0) -> None:  # noqa: B027
         """Get ready to go through the rows once more, from a row on; most clocks always are."""
 
     def files(self, days: set[int]) -> list[int] | None:
@@ -76,7 +76,7 @@ class DayByOrder(DayAssigner):
         self._rows, self._seed = rows, seed
         self._row = 0
 
-    def begin(self, row: int = 0) -> None:
+    def start_at(self, row: int = 0) -> None:
         """Start at a row, the first one unless told otherwise."""
         self._row = row
 
@@ -87,7 +87,7 @@ class DayByOrder(DayAssigner):
             raise _source_changed_error(chunk)
         self._row = end
         if self._seed is not None:
-            return self._deal(begin, end, self._seed)
+            return self._shuffled_days(begin, end, self._seed)
         first, last = np.searchsorted(self._starts, [begin, end - 1], side="right") - 1
         if first == last:
             return [(int(first), None)]
@@ -95,7 +95,7 @@ class DayByOrder(DayAssigner):
         cuts = pairwise(bounds)
         return [(int(first) + index, np.arange(a - begin, b - begin)) for index, (a, b) in enumerate(cuts)]
 
-    def _deal(self, begin: int, end: int, seed: int) -> list[Part]:
+    def _shuffled_days(self, begin: int, end: int, seed: int) -> list[Part]:
         """Give every row the part in which its place in a random order of all rows lies."""
         places = shuffled_positions(np.arange(begin, end), self._rows, seed).astype(np.int64)
         parts = np.searchsorted(self._starts, places, side="right") - 1
@@ -116,20 +116,20 @@ class DayByColumn(DayAssigner):
         self._last: Any = None
         self._how: str | None = None
 
-    def fresh(self) -> DayByColumn:
+    def copy_empty(self) -> DayByColumn:
         """Return a clock that reads times in the same way and has seen no day."""
         clock = DayByColumn(self.column or "", self.format)
         clock._how = self._how
         return clock
 
-    def look(self, chunk: Chunk, *, ordered: bool) -> None:
+    def scan(self, chunk: Chunk, *, ordered: bool) -> None:
         """Take note of the days of a chunk, and of its order where that is promised."""
         days, order = self._read(chunk)
-        self.take(to_python_list(days.unique(maintain_order=True)))
+        self.add_days(to_python_list(days.unique(maintain_order=True)))
         if ordered:
             self._check_order(chunk, order)
 
-    def take(self, days: Iterable[Any]) -> None:
+    def add_days(self, days: Iterable[Any]) -> None:
         """Take note of days, in the order in which they come."""
         for day in days:
             self._keys.setdefault(day)
@@ -143,7 +143,7 @@ class DayByColumn(DayAssigner):
         """Return the days that were taken note of, as they came."""
         return list(self._keys)
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Put the days in order: dates and numbers by value, train before test, other names as they come."""
         keys = list(self._keys)
         if self._how != "name":
@@ -176,7 +176,7 @@ class DayByColumn(DayAssigner):
             at = int(back.argmax())
             row = at + (len(order) == len(full))
             raise DataError(
-                f"{chunk.place(row)}: column {self.column!r}: time goes backwards, {order[row]!r} after "
+                f"{chunk.locate(row)}: column {self.column!r}: time goes backwards, {order[row]!r} after "
                 f"{full[at]!r}; sort the rows, or do not promise order"
             )
 
@@ -185,7 +185,7 @@ class DayByColumn(DayAssigner):
         values = chunk.frame[self.column]  # type: ignore[index]
         if values.null_count():
             row = int(values.is_null().arg_max() or 0)
-            raise DataError(f"{chunk.place(row)}: column {self.column!r}: the time is missing; fill it in")
+            raise DataError(f"{chunk.locate(row)}: column {self.column!r}: the time is missing; fill it in")
         dtype = values.dtype
         if dtype.is_nested() or dtype in (pl.Binary, pl.Object, pl.Time, pl.Duration):
             raise DataError(f"column {values.name!r}: {dtype} cannot be a time")
@@ -196,7 +196,7 @@ class DayByColumn(DayAssigner):
         if days.null_count():
             row = int(days.is_null().arg_max() or 0)
             raise DataError(
-                f"{chunk.place(row)}: column {self.column!r}: {values[row]!r:.60} cannot be read as a time "
+                f"{chunk.locate(row)}: column {self.column!r}: {values[row]!r:.60} cannot be read as a time "
                 f"({self._how}); give time_format, for example '%y%m%d%H'"
             )
         return days, order
@@ -204,7 +204,7 @@ class DayByColumn(DayAssigner):
 
 def _source_changed_error(chunk: Chunk) -> DataError:
     """Build the error for rows that were not there, or not so, when the days were found."""
-    return DataError(f"{chunk.place(0)}: the source changed while it was read; prepare it again")
+    return DataError(f"{chunk.locate(0)}: the source changed while it was read; prepare it again")
 
 
 ROLES = ("train", "valid", "test")
@@ -233,9 +233,9 @@ class DayBySplit(DayAssigner):
         self.days = [*train.days, *held_out]
         self.roles = {"train": list(train.days)} | {role: [role] if role in held_out else [] for role in ROLES[1:]}
 
-    def begin(self, row: int = 0) -> None:
+    def start_at(self, row: int = 0) -> None:
         """Get ready to go through the rows once more; ``row`` counts training rows."""
-        self._train.begin(row)
+        self._train.start_at(row)
 
     def assign(self, chunk: Chunk) -> list[Part]:
         """Let the clock of the training rows assign those, and put the others into their days."""
@@ -254,7 +254,7 @@ class DayBySplit(DayAssigner):
 
 def _take_rows(chunk: Chunk, rows: Rows) -> Chunk:
     """Return some rows of a chunk."""
-    return Chunk(chunk.frame[rows], chunk.file, lambda row: chunk.place(int(rows[row])), chunk.consumed)
+    return Chunk(chunk.frame[rows], chunk.file, lambda row: chunk.locate(int(rows[row])), chunk.consumed)
 
 
 def read_roles(chunk: Chunk, column: str) -> Rows:
@@ -264,7 +264,7 @@ def read_roles(chunk: Chunk, column: str) -> Rows:
         raise DataError(f"column {column!r}: {values.dtype} cannot name a split")
     if values.null_count():
         row = int(values.is_null().arg_max() or 0)
-        raise DataError(f"{chunk.place(row)}: the split column {column!r} is missing; write train, valid or test")
+        raise DataError(f"{chunk.locate(row)}: the split column {column!r} is missing; write train, valid or test")
     names = cast_column(values, pl.String).str.strip_chars().str.to_lowercase()
     roles = names.replace_strict(SPLIT_WORDS, default=None, return_dtype=pl.Int64)
     if roles.null_count():
@@ -274,7 +274,7 @@ def read_roles(chunk: Chunk, column: str) -> Rows:
             " …" if len(found) > MAX_QUOTED else ""
         )
         raise DataError(
-            f"{chunk.place(row)}: the split column {column!r} holds {listed}; it must name the parts: "
+            f"{chunk.locate(row)}: the split column {column!r} holds {listed}; it must name the parts: "
             f"{', '.join(SPLIT_WORDS)}"
         )
     result: Rows = roles.to_numpy()
@@ -335,7 +335,7 @@ def count_roles(
         else:
             counts["train"] += chunk.frame.height
         if timed is not None and chunk.frame.height:
-            timed.look(chunk, ordered=ordered)
+            timed.scan(chunk, ordered=ordered)
     return counts
 
 
@@ -347,6 +347,6 @@ def day_assigner_from_counts(
     if timed is None:
         train = DayByOrder(counts["train"], int(parts), shuffle)
     else:
-        timed.settle()
+        timed.finalize()
         train = timed
     return train if split is None else DayBySplit(split, train, counts)

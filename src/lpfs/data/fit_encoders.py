@@ -55,8 +55,8 @@ def observe_training_rows(parts: Iterable[DayRows], job: PreparePlan) -> FitResu
             leaks.add(part.frame, part.labels[label])
             yield part
 
-    twins = observe(counted(), encoders).found()
-    return FitResult(encoders, twins, leaks.found(), rows, positives)
+    twins = observe(counted(), encoders).result()
+    return FitResult(encoders, twins, leaks.result(), rows, positives)
 
 
 def select_encoders(job: PreparePlan, seen: FitResult, reporter: Reporter) -> tuple[list[Encoder], dict[str, str]]:
@@ -136,7 +136,7 @@ def _warn_small_vocabularies(encoders: list[Encoder], reporter: Reporter) -> Non
         f"{each.name!r} ({each.cardinality - 2:,} of {about['values_seen']:,} values, "
         f"{about['covered']:.0%} of rows)"
         for each in encoders
-        if (about := each.about()).get("covered", 1.0) < UNCOVERED
+        if (about := each.metadata()).get("covered", 1.0) < UNCOVERED
     ]
     if small:
         reporter.say(

@@ -50,7 +50,7 @@ class DuplicateColumns:
         counts = Tally(self._digest[name] for name in self._tied)
         self._tied = {name for name in self._tied if counts[self._digest[name]] > 1}
 
-    def found(self) -> dict[str, str]:
+    def result(self) -> dict[str, str]:
         """Return {column: the first column that holds the same}."""
         first: dict[bytes, str] = {}
         twins = {}
@@ -99,7 +99,7 @@ class LabelCopies:
             if name not in other._pairs or _has_both_labels(pairs):
                 del self._pairs[name]
 
-    def found(self) -> list[str]:
+    def result(self) -> list[str]:
         """Return the columns that tell the label exactly."""
         return [name for name, pairs in self._pairs.items() if {label for _, label in pairs} == {0, 1}]
 
@@ -152,32 +152,32 @@ def day_rows(
     start: PieceStart = FIRST_ROW,
 ) -> Iterator[DayRows]:
     """Yield the rows chunk by chunk, sorted by day; of ``days`` only, where given. Absent labels are 0."""
-    clock.begin(start.row)
+    clock.start_at(start.row)
     seen: Tally[int] = Tally(dict(start.days))
     for chunk in chunks:
         if not chunk.frame.height:
             continue
         frame = replace_missing_marks(chunk.frame, options.missing)
         parts = clock.assign(chunk)
-        labels = read_labels(frame, options, chunk.place, labelled=labelled)
+        labels = read_labels(frame, options, chunk.locate, labelled=labelled)
         drawn: list[tuple[int, AnyArray]] = []
         for day, rows in parts:
             rows = np.arange(frame.height) if rows is None else rows
             begin = seen[day]
             seen[day] += len(rows)
             if days is None or day in days:
-                rate = options.rate(clock.days[day])
+                rate = options.negative_rate(clock.days[day])
                 drawn.append((day, sample_negatives(rows, labels[options.label], begin, rate, options.seed, day)))
         counts = tuple((day, len(rows)) for day, rows in drawn if len(rows))
         if len(counts) == 1 and counts[0][1] == frame.height:
-            yield DayRows(counts, frame, labels, chunk.place)
+            yield DayRows(counts, frame, labels, chunk.locate)
         elif counts:
             chosen = np.concatenate([rows for _, rows in drawn])
             yield DayRows(
                 counts,
                 frame[chosen],
                 {name: values[chosen] for name, values in labels.items()},
-                lambda row, place=chunk.place, chosen=chosen: place(int(chosen[row])),  # type: ignore[misc]
+                lambda row, place=chunk.locate, chosen=chosen: place(int(chosen[row])),  # type: ignore[misc]
             )
 
 

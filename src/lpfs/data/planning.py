@@ -170,7 +170,7 @@ class PrepareOptions:
             bins=self.bins,
         )
 
-    def complete(self, plan: FieldPlan) -> FieldPlan:
+    def apply_defaults(self, plan: FieldPlan) -> FieldPlan:
         """Fill what a plan leaves open with what holds for all fields."""
         if plan.kind == "numeric":
             return replace(plan, bins=plan.bins or self.bins) if plan.width == 1 else plan
@@ -183,7 +183,7 @@ class PrepareOptions:
             hash=plan.hash or self.hash,
         )
 
-    def rate(self, day: str) -> float:
+    def negative_rate(self, day: str) -> float:
         """Return the share of the negatives to keep on a day."""
         if isinstance(self.negatives, Mapping):
             return float(self.negatives.get(day, 1.0))
@@ -272,7 +272,7 @@ def plan_log(
             each = FieldPlan(each.name, "ignore", why="orders the rows")
         if each.name == settings.split:
             each = FieldPlan(each.name, "ignore", why="splits the rows")
-        plans.append(settings.complete(each))
+        plans.append(settings.apply_defaults(each))
     if all(each.kind == "ignore" for each in plans):
         raise DataError(f"{opened.files[0]}: no field is left besides the label; set the kinds with fields")
     return PreparePlan(opened, settings, tuple(plans))

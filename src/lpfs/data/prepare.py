@@ -102,7 +102,7 @@ def run_plan(
     if old is None:  # before a large source is read for its fingerprint
         check()
     with make_engine(engine, job, reporter) as worker:
-        mark = fingerprint(job, worker.identify())
+        mark = fingerprint(job, worker.fingerprint())
         if old is not None and old.fingerprint == mark:
             reporter.say(f"{url or out}: made before from the same source and options; reused")
             return old
@@ -124,7 +124,7 @@ def _build_dataset(
     """Have an engine find the days, learn from the training ones and encode all."""
     from lpfs.data.fit_encoders import select_encoders, training_days
 
-    options, clock = job.options, worker.clock()
+    options, clock = job.options, worker.assign_days()
     unknown = set(options.negatives) - set(clock.days) if isinstance(options.negatives, Mapping) else set()
     if unknown:
         raise DataError(f"negatives: there is no day {min(unknown)!r}; there are {', '.join(clock.days[:10])}")
@@ -180,10 +180,10 @@ def _write_rows(
     schema = Schema(tuple(each.field for each in encoders), options.label, options.tasks)
     with DatasetWriter(out, schema, fingerprint=mark, settings=settings, replace=replace) as writer:
         for each in encoders:
-            values = each.stored()
+            values = each.values_to_store()
             if values is not None:
-                writer.vocabulary(each.name, values, **each.about())
-        days = [writer.day(day, negative_rate=options.rate(day)) for day in clock.days]
+                writer.vocabulary(each.name, values, **each.metadata())
+        days = [writer.day(day, negative_rate=options.negative_rate(day)) for day in clock.days]
         for day, lot in rows:
             days[day].append(**lot)
         for each_day in days:

@@ -55,12 +55,12 @@ class BatchPlan:
     batch_size: int
     world: int = 1
     drop_last: bool = False
-    together: bool = False
+    same_for_all_ranks: bool = False
 
     @property
     def size(self) -> int:
         """Rows of all ranks in a step."""
-        return self.batch_size if self.together else self.batch_size * self.world
+        return self.batch_size if self.same_for_all_ranks else self.batch_size * self.world
 
     def bounds(self, start: int = 0) -> Iterator[tuple[int, int]]:
         """Yield first and end position of each global step from position ``start``."""
@@ -163,7 +163,7 @@ class RowReader:
         """Return the rows of these ranges, one after another; in the memory of ``reuse`` if they fit."""
         rows = sum(stop - start for start, stop in ranges)
         if reuse is not None and len(reuse) >= rows:
-            out = RowBlock(reuse.ids, reuse.dense, reuse.labels, reuse.missing).cut(0, rows)
+            out = RowBlock(reuse.ids, reuse.dense, reuse.labels, reuse.missing).slice(0, rows)
             if out.missing is not None:
                 out.missing[:] = False
         else:
@@ -176,7 +176,7 @@ class RowReader:
                 first = start - self.starts[day.index]
                 count = min(stop - start, day.rows - first, CHUNK)
                 self.place.fetch(self._files[day.index])
-                self._fill(day, first, count, out.cut(done, done + count))
+                self._fill(day, first, count, out.slice(done, done + count))
                 for field in self._bags:
                     bags[field.name].append(self._bag(day, field, first, count))
                 start, done = start + count, done + count
@@ -288,7 +288,7 @@ class SequentialGatherer:
         around = self.reader.read([(first, last)])
         if sum(stop - start for start, stop in moved) == len(around):
             return around
-        return concat_rows([around.cut(start - first, stop - first) for start, stop in moved])
+        return concat_rows([around.slice(start - first, stop - first) for start, stop in moved])
 
 
 class ShuffledGatherer:

@@ -160,7 +160,7 @@ def find_retyped_in_source(source: Source, encoders: Sequence[Encoder], missing:
 
     for chunk in source.chunks([each.name for each in encoders]) if encoders else ():
         if chunk.frame.height:
-            return find_retyped(encoders, replace_missing_marks(chunk.frame, missing), chunk.place)
+            return find_retyped(encoders, replace_missing_marks(chunk.frame, missing), chunk.locate)
     return {}
 
 
@@ -193,7 +193,7 @@ def check_columns_fit(
 
 def encoder_settings(encoders: Iterable[Encoder]) -> dict[str, dict[str, Any]]:
     """Return plan and learned values of each field, from which ``restored`` makes its encoder again."""
-    return {each.name: {**asdict(each.plan), **each.about()} for each in encoders}
+    return {each.name: {**asdict(each.plan), **each.metadata()} for each in encoders}
 
 
 def _report_new_rows(job: ReencodePlan, reporter: Reporter) -> None:

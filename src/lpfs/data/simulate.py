@@ -184,7 +184,7 @@ def truth_record(world: Simulator, ceiling: BestPossibleScores) -> dict[str, Any
     plan = world.plan
     fields = []
     for spec in plan.specs:
-        term = spec.name if spec.leads else spec.partner
+        term = spec.name if spec.is_first_of_pair else spec.partner
         related = [each.name for each in plan.specs if each.source == spec.name or spec.source == each.name]
         fields.append(
             {
@@ -217,7 +217,7 @@ def truth_record(world: Simulator, ceiling: BestPossibleScores) -> dict[str, Any
         "pairs": [
             {"fields": [spec.name, spec.partner], "effect": spec.effect}
             for spec in plan.specs
-            if spec.role == "pair" and spec.leads
+            if spec.role == "pair" and spec.is_first_of_pair
         ],
         "bayes": ceiling.to_json(),
         "tasks": {

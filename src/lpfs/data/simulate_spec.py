@@ -61,7 +61,7 @@ class FieldSpec:
         return self.role in ("main", "pair")
 
     @property
-    def leads(self) -> bool:
+    def is_first_of_pair(self) -> bool:
         """Whether a term of the logit is its own: a main effect, or the first field of a pair."""
         return self.role == "main" or (self.role == "pair" and self.name < str(self.partner))
 
@@ -155,7 +155,7 @@ def preset_spec(preset: str, rows: int | None, days: int | None, seed: int) -> S
 
 def _scale_effects(specs: Sequence[FieldSpec], spread: float) -> tuple[FieldSpec, ...]:
     """Return the fields with effects in the same proportions that make a logit of this standard deviation."""
-    factor = spread / sum(spec.effect**2 for spec in specs if spec.leads) ** 0.5
+    factor = spread / sum(spec.effect**2 for spec in specs if spec.is_first_of_pair) ** 0.5
     return tuple(replace(spec, effect=round(spec.effect * factor, 4)) for spec in specs)
 
 

@@ -106,7 +106,7 @@ class Simulator:
         rng = np.random.default_rng([seed, 2])
         for spec in plan.specs:
             self._tables[spec.name] = value_effects(spec, rng)
-        self._terms = [spec.name for spec in plan.specs if spec.leads]
+        self._terms = [spec.name for spec in plan.specs if spec.is_first_of_pair]
         specs = {spec.name: spec for spec in plan.specs}
         self.weights = {name: specs[name].effect for name in self._terms}
         self.strength = {name: drift_factors(specs[name].drift, plan.days) for name in self._terms}

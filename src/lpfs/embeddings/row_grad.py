@@ -34,7 +34,7 @@ class RowGrad:
         used = self.rows >= 0
         return RowGrad(self.rows[used], self.values[used], self.span)
 
-    def meets(self, other: RowGrad) -> bool:
+    def overlaps(self, other: RowGrad) -> bool:
         """Whether the two may have a row in common."""
         if self.span is None or other.span is None:
             return True
@@ -87,7 +87,7 @@ def merged_row_grads(weight: RowParameter) -> list[RowGrad]:
     if len(weight.row_grads) > 1:
         together: list[list[int]] = []  # which pieces, by number, meet each other
         for number, piece in enumerate(weight.row_grads):
-            met = [each for each in together if any(weight.row_grads[one].meets(piece) for one in each)]
+            met = [each for each in together if any(weight.row_grads[one].overlaps(piece) for one in each)]
             together = [each for each in together if each not in met]
             together.append([*sorted(one for each in met for one in each), number])
         weight.row_grads[:] = [sum_pieces(weight, [weight.row_grads[one] for one in each]) for each in together]

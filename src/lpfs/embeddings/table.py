@@ -169,7 +169,7 @@ class Table(nn.Module):
         """Return (B, F, D) for ids (B, F), each field times its gate (F,)."""
         if ids.ndim != 2 or ids.shape[1] != self.fields:
             raise InputError(f"expected ids (B, {self.fields}), found {tuple(ids.shape)}")
-        return self._look(EmbeddingLookup, 0, self.fields, ids, gate)
+        return self._lookup(EmbeddingLookup, 0, self.fields, ids, gate)
 
     def bags(self, bags: Sequence[tuple[Tensor, Tensor]], gate: Tensor | None = None) -> Tensor:
         """Return (B, F, D) for all bags: of each its ids (V,) and where those of a row begin (B,); gates (F,)."""
@@ -186,9 +186,9 @@ class Table(nn.Module):
         before = accumulate((0, *counts))
         offsets = torch.stack([at.long() + base for (_, at), base in zip(bags, before, strict=False)])
         ids = torch.cat([ids for ids, _ in bags])
-        return self._look(EmbeddingBagLookup, first, first + len(bags), counts, ids, offsets, gate, self.mean)
+        return self._lookup(EmbeddingBagLookup, first, first + len(bags), counts, ids, offsets, gate, self.mean)
 
-    def _look(self, how: type[torch.autograd.Function], first: int, last: int, *given: Any) -> Tensor:
+    def _lookup(self, how: type[torch.autograd.Function], first: int, last: int, *given: Any) -> Tensor:
         """Look up in the fields from ``first`` to before ``last``."""
         span = (self._first[first], self._first[last])
         out: Tensor = how.apply(self.weight, self.starts[first : last + 1], span, *given)

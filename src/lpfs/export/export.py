@@ -62,7 +62,7 @@ class Exported:
     def __str__(self) -> str:
         return str(self.path)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Say in one sentence what was written and checked."""
         return (
             f"{self.path}: the logits of {self.rows:,} rows differ from the model's by at most "
@@ -262,14 +262,14 @@ def build_onnx(model: Model, dataset: Dataset | None, large: Path | None = None)
     graph.add("Identity", both if tasks > 1 else main, out="logit")
     graph.add("Sigmoid", "logit", out="probability")
     of = ", ".join((model.schema.label, *model.schema.tasks))
-    graph.give_out("probability", shape, f"of {of}, as the model was trained")
-    graph.give_out("logit", shape, f"of {of}: log(p / (1 - p))")
+    graph.add_output("probability", shape, f"of {of}, as the model was trained")
+    graph.add_output("logit", shape, f"of {of}: log(p / (1 - p))")
     rate = negative_rate(dataset)
     if rate is not None:
         moved = graph.add("Add", main, graph.constant(np.array(math.log(rate), np.float32)))
         graph.add("Sigmoid", moved, out="corrected_probability")
         about = f"of {model.schema.label} before negatives were down-sampled to a share of {rate:g}"
-        graph.give_out("corrected_probability", ["B"], about)
+        graph.add_output("corrected_probability", ["B"], about)
     return OnnxModel(graph, columns, given, rate)
 
 
@@ -284,7 +284,7 @@ def write_onnx(built: OnnxModel, model: Model, dataset: Dataset | None, file: Pa
     """Write the graph with its metadata."""
     proto = built.graph.model(ABOUT)
     told: dict[str, Any] = {
-        "inputs": [each.about() for each in built.columns],
+        "inputs": [each.metadata() for each in built.columns],
         "schema": model.reads.to_json(),
         "model": {"name": registered_name(model), "config": model.config, "silent": list(model.silent)},
         "data": None if dataset is None else {"fingerprint": dataset.fingerprint},

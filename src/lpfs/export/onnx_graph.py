@@ -94,12 +94,12 @@ class Graph:
                 "bytes and more; cap vocabularies or hash fields, or keep the model's own folder"
             )
 
-    def take_in(self, name: str, kind: Any, shape: Sequence[int | str], about: str) -> str:
+    def add_input(self, name: str, kind: Any, shape: Sequence[int | str], about: str) -> str:
         """Add an input."""
         self.inputs.append(self.onnx.helper.make_tensor_value_info(name, kind, list(shape), about))
         return name
 
-    def give_out(self, name: str, shape: Sequence[int | str], about: str) -> None:
+    def add_output(self, name: str, shape: Sequence[int | str], about: str) -> None:
         """Say that a float result of this name is an output."""
         kind = self.onnx.TensorProto.FLOAT
         self.outputs.append(self.onnx.helper.make_tensor_value_info(name, kind, list(shape), about))

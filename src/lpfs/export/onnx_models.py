@@ -56,7 +56,7 @@ def _numbers(graph: Graph, columns: Sequence[NumberColumn]) -> tuple[str, str]:
     kind, dtype = (kinds.DOUBLE, np.float64) if raw else (kinds.FLOAT, np.float32)
     pieces = []
     for each in columns:
-        value = graph.take_in(each.input, kind, each.shape, each.takes())
+        value = graph.add_input(each.input, kind, each.shape, each.takes())
         pieces.append(_tall(graph, value) if each.field.dim == 1 else value)
     wide = graph.add("Concat", *pieces, axis=1)  # (B, C)
     missing = graph.add("Or", graph.add("IsNaN", wide), graph.add("IsInf", wide))

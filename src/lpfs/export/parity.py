@@ -133,12 +133,12 @@ def raw_inputs(columns: Sequence[InputColumn], batch: Batch) -> dict[str, AnyArr
             if batch.missing is not None:
                 numbers = np.where(batch.missing[:, at : at + each.field.dim].numpy(), np.nan, numbers)
             at += each.field.dim
-            raw = each.raw(numbers)
+            raw = each.example_values(numbers)
             feeds[each.input] = raw if each.scale is not None else raw.astype(np.float32)
         elif each.multi:
-            feeds[each.input] = each.raw(padded(*batch.bags[each.field.name]))
+            feeds[each.input] = each.example_values(padded(*batch.bags[each.field.name]))
         else:
-            feeds[each.input] = each.raw(batch.ids[:, seen].numpy())
+            feeds[each.input] = each.example_values(batch.ids[:, seen].numpy())
             seen += 1
     return feeds
 

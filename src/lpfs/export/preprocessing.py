@@ -136,7 +136,7 @@ class InputColumn:
         """Add the input, and what makes ids of it; a place without a value gets ``PAD_ID``."""
         raise NotImplementedError
 
-    def raw(self, ids: AnyArray) -> AnyArray:
+    def example_values(self, ids: AnyArray) -> AnyArray:
         """Return values that have these ids, (B,) or (B, L)."""
         raise NotImplementedError
 
@@ -145,7 +145,7 @@ class InputColumn:
         none = np.zeros(0, np.int64)
         return none, none
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return what a caller needs to know, as JSON values."""
         return {"field": self.field.name, "input": self.input, "kind": self.field.kind}
 
@@ -159,14 +159,14 @@ class IdColumn(InputColumn):
 
     def encode(self, graph: Graph) -> str:
         """Pass ids on; one that the field does not have is an error in the runtime, as it is in the model."""
-        ids = graph.take_in(self.input, graph.onnx.TensorProto.INT64, self.shape, self._takes())
+        ids = graph.add_input(self.input, graph.onnx.TensorProto.INT64, self.shape, self._takes())
         lowest = PAD_ID if self.multi else 0
         above = graph.add("GreaterOrEqual", ids, graph.constant(np.array(lowest, np.int64)))
         below = graph.add("Less", ids, graph.constant(np.array(self.field.cardinality, np.int64)))
         outside = graph.constant(np.array(OUT_OF_RANGE, np.int64))
         return graph.add("Where", graph.add("And", above, below), ids, outside)
 
-    def raw(self, ids: AnyArray) -> AnyArray:
+    def example_values(self, ids: AnyArray) -> AnyArray:
         """Return the ids."""
         return ids.astype(np.int64)
 
@@ -177,10 +177,10 @@ class IdColumn(InputColumn):
             takes += f": {FIRST_ID} + {number} modulo {self.modulo}; {MISSING_ID} if missing"
         return takes + (f"; {PAD_ID} fills up a row" if self.multi else "")
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return what a caller needs to know, as JSON values."""
         known = {"takes": self._takes(), "hash_modulo": self.modulo, "hash_of": self.of}
-        return {**super().about(), **known, **({"pad": PAD_ID} if self.multi else {})}
+        return {**super().metadata(), **known, **({"pad": PAD_ID} if self.multi else {})}
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class VocabularyColumn(InputColumn):
         """Add the LabelEncoder."""
         kinds = graph.onnx.TensorProto
         kind = {"text": kinds.STRING, "whole": kinds.INT64, "fraction": kinds.DOUBLE}[self.sort]
-        value = graph.take_in(self.input, kind, self.shape, self._takes())
+        value = graph.add_input(self.input, kind, self.shape, self._takes())
         keys, ids = self.keys()
         graph.room(ids.nbytes + (sum(len(each) + 4 for each in keys) if self.sort == "text" else keys.nbytes))
         tensor = graph.onnx.numpy_helper.from_array
@@ -254,7 +254,7 @@ class VocabularyColumn(InputColumn):
             return found
         return graph.add("Where", graph.add("IsNaN", value), graph.constant(np.array(MISSING_ID, np.int64)), found)
 
-    def raw(self, ids: AnyArray) -> AnyArray:
+    def example_values(self, ids: AnyArray) -> AnyArray:
         """Return the values of these ids."""
         pad = self.pad if self.multi else self.missing
         special = [self.missing, unseen_value(self.values, self.missing, pad)]  # MISSING_ID, UNSEEN_ID
@@ -265,7 +265,7 @@ class VocabularyColumn(InputColumn):
         """Return every value, an unseen and a missing one, and no value if there can be none."""
         special = [MISSING_ID, UNSEEN_ID, *([PAD_ID] if self.multi else [])]
         ids = np.concatenate([np.arange(FIRST_ID, FIRST_ID + len(self.values)), special]).astype(np.int64)
-        return self.raw(ids), ids
+        return self.example_values(ids), ids
 
     def _takes(self) -> str:
         takes = {"text": "text", "whole": "whole numbers", "fraction": "numbers"}[self.sort]
@@ -274,11 +274,11 @@ class VocabularyColumn(InputColumn):
         takes += f"; {self.missing!r} if missing"
         return takes + (f"; {self.pad!r} fills up a row" if self.multi else "")
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return what a caller needs to know, as JSON values."""
         missing = None if self.sort == "fraction" else self.missing
         known = {"takes": self._takes(), "missing": missing, "hexadecimal": self.hexadecimal}
-        return {**super().about(), **known, **({"pad": _plain(self.pad)} if self.multi else {})}
+        return {**super().metadata(), **known, **({"pad": _plain(self.pad)} if self.multi else {})}
 
 
 def _plain(value: Any) -> Any:
@@ -294,7 +294,7 @@ class BinnedColumn(InputColumn):
     def encode(self, graph: Graph) -> str:
         """Count edges; NaN and infinite numbers are missing."""
         kinds = graph.onnx.TensorProto
-        value = graph.take_in(self.input, kinds.DOUBLE, self.shape, "numbers; NaN if missing")
+        value = graph.add_input(self.input, kinds.DOUBLE, self.shape, "numbers; NaN if missing")
         missing = graph.add("Or", graph.add("IsNaN", value), graph.add("IsInf", value))
         tall = graph.add("Unsqueeze", value, graph.constant(np.array([1])))
         above = graph.add("GreaterOrEqual", tall, graph.constant(self.edges[None]))
@@ -304,7 +304,7 @@ class BinnedColumn(InputColumn):
         ids = graph.add("Add", place, graph.constant(np.array(FIRST_ID)))
         return graph.add("Where", missing, graph.constant(np.array(MISSING_ID)), ids)
 
-    def raw(self, ids: AnyArray) -> AnyArray:
+    def example_values(self, ids: AnyArray) -> AnyArray:
         """Return the lower edge of each bin; of the first, the next number below its upper edge."""
         first = np.nextafter(self.edges[:1], -np.inf) if len(self.edges) else np.zeros(1)
         known = np.concatenate([[np.nan, np.nan], first, self.edges])
@@ -317,9 +317,9 @@ class BinnedColumn(InputColumn):
         zero = FIRST_ID + int((self.edges <= 0).sum())
         return raw, np.concatenate([places + 1, places, [MISSING_ID] * 3, [zero]])
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return what a caller needs to know, as JSON values."""
-        return {**super().about(), "takes": "numbers; NaN if missing", "bins": len(self.edges) + 1}
+        return {**super().metadata(), "takes": "numbers; NaN if missing", "bins": len(self.edges) + 1}
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,7 @@ class NumericColumn(InputColumn):
         """The shape of the input."""
         return ("B",) if self.field.dim == 1 else ("B", self.field.dim)
 
-    def raw(self, ids: AnyArray) -> AnyArray:
+    def example_values(self, ids: AnyArray) -> AnyArray:
         """Return the numbers (B, w) that are standardised to these."""
         scaled = ids.astype(np.float64)
         if self.scale is not None:
@@ -349,9 +349,9 @@ class NumericColumn(InputColumn):
         """Say what the input takes."""
         return f"numbers{'' if self.scale else ' as the Dataset stores them, standardised'}; NaN if missing"
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return what a caller needs to know, as JSON values."""
-        return {**super().about(), "takes": self.takes()}
+        return {**super().metadata(), "takes": self.takes()}
 
 
 def build_columns(schema: Schema, dataset: Dataset | None) -> list[InputColumn]:

@@ -95,9 +95,9 @@ def search(
     place = None if folder is None else Path(folder)
     task = Task(model, optimizer, stream, valid, wish, steps, seed, place, resume, config, options, held)
     ranks = current_group()
-    if not ranks.several or entry_of(method).shared:
+    if not ranks.is_distributed or entry_of(method).shared:
         return method_named(method)(task)
     # methods that rank a sample, or draw in every step, search as they do in one process: on rank 0
-    found = ranks.agree(lambda: method_named(method)(task).to_json(), f"searching with {method}")
+    found = ranks.run_on_leader(lambda: method_named(method)(task).to_json(), f"searching with {method}")
     broadcast_model(model, optimizer)
     return Selection.from_json(found)

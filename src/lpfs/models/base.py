@@ -145,11 +145,11 @@ class Model(nn.Module):
     def check(self, batch: Batch) -> None:
         """Refuse a batch that does not fit the fields of the model."""
         if batch.ids.shape[1:] != (self._ids,):
-            raise self._misfit("columns of ids", batch.ids, self._ids)
+            raise self._mismatch_error("columns of ids", batch.ids, self._ids)
         if batch.dense.shape[1:] != (self._numbers,):
-            raise self._misfit("columns of numbers", batch.dense, self._numbers)
+            raise self._mismatch_error("columns of numbers", batch.dense, self._numbers)
         if batch.missing is not None and batch.missing.shape != batch.dense.shape:
-            raise self._misfit("columns in missing", batch.missing, self._numbers)
+            raise self._mismatch_error("columns in missing", batch.missing, self._numbers)
         for name in self._bags:
             if name not in batch.bags:
                 raise InputError(
@@ -159,7 +159,7 @@ class Model(nn.Module):
                 found = len(batch.bags[name][1])
                 raise InputError(f"bag {name!r} has offsets for {found} rows, the batch has {len(batch)}")
 
-    def _misfit(self, what: str, found: Tensor, expected: int) -> InputError:
+    def _mismatch_error(self, what: str, found: Tensor, expected: int) -> InputError:
         return InputError(
             f"the model reads {expected} {what}, found {tuple(found.shape)}; made with another schema? "
             f"Its fields are {_list_some(self.reads.names)}. A smaller model takes old.narrow(batch, smaller)"

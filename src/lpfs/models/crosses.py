@@ -60,7 +60,7 @@ class Crosses(nn.Module):
         self.parts, self.dim, self.kernel = len(parts), dim, kernel
         at = list(range(len(parts))) if places is None else list(places)
         self.slots = len(parts) if slots is None else slots
-        self.plan = CrossPlan.of(parts, at, dim, self.slots)
+        self.plan = CrossPlan.build(parts, at, dim, self.slots)
         self._memory = ReusableBuffer()
 
     def forward(self, tokens: Tensor, beside: Tensor | None = None) -> Tensor:
@@ -118,7 +118,7 @@ class CrossFunction(torch.autograd.Function):
         tokens = tokens.contiguous()
         extra = 0 if beside is None else beside.shape[1]
         out = memory.take(tokens, len(tokens), plan.slots * plan.dim + extra)
-        if plan.gaps:
+        if plan.unused_slots:
             out[:, : plan.slots * plan.dim].zero_()
         kernel.fill(plan, tokens, gate, out)
         if beside is not None:

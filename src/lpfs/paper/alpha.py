@@ -34,11 +34,11 @@ def run(job: Job) -> Found:
     shares = MORE if job.full else SHARES
     for alpha in ALPHAS:
         options = {"alpha": alpha}
-        found[f"α = {alpha:g}"] = [trials.judged(trials.size(each), options=options) for each in shares]
+        found[f"α = {alpha:g}"] = [trials.evaluate_k(trials.size(each), options=options) for each in shares]
     target = trials.size(EQUAL)
     table = []
     for alpha in ALPHAS:
-        equal = trials.at_size(target, job.seed, START, options={"alpha": alpha})
+        equal = trials.search_penalty_for(target, job.seed, START, options={"alpha": alpha})
         table.append({"alpha": alpha, "lambda": equal["penalty"], "fields": len(equal["kept"])})
     curves = {
         name: {each["keep"]: each["auc"] for each in several if each["auc"] is not None}

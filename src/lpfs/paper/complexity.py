@@ -39,7 +39,7 @@ def run(job: Job) -> Found:
     for seed in job.seeds:
         found = trials.search(seed, keep=trials.size(0.5))
     one = (read(trials.runs.store.seed(seed) / "cost.json") or {}).get("seconds")
-    two, recipe = found["seconds"], trials.base.recipe
+    two, recipe = found["seconds"], trials.base.steps
     step = timed(trials, seed)
     ours: dict[str, Any] = {
         "bytes": {str(count): each for count, each in sizes.items()},
@@ -116,7 +116,7 @@ def timed(trials: Trials, seed: int) -> dict[str, float]:
                 each.step()
 
         steps.append(step)
-    stream = work.stream(work.parts.early, work.schema.names, train=True, seed=seed)
+    stream = work.stream(work.splits.early, work.schema.names, train=True, seed=seed)
     batches = list(islice(iter(stream), WARM + PAIRS))
     pairs = []
     for number in range(WARM + PAIRS):

@@ -31,10 +31,10 @@ def falling(steps: int, floor: float, by: float = 1.0) -> Schedule:
 def run(job: Job) -> Found:
     """Search with every schedule and train what it keeps."""
     trials = Trials(job)
-    keep, steps = trials.size(SHARE), trials.base.recipe.search
+    keep, steps = trials.size(SHARE), trials.base.steps.search
     asked = {f"ends at {floor:g}": falling(steps, floor) for floor in FLOORS}
     asked |= {f"there at {part:.0%}": falling(steps, 1e-5, part) for part in REACHED if part < 1}
-    found = {name: trials.judged(keep, options={"schedule": each}) for name, each in asked.items()}
+    found = {name: trials.evaluate_k(keep, options={"schedule": each}) for name, each in asked.items()}
     aucs = {name: each["by_seed"] for name, each in found.items()}
     means = {name: each["auc"] for name, each in found.items() if each["auc"] is not None}
 

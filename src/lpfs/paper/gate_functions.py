@@ -25,11 +25,11 @@ def run(job: Job) -> Found:
     """Search with every function and train what it keeps."""
     trials = Trials(job)
     keep = trials.size(SHARE)
-    found = {name: trials.judged(keep, options={"gate": name}) for name in FUNCTIONS}
+    found = {name: trials.evaluate_k(keep, options={"gate": name}) for name in FUNCTIONS}
     try:
-        found[TIED] = trials.judged(keep, method="group_lasso", find=find_tied, tied=True)
+        found[TIED] = trials.evaluate_k(keep, method="group_lasso", find=find_tied, tied=True)
     except InputError as error:  # no first layer of that kind in this model
-        job.tell.say(f"  {TIED}: {error}")
+        job.console.message(f"  {TIED}: {error}")
     rows = []
     for name, each in found.items():
         auc = "-" if each["auc"] is None else f"AUC {each['auc']:.4f}"

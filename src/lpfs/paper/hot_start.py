@@ -43,7 +43,7 @@ class Masked:
 
     def look(self, work: RunPlan, model: Model) -> None:
         """Judge the model as it is."""
-        self.auc = stages.evaluate_split(work, model, work.parts.test).auc
+        self.auc = stages.evaluate_split(work, model, work.splits.test).auc
 
 
 def removed(masked: Masked, work: RunPlan, model: Model) -> Record:
@@ -56,12 +56,12 @@ def removed(masked: Masked, work: RunPlan, model: Model) -> Record:
     if work.settings.method not in OWN:
         with torch.no_grad():
             gates.x.fill_(1.0)
-    before = stages.evaluate_split(work, model, work.parts.test).auc if masked.auc is None else masked.auc
+    before = stages.evaluate_split(work, model, work.splits.test).auc if masked.auc is None else masked.auc
     with torch.no_grad():
         gates.x.copy_(closed)
     optimizer = work.optimizer(torch.nn.ParameterList(gates.model_parameters()))
     zeros, cut, _ = stages.absorb_and_prune(work, model, optimizer, gates.selection())
-    after = stages.evaluate_split(work, stages_model(cut.model), work.parts.test).auc
+    after = stages.evaluate_split(work, stages_model(cut.model), work.splits.test).auc
     moved = max(each.certificate.max_logit_change or 0.0 for each in (zeros, cut))
     return {"before": before, "after": after, "max_logit_change": moved}
 
@@ -87,7 +87,7 @@ def run(job: Job) -> Found:
                 job.seed, method, keep=keep, find=masked.find, probe=probe, before="with its mask"
             )
         except InputError as error:
-            job.tell.say(f"  {method}: {error}")
+            job.console.message(f"  {method}: {error}")
             continue
         if "probe" in told:
             found[method] = told["probe"]

@@ -70,7 +70,7 @@ class Job:
     scale: Scale
     seed: int
     full: bool
-    tell: Console
+    console: Console
 
     @property
     def log(self) -> Dataset:

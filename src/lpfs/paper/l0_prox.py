@@ -26,7 +26,7 @@ HARD = (0.05, 0.2, 0.5, 0.8, 0.95, 1.05, 1.3)  # times the λ at which √(2λη
 def run(job: Job) -> Found:
     """Search for every λ with both."""
     trials = Trials(job)
-    total, rate = len(trials.names), scaled(gate_function("lpfs++"), trials.base.recipe.search).lr.start
+    total, rate = len(trials.names), scaled(gate_function("lpfs++"), trials.base.steps.search).lr.start
     edge = 1 / (2 * rate)
     left: dict[str, list[dict[str, Any]]] = {"l1": [], "l0": []}
     for prox, penalties in (("l1", SOFT), ("l0", tuple(each * edge for each in HARD))):

@@ -68,13 +68,13 @@ def find_tied(work: RunPlan, pretrained: Trained, seed: int) -> tuple[Model, Any
     """Search as ``stages.find`` does, with gates on the norms of the first layer."""
     model, optimizer = pretrained
     stream, _ = stages.search_streams(work, model.reads.names, seed)
-    config = replace(work.training(work.recipe.search, seed, choose=False), lr=None)
+    config = replace(work.training(work.steps.search, seed, choose=False), lr=None)
     task = Task(
-        model, optimizer, stream, None, work.wish, work.recipe.search, seed, work.out, False, config, {}, None
+        model, optimizer, stream, None, work.target, work.steps.search, seed, work.run_dir, False, config, {}, None
     )
     layer = first_layer(model, "tied gates")
     mask = Tied(layer, gate_function("lpfs++"), task.steps, seed)
     driver, effort = Columns(task, layer), Effort()
-    with worn(model, mask, "tied gates"), stages.scaled_learning_rate(optimizer, work.recipe.pace):
+    with worn(model, mask, "tied gates"), stages.scaled_learning_rate(optimizer, work.steps.lr_factor):
         fit(model, stream, optimizer, folder=task.folder, callbacks=[Clock(mask), driver, effort], config=config)
     return model, optimizer, driver.answer(task, "tied", effort)

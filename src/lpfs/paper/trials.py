@@ -63,7 +63,7 @@ class Trials:
         self.base = build_plan(wanted, job.log, self.folder, True, Console(quiet=True))
         plan, store = ComparisonPlan(("lpfs++",), (1,), seeds=1), ResultStore(self.folder)
         self._told = False
-        self.runs = Runner(self.base, plan, store, WorkLocks(self.folder / "claims"), job.tell.say)
+        self.runs = Runner(self.base, plan, store, WorkLocks(self.folder / "claims"), job.console.message)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,12 +104,12 @@ class Trials:
         path = self.folder / "found" / f"{digest(asked)}.json"
         known = read(path)
         if known is not None:
-            self._tell_other_code(known)
+            self._warn_other_version(known)
             return known
-        wish = Wish(keep=keep, penalty=penalty, must_keep=self.base.wish.must_keep)
+        wish = Wish(keep=keep, penalty=penalty, must_keep=self.base.target.must_keep)
         settings = replace(self.base.settings, seed=seed, method=method, options=options)
         out = self.folder / "work" / path.stem
-        work = replace(self.base, settings=settings, wish=wish, out=out, resume=False)
+        work = replace(self.base, settings=settings, target=wish, run_dir=out, resume=False)
         shutil.rmtree(out, ignore_errors=True)  # of a search that was interrupted
         pretrained = copy.deepcopy(waited(lambda: self.runs.pretrained(seed)))
         seed_all(seed)
@@ -142,11 +142,11 @@ class Trials:
         shutil.rmtree(out, ignore_errors=True)
         return found
 
-    def _tell_other_code(self, known: Record) -> None:
+    def _warn_other_version(self, known: Record) -> None:
         """Say once that searches are taken which another state of the code made."""
         if known.get("code") != source_digest() and not self._told:
             self._told = True
-            self.job.tell.say(
+            self.job.console.message(
                 f"  some searches in {self.folder} were made by another state of the code and are taken as they "
                 "are; remove that folder to do them again"
             )
@@ -156,7 +156,7 @@ class Trials:
         found: float = waited(lambda: self.runs.train(kept, seed))["test"]["auc"]
         return found
 
-    def judged(self, keep: int, **asked: Any) -> Record:
+    def evaluate_k(self, keep: int, **asked: Any) -> Record:
         """Search with every seed; return the sets, their AUC and overlap, and recall where the truth is known."""
         sets = [self.search(seed, keep=keep, **asked)["kept"] for seed in self.job.seeds]
         aucs = [self.auc(kept, seed) if kept else None for kept, seed in zip(sets, self.job.seeds, strict=True)]
@@ -175,7 +175,7 @@ class Trials:
         true = [name for name in self.names if self.kinds.get(name) in TRUE_KINDS]
         return mean(statistics.recall(each, true) for each in sets) if true else None
 
-    def at_size(self, target: int, seed: int, start: float, **asked: Any) -> Record:
+    def search_penalty_for(self, target: int, seed: int, start: float, **asked: Any) -> Record:
         """Search with a fixed λ until about ``target`` fields are left: λ is doubled or halved, then bisected."""
         low, high, penalty = 0.0, math.inf, start
         best: Record | None = None

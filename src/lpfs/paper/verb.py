@@ -78,7 +78,7 @@ def reproduce(
     if log is not None and scale.model == "user_item" and not grouped(log.data):
         scale = replace(scale, model=REAL, model_options={})
     told = NONE if log is None else log.about()
-    tell.say(f"{name}: {entry.summary}; {told['said']}")
+    tell.message(f"{name}: {entry.summary}; {told['said']}")
     begin = time.perf_counter()
     found: Found = module.run(Job(log, folder / "work" / name, scale, seed, full, tell))
     seconds = time.perf_counter() - begin
@@ -100,7 +100,7 @@ def reproduce(
     }
     made = written(json.loads(json.dumps(values)), found, folder, f"{name}: {entry.summary}")
     show(made.values, tell)
-    tell.say(f"  {made.path}, {made.figure.name}; {seconds:.0f} s; open {made.path.with_suffix('.html')}")
+    tell.message(f"  {made.path}, {made.figure.name}; {seconds:.0f} s; open {made.path.with_suffix('.html')}")
     return made
 
 
@@ -179,5 +179,5 @@ def command(name: str, full: bool, data: Any, asked: dict[str, Any]) -> str:
 
 def show(values: dict[str, Any], tell: Console) -> None:
     """Print what was found beside the paper's words."""
-    tell.say(f"  the paper: {values['claim']}")
+    tell.message(f"  the paper: {values['claim']}")
     tell.table(f"{values['experiment']}, {values['data']['said']}", ["", "paper", "here"], values["table"])

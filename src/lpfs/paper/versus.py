@@ -25,7 +25,7 @@ def compared(job: Job, methods: Sequence[str], keep: Sequence[int], **settings: 
         seeds=job.scale.seeds,
         seed=job.seed,
         truth=job.truth,
-        quiet=job.tell.quiet,
+        quiet=job.console.quiet,
         **told,
     )
 

@@ -26,7 +26,7 @@ def run(job: Job) -> Found:
     lines: dict[str, list[tuple[int, int]]] = {}
     ours: dict[str, Any] = {"of": total, "target": target, "by_alpha": {}}
     for alpha in ALPHAS:
-        equal = trials.at_size(target, job.seed, START, options={"alpha": alpha})
+        equal = trials.search_penalty_for(target, job.seed, START, options={"alpha": alpha})
         zeros = [(each["step"], total - each["alive"]) for each in equal["history"]]
         lines[f"α = {alpha:g}, λ = {equal['penalty']:.3g}"] = zeros
         told = moves(zeros)

@@ -51,7 +51,7 @@ class FieldValues:
     raw: Numbers | None = None
     edges: Numbers | None = None
 
-    def like(self, other: FieldValues) -> FieldValues:
+    def binned_like(self, other: FieldValues) -> FieldValues:
         """Return the column cut at the edges of another one."""
         return (
             self
@@ -160,9 +160,9 @@ def find_hints(work: RunPlan, full: Model, kept: Sequence[str]) -> list[dict[str
 
     """
     try:
-        return _find_hints(work.parts, full, kept, work.device)
+        return _find_hints(work.splits, full, kept, work.device)
     except Exception as error:
-        work.tell.say(f"no hints this time: {type(error).__name__}: {error}")
+        work.console.message(f"no hints this time: {type(error).__name__}: {error}")
         return []
 
 
@@ -221,7 +221,7 @@ def single_field_auc(
     """
     found = 0.5
     for before, now in zip(learned, seen, strict=True):
-        ids, others = before.ids, now.like(before).ids
+        ids, others = before.ids, now.binned_like(before).ids
         size = int(max(ids.max(initial=0), others.max(initial=0))) + 1
         mean = clicks.mean()
         hits = np.bincount(ids, clicks[before.rows], minlength=size)

@@ -51,27 +51,27 @@ class RunPlan:
 
     settings: Settings
     schema: Schema
-    parts: DataSplits
-    recipe: StagePlan
-    wish: Wish
+    splits: DataSplits
+    steps: StagePlan
+    target: Wish
     device: torch.device
-    out: Path
+    run_dir: Path
     resume: bool
-    tell: Console
+    console: Console
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def stage(self, name: str, text: str) -> Iterator[None]:
         """Say what begins and note how long it takes."""
-        self.tell.stage(text)
+        self.console.heading(text)
         begin = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
 
     def stream(self, part: Dataset, fields: Sequence[str], *, train: bool, seed: int = 0) -> Stream:
         """Return batches of some rows: those to train on are shuffled where they are gone through again."""
-        size = self.recipe.batch_size if train else EVAL_BATCH_SIZE
-        shuffle = train and self.recipe.shuffle
+        size = self.steps.batch_size if train else EVAL_BATCH_SIZE
+        shuffle = train and self.steps.shuffle
         return part.stream(size, shuffle=shuffle, seed=seed, fields=fields, device=self.device)
 
     def training(
@@ -83,7 +83,7 @@ class RunPlan:
         and the state that training began with counts too. ``calm`` leaves the optimizer as it is in the end, not
         as it was at the best state: Adagrad takes smaller steps then, and a search learns less by heart.
         """
-        looks = watch or (choose and self.recipe.shuffle)
+        looks = watch or (choose and self.steps.shuffle)
         return Training(
             optimizer=self.settings.optimizer,  # type: ignore[arg-type]
             steps=steps,
@@ -98,15 +98,17 @@ class RunPlan:
             check_every=1 if self.device.type == "cpu" else 50,
             tensorboard=self.settings.tensorboard,
             mlflow=self.settings.mlflow,
-            quiet=self.tell.quiet,
+            quiet=self.console.quiet,
         )
 
     @property
-    def captured(self) -> bool:
+    def use_cuda_graph(self) -> bool:
         """Whether steps are captured as CUDA graphs: on a GPU in one process, if the settings say nothing."""
         if self.settings.graph is not None:
             return self.settings.graph
-        return self.device.type == "cuda" and not current_group().several and supports_cuda_graph(self.device)
+        return (
+            self.device.type == "cuda" and not current_group().is_distributed and supports_cuda_graph(self.device)
+        )
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return a fresh optimizer."""
@@ -119,12 +121,12 @@ AUC_LOSS_PER_SE = 0.25  # of the standard error of an AUC: a loss that is hardly
 
 def check_settings(wanted: Settings) -> Settings:
     """Return the settings with absolute paths, after a check of all that can be checked without the data."""
-    wanted = settings_for_model(wanted).anchored()
+    wanted = settings_for_model(wanted).with_absolute_paths()
     check_method(wanted.method, wanted.options)
     check_model_options(wanted.backbone, wanted.model_options)
     if resolve_device(wanted.device).type != "cuda" and wanted.graph:
         raise InputError("graph captures the steps of a GPU, and this run is on the CPU; leave it out")
-    if wanted.graph and current_group().several:
+    if wanted.graph and current_group().is_distributed:
         raise InputError("graph captures the steps of one process, and there are several; leave it out")
     if wanted.tensorboard:
         need_tensorboard()
@@ -138,7 +140,7 @@ def plan_run(wanted: Settings, dataset: Dataset, folder: Path, resume: bool, tel
     """Check everything that can be checked before anything is trained."""
     work = build_plan(wanted, dataset, folder, resume, tell)
     check_search_start(work)
-    check_label_classes(work.parts)
+    check_label_classes(work.splits)
     return work
 
 
@@ -170,13 +172,13 @@ def build_plan(wanted: Settings, dataset: Dataset, folder: Path, resume: bool, t
 
 def check_search_start(work: RunPlan) -> None:
     """Refuse a search that could not be begun."""
-    wanted, wish = work.settings, work.wish
+    wanted, wish = work.settings, work.target
     with torch.device("meta"):  # nothing is allocated for it
         model = make_model(wanted.backbone, work.schema, **wanted.model_options)
     fields = model.fields_of_parts()
     costs = None if wish.costs is None else wish.costs.of_parts({name: fields[name] for name in model.names})
     wish = changed(wish, costs=costs)
-    check_search(wanted.method, wanted.options, wish, model.names, work.recipe.search, model)
+    check_search(wanted.method, wanted.options, wish, model.names, work.steps.search, model)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -163,8 +163,8 @@ def write_results(outcome: Outcome, work: RunPlan, fingerprint: str) -> None:
         "hints": list(outcome.hints),
         "seed": work.settings.seed,
         "configuration": work.settings.to_json(),
-        "recipe": work.recipe.to_json(),
-        "periods": work.parts.to_json(),
+        "recipe": work.steps.to_json(),
+        "periods": work.splits.to_json(),
         "fingerprint": fingerprint,
         "versions": versions(),
         "sites": {name: [dict(each) for each in sites] for name, sites in selection.sites.items()},
@@ -179,7 +179,7 @@ def write_results(outcome: Outcome, work: RunPlan, fingerprint: str) -> None:
 
 def field_facts(work: RunPlan) -> dict[str, Row]:
     """Return what is known of each field: kind, group, ids, and its cost with its share of group costs."""
-    names, costs = work.schema.names, work.wish.costs
+    names, costs = work.schema.names, work.target.costs
     paid = [each.cost for each in work.schema] if costs is None else costs.weights(names, names)
     return {
         each.name: {"kind": each.kind, "group": each.group, "cardinality": each.cardinality, "cost": cost}
@@ -255,33 +255,35 @@ def savings(full: Model, small: Model, speed: Mapping[str, float]) -> dict[str, 
 
 def print_results(outcome: Outcome, work: RunPlan) -> None:
     """End with an answer that can be read at a glance."""
-    tell, selection, savings = work.tell, outcome.selection, outcome.savings
+    tell, selection, savings = work.console, outcome.selection, outcome.savings
     total = len(selection.names)
-    tell.say("")
+    tell.message("")
     rows = [[LABELS[name], _auc(each["auc"]), f"{each['logloss']:.5f}"] for name, each in outcome.metrics.items()]
     tell.table(f"{len(selection.kept)} of {total} fields kept", ["on the test rows", "AUC", "logloss"], rows)
     _print_tasks(tell, outcome.metrics)
     before, after = savings["all_fields"], savings["kept"]
-    tell.say(
+    tell.message(
         f"  tables {_size(before['table_bytes'])} -> {_size(after['table_bytes'])}, serving "
         f"{before['rows_per_second']:,.0f} -> {after['rows_per_second']:,.0f} rows/s"
     )
     for line in (*_describe_stop(selection), *_describe_hot_start(outcome.hot_start)):
-        tell.say(f"  {line}")
+        tell.message(f"  {line}")
     change = outcome.max_logit_change
     if change is not None:
-        tell.say(f"  removing the dropped fields moved no prediction by more than {change:.2g}")
+        tell.message(f"  removing the dropped fields moved no prediction by more than {change:.2g}")
     listed = ", ".join(selection.kept[:12]) + (
         f" and {len(selection.kept) - 12} more" if len(selection.kept) > 12 else ""
     )
-    tell.say(f"  kept: {listed}")
+    tell.message(f"  kept: {listed}")
     if len(outcome.chosen_in) and work.settings.seeds > 1:
         unsure = [f"{name} {count}/{work.settings.seeds}" for name, count in outcome.chosen_in.items()
                   if 0 < count < work.settings.seeds]  # fmt: skip
-        tell.say(f"  not in every one of {work.settings.seeds} searches: {', '.join(unsure[:12]) or 'none'}")
+        tell.message(f"  not in every one of {work.settings.seeds} searches: {', '.join(unsure[:12]) or 'none'}")
     for hint in outcome.hints:
-        tell.say(f"  hint: {hint['text']}")
-    tell.say(f"  {outcome.folder}: selection.json, kept_fields.txt, history.parquet, model/ ({outcome.chosen})")
+        tell.message(f"  hint: {hint['text']}")
+    tell.message(
+        f"  {outcome.folder}: selection.json, kept_fields.txt, history.parquet, model/ ({outcome.chosen})"
+    )
 
 
 def _print_tasks(tell: Console, metrics: Mapping[str, Row]) -> None:
@@ -359,7 +361,7 @@ def _plain(value: Any) -> Any:
 
 def validate(work: RunPlan, model: Model) -> dict[str, Any]:
     """Return AUC and logloss on the rows where choices are made."""
-    return stages.metrics_to_dict(stages.evaluate_split(work, model, work.parts.valid))
+    return stages.metrics_to_dict(stages.evaluate_split(work, model, work.splits.valid))
 
 
 def total_logit_change(*changes: float | None) -> float | None:
@@ -424,4 +426,4 @@ def print_kept(tell: Console, selection: Selection) -> None:
     some = ", ".join(selection.kept[:12]) + (
         f" and {len(selection.kept) - 12} more" if len(selection.kept) > 12 else ""
     )
-    tell.say(f"{len(selection.kept)} of {len(selection.names)} kept: {some}")
+    tell.message(f"{len(selection.kept)} of {len(selection.names)} kept: {some}")

@@ -142,7 +142,7 @@ def mlflow_run(wanted: Settings, folder: Path) -> Iterator[None]:
 
     The run is complete without it: when something goes wrong at the end, it is told and no more.
     """
-    if not wanted.mlflow or not current_group().leads:
+    if not wanted.mlflow or not current_group().is_leader:
         yield
         return
     mlflow = need_mlflow()

@@ -82,7 +82,7 @@ def _run_stages(
 ) -> Outcome:
     """Do the job, stage by stage."""
     seed, quiet = wanted.seed, tell.quiet
-    tell.stage("prepare")
+    tell.heading("prepare")
     begin = time.perf_counter()
     with (
         leader_first("preparing the data") as second,
@@ -99,31 +99,31 @@ def _run_stages(
         trained = initial_model(work, seed)
     with work.stage("all_fields", "all fields on all training rows, to compare with"):
         full = stages.all_fields(work, trained)
-    with work.stage("search", f"search: {describe_target(work.wish)}"):
+    with work.stage("search", f"search: {describe_target(work.target)}"):
         model, optimizer, found = stages.search_fields(work, trained, seed)
-        gated = stages.evaluate_split(work, model, work.parts.test)
+        gated = stages.evaluate_split(work, model, work.splits.test)
     with work.stage("prune", "absorb the gates, prune, prove"):
         zeros, cut, selection = stages.absorb_and_prune(work, model, optimizer, found)
-        pruned = stages.evaluate_split(work, as_model(cut.model), work.parts.test)
+        pruned = stages.evaluate_split(work, as_model(cut.model), work.splits.test)
         choices = {"pruned": validate(work, as_model(cut.model))}
-        tell.say(f"{zeros.certificate}; with the columns cut: {cut.certificate}")
+        tell.message(f"{zeros.certificate}; with the columns cut: {cut.certificate}")
 
     models = {"pruned": as_model(cut.model)}
     metrics = {"gated": gated, "pruned": pruned}
     if wanted.finish in ("both", "retrain"):
         with work.stage("retrain", f"train the {len(selection.kept)} kept fields from scratch"):
             models["retrained"] = stages.retrain(work, as_model(cut.model))
-            metrics["retrained"] = stages.evaluate_split(work, models["retrained"], work.parts.test)
+            metrics["retrained"] = stages.evaluate_split(work, models["retrained"], work.splits.test)
             choices["retrained"] = validate(work, models["retrained"])
     if wanted.finish in ("both", "hot"):
         with work.stage("hot_start", "go on from the pruned model"):
             models["hot_start"], watch = hot.hot_start(work, cut)
-            metrics["hot_start"] = stages.evaluate_split(work, models["hot_start"], work.parts.test)
+            metrics["hot_start"] = stages.evaluate_split(work, models["hot_start"], work.splits.test)
             choices["hot_start"] = validate(work, models["hot_start"])
     saved = {}
     if wanted.finish == "both":
-        saved = result.steps_saved(watch.seen, choices["retrained"]["auc"], work.recipe.train)
-        saved["shrunk"] = watch.shrunk
+        saved = result.steps_saved(watch.points, choices["retrained"]["auc"], work.steps.train)
+        saved["shrunk"] = watch.shrink_factor
 
     counts = Counter(selection.kept)
     if wanted.seeds > 1:
@@ -134,11 +134,11 @@ def _run_stages(
 
     chosen = max(choices, key=lambda name: (choices[name]["auc"] or 0.0, -choices[name]["logloss"]))
     compared = {"all_fields": full, "kept": models[chosen]}
-    speed = current_group().agree(
+    speed = current_group().run_on_leader(
         lambda: stages.serving_speed(work, compared), "measuring the speed of the models"
     )
     order = ("all_fields", "gated", "pruned", "hot_start", "retrained")
-    metrics["all_fields"] = stages.evaluate_split(work, full, work.parts.test)
+    metrics["all_fields"] = stages.evaluate_split(work, full, work.splits.test)
     choices["all_fields"] = validate(work, full)
     found_all = Outcome(
         selection=selection,
@@ -161,7 +161,7 @@ def _run_stages(
             *find_hints(work, full, models[chosen].reads.names),
         ],
     )
-    current_group().agree(lambda: _finish(found_all, work, dataset), "writing the answer")
+    current_group().run_on_leader(lambda: _finish(found_all, work, dataset), "writing the answer")
     return found_all
 
 
@@ -171,4 +171,4 @@ def _finish(found: Outcome, work: RunPlan, dataset: Dataset) -> None:
     save(found.model, folder / "model", data=os.path.abspath(dataset.path), fingerprint=dataset.fingerprint)
     result.write_results(found, work, dataset.fingerprint)
     result.print_results(found, work)
-    try_report(folder, work.tell.say)
+    try_report(folder, work.console.message)

@@ -143,7 +143,7 @@ class Settings:
             given = {**dict.fromkeys(TARGET_FIELDS), **given}
         return replace(self, **given) if given else self
 
-    def anchored(self) -> Settings:
+    def with_absolute_paths(self) -> Settings:
         """Return the settings with absolute paths, so that they mean the same files from any folder."""
         prepare = dict(self.prepare)
         for name in ("fields", "like"):

@@ -59,17 +59,17 @@ def run_train(
         name = _check_same_rows(folder, "early" if early else "train", ("early", "train"))
         dataset = prepare_dataset(None, settings, folder, quiet, resume or second)
         work = plan_run(settings, dataset, folder, resume, tell)
-    part = work.parts.early if early else work.parts.train
-    once = -(-part.rows // work.recipe.batch_size)
-    steps = settings.pretrain_steps or (work.recipe.pretrain if early else work.recipe.train)
-    work.recipe = changed(work.recipe, shuffle=work.parts.dealt or steps > once)
-    tell.stage(f"train {work.settings.backbone} of {len(work.schema)} fields on {part.rows:,} rows")
+    part = work.splits.early if early else work.splits.train
+    once = -(-part.rows // work.steps.batch_size)
+    steps = settings.pretrain_steps or (work.steps.pretrain if early else work.steps.train)
+    work.steps = changed(work.steps, shuffle=work.splits.shuffled or steps > once)
+    tell.heading(f"train {work.settings.backbone} of {len(work.schema)} fields on {part.rows:,} rows")
     model = stages.new_model(work, settings.seed)
     stages.train(work, model, work.optimizer(model), part, steps, name, settings.seed)
-    found = stages.evaluate_split(work, model, work.parts.test)
+    found = stages.evaluate_split(work, model, work.splits.test)
     saved = partial(save, model, folder / "model", **data_reference(dataset), metrics=found.to_json())
-    current_group().agree(lambda: str(saved()), "writing the model")
-    tell.say(f"on the test rows:\n{found}\n{folder / 'model'}: the model")
+    current_group().run_on_leader(lambda: str(saved()), "writing the model")
+    tell.message(f"on the test rows:\n{found}\n{folder / 'model'}: the model")
     return {
         "folder": str(folder),
         "model": str(folder / "model"),
@@ -105,24 +105,24 @@ def run_search_stage(
         dataset = prepare_dataset(None, settings, folder, quiet, resume or second)
         work = plan_run(settings, dataset, folder, resume, tell)
     if every:
-        work.parts, work.out = split_all_rows(dataset), folder / "all"
-        once = -(-work.parts.train.rows // work.recipe.batch_size)
+        work.splits, work.run_dir = split_all_rows(dataset), folder / "all"
+        once = -(-work.splits.train.rows // work.steps.batch_size)
         steps = settings.search_steps or max(LEAST_SEARCH, once)
         again = steps > once
         if not again:
-            work.parts = changed(work.parts, search=work.parts.train)
-        work.recipe = changed(
-            work.recipe,
+            work.splits = changed(work.splits, search=work.splits.train)
+        work.steps = changed(
+            work.steps,
             search=steps,
-            shuffle=work.parts.dealt or again,
-            apart=again,
-            pace=lr_factor(steps * work.recipe.batch_size, work.parts.early.rows) if again else 1.0,
+            shuffle=work.splits.shuffled or again,
+            separate_gate_rows=again,
+            lr_factor=lr_factor(steps * work.steps.batch_size, work.splits.early.rows) if again else 1.0,
         )
-    tell.stage(f"search from {place}: {describe_target(work.wish)}")
+    tell.heading(f"search from {place}: {describe_target(work.target)}")
     trained = load_given_model(work)
-    before = stages.metrics_to_dict(stages.evaluate_split(work, trained[0], work.parts.valid))
+    before = stages.metrics_to_dict(stages.evaluate_split(work, trained[0], work.splits.valid))
     model, optimizer, found = stages.search_fields(work, trained, settings.seed)
-    after = stages.metrics_to_dict(stages.evaluate_split(work, model, work.parts.valid))
+    after = stages.metrics_to_dict(stages.evaluate_split(work, model, work.splits.valid))
     selection = absorb(model, optimizer, batch=stages.verification_batch(work, model))
     selection = changed(selection, history=found.history, made={**selection.made, **found.made})
     selection = selection.in_order(work.schema.names)
@@ -145,10 +145,10 @@ def run_search_stage(
         write_record(folder, values, selection)
         write_history(folder / "history.parquet", selection)
 
-    current_group().agree(leave, "writing the answer")
+    current_group().run_on_leader(leave, "writing the answer")
     print_kept(tell, selection)
-    tell.say(f"  AUC on the held-out rows: {before['auc']:.5f} before, {after['auc']:.5f} with gates")
-    tell.say(
+    tell.message(f"  AUC on the held-out rows: {before['auc']:.5f} before, {after['auc']:.5f} with gates")
+    tell.message(
         f"  {folder}: {RECORD_FILE}, kept_fields.txt, history.parquet, model/; next: lpfs prune {folder} --out …"
     )
     return {"folder": str(folder), **values}
@@ -199,7 +199,7 @@ def run_prune(
     }
     write_record(out, values, selection)
     print_kept(tell, selection)
-    tell.say(f"  {pruned.certificate}\n  {out}: {RECORD_FILE}, kept_fields.txt, model/")
+    tell.message(f"  {pruned.certificate}\n  {out}: {RECORD_FILE}, kept_fields.txt, model/")
     return {"folder": str(out), **values}
 
 

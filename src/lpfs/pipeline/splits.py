@@ -39,7 +39,7 @@ class DataSplits:
     train: Dataset
 
     @property
-    def dealt(self) -> bool:
+    def shuffled(self) -> bool:
         """Whether rows were dealt to the days at random; then they have no order worth keeping."""
         return is_shuffled(self.train)
 
@@ -182,11 +182,11 @@ class StagePlan:
     pretrain: int
     search: int
     train: int
-    hot: int
+    hot_start: int
     shuffle: bool
-    apart: bool
-    held: int
-    pace: float
+    separate_gate_rows: bool
+    gate_batch_size: int
+    lr_factor: float
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -228,11 +228,11 @@ def plan_stages(
         pretrain,
         search,
         train,
-        hot=max(1, round(train / 4)),
-        shuffle=parts.dealt or pretrain > once,
-        apart=apart,
-        held=max(batch_size, LEAST_HELD),
-        pace=lr_factor(search * batch_size, rows) if apart else 1.0,
+        hot_start=max(1, round(train / 4)),
+        shuffle=parts.shuffled or pretrain > once,
+        separate_gate_rows=apart,
+        gate_batch_size=max(batch_size, LEAST_HELD),
+        lr_factor=lr_factor(search * batch_size, rows) if apart else 1.0,
     )
 
 

@@ -46,28 +46,28 @@ Trained = tuple[Model, torch.optim.Optimizer]
 class AucHistory(Callback):
     """Writes down (step, validation AUC) of every evaluation; ``shrunk``: what is left of the weights at first."""
 
-    shrunk = 1.0
+    shrink_factor = 1.0
 
     def __init__(self) -> None:
-        self.seen: list[tuple[int, float]] = []
+        self.points: list[tuple[int, float]] = []
 
     @property
     def best(self) -> tuple[int, float]:
         """The first of the best evaluations."""
-        return max(self.seen, key=lambda each: each[1])
+        return max(self.points, key=lambda each: each[1])
 
     def on_evaluate(self, state: State) -> None:
         """Write it down."""
         if state.metrics is not None and state.metrics.auc is not None:
-            self.seen.append((state.step, state.metrics.auc))
+            self.points.append((state.step, state.metrics.auc))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a kill."""
-        return {"seen": [list(each) for each in self.seen]}
+        return {"seen": [list(each) for each in self.points]}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` gave."""
-        self.seen = [(each[0], each[1]) for each in values["seen"]]
+        self.points = [(each[0], each[1]) for each in values["seen"]]
 
 
 def new_model(work: RunPlan, seed: int) -> Model:
@@ -89,16 +89,18 @@ def train(
 ) -> Trained:
     """Train a model on some rows; its best state is kept if it is watched or sees rows several times."""
     fields = model.reads.names
-    looks = work.recipe.shuffle or watch is not None
+    looks = work.steps.shuffle or watch is not None
     fit(
         model,
         work.stream(part, fields, train=True, seed=seed),
         optimizer,
-        valid=work.stream(work.parts.valid, fields, train=False) if looks else None,
-        folder=work.out / name,
+        valid=work.stream(work.splits.valid, fields, train=False) if looks else None,
+        folder=work.run_dir / name,
         resume=work.resume,
         callbacks=[] if watch is None else [watch],
-        config=work.training(steps, seed, choose=True, watch=watch is not None, calm=calm, graph=work.captured),
+        config=work.training(
+            steps, seed, choose=True, watch=watch is not None, calm=calm, graph=work.use_cuda_graph
+        ),
     )
     return model, optimizer
 
@@ -107,7 +109,7 @@ def pretrain(work: RunPlan, seed: int) -> Trained:
     """Train all fields on the early rows."""
     model = new_model(work, seed)
     name = "pretrain" if seed == work.settings.seed else f"pretrain-{seed}"
-    return train(work, model, work.optimizer(model), work.parts.early, work.recipe.pretrain, name, seed, calm=True)
+    return train(work, model, work.optimizer(model), work.splits.early, work.steps.pretrain, name, seed, calm=True)
 
 
 def all_fields(work: RunPlan, pretrained: Trained) -> Model:
@@ -116,22 +118,22 @@ def all_fields(work: RunPlan, pretrained: Trained) -> Model:
     A log that is gone through once in time order is just gone through further.
     """
     seed = work.settings.seed
-    if not work.recipe.shuffle:
+    if not work.steps.shuffle:
         model, optimizer = copy.deepcopy(pretrained)
-        steps = -(-work.parts.search.rows // work.recipe.batch_size)
-        return train(work, model, optimizer, work.parts.search, steps, "all_fields", seed)[0]
+        steps = -(-work.splits.search.rows // work.steps.batch_size)
+        return train(work, model, optimizer, work.splits.search, steps, "all_fields", seed)[0]
     model = new_model(work, seed)
-    return train(work, model, work.optimizer(model), work.parts.train, work.recipe.train, "all_fields", seed)[0]
+    return train(work, model, work.optimizer(model), work.splits.train, work.steps.train, "all_fields", seed)[0]
 
 
 def search_fields(work: RunPlan, pretrained: Trained, seed: int) -> tuple[Model, torch.optim.Optimizer, Selection]:
     """Search; return the model with its gates on, its optimizer and the selection."""
     model, optimizer = pretrained
     fields = model.reads.names
-    wish = work.wish
+    wish = work.target
     stream, held = search_streams(work, fields, seed)
-    graph = work.captured and method_supports_cuda_graph(work.settings.method, work.settings.options)
-    with scaled_learning_rate(optimizer, work.recipe.pace):
+    graph = work.use_cuda_graph and method_supports_cuda_graph(work.settings.method, work.settings.options)
+    with scaled_learning_rate(optimizer, work.steps.lr_factor):
         selection = search(
             model,
             stream,
@@ -142,14 +144,14 @@ def search_fields(work: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
             max_auc_loss=wish.max_auc_loss,
             must_keep=wish.must_keep,
             costs=wish.costs,
-            valid=work.stream(work.parts.valid, fields, train=False),
+            valid=work.stream(work.splits.valid, fields, train=False),
             held=held,
             optimizer=optimizer,
-            steps=work.recipe.search,
+            steps=work.steps.search,
             seed=seed,
-            folder=work.out / ("search" if seed == work.settings.seed else f"search-{seed}"),
+            folder=work.run_dir / ("search" if seed == work.settings.seed else f"search-{seed}"),
             resume=work.resume,
-            config=replace(work.training(work.recipe.search, seed, choose=False, graph=graph), lr=None),
+            config=replace(work.training(work.steps.search, seed, choose=False, graph=graph), lr=None),
             **work.settings.options,
         )
     if not hasattr(model, GATES):
@@ -164,14 +166,14 @@ def method_supports_cuda_graph(method: str, options: Mapping[str, Any]) -> bool:
 
 def search_streams(work: RunPlan, fields: Sequence[str], seed: int) -> tuple[Stream, Stream | None]:
     """Return what the weights learn from in a search, and what gates and masks learn from where that is apart."""
-    parts, how = work.parts, work.recipe
-    if not how.apart:
+    parts, how = work.splits, work.steps
+    if not how.separate_gate_rows:
         return work.stream(parts.search, fields, train=True, seed=seed), None
     shuffled: dict[str, Any] = {"shuffle": True, "fields": fields, "device": work.device}
     if entry_of(work.settings.method).together:
         return parts.train.stream(how.batch_size, seed=seed, **shuffled), None
     weights = parts.early.stream(how.batch_size, seed=seed, **shuffled)
-    return weights, parts.search.stream(how.held, seed=seed + 1, **shuffled)
+    return weights, parts.search.stream(how.gate_batch_size, seed=seed + 1, **shuffled)
 
 
 @contextmanager
@@ -209,13 +211,13 @@ def absorb_and_prune(
 
 def verification_batch(work: RunPlan, model: Model) -> Batch:
     """Return the rows that equality is proved on: the first of the held-out ones."""
-    return next(iter(work.stream(work.parts.valid, model.reads.names, train=False)))
+    return next(iter(work.stream(work.splits.valid, model.reads.names, train=False)))
 
 
 def retrain(work: RunPlan, pruned: Model) -> Model:
     """Train the kept fields from scratch, under the protocol of all fields."""
     model, seed = reinitialized(work, pruned), work.settings.seed
-    return train(work, model, work.optimizer(model), work.parts.train, work.recipe.train, "retrained", seed)[0]
+    return train(work, model, work.optimizer(model), work.splits.train, work.steps.train, "retrained", seed)[0]
 
 
 def reinitialized(work: RunPlan, model: Model) -> Model:
@@ -233,7 +235,7 @@ def serving_speed(work: RunPlan, models: dict[str, Model], repeats: int = 5) -> 
     """Return rows a second of each model, in turns on the same rows, the median of several."""
     found: dict[str, list[float]] = {name: [] for name in models}
     batches = {
-        name: list(_few(work.stream(work.parts.valid, model.reads.names, train=False)))
+        name: list(_few(work.stream(work.splits.valid, model.reads.names, train=False)))
         for name, model in models.items()
     }
     for turn in range(repeats + 1):
@@ -299,19 +301,19 @@ def hot_start(work: RunPlan, pruned: Pruned) -> tuple[Model, AucHistory]:
     assert isinstance(model, Model)
     assert isinstance(optimizer, torch.optim.Optimizer)
     watch = AucHistory()
-    seen, held = training_auc(work, model), evaluate_split(work, model, work.parts.valid).auc
-    by_heart = work.recipe.shuffle and seen is not None and held is not None and seen - held > MEMORIZED_AUC_GAP
+    seen, held = training_auc(work, model), evaluate_split(work, model, work.splits.valid).auc
+    by_heart = work.steps.shuffle and seen is not None and held is not None and seen - held > MEMORIZED_AUC_GAP
     if by_heart:
-        work.tell.say(
+        work.console.message(
             f"the search knows its rows by heart: AUC {seen:.3f} there, {held:.3f} on held-out ones; "
             f"its weights are shrunk to {SHRINK_FACTOR:g} before they go on"
         )
         model, optimizer = shrink_and_perturb(work, model)
-    part = work.parts.train if by_heart or work.parts.dealt else work.parts.search
-    train(work, model, optimizer, part, work.recipe.hot, "hot_start", work.settings.seed, watch)
+    part = work.splits.train if by_heart or work.splits.shuffled else work.splits.search
+    train(work, model, optimizer, part, work.steps.hot_start, "hot_start", work.settings.seed, watch)
     if by_heart and held is not None:
-        watch.shrunk = SHRINK_FACTOR
-        watch.seen[0] = (0, held)
+        watch.shrink_factor = SHRINK_FACTOR
+        watch.points[0] = (0, held)
         if watch.best[0] == 0:
             model = copy.deepcopy(pruned.model)
             assert isinstance(model, Model)
@@ -320,8 +322,8 @@ def hot_start(work: RunPlan, pruned: Pruned) -> tuple[Model, AucHistory]:
 
 def training_auc(work: RunPlan, model: Model) -> float | None:
     """Return the AUC on rows that the search was trained on."""
-    rows = work.parts.search.rows
-    return evaluate_split(work, model, work.parts.search.part(max(0, rows - CHECK_ROWS), rows)).auc
+    rows = work.splits.search.rows
+    return evaluate_split(work, model, work.splits.search.part(max(0, rows - CHECK_ROWS), rows)).auc
 
 
 def shrink_and_perturb(work: RunPlan, model: Model) -> Trained:
@@ -351,7 +353,7 @@ def load_given_model(work: RunPlan) -> stages.Trained:
     assert work.settings.checkpoint is not None
     place = find_model_dir(work.settings.checkpoint)
     model = load(place).to(work.device)
-    check_dataset_fits(place, model, work.parts.train)
+    check_dataset_fits(place, model, work.splits.train)
     dropped = [name for name in model.reads.names if name not in work.schema.names]
     if dropped:
         raise InputError(f"the model in {place} reads {dropped[0]!r}, which must be dropped: decide")

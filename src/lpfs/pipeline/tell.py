@@ -17,16 +17,16 @@ class Console:
     """
 
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None, stages: int = 0) -> None:
-        self.quiet = quiet or not current_group().leads
+        self.quiet = quiet or not current_group().is_leader
         self.stream, self.stages, self.at = stream or sys.stderr, stages, 0
 
-    def stage(self, text: str) -> None:
+    def heading(self, text: str) -> None:
         """Begin a stage."""
         self.at += 1
         number = f"{self.at}/{self.stages} " if self.stages else ""
-        self.say(self._bold(f"{number}{text}"))
+        self.message(self._bold(f"{number}{text}"))
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """Print a line."""
         if not self.quiet:
             print(text, file=self.stream, flush=True)
@@ -36,14 +36,14 @@ class Console:
         if self.quiet:
             return
         widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-        self.say(self._bold(title))
+        self.message(self._bold(title))
         for number, row in enumerate((header, *rows)):
             cells = [
                 cell.ljust(width) if column == 0 else cell.rjust(width)
                 for column, (cell, width) in enumerate(zip(row, widths, strict=True))
             ]
             line = "  " + "  ".join(cells).rstrip()
-            self.say(self._bold(line) if number == 0 else line)
+            self.message(self._bold(line) if number == 0 else line)
 
     def _bold(self, text: str) -> str:
         fancy = self.stream.isatty() and "NO_COLOR" not in os.environ

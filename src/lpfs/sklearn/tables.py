@@ -128,8 +128,6 @@ def frequent_ids(codes: Floats, weight: Floats) -> NDArray[np.int64]:
     return ids
 
 
-
-
 def merge_rows(table: Floats, weight: Floats) -> tuple[Floats, Floats]:
     """Return each distinct row once, with the sum of its weights, in an order that depends on the rows alone.
 

@@ -72,9 +72,9 @@ class Checkpoints:
         out, ranks = self.path(step), ranks or RankGroup()
         aside = self.folder / f".{out.name}.tmp"
         try:
-            ranks.agree(lambda: self._make(aside), "making room for a checkpoint")
+            ranks.run_on_leader(lambda: self._make(aside), "making room for a checkpoint")
             files = write_rank_part(aside, state, ranks)
-            ranks.agree(lambda: self._put(aside, out, step, state, needs, files), "writing a checkpoint")
+            ranks.run_on_leader(lambda: self._put(aside, out, step, state, needs, files), "writing a checkpoint")
         except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
             raise CheckpointError(
@@ -146,7 +146,7 @@ class Checkpoints:
 def write_rank_part(folder: Path, state: dict[str, Any], ranks: RankGroup) -> dict[str, Any]:
     """Write this rank's part of the tensors of a state; return sizes and checksums of the files of all ranks."""
     tensors = flatten_state(state)[1]
-    if not ranks.several:
+    if not ranks.is_distributed:
         return {TENSORS: write_tensors(folder / TENSORS, tensors)}
     name = f"tensors-{ranks.rank:05d}-of-{ranks.world:05d}.safetensors"
     found: dict[str, Any]
@@ -155,7 +155,7 @@ def write_rank_part(folder: Path, state: dict[str, Any], ranks: RankGroup) -> di
     except OSError as error:
         found = {"error": f"rank {ranks.rank}: {error.strerror}; all ranks must see the folder of the run"}
     files: dict[str, Any] = {}
-    for each in ranks.collect(found, "writing a checkpoint"):
+    for each in ranks.gather_values(found, "writing a checkpoint"):
         if "error" in each:
             raise OSError(each["error"])
         files |= each
@@ -267,7 +267,7 @@ def take_snapshot(
         "callbacks": [{"class": type(each).__name__, "state": each.state_dict()} for each in stepper.callbacks],
         "stream": _stream_position(stream),
         "valid": _stream_position(valid),
-        "random": current_group().collect(random_state(), "collecting generators"),
+        "random": current_group().gather_values(random_state(), "collecting generators"),
         "log": log,
     }
 
@@ -370,7 +370,7 @@ def random_state() -> dict[str, Any]:
     kind, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)
     cuda = []
     if torch.cuda.is_available():  # several ranks have a GPU each, and leave those of the others alone
-        cuda = [torch.cuda.get_rng_state()] if current_group().several else torch.cuda.get_rng_state_all()
+        cuda = [torch.cuda.get_rng_state()] if current_group().is_distributed else torch.cuda.get_rng_state_all()
     return {
         "torch": torch.get_rng_state(),
         "cuda": list(cuda),
@@ -382,9 +382,9 @@ def random_state() -> dict[str, Any]:
 def restore_random(saved: Mapping[str, Any]) -> None:
     """Put every generator where it was."""
     torch.set_rng_state(saved["torch"])
-    if current_group().several and len(saved["cuda"]) == 1:
+    if current_group().is_distributed and len(saved["cuda"]) == 1:
         torch.cuda.set_rng_state(saved["cuda"][0])
-    elif not current_group().several and len(saved["cuda"]) == torch.cuda.device_count():
+    elif not current_group().is_distributed and len(saved["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(saved["cuda"])
     kind, keys, place, has_gauss, gauss = saved["numpy"]
     np.random.set_state((kind, np.array(keys, np.uint32), place, has_gauss, gauss))

@@ -48,7 +48,7 @@ class GraphStepper(Stepper):
                 self.taken += fits
                 self.step(batch, position)
             else:
-                self.set_rates()
+                self.apply_schedule()
                 if self.graph is None or state.recapture:
                     self._capture(batch)
                 assert self.held is not None
@@ -63,7 +63,7 @@ class GraphStepper(Stepper):
                 self.count_step(len(batch))
         torch.cuda.current_stream().wait_stream(self.stream)
 
-    def set_rates(self) -> None:
+    def apply_schedule(self) -> None:
         """Write the learning rate of this step to where the graph reads it."""
         for group, lr in zip(self.state.optimizer.param_groups, self.rates, strict=True):
             group["lr"].fill_(lr * self.factor(self.state.step))

@@ -224,7 +224,7 @@ def predictions(
     weighed = [torch.cat([z, y, *([] if w is None else [w[:, None]])], 1) for z, y, w in parts]
     rows = torch.cat(weighed) if weighed else torch.empty(0, 0)
     if own is not None:
-        rows = ranks.join(rows, "gathering predictions")
+        rows = ranks.concat(rows, "gathering predictions")
     tasks = rows.shape[1] // 2
     z, y = rows[:, :tasks].numpy(), rows[:, tasks : 2 * tasks].numpy()
     w = None if weights is None else rows[:, -1].numpy()
@@ -240,7 +240,7 @@ def _rank_batches(stream: Iterable[Batch], ranks: RankGroup) -> Iterator[Batch] 
     They are whole batches of the stream, one rank's after another's: every logit is that of one process, bit by
     bit.
     """
-    if not ranks.several or not isinstance(stream, Stream) or stream.order != "time" or stream.world > 1:
+    if not ranks.is_distributed or not isinstance(stream, Stream) or stream.order != "time" or stream.world > 1:
         return None
     if stream.state_dict()["position"] or not len(stream):
         return None

@@ -59,7 +59,7 @@ class TrainingRun:
         self.state, self.config = stepper.state, stepper.state.config
         self.state.note = self._write
         self.ranks = stepper.ranks
-        self.progress = ProgressBar(quiet=self.config.quiet or not self.ranks.leads, more=stepper.describe)
+        self.progress = ProgressBar(quiet=self.config.quiet or not self.ranks.is_leader, more=stepper.describe)
         self.log = LoggerList(loggers)
         self.checkpoints: Checkpoints | None = None
         if folder is not None:
@@ -72,14 +72,14 @@ class TrainingRun:
 
     def open(self, *, resume: bool) -> int | None:
         """Begin, or go on from the newest checkpoint; return its step."""
-        found = self._found(resume)
+        found = self._load_latest(resume)
         if found is None:
             seed_rank(self.config.seed, self.ranks.rank)
         else:
             restore_snapshot(found[1], self.stepper, self.stream, self.valid)
             self._saved = self.state.step
             self._evaluated = self.state.step if found[1]["evaluated"] else -1
-            self.progress.say(f"going on from step {found[0]:,}")
+            self.progress.message(f"going on from step {found[0]:,}")
         check_parameters_equal(self.ranks, self.state.model)
         self._open_log(0 if found is None else found[1]["log"])
         for each in self.stepper.callbacks:
@@ -91,7 +91,7 @@ class TrainingRun:
                 self._save(self.checkpoints)
         return None if found is None else found[0]
 
-    def _found(self, resume: bool) -> tuple[int, dict[str, Any]] | None:
+    def _load_latest(self, resume: bool) -> tuple[int, dict[str, Any]] | None:
         """Return the newest checkpoint to go on from, the same one on every rank."""
         folder, checkpoints = self.folder, self.checkpoints
         if folder is None or checkpoints is None:
@@ -105,7 +105,7 @@ class TrainingRun:
             found.extend([] if latest is None else [latest])
             return None if latest is None else latest[0]
 
-        step = self.ranks.agree(newest, "looking for a checkpoint")
+        step = self.ranks.run_on_leader(newest, "looking for a checkpoint")
         if step is None:
             return None
         return found[0] if found else (step, checkpoints.load(step))
@@ -113,7 +113,7 @@ class TrainingRun:
     def _open_log(self, position: int | None) -> None:
         folder, settings, boards = self.folder, self.config.to_json(), list[Logger]()
         lines = None
-        if not self.ranks.leads:
+        if not self.ranks.is_leader:
             return
         if folder is not None:
             if self.config.tensorboard:
@@ -135,13 +135,13 @@ class TrainingRun:
         state, config = self.state, self.config
         if state.step % config.log_every == 0:
             self._log_loss()
-        if self.valid is not None and self._due(config.evaluate_every):
+        if self.valid is not None and self._is_due(config.evaluate_every):
             self._evaluate(self.valid)
-        if self.checkpoints is not None and (self._due(config.checkpoint_every) or self._best_now()):
+        if self.checkpoints is not None and (self._is_due(config.checkpoint_every) or self._best_now()):
             self._save(self.checkpoints)
         self.progress.update(state)
 
-    def _due(self, every: int | None) -> bool:
+    def _is_due(self, every: int | None) -> bool:
         every = self._length if every is None else every
         return every is not None and self.state.step % every == 0
 
@@ -149,11 +149,11 @@ class TrainingRun:
         return self.config.keep == "best" and self.state.best_step == self.state.step
 
     def _log_loss(self) -> None:
-        self.stepper.check(self._here)
+        self.stepper.check(self._position)
         self.progress.loss = self.stepper.mean()
         self._write("train", {"loss": self.progress.loss, "lr": float(self.state.optimizer.param_groups[0]["lr"])})
 
-    def _here(self) -> str:
+    def _position(self) -> str:
         return f"step {self.state.step:,}"
 
     def _write(self, kind: str, values: dict[str, Any]) -> None:
@@ -187,7 +187,7 @@ class TrainingRun:
 
     def _save(self, checkpoints: Checkpoints) -> None:
         state = self.state
-        self.stepper.check(self._here)
+        self.stepper.check(self._position)
         self.stepper.check_parameters()
         check_parameters_equal(self.ranks, state.model)
         broadcast_buffers(state.model)
@@ -210,8 +210,8 @@ class TrainingRun:
             self._load_best()
         for each in self.stepper.callbacks:
             each.on_end(state)
-        if self.ranks.several:  # from here on all draw alike again
-            restore_random(self.ranks.collect(random_state(), "collecting generators")[0])
+        if self.ranks.is_distributed:  # from here on all draw alike again
+            restore_random(self.ranks.gather_values(random_state(), "collecting generators")[0])
         self.progress.end(state)
 
     def _load_best(self) -> None:
@@ -363,7 +363,7 @@ def _check_distributed(model: nn.Module, config: Training) -> None:
             "fit adds the gradients of the ranks up itself, those by rows of tables too: give it the model "
             "inside, model.module"
         )
-    if config.graph and current_group().several:
+    if config.graph and current_group().is_distributed:
         raise InputError("graph=True captures the step of one process: leave it out where several train together")
 
 

@@ -251,7 +251,7 @@ class ProgressBar:
             self._bar.update(self._task, completed=state.step, text=fit_to_width(text, self._room(state)))
         else:
             where = f"step {state.step:,}{'' if state.steps is None else f' of {state.steps:,}'}"
-            self.say(f"{where}: {text}" if text else where)
+            self.message(f"{where}: {text}" if text else where)
 
     def _room(self, state: State) -> int:
         """Return how many characters are left beside the bar and the count of steps."""
@@ -278,7 +278,7 @@ class ProgressBar:
         _, rows, since = self.first if state.step > self.first[0] else self.began
         return (state.rows - rows) / max(time.monotonic() - since, 1e-9)
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """Print a line."""
         if self.quiet:
             return
@@ -291,7 +291,7 @@ class ProgressBar:
         """Take the bar away and say how it went."""
         text = self.describe(state)
         self.close()
-        self.say(f"trained {state.step:,} steps, {state.rows:,} rows: {text}")
+        self.message(f"trained {state.step:,} steps, {state.rows:,} rows: {text}")
 
     def close(self) -> None:
         """Take the bar away."""

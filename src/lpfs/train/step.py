@@ -89,18 +89,18 @@ class Stepper:
         """Take the step, kernel by kernel."""
         state, config = self.state, self.state.config
         optimizer = state.optimizer
-        self.set_rates()
+        self.apply_schedule()
         clear_grads(self.parameters)
         rows = len(batch)
         state.batch, state.loss = batch, self.loss_on(batch)
         for each in self.callbacks:
             each.before_backward(state)
-        if not self.ranks.several:
-            self._look(state.loss, position)
+        if not self.ranks.is_distributed:
+            self._check_loss(state.loss, position)
         torch.autograd.backward(state.loss)
-        if self.ranks.several:  # a loss that is not finite is so on all ranks: they all stop here
+        if self.ranks.is_distributed:  # a loss that is not finite is so on all ranks: they all stop here
             rows, state.loss = reduce_grads(self.ranks, self.parameters, rows, state.loss)
-            self._look(state.loss, position)
+            self._check_loss(state.loss, position)
         for each in self.callbacks:
             each.before_step(state)
         if config.clip is not None:
@@ -120,7 +120,7 @@ class Stepper:
         sample = None if self.weights is None else sample_weights(self.weights, batch)
         return bce_loss(logits, labels, config.task_weights, sample)
 
-    def _look(self, loss: Tensor, position: Callable[[], str]) -> None:
+    def _check_loss(self, loss: Tensor, position: Callable[[], str]) -> None:
         """Take note of the loss of a step, before anything moves."""
         self.pending.append(loss.detach())
         if (self.state.step + 1) % self.state.config.check_every == 0:
@@ -130,7 +130,7 @@ class Stepper:
         """Return what the callbacks have to say about where training stands."""
         return ", ".join(filter(None, (each.describe(state) for each in self.callbacks)))
 
-    def set_rates(self) -> None:
+    def apply_schedule(self) -> None:
         """Give the optimizer the learning rate of this step."""
         for group, lr in zip(self.state.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = lr * self.factor(self.state.step)

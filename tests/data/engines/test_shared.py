@@ -11,7 +11,7 @@ def test_values_come_back_in_order_and_nothing_stays(tmp_path, kind):
     if kind == "store":
         pytest.importorskip("fsspec")
         place = "memory://shared/"
-    one, other = SharedFolder.within(place), SharedFolder.within(place)
+    one, other = SharedFolder.create_in(place), SharedFolder.create_in(place)
     names = write_all(one, lambda count: ({"at": at} for at in range(count)), 3)
     kept = other.put("mine")
     one.put("left over")

@@ -12,4 +12,4 @@ def test_a_date_that_no_calendar_has():
     clock = DayByColumn("when", None)
     frame = pl.DataFrame({"when": pl.Series([2**30, 0], dtype=pl.Int32).cast(pl.Date)})
     with pytest.raises(DataError, match="cannot be"):
-        clock.look(Chunk(frame, 0, str, 0), ordered=False)
+        clock.scan(Chunk(frame, 0, str, 0), ordered=False)

@@ -35,7 +35,7 @@ def restore_encoder(settings: Mapping[str, Any], values: Any) -> Encoder:
     """Return the encoder of a field from its settings (plan and what was learned) and its stored values."""
     plan = FieldPlan(**{name: settings[name] for name in PLAN if name in settings})
     try:
-        return encoder_type(plan).restored(plan, settings, values)
+        return encoder_type(plan).from_stored(plan, settings, values)
     except KeyError as error:
         raise DataError(
             f"field {plan.name!r}: {error} is not stored, an older lpfs made this Dataset; prepare its log again"

@@ -29,7 +29,7 @@ class Encoder(ABC):
 
     @classmethod
     @abstractmethod
-    def restored(cls, plan: FieldPlan, about: Mapping[str, Any], values: Any) -> Encoder:
+    def from_stored(cls, plan: FieldPlan, about: Mapping[str, Any], values: Any) -> Encoder:
         """Return the encoder that learned this; a KeyError names what is not there."""
 
     @abstractmethod
@@ -37,11 +37,11 @@ class Encoder(ABC):
         """Take in rows of the training period; return a function that gives what tells the column apart."""
 
     @abstractmethod
-    def notes(self) -> Any:
+    def partial_state(self) -> Any:
         """Return what observing found, small and apart from counts of values and samples of numbers."""
 
     @abstractmethod
-    def join(self, notes: Any) -> None:
+    def merge(self, notes: Any) -> None:
         """Take in the notes of an encoder of the same field that observed the next chunk, somewhere else."""
 
     @abstractmethod
@@ -62,11 +62,11 @@ class Encoder(ABC):
         """Number of ids, special ones included."""
         return 0
 
-    def stored(self) -> Any:
+    def values_to_store(self) -> Any:
         """Return raw values in id order, or None."""
         return None
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return JSON values that say how the column was turned into the field, all that was learned."""
         return {}
 

@@ -99,7 +99,7 @@ class CategoricalEncoder(Encoder):
         self._fits: dict[str, bool] = {}  # other types met since
 
     @classmethod
-    def restored(cls, plan: FieldPlan, about: Mapping[str, Any], values: Any) -> CategoricalEncoder:
+    def from_stored(cls, plan: FieldPlan, about: Mapping[str, Any], values: Any) -> CategoricalEncoder:
         """Return the encoder with this vocabulary, or that hashed so."""
         made = cls(plan)
         if plan.hash is None:
@@ -164,11 +164,11 @@ class CategoricalEncoder(Encoder):
                 "store it as it was"
             )
 
-    def notes(self) -> Any:
+    def partial_state(self) -> Any:
         """Return whether values differ, the first one, and the type they had; counts go their own way."""
         return self._begun, self._first, self._varies, self._raw, self._of
 
-    def join(self, notes: Any) -> None:
+    def merge(self, notes: Any) -> None:
         """Merge whether values differ, and their type."""
         begun, first, varies, raw, of = notes
         if begun:
@@ -206,11 +206,11 @@ class CategoricalEncoder(Encoder):
             return hashed_ids(values, self.plan.hash or 1)
         return self._vocabulary.encode(values)
 
-    def stored(self) -> Any:
+    def values_to_store(self) -> Any:
         """Return the vocabulary."""
         return None if self._vocabulary is None else self._vocabulary.stored()
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return how ids were made."""
         if self._vocabulary is None:
             return {"ids": "hash", "modulo": self.plan.hash, "of": self._of, "raw": self._raw}

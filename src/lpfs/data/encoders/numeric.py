@@ -159,7 +159,7 @@ class Quantiles:
         self._values = np.concatenate([self._values, numbers[there]])
         self._marks = np.concatenate([self._marks, marks[there]])
         if len(self._values) > 2 * SAMPLED:
-            self._shrink()
+            self._truncate_sample()
 
     def join(self, values: Numbers, marks: HashValues, rows: int) -> None:
         """Take in a sample of the first ``rows`` rows, or the part of it that is among the lowest."""
@@ -167,25 +167,25 @@ class Quantiles:
         self._marks = np.concatenate([self._marks, marks])
         self._rows = rows
         if len(self._values) > 2 * SAMPLED:
-            self._shrink()
+            self._truncate_sample()
 
     def sample(self) -> tuple[Numbers, HashValues]:
         """Return the sampled values and the marks by which they were chosen."""
-        self._shrink()
+        self._truncate_sample()
         return self._values, self._marks
 
-    def _shrink(self) -> None:
+    def _truncate_sample(self) -> None:
         if len(self._values) > SAMPLED:
             lowest = np.argpartition(self._marks, SAMPLED)[:SAMPLED]
             self._values, self._marks = self._values[lowest], self._marks[lowest]
 
-    def enough(self) -> int:
+    def bin_count(self) -> int:
         """Return how many bins so many rows can fill: one for every 500, from 16 to 256."""
         return min(MOST_BINS, max(MIN_BINS, self._rows // ROWS_PER_BIN))
 
     def edges(self, bins: int) -> Numbers:
         """Return at most ``bins`` - 1 increasing inner edges."""
-        self._shrink()
+        self._truncate_sample()
         if not len(self._values):
             return np.zeros(0)
         edges = np.unique(np.quantile(self._values, np.arange(1, bins) / bins, method="higher"))
@@ -218,7 +218,7 @@ class NumericEncoder(Encoder):
         self._negative = False
 
     @classmethod
-    def restored(cls, plan: FieldPlan, about: Mapping[str, Any], values: Any) -> NumericEncoder:
+    def from_stored(cls, plan: FieldPlan, about: Mapping[str, Any], values: Any) -> NumericEncoder:
         """Return the encoder with this scale."""
         made = cls(plan)
         made._mean, made._deviation = np.array(about["mean"], float), np.array(about["deviation"], float)
@@ -237,11 +237,11 @@ class NumericEncoder(Encoder):
         self._moments.add(signed_log1p(numbers, self.plan.transform))
         return lambda: [numbers]
 
-    def notes(self) -> Any:
+    def partial_state(self) -> Any:
         """Return mean and deviation so far, and whether anything is negative."""
         return self._moments, self._negative
 
-    def join(self, notes: Any) -> None:
+    def merge(self, notes: Any) -> None:
         """Merge mean and deviation."""
         moments, negative = notes
         self._moments.join(moments)
@@ -262,7 +262,7 @@ class NumericEncoder(Encoder):
         scaled = (numbers - self._mean) / self._deviation
         return np.clip(scaled, -1e38, 1e38).astype(np.float32)
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return the scale, so that new rows can be treated the same way."""
         scale = {"mean": self._mean.tolist(), "deviation": self._deviation.tolist()}
         return {"transform": self.plan.transform, "signed": self._negative, **scale}
@@ -280,7 +280,7 @@ class BinningEncoder(Encoder):
         self._edges: Numbers = np.zeros(0)
 
     @classmethod
-    def restored(cls, plan: FieldPlan, about: Mapping[str, Any], values: Any) -> BinningEncoder:
+    def from_stored(cls, plan: FieldPlan, about: Mapping[str, Any], values: Any) -> BinningEncoder:
         """Return the encoder with these edges."""
         made = cls(plan)
         made._quantiles, made._edges = None, np.array(about["edges"], float)
@@ -294,11 +294,11 @@ class BinningEncoder(Encoder):
         self._moments.add(signed_log1p(numbers.reshape(-1, 1), "log"))
         return lambda: [numbers]
 
-    def notes(self) -> Any:
+    def partial_state(self) -> Any:
         """Return whether the numbers differ; the sample goes its own way."""
         return self._moments
 
-    def join(self, notes: Any) -> None:
+    def merge(self, notes: Any) -> None:
         """Merge whether the numbers differ."""
         self._moments.join(notes)
 
@@ -313,7 +313,7 @@ class BinningEncoder(Encoder):
         """Set the edges."""
         if self._quantiles is not None:
             bins = self.plan.bins
-            self._edges = self._quantiles.edges(bins if isinstance(bins, int) else self._quantiles.enough())
+            self._edges = self._quantiles.edges(bins if isinstance(bins, int) else self._quantiles.bin_count())
         self._quantiles = None
 
     @property
@@ -330,10 +330,10 @@ class BinningEncoder(Encoder):
         """Return the bin of each row."""
         return bin_ids(as_numbers(column, where), self._edges)
 
-    def stored(self) -> Any:
+    def values_to_store(self) -> Any:
         """Return the names of the bins."""
         return bin_names(self._edges)
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return the edges."""
         return {"ids": "bins", "edges": self._edges.tolist(), "missing_id": MISSING_ID}

@@ -77,9 +77,9 @@ class ValueCounter:
     def add(self, values: pl.Series) -> None:
         """Count the values of a chunk; nulls are not values."""
         part = values.rename("value").drop_nulls().value_counts(name="count")
-        self.take(part.with_columns(pl.col("count").cast(pl.UInt64)))
+        self.add_counts(part.with_columns(pl.col("count").cast(pl.UInt64)))
 
-    def take(self, part: pl.DataFrame, left_out: tuple[int, int] = (0, 0)) -> None:
+    def add_counts(self, part: pl.DataFrame, left_out: tuple[int, int] = (0, 0)) -> None:
         """Take in values with their counts; of those too rare for an id it is enough to say how many there are."""
         self.left_out = self.left_out[0] + left_out[0], self.left_out[1] + left_out[1]
         if not part.height and not left_out[0]:  # no value says nothing about their type either

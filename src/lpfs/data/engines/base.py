@@ -35,11 +35,11 @@ class Engine(ABC):
         self.job, self.reporter = job, reporter
 
     @abstractmethod
-    def identify(self) -> list[list[Any]]:
+    def fingerprint(self) -> list[list[Any]]:
         """Return name, size and content hash of every part of the source."""
 
     @abstractmethod
-    def clock(self) -> DayAssigner:
+    def assign_days(self) -> DayAssigner:
         """Return what tells the day of each row."""
 
     @abstractmethod
@@ -65,13 +65,13 @@ SMALL = 1 << 20  # bytes of a source that needs no reading ahead
 class LocalEngine(Engine):
     """Reads the whole source itself; memory grows with the vocabularies and not with the rows."""
 
-    def identify(self) -> list[list[Any]]:
+    def fingerprint(self) -> list[list[Any]]:
         """Hash every file."""
         source = self.job.source
         with self.reporter.counting("identifying", "MB") as told:
             return source.fingerprint(lambda done: told(done >> 20, source.size >> 20))
 
-    def clock(self) -> DayAssigner:
+    def assign_days(self) -> DayAssigner:
         """Read the time and split columns, or count the rows."""
         options = self.job.options
         return make_day_assigner(

@@ -129,7 +129,7 @@ def identify(source: FileSource, index: int) -> tuple[list[Any], list[Piece]]:
 def scan_piece(job: PreparePlan, timed: DayByColumn | None, piece: Piece) -> tuple[Tally[str], list[Any]]:
     """Return how many rows of a piece are for training, validation and test, and the days of the first."""
     options, source = job.options, file_source(job)
-    own = None if timed is None else timed.fresh()
+    own = None if timed is None else timed.copy_empty()
     chunks = source.piece(day_columns(source, options.split, options.time), piece)
     counts = count_roles(chunks, options.split, own)
     return counts, [] if own is None else own.seen()
@@ -139,7 +139,7 @@ def count_days(job: PreparePlan, clock: DayAssigner, begun: PieceWithStart) -> T
     """Return how many rows of a piece each day has."""
     options, source = job.options, file_source(job)
     counts: Tally[int] = Tally()
-    clock.begin(begun.start.row)
+    clock.start_at(begun.start.row)
     for chunk in source.piece(day_columns(source, options.split, options.time), begun.piece):
         if chunk.frame.height:
             for day, rows in clock.assign(chunk):
@@ -171,12 +171,12 @@ def observe(
         for each in chunk_encoders:  # new ones: means are merged chunk by chunk, in the order of the log
             digests.append(hash_arrays(each.observe(part.frame[each.name], part.where)()))
             if each.name in counters and isinstance(each, CategoricalEncoder):
-                counters[each.name].take(each.counter.result())
+                counters[each.name].add_counts(each.counter.result())
             if isinstance(each, BinningEncoder):
                 quantiles[each.name].join(*each.quantiles.sample(), trained)
         leaks.add(part.frame, part.labels[label])
         trained += part.frame.height
-        notes = tuple(each.notes() for each in chunk_encoders)
+        notes = tuple(each.partial_state() for each in chunk_encoders)
         yield ChunkState(part.frame.height, int(part.labels[label].sum()), notes, tuple(digests))
     for index, each in enumerate(encoders):
         if each.name in counters:
@@ -265,17 +265,17 @@ class ClusterEngine(Engine):
         self._days: list[Tally[int]] | None = None  # of each piece, its rows by day
 
     @abstractmethod
-    def each(self, what: str, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    def map(self, what: str, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """Return what a function gives for each item, in their order."""
 
     @abstractmethod
-    def lots(
+    def map_large(
         self, what: str, function: Callable[[Item], Iterator[Result]], items: Sequence[Item]
     ) -> Iterator[Result]:
         """Yield all that a function yields for each item, in their order."""
 
     @abstractmethod
-    def add_up(
+    def reduce_counts(
         self,
         what: str,
         function: Callable[[Item], Iterator[ChunkState | pl.DataFrame | LabelCopies]],
@@ -288,15 +288,15 @@ class ClusterEngine(Engine):
         which of them are like is only seen when they are brought to one type.
         """
 
-    def identify(self) -> list[list[Any]]:
+    def fingerprint(self) -> list[list[Any]]:
         """Hash every file, and cut it."""
         source = file_source(self.job)
         files = list(range(len(source.paths)))
-        found = self.each("identifying", partial(identify, source), files)
+        found = self.map("identifying", partial(identify, source), files)
         self._pieces = [piece for _, pieces in found for piece in pieces]
         return [identity for identity, _ in found]
 
-    def clock(self) -> DayAssigner:
+    def assign_days(self) -> DayAssigner:
         """Read the time and split columns of every piece, or count its rows."""
         options, source = self.job.options, file_source(self.job)
         if options.time is None and options.split is None and options.parts == "files":
@@ -304,11 +304,11 @@ class ClusterEngine(Engine):
         timed = None if options.time is None else DayByColumn(options.time, options.time_format)
         if timed is not None:
             self._see_how(timed)
-        found = self.each("finding days", partial(scan_piece, self.job, timed), self._all_pieces())
+        found = self.map("finding days", partial(scan_piece, self.job, timed), self._all_pieces())
         if timed is not None:
-            timed = timed.fresh()
+            timed = timed.copy_empty()
             for _, days in found:
-                timed.take(days)
+                timed.add_days(days)
         counts: Tally[str] = Tally()
         for each, _ in found:
             counts.update(each)
@@ -332,7 +332,7 @@ class ClusterEngine(Engine):
         files = clock.files(train)
         begun = [each for each in self._begun(clock) if files is None or each.piece.file in files]
         if any(isinstance(each, BinningEncoder) for each in encoders):
-            rows = self.each("drawing", partial(count_sampled, job, clock, train), begun)
+            rows = self.map("drawing", partial(count_sampled, job, clock, train), begun)
             before = accumulate(rows[:-1], initial=0)
             begun = [
                 PieceWithStart(each.piece, PieceStart(each.start.row, each.start.days, trained))
@@ -343,13 +343,13 @@ class ClusterEngine(Engine):
             for index, each in enumerate(encoders)
             if has_vocabulary(each)
         }
-        found = self.add_up("counting", partial(observe, job, clock, train), begun, limits)
+        found = self.reduce_counts("counting", partial(observe, job, clock, train), begun, limits)
         return merge_results(encoders, found)
 
     def encode(self, clock: DayAssigner, encoders: Sequence[Encoder]) -> Iterator[tuple[int, Encoded]]:
         """Have every piece encoded; its rows come here to be written."""
         function = partial(encode_piece, self.job, clock, encoders)
-        return self.lots("encoding", function, self._begun(clock))
+        return self.map_large("encoding", function, self._begun(clock))
 
     def _all_pieces(self) -> list[Piece]:
         if not self._pieces:
@@ -364,7 +364,7 @@ class ClusterEngine(Engine):
         if job.options.negatives == 1.0:
             return begun
         if self._days is None:
-            self._days = self.each("counting days", partial(count_days, job, clock), begun)
+            self._days = self.map("counting days", partial(count_days, job, clock), begun)
         before: Tally[int] = Tally()
         result = []
         for each, here in zip(begun, self._days, strict=True):
@@ -380,7 +380,7 @@ def merge_results(encoders: list[Encoder], found: PieceResults) -> FitResult:
     for noted in found.notes:
         rows, positives = rows + noted.rows, positives + noted.positives
         for each, notes in zip(encoders, noted.fields, strict=True):
-            each.join(notes)
+            each.merge(notes)
         digests = zip(encoders, noted.digests, strict=True)
         twins.add({each.name: digest for each, digest in digests if twins.needs(each.name)})
     for other in found.leaks:
@@ -390,8 +390,8 @@ def merge_results(encoders: list[Encoder], found: PieceResults) -> FitResult:
             types = found.types.get(index, ())
             for type_ in types:
                 left_out = found.left_out[index] if len(types) == 1 else (0, 0)
-                each.counter.take(rows_to_counts(found.counts[index], type_), left_out)
+                each.counter.add_counts(rows_to_counts(found.counts[index], type_), left_out)
         elif isinstance(each, BinningEncoder) and index in found.samples:
             each.quantiles.join(*rows_to_sample(found.samples[index]), rows)
         each.finish()
-    return FitResult(encoders, twins.found(), leaks.found(), rows, positives)
+    return FitResult(encoders, twins.result(), leaks.result(), rows, positives)

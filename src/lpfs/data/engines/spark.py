@@ -63,7 +63,7 @@ class SharedFolder:
     place: str
 
     @classmethod
-    def within(cls, place: str) -> SharedFolder:
+    def create_in(cls, place: str) -> SharedFolder:
         """Return a new folder in a place."""
         return cls(f"{(as_url(place) or place).rstrip('/')}/lpfs-{uuid.uuid4().hex}")
 
@@ -135,22 +135,22 @@ class SparkEngine(ClusterEngine):
         if self._own:
             self.session.stop()
 
-    def each(self, what: str, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    def map(self, what: str, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """Return what a function gives for each item."""
         with self._telling(what, len(items)):
             frame = self._mapped(partial(once, function), items, to_batch)
             rows = frame.select("at", "lot").collect()
         return [pickle.loads(row.lot) for row in sorted(rows, key=lambda row: row.at)]
 
-    def lots(
+    def map_large(
         self, what: str, function: Callable[[Item], Iterator[Result]], items: Sequence[Item]
     ) -> Iterator[Result]:
         """Yield all that a function yields; all of it is made first, on the workers, then fetched in order."""
         place = os.environ.get(VARIABLE)
         if place:
-            shared = SharedFolder.within(place)
+            shared = SharedFolder.create_in(place)
             try:
-                names = self.each(what, partial(write_all, shared, function), items)
+                names = self.map(what, partial(write_all, shared, function), items)
                 for name in chain.from_iterable(names):
                     yield shared.take(name)
             finally:
@@ -163,7 +163,7 @@ class SparkEngine(ClusterEngine):
             for row in frame.toLocalIterator(prefetchPartitions=True):
                 yield pickle.loads(row.lot)
 
-    def add_up(
+    def reduce_counts(
         self,
         what: str,
         function: Callable[[Item], Iterator[ChunkState | pl.DataFrame | LabelCopies]],

@@ -41,7 +41,7 @@ class Chunk:
 
     frame: pl.DataFrame
     file: int
-    place: Callable[[int], str]
+    locate: Callable[[int], str]
     consumed: int
 
 

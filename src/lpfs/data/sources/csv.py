@@ -48,7 +48,7 @@ class Parsed:
 
     frame: pl.DataFrame
     line: Callable[[int], int]
-    used: int
+    bytes_used: int
 
 
 def parse(
@@ -295,9 +295,9 @@ class CsvSource(FileSource):
                     if not block:
                         continue
                 parsed = parse(block, names, columns, self.dialect, file=file, first=line, last=blocks.ended)
-                if parsed.used < len(block):
-                    blocks.put_back(block[parsed.used :])
-                line += block.count(b"\n", 0, parsed.used)
+                if parsed.bytes_used < len(block):
+                    blocks.put_back(block[parsed.bytes_used :])
+                line += block.count(b"\n", 0, parsed.bytes_used)
                 position = tell()
                 rows += parsed.frame.height
                 of_row = parsed.line

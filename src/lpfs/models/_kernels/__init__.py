@@ -32,7 +32,7 @@ class CrossPlan:
     runs: tuple[PartRange, ...]
 
     @property
-    def gaps(self) -> bool:
+    def unused_slots(self) -> bool:
         """Whether some places get no part."""
         return len(self.parts) < self.slots
 
@@ -44,7 +44,7 @@ class CrossPlan:
         return (*numbers, np.array([len(part) == 1 for part in self.parts], bool), np.uint64(self.dim))
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[int, ...]], places: Sequence[int], dim: int, slots: int) -> CrossPlan:
+    def build(cls, parts: Sequence[tuple[int, ...]], places: Sequence[int], dim: int, slots: int) -> CrossPlan:
         """Find the runs.
 
         >>> [run.count for run in Plan.of([(0,), (1,), (0, 1), (0, 2), (1, 2)], range(5), 4, 5).runs]

@@ -65,27 +65,27 @@ class RankGroup:
         self._turn = 0
 
     @property
-    def several(self) -> bool:
+    def is_distributed(self) -> bool:
         """Whether there are others."""
         return self.world > 1
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this is rank 0, which writes and prints."""
         return self.rank == 0
 
     # ------------------------------------------------------------------ collectives: all come, within the limit
 
-    def add_up(self, tensor: Tensor, what: str) -> Tensor:
+    def all_reduce(self, tensor: Tensor, what: str) -> Tensor:
         """Replace a tensor by its sum over the ranks, in place, the same bits on every one."""
-        if self.several:
+        if self.is_distributed:
             with self._meeting(what, tensor.numel() * tensor.element_size()):
                 torch.distributed.all_reduce(tensor)
         return tensor
 
-    def gather(self, tensor: Tensor, sizes: list[int], what: str) -> list[Tensor]:
+    def all_gather(self, tensor: Tensor, sizes: list[int], what: str) -> list[Tensor]:
         """Return the tensors (sizes[r],) of all ranks, in order; each hands over its own."""
-        if not self.several:
+        if not self.is_distributed:
             return [tensor]
         most = max(sizes)
         if not most:
@@ -99,32 +99,32 @@ class RankGroup:
             torch.distributed.all_gather(list(out.unbind(0)), mine)
         return [part[:size] for part, size in zip(out, sizes, strict=True)]
 
-    def join(self, tensor: Tensor, what: str) -> Tensor:
+    def concat(self, tensor: Tensor, what: str) -> Tensor:
         """Return the rows (n, …) of all ranks one after another; their numbers may differ, even be 0."""
-        if not self.several:
+        if not self.is_distributed:
             return tensor
         about = torch.zeros(self.world, 2, dtype=torch.int64)
         about[self.rank] = torch.tensor([len(tensor), tensor[:1].numel() if len(tensor) else 0])
-        self.add_up(about, what)
+        self.all_reduce(about, what)
         width = int(about[:, 1].max())
         if not width:
             return tensor
-        parts = self.gather(tensor.flatten(), (about[:, 0] * width).tolist(), what)
+        parts = self.all_gather(tensor.flatten(), (about[:, 0] * width).tolist(), what)
         return torch.cat([each.view(-1, width) for each in parts])
 
-    def collect(self, value: T, what: str) -> list[T]:
+    def gather_values(self, value: T, what: str) -> list[T]:
         """Return a small value of every rank, in order."""
-        if not self.several:
+        if not self.is_distributed:
             return [value]
         data = torch.frombuffer(bytearray(state_to_text(value).encode()), dtype=torch.uint8)
         sizes = torch.zeros(self.world, dtype=torch.int64)
         sizes[self.rank] = len(data)
-        self.add_up(sizes, what)
-        return [state_from_text(each.numpy().tobytes()) for each in self.gather(data, sizes.tolist(), what)]
+        self.all_reduce(sizes, what)
+        return [state_from_text(each.numpy().tobytes()) for each in self.all_gather(data, sizes.tolist(), what)]
 
-    def copy(self, tensors: list[Tensor], what: str) -> None:
+    def broadcast(self, tensors: list[Tensor], what: str) -> None:
         """Overwrite tensors by those of rank 0."""
-        if self.several:
+        if self.is_distributed:
             for each in tensors:
                 with self._meeting(what, each.numel() * each.element_size()):
                     torch.distributed.broadcast(each, 0)
@@ -134,12 +134,12 @@ class RankGroup:
         """Within this block all ranks meet; one that does not come is named."""
         assert self.watch is not None
         begin = time.perf_counter()
-        self.watch.enter(what)
+        self.watch.enter_collective(what)
         try:
             yield
         except (RuntimeError, KeyboardInterrupt) as error:
-            raise self.watch.lost(error) from error
-        self.watch.leave()
+            raise self.watch.explain_interrupt(error) from error
+        self.watch.leave_collective()
         told = self.traffic.setdefault(what, CommStats())
         told.calls += 1
         told.bytes += size
@@ -147,12 +147,12 @@ class RankGroup:
 
     # ------------------------------------------------------------- rank 0 works, the others wait for as long
 
-    def agree(self, make: Callable[[], T], what: str) -> T:
+    def run_on_leader(self, make: Callable[[], T], what: str) -> T:
         """Let rank 0 do something by itself; return on every rank what it gave, a small value, or its error."""
-        if not self.several:
+        if not self.is_distributed:
             return make()
         key = self._next()
-        if self.leads:
+        if self.is_leader:
             with self._announced(key, what) as said:
                 with single_process():
                     value = make()
@@ -186,14 +186,14 @@ class RankGroup:
             while not watch.store.check([key]):
                 time.sleep(LOOK)
                 try:
-                    watch.refuse_silence(0, what)
+                    watch.check_alive(0, what)
                 except RuntimeError:
                     if not watch.store.check([key]):  # it may have said its last word just now
                         raise
             told = state_from_text(watch.store.get(key))
         except (RuntimeError, KeyboardInterrupt) as broken:
-            raise watch.lost(broken) from broken
-        watch.leave()
+            raise watch.explain_interrupt(broken) from broken
+        watch.leave_collective()
         if "error" in told:
             raise error_from_pair(*told["error"])
         return told["value"]
@@ -234,11 +234,11 @@ def leader_first(what: str) -> Iterator[bool]:
     Where rank 0 fails, the others fail with its error.
     """
     ranks = current_group()
-    if not ranks.several:
+    if not ranks.is_distributed:
         yield False
         return
     key = ranks._next()
-    if ranks.leads:
+    if ranks.is_leader:
         with ranks._announced(key, what), single_process():
             yield False
         return
@@ -279,7 +279,7 @@ def joined(limit: float | None = None) -> Iterator[RankGroup]:
         limit: seconds that ranks wait for each other in a step before the one that is missing is given up.
 
     """
-    if current_group().several:
+    if current_group().is_distributed:
         raise StateError("these processes have joined already")
     if not is_distributed_launch():
         raise StateError("there is nobody to join: start with torchrun --nproc-per-node N -m lpfs …")
@@ -308,13 +308,13 @@ def joined(limit: float | None = None) -> Iterator[RankGroup]:
         with use_group(RankGroup(rank, world, watch)) as ranks, sigterm_as_interrupt():
             try:
                 yield ranks
-                ranks.agree(lambda: None, "the end")
-                watch.farewell()
+                ranks.run_on_leader(lambda: None, "the end")
+                watch.announce_end()
                 fine = True
             except BaseException as error:
-                found = watch.lost(error) if isinstance(error, KeyboardInterrupt) else error
-                first = watch.told(found)
-                watch.linger()
+                found = watch.explain_interrupt(error) if isinstance(error, KeyboardInterrupt) else error
+                first = watch.report_error(found)
+                watch.wait_for_peers()
                 if isinstance(found, LpfsError) and not first:
                     raise ReportedElsewhereError(str(found)) from error
                 if found is not error:

@@ -53,7 +53,7 @@ class Heartbeat:
         self._beats = 0
         self._seen: dict[int, tuple[str, float]] = {}
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._live, name="lpfs-watch", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="lpfs-watch", daemon=True)
 
     def begin(self) -> None:
         """Give the first sign, and go on giving them."""
@@ -70,7 +70,7 @@ class Heartbeat:
 
     # ---------------------------------------------------------------------------------------- the main thread
 
-    def enter(self, what: str) -> None:
+    def enter_collective(self, what: str) -> None:
         """Say that this rank comes to a meeting."""
         self.meetings += 1
         self.doing, self.since, self._meets = what, time.monotonic(), True
@@ -79,12 +79,12 @@ class Heartbeat:
         """Say that this rank waits for another one, for as long as it takes."""
         self.doing, self.since = what, time.monotonic()
 
-    def leave(self) -> None:
+    def leave_collective(self) -> None:
         """Say that the meeting is over."""
         self._meets = False
         self.doing, self.since = "working", time.monotonic()
 
-    def farewell(self) -> None:
+    def announce_end(self) -> None:
         """Say that this rank is done; rank 0, in whose process the store may be, waits until all are."""
         self.store.set(f"done/{self.rank}", "1")
         latest = time.monotonic() + self.limit
@@ -94,7 +94,7 @@ class Heartbeat:
                     return
                 time.sleep(self.pause / 10)
 
-    def told(self, error: BaseException) -> bool:
+    def report_error(self, error: BaseException) -> bool:
         """Leave word of why this rank ends; say whether no other has said the same."""
         text = f"{type(error).__name__}: {error}"
         with contextlib.suppress(RuntimeError):
@@ -103,7 +103,7 @@ class Heartbeat:
             return bool(self.store.add(f"told/{hashlib.sha256(text.encode()).hexdigest()}", 1) == 1)
         return True
 
-    def linger(self) -> None:
+    def wait_for_peers(self) -> None:
         """Give the others a moment to find the same error: the store with their words may end with rank 0."""
         latest = time.monotonic() + END_WAIT
         with contextlib.suppress(RuntimeError):
@@ -112,7 +112,7 @@ class Heartbeat:
                     return
                 time.sleep(self.pause / 10)
 
-    def refuse_silence(self, rank: int, what: str) -> None:
+    def check_alive(self, rank: int, what: str) -> None:
         """Raise if a rank that is waited for gives no sign of life any more."""
         quiet = self.silence().get(rank, 0.0)
         if quiet > self.limit:
@@ -120,13 +120,13 @@ class Heartbeat:
         if self.store.check([f"ended/{rank}"]):
             raise RuntimeError(f"rank {rank} has ended ({what})")
 
-    def lost(self, error: BaseException) -> BaseException:
+    def explain_interrupt(self, error: BaseException) -> BaseException:
         """Return the error to raise after a meeting broke off: one that names the rank that is gone or hangs."""
         if isinstance(error, RankError):
             return error
         stopped = isinstance(error, KeyboardInterrupt)
         if stopped:
-            self.told(error)
+            self.report_error(error)
         found = self._blamed()
         if not found and stopped:
             return error  # nobody is missing: somebody wants us to stop
@@ -188,7 +188,7 @@ class Heartbeat:
         self._beats += 1
         self._signs.set(f"sign/{self.rank}", f"{self._beats} {self.meetings} {self.doing}")
 
-    def _live(self) -> None:
+    def _beat(self) -> None:
         while not self._end.wait(self.pause):
             try:
                 self._sign()
@@ -207,7 +207,7 @@ class Heartbeat:
         stuck = self._meets and time.monotonic() - self.since > (1 + GRACE) * self.limit
         deserted = min(self.silence().values()) > (1 + 2 * GRACE) * self.limit
         if (stuck or deserted) and not self._end.is_set():
-            error = self.lost(RuntimeError("no answer"))
+            error = self.explain_interrupt(RuntimeError("no answer"))
             print(f"lpfs: error: rank {self.rank}: {error}", file=sys.stderr, flush=True)
             os._exit(1)
 

@@ -50,7 +50,7 @@ def reduce_grads(
     numbers = [rows, *map(int, held), *map(int, sparse), *(0 if each is None else len(each.rows) for each in mine)]
     about = torch.zeros(ranks.world, len(numbers), dtype=torch.int64)
     about[ranks.rank] = torch.tensor(numbers)
-    ranks.add_up(about, COUNTS)
+    ranks.all_reduce(about, COUNTS)
     total = int(about[:, 0].sum())
     share = rows / max(1, total)
     some = (about[:, 1 : 1 + len(others)].sum(0) > 0).tolist()
@@ -78,7 +78,7 @@ def all_reduce_dense(ranks: RankGroup, parameters: Sequence[nn.Parameter], share
         grads = [each.grad for each in several if each.grad is not None]
         ours = kind == (own.dtype, own.device)
         flat = torch.cat([each.reshape(-1) for each in grads] + ([own] if ours else []))
-        ranks.add_up(flat.mul_(share), DENSE)
+        ranks.all_reduce(flat.mul_(share), DENSE)
         place = 0
         for grad in grads:
             grad.copy_(flat[place : place + grad.numel()].view_as(grad))
@@ -113,7 +113,7 @@ def gather_rows(
             parts += [as_bytes(piece.rows.long()), as_bytes(piece.values.to(weight.dtype) * share)]
     sizes = [sum(int(n) * (8 + width) for n, width in zip(of, widths, strict=True)) for of in counts]
     own = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device=device)
-    found = ranks.gather(own, sizes, ROWS)
+    found = ranks.all_gather(own, sizes, ROWS)
     places = [0] * ranks.world
     for number, (weight, width) in enumerate(zip(tables, widths, strict=True)):
         pieces = []
@@ -133,8 +133,8 @@ def all_reduce_sparse(ranks: RankGroup, weight: nn.Parameter, grad: Tensor | Non
         none = torch.empty(1, 0, dtype=torch.int64, device=weight.device)
         grad = torch.sparse_coo_tensor(none, weight.new_empty(0, *weight.shape[1:]), weight.shape)
     grad = grad.coalesce()
-    rows = ranks.join(grad.indices().t().contiguous(), ROWS)
-    values = ranks.join((grad.values() * share).flatten(1), ROWS).view(-1, *weight.shape[1:])
+    rows = ranks.concat(grad.indices().t().contiguous(), ROWS)
+    values = ranks.concat((grad.values() * share).flatten(1), ROWS).view(-1, *weight.shape[1:])
     return torch.sparse_coo_tensor(rows.t(), values, weight.shape).coalesce()
 
 
@@ -145,16 +145,16 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 def weighted_mean(ranks: RankGroup, tensor: Tensor, rows: int, what: str) -> Tensor:
     """Return the mean over ranks of a tensor, weighed by their rows."""
-    if not ranks.several:
+    if not ranks.is_distributed:
         return tensor
     both = torch.cat([tensor.detach().flatten().double() * rows, tensor.new_tensor([rows], dtype=torch.float64)])
-    ranks.add_up(both, what)
+    ranks.all_reduce(both, what)
     return (both[:-1] / both[-1]).to(tensor.dtype).view_as(tensor)
 
 
 def check_parameters_equal(ranks: RankGroup, model: nn.Module) -> None:
     """Refuse to go on where a parameter differs between ranks: their bits are added up as whole numbers."""
-    if not ranks.several:
+    if not ranks.is_distributed:
         return
     named = dict(model.named_parameters())
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -162,7 +162,7 @@ def check_parameters_equal(ranks: RankGroup, model: nn.Module) -> None:
             for each in named.values()]  # fmt: skip
     if not sums:
         return
-    found = ranks.join(torch.stack(sums)[None], "comparing parameters")
+    found = ranks.concat(torch.stack(sums)[None], "comparing parameters")
     wrong = (found != found[:1]).any(0).nonzero().flatten().tolist()
     if wrong:
         rank = int((found[:, wrong[0]] != found[0, wrong[0]]).nonzero()[0])
@@ -176,30 +176,30 @@ def check_parameters_equal(ranks: RankGroup, model: nn.Module) -> None:
 def rank_batches(batches: Iterable[Batch]) -> Iterable[Batch]:
     """Return this rank's part of every batch of a Stream; any other batches are its part already."""
     ranks = current_group()
-    if ranks.several and isinstance(batches, Stream) and batches.world == 1:
+    if ranks.is_distributed and isinstance(batches, Stream) and batches.world == 1:
         return batches.share(ranks.rank, ranks.world)
     return batches
 
 
 def broadcast_buffers(model: nn.Module) -> None:
     """Give a model the buffers that it has on rank 0: running means are of the rows that a rank has seen."""
-    current_group().copy([each for each in model.buffers() if each.numel()], "taking over buffers")
+    current_group().broadcast([each for each in model.buffers() if each.numel()], "taking over buffers")
 
 
 def broadcast_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Give a model and its optimizer the state that they have on rank 0."""
     ranks = current_group()
-    if not ranks.several:
+    if not ranks.is_distributed:
         return
     values, tensors = flatten_state({"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()})
     shapes = {name: [NAMES[each.dtype], list(each.shape)] for name, each in tensors.items()}
-    theirs = ranks.agree(lambda: {"values": values, "shapes": shapes}, "taking over a model")
-    if not ranks.leads:
+    theirs = ranks.run_on_leader(lambda: {"values": values, "shapes": shapes}, "taking over a model")
+    if not ranks.is_leader:
         shapes = theirs["shapes"]
         tensors = {name: torch.empty(shape, dtype=DTYPES[kind]) for name, (kind, shape) in shapes.items()}
     moved = {name: each.detach().cpu().contiguous() for name, each in tensors.items()}
-    ranks.copy(list(moved.values()), "taking over a model")
-    if not ranks.leads:
+    ranks.broadcast(list(moved.values()), "taking over a model")
+    if not ranks.is_leader:
         state = restore_state(theirs["values"], moved)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
