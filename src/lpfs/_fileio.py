@@ -9,6 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+NPY_HEADER_BYTES = 128  # of a column file: padded so that it can be rewritten in place
+
+
+def file_checksum(path: Path) -> str:
+    """CRC-32 of a file: of a column, the data first and the header last, as it is written."""
+    with path.open("rb") as file:
+        head = file.read(NPY_HEADER_BYTES) if path.suffix == ".npy" else b""
+        crc = 0
+        while chunk := file.read(1 << 20):
+            crc = zlib.crc32(chunk, crc)
+    return f"{zlib.crc32(head, crc):08x}"
+
 
 def json_checksum(values: dict[str, Any]) -> str:
     """CRC-32 of JSON values in one canonical spelling."""

@@ -69,8 +69,8 @@ log = section("The log")
 def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -> None:
     """Turn a click log into a Dataset."""
     from lpfs.data.fields import to_toml
-    from lpfs.data.planning import TABLE, field_table, field_table_compact, plan_source
-    from lpfs.data.prepare import run_plan
+    from lpfs.data.planning import TABLE, field_table, field_table_compact
+    from lpfs.data.prepare import plan_source, run_plan
     from lpfs.data.progress import Reporter
 
     reporter = Reporter(quiet=quiet)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from lpfs.data.fields import FieldPlan, apply_corrections, check_columns, is_number, read_fields, suggestion
 from lpfs.data.infer import SAMPLE, TIME, infer
-from lpfs.data.reencode import Like, plan_like
 from lpfs.data.sources import open_source
 from lpfs.data.sources.base import Source
 from lpfs.errors import DataError, InputError
@@ -375,14 +374,3 @@ def _number_range(numbers: Iterable[str]) -> str:
     """Return the least and the largest of written numbers."""
     ordered = sorted(set(numbers), key=lambda number: int(number.replace(",", "")))
     return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
-
-
-def plan_source(
-    source: Any, *, like: Like | None = None, fields_only: Sequence[str] | None = None, **given: Any
-) -> PreparePlan:
-    """Plan to learn from a source, or to encode it as another one was."""
-    if like is not None:
-        return plan_like(source, like, fields_only=fields_only, **given)
-    if fields_only is not None:
-        raise InputError("fields_only goes with like; to leave columns out set their kind to 'ignore' in fields")
-    return plan_log(source, **given)

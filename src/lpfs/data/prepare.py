@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from lpfs.data.dataset import Dataset
 from lpfs.data.engines import make_engine
-from lpfs.data.planning import PreparePlan, field_table_compact, plan_source
+from lpfs.data.planning import PreparePlan, field_table_compact, plan_log
 from lpfs.data.progress import Reporter
-from lpfs.data.reencode import Like, ReencodePlan, _report_new_rows, encoder_settings
+from lpfs.data.reencode import Like, ReencodePlan, _report_new_rows, encoder_settings, plan_like
 from lpfs.data.remote import as_url
 from lpfs.data.store.location import check_remote_target, dataset_exists, upload_dataset
 from lpfs.data.store.temporary import check_target
 from lpfs.data.store.writer import DatasetWriter
-from lpfs.errors import DataError
+from lpfs.errors import DataError, InputError
 from lpfs.schema import Schema
 
 if TYPE_CHECKING:
@@ -79,6 +79,17 @@ def prepare(
     job = plan_source(source, like=like, fields_only=fields_only, **given)
     reporter.table(job.title, *field_table_compact(job))
     return run_plan(job, out, engine=engine, replace=replace, reporter=reporter)
+
+
+def plan_source(
+    source: Any, *, like: Like | None = None, fields_only: Sequence[str] | None = None, **given: Any
+) -> PreparePlan:
+    """Plan to learn from a source, or to encode it as another one was."""
+    if like is not None:
+        return plan_like(source, like, fields_only=fields_only, **given)
+    if fields_only is not None:
+        raise InputError("fields_only goes with like; to leave columns out set their kind to 'ignore' in fields")
+    return plan_log(source, **given)
 
 
 def run_plan(

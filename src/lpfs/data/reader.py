@@ -18,9 +18,9 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from lpfs._fileio import NPY_HEADER_BYTES
 from lpfs.data.batch import Bag, RowBlock, concat_bags, concat_rows
 from lpfs.data.store.format import (
-    HEADER,
     AnyArray,
     DayInfo,
     damaged_file_error,
@@ -231,7 +231,7 @@ class RowReader:
         try:
             handle = os.open(path, os.O_RDONLY)
             try:
-                got = os.preadv(handle, [out.data.cast("B")], HEADER + first * dtype.itemsize)
+                got = os.preadv(handle, [out.data.cast("B")], NPY_HEADER_BYTES + first * dtype.itemsize)
             finally:
                 os.close(handle)
         except OSError as error:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lpfs.data.dataset import Dataset
-from lpfs.data.planning import plan_source
-from lpfs.data.prepare import prepare
+from lpfs.data.prepare import plan_source, prepare
 from lpfs.data.reencode import check_columns_fit
 from lpfs.data.store.location import dataset_exists
 from lpfs.errors import DataError, InputError

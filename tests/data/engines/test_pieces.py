@@ -7,8 +7,8 @@ from logs import FIELDS, HereEngine, prepared, same_files, written
 
 from lpfs.data import prepare as verb
 from lpfs.data.engines import make_engine
-from lpfs.data.planning import plan_log, plan_source
-from lpfs.data.prepare import prepare
+from lpfs.data.planning import plan_log
+from lpfs.data.prepare import plan_source, prepare
 from lpfs.data.progress import Reporter
 from lpfs.data.sources import open_source
 from lpfs.data.sources.base import Piece

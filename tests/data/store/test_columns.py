@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpfs._fileio import file_checksum
-from lpfs.data.store.format import HEADER, ColumnWriter, id_dtype, load_vocabulary, save_vocabulary
+from lpfs._fileio import NPY_HEADER_BYTES, file_checksum
+from lpfs.data.store.format import ColumnWriter, id_dtype, load_vocabulary, save_vocabulary
 from lpfs.errors import DataError
 
 
@@ -34,7 +34,7 @@ def test_the_checksum_covers_header_and_data(tmp_path):
     column.append(np.ones((3, 2), np.float32))
     entry = column.close()
     data = (tmp_path / "c.npy").read_bytes()
-    assert entry["checksum"] == f"{zlib.crc32(data[:HEADER], zlib.crc32(data[HEADER:])):08x}"
+    assert entry["checksum"] == f"{zlib.crc32(data[:NPY_HEADER_BYTES], zlib.crc32(data[NPY_HEADER_BYTES:])):08x}"
     assert np.load(tmp_path / "c.npy").shape == (3, 2)
 
 

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 import lpfs
-from lpfs._fileio import json_checksum
+from lpfs._fileio import NPY_HEADER_BYTES, file_checksum, json_checksum
 from lpfs.data.store.location import DatasetLocation
 from lpfs.errors import DataError, InputError, LpfsError
 from lpfs.schema import Schema
@@ -42,7 +42,6 @@ VERSION = 1
 MISSING_ID = 0
 UNSEEN_ID = 1
 FIRST_ID = 2
-HEADER = 128  # bytes of the .npy header, padded so that it can be rewritten in place
 
 AnyArray = npt.NDArray[Any]
 
@@ -75,20 +74,10 @@ def id_dtype(largest: int) -> np.dtype[Any]:
 
 
 def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Header of a version 1.0 .npy file, always ``HEADER`` bytes long."""
+    """Header of a version 1.0 .npy file, always ``NPY_HEADER_BYTES`` bytes long."""
     text = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
-    body = text.ljust(HEADER - 11) + "\n"
+    body = text.ljust(NPY_HEADER_BYTES - 11) + "\n"
     return b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body.encode("latin1")
-
-
-def file_checksum(path: Path) -> str:
-    """CRC-32 of a file: of a column, the data first and the header last, as it is written."""
-    with path.open("rb") as file:
-        head = file.read(HEADER) if path.suffix == ".npy" else b""
-        crc = 0
-        while chunk := file.read(1 << 20):
-            crc = zlib.crc32(chunk, crc)
-    return f"{zlib.crc32(head, crc):08x}"
 
 
 def save_vocabulary(file: BinaryIO, values: Any) -> None:
@@ -126,7 +115,7 @@ class ColumnWriter:
         self.items = 0
         self.before = 0  # items that were there before the last chunk
         self._crc = 0
-        path.write_bytes(b"\0" * HEADER)
+        path.write_bytes(b"\0" * NPY_HEADER_BYTES)
 
     def append(self, values: AnyArray) -> None:
         """Add values, (n,) or (n, width), of a type that the column can hold or widen to."""
@@ -151,7 +140,7 @@ class ColumnWriter:
         old, aside = self.path, self.path.with_suffix(".wider")
         self._crc = 0
         with old.open("rb") as source, aside.open("wb") as target:
-            target.write(source.read(HEADER))
+            target.write(source.read(NPY_HEADER_BYTES))
             while chunk := source.read(COPY * self.dtype.itemsize):
                 data = np.frombuffer(chunk, self.dtype).astype(dtype).tobytes()
                 self._crc = zlib.crc32(data, self._crc)
@@ -165,7 +154,7 @@ class ColumnWriter:
         header = npy_header(self.dtype, (rows,) if self.width == 1 else (rows, self.width))
         with self.path.open("r+b") as file:
             file.write(header)
-        size = HEADER + self.items * self.dtype.itemsize
+        size = NPY_HEADER_BYTES + self.items * self.dtype.itemsize
         return {"bytes": size, "checksum": f"{zlib.crc32(header, self._crc):08x}", "dtype": self.dtype.str}
 
 
@@ -264,7 +253,7 @@ def _read_day(index: int, entry: dict[str, Any]) -> DayInfo:
     files = {}
     for name, file in entry["files"].items():
         dtype = np.dtype(file["dtype"])
-        files[name] = dtype, (file["bytes"] - HEADER) // dtype.itemsize
+        files[name] = dtype, (file["bytes"] - NPY_HEADER_BYTES) // dtype.itemsize
     return DayInfo(index, entry["name"], entry["rows"], entry["positives"], entry["negative_rate"], files)
 
 

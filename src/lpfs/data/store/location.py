@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from lpfs._fileio import file_checksum
 from lpfs.data.remote import as_url, cache_dir, convert_remote_errors, file_system
-from lpfs.data.store.format import file_checksum
 from lpfs.errors import DataError
 
 MARK = "remote.json"  # in a folder of fetched files: where the others are
