@@ -1,52 +1,222 @@
-"""TODO"""
+"""Files that are complete or absent: atomic writes, fsync, checksums, JSON, staging directories.
+
+``write_text_atomic``, ``write_json_atomic`` and ``write_array_atomic`` replace one file: the data is written to a
+hidden file beside it, synced to disk and renamed. ``StagingDirectory`` does the same for a directory.
+``read_json`` returns None for a missing file.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
+import time
+import uuid
 import zlib
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-NPY_HEADER_BYTES = 128  # of a column file: padded so that it can be rewritten in place
+from lpfs.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: staging directories of killed processes are not removed
+    fcntl = None  # type: ignore[assignment]
+
+FSYNC_THREADS = 16
+STALE_SECONDS = 60.0  # a younger staging directory may not be locked yet
+NPY_HEADER_BYTES = 128  # of column files, whose header is rewritten in place after the data
+DATASET_FILES = ("dataset.json", "truth.json")
 
 
-def file_checksum(path: Path) -> str:
-    """CRC-32 of a file: of a column, the data first and the header last, as it is written."""
-    with path.open("rb") as file:
-        head = file.read(NPY_HEADER_BYTES) if path.suffix == ".npy" else b""
-        crc = 0
-        while chunk := file.read(1 << 20):
-            crc = zlib.crc32(chunk, crc)
-    return f"{zlib.crc32(head, crc):08x}"
+@contextmanager
+def open_atomic(path: Path) -> Iterator[BinaryIO]:
+    """Open a binary file for writing that replaces ``path`` when the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{uuid.uuid4().hex}.new")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
-def json_checksum(values: dict[str, Any]) -> str:
-    """CRC-32 of JSON values in one canonical spelling."""
-    return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
+def write_text_atomic(path: Path, text: str) -> None:
+    """Write UTF-8 text; a reader sees the old or the new file, never a part. Make missing parent directories."""
+    data = text.encode()
+    with open_atomic(path) as file:
+        file.write(data)
+
+
+def write_json_atomic(path: Path, values: Any, *, allow_nan: bool = False) -> None:
+    """Write JSON atomically, indented by one space; NumPy scalars become numbers and other objects text.
+
+    Raise ValueError for NaN and infinity unless ``allow_nan`` is set.
+    """
+    text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=allow_nan, default=plain_value)
+    write_text_atomic(path, text + "\n")
+
+
+def write_array_atomic(path: Path, array: npt.NDArray[Any]) -> None:
+    """Write a NumPy array as ``.npy`` atomically."""
+    import numpy as np
+
+    with open_atomic(path) as file:
+        np.save(file, array)
+
+
+def read_json(path: Path) -> Any:
+    """Return the values of a JSON file; None if the file does not exist. Raise ValueError for invalid JSON."""
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        return None
+    return json.loads(text)
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Write JSON, UTF-8, one space of indentation."""
+    """Write JSON in place, neither atomic nor synced: for staging directories. ASCII, indented by one space."""
     path.write_text(json.dumps(values, indent=1, ensure_ascii=True) + "\n", "utf-8")
 
 
+def plain_value(value: Any) -> Any:
+    """Return a NumPy or torch scalar as a number and any other object as text: ``default`` of ``json.dumps``."""
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def file_checksum(path: Path) -> str:
+    """Return the CRC-32 of a file in hex; the header of a ``.npy`` file counts last, as it is written last."""
+    with path.open("rb") as file:
+        header = file.read(NPY_HEADER_BYTES) if path.suffix == ".npy" else b""
+        checksum = 0
+        while chunk := file.read(1 << 20):
+            checksum = zlib.crc32(chunk, checksum)
+    return f"{zlib.crc32(header, checksum):08x}"
+
+
+def json_checksum(values: Mapping[str, Any]) -> str:
+    """Return the CRC-32 of JSON values in hex, independent of the order of their keys."""
+    return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
+
+
 def fsync_path(path: Path) -> None:
-    """Have the system put a file or a folder on the disk."""
-    handle = os.open(path, os.O_RDONLY)
+    """Flush a file or a directory to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)
 
 
-SYNCED = 16  # files put on the disk at a time
-
-
-def fsync_tree(folder: Path) -> None:
-    """Put everything below a folder on the disk, many at a time: one by one, each would wait for the disk."""
-    paths = sorted(folder.rglob("*"), reverse=True)  # a folder comes after what is in it
-    with ThreadPoolExecutor(SYNCED) as pool:
+def fsync_tree(directory: Path) -> None:
+    """Flush everything below a directory to disk, several files at a time: first files, then directories."""
+    paths = sorted(directory.rglob("*"), reverse=True)  # a directory comes after its content
+    with ThreadPoolExecutor(FSYNC_THREADS) as pool:
         list(pool.map(fsync_path, (path for path in paths if not path.is_dir())))
         list(pool.map(fsync_path, (path for path in paths if path.is_dir())))
+
+
+class StagingDirectory:
+    """A temporary directory beside ``out`` that :meth:`commit` renames to ``out``.
+
+    ``path`` is the directory to fill. It is locked while its process lives. A killed process leaves it behind
+    without the lock, and the next staging directory for the same ``out`` removes it.
+
+    Args:
+        out: the final directory.
+        replace: whether ``out`` may exist and contain one of ``markers``.
+        markers: files of which one must be in a directory that is replaced.
+
+    """
+
+    def __init__(self, out: Path, *, replace: bool = False, markers: Collection[str] = DATASET_FILES) -> None:
+        self.out, self.replace, self.markers = out, replace, markers
+        check_output_dir(out, replace=replace, markers=markers)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        remove_stale_staging(out)
+        self.path = self._make_directory()
+        self._lock = _lock_dir(self.path)
+
+    def _make_directory(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix=_staging_prefix(self.out), suffix=".tmp", dir=self.out.parent))
+
+    def commit(self) -> None:
+        """Rename the directory to ``out``; what was there before is removed afterwards."""
+        check_output_dir(self.out, replace=self.replace, markers=self.markers)
+        self.path.chmod(0o777 & ~_umask())
+        old = None
+        if self.out.exists():
+            old = self._make_directory()
+            self.out.rename(old / "old")
+        self.path.rename(self.out)
+        fsync_path(self.out.parent)
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def discard(self) -> None:
+        """Remove the directory if it still exists, and release the lock. Safe after :meth:`commit`."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def check_output_dir(out: Path, *, replace: bool, markers: Collection[str] = DATASET_FILES) -> None:
+    """Raise DataError if ``out`` is not empty, unless it may be replaced and contains one of ``markers``."""
+    if not out.exists() and not out.is_symlink():
+        return
+    if not out.is_dir():
+        raise DataError(f"{out} exists and is not a directory; choose another path")
+    names = {path.name for path in out.iterdir()}
+    if names and not replace:
+        raise DataError(
+            f"{out} exists and is not empty; choose another path, or replace it (--replace, replace=True)"
+        )
+    if names and not names & set(markers):
+        raise DataError(f"{out} contains none of {', '.join(markers)} and is not replaced; choose another path")
+
+
+def remove_stale_staging(out: Path) -> None:
+    """Remove staging directories for ``out`` whose process was killed."""
+    for path in out.parent.iterdir():
+        if not (path.name.startswith(_staging_prefix(out)) and path.name.endswith(".tmp") and path.is_dir()):
+            continue
+        if time.time() - path.stat().st_mtime < STALE_SECONDS:
+            continue
+        descriptor = _lock_dir(path)
+        if descriptor is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(descriptor)
+
+
+def _staging_prefix(out: Path) -> str:
+    return f".{out.name[:80]}.lpfs-"
+
+
+def _lock_dir(path: Path) -> int | None:
+    """Lock a directory until the process ends; return None if it is locked already or cannot be locked."""
+    if fcntl is None:
+        return None
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _umask() -> int:
+    value = os.umask(0)
+    os.umask(value)
+    return value

@@ -1,0 +1,141 @@
+"""Atomic writes, checksums and staging directories: a file or directory is complete or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from lpfs._fileio import (
+    StagingDirectory,
+    check_output_dir,
+    file_checksum,
+    fsync_tree,
+    json_checksum,
+    open_atomic,
+    read_json,
+    remove_stale_staging,
+    write_array_atomic,
+    write_json,
+    write_json_atomic,
+    write_text_atomic,
+)
+from lpfs.errors import DataError
+
+
+def test_files_are_replaced_and_nothing_is_left_beside_them(tmp_path):
+    path = tmp_path / "new" / "a.json"
+    write_text_atomic(path, "old\r\n")
+    assert path.read_bytes() == b"old\r\n"
+    write_json_atomic(path, {"λ": np.float32(0.5), "path": tmp_path})
+    assert read_json(path) == {"λ": 0.5, "path": str(tmp_path)}
+    assert path.read_text("utf-8").startswith('{\n "λ": 0.5')
+    write_array_atomic(path.with_suffix(".npy"), np.arange(3))
+    assert np.load(path.with_suffix(".npy")).tolist() == [0, 1, 2]
+    assert sorted(os.listdir(path.parent)) == ["a.json", "a.npy"]
+    assert read_json(tmp_path / "missing.json") is None
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path):
+    path = tmp_path / "a.json"
+    write_text_atomic(path, "old")
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json_atomic(path, {"auc": float("nan")})
+    with pytest.raises(UnicodeEncodeError):
+        write_text_atomic(path, "\ud800")
+
+    def fail_while_writing():
+        with open_atomic(path) as file:
+            file.write(b"new")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fail_while_writing()
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.json"]
+    write_json_atomic(path, {"auc": float("nan")}, allow_nan=True)
+    assert "NaN" in path.read_text()
+
+
+def test_checksums(tmp_path):
+    assert json_checksum({"a": 1, "b": 2}) == json_checksum({"b": 2, "a": 1}) != json_checksum({"a": 1, "b": 3})
+    data, npy = tmp_path / "a.bin", tmp_path / "a.npy"
+    data.write_bytes(b"123456789")
+    assert file_checksum(data) == "cbf43926"  # the check value of CRC-32
+    npy.write_bytes(b"h" * 128 + b"123456789")
+    data.write_bytes(b"123456789" + b"h" * 128)
+    assert file_checksum(npy) == file_checksum(data)
+    write_json(tmp_path / "a.json", {"λ": 1})
+    assert json.loads((tmp_path / "a.json").read_text("ascii")) == {"λ": 1}
+
+
+def test_a_staging_directory_becomes_the_output(tmp_path):
+    out = tmp_path / "deep" / "data"
+    staging = StagingDirectory(out)
+    assert staging.path.parent == out.parent
+    (staging.path / "sub").mkdir()
+    (staging.path / "sub" / "dataset.json").write_text("{}")
+    fsync_tree(staging.path)
+    assert not out.exists()
+    staging.commit()
+    staging.discard()
+    assert (out / "sub" / "dataset.json").exists()
+    assert stat.S_IMODE(out.stat().st_mode) == 0o777 & ~_umask()
+    assert os.listdir(out.parent) == ["data"]
+
+
+def _umask():
+    value = os.umask(0)
+    os.umask(value)
+    return value
+
+
+def test_a_discarded_staging_directory_leaves_the_output(tmp_path):
+    out = tmp_path / "data"
+    staging = StagingDirectory(out)
+    staging.discard()
+    assert os.listdir(tmp_path) == []
+    out.mkdir()
+    (out / "dataset.json").write_text("old")
+    staging = StagingDirectory(out, replace=True)
+    (staging.path / "dataset.json").write_text("new")
+    assert (out / "dataset.json").read_text() == "old"
+    staging.commit()
+    assert (out / "dataset.json").read_text() == "new"
+    assert os.listdir(tmp_path) == ["data"]
+
+
+def test_other_directories_are_not_replaced(tmp_path):
+    out = tmp_path / "data"
+    check_output_dir(out, replace=False)
+    out.mkdir()
+    check_output_dir(out, replace=False)
+    (out / "thesis.txt").write_text("")
+    with pytest.raises(DataError, match=r"not empty.*--replace"):
+        check_output_dir(out, replace=False)
+    with pytest.raises(DataError, match=r"dataset\.json.*not replaced"):
+        StagingDirectory(out, replace=True)
+    check_output_dir(out, replace=True, markers=["thesis.txt"])
+    with pytest.raises(DataError, match="not a directory"):
+        check_output_dir(out / "thesis.txt", replace=True)
+
+
+def test_staging_directories_of_killed_processes_are_removed(tmp_path):
+    out = tmp_path / "data"
+    code = f"from pathlib import Path; from lpfs._fileio import StagingDirectory as S; s = S(Path({str(out)!r})); "
+    subprocess.run([sys.executable, "-c", code + "import os; os._exit(9)"], check=False)
+    (left,) = tmp_path.iterdir()
+    remove_stale_staging(out)
+    assert left.exists()  # too young: its process may be about to lock it
+    os.utime(left, (0, 0))
+    living = StagingDirectory(out)
+    assert not left.exists()
+    os.utime(living.path, (0, 0))
+    remove_stale_staging(out)
+    assert living.path.exists()  # locked
+    living.discard()
