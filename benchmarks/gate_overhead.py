@@ -1,21 +1,30 @@
-"""What gates cost: one training step with them against one without, interleaved in one process.
+"""What gates cost: one training step with gates against one without, interleaved.
 
     python benchmarks/gate_overhead.py [--device cuda] [--repeats 30] [--out benchmarks/results/gate_overhead.json]
+    python benchmarks/gate_overhead.py --device cuda --graph     # steps in a CUDA graph, with and without Triton
+    python benchmarks/gate_overhead.py --against OTHER_TREE/src  # gated steps of two source trees, paired
 
-The model is what a user brings: 26 nn.Embedding tables (sparse gradients), a dense branch, concat, MLP 256-128-1,
-with torch's own Adagrad. Gated and plain steps alternate on the same batches; the ratio of each pair is kept, and
-its median and quartiles are reported. "gates alone" is the time of the gates' forward, the proximal step and
-``gates.step()`` by themselves.
+The model is one that a user might bring: 26 nn.Embedding tables (sparse gradients), a dense branch, concat, MLP
+256-128-1, with torch's own Adagrad. Gated and plain steps alternate on the same batches; the ratio of each pair is
+kept, and its median and quartiles are reported. ``gates_alone_us`` is the time of the gates' forward and backward
+pass, the proximal step and ``gates.step()`` without a model. On a GPU it is measured with and without the Triton
+kernels, and with ``--graph`` also for the steps captured in a CUDA graph, where the kernels replace about a
+hundred small ones. With the environment variable CPU_TIME set, the time of the processor is measured instead of
+the time of the clock: for a machine with other work, with OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +33,7 @@ from torch.nn import functional
 import lpfs
 
 TABLES, ROWS, D, DENSE = 26, 20_000, 16, 13
+Data = tuple[Tensor, Tensor, Tensor]
 
 
 class Net(nn.Module):
@@ -45,43 +55,52 @@ class Net(nn.Module):
         return logits
 
 
-def make(device: str, gated: bool) -> Callable[[tuple[Tensor, Tensor, Tensor]], None]:
+def make_step(device: str, gated: bool) -> Callable[[Data], None]:
+    """Return a function that takes one training step."""
     torch.manual_seed(0)
-    torch.sparse.check_sparse_tensor_invariants.disable()  # said aloud, so that torch does not warn
+    torch.sparse.check_sparse_tensor_invariants.disable()  # explicitly, so that torch does not warn
     model = Net().to(device)
-    others: list[lpfs.ProxSGD | lpfs.Gates] = []
+    steppers: list[lpfs.ProxSGD | lpfs.Gates] = []
     parameters: list[nn.Parameter] = list(model.parameters())
     if gated:
         gates = lpfs.attach(model, {**dict(model.emb.items()), "dense": model.dense}, steps=20_000)
-        parameters, others = gates.model_parameters(), [gates.optimizer(keep=13), gates]
+        parameters, steppers = gates.model_parameters(), [gates.optimizer(keep=13), gates]
     optimizer = torch.optim.Adagrad(parameters, lr=0.01)
 
-    def step(data: tuple[Tensor, Tensor, Tensor]) -> None:
+    def step(data: Data) -> None:
         model.zero_grad()
         functional.binary_cross_entropy_with_logits(model(data[0], data[1]), data[2]).backward()
         optimizer.step()
-        for each in others:
-            each.step()
+        for stepper in steppers:
+            stepper.step()
 
     return step
 
 
-def seconds(run: Callable[[], None], device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    started = time.perf_counter()
-    run()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
-
-
-def measure(rows: int, device: str, repeats: int, inner: int) -> dict[str, float]:
+def make_batch(rows: int, device: str) -> Data:
+    """Return ids, dense values and labels."""
     random = torch.Generator().manual_seed(1)
     zipf = (ROWS * torch.rand(rows, TABLES, generator=random) ** 3).long().clamp(max=ROWS - 1)
     dense, clicks = torch.randn(rows, DENSE, generator=random), torch.rand(rows, generator=random).round()
-    data = (zipf.to(device), dense.to(device), clicks.to(device))
-    steps = {False: make(device, gated=False), True: make(device, gated=True)}
+    return zipf.to(device), dense.to(device), clicks.to(device)
+
+
+def seconds(run: Callable[[], None], device: str) -> float:
+    """Return the seconds that a call takes."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    clock = time.process_time if os.environ.get("CPU_TIME") else time.perf_counter
+    started = clock()
+    run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return clock() - started
+
+
+def measure(rows: int, device: str, repeats: int, inner: int) -> dict[str, float]:
+    """Return the times of gated and plain steps of a batch of this size."""
+    data = make_batch(rows, device)
+    steps = {gated: make_step(device, gated) for gated in (False, True)}
 
     def several(gated: bool) -> Callable[[], None]:
         def run() -> None:
@@ -90,68 +109,160 @@ def measure(rows: int, device: str, repeats: int, inner: int) -> dict[str, float
 
         return run
 
-    for each in (False, True):
-        several(each)()
+    for gated in (False, True):
+        several(gated)()
     pairs = []
     for repeat in range(repeats):
         order = (False, True) if repeat % 2 else (True, False)
-        times = {each: seconds(several(each), device) / inner for each in order}
+        times = {gated: seconds(several(gated), device) / inner for gated in order}
         pairs.append((times[False], times[True]))
-    ratios = [gated / plain for plain, gated in pairs]
-    quartiles = statistics.quantiles(ratios, n=4)
     return {
         "batch": rows,
         "plain_ms": 1e3 * statistics.median(plain for plain, _ in pairs),
         "gated_ms": 1e3 * statistics.median(gated for _, gated in pairs),
+        **summarize([gated / plain for plain, gated in pairs]),
+    }
+
+
+def summarize(ratios: list[float]) -> dict[str, float]:
+    """Return the median and the quartiles of some ratios."""
+    quartiles = statistics.quantiles(ratios, n=4)
+    return {
         "ratio": statistics.median(ratios),
         "ratio_lower_quartile": quartiles[0],
         "ratio_upper_quartile": quartiles[2],
-        "gates_alone_us": 1e6 * _alone(device),
     }
 
 
-def _alone(device: str) -> float:
-    gates = lpfs.Gates([f"f{n}" for n in range(TABLES + 1)], lpfs.gate_function("lpfs++"), 20_000).to(device)
+def measure_alone(device: str, fused: bool | None = None, graph: bool = False) -> float:
+    """Return the microseconds of the gates' own work in a step."""
+    gates = lpfs.Gates([f"f{n}" for n in range(TABLES + 1)], lpfs.gate_function("lpfs++"), 20_000)
+    gates.fused = fused
+    gates.to(device)
     prox = gates.optimizer(keep=13)
+    gradient = gates.x.grad = torch.zeros_like(gates.x)
+
+    def step() -> None:
+        gradient.zero_()
+        gates().sum().backward()
+        prox.step()
+        gates.step()
+
+    run_one = step
+    if graph:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            step()
+        run_one = captured.replay
 
     def run() -> None:
         for _ in range(200):
-            gates().sum().backward()
-            prox.step()
-            gates.step()
-            prox.zero_grad()
+            run_one()
 
     run()
-    return statistics.median(seconds(run, device) / 200 for _ in range(7))
+    return 1e6 * statistics.median(seconds(run, device) / 200 for _ in range(7))
+
+
+def work(device: str, rows: int) -> None:
+    """Take steps on request: a number of steps on each line of stdin, its seconds per step on stdout."""
+    step, data = make_step(device, gated=True), make_batch(rows, device)
+    for line in sys.stdin:
+        count = int(line)
+
+        def run(count: int = count) -> None:
+            for _ in range(count):
+                step(data)
+
+        print(seconds(run, device) / count, flush=True)
+
+
+def compare_trees(other: str, device: str, rows: int, repeats: int, inner: int) -> dict[str, float]:
+    """Return gated steps of this source tree relative to those of another one, in alternating order."""
+    here = str(Path(lpfs.__file__).parent.parent)
+    workers = {}
+    for tree in (other, here):
+        command = [sys.executable, __file__, "--worker", str(rows), "--device", device]
+        environment = {**os.environ, "PYTHONPATH": tree}
+        workers[tree] = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def ask(tree: str, count: int) -> float:
+        worker = workers[tree]
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdin.write(f"{count}\n")
+        worker.stdin.flush()
+        return float(worker.stdout.readline())
+
+    for tree in workers:
+        ask(tree, 20)
+    pairs = []
+    for repeat in range(repeats):
+        order = (other, here) if repeat % 2 else (here, other)
+        times = {tree: ask(tree, inner) for tree in order}
+        pairs.append((times[other], times[here]))
+    for worker in workers.values():
+        assert worker.stdin is not None
+        worker.stdin.close()
+        worker.wait()
+    return {
+        "batch": rows,
+        "other_ms": 1e3 * statistics.median(before for before, _ in pairs),
+        "here_ms": 1e3 * statistics.median(after for _, after in pairs),
+        **summarize([after / before for before, after in pairs]),
+    }
 
 
 def main() -> None:
+    """Measure, print and write."""
     parser = argparse.ArgumentParser(description="What gates cost a training step.")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--inner", type=int, default=5, help="steps a measurement")
+    parser.add_argument("--inner", type=int, default=5, help="steps per measurement")
+    parser.add_argument("--graph", action="store_true", help="also capture the gates' own step in a CUDA graph")
+    parser.add_argument("--against", help="another source tree; its gated steps are paired with those of this one")
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--out", default="benchmarks/results/gate_overhead.json")
     arguments = parser.parse_args()
-    sizes = (512, 2048, 4096) if arguments.device == "cpu" else (512, 4096, 65536)
-    rows = [measure(size, arguments.device, arguments.repeats, arguments.inner) for size in sizes]
-    name = torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu"
-    result = {
-        "command": f"python benchmarks/gate_overhead.py --device {arguments.device} --repeats {arguments.repeats}",
-        "device": name,
+    device, repeats, inner = arguments.device, arguments.repeats, arguments.inner
+    if arguments.worker:
+        work(device, arguments.worker)
+        return
+    sizes = (512, 2048, 4096) if device == "cpu" else (512, 4096, 65536)
+    result: dict[str, Any] = {
+        "command": f"python benchmarks/gate_overhead.py {' '.join(sys.argv[1:])}",
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "lpfs": lpfs.__version__,
-        "repeats": arguments.repeats,
-        "rows": rows,
+        "repeats": repeats,
     }
+    if arguments.against:
+        result["rows"] = [compare_trees(arguments.against, device, sizes[0], repeats, inner)]
+    else:
+        result["rows"] = [measure(size, device, repeats, inner) for size in sizes]
+        variants = [(None, False)] if device == "cpu" else [(None, False), (False, False)]
+        variants += [(None, True), (False, True)] if arguments.graph else []
+        names = {
+            (None, False): "default",
+            (False, False): "torch",
+            (None, True): "graph",
+            (False, True): "graph, torch",
+        }
+        result["gates_alone_us"] = {names[key]: measure_alone(device, *key) for key in variants}
     Path(arguments.out).parent.mkdir(parents=True, exist_ok=True)
     Path(arguments.out).write_text(json.dumps(result, indent=1) + "\n")
-    for row in rows:
-        print(
-            f"B={row['batch']:>6}: plain {row['plain_ms']:.2f} ms, gated {row['gated_ms']:.2f} ms, "
-            f"ratio {row['ratio']:.3f} ({row['ratio_lower_quartile']:.3f} to {row['ratio_upper_quartile']:.3f}), "
-            f"gates alone {row['gates_alone_us']:.0f} µs"
-        )
+    for row in result["rows"]:
+        print(", ".join(f"{name} {value:.4g}" for name, value in row.items()))
+    for name, microseconds in result.get("gates_alone_us", {}).items():
+        print(f"gates alone ({name}): {microseconds:.0f} µs")
     print(f"written to {arguments.out}")
 
 

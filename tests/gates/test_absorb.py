@@ -8,19 +8,23 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from zoo import B, D, Plain, Stacked, batch, set_gates, whole_weights
 
 import lpfs
+from lpfs import Site
 from lpfs.errors import ExactnessError, InputError, SharedTableError, StateError
-from lpfs.gates.sites import Site
-
-GATES = [0.0, -2.0, 0.5, 4.0, -0.25, 2.0]
-
-
-def gated(model: nn.Module, values: list[float] | None = None, **settings) -> nn.Module:
-    gates = lpfs.attach(model, model.fields, **settings)
-    set_gates(gates, GATES if values is None else values)
-    return model
+from tests.helpers.zoo import (
+    GATES,
+    OPTIMIZERS,
+    B,
+    D,
+    Plain,
+    Stacked,
+    batch,
+    gated,
+    set_gates,
+    trained,
+    whole_weights,
+)
 
 
 def no_gates_left(model: nn.Module) -> bool:
@@ -111,7 +115,7 @@ def test_a_table_with_max_norm_keeps_a_constant():
     assert no_gates_left(model)
     assert model.lpfs_factors.values.tolist() == GATES[:3]
     fresh = gated(Plain(max_norm=1.0))
-    with pytest.raises(ExactnessError, match="no weight can take in the gate of 'user', 'item', 'city'"):
+    with pytest.raises(ExactnessError, match="'user', 'item', 'city'.*constants=True"):
         lpfs.absorb(fresh, constants=False)
     assert hasattr(fresh, "lpfs_gates")
 
@@ -179,7 +183,7 @@ def test_a_shared_table_is_refused_or_untied():
     optimizer.step()
     set_gates(gates, [2.0, -0.5])
     before, state = model(ids), copy.deepcopy(model.state_dict())
-    with pytest.raises(SharedTableError, match="'a.weight' also serves 'b.weight'.*untie=True"):
+    with pytest.raises(SharedTableError, match="'a.weight'.*'b.weight'.*untie=True"):
         lpfs.absorb(model)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     old = optimizer.state[model.a.weight]["sum"].clone()
@@ -297,7 +301,7 @@ def test_a_fresh_model_can_be_restored_to_what_absorb_left():
     lpfs.restore(fresh, lpfs.Selection.from_json(selection.to_json()))
     fresh.load_state_dict(model.state_dict())
     assert torch.equal(fresh(ids), model(ids))
-    with pytest.raises(StateError, match="has constants already"):
+    with pytest.raises(StateError, match="restore.*constants"):
         lpfs.restore(fresh, selection)
     tied, pairs = Tied(), torch.randint(9, (B, 2))
     set_gates(lpfs.attach(tied, {"a": tied.a, "b": tied.b}), [2.0, -0.5])
@@ -351,47 +355,7 @@ def test_the_constants_survive_a_copy_a_state_dict_and_another_dtype():
 # ------------------------------------------------------------------------------- optimizer state
 
 
-class RowWiseAdagrad(torch.optim.Optimizer):
-    """One accumulator a row, as large tables are trained."""
-
-    def __init__(self, params, lr=0.1):
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                rows = p.grad.reshape(p.shape[0], -1)
-                total = self.state[p].setdefault("sum", torch.zeros(p.shape[0], dtype=p.dtype))
-                total.add_(rows.square().mean(1))
-                p.sub_(group["lr"] * (rows / (total.sqrt() + 1e-10)[:, None]).view_as(p))
-
-
-OPTIMIZERS = {
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
-    "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.0),
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
-    "rowwise": RowWiseAdagrad,
-}
 POWER = {"sum": 2, "exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "square_avg": 2, "grad_avg": 1}
-
-
-def trained(name: str, **settings):
-    model = Plain()
-    gates = lpfs.attach(model, model.fields, **settings)
-    optimizer = OPTIMIZERS[name](gates.model_parameters())
-    for _ in range(3):
-        optimizer.zero_grad()
-        functional.binary_cross_entropy_with_logits(model(*batch()), torch.arange(B) % 2 * 1.0).backward()
-        optimizer.step()
-    optimizer.zero_grad()
-    gates.zero_grad()
-    set_gates(gates, GATES)
-    return model, optimizer
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
@@ -426,7 +390,7 @@ def test_an_optimizer_that_is_not_known_is_refused_before_anything_changes():
 
     model = gated(Plain())
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(InputError, match="the state of Strange is not known"):
+    with pytest.raises(InputError, match="state of Strange.*GRADIENT_POWERS"):
         lpfs.absorb(model, Strange(model.top.parameters()))
     odd = torch.optim.SGD(model.top.parameters(), lr=0.1)
     odd.state[model.top[0].weight]["mystery"] = torch.ones(3)
@@ -449,6 +413,6 @@ def test_an_overflow_is_refused():
     with torch.no_grad():
         model.emb["item"].weight.fill_(60_000)
     gated(model, [1.0, 4.0, 1.0, 1.0, 1.0, 1.0])
-    with pytest.raises(InputError, match="field 'item': its weights times its gate overflow"):
+    with pytest.raises(InputError, match="field 'item'.*overflow"):
         lpfs.absorb(model)
     assert hasattr(model, "lpfs_gates")

@@ -10,12 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from zoo import INPUTS, B, D, Plain, Stacked, batch, set_gates
 
 import lpfs
+from lpfs import FUNCTIONS, Site
 from lpfs.errors import AbsenceError, FieldError, InputError, SharedTableError, StateError
-from lpfs.gates.functions import FUNCTIONS
-from lpfs.gates.sites import Site
+from tests.helpers.zoo import INPUTS, B, D, Plain, Stacked, batch, set_gates
 
 
 @pytest.mark.parametrize("gate", sorted(FUNCTIONS))
@@ -316,17 +315,17 @@ def test_a_checkpointed_module_and_inference_mode_first():
         (lambda m: {"user": "emb.usr"}, FieldError, "the model has no module 'emb.usr'"),
         (lambda m: {"user": nn.Embedding(3, 2)}, FieldError, "this Embedding is not part of the model"),
         (lambda m: {"user": 3}, FieldError, "field 'user'"),
-        (lambda m: {"": m.bag}, FieldError, "needs a name"),
+        (lambda m: {"": m.bag}, FieldError, "name of a field.*found"),
         (lambda m: {"user": []}, FieldError, "has no site"),
-        (lambda m: {"a": m.bag, "b": m.bag}, FieldError, "one gate a module"),
+        (lambda m: {"a": m.bag, "b": m.bag}, FieldError, "'a' and 'b'.*'bag'.*index="),
         (lambda m: {"a": [m.bag, m.bag]}, FieldError, "names 'bag' twice"),
         (lambda m: {"a": Site("bag", slice(0, 3)), "b": Site("bag", 2)}, FieldError, "overlap"),
-        (lambda m: {"a": Site("bag", 0), "b": Site("bag", 1, dim=0)}, FieldError, "one dim"),
+        (lambda m: {"a": Site("bag", 0), "b": Site("bag", 1, dim=0)}, FieldError, "'bag'.*same dim"),
         (lambda m: {"a": Site("bag", -1)}, FieldError, "counts from 0"),
         (lambda m: {"a": Site("bag", slice(2, 1))}, FieldError, "0 <= start < stop"),
         (lambda m: {"a": Site("bag", index="0")}, FieldError, "a position or a slice"),
-        (lambda m: {"a": m.emb}, FieldError, "a container that never runs"),
-        (lambda m: {"a": Site("bag", reader="top.0")}, FieldError, "which columns"),
+        (lambda m: {"a": m.emb}, FieldError, "'emb' is a container"),
+        (lambda m: {"a": Site("bag", reader="top.0")}, FieldError, "columns=slice"),
         (lambda m: {"a": Site("bag", reader="top.0", columns=slice(20, 28))}, FieldError, "do not fit the 24"),
         (lambda m: {"a": Site("bag", reader="top.1", columns=slice(0, 4))}, InputError, "must be an nn.Linear"),
     ],
@@ -344,16 +343,16 @@ def test_other_wrong_arguments():
     model = Plain()
     with pytest.raises(InputError, match="attach needs an nn.Module, found dict"):
         lpfs.attach({}, None)
-    with pytest.raises(InputError, match="no gate function 'l0'"):
+    with pytest.raises(InputError, match="gate function 'l0'"):
         lpfs.attach(model, model.fields, gate="l0")
     with pytest.raises(InputError, match="epsilon must be > 0"):
         lpfs.attach(model, model.fields, epsilon=0.0)
-    with pytest.raises(FieldError, match="24 columns"):
+    with pytest.raises(FieldError, match="4 columns.* 24"):
         lpfs.attach(model, {"bag": model.bag}, reader=model.top[0])
-    with pytest.raises(AbsenceError, match="a LayerNorm: there a zero is a value"):
+    with pytest.raises(AbsenceError, match="a LayerNorm"):
         lpfs.attach(Stacked(norm=nn.LayerNorm(16)), {"a": Site("table", 0)}, reader="norm")
     lpfs.attach(model, model.fields)
-    with pytest.raises(StateError, match="has gates already"):
+    with pytest.raises(StateError, match="already has gates"):
         lpfs.attach(model, model.fields)
     with pytest.raises(StateError, match="no gates"):
         lpfs.detach(Plain())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from zoo import Plain, batch, set_gates
 
 import lpfs
 from lpfs.errors import StateError
+from tests.helpers.zoo import Plain, batch, set_gates
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # the compiler's own, about itself
 def test_a_compiled_model_gives_the_same_values_and_gradients_and_follows_its_gates():
     model = Plain()

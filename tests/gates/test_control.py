@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from surrogate import Surrogate
 
+from lpfs import FUNCTIONS, Keep, gate_function
 from lpfs.errors import InputError
-from lpfs.gates.control import Keep
-from lpfs.gates.functions import FUNCTIONS
+from lpfs.gates.controller import TableRow, control_table
+from lpfs.gates.schedule import make_schedule
+from tests.helpers.surrogate import Surrogate
 
 
 def check(gates, keep: int) -> None:
@@ -20,6 +21,7 @@ def check(gates, keep: int) -> None:
     assert bool((gates.x[values == 0] == 0).all())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gate", ["lpfs", "lpfs++"])
 @pytest.mark.parametrize("prox", ["l1", "positive"])
 @pytest.mark.parametrize("kind", ["graded", "tied", "useless", "duplicates", "few", "strong", "harmful"])
@@ -47,8 +49,8 @@ def test_the_penalty_does_not_fall_below_its_beginning_before_the_dead_are_froze
         seen.append((penalty, caution < 1, frozen))
     before = [penalty for penalty, _, frozen in seen if not frozen]
     assert any(held for _, held, frozen in seen if not frozen)  # a step that killed too many did come
-    assert min(before) >= search.gates.base_penalty > 0
-    assert seen[-1][0] < 0.1 * search.gates.base_penalty
+    assert min(before) >= search.gates.controller.base_penalty > 0
+    assert seen[-1][0] < 0.1 * search.gates.controller.base_penalty
 
 
 @pytest.mark.parametrize("gate", ["lpfs", "lpfs++"])
@@ -68,6 +70,7 @@ def test_exactly_k_for_many_fields(gate):
     check(Surrogate("graded", 500, 100, 600, gate).run(), 100)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gate", ["lpfs", "lpfs++"])
 def test_the_same_answer_at_600_6000_and_60000_steps(gate):
     """Two groups of clear importance: which fields stay does not depend on how long the search is."""
@@ -81,6 +84,7 @@ def test_the_same_answer_at_600_6000_and_60000_steps(gate):
     assert answers[0] == answers[1] == answers[2] == [f"f{n}" for n in range(10)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gate", ["lpfs", "lpfs++"])
 def test_a_fixed_penalty_means_the_same_at_any_length(gate):
     answers = []
@@ -115,6 +119,7 @@ def test_a_dear_field_has_to_earn_its_place():
     assert sum(int(name[1:]) < 10 for name in gates.kept) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gate", ["lpfs", "lpfs++", "lpfs-noise"])
 @pytest.mark.parametrize("stop", [1, 150, 340, 500])
 def test_a_search_stopped_in_the_middle_continues_bit_identically(gate, stop):
@@ -139,19 +144,32 @@ def test_the_target_falls_from_n_to_k():
 
 def test_lambda_grows_only_with_an_excess():
     keep = Keep(15)
-    assert keep.growth(0.05, 60, 60) == 0
-    assert keep.growth(0.4, 60, int(keep.target(0.4, 60))) == 0
-    assert 0 < keep.growth(0.7, 60, 17) < keep.growth(0.7, 60, 30) < keep.growth(0.9, 60, 30)
-    assert keep.growth(0.2, 60, 60) < keep.growth(0.7, 60, 60)  # slow at first
+    assert keep.growth_rate(0.05, 60, 60) == 0
+    assert keep.growth_rate(0.4, 60, int(keep.target(0.4, 60))) == 0
+    assert 0 < keep.growth_rate(0.7, 60, 17) < keep.growth_rate(0.7, 60, 30) < keep.growth_rate(0.9, 60, 30)
+    assert keep.growth_rate(0.2, 60, 60) < keep.growth_rate(0.7, 60, 60)  # slow at first
 
 
-def test_gates_that_sink_are_not_counted():
-    """λ waits for them, and in the end it counts who is alive."""
+def test_the_prediction_is_replaced_by_the_number_of_alive_gates():
     keep = Keep(15, ahead=0.2)
-    assert keep.expected(0.3, 60, 50.0, 50.0) < 60  # less open than they could be
-    assert keep.expected(0.3, 60, 50.0, 54.0) < keep.expected(0.3, 60, 50.0, 50.0)  # and sinking
-    assert keep.expected(0.5, 60, 50.0, 54.0) == keep.expected(0.9, 60, 50.0, 54.0) == 60
-    assert Keep(15, ahead=0.0).expected(0.3, 60, 50.0, 54.0) == 60
+    assert keep.alive_weight(0.1) == 0
+    assert 0 < keep.alive_weight(0.3) < keep.alive_weight(0.4) < 1
+    assert keep.alive_weight(0.5) == keep.alive_weight(0.9) == 1
+    assert Keep(15, ahead=0.0).alive_weight(0.3) == 1
+
+
+def test_the_table_is_that_of_single_steps():
+    keep, schedule = Keep(4), make_schedule("scaled", gate_function("lpfs++"), 200)
+    table = control_table(schedule, keep, 12, 200, 190.0)
+    for step in (0, 19, 20, 100, 170, 200):
+        row, u = TableRow(*table[step].tolist()), step / 200
+        assert row.epsilon == schedule.epsilon(step)
+        assert row.lr == schedule.lr(step)
+        assert row.target == keep.target(u, 12)
+        assert row.max_growth == keep.max_growth(u)
+        assert row.alive_weight == keep.alive_weight(u)
+        assert (row.freeze, row.hurry) == (u >= 0.75, u >= 0.85)
+        assert row.push_steps == min(max(1, 200 - step), 100)
 
 
 def test_lambda_does_not_run_away_from_gates_that_sink():

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lpfs import FUNCTIONS, gate_function
 from lpfs.errors import InputError
-from lpfs.gates.functions import FUNCTIONS, gate_function
 
 EVERY = sorted(FUNCTIONS)
 PLUS = [name for name in EVERY if FUNCTIONS[name].alpha is not None]
@@ -160,3 +160,20 @@ def test_a_gate_function_can_be_pickled(name):
 def test_nonsense_is_refused(name, arguments, message):
     with pytest.raises(InputError, match=message):
         gate_function(name, **arguments)
+
+
+@pytest.mark.parametrize("gate", [name for name, function in FUNCTIONS.items() if function.has_numpy])
+@pytest.mark.parametrize("tau", [2.0, 3.0])
+def test_arrays_give_the_bits_of_tensors(gate, tau):
+    function = FUNCTIONS[gate] if FUNCTIONS[gate].tau is None else gate_function(gate, tau=tau)
+    constants = () if function.alpha is None else (function.alpha, function.tau)
+    generator = torch.Generator().manual_seed(0)
+    for size in (1, 7, 27, 400):
+        for power in range(50):
+            epsilon = torch.tensor(0.1 * 0.82**power)
+            x = torch.randn(size, generator=generator)
+            x[0] = [0.0, -0.0, 1e30, float("inf"), float("nan")][power % 5]
+            by_array, by_tensor = function.value_and_slope(x, epsilon), function.both(x, epsilon, *constants)
+            for one, two in zip(by_array, by_tensor, strict=True):
+                assert one.dtype == torch.float32
+                assert torch.equal(one.nan_to_num(nan=7.0), two.nan_to_num(nan=7.0))

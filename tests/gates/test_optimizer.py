@@ -7,9 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from lpfs import ProxSGD
 from lpfs.errors import InputError, NonFiniteError
-from lpfs.gates.optimizer import ProxSGD, threshold_of
+from lpfs.gates.optimizer import threshold_factor
 
 
 @given(
@@ -47,7 +49,7 @@ def test_the_ambiguous_thresholds_by_name(name, factor):
     x.grad = torch.zeros(2)
     prox.step()
     assert x.tolist() == pytest.approx([1 - factor * 0.005] * 2)
-    assert threshold_of(prox.param_groups[0]) == pytest.approx(factor * 0.005)
+    assert threshold_factor(prox.param_groups[0]) == pytest.approx(factor)
 
 
 def test_the_l0_step_is_a_hard_threshold():
@@ -164,3 +166,45 @@ def test_nonsense_is_refused(settings, message):
 def test_an_unknown_setting_of_a_group_is_refused():
     with pytest.raises(InputError, match="unknown setting 'lambda'"):
         ProxSGD([{"params": [nn.Parameter(torch.ones(1))], "lambda": 0.1}])
+
+
+def test_hooks_on_a_step_are_called():
+    calls = []
+    x = nn.Parameter(torch.ones(2))
+    prox = ProxSGD([x], lr=0.1)
+    x.grad = torch.ones(2)
+    prox.register_step_pre_hook(lambda *_: calls.append("before"))
+    prox.register_step_post_hook(lambda *_: calls.append("after"))
+    prox.step()
+    assert calls == ["before", "after"]
+    handle = register_optimizer_step_pre_hook(lambda *_: calls.append("global"))
+    other = ProxSGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    other.step()
+    handle.remove()
+    other.step()
+    assert calls == ["before", "after", "global"]
+
+
+def test_a_learning_rate_and_a_penalty_in_tensors_are_read_in_every_step_and_loaded_in_place():
+    lr, penalty = torch.tensor(0.1, dtype=torch.float64), torch.tensor([0.2, 0.2], dtype=torch.float64)
+    x = nn.Parameter(torch.ones(2))
+    prox = ProxSGD([x], lr=lr, momentum=0.0, penalty=penalty)
+    state = copy.deepcopy(prox.state_dict())
+    for expected in (0.98, 0.58):
+        x.grad = torch.zeros(2)
+        prox.step()
+        assert x.tolist() == pytest.approx([expected] * 2)
+        lr.fill_(1.0)
+        penalty.fill_(0.4)
+    prox.load_state_dict(state)
+    assert prox.param_groups[0]["lr"] is lr
+    assert float(lr) == 0.1
+    assert penalty.tolist() == [0.2, 0.2]
+
+
+def test_a_finite_gradient_with_an_infinite_sum_is_accepted():
+    x = nn.Parameter(torch.ones(12))
+    prox = ProxSGD([x], lr=1e-38)
+    x.grad = torch.full((12,), 1e38)
+    prox.step()
+    assert bool((x < 1).all())

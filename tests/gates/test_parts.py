@@ -8,18 +8,16 @@ import pickle
 
 import pytest
 import torch
-from parts_zoo import CROSSED, Parts, Rebuilding, rows
-from test_absorb import OPTIMIZERS
 from torch import nn
 from torch.nn import functional
-from zoo import B, D, set_gates, whole_weights
 
 import lpfs
+from lpfs import Selection, Site
 from lpfs.errors import ExactnessError, FieldError, InputError, LeakError, SharedTableError
-from lpfs.gates.hooks import Tap
-from lpfs.gates.parts import PartWeight
-from lpfs.gates.sites import Site
-from lpfs.schema import Selection
+from lpfs.gates.hooks import GateTap
+from lpfs.gates.sites import PartWeight
+from tests.helpers.parts_zoo import CROSSED, Parts, Rebuilding, rows
+from tests.helpers.zoo import OPTIMIZERS, B, D, set_gates, whole_weights
 
 
 def exact(fields=Rebuilding.FIELDS, **settings) -> tuple[Rebuilding, tuple]:
@@ -75,7 +73,7 @@ def test_only_the_named_fields_are_gated(names):
 
 
 def test_wrong_names_and_parts_are_refused():
-    with pytest.raises(FieldError, match="declares no field 'nobody'; its fields are .*'user'"):
+    with pytest.raises(FieldError, match="no field 'nobody'.*'user'"):
         lpfs.attach(Rebuilding(), ["user", "nobody"])
     with pytest.raises(FieldError, match="named twice"):
         lpfs.attach(Rebuilding(), ["user", "user"])
@@ -117,9 +115,9 @@ def test_a_module_that_never_ran_is_noticed():
     gates = lpfs.attach(model)
     model(*rows())
     with pytest.raises(FieldError, match=r"never ran"):
-        gates.refuse_idle()
+        gates.check_all_used()
     model.table(*rows())
-    gates.refuse_idle()
+    gates.check_all_used()
 
 
 # ------------------------------------------------------------------------------------------ absorb
@@ -177,7 +175,7 @@ def test_a_part_without_weights_goes_into_its_reader_or_stays_as_a_constant(read
     assert torch.equal(model(*data), second)
     lpfs.attach(model)
     lpfs.detach(model)
-    assert isinstance(model.table.gate, Tap)
+    assert isinstance(model.table.gate, GateTap)
     assert torch.equal(model(*data), second)
 
 
@@ -187,7 +185,7 @@ def test_weights_shared_with_other_modules_or_between_parts_are_refused():
     model.other.weight = model.table.rows
     lpfs.attach(model)
     for untie in (False, True):
-        with pytest.raises(SharedTableError, match="'table.rows' also serves 'other.weight'.*cannot be untied"):
+        with pytest.raises(SharedTableError, match="'table.rows'.*'other.weight'.*cannot be untied"):
             lpfs.absorb(model, untie=untie)
 
     class Same(Parts):
@@ -197,7 +195,7 @@ def test_weights_shared_with_other_modules_or_between_parts_are_refused():
     model = Rebuilding()
     model.table = Same(Rebuilding.FIELDS)
     lpfs.attach(model, ["user"])
-    with pytest.raises(SharedTableError, match="parts 0 and 1 of Same share numbers of 'rows'"):
+    with pytest.raises(SharedTableError, match="parts 0 and 1 of Same.*'rows'"):
         lpfs.absorb(model)
     lpfs.detach(model)
     lpfs.attach(model, ["city"])
@@ -429,9 +427,9 @@ def test_a_wrong_smaller_model_is_refused():
         return model, {"table.rows": {0: index["table.rows"][0].flip(0)}}
 
     cases = {
-        "a parameter 'new.weight' that this one has not": extra,
-        "keeps \\(15, 4\\) of the parameter 'table.rows', but its new model has \\(10, 4\\)": lambda m, i: (m, {}),
-        "pruning would move the output": scrambled,
+        "parameter 'new.weight'": extra,
+        "\\(15, 4\\) of the parameter 'table.rows'.*\\(10, 4\\)": lambda m, i: (m, {}),
+        "would change the output": scrambled,
     }
     for message, change in cases.items():
         model = Odd().eval()
@@ -443,7 +441,7 @@ def test_a_wrong_smaller_model_is_refused():
     other = Rebuilding().eval()
     gates = lpfs.attach(other, {"nobody": Site("table", index=0)})
     set_gates(gates, [0.0])
-    with pytest.raises(FieldError, match="'nobody' that the model does not declare"):
+    with pytest.raises(FieldError, match="field 'nobody'"):
         lpfs.prune(other, lpfs.absorb(other), batch=rows())
 
 
@@ -466,5 +464,5 @@ def test_a_search_in_parts():
 def test_a_part_that_another_part_reads_ungated_is_noticed_on_a_batch():
     model, data = exact(CROSSED)
     set_gates(lpfs.attach(model, ["user"]), [2.0])  # the cross reads the table of user, past its gate
-    with pytest.raises(ExactnessError, match="absorbing would move the output"):
+    with pytest.raises(ExactnessError, match="would change the output"):
         lpfs.absorb(model, batch=data)

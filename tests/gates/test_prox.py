@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpfs.gates.prox import hard_threshold, positive_threshold, soft_threshold
+from lpfs.gates.optimizer import hard_threshold, positive_threshold, soft_threshold
 
 points = st.floats(-3, 3)
 thresholds = st.floats(0, 2)

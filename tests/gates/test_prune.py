@@ -8,15 +8,26 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from test_absorb import GATES, OPTIMIZERS, gated, trained
 from torch import nn
 from torch.nn import functional
-from zoo import INPUTS, B, D, Plain, Stacked, batch, set_gates, whole_weights
 
 import lpfs
+from lpfs import Selection, Site
 from lpfs.errors import AbsenceError, FieldError, InputError, LeakError, StateError
-from lpfs.gates.sites import Site
-from lpfs.schema import Selection
+from tests.helpers.zoo import (
+    GATES,
+    INPUTS,
+    OPTIMIZERS,
+    B,
+    D,
+    Plain,
+    Stacked,
+    batch,
+    gated,
+    set_gates,
+    trained,
+    whole_weights,
+)
 
 
 class Pair(NamedTuple):
@@ -45,7 +56,7 @@ def test_dropped_tables_bags_and_branches_are_gone_bit_for_bit(dtype):
     assert pruned.certificate.certified
     assert pruned.certificate.max_logit_change == 0.0
     assert pruned.certificate.bound == 0.0
-    assert str(pruned.certificate) == "certified: max |Δlogit| 0 (bound 0), 4 dropped fields have no way in"
+    assert str(pruned.certificate).startswith("certified: max |Δlogit| 0 (bound 0), 4 dropped fields")
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     assert model.emb["user"].weight.shape == (10, D)
 
@@ -79,7 +90,7 @@ def test_a_leak_is_found_and_named():
             return super().forward(ids, tags, price, dense) + self.wide(ids[:, 2]).squeeze(1)
 
     model, selection = absorbed(Leaky())
-    with pytest.raises(LeakError, match="field 'city' is dropped, but its values still move the output"):
+    with pytest.raises(LeakError, match="field 'city'.*still change the output"):
         lpfs.prune(model, selection, batch=batch(), inputs=INPUTS)
     mended = Leaky()
     gates = lpfs.attach(mended, {**mended.fields, "city": [mended.emb["city"], mended.wide]})
@@ -94,11 +105,12 @@ def test_without_a_map_or_a_batch_it_says_not_certified():
     some = lpfs.prune(model, selection, batch=batch(), inputs={"user": (0, 0)}).certificate
     assert not some.certified
     assert some.checked == ("user",)
-    assert str(some).startswith(
-        "not certified: max |Δlogit| 0 (bound 0), but no one could check for leaks of city"
-    )
+    assert str(some).startswith("not certified: max |Δlogit| 0 (bound 0)")
+    assert "city, tags, dense" in str(some)
+    assert "inputs=" in str(some)
     none = lpfs.prune(model, selection).certificate
-    assert str(none) == "not certified: no batch was given to check on"
+    assert str(none).startswith("not certified")
+    assert "batch=" in str(none)
     assert none.max_logit_change is None
 
 
@@ -146,8 +158,8 @@ def test_inputs_in_dicts_objects_and_by_function():
     [
         ({"user": 9}, "the batch has no 9"),
         ({"user": "ids"}, "the batch has no 'ids'"),
-        ({"user": (0, 9)}, "9 is no column of a tensor shaped"),
-        ({"user": (0, 0, 0)}, "0 is no column"),
+        ({"user": (0, 9)}, "9 is not a column"),
+        ({"user": (0, 0, 0)}, "0 is not a column"),
     ],
 )
 def test_a_wrong_map_is_named(inputs, message):
@@ -187,7 +199,7 @@ def test_a_model_that_never_answers_the_same_cannot_be_checked():
             return super().forward(*inputs) + torch.rand(())
 
     model, selection = absorbed(Dice())
-    with pytest.raises(InputError, match="other outputs for the same batch"):
+    with pytest.raises(InputError, match="different outputs for the same batch"):
         lpfs.prune(model, selection, batch=batch(), inputs=INPUTS)
 
 
@@ -255,7 +267,7 @@ def test_columns_are_not_cut_where_zero_is_not_absence(between, stack, kind):
 
 def test_cutting_needs_to_know_who_reads_the_fields():
     model, selection = absorbed()
-    with pytest.raises(InputError, match="no field says which Linear reads it"):
+    with pytest.raises(InputError, match="no field has a reader"):
         lpfs.prune(model, selection, batch=batch(), cut=True)
     model = Normed(nn.LayerNorm(3 * D))
     set_gates(lpfs.attach(model), [0.0, 1.0, 1.0])
@@ -349,7 +361,7 @@ def test_a_module_that_zeros_cannot_stand_in_for_is_named():
             return super().forward(ids.to(self.emb["user"].weight.device), tags, price, dense)
 
     model, selection = absorbed(Peeks())
-    with pytest.raises(AbsenceError, match="in a way that zeros cannot stand in for"):
+    with pytest.raises(AbsenceError, match="cannot be replaced by zeros"):
         lpfs.prune(model, selection, batch=batch(), inputs=INPUTS)
 
 
@@ -409,9 +421,9 @@ def test_wrong_arguments():
     with pytest.raises(StateError, match="absorb them first"):
         lpfs.prune(model, lpfs.Selection((), ()))
     selection = lpfs.absorb(model)
-    with pytest.raises(InputError, match="needs a Selection"):
+    with pytest.raises(InputError, match="Selection.*found list"):
         lpfs.prune(model, ["user"])
-    with pytest.raises(FieldError, match="where field 'x' enters"):
+    with pytest.raises(FieldError, match="field 'x'"):
         lpfs.prune(model, Selection((), ("x",)))
     with pytest.raises(FieldError, match="no module 'emb.user'"):
         lpfs.prune(nn.Linear(1, 1), selection)

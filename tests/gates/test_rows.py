@@ -7,16 +7,14 @@ import json
 
 import pytest
 import torch
-from test_absorb import OPTIMIZERS
 from torch import Tensor, nn
 from torch.nn import functional
-from zoo import B, D, set_gates
 
 import lpfs
+from lpfs import Selection, Site
 from lpfs.errors import AbsenceError, FieldError, SharedTableError
-from lpfs.gates.fewer_rows import FewerRows
-from lpfs.gates.sites import Site
-from lpfs.schema import Selection
+from lpfs.gates.rebuild import CompactedEmbedding
+from tests.helpers.zoo import OPTIMIZERS, B, D, set_gates
 
 SIZES = (5, 3, 7, 4)
 STARTS = (0, 5, 8, 15)
@@ -89,12 +87,12 @@ def test_rows_leave_with_their_fields(cut, ids):
     if not cut:
         assert torch.equal(pruned.model(*data), model(*data))
     table = pruned.model.rows
-    assert isinstance(table, FewerRows)
+    assert isinstance(table, CompactedEmbedding)
     stay = torch.tensor([*range(0, 5), *range(8, 15)])
     assert torch.equal(table.weight, model.rows.weight[stay])
     assert table(data[0] + model.starts).shape == (B, 2 if cut else 4, D)
     assert pruned.model.top[0].in_features == (2 if cut else 4) * D
-    assert repr(table) == "FewerRows(12, 4, dropped=[1, 3])"
+    assert repr(table) == "CompactedEmbedding(12, 4, dropped=[1, 3])"
 
 
 def test_a_dropped_field_is_never_looked_up():
@@ -215,9 +213,9 @@ def test_columns_behind_a_norm_stay():
     [
         (Site("rows", rows=slice(0, 5)), "for a part, index=…"),
         (Site("top.0", index=0, rows=slice(0, 5)), "found Linear and index=0"),
-        (Site("rows", index=0, rows=slice(15, 20)), "no rows of a table of 19"),
-        (Site("rows", index=0, rows=slice(4, 4)), "no rows of a table of 19"),
-        (Site("rows", index=0, rows=slice(0, 6, 2)), "no rows of a table of 19"),
+        (Site("rows", index=0, rows=slice(15, 20)), "19 rows"),
+        (Site("rows", index=0, rows=slice(4, 4)), "19 rows"),
+        (Site("rows", index=0, rows=slice(0, 6, 2)), "19 rows"),
     ],
 )
 def test_rows_that_are_none(site, reason):

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from lpfs import Decay, Schedule, gate_function
 from lpfs.errors import InputError
-from lpfs.gates.functions import gate_function
-from lpfs.gates.schedule import Decay, Schedule, make_schedule
+from lpfs.gates.schedule import make_schedule
 
 PLUS, PLAIN = gate_function("lpfs++"), gate_function("lpfs")
 
@@ -59,14 +59,14 @@ def test_a_learning_rate_by_hand_and_a_schedule_of_ones_own():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Decay(0.0, 0.5), "start above 0"),
-        (lambda: Decay(0.1, 0.0), "decay rate"),
-        (lambda: Decay(0.1, 1.5), "decay rate"),
-        (lambda: Decay(0.1, 0.5, every=0), "every 1 or more"),
-        (lambda: Decay(0.1, 0.5, floor=0.2), "floor must be"),
+        (lambda: Decay(0.0, 0.5), "start .* > 0, found 0"),
+        (lambda: Decay(0.1, 0.0), "rate .* found"),
+        (lambda: Decay(0.1, 1.5), "rate .* found"),
+        (lambda: Decay(0.1, 0.5, every=0), "every .* found 0"),
+        (lambda: Decay(0.1, 0.5, floor=0.2), "floor .* found 0.2"),
         (lambda: Schedule(Decay(0.1, 0.5), Decay(0.01, 1.0)), "needs a floor"),
-        (lambda: make_schedule("scaled", PLUS, 0), "at least one step"),
-        (lambda: make_schedule("kuaishou", PLUS, 10), "no schedule 'kuaishou'"),
+        (lambda: make_schedule("scaled", PLUS, 0), "steps .* found 0"),
+        (lambda: make_schedule("kuaishou", PLUS, 10), "schedule 'kuaishou'"),
     ],
 )
 def test_nonsense_is_refused(make, message):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from planted import search
 from torch import nn
 from torch.nn import functional
-from zoo import D
 
 import lpfs
+from tests.helpers.planted import search
+from tests.helpers.zoo import D
+
+pytestmark = pytest.mark.long  # whole runs
 
 
 @pytest.mark.parametrize(("gate", "enough"), [("lpfs++", 4), ("lpfs", 3)])

@@ -1,4 +1,4 @@
-"""attach: put gates on a model that nobody here wrote, without changing one prediction."""
+"""attach: install gates on any model without changing its predictions; detach: remove them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lpfs.errors import SharedTableError, StateError
 from lpfs.gates.functions import GateFunction, gate_function
-from lpfs.gates.hooks import Enter, Leave, install, remove_hooks
-from lpfs.gates.module import ALL_GATES, NAME, Gates, Rescale
-from lpfs.gates.optimizer import PASSING_HOOKS, ProxSGD
+from lpfs.gates.hooks import ClearValues, ComputeValues, check_not_wrapped, install, remove_hooks
+from lpfs.gates.module import _ALL_GATES, ATTRIBUTE, Gates, Rescale
+from lpfs.gates.optimizer import ProxSGD
 from lpfs.gates.schedule import Preset, Schedule
-from lpfs.gates.sites import Fields, Site, declared_sites, find_places, paths_by_module
-from lpfs.gates.wrapped import refuse_wrapped
+from lpfs.gates.sites import Fields, Site, declared_sites, paths_by_module, resolve_sites
 
 
 def attach(
@@ -37,81 +36,82 @@ def attach(
     untie: bool = False,
     seed: int = 0,
 ) -> Gates:
-    """Put one gate on every field of a model, in place; its predictions are bit-identical right after.
+    """Install one gate for every field of a model, in place; its predictions do not change by one bit.
 
     Args:
         model: any ``nn.Module``; its state dict keeps all its keys.
         fields: field name -> where it enters: an ``nn.Embedding``, an ``nn.EmbeddingBag``, any module that
             returns (B, d), a module path, a :class:`Site` for a part of a module's output, or a list of these
-            where one field enters in several places (an embedding and a wide weight, say). An
-            ``nn.ModuleDict`` will do. Or patterns of paths of tables such as ``"emb.*"``; or None for every table.
-            A model with a method ``sites()`` declares its fields itself: None is all of them, and a list of names
-            is those.
-        steps: how many training steps the search will take; schedules are scaled to it.
-        gate: name of a gate function, or one made by :func:`gate_function`.
-        alpha, tau, epsilon, noise: constants of the gate function, instead of its own.
+            if one field enters in several places (for example an embedding and a wide weight). Also an
+            ``nn.ModuleDict``, patterns of paths of tables such as ``"emb.*"``, or None for every table. A model
+            with a method ``sites()`` declares its fields itself: None selects all of them, a list of names only
+            these.
+        steps: number of training steps of the search; schedules are scaled to it.
+        gate: name of a gate function, or the result of :func:`gate_function`.
+        alpha, tau, epsilon, noise: constants of the gate function, instead of its defaults.
         schedule: ``scaled`` to ``steps``, the paper's ``terabyte`` or ``industrial``, or a Schedule.
         rescale: ``epsilon``, the paper's ``rms``, or ``off`` (see :class:`Gates`).
-        reader: the ``nn.Linear`` that reads the concatenation of the fields in the order given, if it does.
-        untie: where one module is registered under several names for several fields, give each field a module
-            of its own; they go on sharing the weight.
-        seed: for noise and for parting ties.
+        reader: the ``nn.Linear`` whose input is the concatenation of the fields in the given order, if there is
+            one.
+        untie: if one module is registered under several names for several fields, give each field a separate
+            module; these still share the weight.
+        seed: for noise and for breaking ties.
 
     """
-    refuse_wrapped(model, "attach")
-    if hasattr(model, NAME):
-        raise StateError("this model has gates already; absorb or detach them first")
+    check_not_wrapped(model, "attach")
+    if hasattr(model, ATTRIBUTE):
+        raise StateError("this model already has gates; absorb or detach them first")
     function = gate_function(gate, alpha=alpha, tau=tau, epsilon=epsilon, noise=noise)
     named = dict(fields.items()) if isinstance(fields, Mapping | nn.ModuleDict) else declared_sites(model, fields)
-    wanted, copies = _untied(model, named, untie)
-    places = find_places(model, wanted, reader, copies)
+    sites, copies = _plan_untying(model, named, untie)
+    places = resolve_sites(model, sites, reader, copies)
     gates = Gates(tuple(places), function, steps, schedule, rescale, seed)
-    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     gates.to(device)
     gates.places = {name: tuple(several) for name, several in places.items()}
     for path, module in copies.items():
         parent, _, child = path.rpartition(".")
         model.get_submodule(parent)._modules[child] = module
     gates._owner = [model]
-    model.add_module(NAME, gates)
+    model.add_module(ATTRIBUTE, gates)
     gates.hooks = install(model, gates, gates.places, gates.names)
-    model.register_forward_pre_hook(Enter(gates))
-    model.register_forward_hook(Leave(gates), always_call=True)
+    model.register_forward_pre_hook(ComputeValues(gates))
+    model.register_forward_hook(ClearValues(gates), always_call=True)
     gates.train(model.training)
-    _watch_optimizers()
+    _register_optimizer_check()
     return gates
 
 
 def detach(model: nn.Module) -> Gates:
-    """Take the gates off again, in place, and return them; the model is as it was, without any gate."""
-    gates = gates_of(model, "detach")
+    """Remove the gates, in place, and return them; the model is then as it was before ``attach``."""
+    gates = require_gates(model, "detach")
     remove_hooks(model, gates)
-    del model._modules[NAME]
+    del model._modules[ATTRIBUTE]
     gates._owner, gates.hooks = [], []
     return gates
 
 
-def gates_of(model: nn.Module, verb: str) -> Gates:
-    """Return the gates of a model, or say that there are none."""
-    refuse_wrapped(model, verb)
-    gates = getattr(model, NAME, None)
+def require_gates(model: nn.Module, verb: str) -> Gates:
+    """Return the gates of a model; raise StateError if it has none."""
+    check_not_wrapped(model, verb)
+    gates = getattr(model, ATTRIBUTE, None)
     if not isinstance(gates, Gates):
         raise StateError(f"{verb}: this model has no gates; attach them first")
     return gates
 
 
-# ------------------------------------------------------------------------- one module, many fields
+# ------------------------------------------------------------------------- one module for several fields
 
 
-def _untied(model: nn.Module, fields: Fields, untie: bool) -> tuple[Fields, dict[str, nn.Module]]:
-    """Where fields name one module registered under several paths, plan a module for each of them."""
+def _plan_untying(model: nn.Module, fields: Fields, untie: bool) -> tuple[Fields, dict[str, nn.Module]]:
+    """Return the fields with a separate module for each field that shares one, and these modules by path."""
     if not isinstance(fields, dict):
         return fields, {}
     paths = paths_by_module(model)
     by_path = {path: module for module, several in paths.items() for path in several}
     users: dict[nn.Module, list[str]] = {}
-    for name, given in fields.items():
-        site = given.module if isinstance(given, Site) and given.index is None else given
+    for name, value in fields.items():
+        site = value.module if isinstance(value, Site) and value.index is None else value
         module = by_path.get(site) if isinstance(site, str) else site
         if isinstance(module, nn.Module):
             users.setdefault(module, []).append(name)
@@ -123,23 +123,23 @@ def _untied(model: nn.Module, fields: Fields, untie: bool) -> tuple[Fields, dict
         if not untie:
             raise SharedTableError(
                 f"fields {names} share one module, registered as {free}: with one module they would share one "
-                "gate. Pass untie=True to give each field a module of its own around the same weight"
+                "gate. Pass untie=True to give each field a separate module with the same weight"
             )
-        own = {
+        by_name = {
             name: next((path for path in free if path == fields[name] or path.rpartition(".")[2] == name), None)
             for name in names
         }
-        rest = [path for path in free if path not in own.values()]
+        rest = [path for path in free if path not in by_name.values()]
         for name in names:
-            path = own[name] or rest.pop(0)
+            path = by_name[name] or rest.pop(0)
             result[name] = Site(path)
             if path != paths[module][0]:
-                copies[path] = twin(module)
+                copies[path] = share_parameters(module)
     return result, copies
 
 
-def twin(module: nn.Module) -> nn.Module:
-    """Return a module of its own around the same parameters."""
+def share_parameters(module: nn.Module) -> nn.Module:
+    """Return a separate module with the same parameters."""
     result = copy.copy(module)
     for name, value in list(vars(result).items()):
         if isinstance(value, dict):
@@ -147,30 +147,29 @@ def twin(module: nn.Module) -> nn.Module:
     return result
 
 
-# --------------------------------------------------------------------- an optimizer that holds both
+# ------------------------------------------------------------------ check of the optimizers of the model
 
-_seen: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
-_watching = False
-
-
-def _watch_optimizers() -> None:
-    global _watching
-    if not _watching:
-        register_optimizer_step_pre_hook(_refuse_gates)
-        PASSING_HOOKS.append(_refuse_gates)
-        _watching = True
+_checked: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
+_hook_registered = False
 
 
-def _refuse_gates(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Refuse the first step of an optimizer of the model that holds gates too."""
-    if isinstance(optimizer, ProxSGD) or _seen.get(optimizer) == len(optimizer.param_groups):
+def _register_optimizer_check() -> None:
+    global _hook_registered
+    if not _hook_registered:
+        register_optimizer_step_pre_hook(_check_optimizer_excludes_gates)
+        _hook_registered = True
+
+
+def _check_optimizer_excludes_gates(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Raise StateError at the first step of an optimizer that holds gates together with weights of the model."""
+    if isinstance(optimizer, ProxSGD) or _checked.get(optimizer) == len(optimizer.param_groups):
         return
-    gates = {id(each.x) for each in ALL_GATES}
+    gates = {id(gates.x) for gates in _ALL_GATES}
     for group in optimizer.param_groups:
-        for each in group["params"]:
-            if id(each) in gates:
+        for parameter in group["params"]:
+            if id(parameter) in gates:
                 raise StateError(
-                    f"{type(optimizer).__name__} holds the gates beside the model's weights: exact zeros would "
-                    f"never appear. Build it as {type(optimizer).__name__}(gates.model_parameters(), …)"
+                    f"{type(optimizer).__name__} holds the gates together with the model's weights: no gate would "
+                    f"become exactly zero. Build it as {type(optimizer).__name__}(gates.model_parameters(), …)"
                 )
-    _seen[optimizer] = len(optimizer.param_groups)
+    _checked[optimizer] = len(optimizer.param_groups)

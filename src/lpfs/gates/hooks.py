@@ -1,6 +1,6 @@
-"""Where gates meet a model: hooks that multiply outputs, and taps for modules that multiply by themselves.
+"""Forward hooks that multiply outputs by gates, and taps for modules that multiply by gates themselves.
 
-They are objects, not closures: copy.deepcopy of a model then copies them together with its gates.
+They are objects, not closures, so that copy.deepcopy of a model copies them together with its gates.
 """
 
 from __future__ import annotations
@@ -10,70 +10,72 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from lpfs.errors import FieldError
-from lpfs.gates.module import Gates, Live, device_only
-from lpfs.gates.parts import TakesGates, takes_gates
-from lpfs.gates.sites import Place
-from lpfs.gates.wrapped import refuse_unshared
+from lpfs.errors import FieldError, InputError, StateError
+from lpfs.gates.module import ForwardValues, Gates, keep_dtype
+from lpfs.gates.sites import ResolvedSite, TakesGates, takes_gates
 
-FACTORS = "lpfs_factors"
+FACTORS_ATTRIBUTE = "lpfs_factors"
 
-# Kinds of output that hold their tensor inside: how to take it out, and how to put another in its place.
-HOLDERS: dict[type, tuple[Callable[[Any], Tensor], Callable[[Any, Tensor], Any]]] = {}
+# Types of output that contain the tensor to multiply: how to read it, and how to replace it.
+OUTPUT_TYPES: dict[type, tuple[Callable[[Any], Tensor], Callable[[Any, Tensor], Any]]] = {}
+
+# Wrappers of a model for several processes or devices.
+WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "DistributedModelParallel")
 
 _Self = TypeVar("_Self", bound=nn.Module)
 
 
-class Source(Protocol):
-    """What hooks and taps multiply by: gates, constants that remained of some, a mask of another method."""
+class FactorSource(Protocol):
+    """What hooks and taps multiply by: gates, constants left by ``absorb``, a mask of another method."""
 
     names: tuple[str, ...]
     _disabled: bool
 
     def __call__(self) -> Tensor:
-        """Return the values (N,), with a gradient where they are learnt."""
+        """Return the values (N,), with a gradient if they are trained."""
         ...
 
 
-class Shown(Source, Protocol):
-    """A source whose values are computed once a forward of the model, for all hooks and taps."""
+class CachedFactorSource(FactorSource, Protocol):
+    """A source whose values are computed once per forward pass of the model, for all hooks and taps."""
 
-    live: Live | None
-    last: Live | None
+    live: ForwardValues | None
+    last: ForwardValues | None
     entered: bool
     hooks: list[Any]
 
 
-class Enter:
-    """Before the model's forward: compute all gate values once, and one by one where a module has a gate alone."""
+class ComputeValues:
+    """Pre-forward hook of the model: compute all gate values once; unbind them for modules with one gate."""
 
-    def __init__(self, gates: Shown) -> None:
+    def __init__(self, gates: CachedFactorSource) -> None:
         self.gates = gates
         self.singly = any(place.whole for hook in gates.hooks for _, place in hook.at)
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        """Put the values where the hooks and taps find them."""
+        """Store the values for the hooks and taps."""
         if not self.gates.entered and isinstance(self.gates, Gates):
-            refuse_unshared(self.gates.x)
+            check_known_to_ddp(self.gates.x)
         values = self.gates()
         self.gates.live = (values, values.unbind() if self.singly else ())
         self.gates.entered = True
 
 
-class Leave:
-    """After the model's forward: forget them."""
+class ClearValues:
+    """Forward hook of the model: clear the values."""
 
-    def __init__(self, gates: Shown) -> None:
+    def __init__(self, gates: CachedFactorSource) -> None:
         self.gates = gates
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Take the values away, but remember them for a forward that is run again in backward."""
+        """Clear the values, but keep them for a checkpointed forward pass that runs again in backward."""
         self.gates.live, self.gates.last = None, self.gates.live
 
 
-class Factors(nn.Module):
-    """What remains of gates that no weight could take in: constants, nothing learnable."""
+class ConstantFactors(nn.Module):
+    """Constants that remain of gates that could not be multiplied into a weight; not trainable."""
 
     values: Tensor
 
@@ -88,30 +90,30 @@ class Factors(nn.Module):
         return self.values
 
     def _apply(self: _Self, fn: Any, recurse: bool = True) -> _Self:
-        super()._apply(device_only(fn), recurse)  # type: ignore[no-untyped-call]
+        super()._apply(keep_dtype(fn), recurse)  # type: ignore[no-untyped-call]
         return self
 
 
 class Multiply:
-    """After a module's forward: multiply its output, or parts of it, by gates."""
+    """Forward hook of a module: multiply its output, or parts of it, by gates."""
 
-    def __init__(self, source: Source, at: list[tuple[int, Place]]) -> None:
+    def __init__(self, source: FactorSource, at: list[tuple[int, ResolvedSite]]) -> None:
         self.source = source
         self.at = at
         self.ran = False
         self.index: Tensor | None = None
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Return the gated output; None, which leaves it as it is, while the gates are disabled."""
+        """Return the gated output; None, which leaves it unchanged, while the gates are disabled."""
         if self.source._disabled:
             return None
-        if type(output) in HOLDERS:
-            take, put = HOLDERS[type(output)]
-            return put(output, self(module, args, take(output)))
+        if type(output) in OUTPUT_TYPES:
+            get_tensor, replace_tensor = OUTPUT_TYPES[type(output)]
+            return replace_tensor(output, self(module, args, get_tensor(output)))
         if not isinstance(output, Tensor) or not output.is_floating_point():
             raise FieldError(
-                f"{self.at[0][1].module!r} returns {type(output).__name__}, not one tensor of floats: "
-                "gate a module that returns the embedding itself"
+                f"{self.at[0][1].module!r} returns {type(output).__name__}, not one floating-point tensor: "
+                "give a module that returns the embedding itself"
             )
         if not self.ran:
             self.ran = True
@@ -122,12 +124,14 @@ class Multiply:
             return output * gate.to(output.device, output.dtype)
         values = (self.source() if live is None else live[0]).to(output.device)
         if not -output.ndim <= place.dim < output.ndim:
-            raise FieldError(f"{place.module!r} returned {output.ndim} dimensions; there is no dim {place.dim}")
+            raise FieldError(
+                f"{place.module!r} returned {output.ndim} dimensions, but its site has dim={place.dim}"
+            )
         size = output.shape[place.dim]
         if self.index is None or self.index.shape[0] != size or self.index.device != values.device:
             with torch.inference_mode(False):
                 self.index = self._index(size, len(values)).to(values.device)
-        extended = torch.cat([values, values.new_ones(1)])  # the last: what is not gated
+        extended = torch.cat([values, values.new_ones(1)])  # the last entry is for what is not gated
         shape = [1] * output.ndim
         shape[place.dim] = size
         return output * extended.index_select(0, self.index).to(output.dtype).view(shape)
@@ -139,24 +143,26 @@ class Multiply:
             if place.stop > size:
                 raise FieldError(
                     f"{place.module!r} returned {size} along dim {place.dim}, "
-                    f"but a field is said to be at [{place.start}:{place.stop}]"
+                    f"but the site of a field is [{place.start}:{place.stop}]"
                 )
             index[place.start : place.stop] = number
         return index
 
 
-class Tap:
-    """What a module that takes gates itself calls in forward: the gate of each of its parts (parts,).
+class GateTap:
+    """Callable for a module that takes gates itself: returns the gate of each of its parts (parts,).
 
     Args:
-        source: the gates, or constants that remained of some.
-        at: number of a gate, and the parts that it is on.
-        parts: how many parts there are; those without a gate get 1.0.
-        before: a tap that was there before, of constants; its values are multiplied in.
+        source: the gates, or constants left by ``absorb``.
+        at: index of each gate, and its site.
+        parts: number of parts; parts without a gate get 1.0.
+        before: an earlier tap, of constants; its values are multiplied in.
 
     """
 
-    def __init__(self, source: Source, at: list[tuple[int, Place]], parts: int, before: Tap | None = None) -> None:
+    def __init__(
+        self, source: FactorSource, at: list[tuple[int, ResolvedSite]], parts: int, before: GateTap | None = None
+    ) -> None:
         self.source = source
         self.at = at
         self.before = before
@@ -172,7 +178,7 @@ class Tap:
         self.partial = total in numbers
 
     def __call__(self) -> Tensor | None:
-        """Return the gates of the forward that is under way, with their gradient; None while they are disabled."""
+        """Return the gates of the current forward pass, with their gradient; None while they are disabled."""
         earlier = None if self.before is None else self.before()
         if self.source._disabled:
             return earlier
@@ -189,29 +195,29 @@ class Tap:
         return values if earlier is None else values * earlier
 
 
-def _live(source: Source) -> Live | None:
-    """Return the values of the forward that is under way, if they are known."""
-    live: Live | None = getattr(source, "live", None)
+def _live(source: FactorSource) -> ForwardValues | None:
+    """Return the values of the current forward pass; None outside one."""
+    live: ForwardValues | None = getattr(source, "live", None)
     if live is None and torch._C._current_graph_task_id() != -1:
-        live = getattr(source, "last", None)  # a checkpointed forward that is run again in backward
+        live = getattr(source, "last", None)  # a checkpointed forward pass that runs again in backward
     return live
 
 
 def install(
-    model: nn.Module, source: Source, places: dict[str, tuple[Place, ...]], names: tuple[str, ...]
-) -> list[Multiply | Tap]:
-    """Put one hook, or one tap, on every module in ``places``, and return them."""
-    by_module: dict[str, list[tuple[int, Place]]] = {}
+    model: nn.Module, source: FactorSource, places: dict[str, tuple[ResolvedSite, ...]], names: tuple[str, ...]
+) -> list[Multiply | GateTap]:
+    """Install one hook or tap on every module in ``places``, and return them."""
+    by_module: dict[str, list[tuple[int, ResolvedSite]]] = {}
     for name, several in places.items():
         for place in several:
             by_module.setdefault(place.module, []).append((names.index(name), place))
-    hooks: list[Multiply | Tap] = []
+    hooks: list[Multiply | GateTap] = []
     for path, at in by_module.items():
         module = model.get_submodule(path)
         if takes_gates(module) and not at[0][1].whole:
             assert isinstance(module, TakesGates)
-            before = module.gate if isinstance(module.gate, Tap) else None
-            module.gate = tap = Tap(source, at, module.parts, before)
+            before = module.gate if isinstance(module.gate, GateTap) else None
+            module.gate = tap = GateTap(source, at, module.parts, before)
             hooks.append(tap)
         else:
             hook = Multiply(source, at)
@@ -221,39 +227,72 @@ def install(
 
 
 def install_factors(
-    model: nn.Module, places: dict[str, tuple[Place, ...]], values: list[float], device: torch.device
+    model: nn.Module, places: dict[str, tuple[ResolvedSite, ...]], values: list[float], device: torch.device
 ) -> None:
-    """Register constants and their hooks, beside any that an earlier search left."""
+    """Register constants and their hooks, in addition to those of an earlier search."""
     if not places:
         return
-    number = sum(isinstance(each, Factors) for each in model.children())
-    factors = Factors(tuple(places), torch.tensor(values, dtype=torch.float32, device=device))
-    model.add_module(FACTORS + (str(number + 1) if number else ""), factors)
+    number = sum(isinstance(child, ConstantFactors) for child in model.children())
+    factors = ConstantFactors(tuple(places), torch.tensor(values, dtype=torch.float32, device=device))
+    model.add_module(FACTORS_ATTRIBUTE + (str(number + 1) if number else ""), factors)
     install(model, factors, places, factors.names)
 
 
-def hooks_of(module: nn.Module) -> list[Multiply | Tap]:
+def hooks_on(module: nn.Module) -> list[Multiply | GateTap]:
     """Return the hooks and taps, of gates and of constants, on one module."""
-    found: list[Multiply | Tap] = [each for each in module._forward_hooks.values() if isinstance(each, Multiply)]
+    hooks: list[Multiply | GateTap] = [
+        hook for hook in module._forward_hooks.values() if isinstance(hook, Multiply)
+    ]
     tap = getattr(module, "gate", None)
-    while isinstance(tap, Tap):
-        found.append(tap)
+    while isinstance(tap, GateTap):
+        hooks.append(tap)
         tap = tap.before
-    return found
+    return hooks
 
 
-def remove_hooks(model: nn.Module, gates: Shown) -> None:
+def remove_hooks(model: nn.Module, gates: CachedFactorSource) -> None:
     """Remove every hook and tap of these gates from a model."""
 
-    def ours(hook: Any) -> bool:
-        of_model = isinstance(hook, Enter | Leave) and hook.gates is gates
-        return of_model or (isinstance(hook, Multiply) and hook.source is gates)
+    def belongs(hook: Any) -> bool:
+        on_model = isinstance(hook, ComputeValues | ClearValues) and hook.gates is gates
+        return on_model or (isinstance(hook, Multiply) and hook.source is gates)
 
     for module in model.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            for key in [key for key, hook in hooks.items() if ours(hook)]:
+            for key in [key for key, hook in hooks.items() if belongs(hook)]:
                 del hooks[key]
                 module._forward_hooks_always_called.pop(key, None)
         tap = getattr(module, "gate", None)
-        while isinstance(tap, Tap) and tap.source is gates:
+        while isinstance(tap, GateTap) and tap.source is gates:
             module.gate = tap = tap.before  # type: ignore[assignment]
+
+
+def check_not_wrapped(model: nn.Module, verb: str) -> None:
+    """Raise an error if a model is inside a distributed wrapper or torch.compile, or contains such a wrapper."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{verb} needs an nn.Module, found {type(model).__name__}")
+    kind = type(model).__name__
+    if kind in WRAPPERS:
+        raise StateError(f"{verb} needs the model inside {kind}: use model.module (attach before wrapping)")
+    if kind == "OptimizedModule":
+        raise StateError(f"{verb} needs the model before torch.compile: attach first, then compile")
+    for path, part in model.named_modules():
+        if type(part).__name__ in WRAPPERS:
+            raise StateError(
+                f"{verb}: the module {path!r} of the model is inside {type(part).__name__}. Unwrap it first and "
+                "wrap it again afterwards (attach before wrapping, unwrap before absorb)"
+            )
+
+
+def check_known_to_ddp(x: Tensor) -> None:
+    """Raise StateError if a DistributedDataParallel around the model does not know the gates."""
+    wrapper = DistributedDataParallel._active_ddp_module
+    if wrapper is None or not x.requires_grad:
+        return
+    known = getattr(wrapper, "_module_parameters", None)
+    if known is not None and all(parameter is not x for parameter in known):
+        raise StateError(
+            "the gates were attached after the model was wrapped in DistributedDataParallel, so that their "
+            "gradient is not averaged over the ranks. Attach first, then wrap: DistributedDataParallel(model) "
+            "after lpfs.attach(model, …)"
+        )

@@ -1,62 +1,55 @@
-"""Gates: the learnable vector x, one entry a field, and everything that moves with it."""
+"""Gates: the learnable vector x, one entry per field, with its schedules and the state of the control of λ."""
 
 from __future__ import annotations
 
 import json
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lpfs.errors import AllGatesZeroError, FieldError, InputError, NonFiniteError, SearchError, StateError
-from lpfs.gates import device
-from lpfs.gates.control import Keep
-from lpfs.gates.functions import ByNumpy, GateFunction
+from lpfs.errors import FieldError, InputError, StateError
+from lpfs.gates import stepping
+from lpfs.gates.controller import ControlState, DeviceScalars, HostScalars, Keep, PenaltyController, PenaltySpec
+from lpfs.gates.functions import GateFunction
 from lpfs.gates.optimizer import Prox, ProxSGD, Threshold
-from lpfs.gates.plan import make_plan
 from lpfs.gates.schedule import Preset, Schedule, make_schedule
-from lpfs.gates.status import Status
-from lpfs.gates.steer import array_of, remember, set_penalty, steer
 from lpfs.schema import Selection
 
-Live = tuple[Tensor, tuple[Tensor, ...]]
+ForwardValues = tuple[Tensor, tuple[Tensor, ...]]
 Rescale = Literal["epsilon", "rms", "off"]
 
-NAME = "lpfs_gates"
-# The RMS rescale is refreshed up to this part of a search, then it stays.
-RESCALE_UNTIL = 0.95
-# Fading noise is gone after this part of a search.
-NOISE_UNTIL = 0.7
-# Where steps are taken without the host, it asks once in this many steps what went wrong: it has to wait for it.
-CHECK_EVERY = 100
+ATTRIBUTE = "lpfs_gates"  # name of the gates on a model
 
-# Every Gates there is, copies included: an optimizer of the model must not hold their x.
-ALL_GATES: weakref.WeakSet[Gates] = weakref.WeakSet()
+# All Gates of the process, copies included: an optimizer of the model must not hold their x.
+_ALL_GATES: weakref.WeakSet[Gates] = weakref.WeakSet()
 
 _Self = TypeVar("_Self", bound="Gates")
 
 
 class Gates(nn.Module):
-    """One learnable gate a field: g(x), divided by its value at the start, so that it is exactly 1.0 there.
+    """One learnable gate per field: g(x), divided by its value at the start, so that it is exactly 1.0 there.
 
-    ``lpfs.attach`` makes it and registers it on the model as ``lpfs_gates``. Calling it gives the gate values
-    (N,) with their gradient. x, ε, the rescale, the control of λ and the step count are all in its state dict.
+    ``lpfs.attach`` creates it and registers it on the model as ``lpfs_gates``. Calling it returns the gate values
+    (N,) with their gradient. x, ε, the rescale, the control of λ and the step count are in its state dict.
 
     Args:
         names: the fields, in order.
         function: the gate function.
-        steps: how long the search is meant to be; schedules are scaled to it.
+        steps: length of the search; schedules are scaled to it.
         schedule: ``scaled``, ``terabyte``, ``industrial`` or a :class:`Schedule`.
-        rescale: an overall factor, without gradient: ``epsilon`` divides by the gate of x = 1 at the ε of the
-            moment, so that survivors end near 1; ``rms``, the paper's, by the root mean square of the gates
-            alive; ``off`` by nothing.
-        seed: for the noise of noisy gates, and for parting ties.
+        rescale: an overall factor without gradient: ``epsilon`` divides by the gate of x = 1 at the current ε, so
+            that alive gates end near 1; ``rms``, the paper's, by the root mean square of the alive gates; ``off``
+            does not divide.
+        seed: for the noise of noisy gates, and for breaking ties.
+
+    Attributes:
+        fused: whether Triton kernels take the steps on a GPU; None: where Triton supports these gates.
 
     """
 
@@ -68,9 +61,11 @@ class Gates(nn.Module):
     steps_done: Tensor
     control: Tensor
     dead: Tensor
-    before: Tensor
-    flags: Tensor
-    about: Tensor
+    previous_x: Tensor
+    lr_now: Tensor
+    penalty_now: Tensor
+    all_zero_step: Tensor
+    metadata: Tensor
 
     def __init__(
         self,
@@ -85,7 +80,7 @@ class Gates(nn.Module):
         if not names:
             raise FieldError("gates need at least one field")
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise InputError(f"steps must be a whole number of at least 1, found {steps!r}")
+            raise InputError(f"steps must be an integer >= 1, found {steps!r}")
         if rescale not in ("epsilon", "rms", "off"):
             raise InputError(f"rescale must be 'epsilon', 'rms' or 'off', found {rescale!r}")
         self.names = tuple(names)
@@ -96,25 +91,19 @@ class Gates(nn.Module):
         self.rescale = rescale
         self.seed = seed
         self.places: dict[str, tuple[Any, ...]] = {}
-        self.keep: Keep | None = None
-        self.base_penalty = 0.0  # with keep=K: λ is never cut below it
+        self.controller: PenaltyController | None = None
+        self.fused: bool | None = None
         self._prox: ProxSGD | None = None
-        self._loaded = False
-        self._owner: list[nn.Module] = []  # in a list, so that it is not taken for a submodule
+        self._loaded = False  # whether a state dict was loaded before the optimizer was made
+        self._owner: list[nn.Module] = []  # the model; in a list, so that it is not registered as a submodule
         self._disabled = False
-        # whether steps are taken without the host: None for where they are captured in a CUDA graph; the table for
-        # it; whether some were captured; steps since a check; whether the end is still to be judged
-        self.branch_free: bool | None = None
-        self._captured = False
-        self._ending = True
         self._table: Tensor | None = None
-        self._unchecked = 0
-        self._views: dict[str, tuple[Tensor, int, NDArray[Any]]] = {}
-        # the compiled loops with their arrays (see compiled.py); None: to be made; False: not for these gates
-        self._fast: Any = None
-        # values of the forward that is under way, and of the last one; whether there was one; the hooks
-        self.live: Live | None = None
-        self.last: Live | None = None
+        self._unchecked = 0  # steps since the last check for errors
+        self._end_checked = False
+        self._device_scalars = False  # whether steps on a CPU are computed as on a GPU, for tests
+        # values of the current forward pass and of the last one; whether the model has run; the hooks and taps
+        self.live: ForwardValues | None = None
+        self.last: ForwardValues | None = None
         self.entered = False
         self.hooks: list[Any] = []
         ones = torch.ones(len(self.names), dtype=torch.float32)
@@ -124,35 +113,32 @@ class Gates(nn.Module):
         self.register_buffer("scale", torch.tensor(1.0, dtype=torch.float32))
         self.register_buffer("noise", torch.zeros_like(ones))
         self.register_buffer("steps_done", torch.tensor(0))
-        # λ, caution, whether the dead set is frozen, how open gates were of late; the dead set; x a step ago
+        # see ControlState
         self.register_buffer("control", torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64))
         self.register_buffer("dead", torch.zeros_like(ones, dtype=torch.bool))
-        self.register_buffer("before", ones.clone())
-        self.register_buffer("flags", torch.zeros(2, dtype=torch.int64), persistent=False)
-        about = json.dumps(self._about()).encode()
-        self.register_buffer("about", torch.tensor(list(about), dtype=torch.uint8))
+        self.register_buffer("previous_x", ones.clone())
+        # the optimizer reads η and λ here; λ is infinite where a dead gate is frozen
+        self.register_buffer("lr_now", torch.zeros((), dtype=torch.float64), persistent=False)
+        self.register_buffer("penalty_now", ones.double(), persistent=False)
+        # the first step after which all gates were zero, until it has been reported
+        self.register_buffer("all_zero_step", torch.tensor(0), persistent=False)
+        metadata = json.dumps(self._metadata()).encode()
+        self.register_buffer("metadata", torch.tensor(list(metadata), dtype=torch.uint8))
         self._normalise()
-        ALL_GATES.add(self)
+        _ALL_GATES.add(self)
 
     # ------------------------------------------------------------------ values
 
     def forward(self) -> Tensor:
         """Return the gate values (N,): g(x) / (g at the start · scale)."""
-        ready = self._ready()
-        if ready is not None:
-            compiled: Tensor = ready.values()
-            return compiled
         x: Tensor = self.x
         if self.training and self.function.noise:
             x = x + self.noise
         kernels = self._kernels()
         if kernels is not None:
-            fused: Tensor = kernels.Values.apply(x, self)
+            fused: Tensor = kernels.GateValues.apply(x, self.function, self.epsilon, self.norm, self.scale)
             return fused
-        if not self._by_numpy(x):
-            return self.function.value(x, self.epsilon) / (self.norm * self.scale)
-        gates: Tensor = ByNumpy.apply(x, *self._arrays(x))  # type: ignore[no-untyped-call]
-        return gates
+        return self.function.value(x, self.epsilon, self.norm * self.scale)
 
     @property
     def values(self) -> Tensor:
@@ -161,90 +147,33 @@ class Gates(nn.Module):
 
     @torch.no_grad()
     def values_of(self, x: Tensor) -> Tensor:
-        """Return what the gate values (N,) are at another x."""
+        """Return the gate values (N,) at another x, without gradient."""
         kernels = self._kernels()
         if kernels is not None:
-            fused: Tensor = kernels.values(x, self)[0]
+            fused: Tensor = kernels.values(x, self.function, self.epsilon, self.norm, self.scale)[0]
             return fused
-        if self._by_numpy(x):
-            ready = self._ready()
-            if ready is not None and x.dtype == torch.float32:
-                compiled: Tensor = ready.values_of(x)
-                return compiled
-            value, _, below = self._arrays(x)
-            return torch.from_numpy(value / below)
-        return self.function.value(x, self.epsilon) / (self.norm * self.scale)
+        return self.function.value_and_slope(x, self.epsilon)[0] / (self.norm * self.scale)
 
-    def _by_numpy(self, x: Tensor) -> bool:
-        """Whether the values may be computed by numpy, which is faster for few numbers: eagerly, on the CPU."""
-        return (
-            self.function.arrays
-            and x.is_cpu
-            and type(x) in (Tensor, nn.Parameter)
-            and not torch.compiler.is_compiling()
-            and torch._C._get_tracing_state() is None
-        )
-
-    def _arrays(self, x: Tensor) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-        """Return g(x), g'(x) and what the gates are divided by, (N,) each."""
-        array = self.view("x") if x is self._parameters["x"] else array_of(x)
-        value, slope = self.function.on_arrays(array, self.view("epsilon").reshape(1))
-        return value, slope, self.view("norm") * self.view("scale")
-
-    def _ready(self) -> Any:
-        """Return the compiled loops with the arrays of these gates, where there are such and they may run."""
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-            return None
-        ready = self._fast
-        if ready is None or (ready and not ready.fits(self)):
-            loops = compiled_loops()
-            ready = self._fast = loops.Ready(self) if loops is not None and loops.takes(self) else False
-        return ready or None
-
-    def store(self, name: str, *values: Any) -> None:
-        """Write into a buffer: a number, or one value for each row."""
-        tensor = self._buffers[name]
-        assert tensor is not None
-        if not tensor.is_cpu:
-            rows = [torch.as_tensor(each, dtype=tensor.dtype, device=tensor.device) for each in values]
-            tensor.copy_(torch.stack(rows).view_as(tensor))
-        elif tensor.ndim:
-            array = self.view(name)
-            for number, each in enumerate(values):
-                array[number] = each
-        else:
-            self.view(name)[...] = values[0]
-
-    def view(self, name: str) -> NDArray[Any]:
-        """Return x or a buffer as a numpy array: over the same memory on the CPU, a copy of it elsewhere.
-
-        A view is kept for as long as it is over the memory of the tensor: making one costs more than using it.
-        """
-        tensor = self._parameters["x"] if name == "x" else self._buffers[name]
-        assert tensor is not None
-        held = self._views.get(name)
-        if held is not None and held[0] is tensor and held[1] == tensor.data_ptr():
-            return held[2]
-        array = array_of(tensor)
-        if tensor.is_cpu:
-            self._views[name] = (tensor, tensor.data_ptr(), array)
-        return array
+    @property
+    def keep(self) -> Keep | None:
+        """The constants of the control of λ; None with a fixed λ."""
+        return None if self.controller is None else self.controller.keep
 
     @property
     def kept(self) -> list[str]:
-        """Names of the fields whose gate is not zero."""
-        return [name for name, alive in zip(self.names, self._alive(), strict=True) if alive]
+        """Names of the fields whose gate is alive."""
+        return [name for name, x in zip(self.names, self.x.tolist(), strict=True) if x != 0]
 
     @property
     def dropped(self) -> list[str]:
         """Names of the fields whose gate is exactly zero."""
-        return [name for name, alive in zip(self.names, self._alive(), strict=True) if not alive]
+        return [name for name, x in zip(self.names, self.x.tolist(), strict=True) if x == 0]
 
     def selection(self, **made: Any) -> Selection:
-        """Return the answer as it stands: kept, dropped, gate values, where the fields enter."""
+        """Return the current result: kept and dropped fields, gate values, where the fields enter the model."""
         self.check()
         values = dict(zip(self.names, self.values.tolist(), strict=True))
-        how = {
+        settings = {
             "gate": self.function.name,
             "alpha": self.function.alpha,
             "tau": self.function.tau,
@@ -256,15 +185,15 @@ class Gates(nn.Module):
             "rescale": self.rescale,
             "epsilon": float(self.epsilon),
         }
-        sites = {name: [each.to_json() for each in places] for name, places in self.places.items()}
-        return Selection(tuple(self.kept), tuple(self.dropped), values, sites, (), {**how, **made})
+        sites = {name: [site.to_json() for site in several] for name, several in self.places.items()}
+        return Selection(tuple(self.kept), tuple(self.dropped), values, sites, (), {**settings, **made})
 
-    def status(self) -> Status:
-        """Return where the search stands (see :meth:`check`)."""
+    def status(self) -> stepping.GateStatus:
+        """Return the progress of the search; errors of steps on a GPU are raised here (see :meth:`check`)."""
         self.check()
         alive = self.values[self.x != 0].abs()
         step = int(self.steps_done)
-        return Status(
+        return stepping.GateStatus(
             step=step,
             steps=self.steps,
             alive=alive.numel(),
@@ -278,18 +207,18 @@ class Gates(nn.Module):
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Within this block the model runs as if it had no gates."""
-        was, self._disabled = self._disabled, True
+        """Run the model without gates while the block runs."""
+        before, self._disabled = self._disabled, True
         try:
             yield
         finally:
-            self._disabled = was
+            self._disabled = before
 
     def model_parameters(self) -> list[nn.Parameter]:
         """Return every parameter of the model except x, for the model's own optimizer."""
         if not self._owner:
-            raise StateError("these gates are not attached to a model (any more)")
-        return [each for each in self._owner[0].parameters() if each is not self.x]
+            raise StateError("these gates are not attached to a model; call lpfs.attach")
+        return [parameter for parameter in self._owner[0].parameters() if parameter is not self.x]
 
     # --------------------------------------------------------------- optimizer
 
@@ -306,345 +235,213 @@ class Gates(nn.Module):
         threshold: Threshold = "paper",
         control: Keep | None = None,
     ) -> ProxSGD:
-        """Return the optimizer of the gates; ``gates.step()`` then moves its learning rate and λ.
+        """Return the optimizer of the gates; ``gates.step()`` then sets its learning rate and λ.
 
         Args:
-            keep: end with exactly this many fields, by control of λ.
-            penalty: instead, the paper's fixed λ, one number or one a field.
+            keep: number of fields to keep, reached by control of λ.
+            penalty: instead of ``keep``, the paper's fixed λ, one number or one per field.
             lr: the learning rate at the start, instead of the schedule's.
             momentum: β.
-            costs: λ is weighted by cost / mean cost, so that a dear field has to earn its place.
-            must_keep: fields that are not penalised; they count within ``keep``.
-            prox: ``l1``, the paper's; ``positive``, which lets no x cross zero, the default with ``keep`` where
-                the gate function would turn its sign there; ``l0``, for the ablation.
+            costs: λ is weighted by cost / mean cost, so that an expensive field needs a larger gradient to stay.
+            must_keep: fields that are not penalized; they count within ``keep``.
+            prox: ``l1``, the paper's; ``positive``, which lets no x cross zero, the default with ``keep`` if the
+                gate function would change its sign there; ``l0``, for the ablation.
             threshold: see :class:`ProxSGD`.
-            control: settings of the control of λ, for those who want to change them.
+            control: constants of the control of λ, instead of the defaults.
 
         """
         if prox is None:
-            turns = self.function.odd and keep is not None and bool((self.x >= 0).all())
-            prox = "positive" if turns else "l1"
-        plan = make_plan(self.names, self.steps, self.seed, keep, penalty, costs, must_keep, prox, control)
+            changes_sign = self.function.odd and keep is not None and bool((self.x >= 0).all())
+            prox = "positive" if changes_sign else "l1"
+        spec = PenaltySpec.build(self.names, self.steps, self.seed, keep, penalty, costs, must_keep, prox, control)
         alive = int((self.x != 0).sum())
-        if plan.keep is not None and plan.keep.keep > alive and not self.function.revives:
+        if spec.keep is not None and spec.keep.keep > alive and not self.function.revives:
             raise InputError(
-                f"keep={keep}, but only {alive} gates are alive, and {self.function.name!r} revives none"
+                f"keep={keep}, but only {alive} gates are alive, and dead gates of {self.function.name!r} cannot "
+                "revive"
             )
         if lr is not None and isinstance(self._preset, Schedule):
-            raise InputError("lr= and a Schedule of your own: say it in one place, Schedule(…, lr=Decay(…))")
+            raise InputError("give the learning rate either as lr= or as Schedule(…, lr=Decay(…)), not both")
         schedule = make_schedule(self._preset, self.function, self.steps, lr)
         done = int(self.steps_done)
-        first = plan.penalty
-        if plan.keep is not None and plan.keep.keep < len(self.names):
-            left = schedule.total_lr(self.steps) - schedule.total_lr(done)
-            first = plan.keep.first_penalty(max(left, schedule.lr(done)))
-        optimizer = ProxSGD(
-            [self.x],
-            lr=schedule.lr(done),
-            momentum=momentum,
-            penalty=first,
-            weights=plan.weights.to(self.x.device),
-            prox=prox,
-            threshold=threshold,
-        )
-        self.schedule, self.keep, self._prox, self._table = schedule, plan.keep, optimizer, None
-        if plan.keep is not None:
-            self.base_penalty = plan.keep.first_penalty(max(schedule.total_lr(self.steps), schedule.lr(0)))
-        self._ending = True
-        self._choose_path()
-        if self._loaded:  # a search that goes on: its control came with the state dict
+        first, controller = spec.penalty, None
+        if spec.keep is not None:
+            base = spec.keep.first_penalty(max(schedule.total_lr(self.steps), schedule.lr(0)))
+            controller = PenaltyController(spec.keep, len(self.names), self.steps, base)
+            if spec.keep.keep < len(self.names):
+                remaining = schedule.total_lr(self.steps) - schedule.total_lr(done)
+                first = spec.keep.first_penalty(max(remaining, schedule.lr(done)))
+        weights = spec.weights.to(self.x.device)
+        settings: dict[str, Any] = {"momentum": momentum, "weights": weights, "prox": prox, "threshold": threshold}
+        prox_sgd = ProxSGD([self.x], schedule.lr(done), penalty=first, **settings)  # raises before any change
+        self.schedule, self.controller, self._prox, self._table = schedule, controller, prox_sgd, None
+        self._end_checked = False
+        if self._loaded:  # the control of a resumed search came with the state dict
             self._loaded = False
-            self.mirror()
         else:
             self.control.copy_(torch.tensor([first, 1.0, 0.0, 0.0], dtype=torch.float64))
             self.dead.zero_()
-            with torch.no_grad():
-                remember(self)
-        return optimizer
+            self.previous_x.copy_(self.x.detach())
+        self._write_optimizer_settings()
+        self._bind_optimizer()
+        return prox_sgd
+
+    @torch.no_grad()
+    def freeze(self, x: Tensor | None = None) -> None:
+        """Return to ``x``, then freeze the dead gates of a search with ``keep=``; the alive gates become its K."""
+        prox = self._optimizer()
+        if self.controller is None or prox is None:
+            raise StateError("freeze needs a search with keep=; call gates.optimizer(keep=…) first")
+        if x is not None:
+            self.x.copy_(x)
+            momentum = prox.state[self.x].get("momentum_buffer")
+            if momentum is not None:
+                momentum.zero_()
+        keep = replace(self.controller.keep, keep=int(torch.count_nonzero(self.x)))
+        self.controller = replace(self.controller, keep=keep)
+        self.dead.copy_(self.x == 0)
+        self.control[2] = 1.0
+        self.previous_x.copy_(self.x)
+        self._write_optimizer_settings()
+        self._bind_optimizer()
 
     # -------------------------------------------------------------------- step
 
+    @torch.no_grad()
     def step(self) -> None:
-        """Move on by one training step: ε, the gate learning rate, λ, the rescale, the noise.
+        """Advance by one training step: ε, the gate learning rate, λ, the rescale, the noise.
 
-        Call it once after the optimizers' own steps. Nothing of this moves in ``forward`` or in evaluation.
-        It can be captured in a CUDA graph together with the optimizer's step; what goes wrong there is raised
-        later, by :meth:`check`.
+        Call it once after the optimizers' steps. ``forward`` and evaluation change none of these. It can be
+        captured in a CUDA graph together with the optimizer's step. On a GPU errors are raised later, by
+        :meth:`check`.
         """
-        prox = self._optimizer()
-        if self._without_host():
-            self._step_on_device(prox)
-            return
-        ready = None if prox is None else self._ready()
-        if ready is not None and ready.advance(self, prox):
-            return
-        done = int(self.view("steps_done")) + 1
-        if done == min(100, self.steps):
-            self.refuse_idle()
-        if self.keep is not None and prox is not None:
-            steer(self, prox, self.keep, done)
-        if not self.view("x").any():
-            raise self._all_zero(done)
-        self.store("steps_done", done)
-        self.store("epsilon", self.schedule.epsilon(done))
-        if prox is not None:
-            prox.param_groups[0]["lr"] = self.schedule.lr(done)
-        if self.refreshes(done):
-            self.scale.copy_(self.fresh_scale(self.x != 0))
-        if self.function.noise:
-            self._draw_noise(done)
-        if self.keep is not None and done == self.steps:
-            self._check_end(self.keep)
-
-    def _all_zero(self, done: int) -> AllGatesZeroError:
-        return AllGatesZeroError(
-            f"every gate is at zero after {done} steps: nothing is left to select. Lower the penalty "
-            f"(λ = {float(self.control[0]):.3g}), lower the gates' learning rate, or say keep=K instead"
-        )
-
-    def _check_end(self, keep: Keep) -> None:
-        """Say so if a search ended with another number of fields than was asked for."""
-        alive = self.values[self.x != 0].abs()
-        if alive.numel() != keep.keep or float(alive.min()) < keep.clear:
-            found = f"{alive.numel()} fields are alive instead of {keep.keep}, the smallest"
-            if alive.numel() == keep.keep:
-                found = f"{keep.keep} fields are alive as asked, but not all are clear of zero: the smallest is"
-            raise SearchError(
-                f"after {self.steps} steps {found} at |g| = {float(alive.min()):.2g}. Was prox.step() called in "
-                "every step, with a gradient? Go on for some steps, or attach with more steps"
-            )
-
-    def refuse_idle(self) -> None:
-        """Refuse fields whose module has never run although the model has: their gates would die unheard."""
-        idle = {self.names[number] for hook in self.hooks if not hook.ran for number, _ in hook.at}
-        if self.entered and idle:
-            raise FieldError(
-                f"the modules given for {sorted(idle)} never ran, though the model did: a container, a table that "
-                "is used by its weight alone, or a part that is switched off? Give the module whose output is the "
-                "embedding"
-            )
-
-    def refreshes(self, done: int) -> bool:
-        """Whether the overall factor is refreshed after this step."""
-        due = self.rescale != "off" and done % self.schedule.refresh == 0
-        return due and (self.rescale == "epsilon" or done <= self.rescaled_until)
-
-    @property
-    def rescaled_until(self) -> float:
-        """The step up to which the RMS rescale is refreshed."""
-        return RESCALE_UNTIL * self.steps
-
-    @torch.no_grad()
-    def fresh_scale(self, alive: Tensor) -> Tensor:
-        """Return the overall factor () for the ε and x of the moment."""
-        if self.rescale == "epsilon":
-            return (self.function.value(torch.ones_like(self.x), self.epsilon) / self.norm)[0]
-        values = (self.function.value(self.x, self.epsilon) / self.norm)[alive]
-        return values.square().mean().sqrt()
-
-    # --------------------------------------------------------------- on a GPU
-
-    def _without_host(self) -> bool:
-        """Whether this step must be taken without asking the device anything.
-
-        In a CUDA graph it must, and where three kernels do all of it, it is faster. Elsewhere the plain steps
-        are, for one kernel a decision costs more than the host's waiting: there it is done on request only.
-        """
-        if self.branch_free is not None:
-            return self.branch_free and not self.function.noise
-        x = self._parameters["x"]
-        assert x is not None
-        if not x.is_cuda:
-            return False
-        if not torch.cuda.is_current_stream_capturing():
-            return self._kernels() is not None
-        if self.function.noise:
+        x, prox = self.x, self._optimizer()
+        capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+        if capturing and self.function.noise:
             raise StateError(f"{self.function.name!r} draws noise on the host: its steps cannot be captured")
-        return True
-
-    def _choose_path(self) -> None:
-        """Let the optimizer ask these gates to step, where they may have to do without the host."""
-        if self._prox is not None:
-            free = self.x.is_cuda or bool(self.branch_free)
-            self._prox.stepper = self if free and not self.function.noise else None
-            if self._prox.stepper is not None:
-                self.row()  # makes the table, which cannot be made while a graph is captured
-
-    def move(self) -> bool:
-        """Take the step of the optimizer, for it, if that must be without the host; return whether it was."""
-        prox = self._optimizer()
-        assert prox is not None
-        if self._without_host():
-            self._captured = True
-            (self._kernels() or device).move(prox, self)
-            return True
-        if self._captured:
-            self.mirror()
-        return False
-
-    def mirror(self) -> None:
-        """Write the learning rate and λ of the moment where the optimizer has them elsewhere."""
-        if self._prox is not None:
-            penalty, _, frozen, _ = self.control.tolist()
-            self._prox.param_groups[0]["lr"] = self.schedule.lr(int(self.steps_done))
-            set_penalty(self, self._prox, penalty, bool(frozen))
-
-    def row(self) -> Tensor:
-        """Return what the schedule and the control of λ say for the step count on the device."""
-        return self.table().index_select(0, self.steps_done.clamp(max=self.steps).view(1))[0]
-
-    def table(self) -> Tensor:
-        """Return what the schedule and the control of λ say for every step, on the device."""
-        if self._table is None or self._table.device != self.x.device:
-            with torch.no_grad():
-                self._table = device.make_table(self)
-        return self._table
-
-    def _kernels(self) -> Any:
-        """Return the kernels that do all of a step at once, where there are such."""
-        if not self.x.is_cuda or self.function.noise:
-            return None
-        kernels = fused_kernels()
-        return kernels if kernels is not None and kernels.takes(self) else None
-
-    @torch.no_grad()
-    def _step_on_device(self, prox: ProxSGD | None) -> None:
-        self._captured = True
-        (self._kernels() or device).advance(self, prox)
-        if self.x.is_cuda and torch.cuda.is_current_stream_capturing():
-            return
-        self._unchecked += 1
-        if self._unchecked >= CHECK_EVERY:
+        kernels, state = self._kernels(), None
+        if self.controller is not None and prox is not None:
+            momentum = prox.state[x].get("momentum_buffer")
+            state = ControlState(x, self.previous_x, momentum, self.dead, self.control)
+        if kernels is not None:
+            kernels.control_step(self, state, self._control_table())
+        else:
+            stepping.advance(self, state, HostScalars if x.is_cpu and not self._device_scalars else DeviceScalars)
+        if self.function.noise:
+            stepping.draw_noise(self)
+        self._unchecked += not capturing
+        if self._unchecked >= stepping.CHECK_EVERY:
             self.check()
 
-    @torch.no_grad()
     def check(self) -> None:
-        """Raise what went wrong since the last check in steps that were taken without the host.
+        """Raise the errors of the steps since the last check, each of them once.
 
-        Those are steps on a GPU with Triton, or in a CUDA graph, and all of them where ``branch_free`` is True.
-        ``status``, ``selection`` and ``absorb`` call it, a graph does not: call it now and then, for the host has
-        to wait for the answer. Each thing is told once. In plain steps errors are raised at once.
+        A step on a CPU raises its errors itself. On a GPU a check waits for the device: only every 100th step
+        calls it, and none in a CUDA graph. ``status``, ``selection`` and ``absorb`` call it too.
         """
-        if not self._captured:
-            return
-        self._unchecked = 0
-        done, (refused, zero) = int(self.steps_done), self.flags.tolist()
-        self.flags.zero_()
-        if done >= min(100, self.steps):
-            self.refuse_idle()
-        if zero:
-            raise self._all_zero(zero)
-        if refused:
-            raise NonFiniteError(
-                f"the gradient of the gates was not finite in {refused} steps up to step {done}: the gates stood "
-                "still in these. Look for a loss of inf or nan, or lower the learning rate of the model"
-            )
-        if self.keep is not None and done >= self.steps and self._ending:
-            self._ending = False
-            self._check_end(self.keep)
+        stepping.check(self)
 
-    def _draw_noise(self, done: int) -> None:
-        """Draw the noise on x for the next forward: smaller and smaller, then none."""
-        left = max(0.0, 1 - done / (NOISE_UNTIL * self.steps))
-        generator = torch.Generator("cpu").manual_seed(self.seed * 1_000_003 + done)
-        draw = torch.randn(len(self.names), generator=generator, device="cpu")
-        self.noise.copy_(draw * (self.function.noise * left))
-        self.noise[self.dead] = 0.0
+    def check_all_used(self) -> None:
+        """Raise FieldError if the module of a field has never run although the model has."""
+        stepping.check_all_used(self)
 
     # ---------------------------------------------------------------- plumbing
 
-    def _alive(self) -> list[bool]:
-        alive: list[bool] = (self.x != 0).tolist()
-        return alive
+    def _control_table(self) -> Tensor:
+        """Return the table of the schedules and of the control law for every step, on the device of x."""
+        if self._table is None or self._table.device != self.x.device:
+            self._table = stepping.make_table(self)
+        return self._table
+
+    @torch.no_grad()
+    def _write_optimizer_settings(self) -> None:
+        """Write η and λ of the current step where the optimizer reads them."""
+        self.lr_now.fill_(self.schedule.lr(min(int(self.steps_done), self.steps)))
+        self.penalty_now.copy_(self.control[0]).masked_fill_(self.dead, math.inf)
+
+    def _bind_optimizer(self) -> None:
+        """Give the optimizer the buffers and the mode of the device of x; its own state moves with x."""
+        if self._prox is None:
+            return
+        group, device = self._prox.param_groups[0], self.x.device
+        capturable = self.x.is_cuda and not self.function.noise
+        group.update(lr=self.lr_now, penalty=self.penalty_now, weights=group["weights"].to(device))
+        group.update(capturable=capturable, fused=self._kernels() is not None and group["prox"] != "l0")
+        state = self._prox.state[self.x]
+        state.update({name: tensor.to(device) for name, tensor in state.items()})
+        self._control_table()  # made here, because it cannot be made while a graph is captured
+        kernels = self._kernels()
+        if kernels is not None and self.controller is not None:
+            kernels.constant_tensor(self.controller, device)
+
+    def _kernels(self) -> Any:
+        """Return the module of Triton kernels if it can take the steps of these gates, otherwise None."""
+        if not self.x.is_cuda or self.function.noise or self.fused is False:
+            return None
+        kernels = stepping.triton_kernels()
+        return kernels if kernels is not None and kernels.supports(self.function, len(self.names)) else None
 
     def _optimizer(self) -> ProxSGD | None:
-        """Return the optimizer that ``optimizer()`` made, if it still holds x."""
+        """Return the optimizer that ``optimizer()`` made, after checking that it still holds x."""
         x = self._parameters["x"]
-        if self._prox is not None and all(each is not x for each in self._prox.param_groups[0]["params"]):
+        if self._prox is not None and all(
+            parameter is not x for parameter in self._prox.param_groups[0]["params"]
+        ):
             raise StateError("the optimizer of these gates holds another x: call gates.optimizer(…) again")
         return self._prox
 
-    def _about(self) -> dict[str, Any]:
-        """Return what must agree for a state dict to fit."""
+    def _metadata(self) -> dict[str, Any]:
+        """Return the settings that must agree for a state dict to fit."""
         gate = self.function
-        about = {"fields": list(self.names), "gate": gate.name, "alpha": gate.alpha, "tau": gate.tau}
-        return {**about, "steps": self.steps, "rescale": self.rescale}
+        settings = {"fields": list(self.names), "gate": gate.name, "alpha": gate.alpha, "tau": gate.tau}
+        return {**settings, "steps": self.steps, "rescale": self.rescale}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Load, after a check that the state is one of gates like these."""
-        theirs = state_dict.pop(f"{prefix}about", None)
-        if theirs is not None:
-            there = json.loads(bytes(theirs.tolist()).decode())
-            for key, value in self._about().items():
-                if there.get(key) != value:
+        """Load a state dict after checking that it is of gates with the same settings."""
+        metadata = state_dict.pop(f"{prefix}metadata", None)
+        if metadata is not None:
+            saved = json.loads(bytes(metadata.tolist()).decode())
+            for key, value in self._metadata().items():
+                if saved.get(key) != value:
                     raise StateError(
-                        f"this state dict is of gates with {key} = {there.get(key)!r}, but these gates have "
-                        f"{value!r}: attach as it was done there"
+                        f"this state dict is of gates with {key} = {saved.get(key)!r}, but these gates have "
+                        f"{value!r}: attach with the same settings"
                     )
-            state_dict[f"{prefix}about"] = theirs
+            state_dict[f"{prefix}metadata"] = metadata
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        if self._prox is None:
-            self._loaded = True
-        else:
-            self.mirror()
-        self.flags.zero_()
+        self._loaded = self._prox is None
+        self.all_zero_step.zero_()
+        self._write_optimizer_settings()
 
     @torch.no_grad()
     def _normalise(self) -> None:
-        """Set the value at the start by the same kernel on the same device, so that g/norm is exactly 1.0."""
+        """Compute the value at the start as ``forward`` does, so that g / norm is exactly 1.0."""
         start = torch.full_like(self.epsilon, self.schedule.epsilon(0))
         ones, kernels = torch.ones_like(self.x), self._kernels()
-        loops = compiled_loops() if self.x.is_cpu else None
-        if loops is not None and loops.takes(self):
-            value = loops.at_start(self)
-        elif kernels is not None:
-            value = kernels.at_start(ones, self, start)
+        if kernels is not None:
+            self.norm.copy_(kernels.values(ones, self.function, start, ones, ones[:1])[0])
         else:
-            value = self.function.value(ones, start)
-        self.norm.copy_(value)
+            self.norm.copy_(self.function.value_and_slope(ones, start)[0])
 
     def _apply(self: _Self, fn: Any, recurse: bool = True) -> _Self:
-        """Move to another device with the model, but stay in full precision."""
-        super()._apply(device_only(fn), recurse)  # type: ignore[no-untyped-call]
-        self._fast = None
+        """Move to another device with the model, but stay in float32."""
+        super()._apply(keep_dtype(fn), recurse)  # type: ignore[no-untyped-call]
         self._normalise()
-        self._choose_path()
-        if self._captured and not self.x.is_cuda:
-            self.mirror()
+        self._bind_optimizer()
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "live": None, "last": None, "_table": None, "_views": {}, "_fast": None}
+        return {**self.__dict__, "live": None, "last": None, "_table": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        ALL_GATES.add(self)
+        _ALL_GATES.add(self)
 
     def extra_repr(self) -> str:
-        """Show what ``print(model)`` says of the gates."""
+        """Return the part of ``print(model)`` that describes the gates."""
         return f"{len(self.names)} fields, {self.function.name}, {len(self.kept)} alive"
 
 
-@cache
-def fused_kernels() -> Any:
-    """Return the Triton kernels, if Triton is there."""
-    try:
-        from lpfs.gates import fused
-    except ImportError:
-        return None
-    return fused
-
-
-@cache
-def compiled_loops() -> Any:
-    """Return the loops of numba for a CPU, if numba is there and works."""
-    try:
-        from lpfs.gates import compiled
-    except Exception:  # a broken installation fails in many ways; numpy does the same, more slowly
-        return None
-    return compiled
-
-
-def device_only(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return what ``model.to(…)`` does to a tensor, without its change of dtype: gates stay in float32."""
-    return lambda each: each.to(fn(each.new_empty(0)).device)
+def keep_dtype(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return what ``model.to(…)`` does to a tensor without its change of dtype: gates stay in float32."""
+    return lambda tensor: tensor.to(fn(tensor.new_empty(0)).device)

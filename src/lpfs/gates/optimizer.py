@@ -1,10 +1,14 @@
-"""ProxSGD: momentum SGD on the loss, then the proximal step of the penalty, in closed form."""
+"""Proximal operators in closed form, and ProxSGD: momentum SGD on the loss, then the proximal step of the penalty.
+
+The proximal operator of a penalty p is argmin over z of ½(z - x)² + p(z), where x is the result of the momentum
+step.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -12,26 +16,46 @@ from torch.optim.optimizer import _global_optimizer_post_hooks as _global_post_h
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _global_pre_hooks
 
 from lpfs.errors import InputError, NonFiniteError
-from lpfs.gates.prox import hard_threshold, positive_threshold, soft_threshold, soft_threshold_
-
-# Hooks on every optimizer's step that do nothing for a ProxSGD.
-PASSING_HOOKS: list[Any] = []
 
 Prox = Literal["l1", "positive", "l0"]
-PROXES = {"l1": soft_threshold, "positive": positive_threshold, "l0": hard_threshold}
 Threshold = Literal["paper", "doubled", "momentum"]
 
+# Settings of a group that may be tensors, and settings that belong to the device, not to the state.
+TENSOR_SETTINGS = ("lr", "penalty", "weights")
+DEVICE_SETTINGS = ("capturable", "fused")
 
-class Stepper(Protocol):
-    """Who takes the steps of a ProxSGD in its stead."""
 
-    def move(self) -> bool:
-        """Take one step, if the host must not be asked; return whether it was taken."""
-        ...
+def soft_threshold(x: Tensor, threshold: Tensor | float) -> Tensor:
+    """Return argmin_z ½(z - x)² + t·|z|: x moved by t towards zero, and exactly zero where it would cross.
 
-    def mirror(self) -> None:
-        """Write the settings of the moment into the optimizer's groups."""
-        ...
+    A threshold of 0 returns x to the last bit, one of ``inf`` returns zeros.
+
+    >>> soft_threshold(torch.tensor([1.0, -0.25, -1.0]), 0.5)
+    tensor([ 0.5000,  0.0000, -0.5000])
+    """
+    return x - x.clamp(-threshold, threshold)  # type: ignore[arg-type]
+
+
+def positive_threshold(x: Tensor, threshold: Tensor | float) -> Tensor:
+    """Return argmin over z >= 0 of ½(z - x)² + t·z: max(x - t, 0).
+
+    >>> positive_threshold(torch.tensor([1.0, 0.25, -1.0]), 0.5)
+    tensor([0.5000, 0.0000, 0.0000])
+    """
+    return (x - threshold).clamp_(min=0)
+
+
+def hard_threshold(x: Tensor, penalty: Tensor | float) -> Tensor:
+    """Return argmin_z ½(z - x)² + p·[z ≠ 0]: x where |x| > √(2p), otherwise exactly zero.
+
+    >>> hard_threshold(torch.tensor([1.0, -0.25]), 0.125)
+    tensor([1., 0.])
+    """
+    threshold = torch.as_tensor(2 * penalty, dtype=x.dtype, device=x.device).sqrt()
+    return torch.where(x.abs() > threshold, x, torch.zeros_like(x))
+
+
+PROXES = {"l1": soft_threshold, "positive": positive_threshold, "l0": hard_threshold}
 
 
 class ProxSGD(torch.optim.Optimizer):
@@ -41,20 +65,24 @@ class ProxSGD(torch.optim.Optimizer):
         v \leftarrow \beta v + \nabla L(x), \qquad \tilde x = x - \eta v, \qquad
         x \leftarrow \mathrm{sign}(\tilde x) \, \max(|\tilde x| - \lambda\eta, 0)
 
-    Parameters reach exactly 0.0 and stay there unless the gradient is larger than λ. With λ = 0 every step is
+    Entries reach exactly 0.0 and stay there unless the gradient is larger than λ. With λ = 0 every step equals
     that of ``torch.optim.SGD``, bit for bit. A step with a gradient that is not finite raises
     :class:`~lpfs.errors.NonFiniteError` and changes nothing.
 
     Args:
         params: parameters, or groups of them; each group may have its own settings.
-        lr: η.
+        lr: η, a number or a tensor ().
         momentum: β.
-        penalty: λ, a number or a tensor shaped like the parameter (``inf`` holds an entry at zero).
+        penalty: λ, a number or a tensor shaped like the parameter (``inf`` keeps an entry at zero).
         weights: a factor on λ for every entry, such as the cost of a field.
-        prox: ``"l1"``, the soft threshold; ``"positive"``, the same with x >= 0, so that nobody who is penalised
+        prox: ``"l1"``, the soft threshold; ``"positive"``, the same with x >= 0, so that no penalized entry
             crosses zero; ``"l0"``, the hard threshold √(2λη), for the ablation.
         threshold: ``"paper"`` λη, its equation; ``"doubled"`` 2λη, its ablation's text; ``"momentum"``
-            λη/(1-β), which penalises as the objective says in spite of the momentum.
+            λη/(1-β), which penalizes as the objective says in spite of the momentum.
+        capturable: take steps without host synchronization, so that they can be captured in a CUDA graph. A
+            gradient that is not finite changes nothing and is counted in ``state[x]["nonfinite_steps"]``.
+        fused: take the step in one Triton kernel; needs ``capturable``, a GPU, tensors for lr and penalty, and a
+            prox other than ``"l0"``.
 
     >>> x = torch.nn.Parameter(torch.tensor([1.0, 0.005]))
     >>> prox = ProxSGD([x], lr=0.1, penalty=0.1)
@@ -65,20 +93,18 @@ class ProxSGD(torch.optim.Optimizer):
 
     """
 
-    # Gates in a CUDA graph take the step themselves, without the host (see device.py)
-    stepper: Stepper | None = None
-    # Gates on a CPU move x by one compiled call, where it is for that (see compiled.py); a copy has none
-    mover: Callable[[ProxSGD], bool] | None = None
-
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 0.01,
+        lr: float | Tensor = 0.01,
         momentum: float = 0.9,
         penalty: float | Tensor = 0.0,
         weights: Tensor | None = None,
         prox: Prox = "l1",
         threshold: Threshold = "paper",
+        *,
+        capturable: bool = False,
+        fused: bool = False,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -87,6 +113,8 @@ class ProxSGD(torch.optim.Optimizer):
             "weights": weights,
             "prox": prox,
             "threshold": threshold,
+            "capturable": capturable,
+            "fused": fused,
         }
         super().__init__(params, defaults)
 
@@ -95,40 +123,25 @@ class ProxSGD(torch.optim.Optimizer):
         unknown = sorted(set(param_group) - {"params", "param_names", *self.defaults})
         if unknown:
             known = ", ".join(sorted(self.defaults))
-            raise InputError(f"unknown setting {unknown[0]!r} for ProxSGD; it knows {known}")
+            raise InputError(f"unknown setting {unknown[0]!r} for ProxSGD; its settings are {known}")
         super().add_param_group(param_group)
         try:
-            _check(self.param_groups[-1])
+            _check_settings(self.param_groups[-1])
         except InputError:
             self.param_groups.pop()
             raise
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, without torch's bookkeeping around it."""
-        if not set_to_none:
-            super().zero_grad(set_to_none=False)
-            return
-        for group in self.param_groups:
-            for x in group["params"]:
-                x.grad = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, with the settings of the moment."""
-        if self.stepper is not None:
-            self.stepper.mirror()
-        return super().state_dict()
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, wherever its tensors are: settings follow the parameters, as the state does."""
+        """Load a state; tensor settings are copied in place, because their owner and captured graphs read them."""
+        present = [dict(group) for group in self.param_groups]
         super().load_state_dict(state_dict)
-        for group in self.param_groups:
-            device = group["params"][0].device
-            for name in ("penalty", "weights"):
-                if isinstance(group[name], Tensor):
-                    group[name] = group[name].to(device)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "stepper": self.stepper}
+        for group, before in zip(self.param_groups, present, strict=True):
+            group.update({name: before[name] for name in DEVICE_SETTINGS})
+            for name in TENSOR_SETTINGS:
+                if isinstance(before[name], Tensor) and group[name] is not None:
+                    group[name] = before[name].copy_(torch.as_tensor(group[name]))
+                elif isinstance(group[name], Tensor):
+                    group[name] = group[name].to(group["params"][0].device)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -137,24 +150,14 @@ class ProxSGD(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Take one step; with a closure, evaluate the loss first and return it."""
-        if not self._hooks_are_ours():
+        if self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or _global_post_hooks:
             return self._step_with_hooks(closure)
-        if closure is None and self.stepper is None and self.mover is not None and self.mover(self):
-            return None  # x of some gates alone: nothing that a guard would refuse
-        for hook in _global_pre_hooks.values():
-            if hook not in PASSING_HOOKS:
-                hook(self, (), {})
+        for hook in tuple(_global_pre_hooks.values()):
+            hook(self, (), {})
         return self._step(closure)
 
-    # torch wraps every step in a profiler's record and a walk over hooks, which takes longer than the step itself
+    # torch would wrap the step in a record of its profiler, which takes longer than the step of a few gates
     step.hooked = True  # type: ignore[attr-defined]
-
-    def _hooks_are_ours(self) -> bool:
-        """Whether nobody but lpfs, whose hooks pass a ProxSGD or guard tables, asked to be called at a step."""
-        of_others = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or _global_post_hooks
-        return not of_others and all(
-            hook in PASSING_HOOKS or hasattr(hook, "guards") for hook in _global_pre_hooks.values()
-        )
 
     @torch.no_grad()
     def _step(self, closure: Callable[[], float] | None = None) -> float | None:
@@ -162,80 +165,85 @@ class ProxSGD(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self.stepper is not None and self.stepper.move():
-            return loss
         for group in self.param_groups:
             for x in group["params"]:
-                if x.grad is None or math.isfinite(x.grad.sum().item()):
-                    continue
-                where = (~torch.isfinite(x.grad)).flatten().nonzero().flatten().tolist()
-                if where:
-                    raise NonFiniteError(
-                        f"the gradient of the gates is not finite at {where[:5]}; the step was refused and "
-                        "nothing was moved. Look for a loss of inf or nan in this batch, or lower the "
-                        "learning rate of the model"
-                    )
+                if x.grad is not None and not group["capturable"]:
+                    _check_finite(x.grad)
         for group in self.param_groups:
             for x in group["params"]:
                 if x.grad is not None:
-                    self._move(x, group)
+                    self._update(x, group)
         return loss
 
     _step_with_hooks = torch.optim.Optimizer.profile_hook_step(_step)
 
-    def _move(self, x: Tensor, group: dict[str, Any]) -> None:
-        momentum = group["momentum"]
-        direction = x.grad
-        assert direction is not None
+    def _update(self, x: Tensor, group: dict[str, Any]) -> None:
+        gradient, state, momentum = x.grad, self.state[x], group["momentum"]
+        assert gradient is not None
+        if momentum and "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(x)
+        velocity = state.get("momentum_buffer")
+        if not group["capturable"]:
+            if momentum:
+                gradient = velocity.mul_(momentum).add_(gradient)
+            x.add_(gradient, alpha=-float(group["lr"]))
+            x.copy_(_prox_operator(group)(x, _threshold(group, x)))
+            return
+        if "nonfinite_steps" not in state:
+            state["nonfinite_steps"] = torch.zeros((), device=x.device)
+        if group["fused"]:
+            from lpfs.gates import _triton
+
+            _triton.prox_step(x, gradient, velocity, state["nonfinite_steps"], group, threshold_factor(group))
+            return
+        finite = torch.isfinite(gradient).all()
+        state["nonfinite_steps"] += ~finite
         if momentum:
-            velocity = self.state[x].get("momentum_buffer")
-            if velocity is None:
-                velocity = self.state[x]["momentum_buffer"] = direction.clone()
-            else:
-                velocity.mul_(momentum).add_(direction)
-            direction = velocity
-        x.add_(direction, alpha=-group["lr"])
-        threshold = threshold_of(group)
-        if isinstance(threshold, Tensor) and threshold.device != x.device:
-            threshold = threshold.to(x.device)
-        if group["prox"] == "l1":
-            soft_threshold_(x, threshold)
-        else:
-            x.copy_(prox_of(group)(x, threshold))
+            gradient = velocity * momentum + gradient
+            velocity.copy_(torch.where(finite, gradient, velocity))
+        lr = torch.as_tensor(group["lr"], device=x.device)
+        # in float64, to round once, as x.add_(gradient, alpha=-lr) does
+        moved = (x.double() - lr.to(x.dtype).double() * gradient.double()).to(x.dtype)
+        x.copy_(torch.where(finite, _prox_operator(group)(moved, _threshold(group, x)), x))
 
 
-def prox_of(group: dict[str, Any]) -> Callable[[Tensor, Tensor | float], Tensor]:
-    """Return the proximal step of a group; who is never penalised, its weight is 0, is free to cross zero."""
-    found: Callable[[Tensor, Tensor | float], Tensor] = PROXES[group["prox"]]
-    weights = group["weights"]
-    if group["prox"] != "positive" or weights is None:
-        return found
-
-    def where_penalised(x: Tensor, threshold: Tensor | float) -> Tensor:
-        return torch.where(weights == 0, x, found(x, threshold))
-
-    return where_penalised
-
-
-def factor_of(group: dict[str, Any]) -> float:
-    """Return how many times λη one step of this group moves an entry towards zero."""
+def threshold_factor(group: dict[str, Any]) -> float:
+    """Return the distance that one step moves an entry towards zero, in units of λη."""
     factors: dict[str, float] = {"paper": 1.0, "doubled": 2.0, "momentum": 1 / (1 - group["momentum"])}
     return factors[group["threshold"]]
 
 
-def threshold_of(group: dict[str, Any]) -> float | Tensor:
-    """Return how far one step of this group moves an entry towards zero: λη, by default."""
-    threshold: float | Tensor = group["penalty"] * (factor_of(group) * group["lr"])
+def _threshold(group: dict[str, Any], x: Tensor) -> float | Tensor:
+    """Return the distance that one step moves the entries of x towards zero: λη by default."""
+    lr = group["lr"] if group["capturable"] else float(group["lr"])
+    threshold: float | Tensor = group["penalty"] * (threshold_factor(group) * lr)
+    if isinstance(threshold, Tensor):
+        threshold = threshold.to(x.device, x.dtype)
+    return threshold if group["weights"] is None else group["weights"] * threshold
+
+
+def _prox_operator(group: dict[str, Any]) -> Callable[[Tensor, Tensor | float], Tensor]:
+    """Return the proximal operator of a group; entries of weight 0 are not penalized and may cross zero."""
+    operator: Callable[[Tensor, Tensor | float], Tensor] = PROXES[group["prox"]]
     weights = group["weights"]
-    if weights is None:
-        return threshold
-    if isinstance(threshold, Tensor) and threshold.device != weights.device:
-        threshold = threshold.to(weights.device)
-    return weights * threshold  # type: ignore[no-any-return]
+    if group["prox"] != "positive" or weights is None:
+        return operator
+    return lambda x, threshold: torch.where(weights == 0, x, operator(x, threshold))
 
 
-def _check(group: dict[str, Any]) -> None:
-    """Refuse settings that make no sense, before anything uses them."""
+def _check_finite(gradient: Tensor) -> None:
+    """Raise NonFiniteError if a gradient has an entry that is not finite."""
+    if not math.isfinite(gradient.sum().item()):  # the sum may overflow although all entries are finite
+        positions = (~torch.isfinite(gradient)).flatten().nonzero().flatten().tolist()
+        if positions:
+            raise NonFiniteError(
+                f"the gradient of the gates is not finite at {positions[:5]}; nothing was changed. Check this "
+                "batch for a loss of inf or nan, or lower the learning rate of the model"
+            )
+
+
+def _check_settings(group: dict[str, Any]) -> None:
+    """Raise InputError if a setting of a group is invalid."""
     lr, momentum, penalty, weights = (group[name] for name in ("lr", "momentum", "penalty", "weights"))
     if not (lr >= 0 and math.isfinite(lr)):
         raise InputError(f"lr must be >= 0, found {lr!r}")
@@ -245,6 +253,8 @@ def _check(group: dict[str, Any]) -> None:
         raise InputError(f"prox must be 'l1', 'positive' or 'l0', found {group['prox']!r}")
     if group["threshold"] not in ("paper", "doubled", "momentum"):
         raise InputError(f"threshold must be 'paper', 'doubled' or 'momentum', found {group['threshold']!r}")
+    if group["fused"] and not group["capturable"]:
+        raise InputError("fused=True needs capturable=True")
     for name, value in (("penalty", penalty), ("weights", weights)):
         if value is None:
             continue

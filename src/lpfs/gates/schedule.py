@@ -1,25 +1,28 @@
 """Schedules: ε and the gate learning rate as pure functions of the training step.
 
-A schedule never moves by itself: ``Gates.step`` asks it once a training step, ``forward`` and evaluation never.
-Both curves have the paper's form, start · decay^(step // every), held at a floor.
+``Gates.step`` applies a schedule once per training step; ``forward`` and evaluation never do. Both curves have the
+paper's form, start · rate^(step // every), bounded below by a floor.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lpfs.errors import InputError
 from lpfs.gates.functions import GateFunction
 
 Preset = Literal["scaled", "terabyte", "industrial"]
 
-# The search length at which the scaled schedule starts with the paper's learning rate itself. Longer searches
-# start lower and shorter ones higher, so that Ση, the distance a gate can travel, is the same for all.
+# Number of steps at which the scaled schedule starts with the paper's learning rate. Longer searches start lower
+# and shorter ones higher, so that Ση, the distance that a gate can travel, does not depend on the length.
 REFERENCE_STEPS = 10_000
-# Floors of the scaled schedule: η ends at 5 % of its start, ε at 1e-4 (1e-3 of its start), as the paper's on its
-# industrial log. Ten times lower, as on Terabyte, the last fields go when the barrier is high and chance decides.
+# Floors of the scaled schedule: η ends at 5 % of its start and ε at 1e-3 of its start (1e-4), as in the paper's
+# industrial experiment. With a floor ten times lower, as on Terabyte, noise decides which of the last fields stay.
 EPSILON_RATIO = 1e-3
 LR_RATIO = 0.05
 
@@ -39,22 +42,29 @@ class Decay:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.start) and self.start > 0):
-            raise InputError(f"a schedule must start above 0, found {self.start!r}")
+            raise InputError(f"start of a Decay must be > 0, found {self.start!r}")
         if not 0 < self.rate <= 1:
-            raise InputError(f"a decay rate must be in (0, 1], found {self.rate!r}")
+            raise InputError(f"rate of a Decay must be in (0, 1], found {self.rate!r}")
         if self.every < 1:
-            raise InputError(f"a schedule must move every 1 or more steps, found {self.every!r}")
+            raise InputError(f"every of a Decay must be at least 1 step, found {self.every!r}")
         if not 0 <= self.floor <= self.start:
-            raise InputError(f"a floor must be in [0, start], found {self.floor!r}")
+            raise InputError(f"floor of a Decay must be in [0, start], found {self.floor!r}")
 
-    def __call__(self, step: int) -> float:
-        """Return the value at a step."""
-        return max(self.floor, self.start * math.exp((step // self.every) * math.log(self.rate)))
+    @overload
+    def __call__(self, step: int) -> float: ...
+    @overload
+    def __call__(self, step: NDArray[np.int64]) -> NDArray[np.float64]: ...
+
+    def __call__(self, step: int | NDArray[np.int64]) -> float | NDArray[np.float64]:
+        """Return the value at a step, or the values at an array of steps."""
+        decayed = self.start * np.exp((step // self.every) * math.log(self.rate))
+        values: NDArray[np.float64] = np.maximum(self.floor, decayed)
+        return values if isinstance(step, np.ndarray) else float(values)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How ε and the gate learning rate move over a search, and how often the RMS rescale is refreshed."""
+    """ε and the gate learning rate over a search, and the number of steps between updates of the rescale."""
 
     epsilon: Decay
     lr: Decay
@@ -62,7 +72,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.epsilon.floor < 1e-12:
-            raise InputError(f"ε needs a floor of at least 1e-12, or it ends at 0: found {self.epsilon.floor!r}")
+            raise InputError(f"epsilon of a Schedule needs a floor >= 1e-12, found {self.epsilon.floor!r}")
         if self.refresh < 1:
             raise InputError(f"refresh must be at least 1, found {self.refresh!r}")
 
@@ -73,19 +83,19 @@ class Schedule:
         2.0
         """
         every = self.lr.every
-        whole = sum(self.lr(step) for step in range(0, steps - steps % every, every)) * every
+        whole: float = sum(self.lr(np.arange(0, steps - steps % every, every)).tolist()) * every
         return whole + (steps % every) * self.lr(steps)
 
 
 def scaled(gate: GateFunction, steps: int, lr: float | None = None) -> Schedule:
     """Return the default schedule for a search of this many steps.
 
-    Both fall exponentially over the search: ε to 1e-3 of its start, η to 5 % of its start, which is the paper's
-    value times 10,000/steps. So Ση, and with it the meaning of λ, does not depend on how long the search is. An
-    ``lr`` given by hand is taken as it is.
+    Both curves decrease exponentially over the search: ε to 1e-3 of its start, η to 5 % of its start, which is the
+    paper's value times 10,000/steps. So Ση, and with it the meaning of λ, does not depend on the length of the
+    search. An ``lr`` that is given is used as it is.
     """
     if steps < 1:
-        raise InputError(f"a search needs at least one step, found steps={steps!r}")
+        raise InputError(f"steps must be at least 1, found {steps!r}")
     power = 1.0 if gate.square else 0.5
     ratio = EPSILON_RATIO**power
     start = gate.lr * REFERENCE_STEPS / steps if lr is None else lr
@@ -122,7 +132,7 @@ def _absolute(gate: GateFunction, lr: float | None, rate: float, every: int, rat
 def make_schedule(
     schedule: Preset | Schedule, gate: GateFunction, steps: int, lr: float | None = None
 ) -> Schedule:
-    """Return a schedule by name: ``scaled`` to ``steps``, or one of the paper's; or the one given.
+    """Return a schedule by name: ``scaled`` to ``steps``, or one of the paper's. A Schedule is returned unchanged.
 
     >>> from lpfs.gates.functions import gate_function
     >>> make_schedule("terabyte", gate_function("lpfs++"), 1000).lr(100)
@@ -136,4 +146,4 @@ def make_schedule(
         return terabyte(gate, lr)
     if schedule == "industrial":
         return industrial(gate, lr)
-    raise InputError(f"no schedule {schedule!r}; there are 'scaled', 'terabyte', 'industrial'")
+    raise InputError(f"unknown schedule {schedule!r}; use 'scaled', 'terabyte', 'industrial' or a Schedule")

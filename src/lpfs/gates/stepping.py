@@ -1,0 +1,165 @@
+"""One training step of gates in torch: schedules, control law, rescale and noise; the errors of a search."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lpfs.errors import AllGatesZeroError, FieldError, NonFiniteError, SearchError
+from lpfs.gates.controller import ControlState, DeviceScalars, HostScalars, Keep, TableRow, control_table
+
+if TYPE_CHECKING:
+    from lpfs.gates.module import Gates
+
+RMS_RESCALE_UNTIL = 0.95  # share of a search after which the RMS rescale is no longer updated
+NOISE_UNTIL = 0.7  # share of a search after which noise is zero
+CHECK_EVERY = 100  # steps on a GPU between two checks for errors, because a check waits for the device
+
+
+@dataclass(frozen=True)
+class GateStatus:
+    """Progress of a search; ``print`` shows it in one line."""
+
+    step: int
+    steps: int
+    alive: int
+    total: int
+    smallest: float
+    epsilon: float
+    lr: float
+    penalty: float
+    frozen: bool
+
+    def __str__(self) -> str:
+        frozen = ", frozen" if self.frozen else ""
+        return (
+            f"step {self.step:,} of {self.steps:,}: {self.alive} of {self.total} gates alive{frozen}, "
+            f"smallest |g| {self.smallest:.3g}, ε {self.epsilon:.2g}, η {self.lr:.2g}, λ {self.penalty:.3g}"
+        )
+
+
+def advance(gates: Gates, state: ControlState | None, ops: type[DeviceScalars]) -> None:
+    """Take the step of ``Gates.step`` in torch."""
+    table, steps_done = gates._control_table(), gates.steps_done
+    if ops is HostScalars:
+        done = int(steps_done) + 1
+        if done == min(CHECK_EVERY, gates.steps):
+            check_all_used(gates)  # before anything changes
+        row = TableRow(*table[min(done, gates.steps)].tolist())
+        steps_done.fill_(done)
+    else:
+        steps_done += 1
+        row = TableRow(*table.index_select(0, steps_done.clamp(max=gates.steps).view(1))[0].unbind())
+    if state is not None and gates.controller is not None:
+        divisor = gates.norm * gates.scale
+        penalty, frozen = gates.controller.step(state, row, gates.function, gates.epsilon, divisor, ops)
+        gates.penalty_now.fill_(penalty)
+        if ops.active(frozen):
+            gates.penalty_now.masked_fill_(gates.dead, math.inf)
+    gates.epsilon.fill_(row.epsilon)
+    gates.lr_now.fill_(row.lr)
+    if gates.rescale == "epsilon":
+        gates.scale.fill_(row.scale)
+    elif gates.rescale == "rms" and ops.active(row.refresh):
+        gates.scale.fill_(ops.where(row.refresh != 0, _rms_scale(gates), gates.scale))
+    none_alive = ops.scalar(torch.count_nonzero(gates.x)) == 0
+    if ops.active(none_alive):
+        first = none_alive & (gates.all_zero_step == 0)
+        gates.all_zero_step.copy_(torch.where(first, steps_done, gates.all_zero_step))
+    if ops is HostScalars and (none_alive or done == gates.steps):
+        check(gates)
+
+
+def _rms_scale(gates: Gates) -> Tensor:
+    """Return the root mean square () of the alive gates at the current ε."""
+    alive = gates.x != 0
+    values = gates.function.value_and_slope(gates.x, gates.epsilon)[0] / gates.norm
+    squares = values.square().masked_fill(~alive, 0.0)
+    return (squares.sum() / alive.sum().clamp(min=1)).sqrt()
+
+
+@torch.no_grad()
+def check(gates: Gates) -> None:
+    """Raise the errors of the steps since the last check, each of them once (see ``Gates.check``)."""
+    gates._unchecked = 0
+    done, zero_step = int(gates.steps_done), int(gates.all_zero_step)
+    if done >= min(CHECK_EVERY, gates.steps):
+        check_all_used(gates)
+    if zero_step:
+        gates.all_zero_step.zero_()
+        raise AllGatesZeroError(
+            f"all gates are zero after {zero_step} steps: no field is left. Lower the penalty "
+            f"(λ = {float(gates.control[0]):.3g}) or the gates' learning rate, or give keep=K instead"
+        )
+    skipped = None if gates._prox is None else gates._prox.state[gates.x].get("nonfinite_steps")
+    if skipped is not None and bool(skipped):
+        count = int(skipped)
+        skipped.zero_()
+        raise NonFiniteError(
+            f"the gradient of the gates was not finite in {count} steps up to step {done}: these steps did not "
+            "change the gates. Check for a loss of inf or nan, or lower the learning rate of the model"
+        )
+    if gates.keep is not None and done >= gates.steps and not gates._end_checked:
+        gates._end_checked = True
+        _check_end(gates, gates.keep)
+
+
+def _check_end(gates: Gates, keep: Keep) -> None:
+    """Raise SearchError if a search ended with another number of fields than ``keep``."""
+    alive = gates.values[gates.x != 0].abs()
+    if alive.numel() != keep.keep or float(alive.min()) < keep.clear:
+        result = f"{alive.numel()} fields are alive instead of {keep.keep}, the smallest"
+        if alive.numel() == keep.keep:
+            result = f"{keep.keep} fields are alive as requested, but not all are clear of zero: the smallest is"
+        raise SearchError(
+            f"after {gates.steps} steps {result} at |g| = {float(alive.min()):.2g}. Was prox.step() called in "
+            "every step, with a gradient? Continue for some steps, or attach with more steps"
+        )
+
+
+def check_all_used(gates: Gates) -> None:
+    """Raise FieldError if the module of a field has never run although the model has."""
+    idle = {gates.names[number] for hook in gates.hooks if not hook.ran for number, _ in hook.at}
+    if gates.entered and idle:
+        raise FieldError(
+            f"the modules given for {sorted(idle)} never ran, although the model did: a container, a table whose "
+            "weight is used directly, or a part that is switched off? Give the module whose output is the "
+            "embedding"
+        )
+
+
+def make_table(gates: Gates) -> Tensor:
+    """Return the table of the schedules and of the control law for every step, on the device of x."""
+    until = RMS_RESCALE_UNTIL * gates.steps
+    table = control_table(gates.schedule, gates.keep, len(gates.names), gates.steps, until).to(gates.x.device)
+    if gates.rescale == "epsilon":
+        every, columns = gates.schedule.refresh, TableRow._fields
+        epsilon = table[every::every, columns.index("epsilon")].to(gates.x.dtype)
+        scale = gates.function.value_and_slope(torch.ones_like(epsilon), epsilon)[0] / gates.norm[0]
+        scales = scale.repeat_interleave(every)[: max(0, gates.steps + 1 - every)]
+        table[every:, columns.index("scale")] = scales.double()
+    return table
+
+
+def draw_noise(gates: Gates) -> None:
+    """Draw the noise on x for the next forward pass; it decreases to zero."""
+    done = int(gates.steps_done)
+    remaining = max(0.0, 1 - done / (NOISE_UNTIL * gates.steps))
+    generator = torch.Generator("cpu").manual_seed(gates.seed * 1_000_003 + done)
+    noise = torch.randn(len(gates.names), generator=generator, device="cpu")
+    gates.noise.copy_(noise * (gates.function.noise * remaining)).masked_fill_(gates.dead, 0.0)
+
+
+@cache
+def triton_kernels() -> Any:
+    """Return the module of Triton kernels; None without Triton."""
+    try:
+        from lpfs.gates import _triton
+    except ImportError:
+        return None
+    return _triton
