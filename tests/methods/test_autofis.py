@@ -5,32 +5,32 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from clicks import MIXED, Case, batch_of
-from known_truth import STRONG
 
 from lpfs.errors import InputError
-from lpfs.methods.autofis import Multipliers, Options
-from lpfs.methods.effort import Effort
-from lpfs.methods.first_layer import first_layer
-from lpfs.methods.registry import check_method, check_search
-from lpfs.methods.task import Task
-from lpfs.methods.wish import Wish
+from lpfs.methods.autofis import AutoFISOptions, Multipliers
+from lpfs.methods.base import SearchCost, SearchTask
+from lpfs.methods.group_sparsity import first_layer
+from lpfs.methods.registry import make_method
+from lpfs.methods.target import SelectionTarget
 from lpfs.models import make_model
 from lpfs.train.callbacks import State
 from lpfs.train.config import Training
 from lpfs.train.step import make_optimizer
+from tests.helpers.clicks import MIXED, Case, batch_of
+from tests.helpers.known_truth import STRONG
+from tests.helpers.searches import assert_same_weights, killed_after, without_time
 
 
-def made(options=Options(), steps=10):  # noqa: B008
+def made(options=AutoFISOptions(), steps=10):  # noqa: B008
     model = Case("dlrm_cross").make(MIXED)
     optimizer = make_optimizer(Training(lr=0.05), model.parameters())
-    task = Task(model, optimizer, [], None, Wish(keep=2), steps)
-    return model, optimizer, Multipliers(task, model, options, Effort())
+    task = SearchTask(model, optimizer, [], None, SelectionTarget(keep=2), steps)
+    return model, optimizer, Multipliers(task, model, options, SearchCost())
 
 
 def test_steps_are_the_formula():
     lr, c, mu = 0.5, 0.2, 0.7
-    model, optimizer, driver = made(Options(lr, c, mu))
+    model, optimizer, driver = made(AutoFISOptions(lr, c, mu))
     state = State(model, optimizer, Training(), 10)
     draw = np.random.default_rng(0)
     total = np.zeros(len(model.names))
@@ -52,7 +52,7 @@ def test_steps_are_the_formula():
     assert (scores[alpha == 0] <= 0).all()
 
 
-def test_without_c_a_multiplier_that_nothing_holds_is_zero_at_the_end():
+def test_without_c_a_multiplier_without_gradient_is_zero_at_the_end():
     model, optimizer, driver = made()
     for _ in range(10):
         assert (driver.alpha > 0).all()
@@ -61,7 +61,7 @@ def test_without_c_a_multiplier_that_nothing_holds_is_zero_at_the_end():
     assert not driver.alpha.any()
 
 
-def test_multipliers_go_into_the_columns_that_read_their_parts():
+def test_multipliers_are_folded_into_the_columns_of_their_parts():
     model, optimizer, driver = made()
     batch = batch_of(MIXED)
     model(batch).sum().backward()
@@ -72,7 +72,7 @@ def test_multipliers_go_into_the_columns_that_read_their_parts():
         expected = model(batch)
         model.crosses.gate = None
         before = optimizer.state[model.top[0].weight]["sum"].clone()
-        driver.put_into(first_layer(model, "autofis"), optimizer)
+        driver.fold_into(first_layer(model, "autofis"), optimizer)
         torch.testing.assert_close(model(batch), expected)
     after = optimizer.state[model.top[0].weight]["sum"]
     assert torch.equal(after[:, :4], before[:, :4] / 0.25)
@@ -80,9 +80,9 @@ def test_multipliers_go_into_the_columns_that_read_their_parts():
     assert torch.equal(after[:, 12:16], before[:, 12:16])
 
 
-def test_parts_of_the_planted_fields_come_before_those_of_noise(looked):
+def test_parts_of_the_planted_fields_rank_above_noise(run_search):
     """The token of the numbers has a bias, so that its cross with a field holds what the field says alone."""
-    model, found = looked("autofis", "dlrm_cross", keep=2)
+    model, found = run_search("autofis", "dlrm_cross", keep=2)
     assert set(found.kept) == {f"{name}*dense" for name in STRONG}
     noise = ("site", "slot", "site*slot")
     assert max(found.made["scores"][name] for name in noise) < 0.5 * min(
@@ -93,16 +93,16 @@ def test_parts_of_the_planted_fields_come_before_those_of_noise(looked):
     assert model.crosses.gate is None
 
 
-def test_multipliers_move_on_the_held_out_rows_alone(log):
+def test_multipliers_are_updated_by_holdout_rows_alone(log):
     """With rows of their own, what the weights learn from says nothing about α."""
     torch.manual_seed(0)
     model = make_model("dlrm_cross", log.schema, dim=4, hidden=[8])
     optimizer = make_optimizer(Training(lr=0.01), model.parameters())
     rows = log.part(1000, 1200)
     stream = log.part(0, 1000).stream(50, shuffle=True)
-    task = Task(model, optimizer, stream, None, Wish(keep=2), 3, held=rows.stream(200))
-    effort = Effort()
-    driver = Multipliers(task, model, Options(lr=0.5), effort)
+    task = SearchTask(model, optimizer, stream, None, SelectionTarget(keep=2), 3, holdout=rows.stream(200))
+    cost = SearchCost()
+    driver = Multipliers(task, model, AutoFISOptions(lr=0.5), cost)
     batch = next(iter(rows.stream(200)))
     model.crosses.gate = driver.gate
     state = State(model, optimizer, Training(), 3)
@@ -111,21 +111,27 @@ def test_multipliers_move_on_the_held_out_rows_alone(log):
     driver.alpha.grad = torch.full_like(driver.alpha, 7.0)  # of the weights' batch
     driver.within_step(state)
     torch.testing.assert_close(driver.total, 0.5 * expected)
-    assert all(each.grad is None for each in model.parameters())
-    assert effort.told()["backwards"] == 200
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert cost.to_dict()["backwards"] == 200
     model.crosses.gate = None
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_a_search_that_is_killed_goes_on_bit_by_bit(same_after_a_kill, log, apart):
-    held = {"held": lambda: log.part(1000, 1200).stream(64, shuffle=True, seed=5)} if apart else {}
-    same_after_a_kill("autofis", Multipliers, backbone="dlrm_cross", keep=3, **held)
+@pytest.mark.parametrize("has_holdout", [False, True])
+def test_a_killed_search_resumes_bit_for_bit(run_search, log, tmp_path, has_holdout):
+    def run(folder, **settings):
+        rows = log.part(1000, 1200).stream(64, shuffle=True, seed=5) if has_holdout else None
+        return run_search("autofis", "dlrm_cross", keep=3, holdout=rows, folder=tmp_path / folder, **settings)
+
+    model, whole = run("whole")
+    with killed_after(Multipliers, 60):
+        run("killed")
+    resumed, selection = run("killed", resume=True)
+    assert without_time(selection) == without_time(whole)
+    assert_same_weights(resumed, model)
 
 
-def test_refusals(looked):
-    with pytest.raises(InputError, match="autofis ranks fields.*say keep=K"):
-        check_search("autofis", {}, Wish(penalty=0.1), ("a", "b"), 100)
-    with pytest.raises(InputError, match="chooses crosses of fields, and MLP has none.*use .* dlrm_cross"):
-        looked("autofis", keep=2)
+def test_models_without_crosses_and_invalid_options(run_search):
+    with pytest.raises(InputError, match="autofis .*MLP .*dlrm_cross"):
+        run_search("autofis", keep=2)
     with pytest.raises(InputError, match="c must be a number > 0, found 0"):
-        check_method("autofis", {"c": 0})
+        make_method("autofis", {"c": 0})

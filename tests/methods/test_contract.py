@@ -1,12 +1,14 @@
-"""What every method promises, whatever it does: one suite over all names of the registry.
+"""The contract of every method: one suite over all names of the registry.
 
-A new method is here as soon as it is registered. What is not asked of everyone is said in one place, below.
+A new method is tested as soon as it is registered. Exceptions are listed in one place, below.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
+import re
 import shutil
 from dataclasses import dataclass
 
@@ -18,16 +20,19 @@ from lpfs.data.dataset import Dataset
 from lpfs.data.store.format import day_folder
 from lpfs.data.store.writer import DatasetWriter
 from lpfs.errors import DataError, InputError, SearchError
-from lpfs.gates.hooks import hooks_of
-from lpfs.gates.module import NAME as GATES
-from lpfs.methods.registry import METHODS
+from lpfs.gates.hooks import hooks_on
+from lpfs.gates.module import ATTRIBUTE as GATES
+from lpfs.methods.base import Method
+from lpfs.methods.registry import METHODS, make_method, method_class
 from lpfs.methods.search import search
+from lpfs.methods.target import TARGET_KINDS, Costs, SelectionTarget
 from lpfs.models import make_model
 from lpfs.pipeline.stages import set_gates_from_selection
 from lpfs.schema import Field, Schema
 from lpfs.train.config import Training
 from lpfs.train.fit import fit
 from lpfs.train.step import Stepper, make_optimizer
+from tests.helpers.searches import assert_same_weights, without_time
 
 FIELDS, TRUE, VALUES, DAY, BATCH = 40, 10, 6, 8000, 128
 NAMES = tuple(f"f{number:02}" for number in range(FIELDS))
@@ -36,23 +41,23 @@ LONG, SHORT, EVERY, KILLED = 300, 60, 20, 50  # steps of a search, of a short on
 
 @dataclass(frozen=True)
 class Facts:
-    """What is particular to a method: the recall asked of it, and settings for a search as short as these."""
+    """Exceptions of a method: its required recall, and options for searches as short as these."""
 
     recall: float = 0.9
     options: tuple[tuple[str, object], ...] = ()
 
 
 PARTICULAR = {
-    "autofield": Facts(options=(("every", 2),)),  # a move in ten steps needs thousands of them
-    "gbdt": Facts(options=(("rows", 4000), ("trees", 50))),  # trees take their time
+    "autofield": Facts(options=(("every", 2),)),  # an update every ten steps needs thousands of steps
+    "gbdt": Facts(options=(("rows", 4000), ("trees", 50))),  # trees are slow
     "random_forest": Facts(options=(("rows", 4000), ("trees", 50))),
     "random": Facts(recall=0.0),
     "all": Facts(recall=0.0),
 }
-ELSEWHERE = {"oracle": "reads the truth of a simulated log", "autofis": "is defined on crosses"}
+ELSEWHERE = ("oracle", "autofis")  # need a simulated log, and a model of crosses
 EVERYTHING = ("all",)  # keeps more than K
 LEARNED = [name for name in METHODS if name not in ELSEWHERE]
-# methods with a mask of their own, which a penalty alone can cut
+# methods with a mask that selects fields by its penalty
 MASKED = ("shufflegate", "optfs", "stg", "hard_concrete")
 
 
@@ -135,19 +140,15 @@ def scores_of(found):
     return found.made.get("scores", found.gates)
 
 
-def without_time(found):
-    values = found.to_json()
-    return {**values, "made": {key: each for key, each in values["made"].items() if key != "seconds"}}
-
-
 def test_the_test_rows_cannot_be_read(planted):
     log, _ = planted
     with pytest.raises(DataError):
         next(iter(log.part(5 * DAY, 6 * DAY).stream(BATCH)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", LEARNED)
-def test_the_planted_truth_is_found(planted, long, method):
+def test_the_planted_fields_are_found(planted, long, method):
     _, true = planted
     _, found = long(method)
     assert method in EVERYTHING or len(found.kept) == TRUE
@@ -159,7 +160,7 @@ def test_every_field_has_a_score_and_the_search_its_cost(long, method):
     _, found = long(method)
     assert found.made["method"] == method
     assert set(scores_of(found)) == set(found.gates) == set(NAMES)
-    assert all(math.isfinite(each) for each in scores_of(found).values())
+    assert all(math.isfinite(value) for value in scores_of(found).values())
     assert (*found.kept, *found.dropped) != ()
     assert set(found.kept) | set(found.dropped) == set(NAMES)
     assert found.made["seconds"] >= 0
@@ -177,13 +178,13 @@ def test_nothing_is_left_on_the_model(start, long, method):
         assert model.lpfs_gates.kept == [name for name in model.lpfs_gates.names if name in found.kept]
         return
     untouched, _ = start()
-    assert [(name, type(each)) for name, each in model.named_modules()] == [
-        (name, type(each)) for name, each in untouched.named_modules()
+    assert [(name, type(module)) for name, module in model.named_modules()] == [
+        (name, type(module)) for name, module in untouched.named_modules()
     ]
     assert list(model.state_dict()) == list(untouched.state_dict())
-    assert all(each.requires_grad for each in model.parameters())
+    assert all(parameter.requires_grad for parameter in model.parameters())
     for module in model.modules():
-        assert not hooks_of(module)
+        assert not hooks_on(module)
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
         assert getattr(module, "gate", None) is None
@@ -191,10 +192,11 @@ def test_nothing_is_left_on_the_model(start, long, method):
     assert set(model.lpfs_gates.kept) == set(found.kept)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", LEARNED)
-def test_the_seed_decides_and_a_killed_search_goes_on(look, tmp_path, monkeypatch, method):
+def test_the_seed_determines_the_search_and_a_killed_one_resumes(look, tmp_path, monkeypatch, method):
     model, whole = look(method, folder=tmp_path / "whole", seed=3)
-    torch.manual_seed(99)  # what was drawn elsewhere does not matter
+    torch.manual_seed(99)  # the global generator does not matter
     again, same = look(method, seed=3)
     assert without_time(same) == without_time(whole)
     real = Stepper.count_step
@@ -211,16 +213,15 @@ def test_the_seed_decides_and_a_killed_search_goes_on(look, tmp_path, monkeypatc
             trained = False
         except KeyboardInterrupt:
             trained = True
-    assert trained or not whole.history  # what leaves a history is trained by the loop
+    assert trained or not whole.history  # a search with a history trains
     resumed, found = look(method, folder=tmp_path / "killed", seed=3, resume=True)
     assert without_time(found) == without_time(whole)
     for other in (again, resumed):
-        mine, theirs = model.state_dict(), other.state_dict()
-        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+        assert_same_weights(model, other)
 
 
 @pytest.mark.parametrize("method", [name for name in LEARNED if name not in EVERYTHING])
-def test_fields_that_must_be_kept_are(planted, look, method):
+def test_must_keep(planted, look, method):
     _, true = planted
     spare = next(name for name in NAMES if name not in true)
     _, found = look(method, keep=3, must_keep=(spare,))
@@ -229,7 +230,7 @@ def test_fields_that_must_be_kept_are(planted, look, method):
 
 
 @pytest.mark.parametrize("method", MASKED)
-def test_a_mask_can_be_cut_by_its_own_penalty(look, method):
+def test_a_penalty_selects_without_a_k(look, method):
     _, all_of_them = look(method, keep=None, penalty=0.0, steps=10)
     assert all_of_them.dropped == ()
     assert all_of_them.made["own_count"] == FIELDS
@@ -244,9 +245,53 @@ def test_a_mask_can_be_cut_by_its_own_penalty(look, method):
     assert (found.made["penalty"], found.made["own_count"]) == (100.0, 0)
 
 
-@pytest.mark.parametrize("method", [name for name in LEARNED if name not in ("lpfs", "lpfs++", *EVERYTHING)])
-def test_wishes_that_a_ranking_cannot_answer(look, method):
-    with pytest.raises(InputError, match=f"{method}.*keep=K"):
-        look(method, keep=None, max_auc_loss=0.1)
-    with pytest.raises(InputError, match=f"{method}.*keep=K"):
-        look(method, keep=None, budget=3.0, costs=dict.fromkeys(NAMES, 1.0))
+@pytest.mark.parametrize("method", list(METHODS))
+def test_targets_that_a_method_does_not_support_are_refused(method):
+    costs = Costs(dict.fromkeys(NAMES, 1.0))
+    targets = {
+        "keep": SelectionTarget(keep=2),
+        "penalty": SelectionTarget(penalty=0.1),
+        "budget": SelectionTarget(budget=3.0, costs=costs),
+        "max_auc_loss": SelectionTarget(max_auc_loss=0.1),
+    }
+    assert tuple(targets) == TARGET_KINDS
+    made = make_method(method)
+    assert "keep" in made.targets
+    for kind, target in targets.items():
+        if kind in made.targets:
+            made.check(target, NAMES, 1000)
+        else:
+            with pytest.raises(InputError, match=f"{re.escape(method)}.*{kind}=.*keep=K"):
+                made.check(target, NAMES, 1000)
+    with pytest.raises(InputError, match=f"the {FIELDS} fields, found 99"):
+        made.check(SelectionTarget(keep=99), NAMES, 1000)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "all"])
+def test_a_search_checks_its_target_before_training(start, method):
+    """A failed check leaves the model unchanged."""
+    model, optimizer = start()
+    kinds = {"max_auc_loss": 0.1} if "max_auc_loss" not in make_method(method).targets else {"keep": 99}
+    with pytest.raises(InputError):
+        search(model, [], method, optimizer=optimizer, steps=SHORT, **kinds)
+    assert_same_weights(model, start()[0])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", [name for name in LEARNED if not make_method(name).search_per_k])
+def test_one_ranking_serves_every_k(look, method):
+    (_, few), (_, many) = look(method, keep=3), look(method, keep=6)
+    assert few.made["scores"] == many.made["scores"], f"{method} depends on K: it needs search_per_k = True"
+    assert set(few.kept) < set(many.kept)
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_classes_and_options_are_described(method):
+    cls = method_class(method)
+    assert issubclass(cls, Method)
+    assert cls.__doc__
+    assert cls.Options.__doc__
+    assert dataclasses.is_dataclass(cls.Options)
+    assert cls.Options.__dataclass_params__.frozen
+    with pytest.raises(InputError, match="unknown key 'no_such_option'"):
+        make_method(method, {"no_such_option": 1})

@@ -6,12 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from known_truth import NOISE, STRONG
 
 from lpfs.errors import InputError
-from lpfs.methods.lassonet import Hierarchy, hierarchical_prox
-from lpfs.methods.registry import check_method, check_search
-from lpfs.methods.wish import Wish
+from lpfs.methods.lassonet import hierarchical_prox
+from lpfs.methods.registry import make_method
+from tests.helpers.known_truth import NOISE, STRONG
 
 REALS = st.floats(-3, 3, allow_nan=False, width=32)
 
@@ -37,11 +36,11 @@ def test_the_operator_finds_the_smallest_value(skip, weight, penalty, bound):
     mine = 0.5 * float((v - theta).square().sum() + (u - found).square().sum()) + penalty * length
     assert mine == pytest.approx(worth(length), abs=1e-9)
     most = float(v.norm() + u.abs().sum() / bound) + 1
-    grid = [most * each / 2000 for each in range(2001)]
+    grid = [most * value / 2000 for value in range(2001)]
     assert mine <= min(map(worth, grid)) + 1e-9
 
 
-def test_the_operator_works_on_every_group_alone():
+def test_the_operator_treats_groups_separately():
     made = torch.Generator().manual_seed(0)
     v, u = torch.randn(5, 3, generator=made), torch.randn(5, 7, generator=made)
     penalty = torch.tensor([0.0, 1.0, 2.0, 5.0, 100.0])
@@ -53,40 +52,34 @@ def test_the_operator_works_on_every_group_alone():
     assert float(together[0][1].norm()) > 0
 
 
-def test_the_planted_fields_are_found_and_the_model_is_left_alone(looked, ready):
-    model, found = looked("lassonet", keep=2, steps=200)
+def test_the_planted_fields_are_found_and_the_model_is_unchanged(run_search, pretrained):
+    model, found = run_search("lassonet", keep=2, steps=200)
     assert set(found.kept) == set(STRONG)
     scores = found.made["scores"]
     assert set(scores) == set(model.names)
     assert min(scores[name] for name in STRONG) > 3 * max(scores[name] for name in NOISE)
-    before = ready("mlp")[0].state_dict()
-    assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
-    assert all(not each._forward_pre_hooks for each in model.modules())
+    before = pretrained("mlp")[0].state_dict()
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(not module._forward_pre_hooks for module in model.modules())
     assert found.history[-1]["alive"] == found.made["own_count"] <= 3
 
 
-def test_a_fixed_penalty(looked):
-    _, found = looked("lassonet", penalty=0.0)
+def test_a_fixed_penalty(run_search):
+    _, found = run_search("lassonet", penalty=0.0)
     assert found.dropped == ()
-    _, some = looked("lassonet", penalty=10.0, must_keep=("slot",))
+    _, some = run_search("lassonet", penalty=10.0, must_keep=("slot",))
     assert "slot" in some.kept
     assert len(some.kept) < 7
 
 
-def test_a_search_that_is_killed_goes_on_bit_by_bit(same_after_a_kill):
-    same_after_a_kill("lassonet", Hierarchy, keep=3)
-
-
-def test_crosses_have_skip_weights_too(looked):
-    model, found = looked("lassonet", "dlrm_cross", keep=5, steps=60)
+def test_crosses_have_skip_weights_too(run_search):
+    model, found = run_search("lassonet", "dlrm_cross", keep=5, steps=60)
     assert len(found.kept) == 5
     assert set(found.made["scores"]) == set(model.names)
 
 
-def test_refusals(looked):
-    with pytest.raises(InputError, match="lassonet .* say keep=K or penalty=λ"):
-        check_search("lassonet", {}, Wish(), ("a", "b"), 100)
+def test_invalid_options_and_models(run_search):
     with pytest.raises(InputError, match="M must be a number > 0, found -1"):
-        check_method("lassonet", {"M": -1})
-    with pytest.raises(InputError, match="lassonet judges a field .*in FM"):
-        looked("lassonet", "fm", keep=2)
+        make_method("lassonet", {"M": -1})
+    with pytest.raises(InputError, match="lassonet .*FM"):
+        run_search("lassonet", "fm", keep=2)

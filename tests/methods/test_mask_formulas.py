@@ -9,9 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from lpfs.methods import adafs, autofield, cold_se, fscd, hard_concrete, optfs, shufflegate, stg
-from lpfs.methods import variational_dropout as dropout
-from lpfs.methods.weighing import FADING
+from lpfs.methods.autofield import AutoField
+from lpfs.methods.masks import MEAN_DECAY
+from lpfs.methods.optfs import OptFS, OptFSOptions
+from lpfs.methods.row_weights import AdaFS, ColdSE
+from lpfs.methods.shufflegate import ShuffleGate, ShuffleGateOptions
+from lpfs.methods.stochastic_gates import (
+    FSCD,
+    STG,
+    FSCDOptions,
+    HardConcrete,
+    HardConcreteOptions,
+    STGOptions,
+    VariationalDropout,
+    VariationalDropoutOptions,
+)
 
 NAMES = tuple("abcde")
 N, B, D = 5, 7, 3
@@ -67,8 +79,8 @@ def slope(mask, parameter, of):
 @pytest.mark.parametrize(("step", "temperature"), [(0, 1.0), (4000, 0.8), (19_900, 0.01), (10**6, 0.01)])
 def test_autofield(step, temperature):
     values = torch.stack([X, X.flip(0) * 0.5], 1)
-    mask = with_values(autofield.AutoField(NAMES, 100, SEED), "logits", values)
-    mask.at(step)
+    mask = with_values(AutoField(NAMES, 100, SEED), "logits", values)
+    mask.set_step(step)
     assert mask.temperature == pytest.approx(temperature, abs=1e-9 + 0.0051 * (step == 19_900))
     keep = softmax(values.double().numpy())
     noise = -np.log(-np.log(uniform(N, 2)))
@@ -76,48 +88,48 @@ def test_autofield(step, temperature):
     near(mask.scores(), keep[:, 1])
     near(mask.eval()(), keep[:, 1])
     assert mask.penalty(B) is None
-    assert mask.own() is None
+    assert mask.selected() is None
 
 
 def test_fscd():
-    options = fscd.Options(strength=0.3, temperature=0.5)
-    mask = with_values(fscd.FSCD(NAMES, 100, SEED, options, costs=[1.0, 2.0, 3.0, 4.0, 0.0]), "logit", X)
+    options = FSCDOptions(strength=0.3, temperature=0.5)
+    mask = with_values(FSCD(NAMES, 100, SEED, options, costs=[1.0, 2.0, 3.0, 4.0, 0.0]), "logit", X)
     assert mask.penalty(B) is None  # nothing was drawn yet
     drawn = sigmoid((X.double().numpy() + logit(uniform(N))) / 0.5)
     near(mask(), drawn)
     near(mask.penalty(B), 0.3 * (np.array([0.5, 1.0, 1.5, 2.0, 0.0]) * drawn).sum())
     near(mask.scores(), sigmoid(X))
     near(mask.eval()(), sigmoid(X / 0.5))
-    plain = fscd.FSCD(NAMES, 100, SEED, fscd.Options(start=0.9))
+    plain = FSCD(NAMES, 100, SEED, FSCDOptions(start=0.9))
     near(plain.scores(), np.full(N, 0.9))
     assert plain.costs.tolist() == [1.0] * N
-    assert fscd.FSCD(NAMES, 100, SEED, options, costs=[0.0] * N).costs.tolist() == [1.0] * N
+    assert FSCD(NAMES, 100, SEED, options, costs=[0.0] * N).costs.tolist() == [1.0] * N
 
 
 def test_stg():
-    mask = with_values(stg.STG(NAMES, 100, SEED, stg.Options(strength=0.3)), "mu", X)
+    mask = with_values(STG(NAMES, 100, SEED, STGOptions(strength=0.3)), "mu", X)
     noise = torch.randn(N, generator=torch.Generator().manual_seed(SEED)).double().numpy()
     near(mask(), np.clip(X.double().numpy() + 0.5 + 0.5 * noise, 0, 1))
     near(mask.penalty(B), 0.3 * sum(NormalDist().cdf((x + 0.5) / 0.5) for x in X.tolist()))
     near(mask.eval()(), [0.0, 0.1, 0.5, 1.0, 1.0])
-    assert mask.own().tolist() == [False, True, True, True, True]
+    assert mask.selected().tolist() == [False, True, True, True, True]
     assert mask.scores().tolist() == X.tolist()
 
 
 def test_hard_concrete():
-    options = hard_concrete.Options(strength=0.3)
-    mask = with_values(hard_concrete.HardConcrete(NAMES, 100, SEED, options), "log_a", X * 3)
+    options = HardConcreteOptions(strength=0.3)
+    mask = with_values(HardConcrete(NAMES, 100, SEED, options), "log_a", X * 3)
     x = X.double().numpy() * 3
     drawn = sigmoid((x + logit(uniform(N))) * 1.5)
     near(mask(), np.clip(drawn * 1.2 - 0.1, 0, 1))
     near(mask.penalty(B), 0.3 * sigmoid(x - 2 / 3 * math.log(0.1 / 1.1)).sum())
     near(mask.eval()(), np.clip(sigmoid(x) * 1.2 - 0.1, 0, 1))
-    assert mask.own().tolist() == [False, True, True, True, True]
+    assert mask.selected().tolist() == [False, True, True, True, True]
 
 
 def test_hard_concrete_counts_how_often_a_gate_is_not_zero():
     """The penalty is the chance of a gate above zero, here counted in many draws."""
-    mask = hard_concrete.HardConcrete(NAMES, 100, SEED, hard_concrete.Options(strength=1.0))
+    mask = HardConcrete(NAMES, 100, SEED, HardConcreteOptions(strength=1.0))
     with_values(mask, "log_a", X)
     with torch.no_grad():
         open_ = torch.stack([(mask() > 0).double() for _ in range(4000)]).mean(0)
@@ -125,7 +137,7 @@ def test_hard_concrete_counts_how_often_a_gate_is_not_zero():
 
 
 def test_variational_dropout():
-    mask = with_values(dropout.VariationalDropout(NAMES, 100, SEED, dropout.Options(strength=0.3)), "theta", X)
+    mask = with_values(VariationalDropout(NAMES, 100, SEED, VariationalDropoutOptions(strength=0.3)), "theta", X)
     near(mask(), 1 - sigmoid((X.double().numpy() + logit(uniform(N))) / 0.1))
     near(mask.penalty(B), 0.3 / B * (1 - sigmoid(X)).sum())
     near(mask.scores(), 1 - sigmoid(X))
@@ -135,10 +147,10 @@ def test_variational_dropout():
 @pytest.mark.parametrize(
     ("make", "parameter"),
     [
-        (lambda: stg.STG(NAMES, 100, SEED, stg.Options()), "mu"),
-        (lambda: hard_concrete.HardConcrete(NAMES, 100, SEED, hard_concrete.Options()), "log_a"),
-        (lambda: fscd.FSCD(NAMES, 100, SEED, fscd.Options(temperature=1.0)), "logit"),
-        (lambda: dropout.VariationalDropout(NAMES, 100, SEED, dropout.Options(temperature=1.0)), "theta"),
+        (lambda: STG(NAMES, 100, SEED, STGOptions()), "mu"),
+        (lambda: HardConcrete(NAMES, 100, SEED, HardConcreteOptions()), "log_a"),
+        (lambda: FSCD(NAMES, 100, SEED, FSCDOptions(temperature=1.0)), "logit"),
+        (lambda: VariationalDropout(NAMES, 100, SEED, VariationalDropoutOptions(temperature=1.0)), "theta"),
     ],
 )
 def test_factors_have_the_gradient_of_their_formula(make, parameter):
@@ -157,8 +169,8 @@ def test_factors_have_the_gradient_of_their_formula(make, parameter):
 
 
 def test_shufflegate():
-    options = shufflegate.Options(strength=0.3)
-    mask = with_values(shufflegate.ShuffleGate(NAMES, 100, SEED, options), "theta", X)
+    options = ShuffleGateOptions(strength=0.3)
+    mask = with_values(ShuffleGate(NAMES, 100, SEED, options), "theta", X)
     tokens, numbers = tokens_of().requires_grad_(), torch.tensor([4, 2, 0, 1, 3])
     out = mask(tokens, numbers, None)
     order = uniform(B, N).argsort(0)
@@ -176,13 +188,13 @@ def test_shufflegate():
     near(grad, np.broadcast_to(gates[numbers][None, :, None], (B, N, D)))
     near(mask.penalty(B), 0.3 * gates.mean())
     near(mask.scores(), gates)
-    assert mask.own().tolist() == [False, False, False, True, True]
+    assert mask.selected().tolist() == [False, False, False, True, True]
     assert torch.equal(mask.eval()(tokens, numbers, None), tokens)
-    near(shufflegate.ShuffleGate(NAMES, 100, SEED, options).scores(), sigmoid([5.0] * N))
+    near(ShuffleGate(NAMES, 100, SEED, options).scores(), sigmoid([5.0] * N))
 
 
 def test_cold_se():
-    mask = cold_se.ColdSE(NAMES, 100, SEED, D)
+    mask = ColdSE(NAMES, 100, SEED, D)
     tokens = tokens_of()
     near(mask(tokens, torch.arange(N), None), 0.5 * tokens.double().numpy())
     weight, bias = torch.randn(N, N * D), torch.randn(N)
@@ -191,25 +203,25 @@ def test_cold_se():
     row = tokens.double().numpy()
     weights = sigmoid(row.reshape(B, -1) @ weight.double().numpy().T + bias.double().numpy())
     near(mask(tokens, torch.arange(N), None), weights[:, :, None] * row)
-    mask.at(1)
+    mask.set_step(1)
     near(mask.scores(), weights.mean(0))
     mask(2 * tokens, torch.arange(N), None)
-    mask.at(2)
+    mask.set_step(2)
     second = sigmoid(2 * row.reshape(B, -1) @ weight.double().numpy().T + bias.double().numpy()).mean(0)
-    near(mask.scores(), (FADING * weights.mean(0) + second) / (1 + FADING))
+    near(mask.scores(), (MEAN_DECAY * weights.mean(0) + second) / (1 + MEAN_DECAY))
 
 
 @pytest.mark.parametrize("best", [None, 2])
 def test_adafs(best):
-    mask = adafs.AdaFS(NAMES, 100, SEED, D, hidden=6, best=best)
+    mask = AdaFS(NAMES, 100, SEED, D, hidden=6, best=best)
     tokens = tokens_of() * 3 + 1
     found = mask(tokens, torch.arange(N), None)
     rows = tokens.double().numpy()
     flat = rows.reshape(-1, D)
     normed = ((flat - flat.mean(0)) / np.sqrt(flat.var(0) + 1e-5)).reshape(B, -1)
-    first, second = (each for each in mask.controller if isinstance(each, torch.nn.Linear))
+    first, second = (value for value in mask.controller if isinstance(value, torch.nn.Linear))
     w1, b1, w2, b2 = (
-        each.detach().double().numpy() for each in (first.weight, first.bias, second.weight, second.bias)
+        value.detach().double().numpy() for value in (first.weight, first.bias, second.weight, second.bias)
     )
     weights = softmax(np.maximum(normed @ w1.T + b1, 0) @ w2.T + b2) * N
     if best is not None:
@@ -217,14 +229,14 @@ def test_adafs(best):
             row[np.argsort(row)[:-best]] = 0.0
             row *= best / row.sum()
     near(found, weights[:, :, None] * rows)
-    mask.at(1)
+    mask.set_step(1)
     near(mask.scores(), weights.mean(0))
     assert weights.sum(1) == pytest.approx(N if best is None else best)
 
 
-def test_the_controller_is_drawn_by_the_seed_alone():
+def test_the_controller_depends_on_the_seed_alone():
     before = torch.get_rng_state()
-    one, two, other = (adafs.AdaFS(NAMES, 100, seed, D) for seed in (1, 1, 2))
+    one, two, other = (AdaFS(NAMES, 100, seed, D) for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
     same = [torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True)]
     assert all(same)
@@ -233,14 +245,14 @@ def test_the_controller_is_drawn_by_the_seed_alone():
 
 def test_optfs():
     sizes = (3, 1, 2, 4)  # the second and the third have one gate, as numbers and bags have
-    options = optfs.Options(strength=0.3, sharpness=100.0)
-    mask = optfs.OptFS(NAMES[:4], sizes, 100, SEED, options)
+    options = OptFSOptions(strength=0.3, sharpness=100.0)
+    mask = OptFS(NAMES[:4], sizes, 100, SEED, options)
     m = np.linspace(-1, 1.3, 10)
     with_values(mask, "m", torch.from_numpy(m))
     numbers = torch.tensor([3, 0, 1])  # as a module has them: two with ids, then others
     ids = torch.tensor([[0, 2], [3, 1], [3, 0], [1, 1]], dtype=torch.int32)
     tokens = torch.randn(4, 3, D)
-    mask.at(25)
+    mask.set_step(25)
     tau = 100.0**0.25
     assert mask.tau == pytest.approx(tau)
     expected = tokens.double().numpy().copy()
@@ -251,7 +263,7 @@ def test_optfs():
             expected[row, part] *= sigmoid(tau * m[value]) / sigmoid(0.5)
     near(mask(tokens, numbers, ids), expected)
     near(mask.penalty(4), 0.3 * sigmoid(tau * m).sum())
-    mask.at(26)
+    mask.set_step(26)
     counts = np.bincount(np.ravel(values), minlength=10)
     assert mask.counts.tolist() == counts.tolist()
     scores = []
@@ -260,13 +272,13 @@ def test_optfs():
         kept = (counts[part] * ((m[part] > 0) + 0.5 * sigmoid(m[part]))).sum()
         scores.append(kept / 1.5 / max(1, counts[part].sum()))
     near(mask.scores(), scores)
-    assert mask.own().tolist() == [False, False, False, True]  # m > 0 from the sixth value on
+    assert mask.selected().tolist() == [False, False, False, True]  # m > 0 from the sixth value on
     mask.m.data.fill_(1.0)
-    assert mask.own().tolist() == [True, True, False, True]  # of the third no value was seen
+    assert mask.selected().tolist() == [True, True, False, True]  # of the third no value was seen
 
 
-def test_optfs_begins_at_one_and_weighs_its_penalty_by_the_number_of_values():
-    mask = optfs.OptFS(NAMES, (2,) * N, 100, SEED, optfs.Options())
+def test_optfs_starts_at_one_and_scales_its_penalty_by_the_number_of_values():
+    mask = OptFS(NAMES, (2,) * N, 100, SEED, OptFSOptions())
     tokens = tokens_of()
     near(mask(tokens, torch.arange(N), torch.zeros(B, N, dtype=torch.int32)), tokens.double().numpy())
     near(mask.penalty(B), 0.03 / 10**0.5 * sigmoid(0.5) * 10)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from known_truth import SMALL, STRONG
 from torch import nn
 
 from lpfs.errors import InputError
-from lpfs.methods.first_layer import first_layer
-from lpfs.methods.permutation import Options
+from lpfs.methods.group_sparsity import first_layer
+from lpfs.methods.permutation import PermutationOptions
 from lpfs.methods.search import search
 from lpfs.models import make_model
 from lpfs.train.fit import fit
+from tests.helpers.known_truth import SMALL, STRONG
 
 
 @pytest.fixture(scope="module")
@@ -28,18 +28,18 @@ def look(log, model, keep=2, **how):
     return search(model, [], "permutation", keep=keep, valid=valid, **how)
 
 
-def test_the_planted_fields_are_found_and_the_model_is_left_alone(log, model):
-    before = {name: each.clone() for name, each in model.state_dict().items()}
+def test_the_planted_fields_are_found_and_the_model_is_unchanged(log, model):
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     found = look(log, model)
     assert set(found.kept) == set(STRONG)
     assert found.gates == {name: float(name in STRONG) for name in model.names}
     assert min(found.made["scores"][name] for name in STRONG) > 0.05
     assert (found.made["method"], found.made["keep"], found.made["steps"]) == ("permutation", 2, 0)
-    assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert not hasattr(model, "lpfs_gates")
 
 
-def test_the_seed_decides_and_repeats_average(log, model):
+def test_the_seed_determines_the_scores_and_repeats_average(log, model):
     one, again, other = (look(log, model, seed=seed).made["scores"] for seed in (0, 0, 1))
     assert one == again
     assert one != other
@@ -48,7 +48,7 @@ def test_the_seed_decides_and_repeats_average(log, model):
     assert several != one
 
 
-def test_whole_bags_are_shuffled_and_count(log, model):
+def test_bags_are_shuffled_as_a_whole(log, model):
     scores = look(log, model, repeats=5).made["scores"]
     assert scores["tags"] > max(scores[name] for name in ("site", "slot", "price"))
 
@@ -67,7 +67,7 @@ def test_every_part_of_a_model_of_crosses_is_shuffled(log):
     assert len(found.kept) == 3
 
 
-def test_a_cross_that_the_model_does_not_use_loses_nothing(log):
+def test_a_cross_that_the_model_does_not_use_scores_zero(log):
     """To shuffle its fields would: they are in other parts too."""
     torch.manual_seed(0)
     crossed = make_model("dlrm_cross", log.schema, **SMALL)
@@ -76,7 +76,7 @@ def test_a_cross_that_the_model_does_not_use_loses_nothing(log):
     layer = first_layer(crossed, "permutation")
     keep = torch.tensor([float(name not in crosses) for name in crossed.names])
     layer.multiply(keep)
-    before = {name: each.clone() for name, each in crossed.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in crossed.state_dict().items()}
     found = look(log, crossed, keep=2, repeats=3)
     assert all(found.made["scores"][name] == 0.0 for name in crosses)
     assert max(found.made["scores"].values()) > 0.02
@@ -84,36 +84,43 @@ def test_a_cross_that_the_model_does_not_use_loses_nothing(log):
     assert crossed.state_dict().keys() == before.keys()  # nothing of the mask is left
 
 
-def test_refusals(log, model):
+def test_invalid_models_and_rows(log, model):
     valid = log.part(1000, 1200).stream(50)
-    with pytest.raises(InputError, match="a model of lpfs.models; this one is not"):
+    with pytest.raises(InputError, match="permutation needs a model of lpfs.models, found Linear"):
         search(nn.Linear(2, 1), [], "permutation", keep=1, valid=valid)
     one_class = [batch for batch in log.part(1000, 1200).stream(1) if not batch.labels.any()]
-    with pytest.raises(InputError, match="one class only"):
+    with pytest.raises(InputError, match="only one class"):
         search(model, [], "permutation", keep=1, valid=one_class)
 
 
-def test_few_rows_are_shuffled_more_often(log, model):
+def test_few_rows_are_shuffled_several_times(log, model):
     found = look(log, model).made
     assert found["repeats"] == 20
     assert found["forwards"] == 200 * (1 + 20 * 7)
     assert look(log, model).made["scores"] == found["scores"]
-    assert Options(repeats=2).times(10) == 2
-    assert [Options().times(rows) for rows in (1, 1000, 1001, 19_999, 20_000, 10**9)] == [20, 20, 20, 2, 1, 1]
+    assert PermutationOptions(repeats=2).repeats_for(10) == 2
+    assert [PermutationOptions().repeats_for(rows) for rows in (1, 1000, 1001, 19_999, 20_000, 10**9)] == [
+        20,
+        20,
+        20,
+        2,
+        1,
+        1,
+    ]
 
 
-def test_few_validation_rows_are_joined_by_other_held_out_ones(log):
+def test_holdout_rows_are_added_to_few_validation_rows(log):
     """As many as are enough in all; rows that the weights learn from are never taken."""
     model = make_model("mlp", log.schema, dim=2, hidden=[4])
-    valid, held, seen = (log.part(*at) for at in ((1000, 1100), (600, 1000), (0, 600)))
-    for rows, total in ((None, 100), (held, 500)):
+    valid, holdout, seen = (log.part(*at) for at in ((1000, 1100), (600, 1000), (0, 600)))
+    for rows, total in ((None, 100), (holdout, 500)):
         found = search(
             model,
             seen.stream(64),
             "permutation",
             keep=2,
             valid=valid.stream(50),
-            held=None if rows is None else rows.stream(50),
+            holdout=None if rows is None else rows.stream(50),
             repeats=1,
             steps=1,
         )

@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from lpfs.errors import FieldError, InputError
-from lpfs.methods.costs import Costs
-from lpfs.methods.registry import METHODS, check_method, check_search, options_of
-from lpfs.methods.wish import Wish
+from lpfs.methods.registry import METHODS, MethodEntry, make_method, trial_settings
+from lpfs.methods.target import Costs, SelectionTarget
 
 NAMES = ("a", "b", "c")
 
 
-def test_a_name_stands_for_settings():
-    assert options_of("lpfs", {}).gate == "lpfs"
-    assert options_of("lpfs", {"epsilon": 0.2}).function.epsilon == 0.2
-    assert options_of("lpfs++", {"alpha": 20}).function.alpha == 20
-    for name in METHODS:
-        check_method(name, {})
-        check_search(name, {}, Wish(keep=2), NAMES, 100)
+def test_names_of_one_family_have_their_own_defaults():
+    assert make_method("lpfs").options.gate == "lpfs"
+    assert make_method("lpfs", {"epsilon": 0.2}).options.function.epsilon == 0.2
+    assert make_method("lpfs++", {"alpha": 20}).options.function.alpha == 20
+
+
+def test_the_registry_imports_neither_torch_nor_numpy():
+    code = "import sys, lpfs.methods.registry; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_a_path_without_a_class_is_an_error(monkeypatch):
+    monkeypatch.setitem(METHODS, "mine", MethodEntry("json", "", "-"))
+    with pytest.raises(InputError, match="'mine'.*'module:Class', found 'json'"):
+        make_method("mine")
+
+
+def test_whether_another_k_needs_another_search_depends_on_the_options():
+    assert not make_method("adafs").search_per_k
+    assert make_method("adafs", {"hard": True}).search_per_k  # K is part of the network
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_trial_settings_are_valid_and_different(name):
+    settings = trial_settings(name, 9)
+    assert settings[0] == {}
+    assert len({str(make_method(name, trial).options) for trial in settings}) == len(settings)
+    assert trial_settings(name, 1) == [{}]
 
 
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("lpfs+", {}, "no method 'lpfs\\+'; did you mean 'lpfs"),
+        ("lpfs+", {}, "no method 'lpfs\\+' .did you mean 'lpfs"),
         ("lpfs++", {"aplha": 3}, "unknown key 'aplha'"),
         ("lpfs++", {"alpha": "much"}, "alpha must be a number, found 'much'"),
         ("lpfs++", {"alpha": True}, "alpha must be a number"),
@@ -33,43 +56,43 @@ def test_a_name_stands_for_settings():
         ("lpfs++", {"epsilon": 0}, "epsilon must be > 0"),
         ("lpfs++", {"momentum": 1.0}, "momentum must be in"),
         ("lpfs++", {"momentum": None}, "momentum must be a number"),
-        ("lpfs++", {"lr": -1}, "must start above 0"),
-        ("lpfs++", {"schedule": "slow"}, "no schedule 'slow'"),
+        ("lpfs++", {"lr": -1}, "must be > 0, found -1"),
+        ("lpfs++", {"schedule": "slow"}, "unknown schedule 'slow'"),
         ("lpfs++", {"rescale": "no"}, "rescale must be"),
         ("lpfs++", {"prox": "l2"}, "prox must be"),
         ("lpfs++", {"threshold": "big"}, "threshold must be"),
         ("lpfs++", {"gate": "gausian"}, "did you mean 'gaussian'"),
         ("lpfs", {"tau": 2.0}, "has no tau"),
-        ("permutation", {"repeats": 0}, "repeats must be a whole number >= 1, found 0"),
+        ("permutation", {"repeats": 0}, "repeats must be an integer >= 1, found 0"),
         ("permutation", {"repeats": 1.5}, "repeats must be"),
         ("permutation", {"alpha": 1}, "unknown key 'alpha'"),
     ],
 )
-def test_settings_that_are_refused(method, options, message):
+def test_invalid_options(method, options, message):
     with pytest.raises(InputError, match=message):
-        check_method(method, options)
+        make_method(method, options)
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "wish", "steps", "message"),
+    ("method", "options", "target", "steps", "message"),
     [
-        ("lpfs++", {}, Wish(keep=2), 49, "at least 50 steps"),
-        ("lpfs", {}, Wish(max_auc_loss=0.1), 20, "at least 50 steps"),
-        ("lpfs++", {"prox": "l0"}, Wish(keep=2), 100, "with prox='l0' give penalty"),
-        ("permutation", {}, Wish(), 100, "say keep=K"),
-        ("lpfs++", {}, Wish(keep=4), 100, "between 1 and the 3 fields"),
+        ("lpfs++", {}, SelectionTarget(keep=2), 49, "at least 50 steps"),
+        ("lpfs", {}, SelectionTarget(max_auc_loss=0.1), 20, "at least 50 steps"),
+        ("lpfs++", {"prox": "l0"}, SelectionTarget(keep=2), 100, "with prox='l0' give penalty"),
+        ("permutation", {}, SelectionTarget(), 100, "permutation .*keep=K"),
+        ("lpfs++", {}, SelectionTarget(keep=4), 100, "between 1 and the 3 fields"),
     ],
 )
-def test_searches_that_could_not_be_begun(method, options, wish, steps, message):
+def test_searches_that_cannot_start(method, options, target, steps, message):
     with pytest.raises(InputError, match=message):
-        check_search(method, options, wish, NAMES, steps)
+        make_method(method, options).check(target, NAMES, steps)
 
 
-def test_searches_that_can_be_begun():
-    check_search("lpfs++", {"prox": "l0"}, Wish(penalty=0.1), NAMES, 10)
-    check_search("lpfs++", {}, Wish(keep=3), NAMES, 10)  # nothing is to be dropped
-    check_search("permutation", {}, Wish(keep=2), NAMES, 1)
+def test_searches_that_can_start():
+    make_method("lpfs++", {"prox": "l0"}).check(SelectionTarget(penalty=0.1), NAMES, 10)
+    make_method("lpfs++", {}).check(SelectionTarget(keep=3), NAMES, 10)  # nothing is to be dropped
+    make_method("permutation", {}).check(SelectionTarget(keep=2), NAMES, 1)
     free = Costs({"a": 0.0, "b": 0.0, "c": 1.0})
-    check_search("lpfs++", {}, Wish(budget=0.0, costs=free), NAMES, 100)
+    make_method("lpfs++", {}).check(SelectionTarget(budget=0.0, costs=free), NAMES, 100)
     with pytest.raises(FieldError, match="no field 'd'"):
-        check_search("lpfs", {}, Wish(keep=2, must_keep=("d",)), NAMES, 100)
+        make_method("lpfs", {}).check(SelectionTarget(keep=2, must_keep=("d",)), NAMES, 100)

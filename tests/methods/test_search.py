@@ -6,22 +6,22 @@ import copy
 
 import pytest
 import torch
-from known_truth import FIELDS, NOISE, SMALL, STRONG, known_truth
 
 import lpfs
 from lpfs.errors import InputError, StateError
-from lpfs.methods import lpfs as gated
-from lpfs.methods.costs import Costs, Shared
-from lpfs.methods.descend import Descend, WithinBudget
-from lpfs.methods.polarize import Polarize
+from lpfs.methods.gate_search import BudgetSearch, DescendingSearch, GateSearch
+from lpfs.methods.lpfs import _AucRecorder
 from lpfs.methods.search import search
+from lpfs.methods.target import Costs, SharedCost
 from lpfs.models import make_model
 from lpfs.train.config import Training
 from lpfs.train.evaluate import evaluate
 from lpfs.train.fit import fit
 from lpfs.train.step import make_optimizer
+from tests.helpers.known_truth import FIELDS, NOISE, SMALL, STRONG, known_truth
+from tests.helpers.searches import assert_same_weights, killed_after, without_time
 
-NAMES = tuple(each.name for each in FIELDS)
+NAMES = tuple(field.name for field in FIELDS)
 LINEAR = {"user": 3.0, "ad": 1.0, "tags": 1.0, "age": 1.0, "price": 1.0, "site": 1.0, "slot": 2.0}
 QUIET = Training(quiet=True, checkpoint_every=25)
 
@@ -120,6 +120,7 @@ def test_a_fixed_penalty_drops_what_it_outweighs(log, pretrained):
     assert found.made["penalty"] == pytest.approx(0.2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["lpfs++", "lpfs"])
 @pytest.mark.parametrize("budget", [1.0, 2.5, 5.0])
 def test_a_budget_is_never_exceeded(log, pretrained, method, budget):
@@ -130,10 +131,10 @@ def test_a_budget_is_never_exceeded(log, pretrained, method, budget):
     assert costs.total(found.kept) == found.made["cost"] <= budget
     assert (found.made["budget"], found.made["unit"]) == (budget, "ms")
     assert budget < 3.0 or set(STRONG) <= set(found.kept)
-    assert budget >= 3.0 or "user" not in found.kept  # alone dearer than all there is
+    assert budget >= 3.0 or "user" not in found.kept  # it exceeds the budget alone
 
 
-def test_a_budget_that_pays_for_everything_keeps_everything(log, pretrained):
+def test_a_budget_for_all_fields_keeps_all_fields(log, pretrained):
     _, found = look(log, pretrained, budget=10.0, costs=LINEAR)
     assert found.dropped == ()
     _, found = look(log, pretrained, budget=0.0, costs=dict.fromkeys(NAMES, 0.0))
@@ -149,37 +150,37 @@ def test_a_budget_with_fields_that_must_be_kept_and_fields_that_cost_nothing(log
     assert "user" not in found.kept
 
 
-def test_a_group_is_paid_until_the_last_of_it_is_gone(large, pretrained_large):
-    """One call serves all the noise: the budget has no room for it beside the fields that say something."""
-    costs = Costs(dict.fromkeys(NAMES, 0.25), {"call": Shared(1.0, NOISE)})
+def test_a_shared_cost_counts_until_its_last_field_is_dropped(large, pretrained_large):
+    """One shared cost serves all noise fields: it exceeds the budget together with the informative fields."""
+    costs = Costs(dict.fromkeys(NAMES, 0.25), {"call": SharedCost(1.0, NOISE)})
     model, found = look(large, pretrained_large, budget=1.25, costs=costs)
     check_gates(model, found)
     assert set(found.kept) == {"user", "ad", "tags", "age"}
     assert found.made["cost"] == 1.0
 
 
-def test_the_weight_of_a_field_grows_as_the_others_of_its_group_go(log, pretrained):
+def test_the_weight_of_a_field_grows_as_others_of_its_group_are_dropped(log, pretrained):
     model, _ = pretrained()
     gates = lpfs.attach(model, steps=100)
-    costs = Costs(dict.fromkeys(NAMES, 1.0), {"call": Shared(4.0, ("site", "slot"))})
+    costs = Costs(dict.fromkeys(NAMES, 1.0), {"call": SharedCost(4.0, ("site", "slot"))})
     prox = gates.optimizer(keep=1, costs=costs.weights(gates.names, gates.names))
-    driver = WithinBudget(gates, prox, costs, 3.0, ())
+    driver = BudgetSearch(gates, prox, costs, 3.0, ())
     slot, user = gates.names.index("slot"), gates.names.index("user")
-    before = driver.fresh_weights(gates.names)
+    before = driver.cost_weights(gates.names)
     assert before[slot] / before[user] == pytest.approx(3.0)
-    after = driver.fresh_weights([name for name in gates.names if name != "site"])
+    after = driver.cost_weights([name for name in gates.names if name != "site"])
     assert after[slot] / after[user] == pytest.approx(5.0)
-    assert driver.too_dear == ["site", "slot"]
+    assert driver.unaffordable == ["site", "slot"]
 
 
-def test_equal_weights_stay_parted(log, pretrained):
+def test_equal_costs_get_slightly_different_weights(log, pretrained):
     model, _ = pretrained()
     gates = lpfs.attach(model, steps=100)
     costs = Costs(dict.fromkeys(NAMES, 1.0))
-    driver = WithinBudget(gates, gates.optimizer(keep=1, costs=[1.0] * 7), costs, 2.0, ())
-    assert driver.look(None, False) is None
+    driver = BudgetSearch(gates, gates.optimizer(keep=1, costs=[1.0] * 7), costs, 2.0, ())
+    assert driver.decide(None, False) is None
     assert len(set(driver.weights.tolist())) == 7
-    assert all(1 <= each <= 1.01 for each in driver.weights.tolist())
+    assert all(1 <= value <= 1.01 for value in driver.weights.tolist())
 
 
 def test_max_auc_loss_keeps_few_fields_and_the_auc(large, pretrained_large):
@@ -193,104 +194,76 @@ def test_max_auc_loss_keeps_few_fields_and_the_auc(large, pretrained_large):
     assert [step for step, _ in reference] == [0, *range(30, 301, 30)]
     assert end["loss"] == reference[-1][1] - end["auc"] <= 0.02 == end["allowed"]
     curve = found.made["curve"]
-    alive = [each["alive"] for each in curve]
-    assert all(each["loss"] <= 0.02 for each in curve if each["alive"] == len(found.kept))
-    assert alive[-1] < len(found.kept)  # it went on, to see what further cuts would cost
-    assert any(each["loss"] > 0.02 for each in curve if each["alive"] < len(found.kept))
-    assert all(0.0 < each["auc"] < 1.0 and each["step"] % 3 == 0 for each in curve)
+    alive = [point["alive"] for point in curve]
+    assert all(point["loss"] <= 0.02 for point in curve if point["alive"] == len(found.kept))
+    assert alive[-1] < len(found.kept)  # it continued below the result
+    assert any(point["loss"] > 0.02 for point in curve if point["alive"] < len(found.kept))
+    assert all(0.0 < point["auc"] < 1.0 and point["step"] % 3 == 0 for point in curve)
 
 
-def test_nothing_asked_for_is_a_small_auc_loss(log, pretrained):
+def test_the_default_target_is_a_small_auc_loss(log, pretrained):
     _, found = look(log, pretrained, must_keep=("site",))
     assert found.made["end"]["allowed"] == 0.001
     assert {"site", *STRONG} <= set(found.kept)
 
 
-def test_the_history_tells_the_search(log, pretrained):
+def test_the_history_records_the_search(log, pretrained):
     _, found = look(log, pretrained, keep=2)
-    assert [each["step"] for each in found.history] == list(range(1, 201))
+    assert [record["step"] for record in found.history] == list(range(1, 201))
     first, last = found.history[0], found.history[-1]
     assert set(last) == {"step", "loss", "alive", "penalty", "epsilon", "lr", "gates"}
     assert (first["alive"], last["alive"]) == (7, 2)
     assert first["epsilon"] > 0.09 > last["epsilon"] > 0
     assert last["gates"] == pytest.approx([found.gates[name] for name in found.gates], abs=1e-6)
-    assert all(each["alive"] == sum(gate != 0 for gate in each["gates"]) for each in found.history)
-    assert all(0 < each["loss"] < 5 for each in found.history)
+    assert all(record["alive"] == sum(gate != 0 for gate in record["gates"]) for record in found.history)
+    assert all(0 < record["loss"] < 5 for record in found.history)
 
 
-def without_time(selection):
-    """A selection as JSON, but for the seconds that it took."""
-    values = selection.to_json()
-    return {**values, "made": {key: each for key, each in values["made"].items() if key != "seconds"}}
-
-
-class KilledError(Exception):
-    """What ends a search in the middle."""
-
-
-WISHES = {
+TARGETS = {
     "keep": {"keep": 2},
     "lpfs": {"keep": 2, "method": "lpfs"},
     "penalty": {"penalty": 0.2},
-    "budget": {"budget": 3.0, "costs": Costs(LINEAR, {"call": Shared(1.0, ("user", "tags"))})},
+    "budget": {"budget": 3.0, "costs": Costs(LINEAR, {"call": SharedCost(1.0, ("user", "tags"))})},
     "loss": {"max_auc_loss": 0.02},
 }
 
 
 @pytest.fixture(scope="module")
-def unharmed(log, pretrained, tmp_path_factory):
-    """Gives model and selection of a search that nobody kills, made once."""
-    made = {}
+def uninterrupted(log, pretrained, tmp_path_factory):
+    """Returns model and selection of an uninterrupted search, made once for each target."""
+    cached = {}
 
-    def get(wish):
-        if wish not in made:
-            made[wish] = look(log, pretrained, folder=tmp_path_factory.mktemp(wish) / "run", **WISHES[wish])
-        return made[wish]
+    def get(target):
+        if target not in cached:
+            folder = tmp_path_factory.mktemp(target) / "run"
+            cached[target] = look(log, pretrained, folder=folder, **TARGETS[target])
+        return cached[target]
 
     return get
 
 
-# before the first checkpoint, on the way down, where it settles, and after
-STEPS = [(wish, step) for wish in WISHES for step in (60, 170)]
-STEPS += [(wish, step) for wish in ("budget", "loss") for step in (10, 110)]
+# before the first checkpoint, during the descent, at the freeze, and after it
+STEPS = [(target, step) for target in TARGETS for step in (60, 170)]
+STEPS += [(target, step) for target in ("budget", "loss") for step in (10, 110)]
 
 
-@pytest.mark.parametrize(("wish", "step"), STEPS)
-def test_a_search_that_is_killed_goes_on_bit_by_bit(log, pretrained, unharmed, tmp_path, monkeypatch, wish, step):
-    model, whole = unharmed(wish)
-    kind, hook = (Descend, "after_step") if wish in ("budget", "loss") else (Polarize, "after_step")
-    real = getattr(kind, hook)
-
-    def dies(self, state):
-        real(self, state)
-        if state.step == step:
-            raise KilledError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(kind, hook, dies)
-        with pytest.raises(KilledError):
-            look(log, pretrained, folder=tmp_path / "killed", **WISHES[wish])
-    again, resumed = look(log, pretrained, folder=tmp_path / "killed", resume=True, **WISHES[wish])
-    assert without_time(resumed) == without_time(whole)
-    mine, theirs = model.state_dict(), again.state_dict()
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+@pytest.mark.long
+@pytest.mark.parametrize(("target", "step"), STEPS)
+def test_a_killed_search_resumes_bit_for_bit(log, pretrained, uninterrupted, tmp_path, target, step):
+    model, whole = uninterrupted(target)
+    with killed_after(DescendingSearch if target in ("budget", "loss") else GateSearch, step):
+        look(log, pretrained, folder=tmp_path / "killed", **TARGETS[target])
+    resumed, selection = look(log, pretrained, folder=tmp_path / "killed", resume=True, **TARGETS[target])
+    assert without_time(selection) == without_time(whole)
+    assert_same_weights(resumed, model)
 
 
-def test_the_reference_of_a_loss_goes_on_too(log, pretrained, unharmed, tmp_path, monkeypatch):
-    _, whole = unharmed("loss")
-    real = gated._Watch.after_step
-
-    def dies(self, state):
-        real(self, state)
-        if state.step == 130:
-            raise KilledError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(gated._Watch, "after_step", dies)
-        with pytest.raises(KilledError):
-            look(log, pretrained, folder=tmp_path / "killed", max_auc_loss=0.02)
-    _, resumed = look(log, pretrained, folder=tmp_path / "killed", resume=True, max_auc_loss=0.02)
-    assert without_time(resumed) == without_time(whole)
+def test_the_reference_of_a_loss_resumes_too(log, pretrained, uninterrupted, tmp_path):
+    _, whole = uninterrupted("loss")
+    with killed_after(_AucRecorder, 130):
+        look(log, pretrained, folder=tmp_path / "killed", max_auc_loss=0.02)
+    _, selection = look(log, pretrained, folder=tmp_path / "killed", resume=True, max_auc_loss=0.02)
+    assert without_time(selection) == without_time(whole)
 
 
 def test_the_search_sees_the_batches_of_its_reference(log, pretrained):
@@ -310,24 +283,24 @@ def test_the_same_seed_gives_the_same_search(log, pretrained):
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
 
 
-def test_a_budget_over_crosses_pays_a_field_once(log):
+def test_a_budget_over_crosses_counts_a_field_once(log):
     model, optimizer = started(log, "dlrm_cross")
     costs = dict.fromkeys(NAMES, 1.0)
     found = search(model, train(log), budget=3.0, costs=costs, optimizer=optimizer, steps=150, config=QUIET)
     fields = model.fields_of_parts()
-    read = {each for name in found.kept for each in fields[name]}
+    read = {field for name in found.kept for field in fields[name]}
     assert 0 < len(read) <= 3 or found.made["cost"] <= 3.0
     assert found.made["cost"] == len(read)
 
 
-def test_models_of_others_with_gates_on_them(log, pretrained):
+def test_a_model_with_gates_attached(log, pretrained):
     model, optimizer = pretrained()
     gates = lpfs.attach(model, ["user", "ad", "slot"], steps=300, gate="lpfs")
     found = search(model, train(log), keep=2, optimizer=optimizer, config=QUIET)
     assert set(found.kept) == set(STRONG)
     assert found.made["method"] == "lpfs"
     assert gates.steps_done == 300
-    with pytest.raises(StateError, match="gates already"):
+    with pytest.raises(StateError, match="already has gates"):
         lpfs.attach(model)
 
 
@@ -335,11 +308,11 @@ def test_models_of_others_with_gates_on_them(log, pretrained):
     ("how", "message"),
     [
         ({"keep": 9}, "between 1 and the 7 fields"),
-        ({"keep": 2, "steps": 0}, "steps must be a whole number >= 1"),
+        ({"keep": 2, "steps": 0}, "steps must be an integer >= 1, found 0"),
         ({"keep": 2, "steps": 10}, "at least 50 steps"),
         ({"max_auc_loss": 0.1, "valid": None}, "give valid="),
         ({"keep": 2, "method": "permutation", "valid": None}, "give valid="),
-        ({"method": "permutation", "penalty": 0.1}, "say keep=K"),
+        ({"method": "permutation", "penalty": 0.1}, "permutation .*penalty=0.1.*keep=K"),
         ({"keep": 2, "gate": "lpfz"}, "did you mean 'lpfs'"),
         ({"keep": 2, "prox": "l0"}, "with prox='l0' give penalty"),
         ({"keep": 2, "method": "lpfs", "alpha": 3.0}, "has no alpha"),
@@ -347,12 +320,12 @@ def test_models_of_others_with_gates_on_them(log, pretrained):
         ({"keep": 2, "must_keep": ("usr",)}, "did you mean 'user'"),
     ],
 )
-def test_searches_that_are_refused(log, pretrained, how, message):
+def test_invalid_searches(log, pretrained, how, message):
     with pytest.raises(InputError, match=message):
         look(log, pretrained, **how)
 
 
 @pytest.mark.parametrize("method", ["lpfs++", "lpfs"])
-def test_noise_goes_first(large, pretrained_large, method):
+def test_noise_is_dropped_first(large, pretrained_large, method):
     _, found = look(large, pretrained_large, method=method, keep=4)
     assert set(found.dropped) == set(NOISE)

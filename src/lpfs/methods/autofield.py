@@ -1,8 +1,4 @@
-"""AutoField: the probability of keeping a field, drawn by Gumbel-softmax, learnt on held-out rows.
-
-Wang et al., AutoField: Automating Feature Selection in Deep Recommender Systems, 2022. Defined as public code
-has it, for searches of 20,000 steps; in a shorter one the logits move faster, and τ falls faster, in proportion.
-"""
+"""AutoField: a keep probability per field, sampled by Gumbel-softmax, trained on held-out rows."""
 
 from __future__ import annotations
 
@@ -12,37 +8,35 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lpfs.methods.checks import check_numbers
-from lpfs.methods.learn import learn
+from lpfs._validation import check_options
+from lpfs.methods.base import SearchTask
 from lpfs.methods.masks import FieldMask
-from lpfs.methods.ranking import need_number
-from lpfs.methods.task import Task
-from lpfs.methods.wish import Wish
-from lpfs.schema import Selection, known_keys
+from lpfs.methods.training import MaskMethod
+from lpfs.models.base import Model
 
-COLDEST = 0.01
-STEPS = 20_000  # of a search that the public settings suit
+MIN_TEMPERATURE = 0.01
+PUBLIC_STEPS = 20_000  # steps of a search that the public settings are made for
 
 
 @dataclass(frozen=True)
-class Options:
-    """Settings for 20,000 steps: rate of the logits, steps between two moves, fall of the temperature a step."""
+class AutoFieldOptions:
+    """Learning rate of the logits, steps between updates, and decrease of τ per step, for 20,000 steps."""
 
     lr: float = 0.001
     every: int = 10
     cooling: float = 5e-5
 
     def __post_init__(self) -> None:
-        check_numbers(self, positive=("lr",), least_zero=("cooling",), whole=("every",))
+        check_options(self, positive=("lr",), non_negative=("cooling",), count=("every",))
 
 
 class AutoField(FieldMask):
-    r"""Two logits a field, drop and keep; the factor is the keep probability of a draw
+    r"""Two logits per field, drop and keep; the factor is the keep probability of a sample
 
     .. math:: p = \mathrm{softmax}((\log\mathrm{softmax}(a) + G) / \tau)_{keep}, \qquad
               G = -\log(-\log u), \quad \tau = \max(0.01,\; 1 - 5\cdot 10^{-5}\, t)
 
-    Importance is softmax(a) of keeping.
+    The score is softmax(a) of keeping.
     """  # fmt: skip
 
     def __init__(self, names: Sequence[str], steps: int, seed: int, cooling: float = 5e-5) -> None:
@@ -53,10 +47,10 @@ class AutoField(FieldMask):
     @property
     def temperature(self) -> float:
         """τ at this step."""
-        return max(COLDEST, 1.0 - self.cooling * self.step)
+        return max(MIN_TEMPERATURE, 1.0 - self.cooling * self.step)
 
     def forward(self) -> Tensor:
-        """Return the factors (N,): of a draw, or without one where nothing is trained."""
+        """Return the factors (N,): of a sample, or without noise in evaluation mode."""
         logs = self.logits.log_softmax(1)
         if not self.training:
             return logs.exp()[:, 1]
@@ -68,21 +62,33 @@ class AutoField(FieldMask):
         return self.logits.detach().softmax(1)[:, 1]
 
 
-def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
-    """Refuse a search that could not be begun, before anything is trained for it."""
-    need_number("autofield", wish)
+class AutoFieldMethod(MaskMethod):
+    """Keep probabilities, sampled by Gumbel-softmax; their logits are trained on held-out rows.
+
+    Wang et al., AutoField: Automating Feature Selection in Deep Recommender Systems, 2022. Defined as in public
+    code, for searches of 20,000 steps; in a shorter search the learning rate of the logits is higher and τ falls
+    faster, in proportion.
+    """
+
+    Options = AutoFieldOptions
+    options: AutoFieldOptions
+    mask_class = AutoField
+    holdout_only = True
+    trial_options = ({"lr": 0.003}, {"lr": 0.01}, {"lr": 0.0003}, {"every": 1})
+
+    def __init__(self, name: str, options: AutoFieldOptions | None = None) -> None:
+        super().__init__(name, options)
+        self.update_every = self.options.every
+
+    def make_mask(self, model: Model, task: SearchTask) -> AutoField:
+        """Return the logits of a model."""
+        cooling = _speedup(task) * self.options.cooling
+        return AutoField(tuple(model.sites()), task.steps, task.seed, cooling)
+
+    def learning_rate(self, task: SearchTask) -> float:
+        """Return the learning rate of the logits."""
+        return _speedup(task) * self.options.lr
 
 
-def search(task: Task) -> Selection:
-    """Train the weights on the rows of the search and the logits on held-out rows; keep the K likeliest."""
-    options = Options(**known_keys(Options, task.options))
-    check(options, task.wish, (), task.steps)
-    faster = max(1.0, STEPS / task.steps)
-    return learn(
-        task,
-        "autofield",
-        lambda model: AutoField(tuple(model.sites()), task.steps, task.seed, faster * options.cooling),
-        lr=faster * options.lr,
-        held=True,
-        every=options.every,
-    )
+def _speedup(task: SearchTask) -> float:
+    return max(1.0, PUBLIC_STEPS / task.steps)

@@ -1,64 +1,50 @@
-r"""Group LASSO on the first layer, by proximal steps: fields whose columns shrink to zero are not needed.
-
-.. math:: W_n \leftarrow \Big(1 - \frac{\eta\lambda\sqrt{d_n}}{\|\tilde W_n\|}\Big)_+ \tilde W_n
-
-Yuan and Lin, Model Selection and Estimation in Regression with Grouped Variables, 2006; as the LPFS paper
-compares it. W_n are the columns of field n in the first layer, d_n its width, W̃ the weights after the
-optimizer's step, η the optimizer's learning rate; with Adagrad or Adam, whose own steps differ from weight to
-weight, η is still that one number. A field's score is ‖W_n‖, so the method says something only where a field
-enters through that layer alone. With ``keep=K`` λ is moved until K fields are alive
-(:mod:`lpfs.methods.thinning`); ``penalty=`` is a fixed λ, and those alive at the end are kept.
-"""
+"""Group LASSO on the first layer, by proximal steps."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from lpfs.errors import InputError
-from lpfs.methods.effort import Effort
-from lpfs.methods.first_layer import FirstLayer, first_layer
-from lpfs.methods.ranking import need_number_or_penalty
-from lpfs.methods.task import Task
-from lpfs.methods.thinning import Thinning
-from lpfs.methods.wish import Wish
-from lpfs.schema import Selection, known_keys
+from lpfs.methods.base import Method, SearchCost, SearchTask
+from lpfs.methods.group_sparsity import FirstLayer, GroupShrinkage, first_layer, learning_rate_of
+from lpfs.schema import Selection
 from lpfs.train.callbacks import State
 
 
-@dataclass(frozen=True)
-class Options:
-    """No settings: λ follows from what is asked for."""
+class GroupLasso(Method):
+    r"""Group LASSO on the columns of the first layer: fields whose columns shrink to zero are dropped.
+
+    .. math:: W_n \leftarrow \Big(1 - \frac{\eta\lambda\sqrt{d_n}}{\|\tilde W_n\|}\Big)_+ \tilde W_n
+
+    Yuan and Lin, Model Selection and Estimation in Regression with Grouped Variables, 2006; as in the comparison
+    of the LPFS paper. W_n are the columns of field n in the first layer, d_n its width, W̃ the weights after the
+    optimizer's step, η the optimizer's learning rate; with Adagrad or Adam, whose steps differ between weights, η
+    is still that one number. The score of a field is ‖W_n‖, so the method is defined only if fields enter through
+    that layer alone. With ``keep=K`` λ is moved until K fields are alive; ``penalty=`` is a fixed λ, and the
+    fields alive at the end are kept.
+    """
+
+    targets = ("keep", "penalty")
+    search_per_k = True
+    uses_all_rows = True
+
+    def check_model(self, model: nn.Module) -> None:
+        """Raise InputError if fields do not enter the model through one Linear alone."""
+        first_layer(model, self.name)
+
+    def search(self, task: SearchTask) -> Selection:
+        """Train the model under the penalty, in place; return the fields whose columns are left."""
+        layer = first_layer(task.model, self.name)
+        self.check(task.target, layer.names, task.steps)
+        shrinkage, cost = ColumnShrinkage(task, layer), SearchCost()
+        task.fit(shrinkage, cost)
+        return shrinkage.selection(task, self.name, cost)
 
 
-def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
-    """Refuse a search that could not be begun, before anything is trained for it."""
-    need_number_or_penalty("group_lasso", wish)
-
-
-def check_model(model: nn.Module) -> None:
-    """Refuse a backbone on which this is not defined; the model may be one without numbers."""
-    first_layer(model, "group_lasso")
-
-
-def search(task: Task) -> Selection:
-    """Train the model under the penalty, in place, and return the fields whose columns are left."""
-    Options(**known_keys(Options, task.options))
-    need_number_or_penalty("group_lasso", task.wish)
-    layer = first_layer(task.model, "group_lasso")
-    task.wish.check(layer.names)
-    driver, effort = Columns(task, layer), Effort()
-    task.fit(driver, effort)
-    return driver.answer(task, "group_lasso", effort)
-
-
-class Columns(Thinning):
+class ColumnShrinkage(GroupShrinkage):
     """Shrinks the columns of each field in the first layer."""
 
-    def __init__(self, task: Task, layer: FirstLayer) -> None:
+    def __init__(self, task: SearchTask, layer: FirstLayer) -> None:
         super().__init__(task, layer.names)
         self.layer = layer
 
@@ -68,31 +54,22 @@ class Columns(Thinning):
 
     def shrink(self, state: State) -> None:
         """Take the proximal step."""
-        cut = self.penalty * self.unit_cut(state) * self.free
-        self.layer.multiply(shrunk(self.norms(), cut))
+        threshold = self.penalty * self.unit_threshold(state) * self.free
+        self.layer.multiply(shrink_factors(self.norms(), threshold))
 
-    def unit_cut(self, state: State) -> Tensor:
-        """Return by how much a λ of 1 shortens each block in a step: η√d_n (N,)."""
-        return rate_of(state, self.layer.weight) * self.layer.widths.sqrt()
+    def unit_threshold(self, state: State) -> Tensor:
+        """Return by how much λ = 1 reduces the norm of each block in a step: η√d_n (N,)."""
+        return learning_rate_of(state, self.layer.weight) * self.layer.widths.sqrt()
 
-    def farthest(self, state: State) -> Tensor:
-        """Return the λ that would bring each block to zero in one step (N,)."""
-        return self.norms() / self.unit_cut(state)
+    def max_reachable(self, state: State) -> Tensor:
+        """Return the λ that brings each block to zero in one step (N,)."""
+        return self.norms() / self.unit_threshold(state)
 
 
-def shrunk(norms: Tensor, cut: Tensor) -> Tensor:
-    """Return the factor of each group (N,) that makes its norm smaller by ``cut``, and no less than zero.
+def shrink_factors(norms: Tensor, threshold: Tensor) -> Tensor:
+    """Return the factor of each group (N,) that reduces its norm by ``threshold``, at most to zero.
 
-    >>> shrunk(torch.tensor([4.0, 1.0, 0.0]), torch.tensor(2.0))
+    >>> shrink_factors(torch.tensor([4.0, 1.0, 0.0]), torch.tensor(2.0))
     tensor([0.5000, 0.0000, 0.0000])
     """
-    return torch.where(norms > cut, 1 - cut / norms, torch.zeros_like(norms))
-
-
-def rate_of(state: State, weight: Tensor) -> float | Tensor:
-    """Return the learning rate that a weight is trained with."""
-    for group in state.optimizer.param_groups:
-        if any(each is weight for each in group["params"]):
-            rate: float | Tensor = group["lr"]
-            return rate
-    raise InputError("the optimizer does not train the first layer; make it of all of the model's parameters")
+    return torch.where(norms > threshold, 1 - threshold / norms, torch.zeros_like(norms))

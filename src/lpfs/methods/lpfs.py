@@ -1,4 +1,4 @@
-"""LPFS and LPFS++: learnable polarizing gates, moved by proximal steps (the paper this package is named after)."""
+"""LPFS and LPFS++: learnable polarizing gates, trained by proximal steps."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import nn
+
+from lpfs._validation import is_number
 from lpfs.errors import InputError
 from lpfs.gates.attach import attach
-from lpfs.gates.control import STEEP, Keep
+from lpfs.gates.controller import FAST_DESCENT, Keep
 from lpfs.gates.functions import GateFunction, gate_function
-from lpfs.gates.module import NAME as GATES
+from lpfs.gates.module import ATTRIBUTE as GATES
 from lpfs.gates.module import Gates, Rescale
 from lpfs.gates.optimizer import Prox, ProxSGD, Threshold
 from lpfs.gates.schedule import Preset, Schedule
-from lpfs.methods.centre import centre
-from lpfs.methods.descend import LATEST, WithinBudget, WithinLoss
-from lpfs.methods.effort import Effort
-from lpfs.methods.polarize import Polarize
-from lpfs.methods.task import Task
-from lpfs.methods.wish import Wish
+from lpfs.methods.base import Method, SearchCost, SearchTask
+from lpfs.methods.gate_search import DESCENT_END, AucLossSearch, BudgetSearch, GateSearch, evaluate_auc
+from lpfs.methods.target import TARGET_KINDS, SelectionTarget
+from lpfs.methods.training import center_embeddings
 from lpfs.models.base import Model
-from lpfs.schema import Selection, known_keys
+from lpfs.schema import Selection
 from lpfs.train.callbacks import Callback, State
 from lpfs.train.checkpoint import Resumable
-from lpfs.train.evaluate import evaluate
 
-REFERENCES = 10  # evaluations of the training without gates
+REFERENCE_EVALUATIONS = 10  # of the training without gates
 NUMBERS = ("alpha", "tau", "epsilon", "noise", "lr", "momentum")
 
 
 @dataclass(frozen=True)
-class Options:
-    """Settings of LPFS and LPFS++, checked when they are made; None stands for the gate function's default."""
+class LPFSPlusPlusOptions:
+    """Gate function and its constants, schedule, and optimizer; None is the default of the gate function."""
 
     gate: str = "lpfs++"
     alpha: float | None = None
@@ -51,134 +51,165 @@ class Options:
     def __post_init__(self) -> None:
         for name in NUMBERS:
             value = getattr(self, name)
-            fine = isinstance(value, int | float) and not isinstance(value, bool)
-            if not fine and (value is not None or name == "momentum"):
+            if not is_number(value) and (value is not None or name == "momentum"):
                 raise InputError(f"{name} must be a number, found {value!r}")
         if not isinstance(self.centre, bool):
             raise InputError(f"centre must be true or false, found {self.centre!r}")
-        self.optimizer(self.gates(("a field",), 1), Wish(), penalty=0.0)
+        gates = self.make_gates(("field",), 1)  # checks the other options
+        self.make_optimizer(gates, penalty=0.0)
 
     @property
     def function(self) -> GateFunction:
         """The gate function with its constants."""
-        own = {"alpha": self.alpha, "tau": self.tau, "epsilon": self.epsilon, "noise": self.noise}
-        return gate_function(self.gate, **own)
+        constants = {"alpha": self.alpha, "tau": self.tau, "epsilon": self.epsilon, "noise": self.noise}
+        return gate_function(self.gate, **constants)
 
-    def gates(self, names: Sequence[str], steps: int, seed: int = 0) -> Gates:
-        """Return gates as a search has them, on no model."""
+    def make_gates(self, names: Sequence[str], steps: int, seed: int = 0) -> Gates:
+        """Return gates as in a search, attached to no model."""
         return Gates(names, self.function, steps, self.schedule, self.rescale, seed)
 
-    def optimizer(self, gates: Gates, wish: Wish, **how: Any) -> ProxSGD:
+    def make_optimizer(self, gates: Gates, **target: Any) -> ProxSGD:
         """Return the optimizer of some gates."""
         settings = {"lr": self.lr, "momentum": self.momentum, "prox": self.prox, "threshold": self.threshold}
-        return gates.optimizer(must_keep=wish.must_keep, **settings, **how)  # type: ignore[arg-type]
+        return gates.optimizer(**settings, **target)  # type: ignore[arg-type]
 
 
-def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
-    """Refuse a search that could not be begun, before anything is trained for it."""
-    make_prox(options.gates(names, steps), options, wish)
+class LPFSPlusPlus(Method):
+    r"""A gate per field, whose value polarizes to 0 or 1 as ε falls, trained by proximal steps.
+
+    .. math:: g(x) = \mathrm{sign}(x)\,\frac{x^2}{x^2 + \epsilon} + \alpha\,\epsilon^{1/\tau} \arctan x, \qquad
+              x \leftarrow \mathrm{prox}_{\eta\lambda}\big(x - \eta\,\partial L / \partial x\big)
+
+    The proximal step sets x, and with it the gate, to exactly zero; the odd term gives a zeroed gate a gradient,
+    so that it can become non-zero again. λ is controlled until K gates are left.
+    """
+
+    Options = LPFSPlusPlusOptions
+    options: LPFSPlusPlusOptions
+    targets = TARGET_KINDS
+    trial_options = ({"alpha": 30.0}, {"lr": 0.02}, {"lr": 0.005}, {"alpha": 100.0})
+    distributed = True
+    search_per_k = True
+
+    def __init__(self, name: str, options: LPFSPlusPlusOptions | None = None) -> None:
+        super().__init__(name, options)
+        self.cuda_graph = not self.options.function.noise  # noise is drawn on the host
+
+    def check(self, target: SelectionTarget, names: Sequence[str], steps: int) -> None:
+        """Raise InputError if a search cannot start, before any training."""
+        super().check(target, names, steps)
+        self.make_optimizer(self.options.make_gates(names, steps), target)
+
+    def search(self, task: SearchTask) -> Selection:
+        """Attach gates, unless the model has some, and train them together with the model."""
+        options, cost = self.options, SearchCost()
+        gates = getattr(task.model, GATES, None)
+        if not isinstance(gates, Gates) and isinstance(task.model, Model):
+            self.check(task.target, tuple(task.model.sites()), task.steps)
+        reference = self.reference_curve(task, cost) if task.target.max_auc_loss is not None else []
+        if not isinstance(gates, Gates):
+            if options.centre and isinstance(task.model, Model):
+                center_embeddings(task.model, task.stream)
+            gates = attach(
+                task.model,
+                steps=task.steps,
+                gate=options.function,
+                schedule=options.schedule,
+                rescale=options.rescale,
+                seed=task.seed,
+            )
+        task.target.check(gates.names)
+        callback = self.make_callback(task, gates, reference, cost)
+        task.fit(callback, cost, steps=gates.steps)
+        selection = gates.selection(method=gates.function.name, **_search_facts(callback), **cost.to_dict())
+        return replace(selection, history=tuple(callback.history))
+
+    def make_optimizer(self, gates: Gates, target: SelectionTarget) -> ProxSGD:
+        """Return the optimizer of the gates for a target."""
+        weights = None if target.costs is None else target.costs.weights(gates.names, gates.names)
+        if weights is not None and not any(weights):
+            weights = None  # no field has a cost: all are equal
+        shared: dict[str, Any] = {"must_keep": target.must_keep, "costs": weights}
+        if target.keep is not None:
+            return self.options.make_optimizer(gates, keep=target.keep, **shared)
+        if target.penalty is not None:
+            return self.options.make_optimizer(gates, penalty=target.penalty, **shared)
+        free = {name for name, weight in zip(gates.names, weights or (), strict=False) if weight == 0}
+        minimum = max(1, len(free | set(target.must_keep)))  # a gate without a penalty never becomes zero
+        descent = Keep(minimum, end=DESCENT_END, freeze=DESCENT_END, hurry=0.9, **FAST_DESCENT)
+        return self.options.make_optimizer(gates, keep=minimum, control=descent, **shared)
+
+    def make_callback(
+        self, task: SearchTask, gates: Gates, reference: list[tuple[int, float]], cost: SearchCost
+    ) -> GateSearch:
+        """Return the callback that searches for the target."""
+        target, prox = task.target, self.make_optimizer(gates, task.target)
+        if target.budget is not None:
+            assert target.costs is not None
+            return BudgetSearch(gates, prox, target.costs, target.budget, target.must_keep, task.holdout, cost)
+        if target.max_auc_loss is not None:
+            assert task.valid is not None  # reference_curve has used it
+            return AucLossSearch(gates, prox, task.valid, reference, target.max_auc_loss, cost, task.holdout)
+        return GateSearch(gates, prox, task.holdout, cost)
+
+    def reference_curve(self, task: SearchTask, cost: SearchCost) -> list[tuple[int, float]]:
+        """Return (step, validation AUC) of the same training of a copy without gates: the AUC of all fields."""
+        if task.valid is None:
+            raise InputError("max_auc_loss is measured on validation rows: give valid=")
+        model, optimizer = copy.deepcopy((task.model, task.optimizer))
+        position = task.stream.state_dict() if isinstance(task.stream, Resumable) else None
+        recorder = _AucRecorder(task, cost)
+        recorder.evaluate(model, 0)
+        task.fit(recorder, cost, model=model, optimizer=optimizer, subfolder="reference")
+        if position is not None and isinstance(task.stream, Resumable):
+            task.stream.load_state_dict(position)  # the search uses the same batches, also after a resume
+        return recorder.curve
 
 
-def search(task: Task) -> Selection:
-    """Attach gates, train them together with the model, and read them."""
-    options = Options(**known_keys(Options, task.options))
-    effort = Effort()
-    reference = without_gates(task, effort) if task.wish.max_auc_loss is not None else []
-    gates = getattr(task.model, GATES, None)
-    if not isinstance(gates, Gates):
-        if options.centre and isinstance(task.model, Model):
-            centre(task.model, task.stream)
-        gates = attach(
-            task.model,
-            steps=task.steps,
-            gate=options.function,
-            schedule=options.schedule,
-            rescale=options.rescale,
-            seed=task.seed,
-        )
-    task.wish.check(gates.names)
-    driver = drive(task, gates, options, reference, effort)
-    task.fit(driver, effort, steps=gates.steps)
-    found = gates.selection(method=gates.function.name, **told(driver), **effort.told())
-    return replace(found, history=tuple(driver.history))
+@dataclass(frozen=True)
+class LPFSOptions(LPFSPlusPlusOptions):
+    """The same options, with the gate function of LPFS."""
+
+    gate: str = "lpfs"
 
 
-def make_prox(gates: Gates, options: Options, wish: Wish) -> ProxSGD:
-    """Return the optimizer of the gates for what is wished for."""
-    costs = None if wish.costs is None else wish.costs.weights(gates.names, gates.names)
-    if costs is not None and not any(costs):
-        costs = None  # nothing costs anything: nobody is dearer than another
-    if wish.keep is not None:
-        return options.optimizer(gates, wish, keep=wish.keep, costs=costs)
-    if wish.penalty is not None:
-        return options.optimizer(gates, wish, penalty=wish.penalty, costs=costs)
-    free = {name for name, cost in zip(gates.names, costs or (), strict=False) if cost == 0}
-    least = max(1, len(free | set(wish.must_keep)))  # who is not penalised cannot be let go
-    down = Keep(least, end=LATEST, freeze=LATEST, hurry=0.9, **STEEP)
-    return options.optimizer(gates, wish, keep=least, costs=costs, control=down)
+class LPFS(LPFSPlusPlus):
+    r"""The same search with gates that have no odd term: a zeroed gate gets no gradient.
+
+    .. math:: g(x) = \frac{x^2}{x^2 + \epsilon}
+    """
+
+    Options = LPFSOptions
+    trial_options = ({"lr": 0.01}, {"lr": 0.0025}, {"epsilon": 0.2}, {"epsilon": 0.05})
 
 
-def drive(
-    task: Task, gates: Gates, options: Options, reference: list[tuple[int, float]], effort: Effort
-) -> Polarize:
-    """Return the callback that does what is wished for."""
-    wish, prox = task.wish, make_prox(gates, options, task.wish)
-    if wish.keep is not None or wish.penalty is not None:
-        return Polarize(gates, prox, task.held, effort)
-    if wish.budget is not None:
-        assert wish.costs is not None
-        return WithinBudget(gates, prox, wish.costs, wish.budget, wish.must_keep, task.held, effort)
-    assert task.valid is not None  # the training without gates needed it already
-    assert wish.max_auc_loss is not None
-    return WithinLoss(gates, prox, task.valid, reference, wish.max_auc_loss, effort, task.held)
-
-
-def told(driver: Polarize) -> dict[str, Any]:
-    """Return what a search that looked around has to tell."""
-    if isinstance(driver, WithinLoss):
-        reference = [list(each) for each in driver.reference]
-        return {"curve": driver.curve, "end": driver.end, "reference": reference}
-    if isinstance(driver, WithinBudget):
-        return {"cost": driver.costs.total(driver.alive()), "budget": driver.budget, "unit": driver.costs.unit}
+def _search_facts(callback: GateSearch) -> dict[str, Any]:
+    """Return the entries of ``Selection.made`` from a search for an unknown number of fields."""
+    if isinstance(callback, AucLossSearch):
+        reference = [list(point) for point in callback.reference]
+        return {"curve": callback.curve, "end": callback.end, "reference": reference}
+    if isinstance(callback, BudgetSearch):
+        total = callback.costs.total(callback.gates.kept)
+        return {"cost": total, "budget": callback.budget, "unit": callback.costs.unit}
     return {}
 
 
-class _Watch(Callback):
-    """Writes down the validation AUC now and then."""
+class _AucRecorder(Callback):
+    """Records the validation AUC every few steps."""
 
-    def __init__(self, task: Task, effort: Effort) -> None:
-        self.task, self.effort, self.seen = task, effort, list[tuple[int, float]]()
+    def __init__(self, task: SearchTask, cost: SearchCost) -> None:
+        self.task, self.cost, self.curve = task, cost, list[tuple[int, float]]()
 
-    def look(self, model: Any, step: int) -> None:
+    def evaluate(self, model: nn.Module, step: int) -> None:
         assert self.task.valid is not None
-        found = evaluate(model, self.task.valid)
-        self.effort.evaluated(found)
-        if found.auc is None:
-            raise InputError("the validation rows hold one class only, so that there is no AUC to watch")
-        self.seen.append((step, found.auc))
+        self.curve.append((step, evaluate_auc(model, self.task.valid, self.cost)))
 
     def after_step(self, state: State) -> None:
-        if state.step % max(1, self.task.steps // REFERENCES) == 0:
-            self.look(state.model, state.step)
+        if state.step % max(1, self.task.steps // REFERENCE_EVALUATIONS) == 0:
+            self.evaluate(state.model, state.step)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seen": [list(each) for each in self.seen]}
+        return {"curve": [list(point) for point in self.curve]}
 
     def load_state_dict(self, values: Any) -> None:
-        self.seen = [(each[0], each[1]) for each in values["seen"]]
-
-
-def without_gates(task: Task, effort: Effort) -> list[tuple[int, float]]:
-    """Return (step, validation AUC) of the same training of a copy that has no gates: what all fields give."""
-    if task.valid is None:
-        raise InputError("max_auc_loss is judged on held-out rows: give valid=")
-    model, optimizer = copy.deepcopy((task.model, task.optimizer))
-    begin = task.stream.state_dict() if isinstance(task.stream, Resumable) else None
-    watch = _Watch(task, effort)
-    watch.look(model, 0)
-    task.fit(watch, effort, model=model, optimizer=optimizer, within="reference")
-    if begin is not None and isinstance(task.stream, Resumable):
-        task.stream.load_state_dict(
-            begin
-        )  # the search sees the same batches, also where this was done before a kill
-    return watch.seen
+        self.curve = [(point[0], point[1]) for point in values["curve"]]

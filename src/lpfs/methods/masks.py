@@ -1,8 +1,8 @@
-"""Masks: what other methods put where gates stand, with a gradient, for the time of a search.
+"""Masks: modules that other methods than LPFS train in the place of gates, while a search runs.
 
-A :class:`FieldMask` is one factor a part (N,), multiplied in by the very taps that gates use, so that wide
-weights are covered too. A :class:`TokenMask` changes what stands behind them, the embeddings (B, P, D) of a batch:
-factors a row, or other values instead. ``worn`` puts a mask on a model and takes it off again without a trace.
+A :class:`FieldMask` is one factor per part (N,), multiplied in by the same taps as gates, so that wide weights are
+covered too. A :class:`TokenMask` changes the embeddings (B, P, D) of a batch: factors per row, or other values.
+:func:`apply_mask` puts a mask on a model and removes it again.
 """
 
 from __future__ import annotations
@@ -16,28 +16,30 @@ from torch import Tensor, nn
 
 from lpfs.data.batch import Batch
 from lpfs.errors import InputError
-from lpfs.gates.hooks import Enter, Leave, install, remove_hooks
-from lpfs.gates.module import NAME as GATES
-from lpfs.gates.module import Live
-from lpfs.gates.sites import Place, declared_sites, find_places
+from lpfs.gates.hooks import ClearValues, ComputeValues, install, remove_hooks
+from lpfs.gates.module import ATTRIBUTE as GATES
+from lpfs.gates.module import ForwardValues
+from lpfs.gates.sites import ResolvedSite, declared_sites, resolve_sites
+from lpfs.methods.base import require_model
 from lpfs.models.base import Model
 from lpfs.models.crosses import Crosses
 from lpfs.models.inputs import Inputs
 from lpfs.train.evaluate import device_of
 
-NAME = "lpfs_mask"  # where it is registered on the model, so that checkpoints hold it
+NAME = "lpfs_mask"  # name of the mask as a submodule of the model, so that checkpoints contain it
+MEAN_DECAY = 0.99  # per step, of the mean weight of a field
 
 Needs = Literal["parts", "fields", "all fields"]
-_LOOKING: list[Callable[[Model], None]] = []  # who wants to see a model with its mask on, when a search is done
+_OBSERVERS: list[Callable[[Model], None]] = []  # called with the masked model at the end of a search
 
 
 class Mask(nn.Module):
-    """What all masks have: names, a time that the training sets, and draws that resume.
+    """Base of all masks: names, the current step, and random numbers that resume.
 
     Args:
         names: the parts of the model, in order.
-        steps: how many steps the search takes.
-        seed: of what is drawn.
+        steps: number of steps of the search.
+        seed: seed of the random numbers.
 
     """
 
@@ -47,78 +49,118 @@ class Mask(nn.Module):
         self.steps, self.step = steps, 0
         self.draw = torch.Generator().manual_seed(seed)
 
-    def at(self, step: int) -> None:
-        """Say how many steps are done; temperatures follow it, never ``forward``."""
+    def set_step(self, step: int) -> None:
+        """Set how many steps are done; temperatures depend on it, and never change in ``forward``."""
         self.step = step
 
     def uniform(self, *shape: int) -> Tensor:
-        """Return draws from (0, 1), both ends excluded."""
-        drawn = torch.rand(shape, generator=self.draw).clamp_(1e-6, 1 - 1e-6)
-        return drawn.to(device_of(self))
+        """Return random numbers from the open interval (0, 1)."""
+        sample = torch.rand(shape, generator=self.draw).clamp_(1e-6, 1 - 1e-6)
+        return sample.to(device_of(self))
 
     def normal(self, *shape: int) -> Tensor:
-        """Return draws from the standard normal distribution."""
+        """Return random numbers from the standard normal distribution."""
         return torch.randn(shape, generator=self.draw).to(device_of(self))
 
     def penalty(self, rows: int) -> Tensor | None:
-        """Return what is added to the loss of so many rows; None for nothing."""
+        """Return the term that is added to the loss of a batch of ``rows``; None for no term."""
         return None
 
     def scores(self) -> Tensor:
-        """Return the importance of every part (N,), the more the better."""
+        """Return the importance of every part (N,), higher is better."""
         raise NotImplementedError
 
-    def own(self) -> Tensor | None:
-        """Return which parts the method itself would keep (N,); None if it only ranks."""
+    def selected(self) -> Tensor | None:
+        """Return which parts the method itself keeps (N,); None if it only ranks."""
         return None
 
 
 class FieldMask(Mask):
-    """One factor a part: ``forward()`` returns (N,)."""
+    """One factor per part: ``forward()`` returns (N,)."""
 
     def __init__(self, names: Sequence[str], steps: int, seed: int) -> None:
         super().__init__(names, steps, seed)
         self._disabled = False
-        self.live: Live | None = None
-        self.last: Live | None = None
+        self.live: ForwardValues | None = None
+        self.last: ForwardValues | None = None
         self.entered = False
         self.hooks: list[Any] = []
 
 
 class TokenMask(Mask):
-    """Other embeddings: ``forward(tokens, numbers, ids)`` returns what the rest of the model reads.
+    """Replaced embeddings: ``forward(tokens, numbers, ids)`` returns what the rest of the model uses.
 
-    ``tokens`` (B, P, D) are the embeddings of one module, ``numbers`` (P,) says which part each of them is,
-    ``ids`` (B, I) are the ids that the first I of them were looked up by; None where the module reads no batch.
+    ``tokens`` (B, P, D) are the embeddings of one module, ``numbers`` (P,) the index of each part,
+    ``ids`` (B, I) the ids that the first I embeddings were looked up by; None if the module takes no batch.
 
-    ``needs`` is what a model must have: its ``parts``, wherever they enter; only ``fields``, no crosses; or
-    ``all fields`` side by side in one place.
+    ``needs`` is what the model must have: ``parts`` anywhere; only ``fields``, no crosses; or ``all fields``
+    side by side in one module.
     """
 
     needs: Needs = "parts"
 
 
+class RowWeightMask(TokenMask):
+    """Embeddings times weights (B, N) computed from the row; importance is the running mean weight of a field.
+
+    A subclass computes the weights in :meth:`weights`.
+    """
+
+    needs: Needs = "all fields"
+    mean: Tensor
+    mass: Tensor
+
+    def __init__(self, names: Sequence[str], steps: int, seed: int) -> None:
+        super().__init__(names, steps, seed)
+        self.register_buffer("mean", torch.zeros(len(names)))
+        self.register_buffer("mass", torch.zeros(()))
+        self.batch_mean: Tensor | None = None  # mean weights (N,) of the rows of this step
+
+    def weights(self, tokens: Tensor) -> Tensor:
+        """Return the weight of every field of every row (B, N) for embeddings (B, N, D)."""
+        raise NotImplementedError
+
+    def forward(self, tokens: Tensor, numbers: Tensor, ids: Tensor | None) -> Tensor:
+        """Return the weighted embeddings (B, N, D); parts are fields here, in their order."""
+        weights = self.weights(tokens)
+        if self.training:
+            self.batch_mean = weights.detach().mean(0)
+        return tokens * weights[:, :, None].to(tokens.dtype)
+
+    def set_step(self, step: int) -> None:
+        """Add the rows of the finished step to the mean."""
+        super().set_step(step)
+        if self.batch_mean is not None:
+            self.mean.lerp_(self.batch_mean.to(self.mean.dtype), 1 - MEAN_DECAY)
+            self.mass.lerp_(torch.ones_like(self.mass), 1 - MEAN_DECAY)
+            self.batch_mean = None
+
+    def scores(self) -> Tensor:
+        """Return the mean weights (N,)."""
+        return self.mean / self.mass.clamp(min=1 - MEAN_DECAY)
+
+
 @contextmanager
-def worn(model: Model, mask: FieldMask | TokenMask, method: str) -> Iterator[None]:
-    """Within this block the model wears the mask; then it is as it was, but for what it has learnt."""
-    places = find_places(model, declared_sites(model))
+def apply_mask(model: Model, mask: FieldMask | TokenMask, method: str) -> Iterator[None]:
+    """Apply a mask to the model while the block runs; afterwards only the trained weights differ."""
+    places = resolve_sites(model, declared_sites(model))
     mask.to(device_of(model))
     if isinstance(mask, TokenMask):
-        refuse_misfit(model, places, mask.needs, method)
+        check_sites(model, places, mask.needs, method)
     model.add_module(NAME, mask)
     handles = []
     try:
         if isinstance(mask, FieldMask):
             mask.hooks = list(install(model, mask, places, mask.names))
-            model.register_forward_pre_hook(Enter(mask))
-            model.register_forward_hook(Leave(mask), always_call=True)
+            model.register_forward_pre_hook(ComputeValues(mask))
+            model.register_forward_hook(ClearValues(mask), always_call=True)
         else:
-            for path, numbers in by_module(places, mask.names).items():
+            for path, numbers in parts_by_module(places, mask.names).items():
                 module = model.get_submodule(path)
-                handles.append(module.register_forward_hook(Replace(mask, numbers.to(device_of(model)))))
+                handles.append(module.register_forward_hook(_ReplaceOutput(mask, numbers.to(device_of(model)))))
         yield
-        for look in _LOOKING:
-            look(model)
+        for observe in _OBSERVERS:
+            observe(model)
     finally:
         for handle in handles:
             handle.remove()
@@ -128,58 +170,57 @@ def worn(model: Model, mask: FieldMask | TokenMask, method: str) -> Iterator[Non
 
 
 @contextmanager
-def looking(look: Callable[[Model], None]) -> Iterator[None]:
-    """Within this block ``look`` gets every model that wears a mask, right before the mask comes off."""
-    _LOOKING.append(look)
+def observe_masked_model(observe: Callable[[Model], None]) -> Iterator[None]:
+    """Call ``observe`` with every masked model right before its mask is removed, while the block runs."""
+    _OBSERVERS.append(observe)
     try:
         yield
     finally:
-        _LOOKING.remove(look)
+        _OBSERVERS.remove(observe)
 
 
-def check_wearer(model: nn.Module, method: str) -> Model:
-    """Return a model that can wear a mask, or say why it cannot."""
-    if not isinstance(model, Model):
-        raise InputError(f"{method} masks the fields of a model of lpfs.models; {type(model).__name__} is not one")
+def check_maskable(model: nn.Module, method: str) -> Model:
+    """Return a model that a mask can be applied to; raise InputError for any other."""
     if hasattr(model, GATES):
-        raise InputError(f"{method} puts its mask where gates stand, and this model has gates; detach them first")
-    return model
+        raise InputError(f"{method} puts its mask in the place of gates, and this model has gates; detach them")
+    return require_model(model, method)
 
 
-def refuse_misfit(model: Model, places: dict[str, tuple[Place, ...]], needs: Needs, method: str) -> None:
-    """Refuse a mask on a model that does not have what it needs."""
+def check_sites(model: Model, places: dict[str, tuple[ResolvedSite, ...]], needs: Needs, method: str) -> None:
+    """Raise InputError if a model does not have what a mask needs."""
     paths = list(dict.fromkeys(place.module for several in places.values() for place in several))
     kind = type(model).__name__
     crossed = [path for path in paths if not isinstance(model.get_submodule(path), Inputs)]
     if needs != "parts" and crossed:
         raise InputError(
-            f"{method} is defined on fields, and {kind} selects crosses of fields too ({crossed[0]!r})"
+            f"{method} is defined on fields, and {kind} also selects crosses of fields ({crossed[0]!r}); "
+            "choose another model, or another method"
         )
     if needs == "all fields" and paths != ["inputs"]:
         raise InputError(
-            f"{method} weighs all fields of a row together, and {kind} does not have them in one place "
+            f"{method} weights all fields of a row together, and {kind} does not have them in one module "
             f"(they enter in {', '.join(paths)}); choose another model, or another method"
         )
 
 
-def by_module(places: dict[str, tuple[Place, ...]], names: Sequence[str]) -> dict[str, Tensor]:
-    """Return, for every module with parts, the numbers of its parts in its own order (P,)."""
-    found: dict[str, dict[int, int]] = {}
+def parts_by_module(places: dict[str, tuple[ResolvedSite, ...]], names: Sequence[str]) -> dict[str, Tensor]:
+    """Return, for every module with parts, the indices of its parts in the module's order (P,)."""
+    modules: dict[str, dict[int, int]] = {}
     for name, several in places.items():
         for place in several:
             assert place.start is not None
-            found.setdefault(place.module, {})[place.start] = names.index(name)
-    return {path: torch.tensor([parts[part] for part in sorted(parts)]) for path, parts in found.items()}
+            modules.setdefault(place.module, {})[place.start] = names.index(name)
+    return {path: torch.tensor([parts[start] for start in sorted(parts)]) for path, parts in modules.items()}
 
 
-class Replace:
-    """After the forward of a module of several parts: hand its embeddings to the mask."""
+class _ReplaceOutput:
+    """Forward hook of a module of several parts: passes its embeddings through the mask."""
 
     def __init__(self, mask: TokenMask, numbers: Tensor) -> None:
         self.mask, self.numbers = mask, numbers
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        """Return what the mask makes of the output, in the shape of the output."""
+        """Return the masked output, in the shape of the output."""
         assert isinstance(module, Inputs | Crosses)
         if isinstance(module, Inputs):
             tokens, slots = output, module.filled
@@ -188,10 +229,10 @@ class Replace:
             full = module.slots == module.parts
             slots = None if full else torch.tensor(module.plan.places, device=output.device)
         ids = self._ids(module, args[0]) if isinstance(module, Inputs) else None
-        own = tokens if slots is None else tokens.index_select(1, slots)
-        new: Tensor = self.mask(own, self.numbers, ids)
-        new = new if slots is None else tokens.index_copy(1, slots, new)
-        return new if output.ndim == 3 else new.flatten(1)
+        parts = tokens if slots is None else tokens.index_select(1, slots)
+        masked: Tensor = self.mask(parts, self.numbers, ids)
+        masked = masked if slots is None else tokens.index_copy(1, slots, masked)
+        return masked if output.ndim == 3 else masked.flatten(1)
 
     @staticmethod
     def _ids(module: Inputs, batch: Batch) -> Tensor:

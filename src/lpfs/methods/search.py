@@ -1,4 +1,4 @@
-"""search: train a model and its gates together, and say which fields it needs.
+"""search: train a model and its gates together, and return the fields that it needs.
 
 selection = lpfs.search(model, days.stream(512), keep=20)
 selection = lpfs.absorb(model)                     # the gates go into the weights
@@ -16,19 +16,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from lpfs._validation import check_int
 from lpfs.data.batch import Batch
-from lpfs.errors import InputError
-from lpfs.gates.module import NAME as GATES
-from lpfs.methods.costs import Costs
-from lpfs.methods.registry import entry_of, method_named
-from lpfs.methods.task import Task
-from lpfs.methods.wish import Wish
+from lpfs.gates.module import ATTRIBUTE as GATES
+from lpfs.methods.base import Method, SearchTask
+from lpfs.methods.registry import make_method
+from lpfs.methods.target import Costs, SelectionTarget
 from lpfs.models.base import Model
 from lpfs.schema import Selection
 from lpfs.train.config import Training
 from lpfs.train.distributed.group import current_group
 from lpfs.train.distributed.reduce import broadcast_model
 from lpfs.train.step import make_optimizer
+
+MIN_STEPS = 1000  # steps of a search that gives no number of steps, at least
 
 
 def search(
@@ -43,7 +44,7 @@ def search(
     must_keep: Sequence[str] = (),
     costs: Costs | Mapping[str, float] | None = None,
     valid: Iterable[Batch] | None = None,
-    held: Iterable[Batch] | None = None,
+    holdout: Iterable[Batch] | None = None,
     optimizer: str | torch.optim.Optimizer | None = None,
     steps: int | None = None,
     seed: int = 0,
@@ -57,47 +58,53 @@ def search(
     The gates stay on the model: ``absorb`` and ``prune`` come next.
 
     Args:
-        model: one of ``lpfs.models``, or a model of yours with gates on it (``lpfs.attach``).
-        stream: batches of the search period; gone through again and again until the steps are done.
-        method: a name out of ``lpfs methods``.
-        keep, penalty, budget, max_auc_loss: what you want, in one way; see :class:`Wish`.
-        must_keep: fields that stay in any case.
-        costs: what each field costs.
-        valid: held-out batches, for ``max_auc_loss`` and for methods that choose on them.
-        held: batches of rows that are not in ``stream``: gates learn from these alone. For a table that is gone
-            through again and again, whose rows the weights learn by heart.
-        optimizer: the model's, with its state, where it was trained before; or a name.
-        steps: how long; by default once through the stream, 1,000 steps at least.
-        seed: of what is drawn.
-        folder: where logs and checkpoints go.
-        resume: go on from the newest checkpoint in it.
-        config: settings of the loop.
-        options: settings of the method.
+        model: one of ``lpfs.models``, or your own model with gates on it (``lpfs.attach``).
+        stream: batches of the search rows; repeated until the steps are done.
+        method: a name from ``lpfs methods``.
+        keep, penalty, budget, max_auc_loss: the target, at most one; see :class:`SelectionTarget`.
+        must_keep: fields that are always kept.
+        costs: cost of each field.
+        valid: validation batches, for ``max_auc_loss`` and for methods that choose on them.
+        holdout: batches of rows that are not in ``stream``: gates are trained on these only. For a table whose
+            rows repeat, which the weights memorize.
+        optimizer: the model's optimizer with its state, if the model was trained before; or a name.
+        steps: number of steps; by default one pass over the stream, at least 1,000.
+        seed: seed of everything random.
+        folder: directory of logs and checkpoints.
+        resume: continue from the newest checkpoint there.
+        config: settings of the training loop.
+        options: options of the method.
 
     """
+    chosen = make_method(method, options)
     if costs is not None and not isinstance(costs, Costs):
         costs = Costs(dict(costs))
-    if costs is not None and isinstance(model, Model):
-        fields = model.fields_of_parts()
-        costs = costs.of_parts({name: fields[name] for name in model.names})
-    wish = Wish(keep, penalty, budget, max_auc_loss, tuple(must_keep), costs)
+    target = SelectionTarget(keep, penalty, budget, max_auc_loss, tuple(must_keep), costs)
+    gates = getattr(model, GATES, None)
+    if isinstance(model, Model):
+        target = target.for_model(model)
     if steps is None:
-        own = getattr(model, GATES, None)
-        steps = own.steps if own is not None else max(1000, len(stream) if isinstance(stream, Sized) else 0)
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise InputError(f"steps must be a whole number >= 1, found {steps!r}")
+        steps = max(MIN_STEPS, len(stream) if isinstance(stream, Sized) else 0) if gates is None else gates.steps
+    steps = check_int("steps", steps, 1)
     config = config or Training()
     if not isinstance(optimizer, torch.optim.Optimizer):
         config = config if optimizer is None else replace(config, optimizer=optimizer)  # type: ignore[arg-type]
-        gates = getattr(model, GATES, None)
         parameters = model.parameters() if gates is None else gates.model_parameters()
         optimizer = make_optimizer(config, parameters)
-    place = None if folder is None else Path(folder)
-    task = Task(model, optimizer, stream, valid, wish, steps, seed, place, resume, config, options, held)
+    path = None if folder is None else Path(folder)
+    task = SearchTask(model, optimizer, stream, valid, target, steps, seed, path, resume, config, holdout)
+    return run_search(chosen, task)
+
+
+def run_search(method: Method, task: SearchTask) -> Selection:
+    """Run a method; return its selection.
+
+    With several processes, a method that is not ``distributed`` (it ranks a sample, or draws random numbers in
+    every step) searches on rank 0 alone, and the other ranks receive the model and the selection.
+    """
     ranks = current_group()
-    if not ranks.is_distributed or entry_of(method).shared:
-        return method_named(method)(task)
-    # methods that rank a sample, or draw in every step, search as they do in one process: on rank 0
-    found = ranks.run_on_leader(lambda: method_named(method)(task).to_json(), f"searching with {method}")
-    broadcast_model(model, optimizer)
-    return Selection.from_json(found)
+    if not ranks.is_distributed or method.distributed:
+        return method.search(task)
+    values = ranks.run_on_leader(lambda: method.search(task).to_json(), f"searching with {method.name}")
+    broadcast_model(task.model, task.optimizer)
+    return Selection.from_json(values)

@@ -1,8 +1,4 @@
-"""ShuffleGate: a field fades into its own values from other rows of the batch, as far as it is not needed.
-
-ShuffleGate: An Efficient and Self-Polarizing Feature Selection Method for Large-Scale Deep Models in Industry,
-2025. Defined as public code has it; λ and the rate of θ are not known from there, the defaults are this package's.
-"""
+"""ShuffleGate: a gate per field between its value and a value from another row of the batch."""
 
 from __future__ import annotations
 
@@ -12,18 +8,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from lpfs.methods.checks import check_numbers
-from lpfs.methods.learn import learn
+from lpfs._validation import check_options
+from lpfs.methods.base import SearchTask, penalty_or_default
 from lpfs.methods.masks import TokenMask
-from lpfs.methods.ranking import need_number_or_penalty, strength_of
-from lpfs.methods.task import Task
-from lpfs.methods.wish import Wish
-from lpfs.schema import Selection, known_keys
+from lpfs.methods.training import MaskMethod
+from lpfs.models.base import Model
 
 
 @dataclass(frozen=True)
-class Options:
-    """Settings: rate of θ, steps between two moves of it, λ of the penalty, sharpness of the gate."""
+class ShuffleGateOptions:
+    """Learning rate of θ, steps between its updates, λ of the penalty, and sharpness of the gate."""
 
     lr: float = 0.01
     every: int = 1
@@ -31,19 +25,19 @@ class Options:
     sharpness: float = 5.0
 
     def __post_init__(self) -> None:
-        check_numbers(self, positive=("lr", "sharpness"), least_zero=("strength",), whole=("every",))
+        check_options(self, positive=("lr", "sharpness"), non_negative=("strength",), count=("every",))
 
 
 class ShuffleGate(TokenMask):
-    r"""A gate a field between its embedding and one of another row, without a gradient,
+    r"""A gate per field between its embedding and that of another row, which gets no gradient,
 
     .. math:: g\,e + (1 - g)\,\mathrm{stopgrad}(e_{\pi}), \qquad g = \sigma(5\theta),
               \quad \theta_0 = 1, \qquad \text{penalty } \lambda\,\tfrac1N\textstyle\sum_n g_n
 
-    with an order π of the batch drawn anew for every field and step. Importance is g; the method keeps g > ½.
+    with a new random order π of the batch for every field and step. The score is g; the method keeps g > ½.
     """  # fmt: skip
 
-    def __init__(self, names: Sequence[str], steps: int, seed: int, options: Options) -> None:
+    def __init__(self, names: Sequence[str], steps: int, seed: int, options: ShuffleGateOptions) -> None:
         super().__init__(names, steps, seed)
         self.options = options
         self.theta = nn.Parameter(torch.ones(len(names)))
@@ -53,7 +47,7 @@ class ShuffleGate(TokenMask):
         return (self.options.sharpness * self.theta).sigmoid()
 
     def forward(self, tokens: Tensor, numbers: Tensor, ids: Tensor | None) -> Tensor:
-        """Return the mix (B, P, D); the embeddings as they are where nothing is trained."""
+        """Return the mixed embeddings (B, P, D); the embeddings unchanged in evaluation mode."""
         if not self.training:
             return tokens
         order = self.uniform(*tokens.shape[:2]).argsort(0)[:, :, None]  # (B, P, 1)
@@ -69,26 +63,30 @@ class ShuffleGate(TokenMask):
         """Return g (N,)."""
         return self.gates().detach()
 
-    def own(self) -> Tensor:
+    def selected(self) -> Tensor:
         """Return where g > ½ (N,)."""
         return self.theta.detach() > 0
 
 
-def check(options: Options, wish: Wish, names: Sequence[str], steps: int) -> None:
-    """Refuse a search that could not be begun, before anything is trained for it."""
-    need_number_or_penalty("shufflegate", wish)
+class ShuffleGateMethod(MaskMethod):
+    """A gate that mixes a field with its values from other rows; weights and gates are trained on separate rows.
 
+    ShuffleGate: An Efficient and Self-Polarizing Feature Selection Method for Large-Scale Deep Models in
+    Industry, 2025. Defined as in public code, which does not give λ and the learning rate of θ; these defaults
+    are this package's.
+    """
 
-def search(task: Task) -> Selection:
-    """Train the weights on the search's rows, the gates on held-out ones; keep the K highest, or those above ½."""
-    options = Options(**known_keys(Options, task.options))
-    check(options, task.wish, (), task.steps)
-    options = replace(options, strength=strength_of(task.wish, options.strength))
-    return learn(
-        task,
-        "shufflegate",
-        lambda model: ShuffleGate(tuple(model.sites()), task.steps, task.seed, options),
-        lr=options.lr,
-        held=True,
-        every=options.every,
-    )
+    Options = ShuffleGateOptions
+    options: ShuffleGateOptions
+    mask_class = ShuffleGate
+    targets = ("keep", "penalty")
+    holdout_only = True
+
+    def __init__(self, name: str, options: ShuffleGateOptions | None = None) -> None:
+        super().__init__(name, options)
+        self.update_every = self.options.every
+
+    def make_mask(self, model: Model, task: SearchTask) -> ShuffleGate:
+        """Return the gates of a model."""
+        options = replace(self.options, strength=penalty_or_default(task.target, self.options.strength))
+        return ShuffleGate(tuple(model.sites()), task.steps, task.seed, options)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from clicks import CASES, MIXED, NUMBERS, Case, batch_of
 from torch import nn
 
 from lpfs.errors import InputError
-from lpfs.methods.first_layer import first_layer
+from lpfs.methods.group_sparsity import first_layer
+from tests.helpers.clicks import CASES, MIXED, NUMBERS, Case, batch_of
 
 FINE = ("mlp", "dlrm", "dlrm_cross")
 
@@ -18,14 +18,14 @@ def case_named(name):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in FINE and "dot" not in str(case)], ids=str)
-def test_a_block_is_all_that_a_part_has_to_do_with_the_logits(case):
+def test_a_part_reaches_the_logits_only_through_its_block(case):
     model = case.make(MIXED)
     layer = first_layer(model, "this")
     batch = batch_of(MIXED)
     others = model.inputs_of_fields()
     for number, name in enumerate(layer.names):
         weight = layer.weight.detach().clone()
-        layer.multiply(torch.tensor([float(each != number) for each in range(len(layer.names))]))
+        layer.multiply(torch.tensor([float(value != number) for value in range(len(layer.names))]))
         with torch.no_grad():
             assert torch.equal(model(batch), model(others[name](batch)))
             layer.weight.copy_(weight)
@@ -36,13 +36,13 @@ def test_energies_are_sums_of_squares_of_columns():
     model = Case("mlp").make(MIXED)
     layer = first_layer(model, "this")
     blocks = layer.weight.detach().split(4, 1)
-    assert layer.energies().tolist() == pytest.approx([float(each.square().sum()) for each in blocks])
+    assert layer.energies().tolist() == pytest.approx([float(block.square().sum()) for block in blocks])
     assert layer.widths.tolist() == [4.0] * 9
     assert layer.columns().tolist() == [list(range(4 * n, 4 * n + 4)) for n in range(9)]
     assert layer.path == "top.0"
 
 
-def test_parts_that_read_zeros_are_left_alone():
+def test_columns_of_silent_parts_are_unchanged():
     model = Case("mlp").make(MIXED, silent=("..", "n2"))
     layer = first_layer(model, "this")
     before = layer.weight.detach().clone()
@@ -67,14 +67,14 @@ def test_parts_that_read_zeros_are_left_alone():
 )
 def test_models_that_are_refused(case, reason):
     model = case_named(case).make(MIXED)
-    with pytest.raises(InputError, match=f"^this judges a field by its columns.*{reason}.*Choose mlp"):
+    with pytest.raises(InputError, match=f"^this .*{reason}.*Choose mlp"):
         first_layer(model, "this")
 
 
-def test_a_model_of_somebody_else_is_refused():
-    with pytest.raises(InputError, match="a model of lpfs.models; this one is not"):
+def test_other_models_are_refused():
+    with pytest.raises(InputError, match="this needs a model of lpfs.models, found Linear"):
         first_layer(nn.Linear(2, 1), "this")
 
 
-def test_numbers_alone_through_a_token():
+def test_a_model_of_numbers_has_one_part():
     assert first_layer(Case("dlrm").make(NUMBERS), "this").names == ("dense",)

@@ -1,21 +1,20 @@
-"""SHARK and SFS: what a gradient says of each part, against one row at a time and against small changes."""
+"""SHARK and SFS: first-order scores against gradients of single rows, and against gates."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from clicks import CASES, SCHEMAS, Case, batch_of
-from known_truth import NOISE, STRONG
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from lpfs.errors import InputError
 from lpfs.gates.attach import attach
-from lpfs.methods.captured import Captured
-from lpfs.methods.registry import check_method, check_search
+from lpfs.methods.registry import make_method
+from lpfs.methods.saliency import CapturedEmbeddings
 from lpfs.methods.search import search
-from lpfs.methods.wish import Wish
 from lpfs.train.config import Training
+from tests.helpers.clicks import CASES, SCHEMAS, Case, batch_of
+from tests.helpers.known_truth import NOISE, STRONG
 
 
 def loss(model, batch, rows=slice(None)):
@@ -26,7 +25,7 @@ def loss(model, batch, rows=slice(None)):
 
 @pytest.mark.parametrize("schema", ["mixed", "tasks"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_sfs_is_the_slope_by_a_gate_on_every_model(case, schema):
+def test_sfs_is_the_gradient_of_a_gate(case, schema):
     """The gates of attach are the masks: x is 1 for all of them, so their slopes are in the same proportions."""
     schema = SCHEMAS[schema]
     model = case.make(schema)
@@ -48,18 +47,18 @@ def test_shark_is_the_formula_row_by_row(name):
     model = Case(name).make(schema)
     batches = [batch_of(schema, seed=seed) for seed in (1, 2)]
     found = search(model, batches, "shark", keep=1).made
-    captured = Captured(model)
-    with captured.watching():
+    captured = CapturedEmbeddings(model)
+    with captured.capture():
         values = [captured.values(batch) for batch in batches]
-        means = {path: torch.cat([each[path] for each in values]).mean(0) for path in values[0]}
+        means = {path: torch.cat([value[path] for value in values]).mean(0) for path in values[0]}
         total = dict.fromkeys(model.names, 0.0)
         for batch in batches:
             for row in range(len(batch)):
                 own = loss(model, batch, slice(row, row + 1)).sum()  # one row's loss, and nobody else's
-                paths = list(captured.caught)
-                slopes = torch.autograd.grad(own, [captured.caught[path] for path in paths])
-                stacked = captured._stacked(dict(zip(paths, slopes, strict=True)))
-                here = captured._stacked(dict(captured.caught))
+                paths = list(captured.leaves)
+                slopes = torch.autograd.grad(own, [captured.leaves[path] for path in paths])
+                stacked = captured._stack(dict(zip(paths, slopes, strict=True)))
+                here = captured._stack(dict(captured.leaves))
                 for part, (path, slot) in captured.slots.items():
                     away = means[path][slot] - here[path][row, slot]
                     total[part] += abs(float(stacked[path][row, slot] @ away.detach())) / 24
@@ -67,12 +66,12 @@ def test_shark_is_the_formula_row_by_row(name):
     assert (found["forwards"], found["backwards"], found["rows"]) == (48, 24, 24)
 
 
-def test_what_is_caught_are_the_parts(log):
+def test_captured_values_are_the_embeddings_of_the_parts(log):
     schema = SCHEMAS["ids"]
     model = Case("mlp").make(schema, silent=("y",))
     batch = batch_of(schema).select(schema, ["x", "z"])
-    captured = Captured(model)
-    with captured.watching():
+    captured = CapturedEmbeddings(model)
+    with captured.capture():
         found = captured.values(batch)["inputs"]
     assert captured.slots == {"x": ("inputs", 0), "z": ("inputs", 2)}
     for name, column in (("x", 0), ("z", 1)):
@@ -82,26 +81,28 @@ def test_what_is_caught_are_the_parts(log):
 
 @pytest.mark.parametrize("method", ["shark", "sfs"])
 @pytest.mark.parametrize("backbone", ["mlp", "deepfm"])
-def test_the_planted_fields_are_found_and_nothing_is_left_behind(looked, ready, method, backbone):
-    model, found = looked(method, backbone, keep=2)
+def test_the_planted_fields_are_found_and_hooks_are_removed(run_search, pretrained, method, backbone):
+    model, found = run_search(method, backbone, keep=2)
     assert set(found.kept) == set(STRONG)
     assert set(found.made["scores"]) == set(model.names)
     assert min(found.made["scores"][name] for name in STRONG) > max(found.made["scores"][name] for name in NOISE)
-    before = ready(backbone)[0].state_dict()
-    assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
-    assert all(not each._forward_hooks for each in model.modules())
-    assert all(each.grad is None and not getattr(each, "row_grads", ()) for each in model.parameters())
-    again = looked(method, backbone, keep=2)[1]
+    before = pretrained(backbone)[0].state_dict()
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(not module._forward_hooks for module in model.modules())
+    assert all(
+        parameter.grad is None and not getattr(parameter, "row_grads", ()) for parameter in model.parameters()
+    )
+    again = run_search(method, backbone, keep=2)[1]
     assert again.made["scores"] == found.made["scores"]
 
 
-def test_sfs_adds_up_to_one_and_stops_in_time(looked):
-    _, found = looked("sfs", keep=2, batches=3)
+def test_sfs_scores_sum_to_one_over_the_given_batches(run_search):
+    _, found = run_search("sfs", keep=2, batches=3)
     assert sum(found.made["scores"].values()) == pytest.approx(1.0)
     assert (found.made["batches"], found.made["backwards"]) == (3, 192)
 
 
-def test_task_weights_count(log):
+def test_task_weights_change_the_scores(log):
     schema = SCHEMAS["tasks"]
     model = Case("mlp").make(schema)
     batches = [batch_of(schema)]
@@ -115,13 +116,11 @@ def test_task_weights_count(log):
 
 
 @pytest.mark.parametrize("method", ["shark", "sfs"])
-def test_refusals(method, log):
-    with pytest.raises(InputError, match=f"{method} ranks fields.*say keep=K"):
-        check_search(method, {}, Wish(penalty=0.1), ("a", "b"), 100)
-    with pytest.raises(InputError, match="a model of lpfs.models for its fields; this one is not"):
+def test_invalid_models_streams_and_options(method):
+    with pytest.raises(InputError, match=f"{method} needs a model of lpfs.models, found Linear"):
         search(nn.Linear(2, 1), [], method, keep=1)
-    with pytest.raises(InputError, match="the stream gave no batch"):
+    with pytest.raises(InputError, match="no batch"):
         search(Case("mlp").make(SCHEMAS["ids"]), [], method, keep=1)
     name = {"shark": "rows", "sfs": "batches"}[method]
-    with pytest.raises(InputError, match=f"{name} must be a whole number >= 1, found 0"):
-        check_method(method, {name: 0})
+    with pytest.raises(InputError, match=f"{name} must be an integer >= 1, found 0"):
+        make_method(method, {name: 0})

@@ -6,17 +6,17 @@ import sys
 
 import numpy as np
 import pytest
-from clicks import MIXED, batch_of
 from hypothesis import given
 from hypothesis import strategies as st
-from known_truth import NOISE, STRONG
 
 from lpfs.errors import InputError, MissingPackageError
-from lpfs.methods.click_rates import FOLDS, SMOOTH, click_rates, matrix
-from lpfs.methods.lasso_logistic import one_hot, standardised
-from lpfs.methods.registry import check_method, check_search
-from lpfs.methods.sample import columns
-from lpfs.methods.wish import Wish
+from lpfs.methods.lasso_logistic import one_hot, standardize
+from lpfs.methods.registry import make_method
+from lpfs.methods.sampling import batch_columns
+from lpfs.methods.target import SelectionTarget
+from lpfs.methods.trees import FOLDS, PRIOR_ROWS, feature_matrix, out_of_fold_rates
+from tests.helpers.clicks import MIXED, batch_of
+from tests.helpers.known_truth import NOISE, STRONG
 
 sparse = pytest.importorskip("scipy.sparse")
 pytest.importorskip("sklearn")
@@ -25,26 +25,26 @@ METHODS = ("gbdt", "random_forest", "lasso_logistic")
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1)), min_size=1, max_size=40))
 def test_a_rate_is_that_of_the_other_folds(rows):
-    ids, labels = np.array([each[0] for each in rows]), np.array([float(each[1]) for each in rows])
+    ids, labels = np.array([value[0] for value in rows]), np.array([float(value[1]) for value in rows])
     fold = np.arange(len(rows)) % FOLDS
-    found = click_rates(ids, labels, fold, 0.3)
+    found = out_of_fold_rates(ids, labels, fold, 0.3)
     for row in range(len(rows)):
         others = [labels[n] for n in range(len(rows)) if ids[n] == ids[row] and fold[n] != fold[row]]
-        assert found[row] == pytest.approx((sum(others) + SMOOTH * 0.3) / (len(others) + SMOOTH))
+        assert found[row] == pytest.approx((sum(others) + PRIOR_ROWS * 0.3) / (len(others) + PRIOR_ROWS))
 
 
-def test_a_field_of_many_ids_does_not_see_its_own_label():
+def test_rates_do_not_contain_the_label_of_the_row():
     draw = np.random.default_rng(0)
     labels = (draw.random(5000) < 0.5).astype(float)
-    rates = click_rates(draw.integers(1000, size=5000), labels, np.arange(5000) % FOLDS, 0.5)
+    rates = out_of_fold_rates(draw.integers(1000, size=5000), labels, np.arange(5000) % FOLDS, 0.5)
     assert np.corrcoef(rates, labels)[0, 1] < 0.03
 
 
 def test_the_columns_of_every_kind():
     batch = batch_of(MIXED)
-    rows = columns(batch, MIXED)
-    found, owners = matrix(rows, MIXED)
-    expected = [each.name for each in MIXED for _ in range(each.dim if each.kind == "numeric" else 1)]
+    rows = batch_columns(batch, MIXED)
+    found, owners = feature_matrix(rows, MIXED)
+    expected = [field.name for field in MIXED for _ in range(field.dim if field.kind == "numeric" else 1)]
     assert owners == expected
     assert found.shape == (12, 11)
     assert np.isfinite(found).all()
@@ -55,13 +55,13 @@ def test_the_columns_of_every_kind():
     assert bag[0] == pytest.approx(rows.labels.mean())  # its bag is empty
     values, sizes = rows.bags["a bag"]
     owner = np.repeat(np.arange(12), sizes)
-    each = click_rates(values, rows.labels[owner], owner % FOLDS, rows.labels.mean())
-    assert bag[1] == pytest.approx(each[:3].mean())
+    rates = out_of_fold_rates(values, rows.labels[owner], owner % FOLDS, rows.labels.mean())
+    assert bag[1] == pytest.approx(rates[:3].mean())
 
 
 def test_columns_of_the_linear_model():
     batch = batch_of(MIXED)
-    rows = columns(batch, MIXED)
+    rows = batch_columns(batch, MIXED)
     ids = one_hot(sparse, rows, MIXED["c*d"], 100).toarray()
     assert ids.shape == (12, 6)
     assert ids.argmax(1).tolist() == batch.ids[:, 3].tolist()
@@ -74,38 +74,34 @@ def test_columns_of_the_linear_model():
     assert numbers[:, 3:].tolist() == batch.missing[:, 1:4].numpy().astype(float).tolist()
 
 
-def test_numbers_are_standardised():
+def test_numbers_are_standardized():
     numbers = np.array([[1.0, 5.0], [3.0, 5.0], [np.nan, 5.0]])
-    assert standardised(numbers).tolist() == [[-1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0]]
+    assert standardize(numbers).tolist() == [[-1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0]]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_planted_fields_are_found(looked, method):
-    model, found = looked(method, keep=2)
+def test_the_planted_fields_are_found(run_search, method):
+    model, found = run_search(method, keep=2)
     scores = found.made["scores"]
     assert set(found.kept) == set(STRONG)
     assert set(scores) == set(model.names)
     assert min(scores[name] for name in STRONG) > 1.5 * max(scores[name] for name in NOISE)
     assert found.made["rows"] == 1000
-    assert looked(method, keep=2)[1].made["scores"] == scores
+    assert run_search(method, keep=2)[1].made["scores"] == scores
 
 
-def test_a_token_has_the_sum_of_its_fields(looked):
-    fields = looked("gbdt", keep=2)[1].made["scores"]
-    tokens = looked("gbdt", "dlrm", keep=2)[1].made["scores"]
+def test_a_token_has_the_sum_of_its_fields(run_search):
+    fields = run_search("gbdt", keep=2)[1].made["scores"]
+    tokens = run_search("gbdt", "dlrm", keep=2)[1].made["scores"]
     assert tokens["dense"] == pytest.approx(fields["age"] + fields["price"])
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_refusals(monkeypatch, method):
-    with pytest.raises(InputError, match=f"{method} ranks fields.*say keep=K"):
-        check_search(method, {}, Wish(penalty=0.1), ("a", "b"), 100)
-    with pytest.raises(InputError, match="rows must be a whole number >= 1, found 0"):
-        check_method(method, {"rows": 0})
+def test_a_missing_package_is_named_with_the_extra_that_installs_it(monkeypatch, method):
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
-    with pytest.raises(MissingPackageError, match=rf"{method} needs scikit-learn.*pip install 'lpfs\[sklearn\]'"):
-        check_search(method, {}, Wish(keep=1), ("a", "b"), 100)
+    with pytest.raises(MissingPackageError, match=rf"{method} needs .*sklearn.*pip install 'lpfs\[sklearn\]'"):
+        make_method(method).check(SelectionTarget(keep=1), ("a", "b"), 100)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +109,10 @@ def test_refusals(monkeypatch, method):
     [
         ("gbdt", {"subsample": 1.5}, "subsample must be a number between 0 and 1, found 1.5"),
         ("gbdt", {"lr": 0}, "lr must be a number > 0"),
-        ("random_forest", {"leaf": 0}, "leaf must be"),
+        ("random_forest", {"leaf": 0}, "leaf must be an integer >= 1, found 0"),
         ("lasso_logistic", {"strength": True}, "strength must be a number > 0, found True"),
     ],
 )
-def test_settings_that_are_refused(method, options, message):
+def test_invalid_options(method, options, message):
     with pytest.raises(InputError, match=message):
-        check_method(method, options)
+        make_method(method, options)

@@ -1,0 +1,325 @@
+"""Method: the contract of every search method; what it is given, and how scores become a Selection."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from lpfs.data.batch import Batch
+from lpfs.errors import InputError, SearchError
+from lpfs.methods.target import SelectionTarget, TargetKind
+from lpfs.models.base import Model
+from lpfs.schema import Selection
+from lpfs.train.callbacks import Callback, State
+from lpfs.train.config import Training
+from lpfs.train.evaluate import Metrics
+from lpfs.train.fit import fit
+
+HISTORY_RECORDS = 200  # records in the history of a search
+
+
+@dataclass
+class SearchTask:
+    """One search: the model, the rows, the target.
+
+    Args:
+        model: pretrained; trained further in place.
+        optimizer: optimizer of the model's parameters.
+        stream: batches of the search rows.
+        valid: validation batches, on which every choice is made.
+        target: what to search for.
+        steps: number of steps of the search.
+        seed: seed of everything random.
+        folder: directory of checkpoints and logs; None: none are written.
+        resume: continue from the last checkpoint there.
+        training: settings of the training loop.
+        holdout: batches of rows that the weights are not trained on, for gates and masks. None: the rows of
+            ``stream`` are new at every step, so gates and masks are trained on them too.
+
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    stream: Iterable[Batch]
+    valid: Iterable[Batch] | None
+    target: SelectionTarget
+    steps: int
+    seed: int = 0
+    folder: Path | None = None
+    resume: bool = False
+    training: Training = field(default_factory=Training)
+    holdout: Iterable[Batch] | None = None
+
+    def fit(
+        self,
+        *callbacks: Callback,
+        model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        steps: int | None = None,
+        subfolder: str = "",
+    ) -> None:
+        """Train on the search rows.
+
+        Args:
+            callbacks: called in this order; they implement the method.
+            model, optimizer: used instead of those of the task.
+            steps: number of steps, if not that of the task.
+            subfolder: directory inside that of the task.
+
+        """
+        fit(
+            model or self.model,
+            self.stream,
+            optimizer or self.optimizer,
+            folder=None if self.folder is None else self.folder / subfolder,
+            resume=self.resume,
+            callbacks=list(callbacks),
+            config=replace(self.training, steps=steps or self.steps, epochs=None, lr=None),
+        )
+
+
+class SearchCost(Callback):
+    """Seconds and rows, forward and backward, that a search takes; as a callback it counts the steps.
+
+    Without a training loop, ``with cost:`` measures the seconds. A resumed search counts from its checkpoint on.
+
+    >>> cost = SearchCost()
+    >>> with cost:
+    ...     cost.add(forwards=512)
+    >>> cost.to_dict()["forwards"], cost.to_dict()["backwards"]
+    (512, 0)
+    """
+
+    def __init__(self) -> None:
+        self.forwards, self.backwards = 0, 0
+        self._seconds = 0.0  # of the finished measurements
+        self._started: float | None = None
+
+    def __enter__(self) -> SearchCost:
+        self._started = time.perf_counter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._seconds, self._started = self.seconds, None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds until now."""
+        return self._seconds + (0.0 if self._started is None else time.perf_counter() - self._started)
+
+    def add(self, *, forwards: int = 0, backwards: int = 0) -> None:
+        """Count rows that went through the model outside of the steps."""
+        self.forwards += forwards
+        self.backwards += backwards
+
+    def add_evaluation(self, metrics: Metrics) -> None:
+        """Count the rows of an evaluation."""
+        self.add(forwards=metrics.main.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entries of ``Selection.made``."""
+        return {"seconds": round(self.seconds, 3), "forwards": self.forwards, "backwards": self.backwards}
+
+    def on_begin(self, state: State) -> None:
+        """Start measuring the seconds."""
+        self._started = time.perf_counter()
+
+    def after_step(self, state: State) -> None:
+        """Count the rows of a step."""
+        if state.batch is not None:
+            self.add(forwards=len(state.batch), backwards=len(state.batch))
+
+    def on_end(self, state: State) -> None:
+        """Stop measuring the seconds."""
+        self.__exit__()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts."""
+        return {"seconds": self.seconds, "forwards": self.forwards, "backwards": self.backwards}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Restore the counts."""
+        self._seconds, self.forwards, self.backwards = values["seconds"], values["forwards"], values["backwards"]
+
+
+class HistoryCallback(Callback):
+    """A callback that keeps the history of a search: at most about ``HISTORY_RECORDS`` records.
+
+    Args:
+        steps: number of steps of the search.
+
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.record_every = steps, max(1, steps // HISTORY_RECORDS)
+        self.history: list[dict[str, Any]] = []
+
+    def should_record(self, step: int) -> bool:
+        """Return whether this step gets a record; the last one always does."""
+        return step % self.record_every == 0 or step == self.steps
+
+    def record(self, state: State, **values: Any) -> None:
+        """Append a record: step, loss, and these values."""
+        loss = float("nan") if state.loss is None else float(state.loss.detach())
+        self.history.append({"step": state.step, "loss": loss, **values})
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Options of a method that has none."""
+
+
+class Method(ABC):
+    """A search method. The class says what it supports; :meth:`search` does it.
+
+    Attributes:
+        Options: frozen dataclass of its options, which checks itself.
+        targets: kinds of SelectionTarget it supports.
+        trial_options: option sets that ``compare --tune`` tries after the defaults, in this order.
+        distributed: whether several processes can share its search, each with a shard of every batch.
+        uses_all_rows: whether it searches on all training rows of a small table, whose rows repeat: it trains
+            no gates or masks that need rows of their own.
+        search_per_k: whether another K needs another search; otherwise the K best of one ranking are kept.
+        cuda_graph: whether a step of its search can be captured as a CUDA graph.
+
+    Args:
+        name: the name it is registered under.
+        options: its options; by default ``Options()``.
+
+    """
+
+    Options: ClassVar[type] = NoOptions
+    targets: ClassVar[tuple[TargetKind, ...]] = ("keep",)
+    trial_options: ClassVar[tuple[Mapping[str, Any], ...]] = ()
+    distributed: ClassVar[bool] = False
+    uses_all_rows: ClassVar[bool] = False
+    search_per_k: bool = False
+    cuda_graph: bool = False
+
+    def __init__(self, name: str, options: Any = None) -> None:
+        self.name, self.options = name, self.Options() if options is None else options
+
+    def check(self, target: SelectionTarget, names: Sequence[str], steps: int) -> None:
+        """Raise InputError if a search cannot start, before any training.
+
+        Args:
+            target: what to search for.
+            names: fields, or parts of the model, to select from.
+            steps: number of steps of the search.
+
+        """
+        if target.kind not in self.targets:
+            supported = " or ".join(f"{kind}={'K' if kind == 'keep' else '…'}" for kind in self.targets)
+            value = getattr(target, target.kind)
+            raise InputError(f"{self.name} does not support {target.kind}={value:g}; give {supported}")
+        target.check(names)
+
+    def check_model(self, model: nn.Module) -> None:  # noqa: B027 (optional)
+        """Raise InputError if the method is not defined on this model, which may be on the meta device."""
+
+    @abstractmethod
+    def search(self, task: SearchTask) -> Selection:
+        """Search, and return the selection; gates that the method attaches stay on the model."""
+
+
+class RankingMethod(Method):
+    """A method that scores the parts of a model, without training, and keeps the K best."""
+
+    def search(self, task: SearchTask) -> Selection:
+        """Return the K parts with the highest scores; the model is not trained."""
+        model = require_model(task.model, self.name)
+        self.check(task.target, model.names, task.steps)
+        with SearchCost() as cost:
+            scores, facts = self.score(task, model, cost)
+        return rank_fields(task, self.name, scores, steps=0, **facts, **cost.to_dict())
+
+    @abstractmethod
+    def score(self, task: SearchTask, model: Model, cost: SearchCost) -> tuple[dict[str, float], dict[str, Any]]:
+        """Return the score of every part, higher is better, and further entries of ``Selection.made``."""
+
+
+def require_model(model: nn.Module, method: str) -> Model:
+    """Return a model of lpfs.models; raise InputError for any other."""
+    if not isinstance(model, Model):
+        raise InputError(f"{method} needs a model of lpfs.models, found {type(model).__name__}")
+    return model
+
+
+def penalty_or_default(target: SelectionTarget, default: float) -> float:
+    """Return λ: the penalty of the target, or the default of the method."""
+    return default if target.penalty is None else target.penalty
+
+
+def select_by_scores(
+    task: SearchTask, method: str, scores: Mapping[str, float], selected: Collection[str] | None, **facts: Any
+) -> Selection:
+    """Return the K best, or, if the target has no K, what the method selects.
+
+    Args:
+        task: the search.
+        method: name of the method.
+        scores: score of every part.
+        selected: parts that the method itself selects; None: it only ranks.
+        facts: further entries of ``Selection.made``.
+
+    """
+    if selected is None:
+        return rank_fields(task, method, scores, **facts)
+    if task.target.keep is not None:
+        return rank_fields(task, method, scores, own_count=len(selected), **facts)
+    chosen = {*selected, *task.target.must_keep}
+    if not chosen:
+        raise SearchError(
+            f"{method} keeps no field at penalty={task.target.penalty:g}; give a smaller penalty, or keep=K"
+        )
+    facts = {"penalty": task.target.penalty, "own_count": len(selected), **facts}
+    return _make_selection(task, method, scores, chosen, **facts)
+
+
+def rank_fields(task: SearchTask, method: str, scores: Mapping[str, float], **facts: Any) -> Selection:
+    """Return the selection of the K highest scores.
+
+    Fields of ``must_keep`` come first; ties keep their order.
+
+    Args:
+        task: the search; its target has a K.
+        method: name of the method.
+        scores: score of every part, higher is better.
+        facts: further entries of ``Selection.made``.
+
+    """
+    target = task.target
+    target.check(list(scores))
+    if target.keep is None:
+        raise InputError(f"{method} ranks fields, which needs their number: give keep=K")
+    chosen = top_k(scores, target.keep, target.must_keep)
+    return _make_selection(task, method, scores, set(chosen), keep=target.keep, **facts)
+
+
+def _make_selection(
+    task: SearchTask, method: str, scores: Mapping[str, float], chosen: Collection[str], **facts: Any
+) -> Selection:
+    return Selection(
+        kept=tuple(name for name in scores if name in chosen),
+        dropped=tuple(name for name in scores if name not in chosen),
+        gates={name: float(name in chosen) for name in scores},
+        made={"method": method, "scores": dict(scores), "seed": task.seed, **facts},
+    )
+
+
+def top_k(scores: Mapping[str, float], keep: int, must_keep: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the fields of the ``keep`` highest scores, in the order of ``scores``.
+
+    >>> top_k({"a": 0.1, "b": 0.3, "c": 0.2}, 2, must_keep=["a"])
+    ('a', 'b')
+    """
+    order = sorted(scores, key=lambda name: (name not in must_keep, -scores[name]))
+    chosen = set(order[:keep])
+    return tuple(name for name in scores if name in chosen)

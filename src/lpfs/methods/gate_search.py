@@ -1,0 +1,328 @@
+"""Callbacks that train gates in a search and record it.
+
+:class:`GateSearch` serves a known K and a fixed λ. If the number of fields is unknown, a
+:class:`DescendingSearch` increases λ as if one field were to be kept, so that the weakest gates become zero one
+after another, and checks on the way: the cost of the fields alive (:class:`BudgetSearch`) or the validation AUC
+(:class:`AucLossSearch`). Once the check says stop, the dead set is frozen and the other gates converge, as in a
+search for a known K.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lpfs._console import sparkline
+from lpfs.data.batch import Batch
+from lpfs.errors import InputError, SearchError
+from lpfs.gates.module import Gates
+from lpfs.gates.optimizer import ProxSGD
+from lpfs.methods.base import HistoryCallback, SearchCost
+from lpfs.methods.target import Costs
+from lpfs.methods.training import HoldoutBatches, holdout_grad
+from lpfs.train.callbacks import State
+from lpfs.train.cuda_graph import clone_batch, copy_into, same_shape
+from lpfs.train.evaluate import evaluate, on_device
+
+CHECKS = 100  # checks in a search for an unknown number of fields
+DESCENT_END = 0.8  # fraction of a search at which the descent ends
+UNAFFORDABLE_WEIGHT = 1e9  # weight on λ that exceeds any gradient
+
+
+class GateSearch(HistoryCallback):
+    """Updates the gates after every step of the model: proximal step, then ε, η and λ.
+
+    Args:
+        gates: attached to the model that is trained.
+        prox: their optimizer, from ``gates.optimizer(…)``.
+        holdout: batches that the gates are trained on, and the weights of the model are not; None: both are
+            trained on the batch of the step.
+        cost: counts the rows outside of the steps.
+
+    """
+
+    def __init__(
+        self, gates: Gates, prox: ProxSGD, holdout: Iterable[Batch] | None = None, cost: SearchCost | None = None
+    ) -> None:
+        super().__init__(gates.steps)
+        self.gates, self.prox, self.cost = gates, prox, cost or SearchCost()
+        self.holdout = None if holdout is None else HoldoutBatches(holdout)
+        self.batch: Batch | None = None  # holdout rows of this step
+        self.static_batch: Batch | None = None  # the memory that a captured step reads them from
+
+    def fetch(self, state: State) -> bool:
+        """Get the holdout rows of this step; for a captured step they are copied to where it reads them."""
+        if self.holdout is None:
+            return True
+        batch = on_device(self.holdout.next(), self.gates.x.device)
+        self.cost.add(forwards=len(batch), backwards=len(batch))
+        is_larger = self.static_batch is None or len(batch) > len(self.static_batch)
+        if state.config.graph and not batch.bags and is_larger:
+            self.static_batch = clone_batch(batch, self.gates.x.device)
+            state.recapture = True
+        if self.static_batch is None or not same_shape(self.static_batch, batch):
+            self.batch = batch
+            return False
+        copy_into(self.static_batch, batch)
+        self.batch = self.static_batch
+        return True
+
+    def within_step(self, state: State) -> None:
+        """Update the gates, by their gradient on holdout rows if there are some."""
+        if self.batch is not None:
+            self.gates.x.grad = holdout_grad(state, self.batch, self.gates.x, self.gates.model_parameters())
+        self.prox.step()
+        self.gates.step()
+
+    def after_step(self, state: State) -> None:
+        """Record the gates every few steps."""
+        if self.should_record(state.step):
+            self.record_gates(state)
+
+    def record_gates(self, state: State) -> None:
+        """Append the gates to the history and to the log."""
+        status = self.gates.status()
+        values = [round(value, 6) for value in self.gates.values.tolist()]
+        facts = {"alive": status.alive, "penalty": status.penalty, "epsilon": status.epsilon}
+        state.note("search", {**facts, "gate_lr": status.lr, "values": {"gates": values}})
+        self.record(state, **facts, lr=status.lr, gates=values)
+
+    def on_end(self, state: State) -> None:
+        """Release the holdout rows."""
+        self.batch = self.static_batch = None
+        if self.holdout is not None:
+            self.holdout.close()
+
+    def describe(self, state: State) -> str:
+        """Return how many gates are alive, now and before, from the history: reading x would wait for a GPU."""
+        total = len(self.gates.names)
+        counts = [record["alive"] for record in self.history]
+        return f"{counts[-1]} of {total} gates alive {sparkline(counts, total)}" if counts else ""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resume needs; x, ε and λ are buffers of the model."""
+        holdout = {} if self.holdout is None else {"holdout": self.holdout.state_dict()}
+        return {"prox": self.prox.state_dict(), "history": list(self.history), **holdout}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` returned."""
+        self.prox.load_state_dict(values["prox"])
+        self.history = list(values["history"])
+        if self.holdout is not None:
+            self.holdout.load_state_dict(values["holdout"])
+
+
+class DescendingSearch(GateSearch):
+    """Zeroes more and more gates until :meth:`decide` returns where to stop."""
+
+    def __init__(
+        self, gates: Gates, prox: ProxSGD, holdout: Iterable[Batch] | None = None, cost: SearchCost | None = None
+    ) -> None:
+        super().__init__(gates, prox, holdout, cost)
+        self.check_every = max(1, gates.steps // CHECKS)
+        self.is_frozen = False
+        self.last_alive = len(gates.names)  # gates alive at the last check
+
+    def after_step(self, state: State) -> None:
+        """Record, then check."""
+        super().after_step(state)
+        if not self.is_frozen and state.step % self.check_every == 0:
+            alive = int((self.gates.x != 0).sum())
+            is_late = state.step >= DESCENT_END * self.gates.steps
+            if self.should_check(alive) or is_late:
+                self.last_alive = alive
+                x = self.decide(state, is_late)
+                if x is not None:
+                    self.gates.freeze(x)
+                    self.is_frozen = True
+                    state.recapture = True
+
+    def should_check(self, alive: int) -> bool:
+        """Return whether fewer gates are alive than at the last check."""
+        return alive < self.last_alive
+
+    @abstractmethod
+    def decide(self, state: State, is_late: bool) -> Tensor | None:
+        """Return the x (N,) to freeze, or None to continue; if ``is_late`` the descent must end."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resume needs."""
+        return {**super().state_dict(), "is_frozen": self.is_frozen, "last_alive": self.last_alive}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` returned."""
+        super().load_state_dict(values)
+        self.is_frozen, self.last_alive = values["is_frozen"], values["last_alive"]
+        if self.is_frozen:
+            self.gates.freeze()
+
+
+class BudgetSearch(DescendingSearch):
+    """Stops at the first set within the budget; λ is weighted by the costs of the fields.
+
+    A field that exceeds the budget together with those that must be kept is removed immediately.
+
+    Args:
+        gates: attached to the model that is trained.
+        prox: their optimizer.
+        costs: cost of each field.
+        budget: upper limit of the total cost.
+        must_keep: fields that are always kept.
+        holdout, cost: see :class:`GateSearch`.
+
+    """
+
+    def __init__(
+        self,
+        gates: Gates,
+        prox: ProxSGD,
+        costs: Costs,
+        budget: float,
+        must_keep: Sequence[str],
+        holdout: Iterable[Batch] | None = None,
+        cost: SearchCost | None = None,
+    ) -> None:
+        super().__init__(gates, prox, holdout, cost)
+        self.check_every = 1
+        self.costs, self.budget, self.must_keep = costs, budget, must_keep
+        self.last_alive += 1  # check after the first step: all fields may be within the budget
+        names = gates.names
+        self.unaffordable = [name for name in names if costs.total(list({*must_keep, name})) > budget]
+        weights = self.weights.detach().clone()
+        plain = self.cost_weights(names).to(weights)
+        # small differences between equal weights, so that fields without a gradient do not all drop in one step
+        is_weighted = (plain > 0) & (weights > 0)
+        self.tie_factors = torch.where(is_weighted, weights / plain.clamp(min=1e-30), torch.ones_like(weights))
+
+    @property
+    def weights(self) -> Tensor:
+        """The factor on λ of every field (N,), where the optimizer reads it."""
+        weights: Tensor = self.prox.param_groups[0]["weights"]
+        return weights
+
+    def should_check(self, alive: int) -> bool:
+        """Return whether another number of gates is alive than at the last check."""
+        return alive != self.last_alive
+
+    def cost_weights(self, alive: Sequence[str]) -> Tensor:
+        """Return the cost weight of each field (N,), with a mean of 1 over those alive."""
+        names = self.gates.names
+        weights = torch.tensor(self.costs.weights(names, alive), dtype=torch.float32)
+        mean = weights[[names.index(name) for name in alive]].mean()
+        weights = weights / mean if mean > 0 else torch.ones_like(weights)
+        for name in self.must_keep:
+            weights[names.index(name)] = 0.0
+        return weights
+
+    def decide(self, state: State, is_late: bool) -> Tensor | None:
+        """Stop if the cost is within the budget; otherwise update the weights on λ."""
+        alive = self.gates.kept
+        total = self.costs.total(alive)
+        if total <= self.budget:
+            return self.gates.x.detach().clone()
+        if is_late and state.step == self.gates.steps:
+            raise SearchError(
+                f"the search ended at a cost of {total:g}, above the budget of {self.budget:g}; increase steps"
+            )
+        weights = self.cost_weights(alive).to(self.tie_factors) * self.tie_factors
+        for name in self.unaffordable:
+            weights[self.gates.names.index(name)] = UNAFFORDABLE_WEIGHT
+        self.weights.copy_(weights)  # in place: a captured graph reads this memory
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resume needs."""
+        return {**super().state_dict(), "weights": self.weights.detach().clone()}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` returned."""
+        super().load_state_dict(values)
+        self.weights.copy_(values["weights"])
+
+
+class AucLossSearch(DescendingSearch):
+    """Stops at the smallest set whose validation AUC is close enough to that of the same training without gates.
+
+    The search continues below that set for a while, so that the result can say what fewer fields would lose,
+    then returns to it.
+
+    Args:
+        gates: attached to the model that is trained.
+        prox: their optimizer.
+        valid: validation batches.
+        reference: (step, AUC) of the same training without gates, in order.
+        max_loss: AUC that may be lost.
+        cost: counts the rows of the evaluations.
+        holdout: see :class:`GateSearch`.
+
+    """
+
+    def __init__(
+        self,
+        gates: Gates,
+        prox: ProxSGD,
+        valid: Iterable[Batch],
+        reference: Sequence[tuple[int, float]],
+        max_loss: float,
+        cost: SearchCost,
+        holdout: Iterable[Batch] | None = None,
+    ) -> None:
+        super().__init__(gates, prox, holdout, cost)
+        self.valid, self.reference, self.max_loss = valid, list(reference), max_loss
+        self.best = gates.x.detach().clone()
+        self.curve: list[dict[str, Any]] = []  # of each check: fields alive, AUC, loss
+        self.end: dict[str, Any] = {}  # the same at the end of the search
+
+    def decide(self, state: State, is_late: bool) -> Tensor | None:
+        """Evaluate; return the best x once no smaller set can be close enough."""
+        self.curve.append(self.measure(state))
+        if self.curve[-1]["loss"] <= self.max_loss:
+            self.best = self.gates.x.detach().clone()
+        losses = [point["loss"] for point in self.curve[-3:]]
+        is_hopeless = len(losses) == 3 and min(losses) > max(4 * self.max_loss, self.max_loss + 0.002)
+        return self.best if is_late or is_hopeless or self.last_alive == 1 else None
+
+    def measure(self, state: State) -> dict[str, Any]:
+        """Return how many gates are alive, the validation AUC, and how much of it is lost."""
+        auc = evaluate_auc(state.model, self.valid, self.cost)
+        alive = int((self.gates.x != 0).sum())
+        return {"step": state.step, "alive": alive, "auc": auc, "loss": self.reference_auc(state.step) - auc}
+
+    def on_end(self, state: State) -> None:
+        """Measure at the end of the search."""
+        super().on_end(state)
+        self.end = {**self.measure(state), "allowed": self.max_loss}
+
+    def reference_auc(self, step: int) -> float:
+        """Return the AUC of the training without gates at a step, interpolated between its evaluations."""
+        before = max((point for point in self.reference if point[0] <= step), default=self.reference[0])
+        after = min((point for point in self.reference if point[0] >= step), default=self.reference[-1])
+        if after[0] <= before[0]:
+            return before[1]
+        fraction = (step - before[0]) / (after[0] - before[0])
+        return before[1] + fraction * (after[1] - before[1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resume needs."""
+        reference = [list(point) for point in self.reference]
+        return {**super().state_dict(), "best": self.best, "curve": list(self.curve), "reference": reference}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` returned."""
+        super().load_state_dict(values)
+        self.best = values["best"].to(self.gates.x.device)
+        self.curve = list(values["curve"])
+        self.reference = [(point[0], point[1]) for point in values["reference"]]
+
+
+def evaluate_auc(model: torch.nn.Module, valid: Iterable[Batch], cost: SearchCost) -> float:
+    """Return the validation AUC; raise InputError if the rows have only one class."""
+    metrics = evaluate(model, valid)
+    cost.add_evaluation(metrics)
+    if metrics.auc is None:
+        raise InputError("the validation rows have only one class, so they have no AUC; give rows with both")
+    return metrics.auc
