@@ -1,4 +1,4 @@
-"""Figures and cards of a selection: what is drawn is what was found, and names are text."""
+"""Figures and notebook HTML of a selection: they show its values, and names are text."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import html.parser
 import io
 import sys
 
-import hostile
 import matplotlib as mpl
 import pytest
 
 from lpfs import plots
-from lpfs.cards import outcome_card
+from lpfs._text import escape_control_chars, truncate_middle
 from lpfs.errors import InputError, MissingPackageError
-from lpfs.markup import shortened, visible
+from lpfs.notebook import outcome_html
 from lpfs.schema import Selection
+from tests.helpers import hostile
 
 mpl.use("agg")
 HISTORY = [
@@ -33,7 +33,7 @@ SELECTION = Selection(
 
 
 def drawn(figure):
-    """The figure as a picture: drawing it is where most goes wrong."""
+    """Render a figure, because most errors occur while it is drawn."""
     out = io.BytesIO()
     figure.savefig(out, format="png")
     assert out.getvalue().startswith(b"\x89PNG")
@@ -99,7 +99,7 @@ def test_hostile_names_are_drawn_as_they_are():
     values = {name: 1.0 - number / 1000 for number, name in enumerate(names)}
     figure = drawn(plots.gates(Selection(tuple(names), (), values)))
     first = figure.axes[0].get_yticklabels()[0].get_text()
-    assert first == shortened(visible(names[0]), 40)
+    assert first == truncate_middle(escape_control_chars(names[0]), 40)
     drawn(plots.gates(Selection(tuple(names[-3:]), (), dict.fromkeys(names[-3:], 1.0))))
 
 
@@ -130,7 +130,7 @@ def test_hostile_names_in_a_notebook():
     selection = Selection(
         tuple(names[:100]), tuple(names[100:]), dict.fromkeys(names, 1.0), made={"method": "<b>"}
     )
-    card = outcome_card(selection, {"<i>": {"auc": 0.5}}, {}, "<s>")
+    card = outcome_html(selection, {"<i>": {"auc": 0.5}}, {}, "<s>")
     for text in (selection._repr_html_(), card):
         page = Parsed(text)
         assert set(page.tags) <= {
@@ -148,4 +148,4 @@ def test_hostile_names_in_a_notebook():
         }
         assert set(page.attributes) <= {"style", "class", "title"}
         for name in names:
-            assert shortened(visible(name)) in page.text
+            assert truncate_middle(escape_control_chars(name)) in page.text

@@ -4,25 +4,26 @@ import os
 from pathlib import Path
 
 import pytest
-from chromium import Chromium, find_chromium
+
+from tests.helpers.chromium import Chromium, find_chromium
 
 ARTEFACTS = Path(__file__).parents[2] / "artefacts"
 
 
 @pytest.fixture(scope="session")
 def browser():
-    """A browser for all tests: skipped where there is none, unless LPFS_BROWSER=required says there must be."""
+    """One browser for all tests; without one they are skipped, or fail if LPFS_BROWSER=required."""
     program = find_chromium()
     if program is None:
         if os.environ.get("LPFS_BROWSER") == "required":
-            pytest.fail("no Chromium was found; install: apt-get install chromium, or set LPFS_CHROMIUM")
-        pytest.skip("no Chromium here; install: apt-get install chromium (make test-browser runs these tests)")
-    found = Chromium(program)
-    yield found
-    found.close()
+            pytest.fail("no Chromium found; install: apt-get install chromium, or set LPFS_CHROMIUM")
+        pytest.skip("no Chromium found; install: apt-get install chromium (make test-browser runs these tests)")
+    browser = Chromium(program)
+    yield browser
+    browser.close()
 
 
 @pytest.fixture(scope="session")
 def artefacts():
-    """Where pictures of the pages are kept."""
+    """Directory for screenshots of the pages."""
     return ARTEFACTS

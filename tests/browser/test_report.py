@@ -1,4 +1,4 @@
-"""The report in a real browser: it renders, sorts, searches, leaves the console empty and asks for nothing."""
+"""The report in a real browser: it renders, sorts and searches, without console messages or requests."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import io
 import json
 import random
 
-import hostile
 import polars as pl
 import pytest
 
-from lpfs.markup import shortened, visible
-from lpfs.report.comparison import Comparison, Result
-from lpfs.report.verb import report, report_comparison
+from lpfs._text import escape_control_chars, truncate_middle
+from lpfs.report import Comparison, Result, report, report_comparison
+from tests.helpers import hostile
 
 pytestmark = pytest.mark.browser
 FIELDS = [f"field_{number:02d}" for number in range(40)]
@@ -22,7 +21,7 @@ INK = """place => {
     const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
     return pixels.filter((value, at) => at % 4 === 3 && value > 0).length;
 }"""
-DRAWN = "[...document.querySelectorAll('[data-chart]')].every(each => each.querySelector('canvas'))"
+DRAWN = "[...document.querySelectorAll('[data-chart]')].every(element => element.querySelector('canvas'))"
 MIDDLE = """(() => {
     const over = document.querySelector("[data-chart=trajectories] .u-over");
     over.scrollIntoView({block: "center"});
@@ -33,13 +32,13 @@ SHARES = """[...document.querySelectorAll("#heat tbody tr")]
     .reduce((sum, row) => sum + Number(row.cells[1].dataset.v), 0)"""
 
 
-def write_run(folder, fields, records=200):
-    """The folder of a run in which gates fall to zero or rise to one."""
-    folder.mkdir()
-    values = hostile.answer(fields)
-    (folder / "selection.json").write_text(json.dumps(values), "utf-8")
-    draw, kept = random.Random(0), len(fields) // 2
-    columns = {"step": [5 * (at + 1) for at in range(records)], "loss": [draw.random() for _ in range(records)]}
+def write_run(run_dir, fields, records=200):
+    """Write a run directory in which gates decrease to zero or increase to one."""
+    run_dir.mkdir()
+    values = hostile.selection_record(fields)
+    (run_dir / "selection.json").write_text(json.dumps(values), "utf-8")
+    rng, kept = random.Random(0), len(fields) // 2
+    columns = {"step": [5 * (at + 1) for at in range(records)], "loss": [rng.random() for _ in range(records)]}
     columns["alive"] = [max(kept, len(fields) - at) for at in range(records)]
     columns["penalty"] = [0.1 if at < records / 2 else 0.1 * 0.8 ** (at - records / 2) for at in range(records)]
     columns["epsilon"] = [0.1 * 0.95**at for at in range(records)]
@@ -48,11 +47,11 @@ def write_run(folder, fields, records=200):
             name.encode()
         except UnicodeEncodeError:
             continue
-        end = draw.randrange(20, 150)
-        wave = [0.6 + 0.4 * abs(1 - 2 * at / records) + draw.gauss(0, 0.02) for at in range(records)]
+        end = rng.randrange(20, 150)
+        wave = [0.6 + 0.4 * abs(1 - 2 * at / records) + rng.gauss(0, 0.02) for at in range(records)]
         columns[f"gate:{name}"] = wave if number < kept else [max(0.0, 1 - at / end) for at in range(records)]
-    pl.DataFrame(columns).write_parquet(folder / "history.parquet")
-    return folder
+    pl.DataFrame(columns).write_parquet(run_dir / "history.parquet")
+    return run_dir
 
 
 @pytest.fixture(scope="session")
@@ -62,45 +61,45 @@ def page(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def compared(tmp_path_factory):
-    draw = random.Random(0)
+    rng = random.Random(0)
     results = [
-        Result(name, keep, seed, 0.85 - 0.3 / keep - lost, 0.4, tuple(draw.sample(FIELDS, keep)), cost)
+        Result(name, keep, seed, 0.85 - 0.3 / keep - lost, 0.4, tuple(rng.sample(FIELDS, keep)), cost)
         for name, lost, cost in (("lpfs++", 0.0, 12.0), ("lpfs", 0.004, 11.0), ("permutation", 0.01, 2.0))
         for keep in (5, 10, 20)
         for seed in range(3)
     ]
-    found = Comparison(tuple(results), tuple(FIELDS), "cmp", 0.86)
-    return report_comparison(found, tmp_path_factory.mktemp("cmp") / "report.html")
+    comparison = Comparison(tuple(results), tuple(FIELDS), "cmp", 0.86)
+    return report_comparison(comparison, tmp_path_factory.mktemp("cmp") / "report.html")
 
 
 @pytest.fixture(scope="session")
 def many(tmp_path_factory):
-    """A comparison of more methods than there are colours."""
-    draw = random.Random(0)
+    """A comparison of more methods than colors."""
+    rng = random.Random(0)
     results = [
         Result(
-            f"method_{number}", keep, seed, 0.8 - number / 100, 0.4, tuple(draw.sample(FIELDS, keep)), 1.0 + number
+            f"method_{number}", keep, seed, 0.8 - number / 100, 0.4, tuple(rng.sample(FIELDS, keep)), 1.0 + number
         )
         for number in range(25)
         for keep in (5, 20)
         for seed in range(2)
     ]
-    found = Comparison(tuple(results), tuple(FIELDS), "many", 0.81, aside=("method_0",))
-    return report_comparison(found, tmp_path_factory.mktemp("many") / "report.html")
+    comparison = Comparison(tuple(results), tuple(FIELDS), "many", 0.81, unranked=("method_0",))
+    return report_comparison(comparison, tmp_path_factory.mktemp("many") / "report.html")
 
 
-def names(browser, shown=True):
+def field_names(browser, shown=True):
     rows = "[...document.querySelectorAll('#fields tbody tr')]"
     some = f"{rows}.filter(row => row.offsetParent !== null)" if shown else rows
     return browser.run(f"{some}.map(row => row.cells[0].textContent)")
 
 
-def put(browser, identity, value, event="input"):
+def set_value(browser, identity, value, event="input"):
     place = f"document.getElementById('{identity}')"
     browser.run(f"{place}.value = '{value}'; {place}.dispatchEvent(new Event('{event}', {{bubbles: true}}))")
 
 
-def fine(browser, path):
+def assert_no_messages_or_requests(browser, path):
     assert browser.problems() == []
     assert browser.requests() == [path.resolve().as_uri()]
 
@@ -109,13 +108,13 @@ def fine(browser, path):
     ("kind", "width", "dark"), [("light", 1200, False), ("dark", 1200, True), ("phone", 390, False)]
 )
 @pytest.mark.parametrize("which", ["page", "compared", "many"])
-def test_it_renders_without_a_word_and_without_a_request(browser, request, artefacts, which, kind, width, dark):
+def test_it_renders_without_messages_or_requests(browser, request, artefacts, which, kind, width, dark):
     path = request.getfixturevalue(which)
     browser.open(path, width=width, dark=dark)
     browser.until(DRAWN)
     browser.picture(artefacts / f"report-{which}-{kind}.png")
     browser.until(DRAWN)
-    fine(browser, path)
+    assert_no_messages_or_requests(browser, path)
     assert browser.run("document.documentElement.scrollWidth") <= width
     drawn = browser.run(f"[...document.querySelectorAll('[data-chart]')].map({INK})")
     assert len(drawn) == (8 if which == "page" else 2)
@@ -126,40 +125,40 @@ def test_printing(browser, page, artefacts):
     browser.open(page, dark=True)
     path = browser.pdf(artefacts / "report.pdf")
     assert path.stat().st_size > 20_000
-    fine(browser, page)
+    assert_no_messages_or_requests(browser, page)
     assert browser.run("document.documentElement.classList.contains('printing')") is False
 
 
 def test_sorting(browser, page):
     browser.open(page)
-    assert names(browser) == FIELDS
-    head = "[...document.querySelectorAll('#fields th')].find(each => each.textContent.startsWith('{}'))"
+    assert field_names(browser) == FIELDS
+    head = "[...document.querySelectorAll('#fields th')].find(head => head.textContent.startsWith('{}'))"
     click = head + ".querySelector('button').click()"
     browser.run(click.format("Cardinality"))
-    assert names(browser) == FIELDS[::-1]
+    assert field_names(browser) == FIELDS[::-1]
     assert browser.run(head.format("Cardinality") + ".getAttribute('aria-sort')") == "descending"
     browser.run(click.format("Cardinality"))
-    assert names(browser) == FIELDS
+    assert field_names(browser) == FIELDS
     browser.run(click.format("Field"))
     browser.run(click.format("Field"))
-    assert names(browser) == sorted(FIELDS, reverse=True)
+    assert field_names(browser) == sorted(FIELDS, reverse=True)
     browser.run(click.format("Gate"))
-    assert names(browser)[0] == "field_00"
-    fine(browser, page)
+    assert field_names(browser)[0] == "field_00"
+    assert_no_messages_or_requests(browser, page)
 
 
 def test_search_and_choice(browser, page):
     browser.open(page)
-    put(browser, "search", "FIELD_0")
-    assert names(browser) == FIELDS[:10]
+    set_value(browser, "search", "FIELD_0")
+    assert field_names(browser) == FIELDS[:10]
     assert browser.run("document.getElementById('count').textContent") == "10 of 40"
     browser.run("document.querySelector('[data-show=dropped]').click()")
-    assert names(browser) == []
-    put(browser, "search", "")
-    assert names(browser) == FIELDS[20:]
+    assert field_names(browser) == []
+    set_value(browser, "search", "")
+    assert field_names(browser) == FIELDS[20:]
     browser.run("document.querySelector('[data-show=kept]').click()")
-    assert names(browser) == FIELDS[:20]
-    fine(browser, page)
+    assert field_names(browser) == FIELDS[:20]
+    assert_no_messages_or_requests(browser, page)
 
 
 def test_hover_names_a_field_and_the_slider_moves_the_histogram(browser, page, artefacts):
@@ -171,47 +170,49 @@ def test_hover_names_a_field_and_the_slider_moves_the_histogram(browser, page, a
     assert tip.startswith("field_")
     assert " at step " in tip
     browser.picture(artefacts / "report-hover.png")
-    told = "document.getElementById('histogram-at').textContent"
-    assert browser.run(told) == "1,000: 20 at 0"
-    put(browser, "histogram-step", "0")
-    assert browser.run(told) == "5: 0 at 0"
-    fine(browser, page)
+    position = "document.getElementById('histogram-at').textContent"
+    assert browser.run(position) == "1,000: 20 at 0"
+    set_value(browser, "histogram-step", "0")
+    assert browser.run(position) == "5: 0 at 0"
+    assert_no_messages_or_requests(browser, page)
 
 
 def test_the_heat_map_follows_the_number_of_fields(browser, compared):
     browser.open(compared)
     assert browser.run(SHARES) == pytest.approx(100 * 35 / 3, abs=25)
-    put(browser, "heat-keep", "5", "change")
+    set_value(browser, "heat-keep", "5", "change")
     assert browser.run(SHARES) == pytest.approx(500, abs=15)
-    fine(browser, compared)
+    assert_no_messages_or_requests(browser, compared)
 
 
-def test_200_hostile_names(browser, tmp_path, artefacts):
-    given = hostile.names()
-    path = report(write_run(tmp_path / "run", given))
+def test_200_hostile_field_names(browser, tmp_path, artefacts):
+    hostile_names = hostile.names()
+    path = report(write_run(tmp_path / "run", hostile_names))
     browser.open(path)
     browser.picture(artefacts / "report-hostile.png")
-    fine(browser, path)
+    assert_no_messages_or_requests(browser, path)
     assert browser.run("typeof window.pwned") == "undefined"
     assert browser.run("document.querySelectorAll('script').length") == 3
     assert browser.run("document.querySelectorAll('img, iframe, a, form, object, base, link').length") == 0
-    assert names(browser, shown=False) == [shortened(visible(each)) for each in given]
+    assert field_names(browser, shown=False) == [
+        truncate_middle(escape_control_chars(name)) for name in hostile_names
+    ]
     assert browser.run("document.documentElement.scrollWidth") <= 1200
     text = browser.run("window.lpfsCsv()")
     rows = list(csv.reader(io.StringIO(text, newline="")))
     assert len(rows) == 201
     assert not [row for row in rows if row[0].startswith(("=", "+", "-", "@", "\t", "\r", "\n", "＝"))]
-    assert [row[0].removeprefix("'") for row in rows[1:]] == [each.removeprefix("'") for each in given]
+    assert [row[0].removeprefix("'") for row in rows[1:]] == [name.removeprefix("'") for name in hostile_names]
 
 
 def test_a_thousand_fields(browser, tmp_path):
-    given = [f"f{number:04d}" for number in range(1000)]
-    path = report(write_run(tmp_path / "run", given))
+    fields = [f"f{number:04d}" for number in range(1000)]
+    path = report(write_run(tmp_path / "run", fields))
     browser.open(path)
-    fine(browser, path)
-    assert len(names(browser)) == 60
+    assert_no_messages_or_requests(browser, path)
+    assert len(field_names(browser)) == 60
     browser.run("document.querySelector('button.more').click()")
-    assert len(names(browser)) == 1000
+    assert len(field_names(browser)) == 1000
 
 
 def test_without_javascript_the_tables_are_there(browser, page, artefacts):
@@ -219,7 +220,7 @@ def test_without_javascript_the_tables_are_there(browser, page, artefacts):
     try:
         browser.events.clear()
         browser("Page.navigate", url=page.resolve().as_uri())
-        while not any(each.get("method") == "Page.loadEventFired" for each in browser.events):
+        while not any(event.get("method") == "Page.loadEventFired" for event in browser.events):
             browser.events.append(browser._next())
         browser("Page.captureScreenshot")
         text = browser.run("document.body.innerText")
@@ -236,12 +237,12 @@ def test_a_chart_without_room_is_drawn_again_when_there_is_room(browser, page):
     browser.open(page)
     browser.until(DRAWN)
     browser.run("document.body.style.display = 'none'")
-    browser.look(dark=True)
+    browser.set_view(dark=True)
     browser.settle()
-    browser.run("document.querySelectorAll('[data-chart]').forEach(each => { each.before = each.plot; })")
+    browser.run("document.querySelectorAll('[data-chart]').forEach(element => { element.before = element.plot; })")
     browser.run("document.body.style.display = ''")
-    again = "[...document.querySelectorAll('[data-chart]')].every(each => each.plot !== each.before)"
-    browser.until(again)
-    assert browser.run(again)
+    redrawn = "[...document.querySelectorAll('[data-chart]')].every(element => element.plot !== element.before)"
+    browser.until(redrawn)
+    assert browser.run(redrawn)
     assert browser.run(DRAWN)
     assert browser.problems() == []

@@ -1,37 +1,35 @@
 from __future__ import annotations
 
 import json
-import random
 
 import polars as pl
 import pytest
-from hostile import answer
+
+from tests.helpers import hostile
+
+
+def write_history(path, history, fields):
+    """Write history.parquet; Parquet is UTF-8, so a name with a lone surrogate has no column."""
+    frame = pl.DataFrame([{key: value for key, value in record.items() if key != "gates"} for record in history])
+    columns = {
+        f"gate:{name}": [record["gates"][number] for record in history]
+        for number, name in enumerate(fields)
+        if name.encode("utf-8", "ignore").decode() == name
+    }
+    frame.with_columns(**{name: pl.Series(values) for name, values in columns.items()}).write_parquet(path)
 
 
 @pytest.fixture
-def make_folder(tmp_path):
-    """Makes the folder of a run of some fields, with a history of so many records."""
+def make_run_dir(tmp_path):
+    """Write the run directory of some fields, with a history of ``records`` records."""
 
-    def make(fields, records=20, name="run", **more):
-        folder = tmp_path / name
-        folder.mkdir()
-        values = answer(fields, **more)
-        (folder / "selection.json").write_text(json.dumps(values), "utf-8")
-        draw = random.Random(0)
+    def make(fields, records=20, name="run", **sections):
+        run_dir = tmp_path / name
+        run_dir.mkdir()
+        record = hostile.selection_record(fields, **sections)
+        (run_dir / "selection.json").write_text(json.dumps(record), "utf-8")
         if records:
-            columns = {
-                "step": [5 * (at + 1) for at in range(records)],
-                "loss": [draw.random() for _ in range(records)],
-                "alive": [len(fields) - at % len(fields) for at in range(records)],
-                "penalty": [0.1 / (at + 1) for at in range(records)],
-                "epsilon": [0.1 * 0.9**at for at in range(records)],
-                "lr": [0.1] * records,
-            }
-            # parquet is UTF-8: a table with a lone surrogate in a column name cannot have come from anywhere
-            for each in fields:
-                if each.isprintable() or each.encode("utf-8", "ignore").decode() == each:
-                    columns[f"gate:{each}"] = [round(draw.random(), 6) for _ in range(records)]
-            pl.DataFrame(columns).write_parquet(folder / "history.parquet")
-        return folder
+            write_history(run_dir / "history.parquet", hostile.search_history(fields, records), fields)
+        return run_dir
 
     return make

@@ -1,4 +1,4 @@
-"""The page, parsed: every name is text, whatever it says."""
+"""The pages, parsed: every name is text, nothing is loaded, and every section can be missing."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import html.parser
 import json
 import re
 
-import hostile
 import pytest
 
-from lpfs.markup import shortened, visible
-from lpfs.report.comparison import Comparison, Difference, Result
-from lpfs.report.page import SCRIPTS, STYLES, asset, hashed
-from lpfs.report.selection import selection_page
-from lpfs.report.verb import report, report_comparison
-from lpfs.report.versus import curves
+from lpfs._text import escape_control_chars, truncate_middle
+from lpfs.report import (
+    Comparison,
+    Difference,
+    Result,
+    build_report,
+    report,
+    report_comparison,
+    report_experiment,
+)
+from lpfs.report.build import SCRIPTS, STYLES, _asset, _csp_hash
+from lpfs.report.comparison import VERDICT_TEXTS, k_auc_chart
+from tests.helpers import hostile
 
 ALLOWED = {
     *(
@@ -38,33 +44,33 @@ ALLOWED = {
 
 
 class Page(html.parser.HTMLParser):
-    """What a parser makes of a page."""
+    """The elements, attributes, field names and scripts of a page."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
-        self.tags, self.attributes, self.names, self.scripts, self.inside = [], [], [], [], []
+        self.tags, self.attributes, self.names, self.scripts, self.open_tags = [], [], [], [], []
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.attributes += [(tag, key, value) for key, value in attrs]
-        self.named = tag == "bdi" and ("class", "name") in attrs
-        if self.named:
+        self.in_name = tag == "bdi" and ("class", "name") in attrs
+        if self.in_name:
             self.names.append("")
         if tag == "script":
             self.scripts.append((dict(attrs), ""))
-        if tag not in ("meta", "input"):
-            self.inside.append(tag)
+        if tag not in ("meta", "input", "img"):
+            self.open_tags.append(tag)
 
     def handle_endtag(self, tag):
-        assert self.inside, f"</{tag}> ends nothing"
-        assert self.inside.pop() == tag
+        assert self.open_tags, f"</{tag}> closes no element"
+        assert self.open_tags.pop() == tag
 
     def handle_data(self, data):
-        if self.inside and self.inside[-1] == "bdi" and self.named:
+        if self.open_tags and self.open_tags[-1] == "bdi" and self.in_name:
             self.names[-1] += data
-        if self.inside and self.inside[-1] == "script":
+        if self.open_tags and self.open_tags[-1] == "script":
             attributes, text = self.scripts.pop()
             self.scripts.append((attributes, text + data))
 
@@ -73,33 +79,29 @@ def read(path):
     return Page(path.read_text("utf-8"))
 
 
-def test_200_hostile_names_are_200_texts(make_folder):
+def test_200_hostile_names_are_200_texts(make_run_dir):
     names = hostile.names()
     assert len(set(names)) == 200
-    page = read(report(make_folder(names)))
-    assert page.names[:200] == [shortened(visible(each)) for each in names]
+    page = read(report(make_run_dir(names)))
+    assert page.names[:200] == [truncate_middle(escape_control_chars(name)) for name in names]
     assert set(page.tags) <= ALLOWED
-    assert page.inside == []
-    assert not [
-        each for each in page.attributes if each[1].startswith("on") or each[1] in ("href", "src", "style")
-    ]
-    data = json.loads(page.scripts[0][1])
-    assert data["names"] == names
-    assert [each[0] for each in page.scripts] == [{"type": "application/json", "id": "charts"}, {}, {}]
+    assert page.open_tags == []
+    keys = {key for _, key, _ in page.attributes}
+    assert not [key for key in keys if key.startswith("on") or key in ("href", "src", "style")]
+    assert json.loads(page.scripts[0][1])["names"] == names
+    assert [attributes for attributes, _ in page.scripts] == [{"type": "application/json", "id": "charts"}, {}, {}]
 
 
-def test_the_page_of_any_names_has_the_tags_of_a_harmless_one(make_folder):
-    names = hostile.names()
-    tame = [f"field {number}" for number in range(200)]
-    one = read(report(make_folder(names, name="one")))
-    other = read(report(make_folder(tame, name="other")))
-    assert one.tags == other.tags
+def test_hostile_names_change_no_tag(make_run_dir):
+    hostile_page = read(report(make_run_dir(hostile.names(), name="hostile")))
+    plain_page = read(report(make_run_dir([f"field {number}" for number in range(200)], name="plain")))
+    assert hostile_page.tags == plain_page.tags
 
 
-def test_hostile_texts_outside_of_names(make_folder):
-    evil = hostile.TAGS[1]
-    told = {"method": evil, "fingerprint": evil, "versions": {evil: evil}, "seconds": {evil: 1.0}}
-    page = read(report(make_folder(["a", "b"], **told)))
+def test_hostile_texts_outside_of_names(make_run_dir):
+    text = hostile.TAGS[1]
+    sections = {"method": text, "fingerprint": text, "versions": {text: text}, "seconds": {text: 1.0}}
+    page = read(report(make_run_dir(["a", "b"], **sections)))
     assert set(page.tags) <= ALLOWED
     assert page.tags.count("script") == 3
 
@@ -107,90 +109,96 @@ def test_hostile_texts_outside_of_names(make_folder):
 def test_a_comparison_of_hostile_names(tmp_path):
     names = tuple(hostile.names())
     results = [
-        Result(evil, keep, seed, 0.8, kept=names[:keep], seconds=2.0)
-        for evil in hostile.TAGS[:6]
+        Result(method, keep, seed, 0.8, kept=names[:keep], seconds=2.0)
+        for method in hostile.TAGS[:6]
         for keep in (50, 100)
         for seed in (0, 1)
     ]
-    found = Comparison(tuple(results), names, failed={hostile.TAGS[1]: hostile.TAGS[0]}, all_fields=0.9)
-    page = read(report_comparison(found, tmp_path / "page.html"))
-    assert sorted(page.names) == sorted(shortened(visible(each)) for each in names)
+    comparison = Comparison(tuple(results), names, failed={hostile.TAGS[1]: hostile.TAGS[0]}, all_fields=0.9)
+    page = read(report_comparison(comparison, tmp_path / "page.html"))
+    assert sorted(page.names) == sorted(truncate_middle(escape_control_chars(name)) for name in names)
     assert set(page.tags) <= ALLOWED
     assert page.tags.count("script") == 3
-    assert not [each for each in page.attributes if each[1].startswith("on")]
+    assert not [key for _, key, _ in page.attributes if key.startswith("on")]
 
 
-def test_nothing_in_the_page_can_ask_the_network_for_anything(make_folder):
-    text = report(make_folder(["a", "b"])).read_text("utf-8")
+def test_an_experiment_of_hostile_texts(tmp_path):
+    text, picture = hostile.TAGS[1], tmp_path / "figure.png"
+    picture.write_bytes(b"PNG")
+    record = {
+        "experiment": text,
+        "claim": text,
+        "data": {"kind": "simulated", "description": f"simulated: {text}", "fingerprint": "ff00"},
+        "full": False,
+        "seconds": 75.0,
+        "seed": 0,
+        "settings": {"seeds": 2, "x": text},
+        "table": [[text, "1", "2"]],
+        "measured": {"alpha": [1, 2]},
+        "command": "lpfs reproduce alpha\n  --full",
+        "versions": {"lpfs": "0"},
+    }
+    path = report_experiment(record, text, picture, tmp_path / "page.html")
+    page = read(path)
+    assert set(page.tags) <= {*ALLOWED, "img"}
+    assert page.tags.count("script") == 3
+    assert ("img", "src", "data:image/png;base64,UE5H") in page.attributes
+    assert next(value for _, key, value in page.attributes if key == "content").count("img-src data:") == 1
+    assert "lpfs reproduce alpha\n  --full</code>" in path.read_text("utf-8")
+
+
+def test_nothing_is_loaded_from_the_network(make_run_dir):
+    text = report(make_run_dir(["a", "b"])).read_text("utf-8")
     page = Page(text)
     policy = next(value for _, key, value in page.attributes if key == "content" and "default-src" in value)
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe" not in policy
-    for each in (*SCRIPTS, *STYLES):
-        assert hashed(asset(each)) in policy
+    assert "img-src" not in policy
+    for name in (*SCRIPTS, *STYLES):
+        assert _csp_hash(_asset(name)) in policy
     assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|WebSocket|sendBeacon", text)
-    for each in SCRIPTS:
-        assert "</script" not in asset(each).lower()
-        assert "<!--" not in asset(each)
-        assert "innerHTML" not in asset(each)
+    for name in SCRIPTS:
+        assert "</script" not in _asset(name).lower()
+        assert "<!--" not in _asset(name)
+        assert "innerHTML" not in _asset(name)
 
 
-def test_files_are_written_where_they_are_asked_for_only(make_folder):
-    folder = make_folder(hostile.names(), name="a run")
-    before = {each.relative_to(folder.parent) for each in folder.parent.rglob("*")}
-    report(folder)
-    after = {each.relative_to(folder.parent).as_posix() for each in folder.parent.rglob("*")}
-    assert after - {each.as_posix() for each in before} == {"a run/report.html"}
+def test_only_the_report_is_written(make_run_dir):
+    run_dir = make_run_dir(hostile.names(), name="a run")
+    before = set(run_dir.parent.rglob("*"))
+    report(run_dir)
+    assert set(run_dir.parent.rglob("*")) - before == {run_dir / "report.html"}
 
 
 @pytest.mark.parametrize(
-    ("count", "records", "most"), [(40, 200, 1e6), (40, 5000, 1e6), (1000, 200, 3e6), (1000, 2000, 3e6)]
+    ("fields", "records", "max_bytes"), [(40, 200, 1e6), (40, 5000, 1e6), (1000, 200, 3e6), (1000, 2000, 3e6)]
 )
-def test_the_page_stays_small(make_folder, count, records, most):
-    path = report(make_folder([f"feature_number_{number:04d}" for number in range(count)], records=records))
-    assert path.stat().st_size < most
+def test_the_page_stays_small(make_run_dir, fields, records, max_bytes):
+    path = report(make_run_dir([f"feature_number_{number:04d}" for number in range(fields)], records=records))
+    assert path.stat().st_size < max_bytes
 
 
-def test_many_fields_are_all_in_the_table(make_folder):
-    names = [f"f{number}" for number in range(3000)]
-    page = read(report(make_folder(names, records=30)))
+def test_many_fields_are_all_in_the_table(make_run_dir):
+    page = read(report(make_run_dir([f"f{number}" for number in range(3000)], records=30)))
     assert len(page.names) == 3000
     assert len(json.loads(page.scripts[0][1])["trajectories"]["fields"]) == 1000
 
 
-@pytest.mark.parametrize(
-    "gone",
-    [
-        "metrics",
-        "validation",
-        "savings",
-        "certificates",
-        "fields",
-        "hot_start",
-        "made",
-        "configuration",
-        "periods",
-        "versions",
-        "chosen_in",
-        "gates",
-        "seconds",
-        "max_logit_change",
-    ],
-)
-def test_a_run_that_says_less_has_a_page_too(make_folder, gone):
-    folder = make_folder(["a", "b", "c"], kept=1)
-    values = json.loads((folder / "selection.json").read_text())
-    del values[gone]
-    (folder / "selection.json").write_text(json.dumps(values))
-    page = read(report(folder))
-    assert page.names == ["a", "b", "c"]
+SECTIONS = ("metrics", "validation", "savings", "certificates", "fields", "hot_start", "made", "configuration")
+SECTIONS += ("splits", "versions", "chosen_in", "gates", "seconds", "max_logit_change")
 
 
-def test_the_barest_run():
-    from lpfs.report.run import make_run
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_section_can_be_missing(make_run_dir, section):
+    run_dir = make_run_dir(["a", "b", "c"], kept=1)
+    record = json.loads((run_dir / "selection.json").read_text())
+    del record[section]
+    (run_dir / "selection.json").write_text(json.dumps(record))
+    assert read(report(run_dir)).names == ["a", "b", "c"]
 
-    page = Page(selection_page(make_run({"kept": ["a"], "dropped": []})))
-    assert page.names == ["a"]
+
+def test_the_smallest_record():
+    assert Page(build_report({"kept": ["a"], "dropped": []})).names == ["a"]
 
 
 def test_a_comparison_in_numbers(tmp_path):
@@ -200,18 +208,20 @@ def test_a_comparison_in_numbers(tmp_path):
         for keep in (5, 10)
         for seed in (0, 1)
     ]
-    found = Comparison(tuple(results), ("a", "b"))
-    text = report_comparison(found, tmp_path / "x.html").read_text("utf-8")
-    assert found.methods == ("two", "one")
-    assert "two is best on average over 2 numbers of fields, and first at 2 of 2." in text
+    comparison = Comparison(tuple(results), ("a", "b"))
+    text = report_comparison(comparison, tmp_path / "x.html").read_text("utf-8")
+    assert comparison.methods == ("two", "one")
+    assert re.search(r"<h1>two .* 2 numbers of fields.* 2 of 2\.</h1>", text)
     assert "0.7605 ± 0.0007" in text
     assert "−0.0100 … −0.0100" in text
-    given = Difference("one", "two", 5, -0.01, -0.02, -0.001, 0.03)
-    told = Comparison(
-        tuple(results), ("a", "b"), differences=(given, Difference("one", "two", 10, -0.01, -0.02, 0.001))
+    differences = (
+        Difference("one", "two", 5, -0.01, -0.02, -0.001, 0.03),
+        Difference("one", "two", 10, -0.01, -0.02, 0.001),
     )
-    text = report_comparison(told, tmp_path / "x.html").read_text("utf-8")
-    assert (text.count("beyond noise</span>"), text.count("within noise</span>")) == (1, 1)
+    comparison = Comparison(tuple(results), ("a", "b"), differences=differences)
+    text = report_comparison(comparison, tmp_path / "x.html").read_text("utf-8")
+    for verdict in ("behind", "level"):
+        assert text.count(f"{VERDICT_TEXTS[verdict]}</span>") == 1
 
 
 def test_many_methods_stay_readable(tmp_path):
@@ -221,17 +231,18 @@ def test_many_methods_stay_readable(tmp_path):
         for keep in (5, 10)
         for seed in (0, 1)
     ]
-    found = Comparison(tuple(results), ("a", "b"))
-    drawn = curves(found)
-    assert [each["colour"] for each in drawn["series"]].count("off") == 4
-    assert [each["label"] for each in drawn["series"] if "low" in each] == [f"method {at:02d}" for at in range(8)]
-    assert 0.64 < drawn["range"][0] < 0.8 - 7 / 50 + 0.005  # the weakest of the first eight is in the picture
-    assert 'class="heat many"' in report_comparison(found, tmp_path / "x.html").read_text("utf-8")
+    comparison = Comparison(tuple(results), ("a", "b"))
+    chart = k_auc_chart(comparison)
+    assert [series["color"] for series in chart["series"]].count("off") == 4
+    with_band = [series["label"] for series in chart["series"] if "low" in series]
+    assert with_band == [f"method {number:02d}" for number in range(8)]
+    assert 0.64 < chart["range"][0] < 0.8 - 7 / 50 + 0.005  # the weakest of the first eight is visible
+    assert 'class="heat many"' in report_comparison(comparison, tmp_path / "x.html").read_text("utf-8")
 
 
-def test_who_stands_aside_is_never_the_best(tmp_path):
+def test_an_unranked_method_is_never_the_best(tmp_path):
     results = [Result(name, 5, 0, auc, kept=("a",)) for name, auc in (("oracle", 0.9), ("one", 0.8), ("two", 0.7))]
-    found = Comparison(tuple(results), ("a", "b"), order=("oracle", "two", "one"), aside=("oracle",))
-    assert (found.methods, found.fair) == (("oracle", "two", "one"), ("two", "one"))
-    text = report_comparison(found, tmp_path / "x.html").read_text("utf-8")
-    assert "two is best on average over 1 number of fields, and first at 0 of 1." in text
+    comparison = Comparison(tuple(results), ("a", "b"), order=("oracle", "two", "one"), unranked=("oracle",))
+    assert (comparison.methods, comparison.ranked_methods) == (("oracle", "two", "one"), ("two", "one"))
+    text = report_comparison(comparison, tmp_path / "x.html").read_text("utf-8")
+    assert re.search(r"<h1>two .* 1 number of fields.* 0 of 1\.</h1>", text)

@@ -1,18 +1,7 @@
-"""From the folder of a run to one file that can be forwarded.
+"""One self-contained HTML file of a run: ``lpfs.report("run")``.
 
-::
-
-    verb.py           report: read, build, write
-    run.py            what is read from a run         selection.py   its page
-    comparison.py     what a comparison says          versus.py      its page, differences.py: beyond noise
-    compared.py       what compare wrote, read so     reproduced.py  the page of an experiment of the paper
-    fields.py         the table of fields             moves.py       how the gates moved
-    worth.py          AUC, certificate, savings       made.py        command, configuration, versions
-    charts.py         charts as plain values          parts.py       cards, tables, bars
-    page.py           the document and its policy     words.py       numbers and sentences
-    assets/           uPlot, the script and the style that go into every page
-
-Names of fields are untrusted: everything goes through :mod:`lpfs.markup`.
+The report shows values that are given to it and loads no data or model. Field names are untrusted: Jinja2 escapes
+every value, and :mod:`lpfs._text` makes control characters visible.
 """
 
 import sys
@@ -20,17 +9,35 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lpfs.report.comparison import Comparison, Difference, Result
-from lpfs.report.verb import report, report_comparison, try_report
+from lpfs.report.build import (
+    REPORT_FILE,
+    build_report,
+    report,
+    report_comparison,
+    report_experiment,
+    write_report_safely,
+)
+from lpfs.report.comparison_data import ComparisonReport as Comparison
+from lpfs.report.comparison_data import Difference, Result
 
-__all__ = ["Comparison", "Difference", "Result", "report", "report_comparison", "try_report"]
+__all__ = [
+    "REPORT_FILE",
+    "Comparison",
+    "Difference",
+    "Result",
+    "build_report",
+    "report",
+    "report_comparison",
+    "report_experiment",
+    "write_report_safely",
+]
 
 
-class _Verb(ModuleType):
-    """The package, which may be called: ``lpfs.report(…)`` is ``lpfs.report.verb.report(…)``."""
+class _CallableReport(ModuleType):
+    """Make ``lpfs.report(…)`` the same as ``lpfs.report.build.report(…)``."""
 
-    def __call__(self, *args: Any, **given: Any) -> Path:
-        return report(*args, **given)
+    def __call__(self, *args: Any, **kwargs: Any) -> Path:
+        return report(*args, **kwargs)
 
 
-sys.modules[__name__].__class__ = _Verb
+sys.modules[__name__].__class__ = _CallableReport

@@ -1,0 +1,236 @@
+"""SelectionReport: the values that the report of a selection shows, from memory or from a run directory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lpfs._fileio import read_json
+from lpfs.errors import InputError
+
+SELECTION_FILE, HISTORY_FILE = "selection.json", "history.parquet"
+GATE_COLUMN = "gate:"  # prefix of the gate columns in history.parquet
+MAX_POINTS = 150_000  # values of all trajectories together
+MIN_RECORDS = 40  # records that are kept however many fields there are
+MAX_TRAJECTORIES = 1000  # fields whose trajectory is drawn
+TRACKS = ("loss", "alive", "penalty", "epsilon", "lr")
+Records = Sequence[Mapping[str, Any]]
+
+
+class Cell(NamedTuple):
+    """A table cell; ``macros.html`` draws each kind.
+
+    Args:
+        text: the text.
+        value: number by which the table is sorted; None to sort by text.
+        number: whether the column is aligned to the right.
+        shade: level of a heat map.
+        kind: ``text``, ``field`` (a field name), ``isolated`` (other user text), ``strong``, ``pill``,
+            ``bar_before`` or ``bar_after`` (the text with a bar).
+        style: CSS class of the pill or the bar.
+        share: length of the bar, from 0 to 1.
+        badge: text of a pill after the text.
+
+    """
+
+    text: object
+    value: float | None = None
+    number: bool = True
+    shade: int | None = None
+    kind: str = "text"
+    style: str = ""
+    share: float = 0.0
+    badge: str = ""
+
+
+class ReportTable(NamedTuple):
+    """A table; one with an id can be sorted and searched. The first row decides the alignment of the columns."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    id: str = ""
+    style: str = ""
+    row_styles: Sequence[str] = ()
+
+
+def text_cell(text: object, **kwargs: Any) -> Cell:
+    """Return a cell aligned to the left."""
+    return Cell(text, number=False, **kwargs)
+
+
+@dataclass(frozen=True)
+class FieldRow:
+    """A field in the table; a value that the run does not contain is None."""
+
+    name: str
+    kept: bool
+    gate: float | None = None
+    score: float | None = None
+    kind: str | None = None
+    group: str | None = None
+    cardinality: int | None = None
+    cost: float | None = None
+    table_bytes: float | None = None
+    chosen: int | None = None
+
+
+@dataclass(frozen=True)
+class SearchHistory:
+    """The thinned history of a search: ``steps`` (R,), ``tracks`` name -> (R,), ``gates`` field -> (R,)."""
+
+    steps: tuple[int, ...]
+    tracks: Mapping[str, Sequence[float | None]]
+    gates: Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class SelectionReport:
+    """What the report of a selection shows.
+
+    Args:
+        name: name of the run in the page.
+        method: method of the search.
+        rows: the fields: kept ones first, sorted by gate.
+        seeds: number of searches.
+        history: None if the search recorded none.
+        record: the values of ``selection.json``: metrics, certificates, savings, configuration, …
+
+    """
+
+    name: str
+    method: str
+    rows: tuple[FieldRow, ...]
+    seeds: int = 1
+    history: SearchHistory | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The kept fields."""
+        return tuple(row.name for row in self.rows if row.kept)
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        """Return a section of the record; empty if it has none."""
+        section = self.record.get(name)
+        return section if isinstance(section, Mapping) else {}
+
+
+def from_record(
+    record: Mapping[str, Any], history: SearchHistory | None = None, *, name: str = "run"
+) -> SelectionReport:
+    """Return the report of a record, which holds the values of ``selection.json``."""
+    if not isinstance(record, Mapping) or not {"kept", "dropped"} <= set(record):
+        raise InputError("this is not the record of a selection: it has no 'kept' and 'dropped'")
+    gates, scores = record.get("gates") or {}, (record.get("made") or {}).get("scores") or {}
+    facts, kept, chosen = record.get("fields") or {}, set(record["kept"]), record.get("chosen_in") or {}
+    table_bytes = table_bytes_by_field(facts, record)
+    rows = [
+        FieldRow(
+            name=field_name,
+            kept=field_name in kept,
+            gate=gates.get(field_name),
+            score=scores.get(field_name),
+            table_bytes=table_bytes.get(field_name),
+            chosen=chosen.get(field_name),
+            cardinality=facts.get(field_name, {}).get("cardinality") or None,
+            **{key: facts.get(field_name, {}).get(key) for key in ("kind", "group", "cost")},
+        )
+        for field_name in list(gates) or [*record["kept"], *record["dropped"]]
+    ]
+    seeds = (record.get("configuration") or {}).get("seeds") or 1
+    method = str(record.get("method", ""))
+    return SelectionReport(name, method, tuple(sorted(rows, key=_sort_key)), seeds, history, record)
+
+
+def read_selection(run_dir: Path) -> SelectionReport:
+    """Read the directory that ``select`` or ``search`` wrote."""
+    path = run_dir / SELECTION_FILE
+    try:
+        record = read_json(path)
+    except ValueError as error:
+        raise InputError(f"{path} is not valid JSON: {error}") from None
+    if record is None:
+        raise InputError(
+            f"{run_dir} has no {SELECTION_FILE}, so it is not a run directory; "
+            "pass one that select, search or compare wrote"
+        )
+    try:
+        return from_record(record, read_history(run_dir / HISTORY_FILE), name=run_dir.resolve().name)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _sort_key(row: FieldRow) -> tuple[bool, float, float]:
+    return (not row.kept, -abs(row.gate or 0.0), -(row.score or 0.0))
+
+
+def table_bytes_by_field(facts: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the bytes of each field's embeddings: its share of the table rows, which all have the same width."""
+    total = ((record.get("savings") or {}).get("all_fields") or {}).get("table_bytes")
+    counts = {name: field_facts.get("cardinality") or 0 for name, field_facts in facts.items()}
+    all_rows = sum(counts.values())
+    if not total or not all_rows:
+        return {}
+    return {name: total * count / all_rows for name, count in counts.items() if count}
+
+
+def history_from_records(history: Records, names: Sequence[str]) -> SearchHistory | None:
+    """Return the thinned history of ``Selection.history``; ``names`` are the fields in the order of its gates."""
+    if not history or "step" not in history[0]:
+        return None
+    index = {name: position for position, name in enumerate(names if "gates" in history[0] else ())}
+
+    def column(name: str, rows: list[int]) -> list[Any]:
+        if name.startswith(GATE_COLUMN):
+            position = index[name.removeprefix(GATE_COLUMN)]
+            return [history[row]["gates"][position] for row in rows]
+        return [history[row].get(name) for row in rows]
+
+    columns = [
+        *dict.fromkeys(key for record in history for key in record),
+        *(GATE_COLUMN + name for name in index),
+    ]
+    return _thin_history(len(history), columns, column)
+
+
+def read_history(path: Path) -> SearchHistory | None:
+    """Return the thinned history in ``history.parquet``; None if the search wrote none."""
+    if not path.exists():
+        return None
+    import polars as pl
+
+    frame = pl.read_parquet(path)
+    if not len(frame) or "step" not in frame.columns:
+        return None
+    return _thin_history(len(frame), frame.columns, lambda name, rows: frame[name].gather(rows).to_list())
+
+
+def _thin_history(
+    records: int, columns: Sequence[str], column: Callable[[str, list[int]], list[Any]]
+) -> SearchHistory:
+    gates = evenly_spaced([name for name in columns if name.startswith(GATE_COLUMN)], MAX_TRAJECTORIES)
+    rows = evenly_spaced(range(records), max(MIN_RECORDS, MAX_POINTS // max(1, len(gates))))
+    return SearchHistory(
+        steps=tuple(column("step", rows)),
+        tracks={name: list(map(finite_or_none, column(name, rows))) for name in TRACKS if name in columns},
+        gates={name.removeprefix(GATE_COLUMN): column(name, rows) for name in gates},
+    )
+
+
+def evenly_spaced(items: Sequence[Any], max_count: int) -> list[Any]:
+    """Return at most ``max_count`` items, evenly spaced, with the first and the last one.
+
+    >>> evenly_spaced(range(10), 4)
+    [0, 3, 6, 9]
+    """
+    if len(items) <= max_count:
+        return list(items)
+    return [items[round(number * (len(items) - 1) / (max_count - 1))] for number in range(max_count)]
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """Return a finite number unchanged, and None for NaN, infinity or None."""
+    return value if value is not None and math.isfinite(value) else None
