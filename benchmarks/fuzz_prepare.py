@@ -334,9 +334,8 @@ class Box:
         return "prepared"
 
     def _dataset(self, kind: str, rng: random.Random) -> str:
-        from lpfs._fileio import json_checksum
+        from lpfs._fileio import file_checksum, json_checksum
         from lpfs.data.dataset import Dataset
-        from lpfs.data.store.format import file_checksum
 
         root = self.room / "data"
         shutil.copytree(self.folder / "sample", root)

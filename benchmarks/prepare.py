@@ -64,14 +64,14 @@ def peak_mib() -> int:
 
 def measure(folder: Path, out: Path, engine: str) -> dict[str, Any]:
     """Prepare a log in this process; return time and peak memory."""
+    from lpfs._console import Console
     from lpfs.data.planning import plan_log
     from lpfs.data.prepare import run_plan
-    from lpfs.data.progress import Reporter
 
     before, said = peak_mib(), io.StringIO()
     start = time.perf_counter()
     job = plan_log(folder, preset="criteo-terabyte", min_count=1)
-    dataset = run_plan(job, out, engine=engine, reporter=Reporter(stream=said))
+    dataset = run_plan(job, out, engine=engine, console=Console(stream=said))
     seconds = time.perf_counter() - start
     used = resource.getrusage(resource.RUSAGE_SELF)
     return {

@@ -19,14 +19,14 @@ fields = st.builds(
 )
 
 
-@given(st.lists(fields, max_size=6, unique_by=lambda each: each.name), names, st.lists(names, max_size=2))
-def test_a_schema_survives_json(several, label, tasks):
+@given(st.lists(fields, max_size=6, unique_by=lambda field: field.name), names, st.lists(names, max_size=2))
+def test_a_schema_can_be_saved_as_json(several, label, tasks):
     schema = Schema(tuple(several), label, tuple(tasks))
     assert Schema.from_json(schema.to_json()) == schema
     assert len(schema) == len(several)
 
 
-def test_a_schema_knows_its_fields_and_their_subsets():
+def test_fields_and_subsets_of_a_schema():
     schema = Schema((Field("a"), Field("b"), Field("c")), label="click")
     assert schema["b"] == Field("b")
     assert schema.subset(["c", "a"]).names == ("a", "c")
@@ -34,7 +34,7 @@ def test_a_schema_knows_its_fields_and_their_subsets():
         schema.subset(["x"])
 
 
-def test_a_selection_shows_its_answer_and_not_its_history():
+def test_the_repr_of_a_selection_omits_its_history():
     history = [{"step": step, "values": [0.5] * 100} for step in range(200)]
     selection = Selection(("a",), ("b",), {"a": 1.0, "b": 0.0}, history=history, made={"curve": history})
     assert repr(selection) == "Selection(kept=('a',), dropped=('b',), gates={'a': 1.0, 'b': 0.0})"
@@ -52,15 +52,15 @@ def test_a_selection_shows_its_answer_and_not_its_history():
         ({"name": "a", "cost": -1.0}, "cost must be"),
     ],
 )
-def test_a_field_refuses_nonsense(arguments, message):
+def test_invalid_fields_raise(arguments, message):
     with pytest.raises(FieldError, match=message):
         Field(**arguments)
 
 
 def test_names_are_unique():
-    with pytest.raises(FieldError, match="named twice"):
+    with pytest.raises(FieldError, match="field 'a' occurs twice"):
         Schema((Field("a"), Field("a")))
-    with pytest.raises(FieldError, match="kept or dropped, once"):
+    with pytest.raises(FieldError, match="either kept or dropped.*'a'"):
         Selection(("a",), ("a",))
 
 
@@ -69,16 +69,30 @@ def test_an_unknown_key_is_an_error():
         Schema.from_json({"fields": [], "labels": "click"})
     with pytest.raises(InputError, match="unknown key 'fields'"):
         Selection.from_json({"kept": [], "dropped": [], "fields": []})
-    with pytest.raises(InputError, match="Selection needs 'dropped'"):
+    with pytest.raises(InputError, match="Selection needs the key 'dropped'"):
         Selection.from_json({"kept": []})
-    with pytest.raises(InputError, match="Schema needs 'fields'"):
+    with pytest.raises(InputError, match="Schema needs the key 'fields'"):
         Schema.from_json({})
 
 
-def test_a_selection_survives_a_file(tmp_path):
+def test_a_selection_can_be_saved_and_loaded(tmp_path):
     selection = Selection(
         ("ü ser",), ("b",), {"ü ser": 0.9, "b": 0.0}, {"b": [{"module": "emb.b"}]}, (), {"seed": 1}
     )
     selection.save(tmp_path / "selection.json")
     assert Selection.load(tmp_path / "selection.json") == selection
     assert selection.names == ("ü ser", "b")
+
+
+def test_a_selection_file_needs_its_keys(tmp_path):
+    (tmp_path / "other.json").write_text('{"kept": []}')
+    with pytest.raises(InputError, match=r"other\.json is not a selection.*'dropped'.*selection\.json of a run"):
+        Selection.load(tmp_path / "other.json")
+
+
+def test_in_order_reorders_gates_and_history():
+    history = ({"step": 1, "gates": [1.0, 2.0, 3.0]}, {"step": 2})
+    selection = Selection(("c", "a"), ("b",), {"c": 1.0, "a": 2.0, "b": 0.0}, history=history)
+    ordered = selection.in_order(["a", "b"])
+    assert (ordered.kept, list(ordered.gates)) == (("a", "c"), ["a", "b", "c"])
+    assert ordered.history == ({"step": 1, "gates": [2.0, 3.0, 1.0]}, {"step": 2})

@@ -1,85 +1,85 @@
-"""Every error lpfs raises on purpose, in one tree.
+"""The exceptions that lpfs raises.
 
 ::
 
     LpfsError
-    ├── InputError (ValueError)        an argument is wrong; nothing was changed
-    │   ├── FieldError                 a field is unknown, named twice, or matches nothing
-    │   └── DataError                  a log or a prepared Dataset cannot be used as it is
-    ├── StateError (RuntimeError)      the right call at the wrong time; nothing was changed
-    ├── ExactnessError (RuntimeError)  the result would not predict the same; nothing was changed
-    │   ├── SharedTableError           one weight serves fields with different gates
-    │   ├── LeakError                  a dropped field still reaches the prediction past its gate
-    │   └── AbsenceError               zero does not mean absence (normalisation, attention)
-    ├── SearchError (RuntimeError)     a search cannot go on
-    │   ├── AllGatesZeroError          nothing is left to select
-    │   └── NonFiniteError             a loss or a gradient is not a number
-    ├── CheckpointError (RuntimeError)  a checkpoint cannot be written or read; the older ones are intact
-    ├── RankError (RuntimeError)       a process that trains beside this one is gone or hangs; says which
-    ├── DeviceMemoryError (RuntimeError)   the GPU has no memory left; says which batch size to try
-    └── MissingPackageError (ImportError)   an optional package is needed; says what to install
+    ├── InputError (ValueError)        an argument is invalid; nothing was changed
+    │   ├── FieldError                 a field is unknown, a duplicate, or matches nothing
+    │   └── DataError                  a log or a prepared Dataset cannot be used
+    ├── StateError (RuntimeError)      a valid call in the wrong state; nothing was changed
+    ├── ExactnessError (RuntimeError)  the predictions would change; nothing was changed
+    │   ├── SharedTableError           fields with different gates share one weight
+    │   ├── LeakError                  a dropped field reaches the prediction around its gate
+    │   └── AbsenceError               a zero input is not the same as an absent one (normalization, attention)
+    ├── SearchError (RuntimeError)     a search cannot continue
+    │   ├── AllGatesZeroError          every gate is zero
+    │   └── NonFiniteError             a loss or a gradient is NaN or infinite
+    ├── CheckpointError (RuntimeError)  a checkpoint cannot be written or read; older checkpoints are intact
+    ├── RankError (RuntimeError)       another rank has exited or does not respond
+    ├── DeviceMemoryError (RuntimeError)   the GPU is out of memory; the message suggests a batch size
+    └── MissingPackageError (ImportError)   an optional package is missing; the message says what to install
 """
 
 
 class LpfsError(Exception):
-    """Root of all errors that lpfs raises on purpose."""
+    """Base class of all exceptions that lpfs raises."""
 
 
 class InputError(LpfsError, ValueError):
-    """An argument is wrong; nothing was changed."""
+    """An argument is invalid; nothing was changed."""
 
 
 class FieldError(InputError):
-    """A field is unknown, named twice, or matches nothing in the model."""
+    """A field is unknown, a duplicate, or matches nothing in the model."""
 
 
 class DataError(InputError):
-    """A log or a prepared Dataset cannot be used as it is."""
+    """A log or a prepared Dataset cannot be used."""
 
 
 class StateError(LpfsError, RuntimeError):
-    """The right call at the wrong time; nothing was changed."""
+    """A valid call in the wrong state; nothing was changed."""
 
 
 class ExactnessError(LpfsError, RuntimeError):
-    """The result would not predict the same; nothing was changed."""
+    """The predictions would change; nothing was changed."""
 
 
 class SharedTableError(ExactnessError):
-    """One weight serves fields with different gates, so it cannot take them in."""
+    """Fields with different gates share one weight, so the gates cannot be absorbed into it."""
 
 
 class LeakError(ExactnessError):
-    """A dropped field still reaches the prediction past its gate."""
+    """A dropped field reaches the prediction around its gate."""
 
 
 class AbsenceError(ExactnessError):
-    """Zero does not mean absence for the layer that reads the field, so its columns cannot go."""
+    """A zero input is not the same as an absent one for a layer, so its columns cannot be removed."""
 
 
 class SearchError(LpfsError, RuntimeError):
-    """A search cannot go on."""
+    """A search cannot continue."""
 
 
 class AllGatesZeroError(SearchError):
-    """Every gate is at zero: nothing is left to select."""
+    """Every gate is zero, so no field is left."""
 
 
 class NonFiniteError(SearchError):
-    """A loss or a gradient is not a number; nothing was moved."""
+    """A loss or a gradient is NaN or infinite; no parameter was changed."""
 
 
 class CheckpointError(LpfsError, RuntimeError):
-    """A checkpoint cannot be written or read; the older ones are intact."""
+    """A checkpoint cannot be written or read; older checkpoints are intact."""
 
 
 class RankError(LpfsError, RuntimeError):
-    """A process that trains beside this one is gone or hangs; the last checkpoint is intact."""
+    """Another rank has exited or does not respond; the last checkpoint is intact."""
 
 
 class DeviceMemoryError(LpfsError, RuntimeError):
-    """The GPU has no memory left; the message says which batch size to try."""
+    """The GPU is out of memory; the message suggests a batch size."""
 
 
 class MissingPackageError(LpfsError, ImportError):
-    """An optional package is needed; the message says what to install."""
+    """An optional package is missing; the message says what to install."""

@@ -1,14 +1,16 @@
-"""The nouns: Field and Schema say what goes in, Selection says what stays."""
+"""Field and Schema describe the inputs of a model; Selection records which fields a search kept."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from lpfs._validation import check_keys
 from lpfs.errors import FieldError, InputError
 
 Kind = Literal["categorical", "numeric", "multi", "cross"]
@@ -22,12 +24,12 @@ class Field:
     """One selectable input of a model.
 
     Args:
-        name: the column it comes from, any text.
-        kind: ``categorical`` (one id a row), ``numeric`` (numbers), ``multi`` (a bag of ids), ``cross``.
-        cardinality: how many ids there are, special ones included (0 for numeric).
-        dim: width: of the embedding, or of the numbers of a numeric field.
+        name: name of the source column; any non-empty text.
+        kind: ``categorical`` (one id per row), ``numeric`` (numbers), ``multi`` (a bag of ids) or ``cross``.
+        cardinality: number of ids, including the special ids (0 for numeric fields).
+        dim: embedding width, or the number of values per row of a numeric field.
         group: ``user``, ``item``, ``combine`` or ``context``.
-        cost: what serving the field costs, in any unit.
+        cost: cost of serving the field, in any unit.
 
     """
 
@@ -58,7 +60,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Schema:
-    """The fields in order, the label, and the extra tasks.
+    """The fields in order, the label, and the additional tasks.
 
     >>> schema = Schema((Field("user", cardinality=10), Field("item", cardinality=5)), label="click")
     >>> schema.names
@@ -75,15 +77,15 @@ class Schema:
         object.__setattr__(self, "fields", tuple(self.fields))
         object.__setattr__(self, "tasks", tuple(self.tasks))
         seen: set[str] = set()
-        for each in self.fields:
-            if each.name in seen:
-                raise FieldError(f"field {each.name!r} is named twice in the schema")
-            seen.add(each.name)
+        for field in self.fields:
+            if field.name in seen:
+                raise FieldError(f"field {field.name!r} occurs twice in the schema; give every field its own name")
+            seen.add(field.name)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the fields, in order."""
-        return tuple(each.name for each in self.fields)
+        return tuple(field.name for field in self.fields)
 
     def __len__(self) -> int:
         return len(self.fields)
@@ -92,30 +94,30 @@ class Schema:
         return iter(self.fields)
 
     def __getitem__(self, name: str) -> Field:
-        for each in self.fields:
-            if each.name == name:
-                return each
+        for field in self.fields:
+            if field.name == name:
+                return field
         raise FieldError(f"no field {name!r} in the schema; it has {', '.join(map(repr, self.names))}")
 
     def subset(self, names: Sequence[str]) -> Schema:
         """Return the schema with only these fields, in the schema's order."""
-        wanted = {self[name].name for name in names}
-        return Schema(tuple(each for each in self.fields if each.name in wanted), self.label, self.tasks)
+        kept = {self[name].name for name in names}
+        return Schema(tuple(field for field in self.fields if field.name in kept), self.label, self.tasks)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; ``from_json`` reads them back."""
+        """Return JSON values that ``from_json`` can read."""
         return {
-            "fields": [asdict(each) for each in self.fields],
+            "fields": [asdict(field) for field in self.fields],
             "label": self.label,
             "tasks": list(self.tasks),
         }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Schema:
-        """Build a schema from what ``to_json`` gave; an unknown key is an error."""
-        values = known_keys(cls, values)
+        """Build a schema from the result of ``to_json``; raise InputError for an unknown key."""
+        values = check_keys(cls, values)
         return cls(
-            tuple(Field(**known_keys(Field, each)) for each in values["fields"]),
+            tuple(Field(**check_keys(Field, record)) for record in values["fields"]),
             values.get("label", "label"),
             tuple(values.get("tasks", ())),
         )
@@ -123,20 +125,25 @@ class Schema:
 
 @dataclass(frozen=True)
 class Selection:
-    """The answer of a search: which fields stay, which go, and how that was found.
+    """The result of a search: the kept fields, the dropped fields, and how they were found.
 
-    ``gates`` holds the final gate of every field, signs included; a dropped field has exactly 0.0.
-    ``sites`` says where each field enters the model (paths of modules), so that ``prune`` can work on a
-    model that was loaded again later. ``history`` holds what was recorded during the search and ``made``
-    how it was made: method, seed, configuration, fingerprints.
+    Args:
+        kept: names of the kept fields.
+        dropped: names of the dropped fields.
+        gates: the final signed gate value of every field; exactly 0.0 for a dropped field.
+        sites: where each field enters the model (module paths), so that ``prune`` also works on a model that is
+            loaded later.
+        history: values recorded during the search.
+        made: provenance: method, seed, configuration, fingerprints.
+
     """
 
     kept: tuple[str, ...]
     dropped: tuple[str, ...]
-    gates: Mapping[str, float] = field(default_factory=dict)
-    sites: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict, repr=False)
-    history: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
-    made: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    gates: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    sites: Mapping[str, Sequence[Mapping[str, Any]]] = dataclasses.field(default_factory=dict, repr=False)
+    history: Sequence[Mapping[str, Any]] = dataclasses.field(default=(), repr=False)
+    made: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kept", tuple(self.kept))
@@ -144,28 +151,28 @@ class Selection:
         object.__setattr__(self, "history", tuple(self.history))
         both = set(self.kept) & set(self.dropped)
         if both or len(set(self.names)) != len(self.names):
-            raise FieldError(f"a field can be kept or dropped, once: {sorted(both) or self.names}")
+            raise FieldError(f"a field must be either kept or dropped, once; found {sorted(both) or self.names}")
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All fields, kept ones first."""
+        """Names of all fields, the kept ones first."""
         return self.kept + self.dropped
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; ``from_json`` reads them back."""
+        """Return JSON values that ``from_json`` can read."""
         return {
             "kept": list(self.kept),
             "dropped": list(self.dropped),
             "gates": dict(self.gates),
-            "sites": {name: [dict(each) for each in sites] for name, sites in self.sites.items()},
-            "history": [dict(each) for each in self.history],
+            "sites": {name: [dict(site) for site in sites] for name, sites in self.sites.items()},
+            "history": [dict(record) for record in self.history],
             "made": dict(self.made),
         }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Selection:
-        """Build a selection from what ``to_json`` gave; an unknown key is an error."""
-        return cls(**known_keys(cls, values))
+        """Build a selection from the result of ``to_json``; raise InputError for an unknown key."""
+        return cls(**check_keys(cls, values))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the selection as JSON."""
@@ -173,50 +180,44 @@ class Selection:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Selection:
-        """Read what ``save`` wrote, or the selection out of the ``selection.json`` of a run, which says more."""
+        """Read a file written by ``save``, or the ``selection.json`` of a run (other keys are ignored)."""
         values = json.loads(Path(path).read_text("utf-8"))
-        own = {each.name for each in fields(cls)}
         if not isinstance(values, dict) or not {"kept", "dropped"} <= set(values):
-            raise InputError(f"{os.fspath(path)} holds no selection: there is no kept and dropped in it")
-        return cls.from_json({name: value for name, value in values.items() if name in own})
+            raise InputError(
+                f"{os.fspath(path)} is not a selection: it needs the keys 'kept' and 'dropped'; "
+                "give the selection.json of a run, or a file written by Selection.save"
+            )
+        names = {attribute.name for attribute in fields(cls)}
+        return cls.from_json({name: value for name, value in values.items() if name in names})
 
     def plot(self) -> Any:
-        """Return a matplotlib figure: histogram and trajectories of the gates; :mod:`lpfs.plots` has more."""
+        """Return a matplotlib figure with the histogram and the trajectories of the gates (:mod:`lpfs.plots`)."""
         from lpfs.plots import overview
 
         return overview(self)
 
     def _repr_html_(self) -> str:
-        from lpfs.cards import selection_card
+        from lpfs.notebook import selection_html
 
-        return selection_card(self)
+        return selection_html(self)
 
     def in_order(self, names: Sequence[str]) -> Selection:
-        """Return the same selection with its fields in the order of ``names``, others after them."""
-        place = {name: number for number, name in enumerate(names)}
-        was = list(self.gates)
-        now = sorted(was, key=lambda name: place.get(name, len(place)))
-        taken = [was.index(name) for name in now]
+        """Return the selection with its fields in the order of ``names``; fields not in ``names`` come last."""
+        position = {name: index for index, name in enumerate(names)}
+
+        def key(name: str) -> int:
+            return position.get(name, len(position))
+
+        before = list(self.gates)
+        after = sorted(before, key=key)
+        indices = [before.index(name) for name in after]
         return replace(
             self,
-            kept=tuple(sorted(self.kept, key=lambda name: place.get(name, len(place)))),
-            dropped=tuple(sorted(self.dropped, key=lambda name: place.get(name, len(place)))),
-            gates={name: self.gates[name] for name in now},
+            kept=tuple(sorted(self.kept, key=key)),
+            dropped=tuple(sorted(self.dropped, key=key)),
+            gates={name: self.gates[name] for name in after},
             history=tuple(
-                {**each, "gates": [each["gates"][number] for number in taken]} if "gates" in each else each
-                for each in self.history
+                {**record, "gates": [record["gates"][index] for index in indices]} if "gates" in record else record
+                for record in self.history
             ),
         )
-
-
-def known_keys(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` as keyword arguments of a dataclass; refuse a key it does not have."""
-    names = {each.name for each in fields(cls)}
-    unknown = sorted(set(values) - names)
-    if unknown:
-        raise InputError(f"unknown key {unknown[0]!r} for {cls.__name__}; it knows {', '.join(sorted(names))}")
-    needed = {each.name for each in fields(cls) if each.default is MISSING and each.default_factory is MISSING}
-    absent = sorted(needed - set(values))
-    if absent:
-        raise InputError(f"{cls.__name__} needs {absent[0]!r}; found {sorted(values)}")
-    return dict(values)

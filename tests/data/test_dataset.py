@@ -5,25 +5,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made import SCHEMA, make
 
 from lpfs._fileio import json_checksum
 from lpfs.data.dataset import Dataset
+from lpfs.data.simulate import simulate
 from lpfs.errors import DataError, FieldError, InputError
+from tests.helpers.datasets import SCHEMA, make_dataset
 
 
 @pytest.fixture
 def dataset(tmp_path) -> Dataset:
-    return make(tmp_path / "log")
+    return make_dataset(tmp_path / "log")
 
 
-def first_rows(dataset: Dataset) -> tuple[int, int]:
+def row_range(dataset: Dataset) -> tuple[int, int]:
     rows = [int(row) for batch in dataset.stream(7) for row in batch.ids[:, 0]]
     assert rows == list(range(rows[0], rows[-1] + 1))
     return rows[0], rows[-1] + 1
 
 
-def test_what_it_says_of_itself(dataset):
+def test_attributes_describe_the_dataset(dataset):
     assert dataset.schema == SCHEMA
     assert (dataset.rows, len(dataset), dataset.fingerprint) == (100, 100, "made")
     assert dataset.settings == {"by": "tests"}
@@ -38,10 +39,10 @@ def test_what_it_says_of_itself(dataset):
 
 
 def test_days(dataset):
-    assert first_rows(dataset.days(1, 3)) == (40, 100)
-    assert first_rows(dataset.days(2)) == (41, 100)
-    assert first_rows(dataset.days(-1)) == (41, 100)
-    assert first_rows(dataset.days(0, -1)) == (0, 41)
+    assert row_range(dataset.days(1, 3)) == (40, 100)
+    assert row_range(dataset.days(2)) == (41, 100)
+    assert row_range(dataset.days(-1)) == (41, 100)
+    assert row_range(dataset.days(0, -1)) == (0, 41)
     assert dataset.days(1, 3).days() == ("day 1", "day 2")
     assert dataset.days(1, 3).days(0, 1).days() == ("day 1",)
     with pytest.raises(InputError, match="there are 3"):
@@ -50,33 +51,66 @@ def test_days(dataset):
 
 def test_parts_and_splits(dataset):
     train, valid, test = dataset.split(0.7, 0.1, 0.2)
-    assert [first_rows(part) for part in (train, valid, test)] == [(0, 70), (70, 80), (80, 100)]
+    assert [row_range(part) for part in (train, valid, test)] == [(0, 70), (70, 80), (80, 100)]
     assert train.days() == ("day 0", "day 1", "day 2")
-    assert [first_rows(part) for part in dataset.split(days=(1, 2))] == [(0, 40), (40, 41), (41, 100)]
-    assert first_rows(dataset.days(2).part(3, 9)) == (44, 50)
-    assert first_rows(train.days(2, 3)) == (41, 70)
-    assert first_rows(dataset.days(1, 3).split(0.5, 0.5)[1]) == (70, 100)
+    assert [row_range(part) for part in dataset.split(days=(1, 2))] == [(0, 40), (40, 41), (41, 100)]
+    assert row_range(dataset.days(2).part(3, 9)) == (44, 50)
+    assert row_range(train.days(2, 3)) == (41, 70)
+    assert row_range(dataset.days(1, 3).split(0.5, 0.5)[1]) == (70, 100)
 
 
 @pytest.mark.parametrize(
-    "cut",
+    "operation",
     [
-        lambda it: it.split(),
-        lambda it: it.split(0.5, 0.5, days=(1,)),
-        lambda it: it.split(0.5, 0.4),
-        lambda it: it.split(1.5, -0.5),
-        lambda it: it.split(0.999, 0.001),
-        lambda it: it.split(days=(2, 1)),
-        lambda it: it.split(days=(0,)),
-        lambda it: it.split(days=(9,)),
-        lambda it: it.part(5, 5),
-        lambda it: it.part(0, 101),
-        lambda it: it.attached("truth.json"),
+        lambda dataset: dataset.split(),
+        lambda dataset: dataset.split(0.5, 0.5, days=(1,)),
+        lambda dataset: dataset.split(0.5, 0.4),
+        lambda dataset: dataset.split(1.5, -0.5),
+        lambda dataset: dataset.split(0.999, 0.001),
+        lambda dataset: dataset.split(days=(2, 1)),
+        lambda dataset: dataset.split(days=(0,)),
+        lambda dataset: dataset.split(days=(9,)),
+        lambda dataset: dataset.part(5, 5),
+        lambda dataset: dataset.part(0, 101),
+        lambda dataset: dataset.attached("truth.json"),
     ],
 )
-def test_wrong_cuts_are_refused(dataset, cut):
+def test_invalid_parts_raise(dataset, operation):
     with pytest.raises(InputError):
-        cut(dataset)
+        operation(dataset)
+
+
+def count_labels(dataset: Dataset) -> tuple[int, int]:
+    positives = sum(int(batch.labels[:, 0].count_nonzero()) for batch in dataset.stream(64, fields=[]))
+    return positives, dataset.rows - positives
+
+
+def test_label_counts_equal_a_count_over_the_rows(tmp_path):
+    """Complete days, days cut at both ends, and a part inside one day."""
+    dataset = simulate(tmp_path / "log", "small", rows=1003, days=4)
+    views = [
+        dataset,
+        *dataset.split(0.5, 0.25, 0.25),
+        *dataset.split(0.7, 0.1, 0.2),
+        *dataset.split(days=(1, 3)),
+        dataset.days(1, 3).part(10, 300),
+        dataset.part(300, 310),
+        dataset.part(7, 8),
+    ]
+    for view in views:
+        assert view.label_counts() == count_labels(view)
+    assert sum(view.label_counts()[0] for view in dataset.split(0.7, 0.1, 0.2)) == dataset.label_counts()[0]
+
+
+def test_label_counts_read_only_the_labels_of_cut_days(dataset):
+    for path in dataset.path.rglob("*.npy"):
+        if path.name != "y0000.npy" or path.parent.name == "0001":
+            path.unlink()
+    assert dataset.part(10, 50).label_counts() == (20, 20)
+    for path in dataset.path.rglob("*.npy"):
+        path.unlink()
+    assert dataset.label_counts() == (50, 50)
+    assert dataset.part(10, 50).label_counts() == (20, 20), "cached, also for an equal view"
 
 
 def test_vocabularies_may_be_absent(dataset):
@@ -90,19 +124,19 @@ def every_file(dataset: Dataset) -> list[Path]:
     return sorted(path for path in dataset.path.rglob("*") if path.is_file())
 
 
-def test_verify_finds_any_flipped_bit(dataset):
+def test_verify_detects_any_flipped_bit(dataset):
     dataset.verify()
     for path in every_file(dataset):
         good = path.read_bytes()
-        for at in {0, len(good) // 2, len(good) - 2}:
-            path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        for index in {0, len(good) // 2, len(good) - 2}:
+            path.write_bytes(good[:index] + bytes([good[index] ^ 1]) + good[index + 1 :])
             with pytest.raises(DataError, match=r"damaged|not written by lpfs|format version"):
                 dataset.verify()
         path.write_bytes(good)
     dataset.verify()
 
 
-def test_opening_finds_files_that_are_cut_or_gone(dataset):
+def test_opening_detects_truncated_and_missing_files(dataset):
     for path in every_file(dataset):
         good = path.read_bytes()
         path.write_bytes(good[:-2])
@@ -122,28 +156,37 @@ def rewrite(dataset: Dataset, **changes: object) -> None:
     path.write_text(json.dumps({**values, "checksum": json_checksum(values)}))
 
 
-def test_another_version_is_named(dataset):
+def test_another_format_version_is_named(dataset):
     rewrite(dataset, version=99, lpfs="9.9")
     with pytest.raises(DataError, match=r"version 99 \(written by lpfs '9.9'\).*reads version 1"):
         Dataset(dataset.path)
 
 
+@pytest.mark.parametrize("positives", [-1, 41, 1.5, None, "2"])
+def test_an_invalid_number_of_positives_is_damage(dataset, positives):
+    days = json.loads((dataset.path / "dataset.json").read_text())["days"]
+    days[0]["positives"] = positives
+    rewrite(dataset, days=days)
+    with pytest.raises(DataError, match=r"damaged: day 'day 0' has .* positives in 40 rows"):
+        Dataset(dataset.path)
+
+
 @pytest.mark.parametrize("text", ["{}", "[]", "null", '{"format": "parquet"}'])
-def test_foreign_json_is_no_dataset(tmp_path, text):
+def test_other_json_is_not_a_dataset(tmp_path, text):
     (tmp_path / "dataset.json").write_text(text)
     with pytest.raises(DataError, match="not written by lpfs"):
         Dataset(tmp_path)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
-def test_garbage_is_damage(tmp_path, data):
+def test_invalid_json_is_reported_as_damage(tmp_path, data):
     (tmp_path / "dataset.json").write_bytes(data)
     with pytest.raises(DataError, match="damaged"):
         Dataset(tmp_path)
 
 
-def test_no_dataset_there(tmp_path):
-    with pytest.raises(DataError, match="not a folder"):
+def test_a_directory_without_a_dataset(tmp_path):
+    with pytest.raises(DataError, match="not a directory"):
         Dataset(tmp_path / "nothing")
     with pytest.raises(DataError, match=r"no dataset\.json"):
         Dataset(tmp_path)

@@ -1,4 +1,4 @@
-"""prepare: what comes out, for every kind of source, field and time."""
+"""prepare: the resulting Dataset for every kind of source, field and time."""
 
 import gzip
 from itertools import pairwise
@@ -12,8 +12,7 @@ import zstandard
 
 from lpfs.data.dataset import Dataset
 from lpfs.data.prepare import prepare
-from lpfs.data.sources import base as sources_module
-from lpfs.data.sources import blocks as reading_module
+from lpfs.data.sources.blocks import LineBlocks
 from lpfs.errors import DataError, FieldError, InputError
 
 CSV = """click,ad,price,tags,day
@@ -34,8 +33,8 @@ def write(path, text):
 
 def log(tmp_path, text=CSV, **options):
     source = write(tmp_path / "log.csv", text)
-    given = {"label": "click", "time": "day", "fields": FIELDS, "quiet": True, **options}
-    return prepare(source, tmp_path / "out", **given)
+    options = {"label": "click", "time": "day", "fields": FIELDS, "quiet": True, **options}
+    return prepare(source, tmp_path / "out", **options)
 
 
 def rows(dataset):
@@ -66,60 +65,60 @@ def test_ids_numbers_bags_and_days(tmp_path):
     assert batch.labels[:, 0].tolist() == [1, 0, 0, 1, 0, 1]
 
 
-def packed(tmp_path, how):
+def write_source(tmp_path, form):
     tsv = CSV.replace(",", "\t")
     frame = pl.read_csv(CSV.encode())
-    if how == "gz":
+    if form == "gz":
         return write(tmp_path / "log.csv.gz", gzip.compress(CSV.encode()))
-    if how == "zst":
+    if form == "zst":
         return write(tmp_path / "log.csv.zst", zstandard.compress(CSV.encode()))
-    if how == "two zst frames":
+    if form == "two zst frames":
         return write(
             tmp_path / "l.zst", zstandard.compress(CSV[:40].encode()) + zstandard.compress(CSV[40:].encode())
         )
-    if how == "tsv":
+    if form == "tsv":
         return write(tmp_path / "log.tsv", tsv)
-    if how == "crlf":
+    if form == "crlf":
         return write(tmp_path / "log.csv", CSV.replace("\n", "\r\n"))
-    if how == "bom":
+    if form == "bom":
         return write(tmp_path / "log.csv", b"\xef\xbb\xbf" + CSV.encode())
-    if how == "no last line end":
+    if form == "no last line end":
         return write(tmp_path / "log.csv", CSV.rstrip("\n"))
-    if how == "blank lines":
+    if form == "blank lines":
         return write(tmp_path / "log.csv", CSV.replace("\n0,c", "\n\n0,c") + "\n\n")
-    if how == "quoted":
+    if form == "quoted":
         return write(tmp_path / "log.csv", '"' + CSV.strip().replace(",", '","').replace("\n", '"\n"') + '"\n')
-    if how == "parquet":
+    if form == "parquet":
         frame.write_parquet(tmp_path / "log.parquet")
         return tmp_path / "log.parquet"
-    if how == "folder":
+    if form == "folder":
         lines = CSV.splitlines()
         (tmp_path / "parts").mkdir()
         write(tmp_path / "parts" / "p2.csv", "\n".join(lines[:3]) + "\n")
         write(tmp_path / "parts" / "p10.csv", "\n".join([lines[0], *lines[3:]]) + "\n")
         write(tmp_path / "parts" / "_SUCCESS", "")
         return tmp_path / "parts"
-    if how == "glob":
-        return str(packed(tmp_path, "folder")) + "/p*.csv"
-    if how == "list":
-        folder = packed(tmp_path, "folder")
+    if form == "glob":
+        return str(write_source(tmp_path, "folder")) + "/p*.csv"
+    if form == "list":
+        folder = write_source(tmp_path, "folder")
         return [folder / "p2.csv", folder / "p10.csv"]
-    if how == "other order":
-        folder = packed(tmp_path, "folder")
+    if form == "other order":
+        folder = write_source(tmp_path, "folder")
         pl.read_csv(folder / "p10.csv").select("tags", "day", "click", "price", "ad").write_csv(folder / "p10.csv")
         return folder
-    if how == "polars":
+    if form == "polars":
         return frame
-    if how == "lazy":
+    if form == "lazy":
         return frame.lazy()
-    if how == "pandas":
+    if form == "pandas":
         return pd.DataFrame(frame.to_dict(as_series=False))
-    if how == "arrow":
+    if form == "arrow":
         return pa.table(frame.to_dict(as_series=False))
     return frame.to_dict(as_series=False)
 
 
-HOWS = [
+FORMS = [
     "gz",
     "zst",
     "two zst frames",
@@ -131,24 +130,24 @@ HOWS = [
     "quoted",
     "parquet",
 ]
-HOWS += ["folder", "glob", "list", "other order", "polars", "lazy", "pandas", "arrow", "dict"]
+FORMS += ["folder", "glob", "list", "other order", "polars", "lazy", "pandas", "arrow", "dict"]
 
 
-@pytest.mark.parametrize("how", HOWS)
-def test_every_source_gives_the_same(tmp_path, how):
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_source_gives_the_same_dataset(tmp_path, form):
     (tmp_path / "plain").mkdir()
     expected, bags = rows(log(tmp_path / "plain"))
-    source = packed(tmp_path, how)
+    source = write_source(tmp_path, form)
     dataset = prepare(source, tmp_path / "out", label="click", time="day", fields=FIELDS, quiet=True)
-    found, found_bags = rows(dataset)
-    assert found.ids.equal(expected.ids)
-    assert found.dense.equal(expected.dense)
-    assert found.labels.equal(expected.labels)
-    assert found_bags == bags
+    batch, batch_bags = rows(dataset)
+    assert batch.ids.equal(expected.ids)
+    assert batch.dense.equal(expected.dense)
+    assert batch.labels.equal(expected.labels)
+    assert batch_bags == bags
 
 
 @pytest.mark.parametrize("block", [16, 64, 100_000])
-def test_nothing_depends_on_the_size_of_blocks(tmp_path, monkeypatch, block):
+def test_the_block_size_does_not_matter(tmp_path, monkeypatch, block):
     rng = np.random.default_rng(0)
     lines = [
         f'{rng.integers(2)},"v{rng.integers(40)},\n""{rng.integers(3)}",{rng.normal():.3f}' for _ in range(300)
@@ -156,19 +155,16 @@ def test_nothing_depends_on_the_size_of_blocks(tmp_path, monkeypatch, block):
     source = write(tmp_path / "log.csv", "click,ad,price\n" + "\n".join(lines) + "\n")
     options = {"label": "click", "quiet": True, "negatives": 0.5, "seed": 3, "fields": {"ad": "categorical"}}
     whole = prepare(source, tmp_path / "whole", **options)
-    original = reading_module.LineBlocks.__init__
-    monkeypatch.setattr(
-        reading_module.LineBlocks, "__init__", lambda self, *a, **k: original(self, *a, **{**k, "size": block})
-    )
-    cut = prepare(source, tmp_path / "cut", **options)
-    assert cut.fingerprint == whole.fingerprint
-    assert rows(cut)[0].ids.equal(rows(whole)[0].ids)
-    np.testing.assert_allclose(rows(cut)[0].dense, rows(whole)[0].dense, atol=1e-6)
+    original = LineBlocks.__init__
+    monkeypatch.setattr(LineBlocks, "__init__", lambda self, *a, **k: original(self, *a, **{**k, "size": block}))
+    chunked = prepare(source, tmp_path / "chunked", **options)
+    assert chunked.fingerprint == whole.fingerprint
+    assert rows(chunked)[0].ids.equal(rows(whole)[0].ids)
+    np.testing.assert_allclose(rows(chunked)[0].dense, rows(whole)[0].dense, atol=1e-6)
 
 
-def test_parquet_in_small_chunks_keeps_its_order(tmp_path, monkeypatch):
-    monkeypatch.setattr("lpfs.data.sources.base.ROWS", 7)
-    assert sources_module.ROWS != 7
+def test_parquet_in_small_chunks_keeps_the_row_order(tmp_path, monkeypatch):
+    monkeypatch.setattr("lpfs.data.sources.parquet.ROWS", 7)
     frame = pl.DataFrame(
         {"click": [0, 1] * 50, "n": [f"v{i % 30}" for i in range(100)], "day": sorted([1, 2] * 50)}
     )
@@ -183,20 +179,20 @@ def test_parquet_in_small_chunks_keeps_its_order(tmp_path, monkeypatch):
 def test_threshold_cap_and_order_of_ids(tmp_path):
     ads = ["d"] * 4 + ["a"] * 3 + ["c"] * 3 + ["b"] * 2 + ["e"]
     frame = pl.DataFrame({"click": [0, 1] * 6 + [0], "ad": ads})
-    given = {"label": "click", "quiet": True, "parts": 1}
-    every = prepare(frame, tmp_path / "1", **given)
+    options = {"label": "click", "quiet": True, "parts": 1}
+    every = prepare(frame, tmp_path / "1", **options)
     assert list(every.vocabulary("ad")) == ["d", "a", "c", "b", "e"]
-    assert list(prepare(frame, tmp_path / "2", min_count=3, **given).vocabulary("ad")) == ["d", "a", "c"]
-    capped = prepare(frame, tmp_path / "3", max_values=2, **given)
+    assert list(prepare(frame, tmp_path / "2", min_count=3, **options).vocabulary("ad")) == ["d", "a", "c"]
+    capped = prepare(frame, tmp_path / "3", max_values=2, **options)
     assert list(capped.vocabulary("ad")) == ["d", "a"]
     assert rows(capped)[0].ids[:, 0].tolist() == [2] * 4 + [3] * 3 + [1] * 6
 
 
 def test_vocabularies_come_from_the_training_days_only(tmp_path):
     frame = pl.DataFrame({"click": [0, 1, 0, 1], "ad": ["a", "b", "c", "d"], "day": [1, 1, 2, 3]})
-    given = {"label": "click", "time": "day", "quiet": True}
-    assert list(prepare(frame, tmp_path / "a", **given).vocabulary("ad")) == ["a", "b", "c"]
-    assert list(prepare(frame, tmp_path / "b", train=1, **given).vocabulary("ad")) == ["a", "b"]
+    options = {"label": "click", "time": "day", "quiet": True}
+    assert list(prepare(frame, tmp_path / "a", **options).vocabulary("ad")) == ["a", "b", "c"]
+    assert list(prepare(frame, tmp_path / "b", train=1, **options).vocabulary("ad")) == ["a", "b"]
 
 
 def test_hashing(tmp_path):
@@ -204,7 +200,7 @@ def test_hashing(tmp_path):
     fields = {"ad": {"kind": "categorical", "hash": 5}, "n": {"kind": "categorical", "hash": 5}}
     dataset = prepare(frame, tmp_path / "out", label="click", fields=fields, quiet=True, parts=1)
     ids = rows(dataset)[0].ids
-    assert [each.cardinality for each in dataset.schema] == [7, 7]
+    assert [field.cardinality for field in dataset.schema] == [7, 7]
     assert ids[0, 0] == ids[3, 0] >= 2
     assert ids[1, 0] == 0
     assert ids[:2, 1].tolist() == [2 + 7 % 5, 2 + 12 % 5]
@@ -244,14 +240,14 @@ def test_list_columns_and_vectors(tmp_path):
         }
     )
     dataset = prepare(frame, tmp_path / "out", label="click", parts=1, quiet=True)
-    assert [(each.kind, each.dim) for each in dataset.schema] == [("multi", 1), ("multi", 1), ("numeric", 2)]
+    assert [(field.kind, field.dim) for field in dataset.schema] == [("multi", 1), ("multi", 1), ("numeric", 2)]
     batch, bags = rows(dataset)
     assert bags["bag"] == [[2, 3], [], [0]]
     assert bags["codes"] == [[2, 2], [3], [2]]
     assert batch.missing.tolist() == [[False, False], [False, True], [True, True]]
 
 
-def test_constant_and_duplicate_columns_are_dropped_and_told(tmp_path, capsys):
+def test_constant_and_duplicate_columns_are_dropped_and_reported(tmp_path, capsys):
     frame = pl.DataFrame(
         {
             "click": [0, 1, 0, 1],
@@ -266,9 +262,9 @@ def test_constant_and_duplicate_columns_are_dropped_and_told(tmp_path, capsys):
     dataset = prepare(frame, tmp_path / "out", label="click", parts=1)
     assert dataset.schema.names == ("ad", "n")
     assert set(dataset.settings["dropped"]) == {"one", "none", "again", "n2"}
-    said = capsys.readouterr().err
-    assert "dropped, constant in the training days: 'one', 'none'" in said
-    assert "dropped, the same as 'ad' in the training days: 'again'" in said
+    output = capsys.readouterr().err
+    assert "dropped, constant in the training days: 'one', 'none'" in output
+    assert "dropped, the same as 'ad' in the training days: 'again'" in output
     kept = prepare(frame, tmp_path / "all", label="click", parts=1, keep_all=True, quiet=True)
     assert len(kept.schema) == 6
 
@@ -283,9 +279,9 @@ TIMES = {
 }
 
 
-@pytest.mark.parametrize("how", TIMES)
-def test_times_are_cut_into_days(tmp_path, how):
-    frame = pl.DataFrame({"click": [0, 1], "ad": ["a", "b"], "when": TIMES[how]})
+@pytest.mark.parametrize("form", TIMES)
+def test_times_become_days(tmp_path, form):
+    frame = pl.DataFrame({"click": [0, 1], "ad": ["a", "b"], "when": TIMES[form]})
     dataset = prepare(frame, tmp_path / "out", label="click", time="when", keep_all=True, quiet=True)
     assert dataset.days() == ("2020-02-28", "2020-02-29")
     assert dataset.schema.names == ("ad",)
@@ -293,28 +289,28 @@ def test_times_are_cut_into_days(tmp_path, how):
 
 def test_time_formats_day_names_and_unsorted_rows(tmp_path):
     frame = pl.DataFrame({"click": [0, 1, 0], "ad": ["a", "b", "c"], "hour": [14102200, 14102101, 14102123]})
-    given = {"label": "click", "keep_all": True, "quiet": True}
-    dataset = prepare(frame, tmp_path / "h", time="hour", time_format="%y%m%d%H", train=2, **given)
+    options = {"label": "click", "keep_all": True, "quiet": True}
+    dataset = prepare(frame, tmp_path / "h", time="hour", time_format="%y%m%d%H", train=2, **options)
     assert dataset.days() == ("2014-10-21", "2014-10-22")
     assert rows(dataset)[0].ids[:, 0].tolist() == [3, 4, 2]  # by day, row order kept inside
     named = pl.DataFrame({"click": [0, 1, 0], "ad": ["a", "b", "c"], "split": ["train", "train", "test"]})
-    assert prepare(named, tmp_path / "s", time="split", **given).days() == ("train", "test")
+    assert prepare(named, tmp_path / "s", time="split", **options).days() == ("train", "test")
 
 
-def test_one_column_of_timestamps_orders_the_rows_by_itself(tmp_path):
+def test_a_single_timestamp_column_orders_the_rows(tmp_path):
     frame = pl.DataFrame({"click": [0, 1], "ad": ["a", "b"], "at": ["2020-01-01 10:00", "2020-01-02 10:00"]})
     assert prepare(frame, tmp_path / "a", label="click", keep_all=True, quiet=True).days()[0] == "2020-01-01"
     by_row = prepare(frame, tmp_path / "b", label="click", parts=2, keep_all=True, quiet=True)
     assert by_row.days() == ("part_0", "part_1")
 
 
-def test_row_order_is_cut_into_equal_parts(tmp_path):
+def test_row_order_is_split_into_equal_parts(tmp_path):
     frame = pl.DataFrame({"click": [0, 1] * 50, "ad": [str(i % 7) for i in range(100)]})
     dataset = prepare(frame, tmp_path / "out", label="click", parts=3, quiet=True)
     assert [day.rows for day in dataset.table] == [33, 33, 34]
 
 
-def test_negatives_are_drawn_by_day_and_the_rate_is_stored(tmp_path):
+def test_negatives_are_sampled_by_day_and_the_rate_is_stored(tmp_path):
     rng = np.random.default_rng(1)
     frame = pl.DataFrame(
         {
@@ -323,20 +319,20 @@ def test_negatives_are_drawn_by_day_and_the_rate_is_stored(tmp_path):
             "day": [0, 1] * 10_000,
         }
     )
-    given = {"label": "click", "time": "day", "quiet": True, "fields": {"ad": "categorical"}}
-    dataset = prepare(frame, tmp_path / "a", negatives=0.125, **given)
+    options = {"label": "click", "time": "day", "quiet": True, "fields": {"ad": "categorical"}}
+    dataset = prepare(frame, tmp_path / "a", negatives=0.125, **options)
     for index, day in enumerate(dataset.table):
         of_day = frame.filter(pl.col("day") == index)["click"]
         assert day.positives == of_day.sum()
         assert abs((day.rows - day.positives) / (len(of_day) - day.positives) - 0.125) < 0.02
         assert day.negative_rate == 0.125
-    other = prepare(frame, tmp_path / "b", negatives=0.125, seed=1, **given)
+    other = prepare(frame, tmp_path / "b", negatives=0.125, seed=1, **options)
     assert other.rows != dataset.rows
-    by_day = prepare(frame, tmp_path / "c", negatives={"1": 0.5}, **given)
+    by_day = prepare(frame, tmp_path / "c", negatives={"1": 0.5}, **options)
     assert [day.negative_rate for day in by_day.table] == [1.0, 0.5]
 
 
-def test_same_fingerprint_is_reused_and_another_is_refused(tmp_path, capsys):
+def test_the_same_fingerprint_is_reused_and_another_is_an_error(tmp_path, capsys):
     first = log(tmp_path)
     stamp = (tmp_path / "out" / "dataset.json").stat().st_mtime_ns
     again = log(tmp_path, quiet=False)
@@ -359,7 +355,7 @@ def test_tasks_and_a_named_positive(tmp_path):
     assert labels[:, 0].tolist() == [1, 0, 0, 1, 0, 1]
 
 
-def test_marks_of_missing_values(tmp_path):
+def test_texts_for_missing_values(tmp_path):
     frame = pl.DataFrame({"click": [0, 1, 0], "ad": ["?", "a", "b"], "n": ["1", "?", "3"]})
     dataset = prepare(
         frame, tmp_path / "o", label="click", missing=["?"], fields={"n": "numeric"}, parts=1, quiet=True
@@ -385,7 +381,7 @@ def test_criteo_terabyte(tmp_path):
         write(tmp_path / "raw" / f"day_{day}", criteo_rows(60, day))
     dataset = prepare(tmp_path / "raw", tmp_path / "out", preset="criteo-terabyte", min_count=1, quiet=True)
     assert dataset.days() == ("day_0", "day_1", "day_2", "day_10")
-    assert [each.kind for each in dataset.schema] == ["numeric"] * 13 + ["categorical"] * 26
+    assert [field.kind for field in dataset.schema] == ["numeric"] * 13 + ["categorical"] * 26
     raw = [line.split("\t") for line in criteo_rows(60, 0).splitlines()]
     ids = rows(dataset.days(0, 1))[0].ids
     words = dataset.vocabulary("C1")
@@ -432,7 +428,7 @@ def test_fields_from_toml(tmp_path):
     assert dataset.schema["tags"].kind == "multi"
 
 
-def test_a_low_cap_is_told(tmp_path, capsys):
+def test_a_small_vocabulary_is_reported(tmp_path, capsys):
     frame = pl.DataFrame({"click": [0, 1] * 10, "ad": [f"v{i}" for i in range(20)]})
     prepare(frame, tmp_path / "out", label="click", max_values=2, parts=1)
     assert "'ad' (2 of 20 values, 10% of rows); raise max_values" in capsys.readouterr().err
@@ -448,7 +444,7 @@ def test_wrong_arguments(tmp_path):
         ({}, "say which column is the label.*; the columns are "),
         ({"lable": "click"}, "unknown option 'lable'.*label"),
         ({"label": "click", "negatives": 0.0}, "negatives must be"),
-        ({"label": "click", "negatives": {"9": 0.5}}, "there is no day '9'"),
+        ({"label": "click", "negatives": {"9": 0.5}}, "no such day '9'"),
         ({"label": "click", "max_values": 0}, "keeps no value"),
         ({"label": "click", "parts": 0}, "parts must be"),
         ({"label": "click", "train": 0}, "train must be"),
@@ -499,18 +495,18 @@ def test_a_wide_numeric_column_of_text(tmp_path):
     assert batch.missing.tolist() == [[False, False], [False, False], [True, True]]
 
 
-@pytest.mark.parametrize("how", ["csv", "parquet"])
-def test_ids_never_pass_through_fractions(tmp_path, how):
-    ids = [2**53 + at % 40 for at in range(400)]  # as fractions every other one would meet its neighbour
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_ids_are_never_converted_to_floats(tmp_path, form):
+    ids = [2**53 + at % 40 for at in range(400)]  # as floats, pairs of them would be equal
     frame = pl.DataFrame({"click": [0, 1] * 200, "user": ids, "zip": [f"{at % 30:05d}" for at in range(400)]})
-    path = tmp_path / f"log.{how}"
-    frame.write_csv(path) if how == "csv" else frame.write_parquet(path)
+    path = tmp_path / f"log.{form}"
+    frame.write_csv(path) if form == "csv" else frame.write_parquet(path)
     dataset = prepare(path, tmp_path / "out", label="click", parts=1, quiet=True)
     assert sorted(map(int, dataset.vocabulary("user"))) == sorted(set(ids))
     assert "00007" in dataset.vocabulary("zip")
 
 
-def test_a_value_of_another_type_is_unseen_and_not_its_neighbour(tmp_path):
+def test_a_float_is_not_rounded_to_an_integer_id(tmp_path):
     folder = tmp_path / "log"
     folder.mkdir()
     pl.DataFrame({"click": [0, 1, 0], "ad": [0, 5, 5]}).write_parquet(folder / "day_0.parquet")
@@ -523,7 +519,7 @@ def test_a_value_of_another_type_is_unseen_and_not_its_neighbour(tmp_path):
 
 
 @pytest.mark.parametrize("words", [("true", "false"), ("True", "FALSE"), ("1", "0"), ("1.0", " 0")])
-def test_spellings_of_a_label(tmp_path, words):
+def test_notations_of_a_label(tmp_path, words):
     (tmp_path / "log.csv").write_text(f"click,ad\n{words[0]},a\n{words[1]},b\n{words[0]},a\n")
     dataset = prepare(tmp_path / "log.csv", tmp_path / "out", label="click", parts=1, quiet=True)
     assert next(iter(dataset.stream(3))).labels[:, 0].tolist() == [1, 0, 1]
@@ -536,20 +532,20 @@ def test_a_positive_value_that_never_occurs(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_labels_that_are_all_the_same_are_told(tmp_path, capsys):
+def test_labels_that_are_all_equal_are_reported(tmp_path, capsys):
     frame = pl.DataFrame({"click": [0] * 10, "ad": list("abcdefghij")})
     prepare(frame, tmp_path / "out", label="click")
     assert "label 'click' is 0 in every training row" in capsys.readouterr().err
 
 
-def test_train_comes_before_test_wherever_it_stands(tmp_path):
+def test_train_comes_before_test_in_any_row_order(tmp_path):
     frame = pl.DataFrame({"click": [0, 1, 0, 1], "split": ["Test", "valid", "train", "train"], "ad": list("abcd")})
     dataset = prepare(frame, tmp_path / "out", label="click", time="split", train=1, quiet=True)
     assert dataset.days() == ("train", "valid", "Test")
     assert dataset.vocabulary("ad") == ["c", "d"]
 
 
-def test_a_date_that_can_be_read_in_two_ways_is_refused(tmp_path):
+def test_an_ambiguous_date_is_an_error(tmp_path):
     frame = pl.DataFrame(
         {"click": [0, 1, 0], "date": ["01/02/2024", "02/01/2024", "01/02/2024"], "ad": list("aab")}
     )
@@ -559,7 +555,7 @@ def test_a_date_that_can_be_read_in_two_ways_is_refused(tmp_path):
     assert prepare(frame, tmp_path / "out", **options).days() == ("2024-01-02", "2024-02-01")
 
 
-def test_a_file_that_comes_twice_is_refused(tmp_path):
+def test_a_file_given_twice_is_an_error(tmp_path):
     (tmp_path / "log.csv").write_text("click,ad\n0,a\n1,b\n")
     (tmp_path / "log.csv.gz").write_bytes(gzip.compress((tmp_path / "log.csv").read_bytes()))
     for source in (tmp_path, [tmp_path / "log.csv"] * 2, f"{tmp_path}/log*"):
@@ -567,7 +563,7 @@ def test_a_file_that_comes_twice_is_refused(tmp_path):
             prepare(source, tmp_path / "out", label="click", quiet=True)
 
 
-def test_saying_what_was_found_makes_the_same_dataset(tmp_path, capsys):
+def test_explicit_kinds_equal_to_the_inferred_ones_give_the_same_fingerprint(tmp_path, capsys):
     frame = pl.DataFrame({"click": [0, 1] * 20, "price": [at / 7 for at in range(40)], "ad": list("abcd") * 10})
     first = prepare(frame, tmp_path / "out", label="click", quiet=True)
     fields = {"price": "numeric", "ad": "categorical"}
@@ -586,12 +582,12 @@ def test_columns_with_dots_need_quotes_in_toml(tmp_path):
         prepare(frame, tmp_path / "out", label="click", fields=tmp_path / "fields.toml", quiet=True)
 
 
-def test_a_place_that_is_taken_is_refused_before_the_source_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("lpfs.data.prepare.fingerprint", lambda *_: pytest.fail("the whole source was read"))
+def test_an_output_in_use_is_an_error_before_the_source_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("lpfs.data.prepare.fingerprint", lambda *_: pytest.fail("the source was read"))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
     for replace in (False, True):
-        with pytest.raises(DataError, match=r"not empty; .*--replace|something else than a Dataset"):
+        with pytest.raises(DataError, match=r"not empty; .*--replace|is not replaced"):
             prepare(
                 pl.DataFrame({"click": [0, 1]}).with_columns(ad="click"),
                 tmp_path / "out",
@@ -609,20 +605,21 @@ def test_decimal_ids_stay_exact(tmp_path):
     assert sorted(dataset.vocabulary("user")) == [str(10**20 + at) for at in range(40)]
 
 
-def test_a_column_that_knows_the_answer_is_told(tmp_path, capsys):
+def test_columns_that_determine_the_label_are_reported(tmp_path, capsys):
     click = [0, 1, 1, 0, 1] * 30
     columns = {
         "copy": click,
-        "flag": ["no" if each else "yes" for each in click],
-        "gap": [each or None for each in click],
+        "flag": ["no" if label else "yes" for label in click],
+        "gap": [label or None for label in click],
     }
-    columns |= {"near": [*click[:-1], 0], "one": [7] * 150, "tags": [[each] for each in click]}
+    columns |= {"near": [*click[:-1], 0], "one": [7] * 150, "tags": [[label] for label in click]}
     prepare(pl.DataFrame({"click": click, **columns}), tmp_path / "out", label="click", train=10)
-    told = [line.split("'")[1] for line in capsys.readouterr().err.splitlines() if "knows the answer" in line]
-    assert told == ["copy", "flag", "gap"]
+    lines = capsys.readouterr().err.splitlines()
+    reported = [line.split("'")[1] for line in lines if "determines the label" in line]
+    assert reported == ["copy", "flag", "gap"]
 
 
-def test_a_date_that_cannot_be_is_our_own_error(tmp_path):
+def test_an_invalid_date_is_a_data_error(tmp_path):
     dates = pl.Series([2**31 - 1, -(2**31)] * 5, dtype=pl.Int32).cast(pl.Date)
     frame = pl.DataFrame({"click": [0, 1] * 5, "ad": list("abcde") * 2, "since": dates})
     fields = {"since": "categorical"}

@@ -1,4 +1,4 @@
-"""Bad input: the file, the line or column, the value and what to do; and nothing is written."""
+"""Bad input: the error names the file, the line or column, the value and what to do; nothing is written."""
 
 import gzip
 import os
@@ -17,7 +17,7 @@ GOOD = "click,ad,price\n1,a,1.5\n0,b,2.5\n0,a,3.5\n"
 
 @pytest.fixture
 def attempt(tmp_path):
-    """Prepare some bytes, expect an error, and find that nothing was written."""
+    """Prepare bytes, expect an error, and check that nothing was written."""
 
     def attempt(data, match, *, name="log.csv", **options):
         source = tmp_path / name
@@ -41,7 +41,7 @@ BAD = {
     "label missing": (GOOD.replace("0,b", ",b"), "line 3: label 'click' is missing"),
     "short row": (GOOD.replace("0,b,2.5", "0,b"), "log.csv, line 3: 2 columns, expected 3: '0,b'"),
     "long row": (GOOD.replace("0,b,2.5", "0,b,2.5,9"), "log.csv, line 3: 4 columns, expected 3"),
-    "two wrongs": (GOOD.replace("0,b,2.5\n0,a,3.5", "0,b,2.5,9\n0,a"), "log.csv, line 3: 4 columns"),
+    "two bad rows": (GOOD.replace("0,b,2.5\n0,a,3.5", "0,b,2.5,9\n0,a"), "log.csv, line 3: 4 columns"),
     "not UTF-8": (GOOD.encode().replace(b"b,2", b"\xe9,2"), "log.csv, line 3: b'\\\\xe9.* is not UTF-8"),
     "header not UTF-8": (GOOD.encode().replace(b"ad", b"\xe9"), "log.csv, line 1: .* is not UTF-8"),
     "UTF-16": (GOOD.encode("utf-16"), "UTF-16 text; convert it"),
@@ -75,7 +75,7 @@ def test_lines_are_counted_through_quotes_blocks_and_blank_lines(attempt):
     attempt("click,ad,price\n" + '1,"a\nb",1.5\n' * 3 + "7,e,1\n", "line 8: label 'click' must be 0 or 1")
 
 
-def test_a_mistake_in_the_last_day_leaves_nothing(attempt):
+def test_an_error_in_the_last_day_leaves_nothing(attempt):
     rows = "".join(f"{i % 2},v{i % 3},{i}.5\n" for i in range(40))
     attempt("click,ad,price\n" + rows + "5,a,1\n", "line 42: label 'click' must be 0 or 1, found '5'", parts=4)
     late = "click,ad,price\n" + rows + "1,a,cheap\n"
@@ -116,27 +116,27 @@ def test_time_goes_backwards_between_blocks(attempt, monkeypatch):
         prepare(frame, "never", label="click", time="day", ordered=True, quiet=True)
 
 
-def test_files_that_do_not_fit_together(tmp_path):
-    folder = tmp_path / "log"
-    folder.mkdir()
-    (folder / "a.csv").write_text(GOOD)
-    (folder / "b.csv").write_text(GOOD.replace("price", "cost"))
+def test_files_with_different_columns_or_formats(tmp_path):
+    directory = tmp_path / "log"
+    directory.mkdir()
+    (directory / "a.csv").write_text(GOOD)
+    (directory / "b.csv").write_text(GOOD.replace("price", "cost"))
     with pytest.raises(DataError, match=r"b.csv, line 1: column 'cost' is new here, compared with .*a.csv"):
-        prepare(folder, tmp_path / "out", label="click", quiet=True)
-    pl.read_csv(folder / "a.csv").write_parquet(folder / "b.csv")
+        prepare(directory, tmp_path / "out", label="click", quiet=True)
+    pl.read_csv(directory / "a.csv").write_parquet(directory / "b.csv")
     with pytest.raises(DataError, match=r"b.csv: text and Parquet files are mixed"):
-        prepare(folder, tmp_path / "out", label="click", quiet=True)
-    (folder / "b.csv").write_text("")
+        prepare(directory, tmp_path / "out", label="click", quiet=True)
+    (directory / "b.csv").write_text("")
     with pytest.raises(DataError, match=r"b.csv: the file is empty"):
-        prepare(folder, tmp_path / "out", label="click", quiet=True)
+        prepare(directory, tmp_path / "out", label="click", quiet=True)
     assert not (tmp_path / "out").exists()
 
 
-def test_sources_that_are_not_there(tmp_path):
+def test_missing_sources(tmp_path):
     for source, match in [
         (tmp_path / "none.csv", "no such file"),
         (str(tmp_path / "*.csv"), "no file matches"),
-        (tmp_path, "no CSV, TSV or Parquet file in this folder"),
+        (tmp_path, "no CSV, TSV or Parquet file in this directory"),
         ([], "no file given"),
         (pl.DataFrame(), "the table is empty"),
         (pl.DataFrame({"click": []}), "the table is empty"),
@@ -157,10 +157,10 @@ def test_bad_fields_toml(tmp_path):
         ('[adz]\nkind = "numeric"', "no column 'adz' .did you mean 'ad'"),
         ('[ad]\nkind = "number"', "kind must be one of"),
         ("[ad]\nsize = 3", "unknown option 'size'"),
-        ("[ad]\nmax_values = 0", "max_values must be a whole number from 1"),
-        ("[ad]\nhash = 1.5", "hash must be a whole number"),
+        ("[ad]\nmax_values = 0", "max_values must be an integer from 1"),
+        ("[ad]\nhash = 1.5", "hash must be an integer"),
         ("[ad]\ncost = nan", "cost must be a number"),
-        ('[ad]\nseparator = ""', "separator must be text"),
+        ('[ad]\nseparator = ""', "separator must be the text"),
         ("ad = 3", "must be a table of options"),
     ]:
         toml.write_text(text)
@@ -208,14 +208,14 @@ def test_every_column_constant(attempt):
     attempt("click,ad\n1,a\n0,a\n", "every column is constant in the training days")
 
 
-def test_no_row_is_left_of_a_day(tmp_path):
+def test_a_day_without_rows_is_an_error(tmp_path):
     frame = pl.DataFrame({"click": [1, 0, 0, 0], "ad": ["a", "b", "a", "b"], "day": [0, 0, 1, 1]})
     with pytest.raises(DataError, match="day '1': no row is left; keep a larger share"):
         prepare(frame, tmp_path / "out", label="click", time="day", negatives=1e-9, keep_all=True, quiet=True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written(tmp_path):
+def test_an_output_path_that_cannot_be_written(tmp_path):
     frame = pl.DataFrame({"click": [0, 1], "ad": ["a", "b"]})
     (tmp_path / "file").write_text("x")
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
@@ -242,15 +242,15 @@ def test_disk_full(tmp_path):
         "except DataError as error:\n"
         "    print(error)\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "out")],
         capture_output=True,
         text=True,
         check=True,
         env=os.environ,
     )
-    assert "cannot write" in done.stdout
-    assert "free some space" in done.stdout
+    assert "cannot write" in process.stdout
+    assert "free some space" in process.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -269,12 +269,12 @@ def test_files_of_another_format(tmp_path, name, data, message):
         prepare(tmp_path / name, tmp_path / "out", label="click", quiet=True)
 
 
-def test_a_header_may_begin_with_a_bracket(tmp_path):
+def test_a_header_may_start_with_a_bracket(tmp_path):
     (tmp_path / "x.csv").write_text("[click],{ad}\n0,a\n1,b\n")
     assert prepare(tmp_path / "x.csv", tmp_path / "out", label="[click]", parts=1, quiet=True).rows == 2
 
 
-def test_a_file_without_a_header(tmp_path):
+def test_the_error_suggests_that_a_header_is_missing(tmp_path):
     (tmp_path / "x.csv").write_text("0,a,1.5\n1,b,2.5\n")
     with pytest.raises(InputError, match="is its first line a header\\? if not: --no-header"):
         prepare(tmp_path / "x.csv", tmp_path / "out", label="click", quiet=True)

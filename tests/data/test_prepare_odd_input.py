@@ -1,4 +1,4 @@
-"""Odd but legal input works."""
+"""Unusual but valid input."""
 
 import polars as pl
 import pytest
@@ -86,13 +86,13 @@ def test_one_class_in_a_day_and_all_null_columns(tmp_path):
 )
 def test_every_type_of_column(tmp_path, column):
     frame = pl.DataFrame({"click": [0, 1, 1], "x": column})
-    for kind in ("found", "categorical", "numeric"):
-        given = None if kind == "found" else {"x": kind}
-        if kind != "found" and column.dtype.is_nested():
+    for kind in ("inferred", "categorical", "numeric"):
+        fields = None if kind == "inferred" else {"x": kind}
+        if kind != "inferred" and column.dtype.is_nested():
             continue
         if kind == "numeric" and column.dtype in (pl.Categorical, pl.Enum):
             continue
-        options = {"label": "click", "parts": 1, "keep_all": True, "quiet": True, "fields": given}
+        options = {"label": "click", "parts": 1, "keep_all": True, "quiet": True, "fields": fields}
         assert prepare(frame, tmp_path / kind, **options).rows == 3
         if column.dtype not in (pl.Categorical, pl.Enum, pl.Null):
             frame.write_parquet(tmp_path / "log.parquet")
@@ -117,7 +117,7 @@ def test_stray_quotes_in_a_column_that_is_not_read(tmp_path, parts):
     assert next(iter(dataset.stream(4))).labels[:, 0].tolist() == [1, 0, 1, 0]
 
 
-def test_numbers_as_people_write_them(tmp_path):
+def test_common_notations_of_numbers(tmp_path):
     (tmp_path / "log.csv").write_text("click,n\n1, 5\n0,NA\n1,1e3\n0,-\n0,+7.25 \n")
     fields = {"n": "numeric"}
     dataset = prepare(tmp_path / "log.csv", tmp_path / "out", label="click", parts=1, quiet=True, fields=fields)
@@ -125,7 +125,7 @@ def test_numbers_as_people_write_them(tmp_path):
     assert batch.missing[:, 0].tolist() == [False, True, False, True, False]
 
 
-def test_a_source_name_with_a_pattern_in_it(tmp_path):
+def test_a_file_name_that_is_also_a_glob_pattern(tmp_path):
     path = tmp_path / "log[1]*.csv"
     path.write_text("click,n\n1,a\n0,b\n")
     assert prepare(path, tmp_path / "out", label="click", parts=1, quiet=True).rows == 2

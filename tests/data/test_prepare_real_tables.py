@@ -1,4 +1,4 @@
-"""The real tables, one command each, with the kinds a data scientist would choose. Skipped where absent."""
+"""Real tables, one command each, with the expected kinds. Skipped where the files are absent."""
 
 from pathlib import Path
 
@@ -36,10 +36,10 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", LABELS)
-def test_one_command(tmp_path, name):
+def test_one_command_prepares_a_real_table(tmp_path, name):
     source = TABLES / f"{name}.parquet"
     if not source.exists():
-        pytest.skip(f"{source.name} is not here")
+        pytest.skip(f"{source.name} is absent")
     out = tmp_path / "out"
     assert run(["prepare", str(source), "--label", LABELS[name], "--out", str(out), "--quiet"]) == 0
     dataset = Dataset(out)
@@ -51,10 +51,10 @@ def test_one_command(tmp_path, name):
     assert dataset.days()[0] == ("2019-11-24" if "bandit" in name else "part_0")
 
 
-def test_a_published_split_can_cut_the_rows(tmp_path):
+def test_a_published_split_as_time_column(tmp_path):
     source = TABLES / "coil2000.parquet"
     if not source.exists():
-        pytest.skip(f"{source.name} is not here")
+        pytest.skip(f"{source.name} is absent")
     options = ["--label", "label", "--time", "split", "--out", str(tmp_path / "out"), "--quiet"]
     assert run(["prepare", str(source), *options]) == 0
     assert Dataset(tmp_path / "out").days() == ("train", "test")

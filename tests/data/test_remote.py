@@ -1,4 +1,4 @@
-"""Logs and Datasets on an object store: fsspec's memory:// stands for one, and a plain web server."""
+"""Logs and Datasets on an object store (fsspec's memory://) and on a web server."""
 
 import functools
 import http.server
@@ -20,13 +20,13 @@ OPTIONS = {"label": "click", "time": "day", "quiet": True}
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
+def _private_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("LPFS_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
 def store():
-    """Give an empty store, and empty it again."""
+    """Yield an empty store; empty it afterwards."""
     system = fsspec.filesystem("memory")
     yield system
     for name in system.ls("/", detail=False):
@@ -46,24 +46,24 @@ def rows_of(dataset):
     return [(batch.ids, batch.dense, batch.labels) for batch in dataset.stream(50)]
 
 
-def equal(one, two):
-    return all(torch.equal(a, b) for x, y in zip(one, two, strict=True) for a, b in zip(x, y, strict=True))
+def equal(first, second):
+    return all(torch.equal(a, b) for x, y in zip(first, second, strict=True) for a, b in zip(x, y, strict=True))
 
 
 def test_a_dataset_written_to_and_read_from_a_store(tmp_path, store, log):
-    here = prepare(log, tmp_path / "here", **OPTIONS)
-    there = prepare(log, "memory://data/log", **OPTIONS)
-    assert there.fingerprint == here.fingerprint
+    local = prepare(log, tmp_path / "local", **OPTIONS)
+    remote = prepare(log, "memory://data/log", **OPTIONS)
+    assert remote.fingerprint == local.fingerprint
     assert store.exists("/data/log/days/0002/y0000.npy")
-    assert equal(rows_of(here), rows_of(there))
-    assert there.vocabulary("ad") == here.vocabulary("ad")
-    there.verify()
+    assert equal(rows_of(local), rows_of(remote))
+    assert remote.vocabulary("ad") == local.vocabulary("ad")
+    remote.verify()
     opened = lpfs.Dataset("memory://data/log")
-    assert opened.days() == here.days()
-    assert opened.path == there.path  # what was fetched serves again
+    assert opened.days() == local.days()
+    assert opened.path == remote.path  # the cache is used again
 
 
-def test_only_what_is_read_is_fetched(store, log):
+def test_only_the_columns_read_are_downloaded(store, log):
     prepare(log, "memory://data/log", **OPTIONS)
     opened = Dataset("memory://data/log")
     assert not (opened.path / "days").exists()
@@ -72,31 +72,34 @@ def test_only_what_is_read_is_fetched(store, log):
     assert fetched == ["days/0001/f0000.npy", "days/0001/y0000.npy"]
 
 
-def test_a_fetched_folder_opens_as_the_dataset_it_is_of(store, log):
+def test_a_download_opens_as_a_dataset(store, log):
     prepare(log, "memory://data/log", **OPTIONS)
     first = Dataset("memory://data/log")
     again = Dataset(first.path)
     assert equal(rows_of(first), rows_of(again))
 
 
-def test_made_before_and_replaced(store, log, capsys):
+def test_an_existing_dataset_is_reused_or_replaced(store, log, capsys):
     prepare(log, "memory://data/log", label="click", time="day")
     prepare(log, "memory://data/log", label="click", time="day")
-    assert "memory://data/log: made before from the same source and options; reused" in capsys.readouterr().err
+    assert (
+        "memory://data/log: exists already, made from the same source and options; reused"
+        in capsys.readouterr().err
+    )
     with pytest.raises(DataError, match="memory://data/log exists and is not empty; choose another place, or"):
         prepare(log, "memory://data/log", min_count=11, **OPTIONS)
-    old = Dataset("memory://data/log")
-    new = prepare(log, "memory://data/log", min_count=11, replace=True, **OPTIONS)
-    assert new.path != old.path
-    assert Dataset("memory://data/log").fingerprint == new.fingerprint != old.fingerprint
-    with pytest.raises(DataError, match="is not what its dataset.json says: it is damaged, or another"):
-        old.vocabulary("ad")
+    first = Dataset("memory://data/log")
+    second = prepare(log, "memory://data/log", min_count=11, replace=True, **OPTIONS)
+    assert second.path != first.path
+    assert Dataset("memory://data/log").fingerprint == second.fingerprint != first.fingerprint
+    with pytest.raises(DataError, match="does not match the checksum in dataset.json"):
+        first.vocabulary("ad")
     store.pipe("/other/thing.txt", b"mine")
-    with pytest.raises(DataError, match="holds something else than a Dataset and is left alone"):
+    with pytest.raises(DataError, match="is not replaced"):
         prepare(log, "memory://other", replace=True, **OPTIONS)
 
 
-def test_a_failed_job_leaves_nothing(store, log):
+def test_a_failure_leaves_nothing(store, log):
     with pytest.raises(DataError, match="no row is left"):
         prepare(log.with_columns(click=pl.lit(0)), "memory://data/log", negatives=1e-9, **OPTIONS)
     assert not store.exists("/data/log")
@@ -111,28 +114,28 @@ def test_a_log_in_a_store(tmp_path, store, log, form):
         getattr(part, f"write_{form}")(path)
         store.put_file(str(path), f"/raw/{path.name}")
     store.pipe("/raw/_SUCCESS", b"")
-    here = prepare(tmp_path / "log", tmp_path / "here", **OPTIONS)
+    local = prepare(tmp_path / "log", tmp_path / "local", **OPTIONS)
     for number, source in enumerate(("memory://raw", f"memory://raw/part_*.{form}")):
-        there = prepare(source, tmp_path / f"there{number}", **OPTIONS)
-        assert there.fingerprint == here.fingerprint
-        assert equal(rows_of(here), rows_of(there))
+        remote = prepare(source, tmp_path / f"remote{number}", **OPTIONS)
+        assert remote.fingerprint == local.fingerprint
+        assert equal(rows_of(local), rows_of(remote))
 
 
-def test_what_is_not_there(tmp_path, store, log):
-    with pytest.raises(DataError, match="memory://none/dataset.json: there is nothing"):
+def test_missing_urls(tmp_path, store, log):
+    with pytest.raises(DataError, match="memory://none/dataset.json: not found"):
         Dataset("memory://none")
-    with pytest.raises(DataError, match="memory://none: there is no such file or folder"):
+    with pytest.raises(DataError, match="memory://none: no such file or directory"):
         prepare("memory://none", tmp_path / "out", **OPTIONS)
-    with pytest.raises(DataError, match="nosuch://x: no such kind of place"):
+    with pytest.raises(DataError, match="nosuch://x: unknown kind of URL"):
         Dataset("nosuch://x")
 
 
-def test_damage_is_seen(store, log):
+def test_damage_is_detected(store, log):
     prepare(log, "memory://data/log", **OPTIONS)
     data = bytearray(store.cat_file("/data/log/days/0001/f0000.npy"))
     data[-1] ^= 1
     store.pipe("/data/log/days/0001/f0000.npy", bytes(data))
-    with pytest.raises(DataError, match="days/0001/f0000.npy is not what its dataset.json says"):
+    with pytest.raises(DataError, match="days/0001/f0000.npy does not match the checksum"):
         rows_of(Dataset("memory://data/log"))
     store.rm_file("/data/log/days/0001/f0000.npy")
     with pytest.raises(DataError, match="f0000.npy is damaged: it is missing"):
@@ -141,12 +144,12 @@ def test_damage_is_seen(store, log):
 
 def test_from_a_web_server(tmp_path, log):
     pytest.importorskip("aiohttp")
-    made = prepare(log, tmp_path / "web" / "log", **OPTIONS)
+    dataset = prepare(log, tmp_path / "web" / "log", **OPTIONS)
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path / "web"))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         opened = Dataset(f"http://127.0.0.1:{server.server_port}/log")
-        assert equal(rows_of(made), rows_of(opened))
+        assert equal(rows_of(dataset), rows_of(opened))
         server.shutdown()
 
 
@@ -168,7 +171,7 @@ def test_urls(tmp_path, monkeypatch):
     (tmp_path / "s3:").mkdir()
     (tmp_path / "s3:" / "log").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert as_url("s3:/log") is None  # a folder here of that very name
+    assert as_url("s3:/log") is None  # a local directory of that name
     assert absolute_path_or_url("x") == str(tmp_path / "x")
     assert absolute_path_or_url("gs://b/x") == "gs://b/x"
 

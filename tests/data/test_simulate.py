@@ -1,7 +1,5 @@
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,45 +7,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpfs.data.dataset import Dataset
 from lpfs.data.simulate import BestPossibleScores, _binned_auc, simulate
 from lpfs.data.simulate_spec import PRESETS, FieldSpec, drift_factors, preset_spec
 from lpfs.data.simulate_world import (
-    BLOCK,
+    BLOCK_ROWS,
     Simulator,
-    _scrambled_id,
-    chunks,
+    bag_to_ids,
     draw_zipf,
-    encoded_bag,
     frequencies,
+    iter_chunks,
+    scramble_ids,
     sigmoid,
 )
-from lpfs.errors import DataError, InputError, MissingPackageError
+from lpfs.errors import DataError, InputError
 
 
 @pytest.fixture(scope="module")
 def small() -> tuple[Simulator, list]:
-    world = Simulator(preset_spec("small", 200_000, 4, 0), 0)
-    return world, [next(chunks(world, day, 50_000, 50_000)) for day in range(4)]
+    simulator = Simulator(preset_spec("small", 200_000, 4, 0), 0)
+    return simulator, [next(iter_chunks(simulator, day, 50_000, 50_000)) for day in range(4)]
 
 
 def digest(folder: Path) -> str:
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            found.update(str(path.relative_to(folder)).encode() + path.read_bytes())
-    return found.hexdigest()
+            result.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return result.hexdigest()
 
 
-def test_the_seed_decides_everything_and_the_chunk_nothing(tmp_path):
-    rows = 2 * BLOCK + 1000
+def test_rows_depend_on_the_seed_and_not_on_the_chunk(tmp_path):
+    rows = 2 * BLOCK_ROWS + 1000
     for name, seed, chunk in (("a", 1, 1), ("b", 1, 10**9), ("c", 2, 1)):
         simulate(tmp_path / name, rows=rows, days=1, seed=seed, chunk=chunk)
     assert digest(tmp_path / "a") == digest(tmp_path / "b") != digest(tmp_path / "c")
 
 
-def test_files_do_not_depend_on_the_chunk_either(tmp_path):
-    rows = BLOCK + 100
+def test_raw_files_do_not_depend_on_the_chunk(tmp_path):
+    rows = BLOCK_ROWS + 100
     one = simulate(tmp_path / "one", "small", rows=rows, days=1, format="csv", chunk=1)
     two = simulate(tmp_path / "two", "small", rows=rows, days=1, format="csv", chunk=10**9)
     assert [path.name for path in one] == ["day_00.csv"]
@@ -63,25 +60,27 @@ def test_files_do_not_depend_on_the_chunk_either(tmp_path):
         ("industrial", 9, 417, 5),
     ],
 )
-def test_presets_have_their_shape(preset, days, fields, tasks):
-    made = preset_spec(preset, None, None, 0)
-    schema = made.schema()
-    assert (made.days, len(schema), len(schema.tasks)) == (days, fields, tasks)
-    roles = {spec.role for spec in made.specs}
+def test_presets_have_the_documented_fields(preset, days, fields, tasks):
+    spec = preset_spec(preset, None, None, 0)
+    schema = spec.schema()
+    assert (spec.days, len(schema), len(schema.tasks)) == (days, fields, tasks)
+    roles = {field.role for field in spec.specs}
     assert roles == {"main", "pair", "copy", "correlated", "noise"}
-    assert {spec.drift for spec in made.specs if spec.true} == {"steady", "in", "out"}
-    for spec in made.specs:
-        known = {each.name: each for each in made.specs}
-        if spec.role in ("copy", "correlated"):
-            assert known[str(spec.source)].role == "main"
-        if spec.role == "pair":
-            assert known[str(spec.partner)].partner == spec.name
+    assert {field.drift for field in spec.specs if field.true} == {"steady", "in", "out"}
+    by_name = {field.name: field for field in spec.specs}
+    for field in spec.specs:
+        if field.role in ("copy", "correlated"):
+            assert by_name[str(field.source)].role == "main"
+        if field.role == "pair":
+            assert by_name[str(field.partner)].partner == field.name
     if preset == "terabyte":
-        assert schema.names == (*(f"I{at}" for at in range(1, 14)), *(f"C{at}" for at in range(1, 27)))
+        assert schema.names == (*(f"I{index}" for index in range(1, 14)), *(f"C{index}" for index in range(1, 27)))
         assert 5_000_000 < sum(field.cardinality for field in schema) < 5_200_000
     if preset.startswith("industrial"):
-        groups = [sum(field.group == group and field.kind != "numeric" for field in schema) for group in
-                  ("user", "item", "combine")]  # fmt: skip
+        groups = [
+            sum(field.group == group and field.kind != "numeric" for field in schema)
+            for group in ("user", "item", "combine")
+        ]
         widths = sorted(field.dim for field in schema if field.kind == "numeric")
         assert (*groups, len(widths)) == ((250, 46, 96, 25) if preset == "industrial" else (40, 8, 16, 5))
         assert (widths[0], widths[-1]) == (1, 128)
@@ -90,12 +89,12 @@ def test_presets_have_their_shape(preset, days, fields, tasks):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_dataset_of_each_preset(tmp_path, preset):
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     dataset = simulate(
-        tmp_path / "log", preset, rows=500, days=2, progress=lambda done, total: told.append((done, total))
+        tmp_path / "log", preset, rows=500, days=2, progress=lambda done, total: calls.append((done, total))
     )
     dataset.verify()
-    assert (dataset.rows, dataset.days(), told[-1]) == (500, ("day_0", "day_1"), (500, 500))
+    assert (dataset.rows, dataset.days(), calls[-1]) == (500, ("day_0", "day_1"), (500, 500))
     (batch,) = dataset.stream(500)
     assert batch.ids.min() >= 0
     truth = dataset.attached("truth.json")
@@ -113,27 +112,30 @@ def joined(blocks: list, kind: str, name: str) -> np.ndarray:
     return np.concatenate([getattr(block, kind)[name] for block in blocks])
 
 
-def test_pairs_have_no_effect_of_their_own(small):
-    world, blocks = small
-    chance = sigmoid(np.concatenate([block.logit for block in blocks]))
-    for spec in world.plan.specs:
-        if spec.role != "pair":
+def test_a_field_of_a_pair_alone_has_no_effect(small):
+    simulator, blocks = small
+    probability = sigmoid(np.concatenate([block.logit for block in blocks]))
+    for field in simulator.spec.specs:
+        if field.role != "pair":
             continue
-        mine = joined(blocks, "ids", spec.name)
-        theirs = joined(blocks, "ids", str(spec.partner))
-        count = np.bincount(mine)
-        means = np.bincount(mine, chance) / count
-        luck = chance.std() / np.sqrt(count.min())
-        assert np.abs(means - chance.mean()).max() < 4.5 * luck, "alone: nothing"
-        sign = world._tables[spec.name][mine] * world._tables[str(spec.partner)][theirs]
-        assert chance[sign > 0].mean() > chance[sign < 0].mean() + 0.05, "together: much"
-        signs = world._tables[spec.name]
-        assert frequencies(FieldSpec("s", values=spec.values // 2, zipf=spec.zipf)).sum() == pytest.approx(1)
+        values = joined(blocks, "ids", field.name)
+        partner_values = joined(blocks, "ids", str(field.partner))
+        count = np.bincount(values)
+        means = np.bincount(values, probability) / count
+        error = probability.std() / np.sqrt(count.min())
+        assert np.abs(means - probability.mean()).max() < 4.5 * error, "no effect alone"
+        sign = (
+            simulator.value_effects[field.name][values]
+            * simulator.value_effects[str(field.partner)][partner_values]
+        )
+        assert probability[sign > 0].mean() > probability[sign < 0].mean() + 0.05, "a large effect in combination"
+        signs = simulator.value_effects[field.name]
+        assert frequencies(FieldSpec("s", values=field.values // 2, zipf=field.zipf)).sum() == pytest.approx(1)
         assert (signs[::2] == -signs[1::2]).all()
 
 
-def test_main_effects_are_graded_and_noise_has_none(small):
-    world, blocks = small
+def test_main_effects_have_the_specified_size_and_noise_has_none(small):
+    simulator, blocks = small
     logit = np.concatenate([block.logit for block in blocks])
 
     def explained(name: str) -> float:
@@ -142,101 +144,101 @@ def test_main_effects_are_graded_and_noise_has_none(small):
         means = np.bincount(values, logit) / count
         return float((count @ (means - logit.mean()) ** 2) / len(logit))
 
-    for spec in world.plan.specs:
-        if spec.kind != "categorical" or spec.values > 1000:
+    for field in simulator.spec.specs:
+        if field.kind != "categorical" or field.values > 1000:
             continue
-        if spec.role == "main" and spec.drift == "steady":
-            assert explained(spec.name) == pytest.approx(spec.effect**2, rel=0.15, abs=0.01)
-        elif spec.role in ("noise", "pair"):
-            assert explained(spec.name) < 0.012
+        if field.role == "main" and field.drift == "steady":
+            assert explained(field.name) == pytest.approx(field.effect**2, rel=0.15, abs=0.01)
+        elif field.role in ("noise", "pair"):
+            assert explained(field.name) < 0.012
 
 
-def test_copies_and_relatives_follow_their_source(small):
-    world, blocks = small
-    for spec in world.plan.specs:
-        if spec.role == "copy":
-            kind = "numbers" if spec.kind == "numeric" else "ids"
-            agree = joined(blocks, kind, spec.name) == joined(blocks, kind, str(spec.source))
+def test_copies_and_correlated_fields_follow_their_source(small):
+    simulator, blocks = small
+    for field in simulator.spec.specs:
+        if field.role == "copy":
+            kind = "numbers" if field.kind == "numeric" else "ids"
+            agree = joined(blocks, kind, field.name) == joined(blocks, kind, str(field.source))
             assert 0.75 < agree.mean() < 0.95
-        elif spec.role == "correlated":
-            a, b = joined(blocks, "ids", spec.name), joined(blocks, "ids", str(spec.source))
-            ranks = [np.argsort(np.argsort(each)) for each in (a, b)]
+        elif field.role == "correlated":
+            a, b = joined(blocks, "ids", field.name), joined(blocks, "ids", str(field.source))
+            ranks = [np.argsort(np.argsort(values)) for values in (a, b)]
             assert np.corrcoef(ranks)[0, 1] > 0.3
 
 
 def test_missing_values_and_click_rate(small):
-    world, blocks = small
-    for spec in world.plan.specs:
-        if spec.kind == "categorical":
-            assert (joined(blocks, "ids", spec.name) < 0).mean() == pytest.approx(spec.missing, abs=0.01)
-        elif spec.kind == "numeric":
-            missing = np.isnan(joined(blocks, "numbers", spec.name)).mean()
-            assert missing == pytest.approx(spec.missing, abs=0.01)
+    simulator, blocks = small
+    for field in simulator.spec.specs:
+        if field.kind == "categorical":
+            assert (joined(blocks, "ids", field.name) < 0).mean() == pytest.approx(field.missing, abs=0.01)
+        elif field.kind == "numeric":
+            missing = np.isnan(joined(blocks, "numbers", field.name)).mean()
+            assert missing == pytest.approx(field.missing, abs=0.01)
     rates = [block.labels["click"].mean() for block in blocks]
     assert all(abs(rate - 0.2) < 0.035 for rate in rates)
 
 
-def test_the_schedule_of_the_drift_is_what_happens(small):
-    world, blocks = small
-    for spec in world.plan.specs:
-        if spec.role != "main" or spec.drift == "steady":
+def test_effects_drift_as_scheduled(small):
+    simulator, blocks = small
+    for field in simulator.spec.specs:
+        if field.role != "main" or field.drift == "steady":
             continue
-        for block, factor in zip(blocks, world.strength[spec.name], strict=True):
-            values = block.ids[spec.name]
+        for block, factor in zip(blocks, simulator.drift[field.name], strict=True):
+            values = block.ids[field.name]
             means = np.bincount(values, block.logit) / np.bincount(values)
-            found = np.bincount(values) @ (means - block.logit.mean()) ** 2 / len(values)
-            assert found == pytest.approx((spec.effect * factor) ** 2, rel=0.25, abs=0.012)
+            explained = np.bincount(values) @ (means - block.logit.mean()) ** 2 / len(values)
+            assert explained == pytest.approx((field.effect * factor) ** 2, rel=0.25, abs=0.012)
 
 
 @given(drift=st.sampled_from(["steady", "in", "out"]), days=st.integers(1, 30))
-def test_strengths_stay_between_none_and_all(drift, days):
-    found = drift_factors(drift, days)
-    assert len(found) == days
-    assert all(0 <= value <= 1 for value in found)
-    assert sorted(found, reverse=drift == "out") == found
+def test_drift_factors_are_monotone_between_0_and_1(drift, days):
+    factors = drift_factors(drift, days)
+    assert len(factors) == days
+    assert all(0 <= factor <= 1 for factor in factors)
+    assert sorted(factors, reverse=drift == "out") == factors
 
 
-def test_the_ceiling_is_the_auc_of_the_known_chances(small):
+def test_best_possible_scores_equal_those_of_the_true_logit(small):
     _, blocks = small
-    ceiling = BestPossibleScores(4)
+    best = BestPossibleScores(4)
     for day, block in enumerate(blocks):
-        ceiling.add(day, block.logit)
+        best.add(day, block.logit)
     logit = np.concatenate([block.logit for block in blocks])
     clicks = joined(blocks, "labels", "click")
     ranks = np.empty(len(logit))
     ranks[np.argsort(logit)] = np.arange(1, len(logit) + 1)
-    ones = clicks.sum()
-    observed = (ranks[clicks].sum() - ones * (ones + 1) / 2) / (ones * (len(clicks) - ones))
-    found = ceiling.to_json()
-    assert found["auc"] == pytest.approx(observed, abs=0.004)
+    positives = clicks.sum()
+    observed = (ranks[clicks].sum() - positives * (positives + 1) / 2) / (positives * (len(clicks) - positives))
+    scores = best.to_json()
+    assert scores["auc"] == pytest.approx(observed, abs=0.004)
     losses = np.where(clicks, np.logaddexp(0, -logit), np.logaddexp(0, logit))
-    assert found["logloss"] == pytest.approx(losses.mean(), abs=0.004)
-    assert len(found["auc_by_day"]) == 4
+    assert scores["logloss"] == pytest.approx(losses.mean(), abs=0.004)
+    assert len(scores["auc_by_day"]) == 4
 
 
-def test_auc_of_certain_and_of_useless_scores():
+def test_binned_auc_of_perfect_and_of_random_scores():
     assert _binned_auc(np.array([0.0, 1.0]), np.array([1.0, 0.0])) == 1.0
     assert _binned_auc(np.array([1.0, 1.0]), np.array([1.0, 1.0])) == 0.5
 
 
 @given(values=st.integers(1, 5000), exponent=st.sampled_from([0.6, 0.9, 1.1, 1.5]))
-def test_values_come_as_often_as_they_should(values, exponent):
-    spec = FieldSpec("s", values=values, zipf=exponent)
-    weight = frequencies(spec)
+def test_values_have_the_specified_frequencies(values, exponent):
+    field = FieldSpec("s", values=values, zipf=exponent)
+    weight = frequencies(field)
     assert weight.sum() == pytest.approx(1)
     assert (np.diff(weight) <= 1e-12).all()
     uniform = (np.arange(20_000) + 0.5) / 20_000
-    drawn = np.bincount(draw_zipf(uniform, spec), minlength=values) / 20_000
+    drawn = np.bincount(draw_zipf(uniform, field), minlength=values) / 20_000
     assert len(drawn) == values
     assert np.abs(drawn - weight).max() < 2e-4
 
 
-def test_different_values_have_different_names():
-    assert len(np.unique(_scrambled_id(FieldSpec("C1"), np.arange(300_000)))) == 300_000
+def test_scrambled_ids_are_distinct():
+    assert len(np.unique(scramble_ids(FieldSpec("C1"), np.arange(300_000)))) == 300_000
 
 
-def test_empty_bags_hold_a_missing_value():
-    values, lengths = encoded_bag(np.array([5, 6, 7]), np.array([0, 2, 0, 1, 0]))
+def test_empty_bags_get_the_id_of_a_missing_value():
+    values, lengths = bag_to_ids(np.array([5, 6, 7]), np.array([0, 2, 0, 1, 0]))
     assert values.tolist() == [0, 7, 8, 0, 9, 0]
     assert lengths.tolist() == [1, 2, 1, 1, 1]
 
@@ -254,13 +256,13 @@ def test_the_same_dataset_is_kept_and_another_one_is_not_overwritten(tmp_path):
     assert all(path.exists() for path in paths)
 
 
-@pytest.mark.parametrize("form", ["dataset", "csv"])
-def test_breaking_off_leaves_nothing(tmp_path, form):
+@pytest.mark.parametrize("format", ["dataset", "csv"])
+def test_an_interrupted_run_leaves_no_files(tmp_path, format):
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        simulate(tmp_path / "log", rows=100, format=form, progress=stop)
+        simulate(tmp_path / "log", rows=100, format=format, progress=stop)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -279,7 +281,7 @@ def test_the_terabyte_layout(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "arguments",
     [
         {"preset": "huge"},
         {"rows": 0},
@@ -290,27 +292,12 @@ def test_the_terabyte_layout(tmp_path):
         {"format": "xlsx"},
     ],
 )
-def test_wrong_arguments_are_refused(tmp_path, wrong):
+def test_invalid_arguments_raise(tmp_path, arguments):
     with pytest.raises(InputError):
-        simulate(tmp_path / "log", **wrong)
+        simulate(tmp_path / "log", **arguments)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_fewer_rows_than_days(tmp_path):
     dataset = simulate(tmp_path / "log", rows=1)
     assert (dataset.rows, dataset.days()) == (1, ("day_0",))
-
-
-def test_a_dataset_needs_no_polars(tmp_path):
-    code = (
-        "import sys; sys.modules['polars'] = None; from lpfs.data.simulate import simulate\n"
-        f"simulate({str(tmp_path / 'log')!r}, rows=50)\n"
-        "from lpfs.errors import MissingPackageError\n"
-        f"try: simulate({str(tmp_path / 'csv')!r}, rows=50, format='csv')\n"
-        "except MissingPackageError as error: print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install polars" in done.stdout
-    assert Dataset(tmp_path / "log").rows == 50
-    assert not (tmp_path / "csv").exists()
-    assert issubclass(MissingPackageError, ImportError)

@@ -1,5 +1,6 @@
 import os
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -7,15 +8,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made import SCHEMA, columns, make
 
 from lpfs.data import stream as stream_module
 from lpfs.data.batch import Batch
 from lpfs.data.dataset import Dataset
 from lpfs.data.store.writer import DatasetWriter
-from lpfs.data.stream import Stream
+from lpfs.data.stream import Stream, prefetch
 from lpfs.errors import DataError, FieldError, InputError
 from lpfs.schema import Field, Schema
+from tests.helpers.datasets import SCHEMA, make_columns, make_dataset
 
 DAYS = (40, 1, 59)
 ORDERS = {"time": {}, "uniform": {"shuffle": True}, "windowed": {"shuffle": True, "memory": 2000}}
@@ -23,12 +24,12 @@ ORDERS = {"time": {}, "uniform": {"shuffle": True}, "windowed": {"shuffle": True
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory) -> Dataset:
-    return make(tmp_path_factory.mktemp("stream") / "log", DAYS)
+    return make_dataset(tmp_path_factory.mktemp("stream") / "log", DAYS)
 
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-    monkeypatch.setattr(stream_module, "CHUNK", 1)
+    monkeypatch.setattr(stream_module, "CHUNK_BYTES", 1)
     monkeypatch.setattr(stream_module, "MIN_CHUNK_ROWS", 13)
 
 
@@ -48,23 +49,22 @@ def same(a: Batch, b: Batch) -> bool:
 
 
 def check(batch: Batch) -> None:
-    """Compare a batch with what was written for its rows."""
-    for at, row in enumerate(batch.ids[:, 0].tolist()):
-        made = columns(row, row + 1)
-        assert batch.ids[at].tolist() == [row, row % 5]
-        wanted = [0.0 if row % 7 == 3 else row * 0.5, row, row + 1, row + 2]
-        assert batch.dense[at].tolist() == wanted
+    """Compare a batch with the values that were written for its rows."""
+    for index, row in enumerate(batch.ids[:, 0].tolist()):
+        assert batch.ids[index].tolist() == [row, row % 5]
+        assert batch.dense[index].tolist() == [0.0 if row % 7 == 3 else row * 0.5, row, row + 1, row + 2]
         assert batch.missing is not None
-        assert batch.missing[at].tolist() == [row % 7 == 3, False, False, False]
-        assert batch.labels[at].tolist() == [row % 2, row % 3 / 2]
+        assert batch.missing[index].tolist() == [row % 7 == 3, False, False, False]
+        assert batch.labels[index].tolist() == [row % 2, row % 3 / 2]
         values, offsets = batch.bags["bag"]
         ends = [*offsets.tolist(), len(values)]
-        assert values[ends[at] : ends[at + 1]].tolist() == made["bags"]["bag"][0].tolist()
+        bag, _ = make_columns(row, row + 1)["bags"]["bag"]
+        assert values[ends[index] : ends[index + 1]].tolist() == bag.tolist()
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("batch_size", [1, 7, 100, 1000])
-def test_batches_hold_what_was_written(dataset, order, batch_size):
+def test_batches_contain_the_written_values(dataset, order, batch_size):
     stream = dataset.stream(batch_size, **ORDERS[order])
     assert stream.order == order
     batches = list(stream)
@@ -84,7 +84,7 @@ def test_batches_hold_what_was_written(dataset, order, batch_size):
 
 
 @pytest.mark.parametrize("order", ["uniform", "windowed"])
-def test_passes_and_seeds_give_other_orders_again_and_again(dataset, order):
+def test_orders_differ_by_pass_and_seed_and_are_reproducible(dataset, order):
     def passes(seed: int) -> list[list[int]]:
         stream = dataset.stream(16, seed=seed, **ORDERS[order])
         return [rows(stream), rows(stream)]
@@ -124,36 +124,36 @@ def test_ranks_share_the_rows(dataset, order, batch_size, world, drop_last):
     prefetch=st.sampled_from([0, 2]),
     data=st.data(),
 )
-def test_a_stream_goes_on_bit_by_bit(dataset, order, batch_size, world, prefetch, data):
-    def fresh() -> Stream:
+def test_a_resumed_stream_is_bitwise_identical(dataset, order, batch_size, world, prefetch, data):
+    def new_stream() -> Stream:
         return dataset.stream(batch_size, rank=world - 1, world=world, prefetch=prefetch, seed=3, **ORDERS[order])
 
-    whole = fresh()
+    whole = new_stream()
     expected = [*whole, *whole]
     cut = data.draw(st.integers(0, len(expected)))
-    left, state, count = fresh(), None, 0
-    state = left.state_dict()
+    stopped, count = new_stream(), 0
+    state = stopped.state_dict()
     for _ in range(2):
-        for _ in left:
+        for _ in stopped:
             if count == cut:
                 break
             count += 1
-            state = left.state_dict()
+            state = stopped.state_dict()
         if count == cut:
             break
-    resumed = fresh()
+    resumed = new_stream()
     resumed.load_state_dict(state)
     assert resumed.state_dict()["epoch"] in (state["epoch"], state["epoch"] + 1)
-    going_on = list(resumed)
-    if count + len(going_on) < len(expected):
-        going_on += list(resumed)
-    assert len(going_on) >= len(expected) - cut
-    for got, wanted in zip(going_on, expected[cut:], strict=False):
-        assert same(got, wanted)
+    remaining = list(resumed)
+    if count + len(remaining) < len(expected):
+        remaining += list(resumed)
+    assert len(remaining) >= len(expected) - cut
+    for actual, batch in zip(remaining, expected[cut:], strict=False):
+        assert same(actual, batch)
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_other_ranks_and_batches_go_on_without_loss(dataset, order):
+def test_resuming_with_other_ranks_and_batch_sizes_loses_no_row(dataset, order):
     one = dataset.stream(9, world=2, rank=0, **ORDERS[order])
     other = dataset.stream(9, world=2, rank=1, **ORDERS[order])
     seen = []
@@ -171,32 +171,32 @@ def test_other_ranks_and_batches_go_on_without_loss(dataset, order):
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("batch_size", "world"), [(8, 2), (7, 2), (7, 3), (51, 4), (100, 3)])
-def test_ranks_share_every_batch_of_a_stream(dataset, order, batch_size, world):
-    """Their parts, one after another, are the batches of one process; the last two may be cut otherwise."""
+def test_shared_batches_equal_those_of_one_process(dataset, order, batch_size, world):
+    """The concatenated parts are the batches of one process, except that the last two may be split differently."""
     plain = dataset.stream(batch_size, seed=3, **ORDERS[order])
     first = next(iter(plain))
     plain.load_state_dict({**plain.state_dict(), "position": 2 * len(first) if len(first) < 50 else 0})
     shares = [list(plain.share(rank, world)) for rank in range(world)]
     wholes = list(plain)
-    assert {len(each) for each in shares} == {len(wholes)}
+    assert {len(share) for share in shares} == {len(wholes)}
     for number, whole in enumerate(wholes[:-2]):
-        parts = [each[number] for each in shares]
+        parts = [share[number] for share in shares]
         assert rows(parts) == rows([whole])
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
     together = [part for parts in zip(*shares, strict=True) for part in parts]
     assert rows(together) == rows(wholes)
-    assert all(len(each) > 0 for each in together)
-    for each in together:
-        check(each)
+    assert all(len(part) > 0 for part in together)
+    for part in together:
+        check(part)
 
 
-def test_a_share_of_too_few_rows_is_refused(dataset):
-    with pytest.raises(InputError, match="batches of 5 of 100 rows are too few for 3 ranks"):
+def test_sharing_too_few_rows_raises(dataset):
+    with pytest.raises(InputError, match="batch_size 5 with 100 rows is too small for 3 ranks.*larger batch_size"):
         dataset.stream(5).share(0, 3)
 
 
 @pytest.mark.parametrize("batch_size", [7, 30, 100])
-def test_a_slice_is_whole_batches_and_leaves_the_stream_alone(dataset, batch_size):
+def test_a_slice_contains_the_same_batches_and_keeps_the_position(dataset, batch_size):
     stream = dataset.part(3, 90).stream(batch_size, fields=SCHEMA.names)
     wholes = list(stream)
     for first, stop in ((0, len(wholes)), (1, 3), (2, 2), (len(wholes) - 1, len(wholes))):
@@ -215,7 +215,7 @@ def test_a_pass_left_early_starts_over(dataset):
     assert stream.state_dict()["epoch"] == 1
 
 
-def test_a_foreign_state_is_refused(dataset):
+def test_the_state_of_another_stream_raises(dataset):
     state = dataset.stream(10).state_dict()
     with pytest.raises(InputError, match="span"):
         dataset.days(1).stream(10).load_state_dict(state)
@@ -225,13 +225,13 @@ def test_a_foreign_state_is_refused(dataset):
         dataset.stream(10, shuffle=True, seed=1).load_state_dict(dataset.stream(10, shuffle=True).state_dict())
     with pytest.raises(InputError, match="keys"):
         dataset.stream(10).load_state_dict({})
-    with pytest.raises(InputError, match="no such position"):
+    with pytest.raises(InputError, match="invalid position.*row 101 of 100"):
         dataset.stream(10).load_state_dict({**state, "position": 101})
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_subset_reads_only_its_files_in_the_same_order(tmp_path, order):
-    dataset = make(tmp_path / "log", DAYS)
+def test_a_subset_of_fields_reads_only_its_files_in_the_same_order(tmp_path, order):
+    dataset = make_dataset(tmp_path / "log", DAYS)
     every = list(dataset.stream(8, **ORDERS[order]))
     for path in dataset.path.rglob("f000[124]*"):
         path.unlink()
@@ -243,21 +243,21 @@ def test_a_subset_reads_only_its_files_in_the_same_order(tmp_path, order):
         assert not part.bags
 
 
-def test_without_marks_missing_is_none(dataset):
+def test_missing_is_none_without_missing_numbers(dataset):
     (batch,) = dataset.stream(100, fields=["wide"])
     assert batch.missing is None
     assert batch.ids.shape == (100, 0)
     (batch,) = dataset.days(1, 2).stream(100, fields=["x"])
-    assert batch.missing is not None, "marks of other days count: batches must look alike on all days"
+    assert batch.missing is not None, "all days have the mask if one day needs it"
 
 
-def test_unknown_fields_are_refused(dataset):
+def test_unknown_fields_raise(dataset):
     with pytest.raises(FieldError, match="no field 'nope'"):
         dataset.stream(10, fields=["nope"])
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "arguments",
     [
         {"batch_size": 0},
         {"batch_size": 2.5},
@@ -271,9 +271,9 @@ def test_unknown_fields_are_refused(dataset):
         {"device": "toaster"},
     ],
 )
-def test_wrong_arguments_are_refused(dataset, wrong):
+def test_invalid_arguments_raise(dataset, arguments):
     with pytest.raises(InputError):
-        dataset.stream(**{"batch_size": 4, **wrong})
+        dataset.stream(**{"batch_size": 4, **arguments})
 
 
 def column_file(dataset: Dataset, name: str) -> Path:
@@ -282,19 +282,19 @@ def column_file(dataset: Dataset, name: str) -> Path:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_an_id_out_of_range_is_found(tmp_path, order, prefetch):
-    dataset = make(tmp_path / "log", DAYS)
+def test_an_id_out_of_range_raises(tmp_path, order, prefetch):
+    dataset = make_dataset(tmp_path / "log", DAYS)
     path = column_file(dataset, "tiny")
     data = bytearray(path.read_bytes())
     data[-1] = 200
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"'day 2': field 'tiny' has id 200, but its cardinality is 5"):
         list(Dataset(dataset.path).stream(10, prefetch=prefetch, **ORDERS[order]))
-    assert not [thread for thread in threading.enumerate() if thread.name == "lpfs-prefetch"]
+    assert not prefetch_threads()
 
 
-def test_an_id_out_of_range_in_a_bag_is_found(tmp_path):
-    dataset = make(tmp_path / "log", DAYS)
+def test_an_id_out_of_range_in_a_bag_raises(tmp_path):
+    dataset = make_dataset(tmp_path / "log", DAYS)
     path = column_file(dataset, "bag")
     data = bytearray(path.read_bytes())
     data[-1] = 50
@@ -303,8 +303,8 @@ def test_an_id_out_of_range_in_a_bag_is_found(tmp_path):
         list(dataset.stream(10))
 
 
-def test_files_that_vanish_or_shrink_are_errors(tmp_path):
-    dataset = make(tmp_path / "log", DAYS)
+def test_truncated_and_deleted_files_raise(tmp_path):
+    dataset = make_dataset(tmp_path / "log", DAYS)
     path = column_file(dataset, "x")
     os.truncate(path, 150)
     with pytest.raises(DataError, match="ends early"):
@@ -314,8 +314,8 @@ def test_files_that_vanish_or_shrink_are_errors(tmp_path):
         list(dataset.stream(10))
 
 
-def test_offsets_that_lie_are_errors(tmp_path):
-    dataset = make(tmp_path / "log", (3,))
+def test_invalid_offsets_raise(tmp_path):
+    dataset = make_dataset(tmp_path / "log", (3,))
     path = dataset.path / "days" / "0000" / "f0001.offsets.npy"
     data = bytearray(path.read_bytes())
     data[-8:] = (10**12).to_bytes(8, "little")
@@ -325,7 +325,7 @@ def test_offsets_that_lie_are_errors(tmp_path):
 
 
 def test_one_row_and_many_ranks(tmp_path):
-    dataset = make(tmp_path / "log", (1,))
+    dataset = make_dataset(tmp_path / "log", (1,))
     sizes = [[len(batch) for batch in dataset.stream(4, world=3, rank=rank)] for rank in range(3)]
     assert sorted(sizes) == [[0], [0], [1]]
     for order in ORDERS.values():
@@ -340,7 +340,7 @@ def test_a_dataset_without_numbers_or_ids(tmp_path):
     assert (batch.ids.shape, batch.dense.shape, batch.missing, len(batch)) == ((3, 0), (3, 2), None, 3)
 
 
-def test_batches_move(dataset):
+def test_batches_can_be_moved(dataset):
     (batch,) = dataset.stream(100, device="cpu")
     assert same(batch, batch.to("cpu"))
     check(batch)
@@ -355,8 +355,8 @@ def test_bags_fit_embedding_bag(dataset):
         assert table(*batch.bags["bag"]).shape == (len(batch), 2)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
-def test_cuda_is_asked_for_in_vain(dataset):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is available")
+def test_cuda_without_a_gpu_raises(dataset):
     with pytest.raises(InputError, match="finds no CUDA"):
         dataset.stream(4, device="cuda")
 
@@ -365,16 +365,82 @@ def test_cuda_is_asked_for_in_vain(dataset):
 @pytest.mark.parametrize("order", ORDERS)
 def test_batches_on_cuda_equal_those_on_the_cpu(dataset, order):
     on_gpu = dataset.stream(9, device="cuda", **ORDERS[order])
-    for there, here in zip(on_gpu, dataset.stream(9, **ORDERS[order]), strict=True):
-        assert there.ids.device.type == "cuda"
-        assert same(there.to("cpu"), here)
+    for cuda, cpu in zip(on_gpu, dataset.stream(9, **ORDERS[order]), strict=True):
+        assert cuda.ids.device.type == "cuda"
+        assert same(cuda.to("cpu"), cpu)
     (batch,) = dataset.stream(100)
     assert batch.pin_memory().ids.is_pinned()
 
 
-def test_the_window_keeps_neighbours_together_only_when_it_must(tmp_path):
-    dataset = make(tmp_path / "log", (3000,), chunk=1000)
+def test_the_shuffle_is_windowed_only_if_the_rows_do_not_fit(tmp_path):
+    dataset = make_dataset(tmp_path / "log", (3000,), chunk=1000)
     seen = rows(dataset.stream(100, shuffle=True, memory=40_000))
     uniform = rows(dataset.stream(100, shuffle=True))
     assert sorted(seen) == sorted(uniform) == list(range(3000))
     assert dataset.stream(100, shuffle=True, memory=40_000).order == "windowed"
+
+
+def prefetch_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "lpfs-prefetch"]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3, 100])
+def test_prefetch_yields_all_items_in_order(depth):
+    assert list(prefetch(range(50), depth)) == list(range(50))
+    assert not prefetch_threads()
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_prefetch_raises_an_error_after_the_items_before_it(depth):
+    def items():
+        yield 1
+        yield 2
+        raise KeyError("broken")
+
+    received = []
+    with pytest.raises(KeyError, match="broken"):
+        received.extend(prefetch(items(), depth))
+    assert received == [1, 2]
+    assert not prefetch_threads()
+
+
+def test_prefetch_ends_its_thread_when_the_consumer_stops():
+    produced = []
+
+    def endless():
+        while True:
+            produced.append(1)
+            yield 1
+
+    for item in prefetch(endless(), 2):
+        assert item == 1
+        break
+    assert not prefetch_threads()
+    count = len(produced)
+    time.sleep(0.01)
+    assert len(produced) == count <= 5
+
+
+def test_prefetch_ends_its_thread_when_it_is_deleted():
+    items = prefetch(iter(range(1000)), 2)
+    next(items)
+    assert prefetch_threads()
+    del items
+    assert not prefetch_threads()
+
+
+def test_prefetch_runs_ahead():
+    produced: list[int] = []
+
+    def items():
+        for number in range(10):
+            produced.append(number)
+            yield number
+
+    ahead = prefetch(items(), 3)
+    next(ahead)
+    deadline = time.monotonic() + 5
+    while len(produced) < 4 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert len(produced) >= 4
+    ahead.close()

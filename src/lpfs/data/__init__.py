@@ -1,20 +1,38 @@
-"""From a raw log to batches.
+"""Raw logs to Datasets to batches.
 
 ::
 
-    prepare.py    raw/ -> plan/ -> encode/ -> store/   a raw log becomes a Dataset, whoever reads it (engines/)
-    simulate.py             simulation/ -> store/      a log with a known truth becomes one
-    dataset.py                             store/      a Dataset on disk, or some of its days
-    stream.py                    store/ -> batches/    its rows as batches, in time order or shuffled
-    like.py       raw/ -> encode/ -> store/            other rows, encoded as those of a Dataset were
-    row_encoder.py          encode/ -> batches/        the same, for a table in memory
+    prepare.py    sources/ -> planning -> days -> passes, encoders/ -> store/   raw log to Dataset, by engines/
+    simulate.py   simulate_spec -> simulate_world -> store/                     simulated log, truth known
+    dataset.py    store/                                                        a Dataset, or some of its days
+    stream.py     store/ -> reader -> batch                                     batches, in order or shuffled
+    reencode.py   sources/ -> encoders/ -> store/ or batch                      other rows, encoded alike
 
 """
 
-from lpfs.data.batch import Batch
-from lpfs.data.dataset import Dataset
-from lpfs.data.reencode import RowEncoder, encode_rows
-from lpfs.data.store.writer import DatasetWriter
-from lpfs.data.stream import Stream
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lpfs._imports import lazy_exports
+
+if TYPE_CHECKING:
+    from lpfs.data.batch import Batch
+    from lpfs.data.dataset import Dataset
+    from lpfs.data.reencode import RowEncoder, encode_rows
+    from lpfs.data.store.writer import DatasetWriter
+    from lpfs.data.stream import Stream
 
 __all__ = ["Batch", "Dataset", "DatasetWriter", "RowEncoder", "Stream", "encode_rows"]
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "Batch": "batch",
+        "Dataset": "dataset",
+        "DatasetWriter": "store.writer",
+        "RowEncoder": "reencode",
+        "Stream": "stream",
+        "encode_rows": "reencode",
+    },
+)

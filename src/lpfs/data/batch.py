@@ -1,7 +1,4 @@
-"""Rows: columns gathered row by row in memory, to be cut or shuffled quickly.
-
-Batch: the rows a model sees at once, as tensors.
-"""
+"""Batch: rows of a Dataset as tensors. RowBlock: the same rows as NumPy arrays, before they become batches."""
 
 from __future__ import annotations
 
@@ -17,18 +14,22 @@ from torch import Tensor
 from lpfs.data.store.format import AnyArray
 from lpfs.schema import Schema
 
+Index = npt.NDArray[np.int64]
+Bag = tuple[AnyArray, Index]  # values, and (n + 1,) offsets
+
 
 @dataclass(frozen=True)
 class Batch:
     """Rows of a Dataset as tensors; columns follow the order of the schema.
 
     Args:
-        ids: (B, F) int32, one column a categorical field.
-        dense: (B, C) float32, the numbers of the numeric fields side by side (a field of width w takes w).
+        ids: (B, F) int32, one column per categorical field.
+        dense: (B, C) float32, the values of the numeric fields side by side (a field of width w has w columns).
         labels: (B, T) float32, the label first, then the tasks.
-        missing: (B, C) bool, where a number is missing (it reads 0.0 there); None when none ever is.
-        bags: of each multi field its values and the (B,) offsets where rows begin, both int32, as
-            ``torch.nn.EmbeddingBag`` takes them.
+        missing: (B, C) bool, True where a number is missing (``dense`` is 0.0 there); None if the Dataset has no
+            missing numbers.
+        bags: for each multi field its values and the (B,) offsets at which the rows start, both int32, as
+            ``torch.nn.EmbeddingBag`` expects them.
 
     """
 
@@ -46,50 +47,46 @@ class Batch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
-        """Return the batch in page-locked memory, from which CUDA copies without waiting."""
+        """Return the batch in page-locked memory, from which copies to CUDA are asynchronous."""
         return self._map(Tensor.pin_memory)
 
     def select(self, schema: Schema, names: Sequence[str]) -> Batch:
-        """Return the batch with only these fields; ``schema`` says which it holds, and keeps their order."""
-        wanted = {schema[name].name for name in names}
-        if len(wanted) == len(schema):
+        """Return the batch with only these fields, in the order of ``schema``, the schema of this batch."""
+        kept = {schema[name].name for name in names}
+        if len(kept) == len(schema):
             return self
         ids: list[int] = []
         dense: list[int] = []
-        seen = at = 0
-        for each in schema:
-            if each.kind == "numeric":
-                dense += range(at, at + each.dim) if each.name in wanted else ()
-                at += each.dim
-            elif each.kind != "multi":
-                ids += [seen] if each.name in wanted else []
-                seen += 1
+        id_column = dense_column = 0
+        for item in schema:
+            if item.kind == "numeric":
+                dense += range(dense_column, dense_column + item.dim) if item.name in kept else ()
+                dense_column += item.dim
+            elif item.kind != "multi":
+                ids += [id_column] if item.name in kept else []
+                id_column += 1
         columns = torch.tensor(dense, dtype=torch.long, device=self.dense.device)
         return Batch(
             self.ids.index_select(1, torch.tensor(ids, dtype=torch.long, device=self.ids.device)),
             self.dense.index_select(1, columns),
             self.labels,
             None if self.missing is None else self.missing.index_select(1, columns),
-            {name: bag for name, bag in self.bags.items() if name in wanted},
+            {name: bag for name, bag in self.bags.items() if name in kept},
         )
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         return Batch(
-            change(self.ids),
-            change(self.dense),
-            change(self.labels),
-            None if self.missing is None else change(self.missing),
-            {name: (change(values), change(offsets)) for name, (values, offsets) in self.bags.items()},
+            function(self.ids),
+            function(self.dense),
+            function(self.labels),
+            None if self.missing is None else function(self.missing),
+            {name: (function(values), function(offsets)) for name, (values, offsets) in self.bags.items()},
         )
-
-
-Index = npt.NDArray[np.int64]
-Bag = tuple[AnyArray, Index]  # values, and (n + 1,) offsets
 
 
 @dataclass(frozen=True)
 class RowBlock:
-    """What a Batch holds, as arrays of n rows; bags have n + 1 offsets."""
+    """The contents of a Batch as arrays of n rows; bags have n + 1 offsets."""
 
     ids: AnyArray  # (n, F)
     dense: AnyArray  # (n, C)
@@ -101,7 +98,7 @@ class RowBlock:
         return len(self.labels)
 
     def take(self, index: Index) -> RowBlock:
-        """Return a copy of these rows, in this order."""
+        """Return a copy of the rows at ``index``, in this order."""
         return RowBlock(
             self.ids.take(index, 0),
             self.dense.take(index, 0),
@@ -111,7 +108,7 @@ class RowBlock:
         )
 
     def slice(self, start: int, stop: int) -> RowBlock:
-        """Return a view of the rows from ``start`` to before ``stop``."""
+        """Return a view of rows ``start`` to ``stop`` (exclusive)."""
         return RowBlock(
             self.ids[start:stop],
             self.dense[start:stop],
@@ -134,38 +131,38 @@ class RowBlock:
         )
 
 
+def concat_rows(blocks: Sequence[RowBlock]) -> RowBlock:
+    """Return the rows of all blocks, one block after another."""
+    if len(blocks) == 1:
+        return blocks[0]
+    missing: Any = None if blocks[0].missing is None else np.concatenate([block.missing for block in blocks])
+    return RowBlock(
+        np.concatenate([block.ids for block in blocks]),
+        np.concatenate([block.dense for block in blocks]),
+        np.concatenate([block.labels for block in blocks]),
+        missing,
+        {name: concat_bags([block.bags[name] for block in blocks]) for name in blocks[0].bags},
+    )
+
+
 def slice_bag(bag: Bag, start: int, stop: int) -> Bag:
-    """Return the rows from ``start`` to before ``stop`` of a bag."""
+    """Return rows ``start`` to ``stop`` (exclusive) of a bag."""
     values, offsets = bag
     return values[offsets[start] : offsets[stop]], offsets[start : stop + 1] - offsets[start]
 
 
 def take_bag(bag: Bag, index: Index) -> Bag:
-    """Return the rows of a bag in the order of ``index``."""
+    """Return the rows of a bag at ``index``, in this order."""
     values, offsets = bag
     starts, lengths = offsets[index], offsets[index + 1] - offsets[index]
     ends = np.zeros(len(index) + 1, np.int64)
     np.cumsum(lengths, out=ends[1:])
-    where = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
-    return values.take(where), ends
-
-
-def concat_rows(parts: Sequence[RowBlock]) -> RowBlock:
-    """Return all rows of the parts, one part after another."""
-    if len(parts) == 1:
-        return parts[0]
-    missing: Any = None if parts[0].missing is None else np.concatenate([each.missing for each in parts])
-    return RowBlock(
-        np.concatenate([each.ids for each in parts]),
-        np.concatenate([each.dense for each in parts]),
-        np.concatenate([each.labels for each in parts]),
-        missing,
-        {name: concat_bags([each.bags[name] for each in parts]) for name in parts[0].bags},
-    )
+    positions = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
+    return values.take(positions), ends
 
 
 def concat_bags(bags: Sequence[Bag]) -> Bag:
-    """Return all rows of several bags."""
+    """Return the rows of all bags, one bag after another."""
     lengths = np.concatenate([np.diff(offsets) for _, offsets in bags])
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])

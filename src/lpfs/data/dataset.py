@@ -1,13 +1,14 @@
-"""Dataset: a prepared log on disk, or some of its days."""
+"""Dataset: a prepared log on disk, or a range of its rows."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
 import torch
 
 from lpfs.data.reader import RowReader
@@ -19,88 +20,108 @@ from lpfs.schema import Schema
 
 
 class Dataset:
-    """A prepared log: rows in time order, in days; ``days`` and ``split`` give parts of it, without copying.
+    """A prepared log: rows in time order, grouped by day. ``days``, ``split`` and ``part`` return views of it.
 
     Opening checks the small files and the sizes of the others; ``verify`` checks every byte. The path may be a URL
-    (``s3://…``): files are then fetched when they are first read, into ``path``, and checked.
+    (``s3://…``): files are then fetched on first use into ``path``, a cache directory, and checked.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.place = locate_dataset(path)
-        self.path = self.place.folder
-        self._manifest = Manifest(self.place)
+        self.location = locate_dataset(path)
+        self.path = self.location.folder
+        self._manifest = Manifest(self.location)
         self.schema = self._manifest.schema
         self.fingerprint: str = self._manifest.values["fingerprint"]
         self.settings: dict[str, Any] = self._manifest.values["settings"]
-        self.span: tuple[int, int] = (0, sum(day.rows for day in self._manifest.days))
+        self._starts = [0, *accumulate(day.rows for day in self._manifest.days)]  # first row of each day + end
+        self._label_counts: dict[tuple[int, int], tuple[int, int]] = {}  # by span; shared with the views
+        self.span: tuple[int, int] = (0, self._starts[-1])
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return self.span[1] - self.span[0]
 
     @property
     def whole(self) -> bool:
-        """Whether these are all rows, not a part of them."""
-        return self.rows == sum(day.rows for day in self._manifest.days)
+        """Whether these are all rows of the prepared log."""
+        return self.rows == self._starts[-1]
 
     def __len__(self) -> int:
         return self.rows
 
     def __repr__(self) -> str:
         days = self.days()
-        between = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-        return f"Dataset({str(self.path)!r}, {self.rows:,} rows, {len(self.schema)} fields, days {between})"
+        names = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+        return f"Dataset({str(self.path)!r}, {self.rows:,} rows, {len(self.schema)} fields, days {names})"
 
     @property
     def table(self) -> tuple[DayInfo, ...]:
-        """The days, with rows, positives and the share of negatives kept in each."""
-        starts = self.reader(self.schema).starts
+        """The days; a day that is only partly in this Dataset is listed with all its rows and positives."""
         return tuple(
             day
-            for day, first in zip(self._manifest.days, starts, strict=False)
-            if first < self.span[1] and first + day.rows > self.span[0]
+            for day, (first, stop) in zip(self._manifest.days, pairwise(self._starts), strict=True)
+            if first < self.span[1] and stop > self.span[0]
         )
+
+    def label_counts(self) -> tuple[int, int]:
+        """Return the number of positive and of negative rows; positive is a non-zero label.
+
+        The counts of complete days come from ``dataset.json``. The label column is read only for days that are
+        partly in this Dataset.
+        """
+        if self.span not in self._label_counts:
+            labels = Schema((), self.schema.label)  # no fields, no tasks: the reader opens the label files only
+            reader = RowReader(self.location, labels, labels, self._manifest.days)
+            positives = 0
+            for day in self.table:
+                first, stop = self._starts[day.index], self._starts[day.index + 1]
+                low, high = max(first, self.span[0]), min(stop, self.span[1])
+                if (low, high) == (first, stop):
+                    positives += day.positives
+                else:
+                    positives += int(np.count_nonzero(reader.read([(low, high)]).labels))
+            self._label_counts[self.span] = positives, self.rows - positives
+        return self._label_counts[self.span]
 
     @overload
     def days(self) -> tuple[str, ...]: ...
     @overload
     def days(self, first: int, stop: int | None = None) -> Dataset: ...
     def days(self, first: int | None = None, stop: int | None = None) -> tuple[str, ...] | Dataset:
-        """Return the names of the days; or the Dataset of days ``first`` to before ``stop``, as a slice."""
+        """Return the names of the days; or the Dataset of days ``first`` to ``stop`` (exclusive), as a slice."""
         table = self.table
         if first is None:
             return tuple(day.name for day in table)
         chosen = table[first:stop]
         if not chosen:
             raise InputError(f"no days from {first} to {stop}: there are {len(table)}")
-        starts = self.reader(self.schema).starts
-        low, high = starts[chosen[0].index], starts[chosen[-1].index + 1]
-        return self._part(max(low, self.span[0]), min(high, self.span[1]))
+        low, high = self._starts[chosen[0].index], self._starts[chosen[-1].index + 1]
+        return self._view(max(low, self.span[0]), min(high, self.span[1]))
 
     def part(self, first: int, stop: int) -> Dataset:
-        """Return rows ``first`` to before ``stop``."""
+        """Return rows ``first`` to ``stop`` (exclusive)."""
         if not 0 <= first < stop <= self.rows:
             raise InputError(f"no rows from {first} to {stop}: there are {self.rows}")
-        return self._part(self.span[0] + first, self.span[0] + stop)
+        return self._view(self.span[0] + first, self.span[0] + stop)
 
-    def _part(self, low: int, high: int) -> Dataset:
-        part = object.__new__(Dataset)
-        part.__dict__.update(self.__dict__, span=(low, high))
-        return part
+    def _view(self, low: int, high: int) -> Dataset:
+        view = object.__new__(Dataset)
+        view.__dict__.update(self.__dict__, span=(low, high))
+        return view
 
     def split(self, *fractions: float, days: Sequence[int] | None = None) -> tuple[Dataset, ...]:
-        """Cut into consecutive parts, in time order: by fractions of the rows, or before certain days.
+        """Split into consecutive parts, in time order: by fractions of the rows, or at the start of certain days.
 
-        ``split(0.7, 0.1, 0.2)`` gives three parts; ``split(days=(18, 23))`` the days before 18, 18 to 22, and
-        from 23 on.
+        ``split(0.7, 0.1, 0.2)`` returns three parts; ``split(days=(18, 23))`` the days before 18, days 18 to 22,
+        and the days from 23.
         """
         if (days is None) == (not fractions):
-            raise InputError("split by fractions of the rows, or by days=(first day of the second part, …)")
+            raise InputError("split needs either fractions of the rows, or days=(first day of the second part, …)")
         if days is not None:
             edges = [0, *days, len(self.table)]
             if sorted(set(edges)) != edges:
-                raise InputError(f"days must rise from 1 to {len(self.table) - 1}, found {tuple(days)}")
+                raise InputError(f"days must increase from 1 to {len(self.table) - 1}, found {tuple(days)}")
             return tuple(self.days(first, stop) for first, stop in pairwise(edges))
         if min(fractions) <= 0 or abs(sum(fractions) - 1.0) > 1e-9:
             raise InputError(f"fractions must be above 0 and add up to 1, found {fractions}")
@@ -140,29 +161,29 @@ class Dataset:
         )
 
     def vocabulary(self, name: str) -> AnyArray | list[str] | None:
-        """Return the raw values of a field in id order, after the special ids; None if unknown."""
+        """Return the raw values of a field in id order, without the special ids; None if they are not stored."""
         file = vocabulary_file(self.schema.names.index(self.schema[name].name))
-        known = file in self._manifest.values["vocabularies"]
-        return load_vocabulary(Path(self.place.file(file))) if known else None
+        stored = file in self._manifest.values["vocabularies"]
+        return load_vocabulary(Path(self.location.file(file))) if stored else None
 
     def vocabulary_about(self, name: str) -> dict[str, Any]:
-        """Return what was noted about the vocabulary of a field; empty if there is none."""
+        """Return the metadata of the vocabulary of a field; empty if it has none."""
         file = vocabulary_file(self.schema.names.index(self.schema[name].name))
-        entry: dict[str, Any] = self._manifest.values["vocabularies"].get(file, {"about": {}})
-        return dict(entry["about"])
+        entry = self._manifest.values["vocabularies"].get(file)
+        return {} if entry is None else dict(entry["metadata"])
 
     def attached(self, name: str) -> Any:
-        """Return the JSON values kept in a file beside ``dataset.json``, such as ``truth.json``."""
+        """Return the JSON values of an attached file, such as ``truth.json``."""
         files = self._manifest.values["files"]
         if name not in files:
             raise InputError(f"{self.path} has no {name!r}; it has {', '.join(sorted(files))}")
         return self._manifest.load(name)
 
     def verify(self) -> None:
-        """Check every file against its checksum; raise DataError at the first that differs."""
-        for name, entry in Manifest(self.place).files():
-            check_file(self.place, name, entry, whole=True)
+        """Check every file against its checksum; raise DataError for the first that differs."""
+        for name, entry in Manifest(self.location).files():
+            check_file(self.location, name, entry, checksum=True)
 
     def reader(self, fields: Schema) -> RowReader:
-        """Return a reader of the whole Dataset for some fields."""
-        return RowReader(self.place, self.schema, fields, self._manifest.days)
+        """Return a reader of all rows of the prepared log for some fields."""
+        return RowReader(self.location, self.schema, fields, self._manifest.days)

@@ -1,9 +1,4 @@
-"""Which day each row belongs to: a column, the file, or its place in the row order.
-
-Days of a log that says itself which rows are for training: those in their days, then valid, then test.
-
-Which clock a source gets: by a column, by file, by row order or by chance, within a split or not.
-"""
+"""Which day each row of a log belongs to: by a time column, by file, by row order or at random, within a split."""
 
 from __future__ import annotations
 
@@ -23,32 +18,42 @@ from lpfs.data.parsing import SPLIT_WORDS, cast_column, detect_time_format, read
 from lpfs.data.sources.base import Chunk, Source
 from lpfs.errors import DataError
 
-MOST_DAYS = 4000
+MAX_DAYS = 4000  # days of a time column
+MAX_QUOTED = 6  # values listed in an error message
+ROLES = ("train", "valid", "test")
 Rows = npt.NDArray[np.int64]
-Part = tuple[int, Rows | None]  # a day and its rows of a chunk; None: all of them
+DayPart = tuple[int, Rows | None]  # a day and its rows of a chunk; None: all rows
+Progress = Callable[[Iterator[Chunk]], Iterator[Chunk]]
 
 
 class DayAssigner(ABC):
-    """Assigns rows to days; ``days`` are their names in time order, ``roles`` those of each part of a split."""
+    """Assigns rows to days.
+
+    Attributes:
+        days: names of the days in time order.
+        column: column that determines the day, if any.
+        roles: days of each part of a split, if there is one.
+
+    """
 
     days: list[str]
     column: str | None = None
     roles: dict[str, list[str]] | None = None
 
     @abstractmethod
-    def assign(self, chunk: Chunk) -> list[Part]:
-        """Return the days of a chunk in time order, each with its rows. Chunks come in order."""
+    def assign(self, chunk: Chunk) -> list[DayPart]:
+        """Return the days of a chunk in time order, each with its rows. Chunks must come in order."""
 
     def start_at(self, row: int = 0) -> None:  # noqa: B027
-        """Get ready to go through the rows once more, from a row on; most clocks always are."""
+        """Prepare for another pass that starts at a row; does nothing where days do not depend on row numbers."""
 
     def files(self, days: set[int]) -> list[int] | None:
-        """Return the files that hold these days, when that is known."""
+        """Return the files that hold these days; None if unknown."""
         return None
 
 
 class DayByFile(DayAssigner):
-    """One day a file."""
+    """One day per file."""
 
     def __init__(self, source: Source) -> None:
         stems = [Path(file).name.split(".")[0] or Path(file).name for file in source.files]
@@ -56,17 +61,17 @@ class DayByFile(DayAssigner):
             stems = [f"{index} {stem}" for index, stem in enumerate(stems)]
         self.days = stems
 
-    def assign(self, chunk: Chunk) -> list[Part]:
-        """All rows of a file are of its day."""
+    def assign(self, chunk: Chunk) -> list[DayPart]:
+        """Assign all rows of a file to its day."""
         return [(chunk.file, None)]
 
     def files(self, days: set[int]) -> list[int] | None:
-        """Return the files: a day is a file."""
+        """Return the files, whose indices are those of the days."""
         return sorted(days)
 
 
 class DayByOrder(DayAssigner):
-    """The row order cut into equal parts; with a seed, rows dealt to equal parts at random."""
+    """The row order split into equal parts; with a seed, rows are assigned to equal parts at random."""
 
     def __init__(self, rows: int, parts: int, seed: int | None = None) -> None:
         parts = min(parts, rows)
@@ -77,31 +82,30 @@ class DayByOrder(DayAssigner):
         self._row = 0
 
     def start_at(self, row: int = 0) -> None:
-        """Start at a row, the first one unless told otherwise."""
+        """Start at a row."""
         self._row = row
 
-    def assign(self, chunk: Chunk) -> list[Part]:
-        """Cut a chunk where a part ends, or deal its rows."""
-        begin, end = self._row, self._row + chunk.frame.height
-        if end > self._rows:
+    def assign(self, chunk: Chunk) -> list[DayPart]:
+        """Split a chunk where a part ends, or assign its rows at random."""
+        start, stop = self._row, self._row + chunk.frame.height
+        if stop > self._rows:
             raise _source_changed_error(chunk)
-        self._row = end
+        self._row = stop
         if self._seed is not None:
-            return self._shuffled_days(begin, end, self._seed)
-        first, last = np.searchsorted(self._starts, [begin, end - 1], side="right") - 1
+            return self._shuffled_days(start, stop, self._seed)
+        first, last = np.searchsorted(self._starts, [start, stop - 1], side="right") - 1
         if first == last:
             return [(int(first), None)]
-        bounds = [begin, *self._starts[first + 1 : last + 1].tolist(), end]
-        cuts = pairwise(bounds)
-        return [(int(first) + index, np.arange(a - begin, b - begin)) for index, (a, b) in enumerate(cuts)]
+        bounds = [start, *self._starts[first + 1 : last + 1].tolist(), stop]
+        return [(int(first) + i, np.arange(a - start, b - start)) for i, (a, b) in enumerate(pairwise(bounds))]
 
-    def _shuffled_days(self, begin: int, end: int, seed: int) -> list[Part]:
-        """Give every row the part in which its place in a random order of all rows lies."""
-        places = shuffled_positions(np.arange(begin, end), self._rows, seed).astype(np.int64)
-        parts = np.searchsorted(self._starts, places, side="right") - 1
-        order = np.argsort(parts, kind="stable")  # rows of a part keep their order
-        found, firsts = np.unique(parts[order], return_index=True)
-        return [(int(part), rows) for part, rows in zip(found, np.split(order, firsts[1:]), strict=True)]
+    def _shuffled_days(self, start: int, stop: int, seed: int) -> list[DayPart]:
+        """Assign each row to the part that contains its position in a random permutation of all rows."""
+        positions = shuffled_positions(np.arange(start, stop), self._rows, seed).astype(np.int64)
+        parts = np.searchsorted(self._starts, positions, side="right") - 1
+        order = np.argsort(parts, kind="stable")  # keeps the row order within a part
+        days, firsts = np.unique(parts[order], return_index=True)
+        return [(int(day), rows) for day, rows in zip(days, np.split(order, firsts[1:]), strict=True)]
 
 
 class DayByColumn(DayAssigner):
@@ -114,74 +118,74 @@ class DayByColumn(DayAssigner):
         self._index: dict[Any, int] = {}
         self._keys: dict[Any, None] = {}
         self._last: Any = None
-        self._how: str | None = None
+        self._detected: str | None = None
 
     def copy_empty(self) -> DayByColumn:
-        """Return a clock that reads times in the same way and has seen no day."""
-        clock = DayByColumn(self.column or "", self.format)
-        clock._how = self._how
-        return clock
+        """Return an assigner with the same time format that has seen no day."""
+        copy = DayByColumn(self.column or "", self.format)
+        copy._detected = self._detected
+        return copy
 
     def scan(self, chunk: Chunk, *, ordered: bool) -> None:
-        """Take note of the days of a chunk, and of its order where that is promised."""
+        """Record the days of a chunk; with ``ordered``, raise DataError if time goes backwards."""
         days, order = self._read(chunk)
         self.add_days(to_python_list(days.unique(maintain_order=True)))
         if ordered:
             self._check_order(chunk, order)
 
     def add_days(self, days: Iterable[Any]) -> None:
-        """Take note of days, in the order in which they come."""
+        """Record days, in order of appearance."""
         for day in days:
             self._keys.setdefault(day)
-        if len(self._keys) > MOST_DAYS:
+        if len(self._keys) > MAX_DAYS:
             raise DataError(
-                f"column {self.column!r}: more than {MOST_DAYS} days; is it the right time column? "
+                f"column {self.column!r}: more than {MAX_DAYS} days; is it the right time column? "
                 "give time_format if it is"
             )
 
     def seen(self) -> list[Any]:
-        """Return the days that were taken note of, as they came."""
+        """Return the recorded days, in order of appearance."""
         return list(self._keys)
 
     def finalize(self) -> None:
-        """Put the days in order: dates and numbers by value, train before test, other names as they come."""
+        """Sort the days: dates and numbers by value, train before test, other names in order of appearance."""
         keys = list(self._keys)
-        if self._how != "name":
+        if self._detected != "name":
             keys.sort()
         elif all(key.lower() in SPLIT_WORDS for key in keys):
             keys.sort(key=lambda key: SPLIT_WORDS[key.lower()])
         self._index = {key: index for index, key in enumerate(keys)}
         self.days = [str(key) for key in keys]
 
-    def assign(self, chunk: Chunk) -> list[Part]:
+    def assign(self, chunk: Chunk) -> list[DayPart]:
         """Group the rows of a chunk by day, keeping their order."""
         days, _ = self._read(chunk)
         unique = to_python_list(days.unique())
-        found = sorted((self._index[day], day) for day in unique if day in self._index)
-        if len(found) != len(unique):
+        known = sorted((self._index[day], day) for day in unique if day in self._index)
+        if len(known) != len(unique):
             raise _source_changed_error(chunk)
-        if len(found) == 1:
-            return [(found[0][0], None)]
-        return [(index, np.flatnonzero((days == day).to_numpy())) for index, day in found]
+        if len(known) == 1:
+            return [(known[0][0], None)]
+        return [(index, np.flatnonzero((days == day).to_numpy())) for index, day in known]
 
     def _check_order(self, chunk: Chunk, order: pl.Series) -> None:
         if not len(order):
             return
-        full = (
-            order if self._last is None else pl.concat([pl.Series(order.name, [self._last], order.dtype), order])
-        )
-        back = (full.slice(1) < full.head(len(full) - 1)).to_numpy()
+        full = order
+        if self._last is not None:
+            full = pl.concat([pl.Series(order.name, [self._last], order.dtype), order])
+        backwards = (full.slice(1) < full.head(len(full) - 1)).to_numpy()
         self._last = order[-1]
-        if back.any():
-            at = int(back.argmax())
-            row = at + (len(order) == len(full))
+        if backwards.any():
+            before = int(backwards.argmax())
+            row = before + (len(order) == len(full))
             raise DataError(
                 f"{chunk.locate(row)}: column {self.column!r}: time goes backwards, {order[row]!r} after "
-                f"{full[at]!r}; sort the rows, or do not promise order"
+                f"{full[before]!r}; sort the rows, or leave ordered out"
             )
 
     def _read(self, chunk: Chunk) -> tuple[pl.Series, pl.Series]:
-        """Return the day of each row, and what the rows are ordered by."""
+        """Return the day of each row, and a column that sorts the rows."""
         values = chunk.frame[self.column]  # type: ignore[index]
         if values.null_count():
             row = int(values.is_null().arg_max() or 0)
@@ -189,67 +193,63 @@ class DayByColumn(DayAssigner):
         dtype = values.dtype
         if dtype.is_nested() or dtype in (pl.Binary, pl.Object, pl.Time, pl.Duration):
             raise DataError(f"column {values.name!r}: {dtype} cannot be a time")
-        if self._how is None:
-            dated = dtype == pl.Date or isinstance(dtype, pl.Datetime)
-            self._how = "date" if dated else self.format or detect_time_format(values)
-        days, order = read_days(values, self._how)
+        if self._detected is None:
+            is_date = dtype == pl.Date or isinstance(dtype, pl.Datetime)
+            self._detected = "date" if is_date else self.format or detect_time_format(values)
+        days, order = read_days(values, self._detected)
         if days.null_count():
             row = int(days.is_null().arg_max() or 0)
             raise DataError(
                 f"{chunk.locate(row)}: column {self.column!r}: {values[row]!r:.60} cannot be read as a time "
-                f"({self._how}); give time_format, for example '%y%m%d%H'"
+                f"({self._detected}); give time_format, for example '%y%m%d%H'"
             )
         return days, order
 
 
-def _source_changed_error(chunk: Chunk) -> DataError:
-    """Build the error for rows that were not there, or not so, when the days were found."""
-    return DataError(f"{chunk.locate(0)}: the source changed while it was read; prepare it again")
-
-
-ROLES = ("train", "valid", "test")
-MAX_QUOTED = 6  # values that a message lists
-
-
 class DayBySplit(DayAssigner):
-    """The training rows by a clock of their own, then one day ``valid`` and one day ``test`` if there are such.
+    """Training rows by another assigner, followed by one day ``valid`` and one day ``test`` where they have rows.
 
     Args:
-        column: names the role of each row.
-        train: the clock of the training rows; it sees no others.
-        counts: how many rows each role has.
+        column: column with the role of each row.
+        train: assigner of the training rows; it gets no other rows.
+        counts: number of rows of each role.
 
     """
 
     def __init__(self, column: str, train: DayAssigner, counts: dict[str, int]) -> None:
         self.column, self._train = column, train
-        held_out = [role for role in ROLES[1:] if counts[role]]
-        twice = sorted(set(held_out) & set(train.days))
-        if twice:
+        holdout = [role for role in ROLES[1:] if counts[role]]
+        duplicates = sorted(set(holdout) & set(train.days))
+        if duplicates:
             raise DataError(
-                f"column {train.column!r} names a day {twice[0]!r}, as does the split column {column!r}; "
+                f"column {train.column!r} names a day {duplicates[0]!r}, as does the split column {column!r}; "
                 "give only one of them"
             )
-        self.days = [*train.days, *held_out]
-        self.roles = {"train": list(train.days)} | {role: [role] if role in held_out else [] for role in ROLES[1:]}
+        self.days = [*train.days, *holdout]
+        self.roles = {"train": list(train.days)} | {role: [role] if role in holdout else [] for role in ROLES[1:]}
 
     def start_at(self, row: int = 0) -> None:
-        """Get ready to go through the rows once more; ``row`` counts training rows."""
+        """Prepare for another pass; ``row`` counts training rows."""
         self._train.start_at(row)
 
-    def assign(self, chunk: Chunk) -> list[Part]:
-        """Let the clock of the training rows assign those, and put the others into their days."""
+    def assign(self, chunk: Chunk) -> list[DayPart]:
+        """Assign training rows with the assigner of the training rows, the others to the days of their roles."""
         roles = read_roles(chunk, self.column or "")
-        parts: list[Part] = []
-        rows = np.flatnonzero(roles == 0)
-        if len(rows):
-            own = self._train.assign(_take_rows(chunk, rows))
-            parts = [(day, rows if some is None else rows[some]) for day, some in own]
+        parts: list[DayPart] = []
+        train_rows = np.flatnonzero(roles == 0)
+        if len(train_rows):
+            for day, rows in self._train.assign(_take_rows(chunk, train_rows)):
+                parts.append((day, train_rows if rows is None else train_rows[rows]))
         for role in (1, 2):
-            rows = np.flatnonzero(roles == role)
-            if len(rows):
-                parts.append((self.days.index(ROLES[role]), rows))
+            role_rows = np.flatnonzero(roles == role)
+            if len(role_rows):
+                parts.append((self.days.index(ROLES[role]), role_rows))
         return parts
+
+
+def _source_changed_error(chunk: Chunk) -> DataError:
+    """Build the error for rows that do not match those from which the days were determined."""
+    return DataError(f"{chunk.locate(0)}: the source changed while it was read; prepare it again")
 
 
 def _take_rows(chunk: Chunk, rows: Rows) -> Chunk:
@@ -258,7 +258,7 @@ def _take_rows(chunk: Chunk, rows: Rows) -> Chunk:
 
 
 def read_roles(chunk: Chunk, column: str) -> Rows:
-    """Return 0 for a row that is for training, 1 for validation, 2 for the test; or say what is written there."""
+    """Return 0 for a training row, 1 for validation, 2 for test; raise DataError for any other value."""
     values = chunk.frame[column]
     if values.dtype.is_nested() or values.dtype in (pl.Binary, pl.Object):
         raise DataError(f"column {column!r}: {values.dtype} cannot name a split")
@@ -269,19 +269,15 @@ def read_roles(chunk: Chunk, column: str) -> Rows:
     roles = names.replace_strict(SPLIT_WORDS, default=None, return_dtype=pl.Int64)
     if roles.null_count():
         row = int(roles.is_null().arg_max() or 0)
-        found = cast_column(values, pl.String).unique(maintain_order=True)
-        listed = ", ".join(f"{name!r:.60}" for name in found.head(MAX_QUOTED)) + (
-            " …" if len(found) > MAX_QUOTED else ""
-        )
+        words = cast_column(values, pl.String).unique(maintain_order=True)
+        listed = ", ".join(f"{word!r:.60}" for word in words.head(MAX_QUOTED))
+        listed += " …" if len(words) > MAX_QUOTED else ""
         raise DataError(
-            f"{chunk.locate(row)}: the split column {column!r} holds {listed}; it must name the parts: "
+            f"{chunk.locate(row)}: the split column {column!r} holds {listed}; allowed values are "
             f"{', '.join(SPLIT_WORDS)}"
         )
     result: Rows = roles.to_numpy()
     return result
-
-
-Progress = Callable[[Iterator[Chunk]], Iterator[Chunk]]
 
 
 def make_day_assigner(
@@ -295,33 +291,32 @@ def make_day_assigner(
     split: str | None = None,
     shuffle: int | None = None,
 ) -> DayAssigner:
-    """Return the clock of a source; reads the time and split columns, or counts the rows, where it has to.
+    """Return the day assigner of a source; reads the time and split columns, or counts the rows, if necessary.
 
-    ``shuffle`` is the seed with which rows are dealt to the parts; None: they are cut in row order.
+    ``shuffle`` is the seed of a random assignment of rows to parts; None: parts in row order.
     """
     if time is None and split is None and parts == "files":
         return DayByFile(source)
-    timed = None if time is None else DayByColumn(time, format)
-    known = source.rows() if timed is None and split is None else None
-    if known is not None:
-        return DayByOrder(known, int(parts), shuffle)
+    by_time = None if time is None else DayByColumn(time, format)
+    rows = source.rows() if by_time is None and split is None else None
+    if rows is not None:
+        return DayByOrder(rows, int(parts), shuffle)
     chunks = progress(source.chunks(day_columns(source, split, time)))
-    return day_assigner_from_counts(
-        split, timed, count_roles(chunks, split, timed, ordered=ordered), parts, shuffle
-    )
+    counts = count_roles(chunks, split, by_time, ordered=ordered)
+    return day_assigner_from_counts(split, by_time, counts, parts, shuffle)
 
 
 def day_columns(source: Source, split: str | None, time: str | None) -> list[str]:
-    """Return the columns that tell the day of a row; where none does, one to count the rows by."""
+    """Return the columns that determine the day of a row; if there is none, one column to count the rows."""
     return [name for name in (split, time) if name is not None] or list(source.names[:1])
 
 
 def count_roles(
-    chunks: Iterable[Chunk], split: str | None, timed: DayByColumn | None, *, ordered: bool = False
+    chunks: Iterable[Chunk], split: str | None, by_time: DayByColumn | None, *, ordered: bool = False
 ) -> Counter[str]:
-    """Return how many rows each part of a split has, all of them ``train`` where there is none.
+    """Return the number of rows of each role, all of them ``train`` without a split column.
 
-    ``timed`` takes note of the days of the training rows.
+    ``by_time`` records the days of the training rows.
     """
     counts: Counter[str] = Counter()
     for chunk in chunks:
@@ -334,19 +329,19 @@ def count_roles(
             chunk = _take_rows(chunk, np.flatnonzero(roles == 0))
         else:
             counts["train"] += chunk.frame.height
-        if timed is not None and chunk.frame.height:
-            timed.scan(chunk, ordered=ordered)
+        if by_time is not None and chunk.frame.height:
+            by_time.scan(chunk, ordered=ordered)
     return counts
 
 
 def day_assigner_from_counts(
-    split: str | None, timed: DayByColumn | None, counts: Counter[str], parts: int | str, shuffle: int | None
+    split: str | None, by_time: DayByColumn | None, counts: Counter[str], parts: int | str, shuffle: int | None
 ) -> DayAssigner:
-    """Return the clock of a source that was surveyed; time and row order are those of the training rows."""
+    """Return the day assigner of a scanned source; time and row order are those of the training rows."""
     train: DayAssigner
-    if timed is None:
+    if by_time is None:
         train = DayByOrder(counts["train"], int(parts), shuffle)
     else:
-        timed.finalize()
-        train = timed
+        by_time.finalize()
+        train = by_time
     return train if split is None else DayBySplit(split, train, counts)

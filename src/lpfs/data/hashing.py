@@ -1,7 +1,4 @@
-"""A hash table from 64-bit keys to ids that numpy can ask for a whole column at once.
-
-Chance that does not depend on chunks: a pure function of a row's number and the seed.
-"""
+"""Hashing: random numbers that depend on the row number and the seed only, and a vectorized hash table."""
 
 from __future__ import annotations
 
@@ -13,13 +10,15 @@ import numpy.typing as npt
 from lpfs.data.store.format import UNSEEN_ID
 
 HashValues = npt.NDArray[np.uint64]
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-ROUNDS = 6  # of the Feistel network; four do for large numbers
-LEAST = 4  # bits of half a number; with fewer, some orders would come more often than others
+Keys = npt.NDArray[np.uint64]
+Ids = npt.NDArray[np.uint32]
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio
+FEISTEL_ROUNDS = 6  # four suffice for large numbers
+MIN_HALF_BITS = 4  # bits of half a number in the Feistel network; with fewer, permutations are not equally likely
 
 
 def splitmix64(values: Any, seed: int) -> HashValues:
-    """Return well-mixed 64-bit numbers of whole numbers (splitmix64): the same on every machine."""
+    """Return the splitmix64 hashes of integers; the same on every machine."""
     with np.errstate(over="ignore"):
         x = np.asarray(values).astype(np.uint64) + np.uint64(seed % 2**64) * GOLDEN + GOLDEN
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -29,38 +28,35 @@ def splitmix64(values: Any, seed: int) -> HashValues:
 
 
 def shuffled_positions(numbers: Any, size: int, seed: int) -> HashValues:
-    """Return the places of numbers below ``size`` in a random order of all of them, without making that order.
+    """Return the positions of numbers in a random permutation of 0 … size - 1, without building the permutation.
 
-    A Feistel network permutes the numbers of 2k bits, 4ᵏ >= size: (l, r) -> (r, l ^ f(r)). A number that lands
-    beyond ``size`` is sent on until it does not, so that what is left is a permutation of 0 … size - 1.
+    A Feistel network permutes the numbers of 2k bits, 4ᵏ >= size: (l, r) -> (r, l ^ f(r)). It is applied again to
+    results of ``size`` or more until they are below, which gives a permutation of 0 … size - 1.
 
-    >>> sorted(shuffled(range(5), 5, seed=1).tolist())
+    >>> sorted(shuffled_positions(range(5), 5, seed=1).tolist())
     [0, 1, 2, 3, 4]
     """
-    half = np.uint64(max(LEAST, (int(size).bit_length() + 1) // 2))
+    half = np.uint64(max(MIN_HALF_BITS, (int(size).bit_length() + 1) // 2))
     low = (np.uint64(1) << half) - np.uint64(1)
-    keys = [int(key) for key in splitmix64(np.arange(ROUNDS), seed)]
-    places: HashValues = np.array(numbers, np.uint64)
-    beyond = np.arange(len(places))
-    while len(beyond):
-        left, right = places[beyond] >> half, places[beyond] & low
+    keys = [int(key) for key in splitmix64(np.arange(FEISTEL_ROUNDS), seed)]
+    positions: HashValues = np.array(numbers, np.uint64)
+    pending = np.arange(len(positions))
+    while len(pending):
+        left, right = positions[pending] >> half, positions[pending] & low
         for key in keys:
             left, right = right, left ^ (splitmix64(right, key) & low)
-        places[beyond] = (left << half) | right
-        beyond = beyond[places[beyond] >= size]
-    return places
-
-
-Keys = npt.NDArray[np.uint64]
-Ids = npt.NDArray[np.uint32]
+        positions[pending] = (left << half) | right
+        pending = pending[positions[pending] >= size]
+    return positions
 
 
 class HashTable:
-    """Open addressing with linear probing at most half full; built once, asked for every chunk.
+    """Hash table from 64-bit keys to ids ``first``, ``first`` + 1, …; looks up whole arrays.
 
-    A join would build its table again for every chunk, and a sorted search takes twice the time.
+    Open addressing with linear probing, at most half full. A join would build its table again for every chunk,
+    and a sorted search takes twice the time.
 
-    >>> table = Lookup(np.array([7, 9], np.uint64), first=2)
+    >>> table = HashTable(np.array([7, 9], np.uint64), first=2)
     >>> table(np.array([9, 8, 7], np.uint64)).tolist()
     [3, 1, 2]
     """
@@ -70,17 +66,16 @@ class HashTable:
         self._shift = np.uint64(64 - bits)
         self._mask = np.int64((1 << bits) - 1)
         self._keys = np.zeros(1 << bits, np.uint64)
-        self._ids = np.zeros(1 << bits, np.uint32)  # 0 marks a free slot
+        self._ids = np.zeros(1 << bits, np.uint32)  # 0: empty slot
         ids = np.arange(first, first + len(keys), dtype=np.uint32)
         slots = self._slot(keys)
         while len(keys):
-            free = self._ids[slots] == 0
-            at = slots[free]
-            self._ids[at] = ids[free]  # of several for one slot the last stays
-            won = np.zeros(len(keys), bool)
-            won[free] = self._ids[at] == ids[free]
-            self._keys[slots[won]] = keys[won]
-            keys, ids, slots = keys[~won], ids[~won], (slots[~won] + 1) & self._mask
+            empty = self._ids[slots] == 0
+            self._ids[slots[empty]] = ids[empty]  # of several keys for one slot the last is stored
+            stored = np.zeros(len(keys), bool)
+            stored[empty] = self._ids[slots[empty]] == ids[empty]
+            self._keys[slots[stored]] = keys[stored]
+            keys, ids, slots = keys[~stored], ids[~stored], (slots[~stored] + 1) & self._mask
 
     def _slot(self, keys: Keys) -> npt.NDArray[np.int64]:
         with np.errstate(over="ignore"):
@@ -88,16 +83,16 @@ class HashTable:
         return slots
 
     def __call__(self, keys: Keys) -> Ids:
-        """Return the id of each key; ``UNSEEN_ID`` where there is none."""
+        """Return the id of each key; ``UNSEEN_ID`` for a key that is not in the table."""
         slots = self._slot(keys)
         ids = self._ids[slots]
-        wrong = np.flatnonzero((self._keys[slots] != keys) & (ids != 0))
-        slots = slots[wrong]
-        while len(wrong):
+        pending = np.flatnonzero((self._keys[slots] != keys) & (ids != 0))
+        slots = slots[pending]
+        while len(pending):
             slots = (slots + 1) & self._mask
-            found = self._ids[slots]
-            ids[wrong] = found
-            again = (self._keys[slots] != keys[wrong]) & (found != 0)
-            wrong, slots = wrong[again], slots[again]
+            candidates = self._ids[slots]
+            ids[pending] = candidates
+            occupied = (self._keys[slots] != keys[pending]) & (candidates != 0)
+            pending, slots = pending[occupied], slots[occupied]
         ids[ids == 0] = UNSEEN_ID
         return ids

@@ -1,9 +1,4 @@
-"""How times are written, and the day of each.
-
-Columns as another type, or a clear error.
-
-How values are spelled in logs.
-"""
+"""Values of a raw log: casts that raise clear errors, patterns of numbers and dates, times to days."""
 
 from __future__ import annotations
 
@@ -15,15 +10,28 @@ import polars as pl
 
 from lpfs.errors import DataError
 
+DATE = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}.*)?$"
+AMBIGUOUS_DATE = r"^\d{1,4}[./-]\d{1,2}[./-]\d{1,4}\b"  # the order of day and month is unknown
+DECIMAL_COMMA = r"^[+-]?\d+,\d+$"
+INTEGER = r"^[+-]?\d+$"
+LEADING_ZERO = r"^[+-]?0\d"
+MISSING_NUMBER_TEXTS = {"", "na", "n/a", "nan", "null", "none", "\\n", "-"}  # missing numbers, in lower case
+# Unix times from 2001 to 2286: (from, to, unit); the ranges do not overlap
+UNIX_RANGES = ((10**9, 10**10, "s"), (10**12, 10**13, "ms"), (10**15, 10**16, "us"), (10**18, 10**19, "ns"))
+# words for the parts of a published split, with the index of the part: train, valid, test
+SPLIT_WORDS = dict.fromkeys(("train", "training"), 0)
+SPLIT_WORDS |= dict.fromkeys(("valid", "validation", "val", "dev", "eval"), 1)
+SPLIT_WORDS |= dict.fromkeys(("test", "testing", "holdout"), 2)
+
 
 def cast_column(values: pl.Series, dtype: Any, *, strict: bool = True) -> pl.Series:
-    """Return a column as another type; where ``strict`` is off, null for what does not fit."""
+    """Return a column as another type; with ``strict=False``, values that do not fit become null."""
     try:
         result: pl.Series = values.cast(dtype, strict=strict)
     except pl.exceptions.PolarsError as error:
         raise DataError(f"column {values.name!r}: {values.dtype} cannot be used as {dtype}") from error
-    except pl.exceptions.PanicException as error:  # a date that no calendar has
-        raise DataError(f"column {values.name!r} holds a value that cannot be ({error})") from error
+    except pl.exceptions.PanicException as error:  # a date that is out of range
+        raise DataError(f"column {values.name!r} holds an invalid value ({error})") from error
     return result
 
 
@@ -32,60 +40,46 @@ def to_python_list(values: pl.Series) -> list[Any]:
     try:
         return values.to_list()
     except (ValueError, OverflowError, pl.exceptions.PanicException) as error:
-        raise DataError(f"column {values.name!r} holds a value that cannot be ({error})") from error
+        raise DataError(f"column {values.name!r} holds an invalid value ({error})") from error
 
 
 def decode_dictionary_columns(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return dictionary-encoded columns as the text they stand for."""
+    """Return dictionary-encoded columns as text."""
     coded = [name for name, dtype in frame.schema.items() if dtype in (pl.Categorical, pl.Enum)]
     return frame.with_columns(pl.col(coded).cast(pl.String)) if coded else frame
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a message, shortened."""
+    """Return the first line of an error message, truncated."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
 def replace_missing_marks(frame: pl.DataFrame, marks: Sequence[str]) -> pl.DataFrame:
-    """Replace the user's marks for a missing value by null, in text columns."""
+    """Replace the user's texts for a missing value by null, in text columns."""
     if not marks:
         return frame
     text = pl.col(pl.String)
     return frame.with_columns(pl.when(text.is_in(list(marks))).then(None).otherwise(text).name.keep())
 
 
-DATE = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}.*)?$"
-AMBIGUOUS_DATE = r"^\d{1,4}[./-]\d{1,2}[./-]\d{1,4}\b"  # which of them is the day, and which the month?
-WITH_COMMA = r"^[+-]?\d+,\d+$"
-WHOLE = r"^[+-]?\d+$"
-LEADING_ZERO = r"^[+-]?0\d"
-MISSING_NUMBER_TEXTS = {"", "na", "n/a", "nan", "null", "none", "\\n", "-"}  # instead of a number, in lower case
-# Unix time from 2001 to 2286; the ranges of the units do not meet
-UNITS = ((10**9, 10**10, "s"), (10**12, 10**13, "ms"), (10**15, 10**16, "us"), (10**18, 10**19, "ns"))
-# words for the parts of a published split, in the order in which they are used
-SPLIT_WORDS = dict.fromkeys(("train", "training"), 0)
-SPLIT_WORDS |= dict.fromkeys(("valid", "validation", "val", "dev", "eval"), 1)
-SPLIT_WORDS |= dict.fromkeys(("test", "testing", "holdout"), 2)
-
-
 def unix_unit(low: float, high: float) -> str | None:
-    """Return the unit of Unix times that lie between two numbers; None if they cannot be such times.
+    """Return the unit of Unix times that lie between two numbers; None if they cannot be Unix times.
 
     >>> unix_unit(1.7e9, 1.8e9), unix_unit(0, 1.8e9)
     ('s', None)
     """
-    return next((unit for least, most, unit in UNITS if least <= low and high < most), None)
+    return next((unit for start, stop, unit in UNIX_RANGES if start <= low and high < stop), None)
 
 
 def detect_time_format(values: pl.Series) -> str:
-    """Tell how a time column of text or numbers is written from its first rows."""
+    """Detect the format of a time column of text or numbers from its first rows."""
     text = cast_column(values, pl.String)
     if bool(text.str.contains(DATE).all()):
         return "iso"
     if bool(text.str.contains(AMBIGUOUS_DATE).all()):
         raise DataError(
-            f"column {values.name!r}: {text[0]!r} may be a date, but how it is written is not clear; "
-            "give time_format, for example '%d/%m/%Y', or 'name' to take the days as they come"
+            f"column {values.name!r}: {text[0]!r} may be a date, but its format is ambiguous; "
+            "give time_format, for example '%d/%m/%Y', or 'name' to use the texts as day names in row order"
         )
     numbers = cast_column(values, pl.Float64, strict=False)
     if numbers.null_count() or not bool((numbers == numbers.round()).all()):
@@ -94,45 +88,44 @@ def detect_time_format(values: pl.Series) -> str:
     unit = unix_unit(low, high)
     if unit is not None:
         return f"unix {unit}"
-    if low >= 19000101 and high <= 21001231:
-        return "%Y%m%d"
-    return "number"
+    return "%Y%m%d" if low >= 19000101 and high <= 21001231 else "number"
 
 
 def as_integers(values: pl.Series) -> pl.Series:
-    """Return whole numbers, also where they are written with a fraction of zero; null for anything else."""
+    """Return integers, also from floats such as 3.0; null for any other value."""
     numbers = cast_column(values, pl.Int64, strict=False)
     if numbers.null_count():
-        fractions = cast_column(values, pl.Float64, strict=False)
-        fractions = fractions.set(fractions != fractions.round(), None)
-        numbers = cast_column(fractions, pl.Int64, strict=False)
+        floats = cast_column(values, pl.Float64, strict=False)
+        numbers = cast_column(floats.set(floats != floats.round(), None), pl.Int64, strict=False)
     return numbers
 
 
-def read_days(values: pl.Series, how: str) -> tuple[pl.Series, pl.Series]:
-    """Return the day of each row and what orders them; null where a value does not fit."""
-    if how == "date":
+def read_days(values: pl.Series, time_format: str) -> tuple[pl.Series, pl.Series]:
+    """Return the day of each row and a column that sorts the rows; null where a value does not fit the format."""
+    if time_format == "date":
         return cast_column(values, pl.Date), values
-    if how == "number":
+    if time_format == "number":
         numbers = as_integers(values)
         return numbers, numbers
     text = cast_column(values, pl.String)
-    if how == "name":
+    if time_format == "name":
         return text, pl.Series(text.name, np.zeros(len(text)))
-    if how == "iso":  # the day as it is written, whatever the time zone
+    if time_format == "iso":  # the date as written, without conversion of time zones
         return text.str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False), text
-    if how.startswith("unix "):
+    if time_format.startswith("unix "):
         numbers = as_integers(values)
-        unit: Any = how[5:]
+        unit: Any = time_format[5:]
         times = pl.select(pl.from_epoch(numbers, time_unit=unit)).to_series()
         return cast_column(times, pl.Date), numbers
     try:
-        if any(mark in how for mark in ("%H", "%I", "%T", "%R", "%s", "%X", "%c")):
-            # Hours without minutes are not a time for the parser: give it minutes.
-            suffix = ("", "") if "%M" in how or "%T" in how or "%R" in how or "%s" in how else (":00", ":%M")
-            times = (text + suffix[0]).str.to_datetime(how + suffix[1], strict=False)
+        if any(code in time_format for code in ("%H", "%I", "%T", "%R", "%s", "%X", "%c")):
+            # The parser does not accept hours without minutes: append them.
+            has_minutes = any(code in time_format for code in ("%M", "%T", "%R", "%s"))
+            suffix = ("", "") if has_minutes else (":00", ":%M")
+            times = (text + suffix[0]).str.to_datetime(time_format + suffix[1], strict=False)
             return cast_column(times, pl.Date), times
-        dates = text.str.to_date(how, strict=False)
+        dates = text.str.to_date(time_format, strict=False)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise DataError(f"time_format {how!r} cannot be used: {str(error).splitlines()[0][:120]}") from error
+        reason = str(error).splitlines()[0][:120]
+        raise DataError(f"time_format {time_format!r} cannot be used: {reason}") from error
     return dates, dates

@@ -1,11 +1,4 @@
-"""The options of prepare, checked once.
-
-Public click logs whose layout is known.
-
-Planning: what will happen to each column, from the first rows and what the user says.
-
-The table of fields: what will happen to each column, for people and for programs.
-"""
+"""Planning of prepare: options, presets of public logs, the plan of a source, and the table of its fields."""
 
 from __future__ import annotations
 
@@ -16,16 +9,26 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from lpfs.data.fields import FieldPlan, apply_corrections, check_columns, is_number, read_fields, suggestion
-from lpfs.data.infer import SAMPLE, TIME, infer
+from lpfs._validation import did_you_mean, is_number
+from lpfs.data.fields import FieldPlan, apply_corrections, check_columns, read_fields
 from lpfs.data.sources import open_source
-from lpfs.data.sources.base import Source
 from lpfs.errors import DataError, InputError
 
 if TYPE_CHECKING:
-    pass
+    from lpfs.data.sources.base import Source
 
+NO_LABEL = "say which column is the label: label='click', or --label click"
+MAX_NAMES = 12  # columns listed in an error message
+MAX_PARTS = 4000  # parts of a log without a time column
+TIME_FORMATS = ("iso", "number", "name", "unix s", "unix ms", "unix us", "unix ns")  # besides strptime formats
 
+TABLE = ("column", "kind", "group", "options", "why")  # header of the table of fields
+TABLE_OPTIONS = ("separator", "hash", "min_count", "max_values", "bins", "width", "hexadecimal", "cost")
+NUMBER = re.compile(r"\d[\d,]*")
+MIN_MERGED = 6  # adjacent columns of one name pattern and kind that are shown as one line
+Row = tuple[str, ...]
+
+# Layouts of public click logs
 INTEGERS = tuple(f"I{index}" for index in range(1, 14))
 CATEGORIES = tuple(f"C{index}" for index in range(1, 27))
 CRITEO: dict[str, Any] = {
@@ -45,9 +48,9 @@ AVAZU_IDS = (
 )
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # day_0 … day_23, one file a day
+    # day_0 … day_23, one file per day
     "criteo-terabyte": {**CRITEO, "parts": "files"},
-    # train.txt, seven days in order, without a time
+    # train.txt, seven days in order, without a time column
     "criteo-kaggle": {**CRITEO, "parts": 7},
     # train.csv, ten days, hour is YYMMDDHH
     "avazu": {
@@ -63,38 +66,31 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def preset_options(name: str) -> dict[str, Any]:
-    """Return the options of a preset."""
-    if name not in PRESETS:
-        raise InputError(f"no preset {name!r}{suggestion(name, PRESETS)}; there are {', '.join(PRESETS)}")
-    return dict(PRESETS[name])
-
-
 @dataclass(frozen=True)
 class PrepareOptions:
     """How a log becomes a Dataset.
 
     Args:
-        label: column of the clicks, 0 or 1.
+        label: label column, 0 or 1.
         tasks: columns of further labels.
-        time: column that orders the rows; None: the row order counts.
-        time_format: how it is written: strptime ('%y%m%d%H'), or 'unix s', 'unix ms', 'number', 'name',
-            'iso'; found from the first rows when None.
-        parts: into how many parts the row order is cut when there is no time; 'files': one a file.
-        shuffle: deal the rows to those parts at random, by ``seed``, for a table sorted by anything.
-        split: column that names the role of each row, train, valid or test. The days are those of the
-            training rows, then ``valid`` and ``test``.
-        ordered: rows are promised to be in time order; a step back is an error.
-        train: how many of the first days vocabularies and scales come from; None: all but the last, or with
+        time: column that orders the rows; None: row order.
+        time_format: format of the time column: strptime ('%y%m%d%H'), or 'unix s', 'unix ms', 'number', 'name',
+            'iso'; detected from the first rows if None.
+        parts: number of parts into which the row order is split without a time column; 'files': one per file.
+        shuffle: assign rows to those parts at random, by ``seed``; for a table sorted by something else than time.
+        split: column with the role of each row, train, valid or test. The days are those of the training rows,
+            followed by ``valid`` and ``test``.
+        ordered: rows must be in time order; a step back in time is an error.
+        train: number of first days on which vocabularies and scales are fitted; None: all but the last, or with
             ``split`` all days of training rows.
-        negatives: share of the negatives to keep, of every day or {day: share}.
-        seed: of that choice, and of ``shuffle``.
-        min_count: values seen less often in the training period share the id of unseen ones.
+        negatives: share of the negatives to keep, on every day or {day: share}.
+        seed: seed of the sampling of negatives and of ``shuffle``.
+        min_count: values that occur less often in the training days share the id of unseen values.
         max_values: keep only this many of the most frequent values of a field.
         hash: hash all categorical values modulo this range instead of keeping vocabularies.
-        bins: cut all numeric columns into this many quantile bins; ``auto``: by the number of training rows.
-        separator: of a text table; None: found from its first line.
-        header: whether text tables name their columns; or the names, where they do not.
+        bins: split all numeric columns into this many quantile bins; ``auto``: by the number of training rows.
+        separator: separator of a text table; None: detected from its first line.
+        header: whether text tables have a header; or the column names, where they have none.
         missing: further texts that mean a missing value.
         positive: label value that counts as 1, where the label is not 0 and 1.
         keep_all: keep constant and duplicate columns.
@@ -123,45 +119,41 @@ class PrepareOptions:
     keep_all: bool = False
 
     def __post_init__(self) -> None:
-        def refuse(option: str, wanted: str) -> None:
-            raise InputError(f"{option} must be {wanted}, found {getattr(self, option)!r}")
+        def require(condition: bool, option: str, expected: str) -> None:
+            if not condition:
+                raise InputError(f"{option} must be {expected}, found {getattr(self, option)!r}")
 
         for option in ("tasks", "missing"):
             value = getattr(self, option)
             object.__setattr__(self, option, (value,) if isinstance(value, str) else tuple(value))
-        if not isinstance(self.label, str) or not self.label:
-            refuse("label", "the name of a column")
-        if len({self.label, *self.tasks}) != 1 + len(self.tasks):
-            refuse("tasks", f"different columns, none of them the label {self.label!r}")
-        if self.parts != "files" and (type(self.parts) is not int or not 1 <= self.parts <= 4000):
-            refuse("parts", "a whole number from 1 to 4000, or 'files'")
-        if type(self.shuffle) is not bool:
-            refuse("shuffle", "true or false")
-        if self.shuffle and self.time is not None:
-            refuse(
-                "shuffle",
-                f"left out: column {self.time!r} orders the rows, dealing them would mix past and future",
-            )
-        if self.shuffle and self.parts == "files":
-            refuse("shuffle", "left out when a day is a file (parts 'files')")
+        label, tasks, by_file = self.label, self.tasks, self.parts == "files"
+        require(isinstance(label, str) and bool(label), "label", "the name of a column")
+        different = len({label, *tasks}) == 1 + len(tasks)
+        require(different, "tasks", f"different columns, none of them the label {label!r}")
+        valid_parts = by_file or (type(self.parts) is int and 1 <= self.parts <= MAX_PARTS)
+        require(valid_parts, "parts", f"an integer from 1 to {MAX_PARTS}, or 'files'")
+        require(type(self.shuffle) is bool, "shuffle", "true or false")
+        require(
+            not self.shuffle or self.time is None,
+            "shuffle",
+            f"left out: column {self.time!r} orders the rows, a random split would mix past and future",
+        )
+        require(not self.shuffle or not by_file, "shuffle", "left out when a day is a file (parts 'files')")
         if self.split is not None:
-            if self.split in (self.label, *self.tasks, self.time):
-                refuse("split", "a column of its own, not the label, a task or the time")
-            if self.parts == "files":
-                refuse("split", "left out when a day is a file (parts 'files')")
-        if self.train is not None and (type(self.train) is not int or self.train < 1):
-            refuse("train", "the number of training days, at least 1")
-        if type(self.seed) is not int:
-            refuse("seed", "a whole number")
+            separate = self.split not in (label, *tasks, self.time)
+            require(separate, "split", "a separate column, not the label, a task or the time")
+            require(not by_file, "split", "left out when a day is a file (parts 'files')")
+        valid_train = self.train is None or (type(self.train) is int and self.train >= 1)
+        require(valid_train, "train", "the number of training days, at least 1")
+        require(type(self.seed) is int, "seed", "an integer")
         rates = self.negatives.values() if isinstance(self.negatives, Mapping) else [self.negatives]
-        if not all(is_number(rate) and 0 < rate <= 1 for rate in rates):
-            refuse("negatives", "a share above 0 and at most 1")
-        if self.ordered and self.time is None:
-            refuse("ordered", "used together with a time column")
-        known = ("iso", "number", "name", "unix s", "unix ms", "unix us", "unix ns")
-        if self.time_format is not None and "%" not in self.time_format and self.time_format not in known:
-            refuse("time_format", f"a strptime format with %, or one of {', '.join(known)}")
-        FieldPlan(
+        valid_rates = all(is_number(rate) and 0 < rate <= 1 for rate in rates)
+        require(valid_rates, "negatives", "a share above 0 and at most 1")
+        require(not self.ordered or self.time is not None, "ordered", "used together with a time column")
+        time_format = self.time_format
+        valid_format = time_format is None or "%" in time_format or time_format in TIME_FORMATS
+        require(valid_format, "time_format", f"a strptime format with %, or one of {', '.join(TIME_FORMATS)}")
+        FieldPlan(  # checks the options that hold for every field
             "every field",
             min_count=self.min_count,
             max_values=self.max_values,
@@ -170,7 +162,7 @@ class PrepareOptions:
         )
 
     def apply_defaults(self, plan: FieldPlan) -> FieldPlan:
-        """Fill what a plan leaves open with what holds for all fields."""
+        """Return a field's plan with unset options replaced by those for all fields."""
         if plan.kind == "numeric":
             return replace(plan, bins=plan.bins or self.bins) if plan.width == 1 else plan
         if plan.kind == "ignore":
@@ -189,19 +181,23 @@ class PrepareOptions:
         return float(self.negatives)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return the options as JSON values."""
         values = asdict(self)
         values["header"] = self.header if isinstance(self.header, bool) else list(self.header)
         return values
 
 
-NO_LABEL = "say which column is the label: label='click', or --label click"
-MOST_NAMES = 12  # columns that a message names
-
-
 @dataclass(frozen=True)
 class PreparePlan:
-    """A source, the options, what will happen to each column, and whether the label and the tasks are there."""
+    """How a source is prepared.
+
+    Args:
+        source: the opened log.
+        options: options of prepare.
+        plans: one plan per column, label and tasks excluded.
+        labelled: whether the source has the label and the tasks.
+
+    """
 
     source: Source
     options: PrepareOptions
@@ -223,154 +219,153 @@ def plan_log(
     preset: str | None = None,
     **options: Any,
 ) -> PreparePlan:
-    """Look at the first rows and say what ``prepare`` would do; writes nothing."""
-    given = {name: value for name, value in {"label": label, "time": time, **options}.items() if value is not None}
-    known = preset_options(preset) if preset is not None else {}
-    layout = known.pop("fields", {})
+    """Plan from the first rows what ``prepare`` does with each column; writes nothing."""
+    defaults = _preset_options(preset) if preset is not None else {}
+    layout = defaults.pop("fields", {})
+    options = {"label": label, "time": time, **options}
+    values = {**defaults, **{name: value for name, value in options.items() if value is not None}}
     corrections = read_fields(fields)
-    if "label" not in {**known, **given}:
-        settings = build_options({**known, **given, "label": "a label"})  # other mistakes come first
+    if "label" not in values:
+        settings = build_options({**values, "label": "a label"})  # report other mistakes first
         raise InputError(f"{NO_LABEL}; {_describe_columns(source, settings)}")
-    settings = build_options({**known, **given})
-    opened = open_source(source, separator=settings.separator, header=settings.header)
+    settings = build_options(values)
+    table = open_source(source, separator=settings.separator, header=settings.header)
     targets = (settings.label, *settings.tasks)
-    absent = [name for name in layout if name not in opened.names]
+    absent = [name for name in layout if name not in table.names]
     if absent:
-        raise DataError(f"{opened.files[0]}: not the layout of {preset}: column {absent[0]!r} is missing")
-    check_columns(targets, opened.names, "label")
-    if settings.time is not None:
-        check_columns([settings.time], opened.names, "time")
-    if settings.split is not None:
-        check_columns([settings.split], opened.names, "split")
-        if corrections.get(settings.split, {"kind": "ignore"}) != {"kind": "ignore"}:
-            raise InputError(f"fields: {settings.split!r} is the split column, and cannot be a field too")
-    check_columns(corrections, opened.names, "fields" if isinstance(fields, Mapping) else str(fields))
+        raise DataError(f"{table.files[0]}: not the layout of {preset}: column {absent[0]!r} is missing")
+    check_columns(targets, table.names, "label")
+    for option in ("time", "split"):
+        column = getattr(settings, option)
+        if column is not None:
+            check_columns([column], table.names, option)
+    if settings.split is not None and corrections.get(settings.split, {"kind": "ignore"}) != {"kind": "ignore"}:
+        raise InputError(f"fields: {settings.split!r} is the split column, and cannot be a field too")
+    check_columns(corrections, table.names, "fields" if isinstance(fields, Mapping) else str(fields))
     for name in corrections:
         if name in targets:
             raise InputError(f"fields: {name!r} is the label or a task, and cannot be a field too")
 
+    from lpfs.data.infer import SAMPLE_ROWS, TIME_REASON, infer  # imports polars
     from lpfs.data.parsing import replace_missing_marks
 
-    sample = replace_missing_marks(opened.sample(SAMPLE), settings.missing)
-    found = [
+    sample = replace_missing_marks(table.sample(SAMPLE_ROWS), settings.missing)
+    inferred = [
         FieldPlan(name, **layout[name], why="preset") if name in layout else infer(sample[name])
-        for name in opened.names
+        for name in table.names
         if name not in targets
     ]
-    if settings.time is None and "parts" not in {**known, **given}:
-        times = [
-            each.name
-            for each in found
-            if each.why == TIME and each.name not in corrections and each.name != settings.split
-        ]
+    if settings.time is None and "parts" not in values:
+        times = [field.name for field in inferred if field.why == TIME_REASON]
+        times = [name for name in times if name not in corrections and name != settings.split]
         if len(times) == 1:
             settings = _use_time_column(times[0], settings)
     plans = []
-    for each in apply_corrections(found, corrections):
-        if each.name == settings.time and not corrections.get(each.name):
-            each = FieldPlan(each.name, "ignore", why="orders the rows")
-        if each.name == settings.split:
-            each = FieldPlan(each.name, "ignore", why="splits the rows")
-        plans.append(settings.apply_defaults(each))
-    if all(each.kind == "ignore" for each in plans):
-        raise DataError(f"{opened.files[0]}: no field is left besides the label; set the kinds with fields")
-    return PreparePlan(opened, settings, tuple(plans))
+    for field in apply_corrections(inferred, corrections):
+        if field.name == settings.time and not corrections.get(field.name):
+            field = FieldPlan(field.name, "ignore", why="orders the rows")
+        if field.name == settings.split:
+            field = FieldPlan(field.name, "ignore", why="splits the rows")
+        plans.append(settings.apply_defaults(field))
+    if all(field.kind == "ignore" for field in plans):
+        raise DataError(f"{table.files[0]}: no field is left besides the label; set the kinds with fields")
+    return PreparePlan(table, settings, tuple(plans))
+
+
+def _preset_options(name: str) -> dict[str, Any]:
+    """Return the options of a preset."""
+    if name not in PRESETS:
+        raise InputError(f"no preset {name!r}{did_you_mean(name, PRESETS)}; there are {', '.join(PRESETS)}")
+    return dict(PRESETS[name])
 
 
 def _use_time_column(time: str, settings: PrepareOptions) -> PrepareOptions:
-    """Take a column of times that was found; refuse to deal the rows at random past it."""
+    """Order the rows by an inferred timestamp column; raise InputError if a random split was requested."""
     if settings.shuffle:
         raise InputError(
-            f"shuffle: column {time!r} holds times, dealing the rows at random would mix past and future; "
+            f"shuffle: column {time!r} holds times, a random split would mix past and future; "
             "leave shuffle out to order the rows by it, or give parts to leave the time out"
         )
     return replace(settings, time=time)
 
 
 def _describe_columns(source: Any, settings: PrepareOptions) -> str:
-    """Say which columns a log has; one that is not there is an error."""
+    """Describe which columns a log has; raise DataError if the log cannot be opened."""
     names = open_source(source, separator=settings.separator, header=settings.header).names
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return f"the columns are {', '.join(names[:MOST_NAMES])}{more}"
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"the columns are {', '.join(names[:MAX_NAMES])}{more}"
 
 
-def build_options(given: dict[str, Any]) -> PrepareOptions:
-    """Build the options; an unknown one is an error with the nearest name."""
+def build_options(values: Mapping[str, Any]) -> PrepareOptions:
+    """Build the options; raise InputError for an unknown one."""
     names = list(PrepareOptions.__dataclass_fields__)
-    for name in given:
+    for name in values:
         if name not in names:
-            raise InputError(f"unknown option {name!r}{suggestion(name, names)}; there are {', '.join(names)}")
-    if "label" not in given:
+            raise InputError(f"unknown option {name!r}{did_you_mean(name, names)}; there are {', '.join(names)}")
+    if "label" not in values:
         raise InputError(NO_LABEL)
     try:
-        return PrepareOptions(**given)
+        return PrepareOptions(**values)
     except TypeError as error:
         raise InputError(f"an option is of the wrong type: {error}") from error
 
 
-TABLE = ("column", "kind", "group", "options", "why")
-NUMBER = re.compile(r"\d[\d,]*")
-RUN = 6  # neighbours of one name and kind that become one line
-Row = tuple[str, ...]
-
-
-def field_table(job: PreparePlan) -> list[Row]:
-    """Return the rows of the table of fields."""
-    why = "given" if job.labelled else "not in the source: 0 in every row"
-    rows: list[Row] = [(job.options.label, "label", "", "", why)]
-    rows += [(name, "task", "", "", why) for name in job.options.tasks]
+def field_table(plan: PreparePlan) -> list[Row]:
+    """Return the table of fields, one row per column."""
+    reason = "given" if plan.labelled else "not in the source: 0 in every row"
+    rows: list[Row] = [(plan.options.label, "label", "", "", reason)]
+    rows += [(name, "task", "", "", reason) for name in plan.options.tasks]
     default = FieldPlan("default")
-    shown = ("separator", "hash", "min_count", "max_values", "bins", "width", "hexadecimal", "cost")
-    for each in job.plans:
-        roles = {job.options.time: "time", job.options.split: "split"}
-        kind = roles.get(each.name, each.kind) if each.kind == "ignore" else each.kind
+    roles = {plan.options.time: "time", plan.options.split: "split"}
+    for field in plan.plans:
+        ignored = field.kind == "ignore"
         options = [
-            f"{name}={getattr(each, name)}"
-            for name in shown
-            if getattr(each, name) != getattr(default, name)
-            and not (name == "min_count" and (each.hash or each.min_count == 1))
+            f"{name}={getattr(field, name)}"
+            for name in TABLE_OPTIONS
+            if getattr(field, name) != getattr(default, name)
+            and not (name == "min_count" and (field.hash or field.min_count == 1))
         ]
-        group = "" if each.kind == "ignore" else each.group
-        rows.append((each.name, kind, group, " ".join(options), each.why))
+        kind = roles.get(field.name, field.kind) if ignored else field.kind
+        rows.append((field.name, kind, "" if ignored else field.group, " ".join(options), field.why))
     return rows
 
 
-def field_table_compact(job: PreparePlan) -> tuple[Sequence[str], list[Row]]:
-    """Return header and rows for a person: like columns in one line, no column that says nothing.
+def field_table_compact(plan: PreparePlan) -> tuple[Sequence[str], list[Row]]:
+    """Return header and rows of the table of fields for display: similar columns merged, empty columns left out.
 
-    ``v1`` … ``v85`` of one kind are one line; a group or options are shown where anyone has them.
+    ``v1`` … ``v85`` of one kind become one line; group and options are shown only if a field has them.
     """
-    rows = [line for _, run in groupby(field_table(job), key=_group_key) for line in _merge_rows(list(run))]
-    says = [
-        at
-        for at, name in enumerate(TABLE)
-        if name not in ("group", "options") or {row[at] for row in rows} - {"", FieldPlan("default").group}
+    rows = [line for _, run in groupby(field_table(plan), key=_group_key) for line in _merge_rows(list(run))]
+    shown = [
+        index
+        for index, name in enumerate(TABLE)
+        if name not in ("group", "options") or {row[index] for row in rows} - {"", FieldPlan("default").group}
     ]
-    return [TABLE[at] for at in says], [tuple(row[at] for at in says) for row in rows]
+    return [TABLE[index] for index in shown], [tuple(row[index] for index in shown) for row in rows]
 
 
 def _group_key(row: Row) -> Row:
-    """Return what columns of one line have in common: all but the numbers in the name and in the reason."""
-    name, *rest, why = row
-    return (NUMBER.sub("#", name), *rest, NUMBER.sub("#", why).replace("value ", "values "))
+    """Return what the columns of one line have in common: everything but the numbers in name and reason."""
+    name, *rest, reason = row
+    return (NUMBER.sub("#", name), *rest, NUMBER.sub("#", reason).replace("value ", "values "))
 
 
 def _merge_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return one line for many like columns.
+    """Return one row for ``MIN_MERGED`` or more similar columns.
 
-    >>> folded([(f"v{at}", "numeric", "", "", f"numbers, {at} values") for at in range(1, 9)])
+    >>> _merge_rows([(f"v{i}", "numeric", "", "", f"numbers, {i} values") for i in range(1, 9)])
     [('v1 … v8 (8 columns)', 'numeric', '', '', 'numbers, 1 to 8 values')]
     """
-    if len(rows) < RUN:
+    if len(rows) < MIN_MERGED:
         return list(rows)
     first, last = rows[0], rows[-1]
-    found = zip(*(NUMBER.findall(row[-1]) for row in rows), strict=True)
-    spans = iter([_number_range(column) for column in found])
-    why = NUMBER.sub(lambda _: next(spans), last[-1])
-    return [(f"{first[0]} … {last[0]} ({len(rows)} columns)", *first[1:-1], why)]
+    numbers = zip(*(NUMBER.findall(row[-1]) for row in rows), strict=True)
+    ranges = iter([_number_range(column) for column in numbers])
+    reason = NUMBER.sub(lambda _: next(ranges), last[-1])
+    return [(f"{first[0]} … {last[0]} ({len(rows)} columns)", *first[1:-1], reason)]
 
 
 def _number_range(numbers: Iterable[str]) -> str:
-    """Return the least and the largest of written numbers."""
+    """Return the smallest and the largest of formatted numbers, as '1 to 8'."""
     ordered = sorted(set(numbers), key=lambda number: int(number.replace(",", "")))
     return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"

@@ -1,8 +1,7 @@
-"""Reader: any range of rows of a Dataset, only the columns that are asked for.
+"""Rows of a Dataset in any order: batch plans, shuffling windows, reading by position, and gathering.
 
-In which order rows come, and which of them are this rank's: pure functions of positions.
-
-Where the rows of an order come from: the disk, memory, or a window.
+``BatchPlan`` and ``ShuffleWindows`` are pure functions of row positions. ``RowReader`` reads ranges of rows from
+the column files. The gatherers combine both: they return the rows at given positions of an order.
 """
 
 from __future__ import annotations
@@ -16,38 +15,41 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from lpfs._fileio import NPY_HEADER_BYTES
-from lpfs.data.batch import Bag, RowBlock, concat_bags, concat_rows
+from lpfs.data.batch import Bag, Index, RowBlock, concat_bags, concat_rows
 from lpfs.data.store.format import (
+    COLUMN_PARTS,
     AnyArray,
     DayInfo,
     damaged_file_error,
     day_folder,
     field_file,
+    id_range_error,
     label_file,
 )
 from lpfs.data.store.location import DatasetLocation
-from lpfs.data.store.writer import PARTS, id_range_error
 from lpfs.errors import DataError
 from lpfs.schema import Field, Schema
 
+READ_ROWS = 1 << 16  # rows read from each column file at a time
+MIN_SEPARATE_ROWS = 8192  # spans shorter than this are sliced from one long read instead of read one by one
+
 Order = Literal["time", "uniform", "windowed"]
-Index = npt.NDArray[np.int64]
+Span = tuple[int, int]  # first position and end (exclusive)
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """A pass over ``rows`` rows cut into global steps of ``batch_size`` rows for each of ``world`` ranks.
+    """The batches of one pass over ``rows`` rows for ``world`` ranks.
 
-    Step k covers positions [k·B·W, (k+1)·B·W) of the order, or [k·B, (k+1)·B) where the ranks share the batch
-    (``together``); rank r has the r-th of W equal parts of it, so the ranks see the same time at the same step.
-    The rows that are left at the end are dealt out evenly; when they are fewer than the ranks, the step before
-    gives some of its own, so that no rank gets an empty batch (unless there are fewer rows than ranks, or
-    batches of one row). Every rank has the same number of batches.
+    Step k covers positions [k·B·W, (k+1)·B·W) of the order, or [k·B, (k+1)·B) if the ranks share each batch
+    (``shared``). Rank r gets the r-th of W equal parts of it, so all ranks are at the same time in each step.
+    The remaining rows at the end are divided evenly. If fewer rows than ranks remain, the step before gives up
+    some of its rows, so that no rank gets an empty batch (unless there are fewer rows than ranks, or the batch
+    size is 1). Every rank has the same number of batches.
 
-    >>> [list(Steps(11, 2, world=2).spans(rank)) for rank in (0, 1)]
+    >>> [list(BatchPlan(11, 2, world=2).spans(rank)) for rank in (0, 1)]
     [[(0, 2), (4, 6), (8, 9)], [(2, 4), (6, 8), (9, 11)]]
     """
 
@@ -55,30 +57,29 @@ class BatchPlan:
     batch_size: int
     world: int = 1
     drop_last: bool = False
-    same_for_all_ranks: bool = False
+    shared: bool = False
 
     @property
     def size(self) -> int:
-        """Rows of all ranks in a step."""
-        return self.batch_size if self.same_for_all_ranks else self.batch_size * self.world
+        """Number of rows of all ranks in a step."""
+        return self.batch_size if self.shared else self.batch_size * self.world
 
-    def bounds(self, start: int = 0) -> Iterator[tuple[int, int]]:
-        """Yield first and end position of each global step from position ``start``."""
+    def bounds(self, start: int = 0) -> Iterator[Span]:
+        """Yield the span of each step of all ranks, from position ``start``."""
         size = self.size
         while start < self.rows:
             left = self.rows - start
             if left < size and self.drop_last:
                 return
-            spare = left - size
-            if 0 < spare < self.world and not self.drop_last and size > self.world:
+            if 0 < left - size < self.world and not self.drop_last and size > self.world:
                 stop = self.rows - self.world
             else:
                 stop = start + min(left, size)
             yield start, stop
             start = stop
 
-    def spans(self, rank: int, start: int = 0) -> Iterator[tuple[int, int]]:
-        """Yield first and end position of each batch of one rank."""
+    def spans(self, rank: int, start: int = 0) -> Iterator[Span]:
+        """Yield the span of each batch of one rank."""
         for first, stop in self.bounds(start):
             yield rank_range(first, stop, rank, self.world)
 
@@ -86,28 +87,28 @@ class BatchPlan:
         return self.rows // self.size if self.drop_last else -(-self.rows // self.size)
 
 
-def rank_range(start: int, stop: int, rank: int, world: int) -> tuple[int, int]:
-    """Return the part of [start, stop) that belongs to one rank; parts differ by one row at most."""
+def rank_range(start: int, stop: int, rank: int, world: int) -> Span:
+    """Return the part of [start, stop) that belongs to a rank; the parts differ by at most one row."""
     rows = stop - start
     return start + rows * rank // world, start + rows * (rank + 1) // world
 
 
-def make_rng(seed: int, epoch: int, *more: int) -> np.random.Generator:
-    """Return the random numbers of one purpose, the same on every machine."""
-    return np.random.default_rng([seed, epoch, *more])
+def make_rng(seed: int, epoch: int, *keys: int) -> np.random.Generator:
+    """Return the random generator of one pass; ``keys`` separate its purposes."""
+    return np.random.default_rng([seed, epoch, *keys])
 
 
 @dataclass(frozen=True)
 class ShuffleWindows:
-    """A shuffle that needs only a window in memory.
+    """A shuffle that keeps only one window of rows in memory.
 
-    The rows are cut into blocks of neighbours, the blocks are shuffled, and a window of several blocks at a
-    time is shuffled row by row. Every row comes exactly once.
+    The rows are divided into blocks of consecutive rows and the blocks are shuffled. Each window consists of
+    several blocks, and its rows are shuffled. Every row occurs exactly once.
     """
 
     rows: int
-    block: int
-    blocks: int  # in a window
+    block: int  # rows per block
+    blocks: int  # blocks per window
     seed: int
     epoch: int
 
@@ -115,35 +116,32 @@ class ShuffleWindows:
         count = -(-self.rows // self.block)
         object.__setattr__(self, "_sequence", make_rng(self.seed, self.epoch).permutation(count))
 
-    def window(self, number: int) -> list[tuple[int, int]]:
-        """Return the ranges of rows that a window holds."""
+    def window(self, number: int) -> list[Span]:
+        """Return the spans of rows in a window."""
         sequence: Index = self._sequence  # type: ignore[attr-defined]
-        chosen = sequence[number * self.blocks : (number + 1) * self.blocks].tolist()
-        return [(at * self.block, min((at + 1) * self.block, self.rows)) for at in chosen]
+        blocks = sequence[number * self.blocks : (number + 1) * self.blocks].tolist()
+        return [(block * self.block, min((block + 1) * self.block, self.rows)) for block in blocks]
 
     def shuffle(self, number: int, rows: int) -> Index:
         """Return the order of the rows inside a window."""
         return make_rng(self.seed, self.epoch, 1 + number).permutation(rows)
 
     def starts(self) -> list[int]:
-        """Return the position in the order where each window starts, and the end."""
+        """Return the position in the order at which each window starts, and the end."""
         count = -(-self.rows // (self.block * self.blocks))
         sizes = [sum(stop - start for start, stop in self.window(number)) for number in range(count)]
         return [0, *np.cumsum(sizes).tolist()]
 
 
-CHUNK = 1 << 16  # rows gathered at a time
-
-
 class RowReader:
     """Read rows of the whole Dataset by position, for some of its fields.
 
-    Files are opened for each read and closed again: no limit on columns, a truncated file is an error and not
-    a crash. Ids, numbers and labels are gathered side by side, (n, F).
+    Files are opened for each read and closed again, so the number of columns is not limited by open files, and a
+    truncated file raises DataError instead of crashing the process as a memory map would.
     """
 
-    def __init__(self, place: DatasetLocation, schema: Schema, fields: Schema, days: Sequence[DayInfo]) -> None:
-        self.place, self.fields, self.days = place, fields, days
+    def __init__(self, location: DatasetLocation, schema: Schema, fields: Schema, days: Sequence[DayInfo]) -> None:
+        self.location, self.fields, self.days = location, fields, days
         self.starts = [0, *accumulate(day.rows for day in days)]
         position = {name: index for index, name in enumerate(schema.names)}
         self._index = {field.name: position[field.name] for field in fields}
@@ -152,14 +150,14 @@ class RowReader:
         self._bags = [field for field in fields if field.kind == "multi"]
         self._tasks = 1 + len(schema.tasks)
         self._width = sum(field.dim for field in self._dense)
-        wanted = {field_file(index, part) for index in self._index.values() for part in PARTS}
-        wanted |= {label_file(index) for index in range(self._tasks)}
-        self._files = [[f"{day_folder(day.index)}/{name}" for name in day.files if name in wanted] for day in days]
-        self._marked = any(
+        names = {field_file(index, part) for index in self._index.values() for part in COLUMN_PARTS}
+        names |= {label_file(index) for index in range(self._tasks)}
+        self._files = [[f"{day_folder(day.index)}/{name}" for name in day.files if name in names] for day in days]
+        self._has_missing = any(
             field_file(self._index[field.name], "missing") in day.files for field in self._dense for day in days
         )
 
-    def read(self, ranges: Sequence[tuple[int, int]], reuse: RowBlock | None = None) -> RowBlock:
+    def read(self, ranges: Sequence[Span], reuse: RowBlock | None = None) -> RowBlock:
         """Return the rows of these ranges, one after another; in the memory of ``reuse`` if they fit."""
         rows = sum(stop - start for start, stop in ranges)
         if reuse is not None and len(reuse) >= rows:
@@ -174,8 +172,8 @@ class RowReader:
             while start < stop:
                 day = self.days[bisect_right(self.starts, start) - 1]
                 first = start - self.starts[day.index]
-                count = min(stop - start, day.rows - first, CHUNK)
-                self.place.fetch(self._files[day.index])
+                count = min(stop - start, day.rows - first, READ_ROWS)
+                self.location.fetch(self._files[day.index])
                 self._fill(day, first, count, out.slice(done, done + count))
                 for field in self._bags:
                     bags[field.name].append(self._bag(day, field, first, count))
@@ -184,16 +182,28 @@ class RowReader:
         joined = {name: concat_bags(parts or [empty]) for name, parts in bags.items()}
         return RowBlock(out.ids, out.dense, out.labels, out.missing, joined)
 
+    @property
+    def row_bytes(self) -> int:
+        """Average number of bytes per row in memory, including 8 for its position in an order."""
+        width = 4 * (len(self._ids) + self._width + self._tasks) + 8
+        if self._has_missing:
+            width += self._width
+        rows = self.starts[-1]
+        for field in self._bags:
+            items = sum(day.files[field_file(self._index[field.name])][1] for day in self.days)
+            width += 8 + -(-4 * items // max(rows, 1))
+        return width
+
     def _empty(self, rows: int) -> RowBlock:
         return RowBlock(
             np.empty((rows, len(self._ids)), np.int32),
             np.empty((rows, self._width), np.float32),
             np.empty((rows, self._tasks), np.float32),
-            np.zeros((rows, self._width), np.bool_) if self._marked else None,
+            np.zeros((rows, self._width), np.bool_) if self._has_missing else None,
         )
 
     def _fill(self, day: DayInfo, first: int, count: int, out: RowBlock) -> None:
-        ids = out.ids.view(np.uint32)  # the same bits, without a change of sign to look after
+        ids = out.ids.view(np.uint32)  # ids are below 2**31, so the bits are the same and no cast is needed
         for column, field in enumerate(self._ids):
             values = self._column(day, field_file(self._index[field.name]), first, count)
             _check_id_range(day, field, values)
@@ -205,8 +215,8 @@ class RowReader:
             out.dense[:, column : column + width] = values.reshape(count, width)
             file = field_file(self._index[field.name], "missing")
             if file in day.files and out.missing is not None:
-                marks = self._column(day, file, first * width, count * width)
-                out.missing.view(np.uint8)[:, column : column + width] = marks.reshape(count, width)
+                missing = self._column(day, file, first * width, count * width)
+                out.missing.view(np.uint8)[:, column : column + width] = missing.reshape(count, width)
             column += width
         for column in range(self._tasks):
             out.labels[:, column] = self._column(day, label_file(column), first, count)
@@ -214,97 +224,81 @@ class RowReader:
     def _bag(self, day: DayInfo, field: Field, first: int, count: int) -> Bag:
         index = self._index[field.name]
         offsets = self._column(day, field_file(index, "offsets"), first, count + 1)
-        begin, end = int(offsets[0]), int(offsets[-1])
-        values = self._column(day, field_file(index), begin, end - begin)
+        start, stop = int(offsets[0]), int(offsets[-1])
+        values = self._column(day, field_file(index), start, stop - start)
         _check_id_range(day, field, values)
         return values.astype(np.int32), offsets - offsets[0]
 
     def _column(self, day: DayInfo, file: str, first: int, count: int) -> AnyArray:
-        """Return some items of a column file."""
-        path = self.place.file(f"{day_folder(day.index)}/{file}")
+        """Return ``count`` items of a column file, from item ``first``."""
+        path = self.location.file(f"{day_folder(day.index)}/{file}")
         dtype, items = day.files[file]
         if not 0 <= first <= first + count <= items:
-            raise damaged_file_error(Path(path), f"items {first} to {first + count} of {items} are asked for")
+            raise damaged_file_error(Path(path), f"items {first} to {first + count} are needed, it has {items}")
         out = np.empty(count, dtype)
         if not count:
             return out
         try:
             handle = os.open(path, os.O_RDONLY)
             try:
-                got = os.preadv(handle, [out.data.cast("B")], NPY_HEADER_BYTES + first * dtype.itemsize)
+                size = os.preadv(handle, [out.data.cast("B")], NPY_HEADER_BYTES + first * dtype.itemsize)
             finally:
                 os.close(handle)
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}; prepare the Dataset again") from error
-        if got != out.nbytes:
+        if size != out.nbytes:
             raise damaged_file_error(Path(path), "it ends early")
         return out
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes a row takes in memory, on average, with its place in an order."""
-        width = 4 * (len(self._ids) + self._width + self._tasks) + 8
-        if self._marked:
-            width += self._width
-        rows = self.starts[-1]
-        for field in self._bags:
-            items = sum(day.files[field_file(self._index[field.name])][1] for day in self.days)
-            width += 8 + -(-4 * items // max(rows, 1))
-        return width
-
 
 def _check_id_range(day: DayInfo, field: Field, values: AnyArray) -> None:
-    """Refuse an id that the schema has no room for."""
+    """Raise DataError if an id is not below the cardinality of its field."""
     if values.size and 256**values.itemsize > field.cardinality:
         largest = int(values.max())
         if largest >= field.cardinality:
-            raise id_range_error(field, largest, f"day {day.name!r}")
-
-
-Span = tuple[int, int]
-NEAR = 8192  # rows: parts shorter than this are cheaper to cut from one long read than to read one by one
+            raise id_range_error(field, largest, day.name)
 
 
 class RowGatherer(Protocol):
-    """Fetch positions of an order as rows."""
+    """Return rows by their positions in an order."""
 
     def rows(self, spans: Sequence[Span]) -> RowBlock:
-        """Return the rows at these positions, which never go backwards from call to call."""
+        """Return the rows at these positions; positions never decrease from call to call."""
         ...
 
 
 class SequentialGatherer:
-    """Rows as they lie on the disk."""
+    """Rows in time order, read from disk."""
 
     def __init__(self, reader: RowReader, start: int) -> None:
         self.reader, self.start = reader, start
 
     def rows(self, spans: Sequence[Span]) -> RowBlock:
-        """Read the spans, or everything around them when that is quicker."""
-        moved = [(self.start + first, self.start + stop) for first, stop in spans]
-        first, last = moved[0][0], moved[-1][1]
-        if len(moved) == 1 or moved[0][1] - first >= NEAR:
-            return self.reader.read(moved)
-        around = self.reader.read([(first, last)])
-        if sum(stop - start for start, stop in moved) == len(around):
-            return around
-        return concat_rows([around.slice(start - first, stop - first) for start, stop in moved])
+        """Read the spans one by one, or slice them from one read where they are short."""
+        spans = [(self.start + first, self.start + stop) for first, stop in spans]
+        first, last = spans[0][0], spans[-1][1]
+        if len(spans) == 1 or spans[0][1] - first >= MIN_SEPARATE_ROWS:
+            return self.reader.read(spans)
+        block = self.reader.read([(first, last)])
+        if sum(stop - start for start, stop in spans) == len(block):
+            return block
+        return concat_rows([block.slice(start - first, stop - first) for start, stop in spans])
 
 
 class ShuffledGatherer:
-    """Rows held in memory, in an order drawn anew for each pass."""
+    """Rows in memory, in a new random order for each pass."""
 
     def __init__(self, resident: RowBlock, seed: int, epoch: int) -> None:
         self.resident = resident
         self.sequence = make_rng(seed, epoch).permutation(len(resident))
 
     def rows(self, spans: Sequence[Span]) -> RowBlock:
-        """Pick the rows from memory."""
+        """Copy the rows from memory."""
         return self.resident.take(np.concatenate([self.sequence[first:stop] for first, stop in spans]))
 
 
 class WindowedGatherer:
-    """Rows of a window of shuffled blocks; the window moves on when it is used up."""
+    """Rows of a shuffle by windows; only the current window is in memory."""
 
     def __init__(self, reader: RowReader, start: int, windows: ShuffleWindows) -> None:
         self.reader, self.start, self.windows = reader, start, windows
@@ -313,24 +307,23 @@ class WindowedGatherer:
         self._rows: RowBlock | None = None
 
     def rows(self, spans: Sequence[Span]) -> RowBlock:
-        """Pick the rows from their windows."""
-        parts = []
+        """Copy the rows from their windows."""
+        blocks = []
         first, last = spans[0][0], spans[-1][1]
         for number in range(bisect_right(self.starts, first) - 1, len(self.starts) - 1):
-            begin, end = self.starts[number], self.starts[number + 1]
-            if begin >= last:
+            start, stop = self.starts[number], self.starts[number + 1]
+            if start >= last:
                 break
-            here = [(max(a, begin) - begin, min(b, end) - begin) for a, b in spans if a < end and b > begin]
-            if here:
+            inside = [(max(a, start) - start, min(b, stop) - start) for a, b in spans if a < stop and b > start]
+            if inside:
                 window = self._window(number)
-                index = np.concatenate([self._sequence[a:b] for a, b in here])
-                parts.append(window.take(index))
-        return concat_rows(parts) if parts else self.reader.read([])
+                blocks.append(window.take(np.concatenate([self._sequence[a:b] for a, b in inside])))
+        return concat_rows(blocks) if blocks else self.reader.read([])
 
     def _window(self, number: int) -> RowBlock:
         if self._rows is None or number != self._number:
-            ranges = [(self.start + a, self.start + b) for a, b in self.windows.window(number)]
-            self._rows = self.reader.read(ranges, self._rows)  # what was taken from the old one is a copy
+            ranges = [(self.start + first, self.start + stop) for first, stop in self.windows.window(number)]
+            self._rows = self.reader.read(ranges, self._rows)  # rows taken from the previous window are copies
             self._sequence = self.windows.shuffle(number, len(self._rows))
             self._number = number
         return self._rows

@@ -1,22 +1,20 @@
-"""Other rows, encoded exactly as those of a Dataset were: nothing is learned, all is taken from it.
-
-RowEncoder: a table of raw rows in memory -> a Batch, as prepare would encode them.
-"""
+"""Other rows, encoded exactly as those of a Dataset: plans for ``prepare(like=…)``, and RowEncoder for tables."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lpfs._console import Console
+from lpfs._validation import did_you_mean
 from lpfs.data.batch import Bag, Batch, RowBlock
 from lpfs.data.dataset import Dataset
-from lpfs.data.fields import check_columns, suggestion
+from lpfs.data.fields import check_columns
 from lpfs.data.planning import PreparePlan, build_options
-from lpfs.data.progress import Reporter
 from lpfs.data.sources import open_source
 from lpfs.errors import DataError, FieldError, InputError, MissingPackageError
 from lpfs.schema import Schema
@@ -24,31 +22,23 @@ from lpfs.schema import Schema
 if TYPE_CHECKING:
     import polars as pl
 
-    from lpfs.data.encoders.base import Encoder
+    from lpfs.data.encoders.base import Encoder, RowLocator
     from lpfs.data.sources.base import Source
     from lpfs.data.store.format import AnyArray
 
-
 Like = Dataset | str | os.PathLike[str]
-INHERITED_OPTIONS = (
-    "label",
-    "tasks",
-    "header",
-    "separator",
-    "missing",
-    "positive",
-)  # options that hold for new rows too
+INHERITED_OPTIONS = ("label", "tasks", "header", "separator", "missing", "positive")  # taken from the reference
 FITTING_OPTIONS = ("tasks", "fields", "preset", "train", "min_count", "max_values", "hash", "bins", "keep_all")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReencodePlan(PreparePlan):
-    """A job that learns nothing: new rows for an old model.
+    """A plan without fitting: new rows, encoded as those of a reference Dataset.
 
     Args:
-        like: where vocabularies, scales, bins and hashes come from.
-        encoders: of its fields, or of those that are asked for.
-        extra: columns of the source that are not in it at all.
+        like: the reference, source of vocabularies, scales, bins and hashes.
+        encoders: of its fields, or of the requested ones.
+        extra: columns of the source that the reference does not have.
 
     """
 
@@ -62,7 +52,7 @@ class ReencodePlan(PreparePlan):
         return f"Fields, encoded as in {self.like.path}"
 
     def settings(self) -> dict[str, Any]:
-        """Return what the new Dataset says about where its encoding comes from."""
+        """Return the settings of the new Dataset that describe where its encoding comes from."""
         return {
             "like": {"name": self.like.path.name, "fingerprint": self.like.fingerprint},
             "train_days": [],
@@ -70,56 +60,69 @@ class ReencodePlan(PreparePlan):
             "ignored": dict.fromkeys(self.extra, "not in the Dataset whose encoding was taken"),
         }
 
+    def report(self, console: Console) -> None:
+        """Report unused columns and missing labels."""
+        if self.extra:
+            console.message(f"not used, {self.like.path} does not have them: {', '.join(map(repr, self.extra))}")
+        if not self.labelled:
+            hint = did_you_mean(self.options.label, self.extra)
+            console.message(f"no label {self.options.label!r}{hint}: labels are stored as 0 and are not valid")
 
-def plan_like(source: Any, like: Like, *, fields_only: Sequence[str] | None = None, **given: Any) -> ReencodePlan:
-    """Look at the first rows and see whether they fit a Dataset; writes nothing.
+
+def plan_like(
+    source: Any, like: Like, *, fields_only: Sequence[str] | None = None, **options: Any
+) -> ReencodePlan:
+    """Plan to encode a source as a Dataset was encoded; reads the first rows only and writes nothing.
 
     Args:
-        source: as ``prepare`` takes it. Label and tasks may be absent, all together.
+        source: as in ``prepare``. Label and tasks may be absent, all together.
         like: a Dataset that ``prepare`` made, or its path.
-        fields_only: encode only these of its fields; the columns of the others need not be there.
-        given: options of ``prepare`` that learn nothing: ``time``, ``parts``, ``split``, ``negatives`` …
+        fields_only: encode only these of its fields; the columns of the others may be absent.
+        options: those of ``prepare`` that do not concern fitting: ``time``, ``parts``, ``split``, ``negatives`` …
 
     Raises:
         DataError: the source does not fit; names the missing and retyped columns.
 
     """
-    given = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in options.items() if value is not None}
     for name in FITTING_OPTIONS:
-        if name in given:
-            raise InputError(f"like takes everything that is learned from the other Dataset; leave out {name!r}")
+        if name in options:
+            raise InputError(
+                f"with like, everything that is fitted comes from the other Dataset; leave out {name!r}"
+            )
     like = open_reference(like)
     encoders = reference_encoders(like, fields_only)
-    old = like.settings["options"]
-    if given.get("label", old["label"]) != old["label"]:
+    reference = like.settings["options"]
+    if options.get("label", reference["label"]) != reference["label"]:
         raise InputError(
-            f"label: it is {old['label']!r} in {like.path}, found {given['label']!r}; rename the column"
+            f"label: it is {reference['label']!r} in {like.path}, found {options['label']!r}; rename the column"
         )
-    options = build_options({**{name: old[name] for name in INHERITED_OPTIONS}, **given})
-    table = open_source(source, separator=options.separator, header=options.header)
-    if options.time is None and old["time"] in table.names and not {"parts", "shuffle"} & set(given):
-        options = replace(options, time=old["time"], time_format=options.time_format or old["time_format"])
-    for what, column in (("time", options.time), ("split", options.split)):
+    settings = build_options({**{name: reference[name] for name in INHERITED_OPTIONS}, **options})
+    table = open_source(source, separator=settings.separator, header=settings.header)
+    if settings.time is None and reference["time"] in table.names and not {"parts", "shuffle"} & set(options):
+        time_format = settings.time_format or reference["time_format"]
+        settings = replace(settings, time=reference["time"], time_format=time_format)
+    for option, column in (("time", settings.time), ("split", settings.split)):
         if column is not None:
-            check_columns([column], table.names, what)
-    targets = (options.label, *options.tasks)
+            check_columns([column], table.names, option)
+    targets = (settings.label, *settings.tasks)
     labelled = any(name in table.names for name in targets)
-    if not labelled and options.negatives != 1.0:
-        raise InputError(f"negatives: without the label {options.label!r} none can be told; leave negatives out")
-
-    extra = unknown_columns(like, table.names, (*targets, options.time, options.split))
-    there = [each for each in encoders if each.name in table.names]
-    wanted = [*(each.name for each in encoders), *(targets if labelled else ())]
-    absent = [name for name in wanted if name not in table.names]
-    check_columns_fit(
-        like.path, table.files[0], absent, find_retyped_in_source(table, there, options.missing), extra
-    )
-    plans = tuple(each.plan for each in encoders)
-    return ReencodePlan(table, options, plans, labelled, like=like, encoders=encoders, extra=extra)
+    if not labelled and settings.negatives != 1.0:
+        raise InputError(
+            f"negatives: without the label {settings.label!r} negatives are unknown; leave negatives out"
+        )
+    extra = unknown_columns(like, table.names, (*targets, settings.time, settings.split))
+    present = [encoder for encoder in encoders if encoder.name in table.names]
+    required = [*(encoder.name for encoder in encoders), *(targets if labelled else ())]
+    missing = [name for name in required if name not in table.names]
+    retyped = find_retyped_in_source(table, present, settings.missing)
+    check_columns_fit(like.path, table.files[0], missing, retyped, extra)
+    plans = tuple(encoder.plan for encoder in encoders)
+    return ReencodePlan(table, settings, plans, labelled, like=like, encoders=encoders, extra=extra)
 
 
 def open_reference(like: Like) -> Dataset:
-    """Return the Dataset, if it says how its rows were encoded."""
+    """Open a Dataset; raise DataError if it does not store how its rows were encoded."""
     dataset = like if isinstance(like, Dataset) else Dataset(like)
     if dataset.settings.get("made_by") != "prepare":
         raise DataError(f"{dataset.path} was not made by prepare: it does not say how raw values become ids")
@@ -127,7 +130,7 @@ def open_reference(like: Like) -> Dataset:
 
 
 def reference_encoders(like: Dataset, fields: Sequence[str] | None) -> tuple[Encoder, ...]:
-    """Return the encoders of a Dataset, of some fields only where they are named, in its order."""
+    """Return the encoders of a Dataset, or only those of some fields, in its order."""
     try:
         from lpfs.data.encoders import restore_encoder
     except ImportError as error:
@@ -135,92 +138,85 @@ def reference_encoders(like: Dataset, fields: Sequence[str] | None) -> tuple[Enc
     names = like.schema.names if fields is None else tuple(fields)
     for name in names:
         if name not in like.schema.names:
-            raise FieldError(f"{like.path} has no field {name!r}{suggestion(name, like.schema.names)}")
+            raise FieldError(f"{like.path} has no field {name!r}{did_you_mean(name, like.schema.names)}")
     if not names:
-        raise InputError("no field is asked for; name at least one")
+        raise InputError("no field is requested; name at least one")
     schema = like.schema.subset(names)
     settings = like.settings["fields"]
     encoders = tuple(restore_encoder(settings[field.name], like.vocabulary(field.name)) for field in schema)
     for field, encoder in zip(schema, encoders, strict=True):
         if encoder.field != field:
-            raise DataError(f"{like.path}: field {field.name!r} is not what its settings say; prepare it again")
+            raise DataError(
+                f"{like.path}: field {field.name!r} does not match its stored settings; prepare the log again"
+            )
     return encoders
 
 
 def unknown_columns(like: Dataset, names: Iterable[str], roles: Iterable[str | None]) -> tuple[str, ...]:
-    """Return the columns that a Dataset has never seen; those it dropped or ignored it knows."""
+    """Return the columns that the log of a Dataset did not have; ``roles`` are label, time and split columns."""
     options = like.settings["options"]
     known = {*like.schema.names, *like.settings["dropped"], *like.settings["ignored"], *roles, options["time"]}
     return tuple(name for name in names if name not in known)
 
 
 def find_retyped_in_source(source: Source, encoders: Sequence[Encoder], missing: Sequence[str]) -> dict[str, str]:
-    """Return the retyped columns of a source, as its first chunk shows them."""
+    """Return the retyped columns of a source, judged by its first chunk."""
     from lpfs.data.parsing import replace_missing_marks
 
-    for chunk in source.chunks([each.name for each in encoders]) if encoders else ():
+    for chunk in source.chunks([encoder.name for encoder in encoders]) if encoders else ():
         if chunk.frame.height:
             return find_retyped(encoders, replace_missing_marks(chunk.frame, missing), chunk.locate)
     return {}
 
 
-def find_retyped(encoders: Iterable[Encoder], frame: pl.DataFrame, where: Callable[[int], str]) -> dict[str, str]:
-    """Return the columns whose values cannot be those of the field, with the reason."""
+def find_retyped(encoders: Iterable[Encoder], frame: pl.DataFrame, locate: RowLocator) -> dict[str, str]:
+    """Return {column: reason} of the columns whose values cannot be encoded."""
     reasons = {}
-    for each in encoders:
+    for encoder in encoders:
         try:
-            each.encode(frame[each.name], where)
+            encoder.encode(frame[encoder.name], locate)
         except DataError as error:
-            reasons[each.name] = str(error).partition(";")[0]
+            reasons[encoder.name] = str(error).partition(";")[0]
     return reasons
 
 
 def check_columns_fit(
-    what: object, where: str, missing: Sequence[str], retyped: Mapping[str, str], extra: Sequence[str]
+    reference: object, source: str, missing: Sequence[str], retyped: Mapping[str, str], extra: Sequence[str]
 ) -> None:
-    """Refuse a table with missing or retyped columns, all of them by name; extra ones are only told."""
+    """Raise DataError if columns are missing or retyped, with all their names; extra ones are only mentioned."""
     problems = []
     if missing:
-        problems.append("missing: " + ", ".join(f"{name!r}{suggestion(name, extra)}" for name in missing))
+        problems.append("missing: " + ", ".join(f"{name!r}{did_you_mean(name, extra)}" for name in missing))
     if retyped:
         problems.append("retyped: " + ", ".join(f"{name!r} ({reason})" for name, reason in retyped.items()))
     if not problems:
         return
     if extra:
         problems.append("not used: " + ", ".join(map(repr, extra)))
-    raise DataError(f"{where} does not fit {what}: {'; '.join(problems)}")
+    raise DataError(f"{source} does not fit {reference}: {'; '.join(problems)}")
 
 
 def encoder_settings(encoders: Iterable[Encoder]) -> dict[str, dict[str, Any]]:
-    """Return plan and learned values of each field, from which ``restored`` makes its encoder again."""
-    return {each.name: {**asdict(each.plan), **each.metadata()} for each in encoders}
-
-
-def _report_new_rows(job: ReencodePlan, reporter: Reporter) -> None:
-    """Say which columns are not used, and whether there are labels."""
-    if job.extra:
-        reporter.say(f"not used, {job.like.path} does not have them: {', '.join(map(repr, job.extra))}")
-    if not job.labelled:
-        near = suggestion(job.options.label, job.extra)
-        reporter.say(f"no label {job.options.label!r}{near}: labels are 0 and mean nothing")
+    """Return the plan and the fitted values of each field, from which ``restore_encoder`` builds its encoder."""
+    return {encoder.name: {**asdict(encoder.plan), **encoder.metadata()} for encoder in encoders}
 
 
 class RowEncoder:
-    """Encodes tables of raw rows with the vocabularies, scales, bins and hashes of a Dataset; make it once.
+    """Encodes tables of raw rows with the vocabularies, scales, bins and hashes of a Dataset.
 
     Args:
         like: a Dataset that ``prepare`` made, or its path.
-        fields: only these of its fields, in its order; the columns of the others need not be there.
+        fields: only these of its fields, in its order; the columns of the others may be absent.
 
-    ``encoder(table)`` gives the ids and numbers, bit by bit, that ``prepare(table, out, like=…)`` stores.
+    ``encoder(table)`` returns bit for bit the ids and numbers that ``prepare(table, out, like=…)`` stores.
 
     """
 
     def __init__(self, like: Like, fields: Sequence[str] | None = None) -> None:
         self.like = open_reference(like)
         self._encoders = reference_encoders(self.like, fields)
-        whole = self.like.schema
-        self.schema = Schema(tuple(each.field for each in self._encoders), whole.label, whole.tasks)
+        schema = self.like.schema
+        self.schema = Schema(tuple(encoder.field for encoder in self._encoders), schema.label, schema.tasks)
         self._options = build_options(self.like.settings["options"])
 
     def __call__(self, table: Any) -> Batch:
@@ -232,37 +228,35 @@ class RowEncoder:
         source = TableSource(table)
         targets = (self.schema.label, *self.schema.tasks)
         labelled = any(name in source.names for name in targets)
-        wanted = (*self.schema.names, *(targets if labelled else ()))
+        required = (*self.schema.names, *(targets if labelled else ()))
         extra = unknown_columns(self.like, source.names, targets)
-        absent = [name for name in wanted if name not in source.names]
-        check_columns_fit(self.like.path, "the table", absent, {}, extra)
-        frame = replace_missing_marks(
-            decode_dictionary_columns(source.frame.select(wanted)), self._options.missing
-        )
+        missing = [name for name in required if name not in source.names]
+        check_columns_fit(self.like.path, "the table", missing, {}, extra)
+        frame = decode_dictionary_columns(source.frame.select(required))
+        frame = replace_missing_marks(frame, self._options.missing)
         labels = read_labels(frame, self._options, _locate_row, labelled=labelled)
         part = DayRows(((0, frame.height),), frame, labels, _locate_row)
         try:
             [(_, columns)] = encode([part], self._encoders)
         except DataError:
-            check_columns_fit(
-                self.like.path, "the table", [], find_retyped(self._encoders, frame, _locate_row), extra
-            )
+            retyped = find_retyped(self._encoders, frame, _locate_row)
+            check_columns_fit(self.like.path, "the table", [], retyped, extra)
             raise
         return _gather_columns(self.schema, columns, labels).batch()
 
 
 def encode_rows(like: Like, table: Any, fields: Sequence[str] | None = None) -> Batch:
-    """Return raw rows as a Batch, encoded as those of a Dataset were; for many tables make a ``RowEncoder``."""
+    """Return raw rows as a Batch, encoded as those of a Dataset; for many tables create one ``RowEncoder``."""
     return RowEncoder(like, fields)(table)
 
 
 def _locate_row(row: int) -> str:
-    """Say where a row is, for messages."""
+    """Describe the location of a row, for messages."""
     return f"the table, row {row + 1}"
 
 
 def _gather_columns(schema: Schema, columns: dict[str, dict[str, Any]], labels: dict[str, Any]) -> RowBlock:
-    """Gather encoded columns as a Stream would: a missing number reads 0.0, marked where any is missing."""
+    """Gather encoded columns as a Stream does: a missing number becomes 0.0 and is flagged in ``missing``."""
     targets = [labels[name] for name in (schema.label, *schema.tasks)]
     rows = len(targets[0])
     ids = [columns["ids"][field.name] for field in schema if field.kind == "categorical"]

@@ -1,7 +1,4 @@
-"""Files of a log that are on an object store, read where they are.
-
-Places that are not on this machine: what is a URL, and the file system it is on (through fsspec).
-"""
+"""URLs, the fsspec file systems behind them, remote files of a log, and their local cache."""
 
 from __future__ import annotations
 
@@ -23,29 +20,29 @@ from lpfs.errors import DataError, MissingPackageError
 URL = re.compile(r"^([a-z][a-z0-9+.\-]+):(/+)(.*)$")
 
 
-def as_url(place: Any) -> str | None:
-    """Return the URL that a place is, or None for a path; ``pathlib`` takes a slash away, which is put back.
+def as_url(path: Any) -> str | None:
+    """Return a path as a URL, or None if it is a local path; restores the slash that ``pathlib`` removes.
 
-    >>> url_of("s3://logs/day_0"), url_of("s3:/logs/day_0"), url_of("logs/day_0")
+    >>> as_url("s3://logs/day_0"), as_url("s3:/logs/day_0"), as_url("logs/day_0")
     ('s3://logs/day_0', 's3://logs/day_0', None)
     """
-    if not isinstance(place, str | os.PathLike):
+    if not isinstance(path, str | os.PathLike):
         return None
-    text = os.fspath(place)
-    found = URL.match(text) if isinstance(text, str) else None
-    if found is None or (found[2] == "/" and os.path.exists(text)):
+    text = os.fspath(path)
+    match = URL.match(text) if isinstance(text, str) else None
+    if match is None or (match[2] == "/" and os.path.exists(text)):
         return None
-    slashes = "///" if found[1] in ("file", "local") else "//"
-    return f"{found[1]}:{slashes}{found[3].rstrip('/')}"
+    slashes = "///" if match[1] in ("file", "local") else "//"
+    return f"{match[1]}:{slashes}{match[3].rstrip('/')}"
 
 
-def absolute_path_or_url(place: str) -> str:
-    """Return a path from the root, and a URL as it is."""
-    return as_url(place) or os.path.abspath(place)
+def absolute_path_or_url(path: str) -> str:
+    """Return a local path as an absolute path, and a URL as it is."""
+    return as_url(path) or os.path.abspath(path)
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path on it."""
+    """Return the fsspec file system of a URL, and the path on it."""
     try:
         from fsspec.core import url_to_fs
     except ImportError:
@@ -57,32 +54,32 @@ def file_system(url: str) -> tuple[Any, str]:
     except ImportError as error:
         raise MissingPackageError(f"{url}: {error}") from None
     except ValueError as error:
-        raise DataError(f"{url}: no such kind of place ({error})") from None
+        raise DataError(f"{url}: unknown kind of URL ({error})") from None
     return system, str(path).rstrip("/")
 
 
 @contextmanager
 def convert_remote_errors(url: str) -> Iterator[None]:
-    """Turn failures of an object store, whose errors are of many kinds, into a DataError that names the place."""
+    """Convert failures of an object store, whose error types differ, into a DataError that names the URL."""
     try:
         yield
     except FileNotFoundError:
-        raise DataError(f"{url}: there is nothing") from None
+        raise DataError(f"{url}: not found; check the URL") from None
     except (DataError, MissingPackageError):
         raise
     except Exception as error:
-        raise DataError(f"{url}: cannot be reached: {str(error)[:200] or type(error).__name__}") from error
+        raise DataError(f"{url}: cannot be accessed: {str(error)[:200] or type(error).__name__}") from error
 
 
 def cache_dir() -> Path:
-    """Return the folder for what is fetched: $LPFS_CACHE, or .cache/lpfs in the home folder."""
-    given = os.environ.get("LPFS_CACHE")
-    return Path(given) if given else Path.home() / ".cache" / "lpfs"
+    """Return the directory for downloaded files: $LPFS_CACHE, or .cache/lpfs in the home directory."""
+    path = os.environ.get("LPFS_CACHE")
+    return Path(path) if path else Path.home() / ".cache" / "lpfs"
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file at a URL; answers as a ``Path`` does where the readers of a log ask."""
+    """A file at a URL, with the attributes and methods of ``Path`` that the readers of a log use."""
 
     url: str
 
@@ -91,12 +88,12 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """The last part of the URL."""
+        """The last component of the URL."""
         return posixpath.basename(self.url)
 
     @property
     def suffix(self) -> str:
-        """The ending of the name, with its dot."""
+        """The suffix of the name, with its dot."""
         return posixpath.splitext(self.name)[1]
 
     @cached_property
@@ -110,45 +107,45 @@ class RemoteFile:
         return SimpleNamespace(st_size=self._size)
 
     def open(self, mode: str = "rb") -> BinaryIO:
-        """Open the file for reading; parts are fetched as they are read."""
+        """Open the file for reading; content is downloaded as it is read."""
         system, path = file_system(self.url)
         with convert_remote_errors(self.url):
-            opened: BinaryIO = system.open(path, mode)
-            return opened
+            stream: BinaryIO = system.open(path, mode)
+            return stream
 
 
 LogFile = Path | RemoteFile
 
 
 def fetch_to_local(file: LogFile) -> Path:
-    """Return the path of a file, fetched first where it is remote; a reader that jumps about needs it near."""
+    """Return the local path of a file; a remote file is downloaded into the cache first, for random access."""
     if isinstance(file, Path):
         return file
-    mark = hashlib.sha256(f"{file.url} {file.stat().st_size}".encode()).hexdigest()[:32]
-    path = cache_dir() / "raw" / mark / file.name
+    digest = hashlib.sha256(f"{file.url} {file.stat().st_size}".encode()).hexdigest()[:32]
+    path = cache_dir() / "raw" / digest / file.name
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{uuid.uuid4().hex}")
-        system, there = file_system(file.url)
+        temporary = path.with_name(f".{uuid.uuid4().hex}")
+        system, remote_path = file_system(file.url)
         try:
             with convert_remote_errors(file.url):
-                system.get_file(there, str(aside))
-            aside.replace(path)
+                system.get_file(remote_path, str(temporary))
+            temporary.replace(path)
         finally:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     return path
 
 
 def list_remote_files(url: str) -> list[RemoteFile]:
-    """Return the file at a URL, all in a folder, or those that match a pattern."""
+    """Return the file at a URL, all files in a directory, or those that match a glob pattern."""
     system, path = file_system(url)
     with convert_remote_errors(url):
-        if any(mark in path for mark in "*?["):
-            found = [each for each in system.glob(path) if system.isfile(each)]
+        if any(character in path for character in "*?["):
+            paths = [match for match in system.glob(path) if system.isfile(match)]
         elif system.isdir(path):
-            found = [str(each) for each in system.ls(path, detail=False) if system.isfile(each)]
+            paths = [str(entry) for entry in system.ls(path, detail=False) if system.isfile(entry)]
         else:
-            found = [path] if system.exists(path) else []
-    if not found:
-        raise DataError(f"{url}: there is no such file or folder, and no file matches it as a pattern")
-    return [RemoteFile(str(system.unstrip_protocol(each))) for each in found]
+            paths = [path] if system.exists(path) else []
+    if not paths:
+        raise DataError(f"{url}: no such file or directory, and no file matches it as a pattern")
+    return [RemoteFile(str(system.unstrip_protocol(path))) for path in paths]

@@ -1,8 +1,7 @@
-"""simulate: a click log whose truth is known.
+"""simulate: write a click log whose true fields are known, as a Dataset or as CSV or Parquet files.
 
-A simulated log as CSV or Parquet files, so that ``prepare`` has something to read.
-
-What is true of a simulated log: roles, effects, drift, and the best any model can do.
+``truth.json`` next to the rows records the role and the effect of every field, the drift, and the best AUC and
+logloss that any model can reach.
 """
 
 from __future__ import annotations
@@ -10,230 +9,38 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from lpfs._fileio import fsync_tree, write_json
+from lpfs._fileio import StagingDirectory, fsync_tree, write_json
 from lpfs.data.dataset import Dataset
-from lpfs.data.simulate_spec import FieldSpec, SimulationSpec
-from lpfs.data.simulate_spec import preset_spec as planned
+from lpfs.data.simulate_spec import FieldSpec, SimulationSpec, preset_spec
 from lpfs.data.simulate_world import (
-    BLOCK,
-    SEPARATOR,
+    BLOCK_ROWS,
     Array,
     Reals,
     SimulatedRows,
     Simulator,
-    _scrambled_id,
-    chunks,
+    iter_chunks,
+    scramble_ids,
     sigmoid,
     writer_columns,
 )
-from lpfs.data.store.temporary import Workplace
 from lpfs.data.store.writer import DatasetWriter, convert_write_errors
-from lpfs.errors import DataError, InputError, MissingPackageError
+from lpfs.errors import DataError, InputError
 
 if TYPE_CHECKING:
-    import polars as pl
+    import polars as pl  # raw files only: a simulated Dataset needs numpy alone
 
+GENERATOR_VERSION = 1  # part of the fingerprint; increase it if the same seed gives other rows
+CHUNK_ROWS = 1 << 18  # default number of rows in memory
+LOGIT_BINS = 20_000  # bins of the logit from -20 to 20
+BAG_SEPARATOR = "|"  # between the values of a bag in a CSV file
 
-def raw_frame(plan: SimulationSpec, block: SimulatedRows, day: int) -> pl.DataFrame:
-    """Return raw values: the labels, the day (not in the Terabyte layout), and a column a field.
-
-    Categories are text, counts are integers, a numeric field of width w is w columns ``name.0`` …, a bag is a
-    list; a missing value is null.
-    """
-    import polars as pl
-
-    rows = len(block.logit)
-    columns: dict[str, Any] = {name: values.astype(np.uint8) for name, values in block.labels.items()}
-    if plan.preset != "terabyte":
-        columns["day"] = np.full(rows, day, np.int32)
-    for spec in plan.specs:
-        if spec.kind == "numeric" and spec.width == 1:
-            columns[spec.name] = pl.Series(block.numbers[spec.name]).fill_nan(None).cast(pl.Int64)
-        elif spec.kind == "numeric":
-            wide = pl.DataFrame(block.numbers[spec.name]).fill_nan(None)
-            columns.update({f"{spec.name}.{at}": wide[:, at] for at in range(spec.width)})
-        elif spec.kind == "multi":
-            values, lengths = block.bags[spec.name]
-            owner = np.repeat(np.arange(rows), lengths)
-            bags = pl.DataFrame({"row": owner, "value": hex_text(spec, values, plan)})
-            lists = bags.group_by("row", maintain_order=True).agg("value")
-            every = pl.DataFrame({"row": np.arange(rows)})
-            every = every.join(lists, on="row", how="left", maintain_order="left")
-            columns[spec.name] = every["value"]
-        else:
-            columns[spec.name] = hex_text(spec, block.ids[spec.name], plan)
-    return pl.DataFrame(columns)
-
-
-def hex_text(spec: FieldSpec, values: Array, plan: SimulationSpec) -> pl.Series:
-    """Return eight hexadecimal digits a value; behind a letter where they could look like numbers."""
-    import polars as pl
-
-    known, where = np.unique(values, return_inverse=True)
-    letter = "" if plan.preset == "terabyte" else "x"
-    spelled = [
-        None if value < 0 else f"{letter}{code:08x}"
-        for value, code in zip(known.tolist(), _scrambled_id(spec, known).tolist(), strict=True)
-    ]
-    return pl.Series(spelled, dtype=pl.String).gather(where)
-
-
-class RawLogWriter:
-    """Write chunks of raw values as files of a folder, in time order by name."""
-
-    def __init__(self, folder: Path, plan: SimulationSpec, form: str) -> None:
-        self.folder, self.plan, self.form = folder, plan, form
-        self.paths: list[Path] = []
-        self._digits = max(2, len(str(plan.days - 1)))
-
-    @contextmanager
-    def day(self, day: int) -> Iterator[Any]:
-        """Open a day; give a function that adds a chunk to it."""
-        if self.form == "parquet":
-            part = iter(range(1_000_000))
-
-            def add_parquet(block: SimulatedRows) -> None:
-                path = self.folder / f"day_{day:0{self._digits}d}.{next(part):04d}.parquet"
-                raw_frame(self.plan, block, day).write_parquet(path)
-                self.paths.append(path)
-
-            yield add_parquet
-            return
-        criteo = self.plan.preset == "terabyte"
-        path = self.folder / (f"day_{day}" if criteo else f"day_{day:0{self._digits}d}.csv")
-        self.paths.append(path)
-        with path.open("wb") as file:
-
-            def add_csv(block: SimulatedRows) -> None:
-                table = raw_frame(self.plan, block, day)
-                lists = [spec.name for spec in self.plan.specs if spec.kind == "multi"]
-                import polars as pl
-
-                table = table.with_columns(pl.col(lists).list.join(SEPARATOR)) if lists else table
-                first = file.tell() == 0 and not criteo
-                table.write_csv(file, include_header=first, separator="\t" if criteo else ",")
-
-            yield add_csv
-
-
-def need_polars() -> None:
-    """Say how to get polars where it is missing."""
-    try:
-        import polars  # noqa: F401
-    except ImportError:
-        raise MissingPackageError(
-            "writing CSV or Parquet needs polars: pip install polars (a Dataset needs nothing)"
-        ) from None
-
-
-BINS = 20_000  # of the logit, from -20 to 20
-
-
-class BestPossibleScores:
-    """AUC and logloss of a model that knows the probability of every click, gathered day by day.
-
-    AUC = Σ p(i)·(1 - p(j)) over rows i above j (ties count half), divided by Σ p · Σ (1 - p): no labels, so
-    no luck. Logits are counted in bins of 0.002, so that memory does not grow with the rows.
-    """
-
-    def __init__(self, days: int) -> None:
-        self._clicks = np.zeros((days, BINS))
-        self._others = np.zeros((days, BINS))
-        self._loss = np.zeros(days)
-
-    def add(self, day: int, logit: Reals) -> None:
-        """Count rows of a day, block by block so that sums do not depend on the chunks."""
-        for start in range(0, len(logit), BLOCK):
-            self._add(day, logit[start : start + BLOCK])
-
-    def _add(self, day: int, logit: Reals) -> None:
-        chance = sigmoid(logit)
-        where = np.clip((logit + 20.0) * (BINS / 40.0), 0, BINS - 1).astype(np.int64)
-        self._clicks[day] += np.bincount(where, chance, BINS)
-        self._others[day] += np.bincount(where, 1.0 - chance, BINS)
-        self._loss[day] += float((np.logaddexp(0.0, logit) - chance * logit).sum())
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the ceiling over all rows and of each day."""
-        rows = (self._clicks + self._others).sum(1)
-        by_day = [_binned_auc(clicks, others) for clicks, others in zip(self._clicks, self._others, strict=True)]
-        return {
-            "auc": _binned_auc(self._clicks.sum(0), self._others.sum(0)),
-            "logloss": float(self._loss.sum() / rows.sum()),
-            "auc_by_day": by_day,
-            "logloss_by_day": (self._loss / rows).tolist(),
-            "click_rate_by_day": (self._clicks.sum(1) / rows).tolist(),
-        }
-
-
-def _binned_auc(clicks: Reals, others: Reals) -> float:
-    """Return the AUC of scores counted in bins."""
-    below = np.cumsum(others) - others / 2
-    return float(clicks @ below / (clicks.sum() * others.sum()))
-
-
-def truth_record(world: Simulator, ceiling: BestPossibleScores) -> dict[str, Any]:
-    """Return what ``truth.json`` holds."""
-    plan = world.plan
-    fields = []
-    for spec in plan.specs:
-        term = spec.name if spec.is_first_of_pair else spec.partner
-        related = [each.name for each in plan.specs if each.source == spec.name or spec.source == each.name]
-        fields.append(
-            {
-                "name": spec.name,
-                "kind": spec.kind,
-                "group": spec.group,
-                "role": spec.role,
-                "true": spec.true,
-                "effect": spec.effect,
-                "copy_of": spec.source if spec.role == "copy" else None,
-                "correlated_with": spec.source if spec.role == "correlated" else None,
-                "pair_with": spec.partner,
-                "related": related,
-                "missing": spec.missing,
-                "values": spec.values,
-                "width": spec.width,
-                "drift": spec.drift if spec.true else None,
-                "strength_by_day": world.strength[str(term)] if spec.true else None,
-            }
-        )
-    terms = list(world.weights)
-    return {
-        "preset": plan.preset,
-        "seed": world.seed,
-        "rows": plan.rows,
-        "days": plan.days,
-        "base_rate": plan.base_rate,
-        "true": [spec.name for spec in plan.specs if spec.true],
-        "fields": fields,
-        "pairs": [
-            {"fields": [spec.name, spec.partner], "effect": spec.effect}
-            for spec in plan.specs
-            if spec.role == "pair" and spec.is_first_of_pair
-        ],
-        "bayes": ceiling.to_json(),
-        "tasks": {
-            task.name: {
-                "base_rate": task.base_rate,
-                "needs_click": task.after,
-                "weights": dict(zip(terms, world.task_weights[:, at].tolist(), strict=True)),
-            }
-            for at, task in enumerate(plan.tasks)
-        },
-        "plan": plan.to_json(),
-    }
-
-
-GENERATOR = 1  # goes up when the same seed gives other rows
-CHUNK = 1 << 18
 Progress = Callable[[int, int], None]
 Format = Literal["dataset", "csv", "parquet"]
 
@@ -272,26 +79,26 @@ def simulate(
     days: int | None = None,
     seed: int = 0,
     format: Format = "dataset",
-    chunk: int = CHUNK,
+    chunk: int = CHUNK_ROWS,
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Dataset | list[Path]:
     """Write a click log with known true fields, noisy copies, pairs, noise and drift.
 
     Args:
-        out: the folder to make; ``truth.json`` in it says what is true.
+        out: the directory to create; ``truth.json`` in it records the truth.
         preset: ``small``, ``terabyte``, ``industrial`` or ``industrial-small``.
-        rows: how many in all; each preset has its own default.
-        days: how many days they are spread over; each preset has its own default.
-        seed: decides everything. The same seed gives the same rows, whatever ``chunk``.
-        format: ``dataset``, or ``csv`` or ``parquet`` for raw values in ``out/log`` (the CSV of the Terabyte
-            preset is ``day_0`` … as the real logs, for ``prepare`` with its preset ``criteo-terabyte``).
-        chunk: about how many rows are in memory at a time.
-        replace: put the new log in the place of an older one. A Dataset of the same seed and settings is kept
-            as it is.
-        progress: called with the rows written so far and the rows in all.
+        rows: total number of rows; the default depends on the preset.
+        days: number of days; the default depends on the preset.
+        seed: seed of all random numbers. The same seed gives the same rows for every ``chunk``.
+        format: ``dataset``, or ``csv`` or ``parquet`` for raw values in ``out/log`` (the CSV files of the Terabyte
+            preset are ``day_0`` …, as in the real log, for ``prepare`` with its preset ``criteo-terabyte``).
+        chunk: approximate number of rows in memory.
+        replace: replace an older log at ``out``. A Dataset with the same seed and settings is kept.
+        progress: called with the number of rows written so far and the total number of rows.
 
-    Returns the Dataset, or the paths of the files in time order.
+    Returns:
+        The Dataset, or the paths of the files in time order.
 
     >>> import tempfile
     >>> dataset = simulate(tempfile.mkdtemp() + "/log", "small", rows=1000)
@@ -301,73 +108,249 @@ def simulate(
     """
     if format not in ("dataset", "csv", "parquet"):
         raise InputError(f"format must be dataset, csv or parquet, found {format!r}")
-    for name, value, least in (("seed", seed, 0), ("chunk", chunk, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InputError(f"{name} must be a whole number >= {least}, found {value!r}")
-    plan = planned(preset, rows, days, seed)
-    tell = progress or (lambda done, total: None)
+    for name, value, minimum in (("seed", seed, 0), ("chunk", chunk, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise InputError(f"{name} must be an integer >= {minimum}, found {value!r}")
+    spec = preset_spec(preset, rows, days, seed)
+    progress = progress or (lambda done, total: None)
     if format == "dataset":
-        return _write_dataset(Path(out), plan, seed, chunk, replace=replace, tell=tell)
-    need_polars()
-    return _write_raw_log(Path(out), plan, seed, chunk, format, replace=replace, tell=tell)
+        return _write_dataset(Path(out), spec, seed, chunk, replace=replace, progress=progress)
+    return _write_raw_log(Path(out), spec, seed, chunk, format, replace=replace, progress=progress)
 
 
-def fingerprint(plan: SimulationSpec, seed: int) -> str:
-    """Return what identifies a simulated log."""
-    made = {"generator": GENERATOR, "seed": seed, "plan": plan.to_json()}
-    return "simulated-" + hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:32]
+def fingerprint(spec: SimulationSpec, seed: int) -> str:
+    """Return the fingerprint of a simulated log."""
+    content = {"generator": GENERATOR_VERSION, "seed": seed, "plan": spec.to_json()}
+    return "simulated-" + hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _write_dataset(
-    out: Path, plan: SimulationSpec, seed: int, chunk: int, *, replace: bool, tell: Progress
+    out: Path, spec: SimulationSpec, seed: int, chunk: int, *, replace: bool, progress: Progress
 ) -> Dataset:
-    """Write a Dataset, unless the very same one is there."""
-    mark = fingerprint(plan, seed)
+    """Write a Dataset, unless the same one exists."""
+    identity = fingerprint(spec, seed)
     if (out / "dataset.json").exists():
         try:
-            there = Dataset(out)
+            existing = Dataset(out)
         except DataError:
             pass
         else:
-            if there.fingerprint == mark:
-                tell(plan.rows, plan.rows)
-                return there
-    settings = {"simulate": {"preset": plan.preset, "rows": plan.rows, "days": plan.days, "seed": seed}}
-    with DatasetWriter(out, plan.schema(), fingerprint=mark, settings=settings, replace=replace) as writer:
-        world, ceiling, done = Simulator(plan, seed), BestPossibleScores(plan.days), 0
-        for day, size in enumerate(plan.day_rows()):
-            shard = writer.day(f"day_{day}")
-            for block in chunks(world, day, size, chunk):
-                shard.append(**writer_columns(world, block))
-                ceiling.add(day, block.logit)
-                done += len(block.logit)
-                tell(done, plan.rows)
-        writer.attach("truth.json", truth_record(world, ceiling))
+            if existing.fingerprint == identity:
+                progress(spec.rows, spec.rows)
+                return existing
+    settings = {"simulate": {"preset": spec.preset, "rows": spec.rows, "days": spec.days, "seed": seed}}
+    with DatasetWriter(out, spec.schema(), fingerprint=identity, settings=settings, replace=replace) as writer:
+        simulator, scores = Simulator(spec, seed), BestPossibleScores(spec.days)
+        days = [writer.day(f"day_{day}") for day in range(spec.days)]
+        for day, block in _generate(simulator, scores, chunk, progress):
+            days[day].append(**writer_columns(simulator, block))
+        writer.attach("truth.json", truth_record(simulator, scores))
     return Dataset(out)
 
 
 def _write_raw_log(
-    out: Path, plan: SimulationSpec, seed: int, chunk: int, form: str, *, replace: bool, tell: Progress
+    out: Path, spec: SimulationSpec, seed: int, chunk: int, format: str, *, replace: bool, progress: Progress
 ) -> list[Path]:
-    """Write raw values in ``out/log`` and the truth beside them."""
+    """Write raw values in ``out/log`` and the truth next to it."""
     out = Path(os.path.abspath(out))
     with convert_write_errors(out):
-        place = Workplace(out, replace=replace)
+        staging = StagingDirectory(out, replace=replace)
         try:
-            folder = place.folder / "log"
-            folder.mkdir()
-            world, ceiling, done = Simulator(plan, seed), BestPossibleScores(plan.days), 0
-            writer = RawLogWriter(folder, plan, form)
-            for day, size in enumerate(plan.day_rows()):
-                with writer.day(day) as add:
-                    for block in chunks(world, day, size, chunk):
-                        add(block)
-                        ceiling.add(day, block.logit)
-                        done += len(block.logit)
-                        tell(done, plan.rows)
-            write_json(place.folder / "truth.json", truth_record(world, ceiling))
-            fsync_tree(place.folder)
-            place.commit()
+            (staging.path / "log").mkdir()
+            simulator, scores = Simulator(spec, seed), BestPossibleScores(spec.days)
+            writer = RawLogWriter(staging.path / "log", spec, format)
+            for day, block in _generate(simulator, scores, chunk, progress):
+                writer.append(day, block)
+            write_json(staging.path / "truth.json", truth_record(simulator, scores))
+            fsync_tree(staging.path)
+            staging.commit()
         finally:
-            place.discard()
+            staging.discard()
     return [out / "log" / path.name for path in writer.paths]
+
+
+def _generate(
+    simulator: Simulator, scores: BestPossibleScores, chunk: int, progress: Progress
+) -> Iterator[tuple[int, SimulatedRows]]:
+    """Yield the rows of all days in chunks; add each chunk to the scores and report the progress."""
+    done = 0
+    for day, rows in enumerate(simulator.spec.day_rows()):
+        for block in iter_chunks(simulator, day, rows, chunk):
+            yield day, block
+            scores.add(day, block.logit)
+            done += len(block.logit)
+            progress(done, simulator.spec.rows)
+
+
+class RawLogWriter:
+    """Write chunks of raw values as files whose names are in time order."""
+
+    def __init__(self, folder: Path, spec: SimulationSpec, format: str) -> None:
+        self.folder, self.spec, self.format = folder, spec, format
+        self.paths: list[Path] = []
+        self._chunks: Counter[int] = Counter()  # number of chunks of each day
+        self._bags = [field.name for field in spec.specs if field.kind == "multi"]
+
+    def append(self, day: int, block: SimulatedRows) -> None:
+        """Append a chunk: a new Parquet file, or more lines of the day's CSV file."""
+        frame = raw_frame(self.spec, block, day)
+        number, digits = self._chunks[day], max(2, len(str(self.spec.days - 1)))
+        self._chunks[day] += 1
+        if self.format == "parquet":
+            self.paths.append(self.folder / f"day_{day:0{digits}d}.{number:04d}.parquet")
+            frame.write_parquet(self.paths[-1])
+            return
+        terabyte = self.spec.preset == "terabyte"
+        if number == 0:
+            self.paths.append(self.folder / (f"day_{day}" if terabyte else f"day_{day:0{digits}d}.csv"))
+        if self._bags:
+            import polars as pl
+
+            frame = frame.with_columns(pl.col(self._bags).list.join(BAG_SEPARATOR))
+        with self.paths[-1].open("ab") as file:
+            header = number == 0 and not terabyte
+            frame.write_csv(file, include_header=header, separator="\t" if terabyte else ",")
+
+
+def raw_frame(spec: SimulationSpec, block: SimulatedRows, day: int) -> pl.DataFrame:
+    """Return raw values: the labels, the day (not in the Terabyte layout), and the columns of each field.
+
+    Categories are text, counts are integers, a numeric field of width w has w columns ``name.0`` …, a bag is a
+    list. A missing value is null.
+    """
+    import polars as pl
+
+    rows = len(block.logit)
+    columns: dict[str, Any] = {name: values.astype(np.uint8) for name, values in block.labels.items()}
+    if spec.preset != "terabyte":
+        columns["day"] = np.full(rows, day, np.int32)
+    for field in spec.specs:
+        if field.kind == "numeric" and field.width == 1:
+            columns[field.name] = pl.Series(block.numbers[field.name]).fill_nan(None).cast(pl.Int64)
+        elif field.kind == "numeric":
+            wide = pl.DataFrame(block.numbers[field.name]).fill_nan(None)
+            columns.update({f"{field.name}.{column}": wide[:, column] for column in range(field.width)})
+        elif field.kind == "multi":
+            values, lengths = block.bags[field.name]
+            row = np.repeat(np.arange(rows), lengths)
+            bags = pl.DataFrame({"row": row, "value": hex_text(field, values, spec)})
+            lists = bags.group_by("row", maintain_order=True).agg("value")
+            all_rows = pl.DataFrame({"row": np.arange(rows)})
+            columns[field.name] = all_rows.join(lists, on="row", how="left", maintain_order="left")["value"]
+        else:
+            columns[field.name] = hex_text(field, block.ids[field.name], spec)
+    return pl.DataFrame(columns)
+
+
+def hex_text(field: FieldSpec, values: Array, spec: SimulationSpec) -> pl.Series:
+    """Return eight hexadecimal digits per value, after an "x" (not in the Terabyte layout), null if missing.
+
+    With the "x" no value can be read as a number.
+    """
+    import polars as pl
+
+    distinct, index = np.unique(values, return_inverse=True)
+    prefix = "" if spec.preset == "terabyte" else "x"
+    codes = scramble_ids(field, distinct)
+    texts = [
+        None if value < 0 else f"{prefix}{code:08x}"
+        for value, code in zip(distinct.tolist(), codes.tolist(), strict=True)
+    ]
+    return pl.Series(texts, dtype=pl.String).gather(index)
+
+
+class BestPossibleScores:
+    """AUC and logloss of a model that knows the probability of every click, by day.
+
+    AUC = Σ p(i)·(1 - p(j)) over rows i above j (ties count half), divided by Σ p · Σ (1 - p). It does not use
+    the labels, so it has no sampling noise. Logits are counted in bins of 0.002, so that memory does not grow with
+    the number of rows.
+    """
+
+    def __init__(self, days: int) -> None:
+        self._clicks = np.zeros((days, LOGIT_BINS))
+        self._others = np.zeros((days, LOGIT_BINS))
+        self._loss = np.zeros(days)
+
+    def add(self, day: int, logit: Reals) -> None:
+        """Add rows of a day, in fixed blocks so that the sums do not depend on the chunks."""
+        for start in range(0, len(logit), BLOCK_ROWS):
+            self._add(day, logit[start : start + BLOCK_ROWS])
+
+    def _add(self, day: int, logit: Reals) -> None:
+        probability = sigmoid(logit)
+        bins = np.clip((logit + 20.0) * (LOGIT_BINS / 40.0), 0, LOGIT_BINS - 1).astype(np.int64)
+        self._clicks[day] += np.bincount(bins, probability, LOGIT_BINS)
+        self._others[day] += np.bincount(bins, 1.0 - probability, LOGIT_BINS)
+        self._loss[day] += float((np.logaddexp(0.0, logit) - probability * logit).sum())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the scores over all rows and of each day."""
+        rows = (self._clicks + self._others).sum(1)
+        by_day = [_binned_auc(clicks, others) for clicks, others in zip(self._clicks, self._others, strict=True)]
+        return {
+            "auc": _binned_auc(self._clicks.sum(0), self._others.sum(0)),
+            "logloss": float(self._loss.sum() / rows.sum()),
+            "auc_by_day": by_day,
+            "logloss_by_day": (self._loss / rows).tolist(),
+            "click_rate_by_day": (self._clicks.sum(1) / rows).tolist(),
+        }
+
+
+def _binned_auc(clicks: Reals, others: Reals) -> float:
+    """Return the AUC of binned scores; ``clicks`` and ``others`` are the weights per bin."""
+    below = np.cumsum(others) - others / 2
+    return float(clicks @ below / (clicks.sum() * others.sum()))
+
+
+def truth_record(simulator: Simulator, scores: BestPossibleScores) -> dict[str, Any]:
+    """Return the contents of ``truth.json``."""
+    spec = simulator.spec
+    fields = []
+    for field in spec.specs:
+        term = field.name if field.is_first_of_pair else field.partner
+        related = [other.name for other in spec.specs if other.source == field.name or field.source == other.name]
+        fields.append(
+            {
+                "name": field.name,
+                "kind": field.kind,
+                "group": field.group,
+                "role": field.role,
+                "true": field.true,
+                "effect": field.effect,
+                "copy_of": field.source if field.role == "copy" else None,
+                "correlated_with": field.source if field.role == "correlated" else None,
+                "pair_with": field.partner,
+                "related": related,
+                "missing": field.missing,
+                "values": field.values,
+                "width": field.width,
+                "drift": field.drift if field.true else None,
+                "strength_by_day": simulator.drift[str(term)] if field.true else None,
+            }
+        )
+    terms = list(simulator.weights)
+    return {
+        "preset": spec.preset,
+        "seed": simulator.seed,
+        "rows": spec.rows,
+        "days": spec.days,
+        "base_rate": spec.base_rate,
+        "true": [field.name for field in spec.specs if field.true],
+        "fields": fields,
+        "pairs": [
+            {"fields": [field.name, field.partner], "effect": field.effect}
+            for field in spec.specs
+            if field.role == "pair" and field.is_first_of_pair
+        ],
+        "bayes": scores.to_json(),
+        "tasks": {
+            task.name: {
+                "base_rate": task.base_rate,
+                "needs_click": task.after,
+                "weights": dict(zip(terms, simulator.task_weights[:, index].tolist(), strict=True)),
+            }
+            for index, task in enumerate(spec.tasks)
+        },
+        "plan": spec.to_json(),
+    }

@@ -1,7 +1,4 @@
-"""The presets: small, terabyte, industrial, industrial-small.
-
-What a simulated log is made of: one line a field, with its role in the truth.
-"""
+"""SimulationSpec: the fields, roles and effects of a simulated log; the presets small, terabyte and industrial."""
 
 from __future__ import annotations
 
@@ -11,10 +8,15 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lpfs.data.store.format import FIRST_ID
 from lpfs.errors import InputError
 from lpfs.schema import Field, Group, Kind, Schema
 
 Role = Literal["main", "pair", "copy", "correlated", "noise"]
+
+ROWS = {"small": 100_000, "terabyte": 2_000_000, "industrial": 200_000, "industrial-small": 200_000}  # defaults
+DAYS = {"small": 10, "terabyte": 24, "industrial": 9, "industrial-small": 9}  # defaults
+PRESETS = tuple(ROWS)
 
 
 @dataclass(frozen=True)
@@ -22,20 +24,20 @@ class FieldSpec:
     """One simulated field.
 
     Args:
-        name: of the field.
+        name: name of the field.
         kind: ``categorical``, ``numeric`` or ``multi``.
-        role: ``main`` (an effect of its own), ``pair`` (an effect only together with ``partner``), ``copy``
-            (a noisy copy of ``source``), ``correlated`` (shares a hidden cause with ``source``), ``noise``.
-        effect: standard deviation of what it adds to the logit; of a pair, of what both add together.
-        values: how many different values there are, without the special ids.
+        role: ``main`` (a separate effect), ``pair`` (an effect only in combination with ``partner``), ``copy``
+            (a noisy copy of ``source``), ``correlated`` (shares a hidden cause with ``source``) or ``noise``.
+        effect: standard deviation of its term in the logit; for a pair, of the common term.
+        values: number of distinct values, without the special ids.
         zipf: exponent of the frequencies of the values.
-        width: of a numeric field.
-        missing: share of missing values.
+        width: number of values per row of a numeric field.
+        missing: fraction of missing values.
         length: mean number of values in a bag.
-        likeness: share of rows in which a copy follows its source, or a correlated field the hidden cause.
-        source: field that is copied, or that shares the hidden cause.
+        likeness: fraction of rows in which a copy equals its source, or a correlated field follows the cause.
+        source: the field that is copied, or that shares the hidden cause.
         partner: the other field of a pair.
-        drift: ``steady``, ``in`` (the effect fades in over the days) or ``out``.
+        drift: ``steady``, ``in`` (the effect grows from 0 over the days) or ``out`` (it declines to 0).
         group: ``user``, ``item``, ``combine`` or ``context``.
 
     """
@@ -57,34 +59,34 @@ class FieldSpec:
 
     @property
     def true(self) -> bool:
-        """Whether the click depends on it."""
+        """Whether the click depends on the field."""
         return self.role in ("main", "pair")
 
     @property
     def is_first_of_pair(self) -> bool:
-        """Whether a term of the logit is its own: a main effect, or the first field of a pair."""
+        """Whether the field stands for a term of the logit: a main effect, or the first field of a pair."""
         return self.role == "main" or (self.role == "pair" and self.name < str(self.partner))
 
     def field(self) -> Field:
-        """Return the field of the schema; two special ids come before the values."""
+        """Return the field of the schema; the ids of the values follow the special ids."""
         if self.kind == "numeric":
             return Field(self.name, "numeric", 0, self.width, self.group)
-        return Field(self.name, self.kind, self.values + 2, 1, self.group)
+        return Field(self.name, self.kind, self.values + FIRST_ID, 1, self.group)
 
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """An auxiliary label: some of the click's effects and some of its own; ``after`` needs a click first."""
+    """An additional label with a mixture of the effects of the click and of separate effects."""
 
     name: str
     base_rate: float
-    share: float  # of the click's own logit
-    after: bool = False
+    share: float  # weight of the effects of the click in the mixture
+    after: bool = False  # positive only if the click is
 
 
 @dataclass(frozen=True)
 class SimulationSpec:
-    """All that a simulated log is drawn from, besides the seed."""
+    """The complete description of a simulated log, except for the seed."""
 
     preset: str
     specs: tuple[FieldSpec, ...]
@@ -100,30 +102,26 @@ class SimulationSpec:
         return Schema(tuple(spec.field() for spec in self.specs), self.label, names)
 
     def day_rows(self) -> list[int]:
-        """Return how many rows each day has; they differ by one at most."""
+        """Return the number of rows of each day; they differ by at most one."""
         return [self.rows * (day + 1) // self.days - self.rows * day // self.days for day in range(self.days)]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return JSON values; they are part of the fingerprint of the log."""
         return asdict(self)
 
 
 def drift_factors(drift: str, days: int) -> list[float]:
-    """Return what a field's effect is multiplied with on each day.
+    """Return the factor of a field's effect on each day.
 
-    >>> strength("in", 6)
+    >>> drift_factors("in", 6)
     [0.0, 0.0, 0.25, 0.75, 1.0, 1.0]
     """
     if drift == "steady":
         return [1.0] * days
-    begin, end = days / 3, days * 2 / 3
-    rising = [min(1.0, max(0.0, (day + 0.5 - begin) / (end - begin))) for day in range(days)]
+    start, stop = days / 3, days * 2 / 3
+    rising = [min(1.0, max(0.0, (day + 0.5 - start) / (stop - start))) for day in range(days)]
     return rising if drift == "in" else [1.0 - value for value in rising]
 
-
-ROWS = {"small": 100_000, "terabyte": 2_000_000, "industrial": 200_000, "industrial-small": 200_000}
-DAYS = {"small": 10, "terabyte": 24, "industrial": 9, "industrial-small": 9}
-PRESETS = tuple(ROWS)
 
 TASKS = (
     TaskSpec("long_view", 0.15, 0.6),
@@ -135,14 +133,14 @@ TASKS = (
 
 
 def preset_spec(preset: str, rows: int | None, days: int | None, seed: int) -> SimulationSpec:
-    """Return what a preset asks for, its fields in an order that says nothing about their roles."""
+    """Return the spec of a preset; names and order of the fields do not depend on their roles."""
     if preset not in PRESETS:
-        raise InputError(f"no preset {preset!r}; there are {', '.join(PRESETS)}")
+        raise InputError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
     rows = ROWS[preset] if rows is None else rows
     days = DAYS[preset] if days is None else days
     for name, value in (("rows", rows), ("days", days)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} must be a whole number >= 1, found {value!r}")
+            raise InputError(f"{name} must be an integer >= 1, found {value!r}")
     days = min(days, rows)
     rng = np.random.default_rng([seed, 1])
     if preset == "small":
@@ -153,14 +151,14 @@ def preset_spec(preset: str, rows: int | None, days: int | None, seed: int) -> S
     return SimulationSpec(preset, _scale_effects(industrial(sizes, rng), 1.5), days, rows, 0.04, tasks=TASKS)
 
 
-def _scale_effects(specs: Sequence[FieldSpec], spread: float) -> tuple[FieldSpec, ...]:
-    """Return the fields with effects in the same proportions that make a logit of this standard deviation."""
-    factor = spread / sum(spec.effect**2 for spec in specs if spec.is_first_of_pair) ** 0.5
+def _scale_effects(specs: Sequence[FieldSpec], std: float) -> tuple[FieldSpec, ...]:
+    """Return the fields with effects scaled so that the logit has the standard deviation ``std``."""
+    factor = std / sum(spec.effect**2 for spec in specs if spec.is_first_of_pair) ** 0.5
     return tuple(replace(spec, effect=round(spec.effect * factor, 4)) for spec in specs)
 
 
 def small(rng: np.random.Generator) -> tuple[FieldSpec, ...]:
-    """Return 31 fields with everything in it that a quick demonstration can find."""
+    """Return the 31 fields of a quick demonstration, with every role and kind."""
     specs = [
         FieldSpec("m0", role="main", effect=0.9, values=12, zipf=0.7),
         FieldSpec("m1", role="main", effect=0.7, values=20, missing=0.05),
@@ -179,15 +177,15 @@ def small(rng: np.random.Generator) -> tuple[FieldSpec, ...]:
     specs += noisy_copies(specs, ("m0", "m1", "n0", "m5"), 0.85)
     specs += correlated_fields("m7", 3, (10, 40, 200), 0.7)
     sizes = (3, 10, 50, 300, 2000, 10_000)
-    specs += [FieldSpec("", values=size, missing=0.1 * (at % 2)) for at, size in enumerate(sizes)]
+    specs += [FieldSpec("", values=size, missing=0.1 * (index % 2)) for index, size in enumerate(sizes)]
     specs += [FieldSpec("", "numeric"), FieldSpec("", "numeric", missing=0.2), FieldSpec("", "multi", values=500)]
     groups: tuple[Group, ...] = ("user", "item", "combine", "context")
-    specs = [replace(spec, group=groups[at % 4]) for at, spec in enumerate(specs)]
-    return _anonymized(specs, rng, [f"f{at:02d}" for at in range(len(specs))])
+    specs = [replace(spec, group=groups[index % 4]) for index, spec in enumerate(specs)]
+    return _anonymized(specs, rng, [f"f{index:02d}" for index in range(len(specs))])
 
 
 def terabyte(rng: np.random.Generator) -> tuple[FieldSpec, ...]:
-    """Return I1 … I13 and C1 … C26, five million values in all, most fields of little use."""
+    """Return I1 … I13 and C1 … C26 with five million values in total; most fields have little or no effect."""
     numbers = [
         FieldSpec("n0", "numeric", role="main", effect=0.5, missing=0.05),
         FieldSpec("n1", "numeric", role="main", effect=0.35, missing=0.2),
@@ -211,53 +209,54 @@ def terabyte(rng: np.random.Generator) -> tuple[FieldSpec, ...]:
     ids += noisy_copies(ids, ("m0", "m1", "m4"), 0.85)
     ids += correlated_fields("m3", 3, (50, 1000, 30_000), 0.7)
     sizes = (3, 100, 7000, 40_000, 150_000, 300_000, 500_000, 1_000_000, 3_000_000)
-    ids += [FieldSpec("", values=size, missing=0.4 * (at % 3 == 1)) for at, size in enumerate(sizes)]
+    ids += [FieldSpec("", values=size, missing=0.4 * (index % 3 == 1)) for index, size in enumerate(sizes)]
     return (
-        *_anonymized(numbers, rng, [f"I{at}" for at in range(1, 14)]),
-        *_anonymized(ids, rng, [f"C{at}" for at in range(1, 27)]),
+        *_anonymized(numbers, rng, [f"I{index}" for index in range(1, 14)]),
+        *_anonymized(ids, rng, [f"C{index}" for index in range(1, 27)]),
     )
 
 
 def industrial(sizes: tuple[int, int, int, int], rng: np.random.Generator) -> tuple[FieldSpec, ...]:
-    """Return user, item and combine fields and continuous inputs of width 1 to 128; one in six is true."""
-    found: list[FieldSpec] = []
+    """Return user, item and combine fields and numeric fields of width 1 to 128; one in six is true."""
+    fields: list[FieldSpec] = []
     for group, count in zip(("user", "item", "combine"), sizes, strict=False):
-        tag, fifth = group[0], max(1, count // 10)
+        tag, main_count = group[0], max(1, count // 10)
         specs = [
             FieldSpec(
-                f"{tag}m{at}",
-                "multi" if at % 8 == 7 else "categorical",
+                f"{tag}m{index}",
+                "multi" if index % 8 == 7 else "categorical",
                 role="main",
-                effect=0.6 * 0.93**at,
+                effect=0.6 * 0.93**index,
                 values=int(rng.choice((8, 20, 60, 200))),
-                missing=0.05 * (at % 3 == 0),
-                drift={2: "in", 3: "out"}.get(at % 6, "steady"),
+                missing=0.05 * (index % 3 == 0),
+                drift={2: "in", 3: "out"}.get(index % 6, "steady"),
             )
-            for at in range(fifth)
+            for index in range(main_count)
         ]
-        for at in range(max(1, count // 40)):
-            specs += field_pair(f"{tag}p{at}", f"{tag}q{at}", 0.5 * 0.9**at, 16)
-        specs += noisy_copies(specs, [spec.name for spec in specs[:fifth] if spec.kind != "multi"][::2], 0.85)
+        for index in range(max(1, count // 40)):
+            specs += field_pair(f"{tag}p{index}", f"{tag}q{index}", 0.5 * 0.9**index, 16)
+        specs += noisy_copies(specs, [spec.name for spec in specs[:main_count] if spec.kind != "multi"][::2], 0.85)
         specs += correlated_fields(specs[0].name, max(1, count // 16), (30, 300, 3000), 0.7)
-        left = count - len(specs)
         specs += [
-            FieldSpec("", "multi" if at % 12 == 5 else "categorical", values=int(10 ** rng.uniform(0.5, 5.0)))
-            for at in range(left)
+            FieldSpec("", "multi" if index % 12 == 5 else "categorical", values=int(10 ** rng.uniform(0.5, 5.0)))
+            for index in range(count - len(specs))
         ]
         specs = [replace(spec, group=group) for spec in specs]  # type: ignore[arg-type]
-        found += _anonymized(specs, rng, [f"{group}_{at:03d}" for at in range(count)])
+        fields += _anonymized(specs, rng, [f"{group}_{index:03d}" for index in range(count)])
     widths = np.rint(np.geomspace(1, 128, sizes[3])).astype(int).tolist()
-    true = max(1, sizes[3] // 4)
+    true_count = max(1, sizes[3] // 4)
     numbers = [
-        FieldSpec("", "numeric", role="main" if at % 4 == 0 and at // 4 < true else "noise", width=width)
-        for at, width in enumerate(widths)
+        FieldSpec(
+            "", "numeric", role="main" if index % 4 == 0 and index // 4 < true_count else "noise", width=width
+        )
+        for index, width in enumerate(widths)
     ]
     numbers = [replace(spec, effect=0.3 if spec.true else 0.0) for spec in numbers]
-    return (*found, *_anonymized(numbers, rng, [f"dense_{at:02d}" for at in range(sizes[3])]))
+    return (*fields, *_anonymized(numbers, rng, [f"dense_{index:02d}" for index in range(sizes[3])]))
 
 
 def field_pair(first: str, second: str, effect: float, values: int) -> list[FieldSpec]:
-    """Return two fields that matter only together."""
+    """Return two fields that have an effect only in combination."""
     return [
         FieldSpec(first, role="pair", effect=effect, values=values, zipf=0.6, partner=second),
         FieldSpec(second, role="pair", effect=effect, values=values, zipf=0.6, partner=first),
@@ -266,24 +265,35 @@ def field_pair(first: str, second: str, effect: float, values: int) -> list[Fiel
 
 def noisy_copies(specs: Sequence[FieldSpec], names: Sequence[str], likeness: float) -> list[FieldSpec]:
     """Return a noisy copy of each of these fields."""
-    known = {spec.name: spec for spec in specs}
-    plain = {"role": "copy", "effect": 0.0, "drift": "steady", "missing": 0.0, "likeness": likeness}
-    return [replace(known[name], name="", source=name, **plain) for name in names]  # type: ignore[arg-type]
+    by_name = {spec.name: spec for spec in specs}
+    return [
+        replace(
+            by_name[name],
+            name="",
+            source=name,
+            role="copy",
+            effect=0.0,
+            drift="steady",
+            missing=0.0,
+            likeness=likeness,
+        )
+        for name in names
+    ]
 
 
 def correlated_fields(name: str, count: int, sizes: Sequence[int], likeness: float) -> list[FieldSpec]:
-    """Return fields that share a hidden cause with a true one."""
+    """Return fields that share a hidden cause with the field ``name``."""
     return [
-        FieldSpec("", role="correlated", values=sizes[at % len(sizes)], source=name, likeness=likeness)
-        for at in range(count)
+        FieldSpec("", role="correlated", values=sizes[index % len(sizes)], source=name, likeness=likeness)
+        for index in range(count)
     ]
 
 
 def _anonymized(
     specs: Sequence[FieldSpec], rng: np.random.Generator, names: Sequence[str]
 ) -> tuple[FieldSpec, ...]:
-    """Return the fields in random order under new names, so that neither tells a role."""
-    order = [specs[at] for at in rng.permutation(len(specs))]
+    """Return the fields in random order with new names, so that neither reveals a role."""
+    order = [specs[index] for index in rng.permutation(len(specs))]
     new = {spec.name: name for spec, name in zip(order, names, strict=True) if spec.name}
     return tuple(
         replace(spec, name=name, source=new.get(spec.source or ""), partner=new.get(spec.partner or ""))

@@ -1,7 +1,4 @@
-"""Stream: batches of a Dataset, in time order or shuffled, this rank's part of them.
-
-Work ahead on a thread: the next items are made while the last one is used.
-"""
+"""Stream: batches of a Dataset in time order or shuffled, for one rank, prefetched and resumable."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ from lpfs.data.reader import (
     SequentialGatherer,
     ShuffledGatherer,
     ShuffleWindows,
+    Span,
     WindowedGatherer,
 )
 from lpfs.errors import InputError
@@ -28,119 +26,40 @@ from lpfs.errors import InputError
 if TYPE_CHECKING:
     from lpfs.data.dataset import Dataset
 
+MEMORY_LIMIT = 2 << 30  # bytes of rows that a shuffle may keep in memory
+CHUNK_BYTES = 8 << 20  # bytes gathered at a time and sliced into batches
+MIN_CHUNK_ROWS = 1 << 13  # rows gathered at a time if rows are large
+BLOCK_ROWS = 1 << 15  # consecutive rows that stay together when blocks are shuffled
+MIN_WINDOW_BLOCKS = 8  # blocks in a window; blocks are made smaller if fewer would fit
+POLL_SECONDS = 0.05  # interval at which the prefetch thread checks whether it should stop
 
 Item = TypeVar("Item")
-POLL_SECONDS = 0.05  # seconds between two looks at whether anyone still listens
-
-
-class _End:
-    """Marks the end of the items: an error, or none."""
-
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.error = error
-
-
-def prefetch(items: Iterable[Item], depth: int) -> Iterator[Item]:
-    """Yield the items, made up to ``depth`` ahead on a thread; with ``depth`` 0 there is no thread.
-
-    An error of the maker is raised where the items are used, after the items made before it. When the user
-    breaks off (or is collected), the thread ends before the generator does.
-
-    >>> list(prefetch(range(3), 2))
-    [0, 1, 2]
-    """
-    if depth < 1:
-        yield from items
-        return
-    line: queue.Queue[Item | _End] = queue.Queue(depth)
-    stop = threading.Event()
-    thread = threading.Thread(target=_producer, args=(items, line, stop), name="lpfs-prefetch", daemon=True)
-    thread.start()
-    try:
-        while not isinstance(item := line.get(), _End):
-            yield item
-        if item.error is not None:
-            raise item.error
-    finally:
-        stop.set()
-        thread.join()
-
-
-def _producer(items: Iterable[Item], line: queue.Queue[Item | _End], stop: threading.Event) -> None:
-    def put(item: Item | _End) -> bool:
-        while not stop.is_set():
-            try:
-                line.put(item, timeout=POLL_SECONDS)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    end = _End()
-    try:
-        for item in items:
-            if not put(item):
-                break
-    except BaseException as error:  # whatever it is, it belongs to the user of the items
-        end = _End(error)
-    put(end)
-
-
-MEMORY_LIMIT = 2 << 30  # bytes that shuffling may hold
-CHUNK = 8 << 20  # bytes gathered at a time and cut into batches
-MIN_CHUNK_ROWS = 1 << 13  # rows gathered at a time where rows are long
-BLOCK = 1 << 15  # rows that stay together when blocks are shuffled
-MIN_BATCHES = 8  # blocks in a window, if need be smaller ones
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """Several batches gathered at once; cutting them is free."""
-
-    batch: Batch
-    ends: Mapping[str, Index]  # offsets of the bags, on the CPU
-    cuts: Sequence[tuple[int, int, int]]  # first and end row here, position in the order after it
-
-    def cut(self, first: int, stop: int) -> Batch:
-        whole = self.batch
-        bags = {}
-        for name, (values, offsets) in whole.bags.items():
-            begin, end = int(self.ends[name][first]), int(self.ends[name][stop])
-            bags[name] = values[begin:end], offsets[first:stop] - begin
-        return Batch(
-            whole.ids[first:stop],
-            whole.dense[first:stop],
-            whole.labels[first:stop],
-            None if whole.missing is None else whole.missing[first:stop],
-            bags,
-        )
 
 
 class Stream:
-    """Batches of a Dataset; iterate for one pass, again for the next.
+    """Batches of a Dataset; each iteration is one pass.
 
     Args:
-        dataset: where the rows come from.
-        batch_size: rows in a batch of one rank; with ``together``, in that of all ranks.
-        shuffle: draw an order anew for each pass, from ``seed``; ``order`` says which kind.
-        seed: of the shuffles.
-        rank: which part is ours.
-        world: how many ranks share the rows. Every row goes to exactly one of them, every rank gets the same
-            number of batches.
-        together: the ranks share every batch, instead of each having one of its own.
-        fields: stream only these; the files of the others are not touched.
-        drop_last: leave out the last, smaller batch.
-        device: put batches there; for CUDA they are gathered in pinned memory.
-        prefetch: how many chunks (8 MiB, 8192 rows or one batch) to gather ahead on a thread; 0: no thread.
-        memory: bytes that shuffling may hold. Up to there the shuffle is ``uniform``: every order of all rows
-            is equally likely. Beyond, it is ``windowed``: blocks of neighbouring rows are shuffled, then the
-            rows within a window of blocks. It is compared with the size of all fields, so that a stream of
-            fewer fields has the same order.
+        dataset: source of the rows.
+        batch_size: rows per batch of one rank; with ``together``, of all ranks.
+        shuffle: use a new random order for each pass, drawn from ``seed``; ``order`` is the kind of shuffle.
+        seed: seed of the shuffles.
+        rank: index of this rank.
+        world: number of ranks that share the rows. Every row goes to exactly one rank, and every rank gets the
+            same number of batches.
+        together: the ranks share each batch instead of having one batch each.
+        fields: read only these fields; the files of the others are not opened.
+        drop_last: omit the last batch if it is smaller.
+        device: device of the batches; for CUDA they are gathered in pinned memory.
+        prefetch: number of chunks (8 MiB, 8192 rows or one batch) to gather ahead on a thread; 0: no thread.
+        memory: bytes that a shuffle may keep in memory. If all fields of all rows fit, the shuffle is
+            ``uniform``: every order of the rows is equally likely. Otherwise it is ``windowed``: blocks of
+            consecutive rows are shuffled, then the rows within a window of several blocks. ``fields`` has no
+            influence on the order.
 
-    ``state_dict`` tells the position after the last batch handed out; a stream that loads it goes on with the
-    very next row, with any batch size and number of ranks; with the same ones its batches are the same bit by
-    bit.
-    A pass that is left early starts over.
+    ``state_dict`` returns the position after the last batch that was yielded. A stream that loads it continues
+    with the next row, with any batch size and number of ranks; with the same ones its batches are bitwise
+    identical. A pass that is left early starts from the beginning when the stream is iterated again.
 
     """
 
@@ -160,20 +79,16 @@ class Stream:
         prefetch: int = 2,
         memory: int = MEMORY_LIMIT,
     ) -> None:
-        whole_numbers = {"batch_size": (batch_size, 1), "world": (world, 1), "seed": (seed, 0)}
-        for name, (value, least) in {
-            **whole_numbers,
-            "prefetch": (prefetch, 0),
-            "memory": (memory, 1),
-        }.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{name} must be a whole number >= {least}, found {value!r}")
+        integers = {"batch_size": (batch_size, 1), "world": (world, 1), "seed": (seed, 0)}
+        for name, (value, minimum) in {**integers, "prefetch": (prefetch, 0), "memory": (memory, 1)}.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+                raise InputError(f"{name} must be an integer >= {minimum}, found {value!r}")
         if not 0 <= rank < world:
             raise InputError(f"rank must be from 0 to {world - 1} (world is {world}), found {rank!r}")
         if together and min(batch_size, dataset.rows) < 2 * world:
             raise InputError(
-                f"batches of {batch_size} of {dataset.rows} rows are too few for {world} ranks to share; 2 rows a "
-                "rank are the least"
+                f"batch_size {batch_size} with {dataset.rows} rows is too small for {world} ranks to share: "
+                "each rank needs at least 2 rows per batch; use a larger batch_size or fewer ranks"
             )
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
         self.rank, self.world, self.drop_last = rank, world, drop_last
@@ -184,17 +99,17 @@ class Stream:
         self._row_bytes = dataset.reader(dataset.schema).row_bytes
         fits = self._row_bytes * dataset.rows <= memory
         self.order: Order = "time" if not shuffle else "uniform" if fits else "windowed"
-        self._steps = BatchPlan(dataset.rows, batch_size, world, drop_last, together)
+        self._plan = BatchPlan(dataset.rows, batch_size, world, drop_last, together)
         self._resident: RowBlock | None = None
         self._epoch, self._position, self._resume = 0, 0, 0
 
     @property
     def step_rows(self) -> int:
-        """Rows of all ranks in a step."""
-        return self._steps.size
+        """Number of rows of all ranks in a step."""
+        return self._plan.size
 
     def share(self, rank: int, world: int) -> Stream:
-        """Return the stream of a rank's part of every batch of this one, from where this one stands."""
+        """Return a stream of one rank's part of every batch of this stream, from the current position."""
         part = Stream(
             self.dataset,
             self.batch_size,
@@ -214,11 +129,11 @@ class Stream:
         return part
 
     def slice(self, first: int, stop: int) -> Iterator[Batch]:
-        """Yield batches ``first`` to before ``stop`` of a pass in time order; the stream stays where it is."""
-        begin, end = (min(each * self.batch_size, self.dataset.rows) for each in (first, stop))
-        if begin < end:
+        """Yield batches ``first`` to ``stop`` (exclusive) in time order; the position does not change."""
+        low, high = (min(batch * self.batch_size, self.dataset.rows) for batch in (first, stop))
+        if low < high:
             yield from Stream(
-                self.dataset.part(begin, end),
+                self.dataset.part(low, high),
                 self.batch_size,
                 fields=self.schema.names,
                 device=self.device,
@@ -227,42 +142,39 @@ class Stream:
             )
 
     def __len__(self) -> int:
-        """Return the number of batches of a pass, the same on every rank."""
-        return len(self._steps)
+        """Return the number of batches per pass, the same on every rank."""
+        return len(self._plan)
 
     def __iter__(self) -> Iterator[Batch]:
         start, self._resume = self._resume, 0
         self._position = start
-        with_gpu = self.device is not None and self.device.type == "cuda"
-        chunks = prefetch(self._chunks(self._epoch, start, pin=with_gpu), self.prefetch)
-        for chunk in chunks:
+        pin = self.device is not None and self.device.type == "cuda"
+        for chunk in prefetch(self._chunks(self._epoch, start, pin=pin), self.prefetch):
             if self.device is not None:
-                moved = chunk.batch.to(self.device, non_blocking=True)
-                chunk = _Chunk(moved, chunk.ends, chunk.cuts)
+                chunk = _Chunk(chunk.batch.to(self.device, non_blocking=True), chunk.offsets, chunk.cuts)
             for first, stop, position in chunk.cuts:
                 self._position = position
                 yield chunk.cut(first, stop)
         self._epoch, self._position = self._epoch + 1, 0
 
     def _chunks(self, epoch: int, start: int, *, pin: bool) -> Iterator[_Chunk]:
-        """Gather the batches of this rank from a position on, several at a time."""
-        gather = self._gather(epoch)
-        most = max(MIN_CHUNK_ROWS, CHUNK // self._reader.row_bytes)
-        spans: list[tuple[int, int]] = []
+        """Gather the batches of this rank from a position, several at a time."""
+        gatherer = self._gatherer(epoch)
+        max_rows = max(MIN_CHUNK_ROWS, CHUNK_BYTES // self._reader.row_bytes)
+        spans: list[Span] = []
         ends: list[int] = []
-        begin = start
-        for (first, stop), span in zip(
-            self._steps.bounds(start), self._steps.spans(self.rank, start), strict=True
-        ):
-            if spans and stop - begin > most:
-                yield _gather_chunk(gather, spans, ends, pin=pin)
-                spans, ends, begin = [], [], first
+        chunk_start = start
+        steps = zip(self._plan.bounds(start), self._plan.spans(self.rank, start), strict=True)
+        for (first, stop), span in steps:
+            if spans and stop - chunk_start > max_rows:
+                yield _gather_chunk(gatherer, spans, ends, pin=pin)
+                spans, ends, chunk_start = [], [], first
             spans.append(span)
             ends.append(stop)
         if spans:
-            yield _gather_chunk(gather, spans, ends, pin=pin)
+            yield _gather_chunk(gatherer, spans, ends, pin=pin)
 
-    def _gather(self, epoch: int) -> RowGatherer:
+    def _gatherer(self, epoch: int) -> RowGatherer:
         first, last = self.dataset.span
         if self.order == "time":
             return SequentialGatherer(self._reader, first)
@@ -270,50 +182,71 @@ class Stream:
             if self._resident is None:
                 self._resident = self._reader.read([(first, last)])
             return ShuffledGatherer(self._resident, self.seed, epoch)
-        window = max(MIN_BATCHES, self.memory // self._row_bytes)
-        block = min(BLOCK, window // MIN_BATCHES)
+        window = max(MIN_WINDOW_BLOCKS, self.memory // self._row_bytes)
+        block = min(BLOCK_ROWS, window // MIN_WINDOW_BLOCKS)
         return WindowedGatherer(
             self._reader, first, ShuffleWindows(last - first, block, window // block, self.seed, epoch)
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values from which ``load_state_dict`` goes on."""
+        """Return the position as JSON values for ``load_state_dict``."""
         position = self._resume or self._position
         return {**self._identity(), "epoch": self._epoch, "position": position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved position: the next iteration begins there."""
-        mine = {**self._identity(), "epoch": 0, "position": 0}
-        if set(state) != set(mine):
-            raise InputError(f"a stream's state has the keys {sorted(mine)}, found {sorted(state)}")
+        """Continue from a saved position: the next iteration starts there."""
+        keys = {*self._identity(), "epoch", "position"}
+        if set(state) != keys:
+            raise InputError(f"the state of a stream has the keys {sorted(keys)}, found {sorted(state)}")
         for name, value in self._identity().items():
             if state[name] != value:
                 raise InputError(f"the saved stream has {name} {state[name]!r}, this one has {value!r}")
         epoch, position = state["epoch"], state["position"]
-        if not (isinstance(epoch, int) and isinstance(position, int) and 0 <= position <= self._steps.rows):
-            raise InputError(f"no such position: epoch {epoch!r}, row {position!r}")
-        if next(self._steps.bounds(position), None) is None:  # saved after the last batch of a pass
+        if not (isinstance(epoch, int) and isinstance(position, int) and 0 <= position <= self._plan.rows):
+            raise InputError(
+                f"invalid position in the state: epoch {epoch!r}, row {position!r} of {self._plan.rows}"
+            )
+        if next(self._plan.bounds(position), None) is None:  # saved after the last batch of a pass
             epoch, position = epoch + 1, 0
         self._epoch, self._position, self._resume = epoch, position, position
 
     def _identity(self) -> dict[str, Any]:
-        """Return what a saved position means nothing without."""
-        memory = self.memory if self.order == "windowed" else None
-        seed = None if self.order == "time" else self.seed
+        """Return the values that must be equal for a saved position to be valid."""
         return {
             "fingerprint": self.dataset.fingerprint,
             "span": list(self.dataset.span),
             "order": self.order,
-            "seed": seed,
-            "memory": memory,
+            "seed": None if self.order == "time" else self.seed,
+            "memory": self.memory if self.order == "windowed" else None,
         }
 
 
-def _gather_chunk(
-    gather: RowGatherer, spans: Sequence[tuple[int, int]], ends: Sequence[int], *, pin: bool
-) -> _Chunk:
-    """Gather spans into one chunk and note where its batches are."""
-    rows = gather.rows(spans)
+@dataclass(frozen=True)
+class _Chunk:
+    """Several batches that were gathered together; each batch is a view."""
+
+    batch: Batch
+    offsets: Mapping[str, Index]  # (n + 1,) offsets of the bags, on the CPU
+    cuts: Sequence[tuple[int, int, int]]  # of each batch: first row, end row, position in the order after it
+
+    def cut(self, first: int, stop: int) -> Batch:
+        rows = self.batch
+        bags = {}
+        for name, (values, offsets) in rows.bags.items():
+            low, high = int(self.offsets[name][first]), int(self.offsets[name][stop])
+            bags[name] = values[low:high], offsets[first:stop] - low
+        return Batch(
+            rows.ids[first:stop],
+            rows.dense[first:stop],
+            rows.labels[first:stop],
+            None if rows.missing is None else rows.missing[first:stop],
+            bags,
+        )
+
+
+def _gather_chunk(gatherer: RowGatherer, spans: Sequence[Span], ends: Sequence[int], *, pin: bool) -> _Chunk:
+    """Gather the rows of several batches."""
+    rows = gatherer.rows(spans)
     batch = rows.batch()
     cuts, done = [], 0
     for (first, stop), end in zip(spans, ends, strict=True):
@@ -324,13 +257,66 @@ def _gather_chunk(
 
 
 def _check_device(device: torch.device | str | None) -> torch.device | None:
-    """Return the device, if there is such a one."""
+    """Return the device; raise InputError if it is invalid or not available."""
     if device is None:
         return None
     try:
-        found = torch.device(device)
+        result = torch.device(device)
     except RuntimeError as error:
-        raise InputError(f"no device {device!r}: {error}") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device {str(device)!r} was asked for, but this torch finds no CUDA; use 'cpu'")
-    return found
+        raise InputError(f"invalid device {device!r}: {error}") from None
+    if result.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device {str(device)!r} is not available: torch finds no CUDA; use 'cpu'")
+    return result
+
+
+class _End:
+    """The end of the items in the queue: an error, or none."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+
+
+def prefetch(items: Iterable[Item], depth: int) -> Iterator[Item]:
+    """Yield the items, computed up to ``depth`` ahead on a thread; with ``depth`` 0 no thread is used.
+
+    An error raised by ``items`` is raised here, after the items before it. If the consumer stops early or the
+    generator is garbage collected, the thread ends first.
+
+    >>> list(prefetch(range(3), 2))
+    [0, 1, 2]
+    """
+    if depth < 1:
+        yield from items
+        return
+    queue_: queue.Queue[Item | _End] = queue.Queue(depth)
+    stop = threading.Event()
+    thread = threading.Thread(target=_producer, args=(items, queue_, stop), name="lpfs-prefetch", daemon=True)
+    thread.start()
+    try:
+        while not isinstance(item := queue_.get(), _End):
+            yield item
+        if item.error is not None:
+            raise item.error
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _producer(items: Iterable[Item], queue_: queue.Queue[Item | _End], stop: threading.Event) -> None:
+    def put(item: Item | _End) -> bool:
+        while not stop.is_set():
+            try:
+                queue_.put(item, timeout=POLL_SECONDS)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    end = _End()
+    try:
+        for item in items:
+            if not put(item):
+                break
+    except BaseException as error:  # every error is raised in the consumer
+        end = _End(error)
+    put(end)

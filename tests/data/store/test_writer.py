@@ -10,36 +10,38 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made import SCHEMA, columns, make
 
 from lpfs.data.dataset import Dataset
-from lpfs.data.store import format as columns_module
+from lpfs.data.store.format import ColumnWriter
 from lpfs.data.store.writer import DatasetWriter
 from lpfs.errors import DataError, FieldError, StateError
 from lpfs.schema import Field, Schema
+from tests.helpers.datasets import SCHEMA, make_columns, make_dataset
 
-ONE = Schema((Field("a", cardinality=4),), label="y")
-
-
-def one(out: Path, **values: object) -> None:
-    given = {"ids": {"a": np.array([1, 2])}, "labels": {"y": np.array([0, 1])}, **values}
-    with DatasetWriter(out, ONE, fingerprint="1") as writer:
-        writer.day("d").append(**given)
+ONE_FIELD = Schema((Field("a", cardinality=4),), label="y")
 
 
-def leave(out: Path, action: Callable[[DatasetWriter], object], schema: Schema = ONE, **options: Any) -> None:
-    """Open a writer, do something with it, and leave the block."""
+def write_two_rows(out: Path, **changes: object) -> None:
+    columns = {"ids": {"a": np.array([1, 2])}, "labels": {"y": np.array([0, 1])}, **changes}
+    with DatasetWriter(out, ONE_FIELD, fingerprint="1") as writer:
+        writer.day("d").append(**columns)
+
+
+def write_with(
+    out: Path, action: Callable[[DatasetWriter], object], schema: Schema = ONE_FIELD, **options: Any
+) -> None:
+    """Call ``action`` inside the block of a writer."""
     with DatasetWriter(out, schema, fingerprint="1", **options) as writer:
         action(writer)
 
 
-def nothing_left(folder: Path) -> bool:
+def is_empty(folder: Path) -> bool:
     return list(folder.iterdir()) == []
 
 
-def test_the_folder_appears_at_the_end_only(tmp_path):
+def test_the_directory_appears_only_at_the_end(tmp_path):
     out = tmp_path / "deep" / "log"
-    with DatasetWriter(out, ONE, fingerprint="1") as writer:
+    with DatasetWriter(out, ONE_FIELD, fingerprint="1") as writer:
         writer.day("d").append(ids={"a": np.array([1])}, labels={"y": np.array([0])})
         assert not out.exists()
     assert [path.name for path in out.parent.iterdir()] == ["log"]
@@ -53,8 +55,8 @@ def test_an_exception_leaves_nothing(tmp_path, error):
         raise error
 
     with pytest.raises(error):
-        leave(tmp_path / "log", fail)
-    assert nothing_left(tmp_path)
+        write_with(tmp_path / "log", fail)
+    assert is_empty(tmp_path)
 
 
 KILLED = """
@@ -68,23 +70,23 @@ with DatasetWriter(sys.argv[1], Schema((Field("a", cardinality=4),), label="y"),
 """
 
 
-def test_a_killed_run_leaves_nothing_half_made_and_the_next_one_sweeps(tmp_path):
+def test_a_killed_run_leaves_no_partial_dataset_and_the_next_run_cleans_up(tmp_path):
     out = tmp_path / "log"
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(out)], stdout=subprocess.PIPE, text=True)
     with process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        (left,) = tmp_path.iterdir()
+        (leftover,) = tmp_path.iterdir()
         long_ago = time.time() - 1000
-        os.utime(left, (long_ago, long_ago))
-        one(tmp_path / "other")
+        os.utime(leftover, (long_ago, long_ago))
+        write_two_rows(tmp_path / "other")
         with pytest.raises(DataError, match="no rows"):
-            leave(out, lambda writer: writer.day("d"))
-        assert left.exists(), "a living writer's folder was swept"
+            write_with(out, lambda writer: writer.day("d"))
+        assert leftover.exists(), "the directory of a running writer was removed"
         process.send_signal(signal.SIGKILL)
     assert not out.exists()
-    assert left.exists()
-    one(out)
+    assert leftover.exists()
+    write_two_rows(out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "other"]
     Dataset(out).verify()
 
@@ -93,33 +95,33 @@ def test_a_full_disk_is_a_data_error_and_leaves_nothing(tmp_path, monkeypatch):
     def full(self: object, values: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(columns_module.ColumnWriter, "append", full)
+    monkeypatch.setattr(ColumnWriter, "append", full)
     with pytest.raises(DataError, match=r"No space left on device.*free some space"):
-        one(tmp_path / "log")
-    assert nothing_left(tmp_path)
+        write_two_rows(tmp_path / "log")
+    assert is_empty(tmp_path)
 
 
-def test_an_existing_folder_is_not_touched(tmp_path):
+def test_an_existing_dataset_is_only_changed_with_replace(tmp_path):
     out = tmp_path / "log"
-    one(out)
+    write_two_rows(out)
     with pytest.raises(DataError, match="not empty"):
-        one(out)
-    with DatasetWriter(out, ONE, fingerprint="2", replace=True) as writer:
+        write_two_rows(out)
+    with DatasetWriter(out, ONE_FIELD, fingerprint="2", replace=True) as writer:
         writer.day("d").append(ids={"a": np.array([1])}, labels={"y": np.array([0])})
     assert (Dataset(out).fingerprint, Dataset(out).rows) == ("2", 1)
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
-def test_something_else_is_never_replaced(tmp_path):
+def test_other_files_are_never_replaced(tmp_path):
     out = tmp_path / "log"
     out.mkdir()
     (out / "thesis.tex").write_text("years of work")
-    with pytest.raises(DataError, match="left alone"):
-        leave(out, print, replace=True)
+    with pytest.raises(DataError, match="choose another"):
+        write_with(out, print, replace=True)
     assert (out / "thesis.tex").read_text() == "years of work"
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="not a folder"):
-        one(tmp_path / "file")
+    with pytest.raises(DataError, match="not a (folder|directory)"):
+        write_two_rows(tmp_path / "file")
 
 
 @pytest.mark.parametrize(
@@ -131,15 +133,15 @@ def test_something_else_is_never_replaced(tmp_path):
         ({"ids": {"a": np.array([1])}}, "one value for each of 2 rows"),
         ({"ids": {}}, "'a' is missing"),
         ({"ids": {"a": np.array([1, 2]), "b": np.array([1, 2])}}, "'b' is not in the schema"),
-        ({"ids": {}, "dense": {"a": np.array([1.0, 2.0])}}, "given as something else"),
-        ({"labels": {"y": np.array([0.0, np.nan])}}, "label 'y' must be a number"),
+        ({"ids": {}, "dense": {"a": np.array([1.0, 2.0])}}, "is categorical, but was passed as another kind"),
+        ({"labels": {"y": np.array([0.0, np.nan])}}, "label 'y' must be a finite number"),
         ({"labels": {}}, "label 'y' is missing"),
     ],
 )
-def test_wrong_columns_are_refused(tmp_path, values, message):
+def test_invalid_columns_raise(tmp_path, values, message):
     with pytest.raises((DataError, FieldError), match=message):
-        one(tmp_path / "log", **values)
-    assert nothing_left(tmp_path)
+        write_two_rows(tmp_path / "log", **values)
+    assert is_empty(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -151,26 +153,26 @@ def test_wrong_columns_are_refused(tmp_path, values, message):
         ({"bags": {"bag": (np.array([2]), np.array([-1, 2]))}}, "lengths >= 0"),
     ],
 )
-def test_wrong_numbers_and_bags_are_refused(tmp_path, change, message):
-    given = {**columns(0, 2), **change}
+def test_invalid_numbers_and_bags_raise(tmp_path, change, message):
+    columns = {**make_columns(0, 2), **change}
     with pytest.raises(DataError, match=message):
-        leave(tmp_path / "log", lambda writer: writer.day("d").append(**given), SCHEMA)
-    assert nothing_left(tmp_path)
+        write_with(tmp_path / "log", lambda writer: writer.day("d").append(**columns), SCHEMA)
+    assert is_empty(tmp_path)
 
 
-def test_an_append_that_is_refused_writes_nothing(tmp_path):
+def test_an_append_that_raises_writes_nothing(tmp_path):
     with DatasetWriter(tmp_path / "log", SCHEMA, fingerprint="1") as writer:
         day = writer.day("d")
-        day.append(**columns(0, 3))
-        wrong = {"labels": {"click": np.array([0, 1]), "like": np.array([np.nan, 0])}}
+        day.append(**make_columns(0, 3))
+        invalid = {"labels": {"click": np.array([0, 1]), "like": np.array([np.nan, 0])}}
         with pytest.raises(DataError):
-            day.append(**{**columns(3, 5), **wrong})
-        day.append(**columns(3, 5))
+            day.append(**{**make_columns(3, 5), **invalid})
+        day.append(**make_columns(3, 5))
     (batch,) = Dataset(tmp_path / "log").stream(10)
     assert batch.ids[:, 0].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_the_schema_may_come_last_and_leave_fields_out(tmp_path):
+def test_the_final_schema_may_omit_fields(tmp_path):
     open_schema = Schema((Field("constant"), Field("a"), Field("b")), label="y")
     with DatasetWriter(tmp_path / "log", open_schema, fingerprint="1") as writer:
         day = writer.day("d")
@@ -178,22 +180,22 @@ def test_the_schema_may_come_last_and_leave_fields_out(tmp_path):
             values = np.arange(first, first + 10)
             day.append(ids={"constant": values * 0, "a": values, "b": values % 3}, labels={"y": values % 2})
         for name in open_schema.names:
-            writer.vocabulary(name, [name], at=name)
+            writer.vocabulary(name, [name], note=name)
         writer.schema = Schema((Field("b", cardinality=3), Field("a", cardinality=310)), label="y")
     dataset = Dataset(tmp_path / "log")
     dataset.verify()
     (batch,) = dataset.stream(100)
     assert batch.ids[-1].tolist() == [0, 309]
     assert dataset.vocabulary("a") == ["a"]
-    assert dataset.vocabulary_about("b") == {"at": "b"}
+    assert dataset.vocabulary_about("b") == {"note": "b"}
     assert len(list((tmp_path / "log" / "vocab").iterdir())) == 2
     assert len(list((tmp_path / "log" / "days" / "0000").iterdir())) == 3
 
 
-def test_a_final_schema_that_does_not_fit_is_refused(tmp_path):
+def test_a_final_schema_that_does_not_fit_raises(tmp_path):
     for fields, message in (
         ((Field("a", cardinality=2),), "id 2"),
-        ((Field("a", "numeric"),), "is numeric now"),
+        ((Field("a", "numeric"),), "written as categorical, but the final schema says numeric"),
         ((Field("z", cardinality=2),), "no field 'z'"),
     ):
 
@@ -203,15 +205,15 @@ def test_a_final_schema_that_does_not_fit_is_refused(tmp_path):
 
         final = Schema(fields, label="y")
         with pytest.raises((DataError, FieldError), match=message):
-            leave(
+            write_with(
                 tmp_path / "log",
                 lambda writer, final=final: change(writer, final),
                 Schema((Field("a"),), "y"),
             )
-    assert nothing_left(tmp_path)
+    assert is_empty(tmp_path)
 
 
-def test_hostile_names_stay_inside(tmp_path):
+def test_names_with_paths_create_no_files_outside(tmp_path):
     names = ["../../up", 'a "b"\n', "/etc/passwd", "ünï", " ", "NUL\0"]
     schema = Schema(tuple(Field(name, cardinality=3) for name in names), label="../y")
     with DatasetWriter(tmp_path / "log", schema, fingerprint="1") as writer:
@@ -223,8 +225,8 @@ def test_hostile_names_stay_inside(tmp_path):
     assert (dataset.schema.names, dataset.days()) == (tuple(names), ("../../day",))
 
 
-def test_wrong_use_is_refused(tmp_path):
-    writer = DatasetWriter(tmp_path / "log", ONE, fingerprint="1")
+def test_wrong_use_raises(tmp_path):
+    writer = DatasetWriter(tmp_path / "log", ONE_FIELD, fingerprint="1")
     with pytest.raises(StateError, match="with"):
         writer.day("d")
     with pytest.raises(FieldError, match="cross"):
@@ -236,8 +238,8 @@ def test_wrong_use_is_refused(tmp_path):
         ("plain name", lambda writer: writer.attach("../truth.json", {})),
     ):
         with pytest.raises(DataError, match=message):
-            leave(tmp_path / "log", action)
-    with DatasetWriter(tmp_path / "log", ONE, fingerprint="1") as writer:
+            write_with(tmp_path / "log", action)
+    with DatasetWriter(tmp_path / "log", ONE_FIELD, fingerprint="1") as writer:
         day = writer.day("d")
         day.append(ids={"a": np.array([1])}, labels={"y": np.array([0])})
     with pytest.raises(StateError, match="closed"):
@@ -245,8 +247,8 @@ def test_wrong_use_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
-def test_days_can_be_filled_side_by_side(tmp_path):
-    with DatasetWriter(tmp_path / "log", ONE, fingerprint="1") as writer:
+def test_days_can_be_written_in_parallel(tmp_path):
+    with DatasetWriter(tmp_path / "log", ONE_FIELD, fingerprint="1") as writer:
         days = [writer.day(name) for name in ("one", "two")]
         for value in (1, 2):
             for day in days:
@@ -255,8 +257,8 @@ def test_days_can_be_filled_side_by_side(tmp_path):
     assert batch.ids[:, 0].tolist() == [1, 2, 1, 2]
 
 
-def test_the_chunks_do_not_show(tmp_path):
-    small, large = make(tmp_path / "small", chunk=3), make(tmp_path / "large", chunk=1000)
+def test_files_do_not_depend_on_the_chunks(tmp_path):
+    small, large = make_dataset(tmp_path / "small", chunk=3), make_dataset(tmp_path / "large", chunk=1000)
     for path in (tmp_path / "small").rglob("*"):
         if path.is_file():
             assert path.read_bytes() == (tmp_path / "large" / path.relative_to(small.path)).read_bytes()

@@ -1,4 +1,4 @@
-"""Encoders as they were when a Dataset was made, from what it stores."""
+"""Encoders of columns: the type for a plan, new ones, and those restored from a Dataset."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from lpfs.data.encoders.numeric import BinningEncoder, NumericEncoder
 from lpfs.data.fields import FieldPlan
 from lpfs.errors import DataError
 
+PLAN_OPTIONS = tuple(option.name for option in fields(FieldPlan))
+
 
 def encoder_type(plan: FieldPlan) -> type[Encoder]:
-    """Return the kind of encoder for a plan."""
+    """Return the encoder class for a plan."""
     if plan.kind == "multi":
         return BagEncoder
     if plan.kind == "numeric":
@@ -23,20 +25,18 @@ def encoder_type(plan: FieldPlan) -> type[Encoder]:
 
 
 def make_encoder(plan: FieldPlan, seed: int, first: int = 0) -> Encoder:
-    """Return an encoder that has learned nothing yet; ``first`` is the number of the first row it will observe."""
+    """Return an unfitted encoder; ``first`` is the number of the first row it observes."""
     kind = encoder_type(plan)
     return BinningEncoder(plan, seed, first) if kind is BinningEncoder else kind(plan)
 
 
-PLAN = tuple(each.name for each in fields(FieldPlan))
-
-
 def restore_encoder(settings: Mapping[str, Any], values: Any) -> Encoder:
-    """Return the encoder of a field from its settings (plan and what was learned) and its stored values."""
-    plan = FieldPlan(**{name: settings[name] for name in PLAN if name in settings})
+    """Return the fitted encoder of a field from its settings (plan and metadata) and its stored values."""
+    plan = FieldPlan(**{name: settings[name] for name in PLAN_OPTIONS if name in settings})
     try:
         return encoder_type(plan).from_stored(plan, settings, values)
     except KeyError as error:
         raise DataError(
-            f"field {plan.name!r}: {error} is not stored, an older lpfs made this Dataset; prepare its log again"
+            f"field {plan.name!r}: {error} is not stored, another version of lpfs made this Dataset; "
+            "delete the Dataset and prepare its log again"
         ) from None

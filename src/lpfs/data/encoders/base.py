@@ -1,4 +1,4 @@
-"""The contract of encoders, one a field."""
+"""Encoder: the contract of encoders, one per field."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from lpfs.data.fields import FieldPlan
 from lpfs.data.store.format import AnyArray
 from lpfs.schema import Field
 
-RowLocator = Callable[[int], str]
+RowLocator = Callable[[int], str]  # describes the location of a row, for messages
 
 
 class Encoder(ABC):
-    """The contract: ``observe`` training rows, ``finish`` once, then ``encode`` any rows.
+    """Turns a raw column into a field: ``observe`` training rows, ``finish`` once, then ``encode`` any rows.
 
-    ``restored`` with what ``about`` and ``stored`` gave is an encoder that encodes the same, bit by bit.
+    ``from_stored``, given the results of ``metadata`` and ``values_to_store``, returns an encoder that encodes
+    bitwise identically.
     """
 
     kind: str
@@ -29,37 +30,37 @@ class Encoder(ABC):
 
     @classmethod
     @abstractmethod
-    def from_stored(cls, plan: FieldPlan, about: Mapping[str, Any], values: Any) -> Encoder:
-        """Return the encoder that learned this; a KeyError names what is not there."""
+    def from_stored(cls, plan: FieldPlan, metadata: Mapping[str, Any], values: Any) -> Encoder:
+        """Return the fitted encoder; raise KeyError if the metadata is incomplete."""
 
     @abstractmethod
-    def observe(self, column: pl.Series, where: RowLocator) -> Callable[[], list[AnyArray]]:
-        """Take in rows of the training period; return a function that gives what tells the column apart."""
+    def observe(self, column: pl.Series, locate: RowLocator) -> Callable[[], list[AnyArray]]:
+        """Add training rows; return a function that returns arrays that identify the content of the column."""
 
     @abstractmethod
     def partial_state(self) -> Any:
-        """Return what observing found, small and apart from counts of values and samples of numbers."""
+        """Return the small part of the observed state: without counts of values and samples of numbers."""
 
     @abstractmethod
-    def merge(self, notes: Any) -> None:
-        """Take in the notes of an encoder of the same field that observed the next chunk, somewhere else."""
+    def merge(self, state: Any) -> None:
+        """Add the ``partial_state`` of another encoder of the same field that observed the next chunk."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Decide on ids or scales."""
+        """Fix ids or scales."""
 
     @abstractmethod
-    def encode(self, column: pl.Series, where: RowLocator) -> Any:
+    def encode(self, column: pl.Series, locate: RowLocator) -> Any:
         """Return ids, numbers, or a bag (ids, lengths)."""
 
     @property
     @abstractmethod
     def constant(self) -> bool:
-        """Whether every training row holds the same."""
+        """Whether all training rows are equal."""
 
     @property
     def cardinality(self) -> int:
-        """Number of ids, special ones included."""
+        """Number of ids, including the special ones."""
         return 0
 
     def values_to_store(self) -> Any:
@@ -67,12 +68,12 @@ class Encoder(ABC):
         return None
 
     def metadata(self) -> dict[str, Any]:
-        """Return JSON values that say how the column was turned into the field, all that was learned."""
+        """Return everything that was fitted, besides the stored values, as JSON values."""
         return {}
 
     @property
     def field(self) -> Field:
-        """The field as it goes into the schema."""
+        """The field of the schema."""
         plan = self.plan
         dim = plan.width if self.kind == "numeric" else plan.dim
         return Field(plan.name, self.kind, self.cardinality, dim, plan.group, float(plan.cost))  # type: ignore[arg-type]

@@ -1,7 +1,4 @@
-"""Numbers: log1p, standardised from the training period, or quantile bins.
-
-Encoders of numbers: standardised, or as ids of quantile bins.
-"""
+"""Encoders of numeric columns: standardized numbers, or the ids of quantile bins."""
 
 from __future__ import annotations
 
@@ -21,12 +18,14 @@ from lpfs.data.store.format import FIRST_ID, MISSING_ID, AnyArray
 from lpfs.errors import DataError, StateError
 
 Numbers = npt.NDArray[np.float64]
-MIN_BINS, MOST_BINS, ROWS_PER_BIN = 16, 256, 500  # where the number of bins is found from that of rows
-SAMPLED = 1 << 18  # values kept of a column for its quantiles
+MIN_BINS, MAX_BINS, ROWS_PER_BIN = 16, 256, 500  # for bins="auto"
+SAMPLE_SIZE = 1 << 18  # values of a column kept for its quantiles
+MAX_NUMBER = 1e150  # larger numbers are clipped: their squares would overflow
+MAX_ENCODED = 1e38  # limit of encoded numbers, float32
 
 
-def as_numbers(values: pl.Series, where: Callable[[int], str]) -> Numbers:
-    """Return a column as numbers, NaN where missing or not finite; say which value is no number."""
+def as_numbers(values: pl.Series, locate: RowLocator) -> Numbers:
+    """Return a column as numbers, NaN where missing or infinite; raise DataError if a value is not a number."""
     if values.dtype == pl.Boolean:
         values = cast_column(values, pl.UInt8)
     if values.dtype.is_nested() or values.dtype.is_temporal() or values.dtype in (pl.Binary, pl.Object):
@@ -36,13 +35,13 @@ def as_numbers(values: pl.Series, where: Callable[[int], str]) -> Numbers:
     if numbers.null_count() != values.null_count():
         text = cast_column(values, pl.String)
         for row in np.flatnonzero((numbers.is_null() & values.is_not_null()).to_numpy()).tolist():
-            result[row] = _parse_number(text[row], values.name, where, row)
+            result[row] = _parse_number(text[row], values.name, locate, row)
     result[np.isinf(result)] = np.nan
     return result
 
 
-def _parse_number(text: str, name: str, where: Callable[[int], str], row: int) -> float:
-    """Read a number that polars does not take."""
+def _parse_number(text: str, name: str, locate: RowLocator, row: int) -> float:
+    """Parse a number that polars does not accept."""
     text = text.strip()
     if text.lower() in MISSING_NUMBER_TEXTS:
         return float("nan")
@@ -50,12 +49,12 @@ def _parse_number(text: str, name: str, where: Callable[[int], str], row: int) -
         return float(text.replace("_", "x"))
     except ValueError:
         raise DataError(
-            f"{where(row)}: column {name!r}: {text!r:.60} is not a number; "
+            f"{locate(row)}: column {name!r}: {text!r:.60} is not a number; "
             "repair it, or set kind = 'categorical' for this column"
         ) from None
 
 
-def as_vectors(values: pl.Series, width: int, separator: str | None, where: Callable[[int], str]) -> Numbers:
+def as_vectors(values: pl.Series, width: int, separator: str | None, locate: RowLocator) -> Numbers:
     """Return a list column, or text with separators, as (n, width) numbers; a missing list is all NaN."""
     if isinstance(values.dtype, pl.Array):
         values = values.arr.to_list()
@@ -68,34 +67,30 @@ def as_vectors(values: pl.Series, width: int, separator: str | None, where: Call
             f"column {values.name!r} holds {values.dtype}, not lists of {width} numbers; give its separator"
         )
     result = np.full((len(values), width), np.nan)
-    present = values.is_not_null()
     lengths = values.list.len().fill_null(width)
-    wrong = lengths != width
-    if wrong.any():
-        row = int(wrong.arg_max() or 0)
+    invalid = lengths != width
+    if invalid.any():
+        row = int(invalid.arg_max() or 0)
         raise DataError(
-            f"{where(row)}: column {values.name!r}: {lengths[row]} numbers, expected {width}; "
+            f"{locate(row)}: column {values.name!r}: {lengths[row]} numbers, expected {width}; "
             "all rows must have the same number"
         )
-    rows = np.flatnonzero(present.to_numpy())
+    rows = np.flatnonzero(values.is_not_null().to_numpy())
     if len(rows):
-        flat = as_numbers(values.drop_nulls().explode(), lambda place: where(int(rows[place // width])))
+        flat = as_numbers(values.drop_nulls().explode(), lambda position: locate(int(rows[position // width])))
         result[rows] = flat.reshape(-1, width)
     return result
 
 
 def signed_log1p(numbers: Numbers, transform: str) -> Numbers:
-    """Return sign(x)·log1p(|x|), which is log1p(x) where nothing is negative; or the numbers as they are.
-
-    Beyond 1e150 squares would overflow: such numbers are cut there.
-    """
+    """Return sign(x)·log1p(|x|); with transform ``none`` the numbers, clipped at ±``MAX_NUMBER``."""
     if transform == "none":
-        return np.clip(numbers, -1e150, 1e150)
+        return np.clip(numbers, -MAX_NUMBER, MAX_NUMBER)
     return np.copysign(np.log1p(np.abs(numbers)), numbers)
 
 
 class Moments:
-    """Mean and deviation of each component, merged chunk by chunk (Chan et al.)."""
+    """Mean and standard deviation of each component, merged chunk by chunk (Chan et al.)."""
 
     def __init__(self, width: int) -> None:
         self.count, self.mean, self.square = np.zeros(width), np.zeros(width), np.zeros(width)
@@ -104,23 +99,23 @@ class Moments:
 
     @classmethod
     def of(cls, numbers: Numbers) -> Moments:
-        """Return those of (n, width) transformed numbers."""
-        made = cls(numbers.shape[1])
-        there = ~np.isnan(numbers)
-        made.count = there.sum(0).astype(np.float64)
-        made.missing = int(numbers.size - made.count.sum())
-        made.mean = np.where(there, numbers, 0.0).sum(0) / np.maximum(made.count, 1)
-        made.square = (np.where(there, numbers - made.mean, 0.0) ** 2).sum(0)
-        made.low = np.where(there, numbers, np.inf).min(0, initial=np.inf)
-        made.high = np.where(there, numbers, -np.inf).max(0, initial=-np.inf)
-        return made
+        """Return the moments of (n, width) transformed numbers."""
+        moments = cls(numbers.shape[1])
+        present = ~np.isnan(numbers)
+        moments.count = present.sum(0).astype(np.float64)
+        moments.missing = int(numbers.size - moments.count.sum())
+        moments.mean = np.where(present, numbers, 0.0).sum(0) / np.maximum(moments.count, 1)
+        moments.square = (np.where(present, numbers - moments.mean, 0.0) ** 2).sum(0)
+        moments.low = np.where(present, numbers, np.inf).min(0, initial=np.inf)
+        moments.high = np.where(present, numbers, -np.inf).max(0, initial=-np.inf)
+        return moments
 
     def add(self, numbers: Numbers) -> None:
-        """Take (n, width) transformed numbers in."""
-        self.join(Moments.of(numbers))
+        """Add (n, width) transformed numbers."""
+        self.merge(Moments.of(numbers))
 
-    def join(self, other: Moments) -> None:
-        """Take in those of the next chunk; in which order chunks come shows in the last digits."""
+    def merge(self, other: Moments) -> None:
+        """Add the moments of the next chunk; the order of chunks affects the last digits."""
         total = np.maximum(self.count + other.count, 1)
         delta = other.mean - self.mean
         self.mean = self.mean + delta * (other.count / total)
@@ -131,60 +126,57 @@ class Moments:
 
     @property
     def deviation(self) -> Numbers:
-        """Standard deviation; 1 where all numbers are the same."""
+        """Standard deviation; 1 where all numbers are equal."""
         deviation = np.sqrt(self.square / np.maximum(self.count, 1))
         return np.where((deviation > 0) & np.isfinite(deviation), deviation, 1.0)
 
     @property
     def constant(self) -> bool:
-        """Whether every row holds the same: one number in each component, or nothing anywhere."""
+        """Whether all rows are equal: the same number in each component, or all missing."""
         if not self.count.any():
             return True
         return not self.missing and bool((self.low == self.high).all())
 
 
 class Quantiles:
-    """Edges of equally filled bins, from a uniform sample of bounded size that does not depend on chunks."""
+    """Quantiles from a uniform sample of bounded size that does not depend on chunks."""
 
     def __init__(self, seed: int, first: int = 0) -> None:
         self.seed = seed
-        self._values, self._marks = np.zeros(0), np.zeros(0, np.uint64)
-        self._rows = first  # the number of the next training row
+        self._values, self._hashes = np.zeros(0), np.zeros(0, np.uint64)
+        self._rows = first  # number of the next training row
 
     def add(self, numbers: Numbers) -> None:
-        """Take (n,) numbers in; the sample keeps those whose row number hashes lowest."""
-        marks = splitmix64(np.arange(self._rows, self._rows + len(numbers)), self.seed)
-        self._rows += len(numbers)
-        there = ~np.isnan(numbers)
-        self._values = np.concatenate([self._values, numbers[there]])
-        self._marks = np.concatenate([self._marks, marks[there]])
-        if len(self._values) > 2 * SAMPLED:
-            self._truncate_sample()
+        """Add (n,) numbers; the sample keeps those whose row numbers have the lowest hashes."""
+        rows = self._rows + len(numbers)
+        hashes = splitmix64(np.arange(self._rows, rows), self.seed)
+        present = ~np.isnan(numbers)
+        self.merge(numbers[present], hashes[present], rows)
 
-    def join(self, values: Numbers, marks: HashValues, rows: int) -> None:
-        """Take in a sample of the first ``rows`` rows, or the part of it that is among the lowest."""
+    def merge(self, values: Numbers, hashes: HashValues, rows: int) -> None:
+        """Add a sample of the first ``rows`` rows."""
         self._values = np.concatenate([self._values, values])
-        self._marks = np.concatenate([self._marks, marks])
+        self._hashes = np.concatenate([self._hashes, hashes])
         self._rows = rows
-        if len(self._values) > 2 * SAMPLED:
+        if len(self._values) > 2 * SAMPLE_SIZE:
             self._truncate_sample()
 
     def sample(self) -> tuple[Numbers, HashValues]:
-        """Return the sampled values and the marks by which they were chosen."""
+        """Return the sampled values and the hashes of their row numbers."""
         self._truncate_sample()
-        return self._values, self._marks
+        return self._values, self._hashes
 
     def _truncate_sample(self) -> None:
-        if len(self._values) > SAMPLED:
-            lowest = np.argpartition(self._marks, SAMPLED)[:SAMPLED]
-            self._values, self._marks = self._values[lowest], self._marks[lowest]
+        if len(self._values) > SAMPLE_SIZE:
+            lowest = np.argpartition(self._hashes, SAMPLE_SIZE)[:SAMPLE_SIZE]
+            self._values, self._hashes = self._values[lowest], self._hashes[lowest]
 
     def bin_count(self) -> int:
-        """Return how many bins so many rows can fill: one for every 500, from 16 to 256."""
-        return min(MOST_BINS, max(MIN_BINS, self._rows // ROWS_PER_BIN))
+        """Return the number of bins for ``auto``: one per 500 rows, from 16 to 256."""
+        return min(MAX_BINS, max(MIN_BINS, self._rows // ROWS_PER_BIN))
 
     def edges(self, bins: int) -> Numbers:
-        """Return at most ``bins`` - 1 increasing inner edges."""
+        """Return at most ``bins`` - 1 increasing inner edges of equally filled bins."""
         self._truncate_sample()
         if not len(self._values):
             return np.zeros(0)
@@ -194,20 +186,20 @@ class Quantiles:
 
 
 def bin_ids(numbers: Numbers, edges: Numbers) -> Ids:
-    """Return the id of the bin of each number; missing has its own."""
+    """Return the id of the bin of each number, ``MISSING_ID`` for NaN."""
     ids = (np.searchsorted(edges, numbers, side="right") + FIRST_ID).astype(np.uint32)
     ids[np.isnan(numbers)] = MISSING_ID
     return ids
 
 
 def bin_names(edges: Numbers) -> list[str]:
-    """Name each bin by its bounds, the lower one included."""
+    """Return the bounds of each bin as text; the lower bound belongs to the bin."""
     bounds = ["-inf", *(f"{edge:g}" for edge in edges), "inf"]
     return [f"[{low}, {high})" for low, high in pairwise(bounds)]
 
 
 class NumericEncoder(Encoder):
-    """Numbers, compressed and standardised."""
+    """Numbers, transformed and standardized."""
 
     kind = "numeric"
 
@@ -218,52 +210,53 @@ class NumericEncoder(Encoder):
         self._negative = False
 
     @classmethod
-    def from_stored(cls, plan: FieldPlan, about: Mapping[str, Any], values: Any) -> NumericEncoder:
-        """Return the encoder with this scale."""
-        made = cls(plan)
-        made._mean, made._deviation = np.array(about["mean"], float), np.array(about["deviation"], float)
-        made._negative = about["signed"]
-        return made
+    def from_stored(cls, plan: FieldPlan, metadata: Mapping[str, Any], values: Any) -> NumericEncoder:
+        """Return the encoder with a stored mean and standard deviation."""
+        encoder = cls(plan)
+        encoder._mean = np.array(metadata["mean"], float)
+        encoder._deviation = np.array(metadata["deviation"], float)
+        encoder._negative = metadata["signed"]
+        return encoder
 
-    def _numbers(self, column: pl.Series, where: RowLocator) -> Numbers:
+    def _numbers(self, column: pl.Series, locate: RowLocator) -> Numbers:
         if self.plan.width == 1 and not column.dtype.is_nested():
-            return as_numbers(column, where).reshape(-1, 1)
-        return as_vectors(column, self.plan.width, self.plan.separator, where)
+            return as_numbers(column, locate).reshape(-1, 1)
+        return as_vectors(column, self.plan.width, self.plan.separator, locate)
 
-    def observe(self, column: pl.Series, where: RowLocator) -> Callable[[], list[AnyArray]]:
-        """Add to mean and deviation."""
-        numbers = self._numbers(column, where)
+    def observe(self, column: pl.Series, locate: RowLocator) -> Callable[[], list[AnyArray]]:
+        """Update mean and standard deviation."""
+        numbers = self._numbers(column, locate)
         self._negative = self._negative or bool((numbers < 0).any())
         self._moments.add(signed_log1p(numbers, self.plan.transform))
         return lambda: [numbers]
 
     def partial_state(self) -> Any:
-        """Return mean and deviation so far, and whether anything is negative."""
+        """Return the moments so far, and whether a number is negative."""
         return self._moments, self._negative
 
-    def merge(self, notes: Any) -> None:
-        """Merge mean and deviation."""
-        moments, negative = notes
-        self._moments.join(moments)
+    def merge(self, state: Any) -> None:
+        """Merge the moments."""
+        moments, negative = state
+        self._moments.merge(moments)
         self._negative = self._negative or negative
 
     def finish(self) -> None:
-        """Set the scale."""
+        """Fix mean and standard deviation."""
         self._mean, self._deviation = self._moments.mean, self._moments.deviation
 
     @property
     def constant(self) -> bool:
-        """Whether every training row holds the same."""
+        """Whether all training rows are equal."""
         return self._moments.constant
 
-    def encode(self, column: pl.Series, where: RowLocator) -> Any:
-        """Return standardised numbers, NaN where missing."""
-        numbers = signed_log1p(self._numbers(column, where), self.plan.transform)
+    def encode(self, column: pl.Series, locate: RowLocator) -> Any:
+        """Return standardized numbers, NaN where missing."""
+        numbers = signed_log1p(self._numbers(column, locate), self.plan.transform)
         scaled = (numbers - self._mean) / self._deviation
-        return np.clip(scaled, -1e38, 1e38).astype(np.float32)
+        return np.clip(scaled, -MAX_ENCODED, MAX_ENCODED).astype(np.float32)
 
     def metadata(self) -> dict[str, Any]:
-        """Return the scale, so that new rows can be treated the same way."""
+        """Return the transformation, mean and standard deviation."""
         scale = {"mean": self._mean.tolist(), "deviation": self._deviation.tolist()}
         return {"transform": self.plan.transform, "signed": self._negative, **scale}
 
@@ -280,37 +273,37 @@ class BinningEncoder(Encoder):
         self._edges: Numbers = np.zeros(0)
 
     @classmethod
-    def from_stored(cls, plan: FieldPlan, about: Mapping[str, Any], values: Any) -> BinningEncoder:
-        """Return the encoder with these edges."""
-        made = cls(plan)
-        made._quantiles, made._edges = None, np.array(about["edges"], float)
-        return made
+    def from_stored(cls, plan: FieldPlan, metadata: Mapping[str, Any], values: Any) -> BinningEncoder:
+        """Return the encoder with stored edges."""
+        encoder = cls(plan)
+        encoder._quantiles, encoder._edges = None, np.array(metadata["edges"], float)
+        return encoder
 
-    def observe(self, column: pl.Series, where: RowLocator) -> Callable[[], list[AnyArray]]:
+    def observe(self, column: pl.Series, locate: RowLocator) -> Callable[[], list[AnyArray]]:
         """Sample numbers."""
-        numbers = as_numbers(column, where)
+        numbers = as_numbers(column, locate)
         if self._quantiles is not None:
             self._quantiles.add(numbers)
         self._moments.add(signed_log1p(numbers.reshape(-1, 1), "log"))
         return lambda: [numbers]
 
     def partial_state(self) -> Any:
-        """Return whether the numbers differ; the sample goes its own way."""
+        """Return the moments, which tell whether the numbers differ; the sample is merged separately."""
         return self._moments
 
-    def merge(self, notes: Any) -> None:
-        """Merge whether the numbers differ."""
-        self._moments.join(notes)
+    def merge(self, state: Any) -> None:
+        """Merge the moments."""
+        self._moments.merge(state)
 
     @property
     def quantiles(self) -> Quantiles:
-        """The sample, until the edges are set."""
+        """The sample; available until ``finish``."""
         if self._quantiles is None:
-            raise StateError(f"field {self.name!r}: its edges are set, the sample is gone")
+            raise StateError(f"field {self.name!r}: the sample is not available after finish")
         return self._quantiles
 
     def finish(self) -> None:
-        """Set the edges."""
+        """Compute the edges."""
         if self._quantiles is not None:
             bins = self.plan.bins
             self._edges = self._quantiles.edges(bins if isinstance(bins, int) else self._quantiles.bin_count())
@@ -318,17 +311,17 @@ class BinningEncoder(Encoder):
 
     @property
     def constant(self) -> bool:
-        """Whether every training row holds the same."""
+        """Whether all training rows are equal."""
         return self._moments.constant
 
     @property
     def cardinality(self) -> int:
-        """Number of ids, special ones included."""
+        """Number of ids, including the special ones."""
         return FIRST_ID + len(self._edges) + 1
 
-    def encode(self, column: pl.Series, where: RowLocator) -> Any:
-        """Return the bin of each row."""
-        return bin_ids(as_numbers(column, where), self._edges)
+    def encode(self, column: pl.Series, locate: RowLocator) -> Any:
+        """Return the id of the bin of each row."""
+        return bin_ids(as_numbers(column, locate), self._edges)
 
     def values_to_store(self) -> Any:
         """Return the names of the bins."""

@@ -1,9 +1,8 @@
-"""Vocabularies: how often each value occurs in the training period, and which id it gets."""
+"""Vocabularies: canonical values, their counts in the training days, and their ids."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,26 +10,27 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from lpfs.data.encoders.base import RowLocator
 from lpfs.data.hashing import HashTable, Ids, Keys
 from lpfs.data.parsing import cast_column
 from lpfs.data.store.format import FIRST_ID, MISSING_ID, UNSEEN_ID
 from lpfs.errors import DataError
 
-Where = Callable[[int], str]
+MIN_MERGE_ROWS = 1 << 18  # rows of counts that are collected before they are merged
 
 
-def canonical_values(values: pl.Series, *, hexadecimal: bool, where: Where) -> pl.Series:
-    """Return the values of a categorical column as text, whole numbers or fractions; null is missing."""
+def canonical_values(values: pl.Series, *, hexadecimal: bool, locate: RowLocator) -> pl.Series:
+    """Return the values of a categorical column as text, integers or floats; null is missing."""
     name, dtype = values.name, values.dtype
     if hexadecimal:
-        return parse_hexadecimal(values, where)
+        return parse_hexadecimal(values, locate)
     if dtype == pl.String or dtype in (pl.Int64, pl.UInt64):
         return values
     if dtype.is_integer() and dtype not in (pl.Int128, pl.UInt128):
         return cast_column(values, pl.Int64)
     if dtype.is_float():
         numbers: pl.Series = cast_column(values, pl.Float64).fill_nan(None)
-        return numbers.set(numbers == 0.0, 0.0)  # -0.0 and 0.0 are one value
+        return numbers.set(numbers == 0.0, 0.0)  # -0.0 and 0.0 are the same value
     if dtype == pl.Null:
         return cast_column(values, pl.String)
     if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
@@ -38,10 +38,10 @@ def canonical_values(values: pl.Series, *, hexadecimal: bool, where: Where) -> p
     return cast_column(values, pl.String)
 
 
-def parse_hexadecimal(values: pl.Series, where: Where) -> pl.Series:
-    """Return hexadecimal text as whole numbers below 2**32, or say which value is not."""
+def parse_hexadecimal(values: pl.Series, locate: RowLocator) -> pl.Series:
+    """Return hexadecimal text as integers below 2**32; raise DataError for any other value."""
     if values.dtype.is_integer():
-        return canonical_values(values, hexadecimal=False, where=where)
+        return canonical_values(values, hexadecimal=False, locate=locate)
     if values.dtype not in (pl.String, pl.Null):
         raise DataError(f"column {values.name!r}: {values.dtype} is not hexadecimal text; set hexadecimal = false")
     text = cast_column(values, pl.String)
@@ -49,14 +49,14 @@ def parse_hexadecimal(values: pl.Series, where: Where) -> pl.Series:
     if numbers.null_count() != text.null_count():
         row = int((numbers.is_null() & text.is_not_null()).arg_max() or 0)
         raise DataError(
-            f"{where(row)}: column {values.name!r}: {text[row]!r:.60} is not a hexadecimal number of at most "
+            f"{locate(row)}: column {values.name!r}: {text[row]!r:.60} is not a hexadecimal number of at most "
             "eight digits; set hexadecimal = false for this column"
         )
     return numbers
 
 
 def value_keys(values: pl.Series) -> Keys:
-    """Return a 64-bit key for each canonical value: its hash if it is text, its bits if it is a number."""
+    """Return a 64-bit key of each canonical value: the hash of a text, the bits of a number."""
     if values.dtype == pl.String:
         return values.hash(11).to_numpy()
     filled = values.fill_null(0).to_numpy()
@@ -66,13 +66,13 @@ def value_keys(values: pl.Series) -> Keys:
 
 
 class ValueCounter:
-    """Counts values in memory that grows with the distinct values only."""
+    """Counts values; memory grows with the number of distinct values only."""
 
     def __init__(self) -> None:
-        self._all: pl.DataFrame | None = None
+        self._merged: pl.DataFrame | None = None
         self._parts: list[pl.DataFrame] = []
-        self._waiting = 0
-        self.left_out = 0, 0  # values, and how often they occur, that ``take`` was not given
+        self._part_rows = 0
+        self.left_out = 0, 0  # number of values that were not passed to ``add_counts``, and their total count
 
     def add(self, values: pl.Series) -> None:
         """Count the values of a chunk; nulls are not values."""
@@ -80,33 +80,43 @@ class ValueCounter:
         self.add_counts(part.with_columns(pl.col("count").cast(pl.UInt64)))
 
     def add_counts(self, part: pl.DataFrame, left_out: tuple[int, int] = (0, 0)) -> None:
-        """Take in values with their counts; of those too rare for an id it is enough to say how many there are."""
+        """Add values with their counts; of values too rare for an id, ``left_out`` is enough."""
         self.left_out = self.left_out[0] + left_out[0], self.left_out[1] + left_out[1]
-        if not part.height and not left_out[0]:  # no value says nothing about their type either
+        if not part.height and not left_out[0]:  # an empty part would add its type
             return
         self._parts.append(part)
-        self._waiting += part.height
-        if self._waiting > max(1 << 18, 0 if self._all is None else self._all.height):
+        self._part_rows += part.height
+        if self._part_rows > max(MIN_MERGE_ROWS, 0 if self._merged is None else self._merged.height):
             self._merge()
 
     def _merge(self) -> None:
-        parts = self._parts if self._all is None else [self._all, *self._parts]
-        if parts:
-            merged = pl.concat(parts, how="vertical_relaxed") if len(parts) > 1 else parts[0]
-            self._all = merged.group_by("value").agg(pl.col("count").sum()) if len(parts) > 1 else merged
-        self._parts, self._waiting = [], 0
+        parts = self._parts if self._merged is None else [self._merged, *self._parts]
+        if len(parts) == 1:
+            self._merged = parts[0]
+        elif parts:
+            counts = pl.concat(parts, how="vertical_relaxed").group_by("value")
+            self._merged = counts.agg(pl.col("count").sum())
+        self._parts, self._part_rows = [], 0
 
     def result(self) -> pl.DataFrame:
-        """Return values by descending count, equal counts by value."""
+        """Return values and counts, sorted by descending count, then by value."""
         self._merge()
-        if self._all is None:
+        if self._merged is None:
             return pl.DataFrame({"value": [], "count": []}, {"value": pl.String, "count": pl.UInt64})
-        return self._all.sort("count", "value", descending=[True, False])
+        return self._merged.sort("count", "value", descending=[True, False])
 
 
 @dataclass
 class Vocabulary:
-    """The values that have an id of their own, in id order from ``FIRST_ID``."""
+    """The values that have an id, in id order from ``FIRST_ID``.
+
+    Args:
+        values: canonical values.
+        lookup: ids by key.
+        seen: number of distinct values in the training days.
+        covered: share of the training values that have an id.
+
+    """
 
     values: pl.Series
     lookup: HashTable
@@ -115,30 +125,29 @@ class Vocabulary:
 
     @classmethod
     def build(cls, counter: ValueCounter, *, min_count: int, max_values: int | None) -> Vocabulary:
-        """Keep values that are frequent enough, the most frequent first."""
-        counts, (values_left, rows_left) = counter.result(), counter.left_out
+        """Build the vocabulary of the values with at least ``min_count`` occurrences, the most frequent first."""
+        counts, (rare_values, rare_rows) = counter.result(), counter.left_out
         kept = counts.filter(pl.col("count") >= min_count)
         if max_values is not None:
             kept = kept.head(max_values)
-        total = float((counts["count"].sum() or 0) + rows_left)
+        total = float((counts["count"].sum() or 0) + rare_rows)
         values = kept["value"].rechunk()
         return cls(
             values,
             HashTable(value_keys(values), FIRST_ID),
-            counts.height + values_left,
+            counts.height + rare_values,
             float(kept["count"].sum() or 0) / total if total else 1.0,
         )
 
     @classmethod
-    def restored(cls, stored: Any, seen: int, covered: float) -> Vocabulary:
-        """Return the vocabulary that ``stored`` gave."""
-        text = isinstance(stored, list)
-        values = pl.Series("value", stored, pl.String) if text else pl.Series("value", stored)
+    def from_stored(cls, stored: Any, seen: int, covered: float) -> Vocabulary:
+        """Return the vocabulary of the values that ``values_to_store`` returned."""
+        values = pl.Series("value", stored, pl.String if isinstance(stored, list) else None)
         return cls(values, HashTable(value_keys(values), FIRST_ID), seen, covered)
 
     @property
     def cardinality(self) -> int:
-        """Number of ids, the two special ones included."""
+        """Number of ids, including the two special ones."""
         return FIRST_ID + len(self.values)
 
     def encode(self, values: pl.Series) -> Ids:
@@ -148,17 +157,19 @@ class Vocabulary:
             values = cast_to_vocabulary(values, self.values.dtype)
         ids = self.lookup(value_keys(values))
         if values.null_count():
-            ids[values.is_null().to_numpy()] = UNSEEN_ID  # a value that this type does not have
+            ids[values.is_null().to_numpy()] = (
+                UNSEEN_ID  # a value that does not exist in the type of the vocabulary
+            )
         ids[missing] = MISSING_ID
         return ids
 
-    def stored(self) -> Any:
-        """Return the values as they are stored: an array of numbers (hexadecimal ones too), or text."""
+    def values_to_store(self) -> Any:
+        """Return the values as they are stored: an array of numbers (also if hexadecimal), or a list of texts."""
         return self.values.to_list() if self.values.dtype == pl.String else self.values.to_numpy()
 
 
 def cast_to_vocabulary(values: pl.Series, dtype: pl.DataType) -> pl.Series:
-    """Bring a chunk whose file stores a column as another type to that of the vocabulary, or to null."""
+    """Cast values to the type of the vocabulary; null where a value does not exist in that type."""
     if values.dtype == dtype:
         return values
     if dtype.is_integer() and values.dtype.is_float():
@@ -167,26 +178,26 @@ def cast_to_vocabulary(values: pl.Series, dtype: pl.DataType) -> pl.Series:
 
 
 def hashed_ids(values: pl.Series, modulo: int) -> Ids:
-    """Return ``FIRST_ID`` + value modulo a range; text is hashed with BLAKE2b first. Missing has its own id.
+    """Return ``FIRST_ID`` + value modulo a range, ``MISSING_ID`` for null; text is hashed with BLAKE2b first.
 
-    Whole numbers, hexadecimal ones too, are taken modulo the range themselves, as DLRM's max-ind-range does.
+    Integers, also hexadecimal ones, are taken modulo the range directly, as DLRM's max-ind-range does.
     """
     missing = values.is_null().to_numpy()
     numbers: npt.NDArray[Any]
     if values.dtype == pl.String:
         distinct = values.drop_nulls().unique()
-        codes = [
-            int.from_bytes(
-                hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
-            )
-            % modulo
-            for text in distinct.to_list()
-        ]
+        codes = [_hash_text(text) % modulo for text in distinct.to_list()]
         table = HashTable(value_keys(distinct), FIRST_ID)
-        places = table(value_keys(values)).astype(np.int64) - FIRST_ID
-        numbers = np.asarray([*codes, 0], np.uint32)[places]
+        positions = table(value_keys(values)).astype(np.int64) - FIRST_ID
+        numbers = np.asarray([*codes, 0], np.uint32)[positions]
     else:
         numbers = value_keys(values) % np.uint64(modulo)
     ids: Ids = numbers.astype(np.uint32) + np.uint32(FIRST_ID)
     ids[missing] = MISSING_ID
     return ids
+
+
+def _hash_text(text: str) -> int:
+    """Return the first 64 bits of the BLAKE2b hash of a text."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

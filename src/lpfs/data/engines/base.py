@@ -1,38 +1,31 @@
-"""The embedded engine: polars in this process, chunk after chunk.
-
-The contract of engines.
-"""
+"""Engine: how ``prepare`` reads a log. LocalEngine: with polars in this process, chunk by chunk."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lpfs._console import Console
 from lpfs.data.days import DayAssigner, make_day_assigner
 from lpfs.data.encoders.base import Encoder
 from lpfs.data.fit_encoders import FitResult, columns_to_read, new_encoders, observe_training_rows
 from lpfs.data.passes import day_rows, encode, split_by_day
 from lpfs.data.planning import PreparePlan
-from lpfs.data.progress import Reporter
 from lpfs.data.sources.base import Chunk
 from lpfs.data.stream import prefetch
 
-if TYPE_CHECKING:
-    from lpfs.data.days import DayAssigner
-    from lpfs.data.encoders.base import Encoder
-    from lpfs.data.fit_encoders import FitResult
+MIN_PREFETCH_BYTES = 1 << 20  # smaller sources are read without a prefetch thread
 
-
-Encoded = dict[str, dict[str, Any]]  # the arguments of ``DayWriter.append``
+Encoded = dict[str, dict[str, Any]]  # arguments of ``DayWriter.append``
 
 
 class Engine(ABC):
-    """Reads a planned log, several times over; ``prepare`` decides and writes."""
+    """Read a planned log in several passes; ``prepare`` decides what to keep and writes the Dataset."""
 
-    def __init__(self, job: PreparePlan, reporter: Reporter) -> None:
-        self.job, self.reporter = job, reporter
+    def __init__(self, plan: PreparePlan, console: Console) -> None:
+        self.plan, self.console = plan, console
 
     @abstractmethod
     def fingerprint(self) -> list[list[Any]]:
@@ -40,15 +33,15 @@ class Engine(ABC):
 
     @abstractmethod
     def assign_days(self) -> DayAssigner:
-        """Return what tells the day of each row."""
+        """Return the assigner that gives the day of each row."""
 
     @abstractmethod
-    def observe(self, clock: DayAssigner, train: set[int]) -> FitResult:
-        """Return what the training days show."""
+    def observe(self, assigner: DayAssigner, train: set[int]) -> FitResult:
+        """Return encoders fitted on the training days, and the statistics of these days."""
 
     @abstractmethod
-    def encode(self, clock: DayAssigner, encoders: Sequence[Encoder]) -> Iterator[tuple[int, Encoded]]:
-        """Yield all rows with their day, those of one day in the order of the log."""
+    def encode(self, assigner: DayAssigner, encoders: Sequence[Encoder]) -> Iterator[tuple[int, Encoded]]:
+        """Yield all rows with the index of their day; the rows of a day are in the order of the log."""
 
     def __enter__(self) -> Engine:
         return self
@@ -56,26 +49,23 @@ class Engine(ABC):
     def __exit__(  # noqa: B027
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let go of what the engine holds."""
-
-
-SMALL = 1 << 20  # bytes of a source that needs no reading ahead
+        """Release the resources of the engine."""
 
 
 class LocalEngine(Engine):
-    """Reads the whole source itself; memory grows with the vocabularies and not with the rows."""
+    """Read the source in this process; memory grows with the vocabularies, not with the number of rows."""
 
     def fingerprint(self) -> list[list[Any]]:
         """Hash every file."""
-        source = self.job.source
-        with self.reporter.counting("identifying", "MB") as told:
-            return source.fingerprint(lambda done: told(done >> 20, source.size >> 20))
+        source = self.plan.source
+        with self.console.progress("identifying", "MB") as update:
+            return source.fingerprint(lambda done: update(done >> 20, source.size >> 20))
 
     def assign_days(self) -> DayAssigner:
         """Read the time and split columns, or count the rows."""
-        options = self.job.options
+        options = self.plan.options
         return make_day_assigner(
-            self.job.source,
+            self.plan.source,
             time=options.time,
             format=options.time_format,
             parts=options.parts,
@@ -85,21 +75,21 @@ class LocalEngine(Engine):
             shuffle=options.seed if options.shuffle else None,
         )
 
-    def observe(self, clock: DayAssigner, train: set[int]) -> FitResult:
-        """Show the training days to the encoders."""
-        job = self.job
-        chunks = self._track(
-            "counting", job.source.chunks(columns_to_read(job, new_encoders(job)), clock.files(train))
-        )
-        return observe_training_rows(day_rows(chunks, clock, job.options, train), job)
+    def observe(self, assigner: DayAssigner, train: set[int]) -> FitResult:
+        """Fit the encoders on the training days."""
+        plan = self.plan
+        columns = columns_to_read(plan, new_encoders(plan))
+        chunks = self._track("counting", plan.source.chunks(columns, assigner.files(train)))
+        return observe_training_rows(day_rows(chunks, assigner, plan.options, train), plan)
 
-    def encode(self, clock: DayAssigner, encoders: Sequence[Encoder]) -> Iterator[tuple[int, Encoded]]:
+    def encode(self, assigner: DayAssigner, encoders: Sequence[Encoder]) -> Iterator[tuple[int, Encoded]]:
         """Encode chunk after chunk."""
-        job = self.job
-        chunks = self._track("encoding", job.source.chunks(columns_to_read(job, encoders)))
-        for part, encoded in encode(day_rows(chunks, clock, job.options, labelled=job.labelled), encoders):
+        plan = self.plan
+        chunks = self._track("encoding", plan.source.chunks(columns_to_read(plan, encoders)))
+        rows = day_rows(chunks, assigner, plan.options, labelled=plan.labelled)
+        for part, encoded in encode(rows, encoders):
             yield from split_by_day(part, encoded)
 
-    def _track(self, what: str, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-        size = self.job.source.size
-        return self.reporter.track(prefetch(chunks, int(size > SMALL)), what, size)
+    def _track(self, task: str, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        size = self.plan.source.size
+        return self.console.track_chunks(prefetch(chunks, int(size > MIN_PREFETCH_BYTES)), task, size)

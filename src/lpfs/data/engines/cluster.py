@@ -1,28 +1,30 @@
-"""An engine that cuts a log into pieces, has others do something with each, and puts together what they found.
+"""ClusterEngine: process the pieces of a log on many machines and merge the results.
 
-Counts of values and samples of numbers as rows of one table, whatever the type of a column.
-
-What is done with one piece of a log, wherever that is: the same functions that the embedded engine uses.
-
-A piece begins with what came before it (``Start``), so that days, draws of negatives and samples are those of the
-whole log. Everything here is a plain function of plain values that can be pickled.
+A piece starts with the state at its first row (``PieceStart``), so that days, sampled negatives and samples of
+numbers are those of the whole log; the result is bitwise identical to that of the local engine. The functions for
+one piece take and return values that can be pickled. Counts of values and samples of numbers of all columns are
+rows of one table.
 """
 
 from __future__ import annotations
 
 import pickle
+import shutil
+import uuid
 from abc import abstractmethod
-from collections import Counter as Tally
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from lpfs._console import Console
 from lpfs.data.days import DayAssigner, DayByColumn, DayByFile, count_roles, day_assigner_from_counts, day_columns
 from lpfs.data.encoders.base import Encoder
 from lpfs.data.encoders.categorical import CategoricalEncoder
@@ -33,62 +35,351 @@ from lpfs.data.fit_encoders import FitResult, columns_to_read, new_encoders
 from lpfs.data.hashing import HashValues
 from lpfs.data.passes import DuplicateColumns, LabelCopies, PieceStart, day_rows, encode, hash_arrays, split_by_day
 from lpfs.data.planning import PreparePlan
-from lpfs.data.progress import Reporter
+from lpfs.data.remote import as_url, convert_remote_errors, file_system
 from lpfs.data.sources.base import FileSource, Piece
 from lpfs.errors import InputError, StateError
 
-SAMPLE = "sample"  # the type of rows that are no counts
-COUNTS = {  # of values: the field, the type of the value, itself as text or as the 64 bits of a number, how often
-    "field": pl.Int32,
-    "type": pl.String,
-    "text": pl.String,
-    "number": pl.Int64,
-    "count": pl.Int64,
+COUNT_COLUMNS = {  # the table of counts of values and samples of numbers
+    "field": pl.Int32,  # index of the field
+    "type": pl.String,  # type of the value, or SAMPLE_TYPE
+    "text": pl.String,  # the value, if it is text
+    "number": pl.Int64,  # the 64 bits of the value, if it is a number; of a sample, the sampling hash
+    "count": pl.Int64,  # number of occurrences; of a sample, the 64 bits of the number
 }
-TYPES = {str(dtype): dtype for dtype in (pl.String(), pl.Int64(), pl.UInt64(), pl.UInt32(), pl.Float64())}
-SIGN = np.uint64(1 << 63)
+SAMPLE_TYPE = "sample"
+VALUE_TYPES = {str(dtype): dtype for dtype in (pl.String(), pl.Int64(), pl.UInt64(), pl.UInt32(), pl.Float64())}
+SIGN_BIT = np.uint64(1 << 63)
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class PieceWithStart:
+    """A piece and the state at its first row."""
+
+    piece: Piece
+    start: PieceStart
+
+
+@dataclass(frozen=True)
+class ChunkState:
+    """The statistics of the training rows of one chunk, without counts and samples."""
+
+    rows: int
+    positives: int
+    states: tuple[Any, ...]  # partial state of each encoder
+    digests: tuple[bytes, ...]  # digest of each column, to find duplicate columns
+
+
+@dataclass(frozen=True)
+class VocabularyLimits:
+    """Limits of the vocabulary of a field."""
+
+    min_count: int
+    max_values: int | None
+
+
+@dataclass
+class PieceResults:
+    """The merged results of all pieces.
+
+    Args:
+        chunks: state of every chunk, in the order of the log.
+        label_copies: candidates for copies of the label, of every piece.
+        types: types of the values of each field; several if the files store the column with different types.
+        counts: counts of each field, of the values that can get an id; columns as in ``COUNT_COLUMNS``.
+        left_out: for each field with one type, the number of values that are not in ``counts``, and of their rows.
+        samples: rows with the lowest hashes of each field.
+
+    """
+
+    chunks: list[ChunkState] = field(default_factory=list)
+    label_copies: list[LabelCopies] = field(default_factory=list)
+    types: dict[int, list[str]] = field(default_factory=dict)
+    counts: dict[int, pl.DataFrame] = field(default_factory=dict)
+    left_out: dict[int, tuple[int, int]] = field(default_factory=dict)
+    samples: dict[int, pl.DataFrame] = field(default_factory=dict)
+
+
+class ClusterEngine(Engine):
+    """Process a log by pieces; a subclass runs functions over items and sums up counts."""
+
+    def __init__(self, plan: PreparePlan, console: Console) -> None:
+        super().__init__(plan, console)
+        if not isinstance(plan.source, FileSource):
+            raise InputError("a cluster can only read files, found a table in memory; use the engine 'embedded'")
+        if plan.options.ordered:
+            raise InputError(
+                "ordered: pieces are read in parallel, so the order of times cannot be checked; "
+                "omit ordered, or use the engine 'embedded'"
+            )
+        self._pieces: list[Piece] = []
+        self._rows: list[int] | None = None  # of each piece, the rows that the day assigner counts
+        self._days: list[Counter[int]] | None = None  # of each piece, the rows by day
+
+    @abstractmethod
+    def map(self, task: str, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Return the result of a function for each item, in order."""
+
+    @abstractmethod
+    def map_large(
+        self, task: str, function: Callable[[Item], Iterator[Result]], items: Sequence[Item]
+    ) -> Iterator[Result]:
+        """Yield all results of a function for each item, in order."""
+
+    @abstractmethod
+    def reduce_counts(
+        self,
+        task: str,
+        function: Callable[[Item], Iterator[ChunkState | pl.DataFrame | LabelCopies]],
+        items: Sequence[Item],
+        limits: Mapping[int, VocabularyLimits],
+    ) -> PieceResults:
+        """Return the results of a function for all items, with the counts of equal values summed up.
+
+        Values beyond the limits may be left out, except for a field that has different types in different files:
+        which of its values are equal is only known after they are converted to one type.
+        """
+
+    def fingerprint(self) -> list[list[Any]]:
+        """Hash every file, and divide it into pieces."""
+        source = file_source(self.plan)
+        results = self.map("identifying", partial(identify_file, source), list(range(len(source.paths))))
+        self._pieces = [piece for _, pieces in results for piece in pieces]
+        return [identity for identity, _ in results]
+
+    def assign_days(self) -> DayAssigner:
+        """Read the time and split columns of every piece, or count its rows."""
+        options, source = self.plan.options, file_source(self.plan)
+        if options.time is None and options.split is None and options.parts == "files":
+            return DayByFile(source)
+        timed = None if options.time is None else DayByColumn(options.time, options.time_format)
+        if timed is not None:
+            self._detect_time_format(timed)
+        results = self.map("finding days", partial(scan_piece, self.plan, timed), self._all_pieces())
+        if timed is not None:
+            timed = timed.copy_empty()
+            for _, days in results:
+                timed.add_days(days)
+        counts: Counter[str] = Counter()
+        for piece_counts, _ in results:
+            counts.update(piece_counts)
+        self._rows = [piece_counts["train"] for piece_counts, _ in results]
+        return day_assigner_from_counts(
+            options.split, timed, counts, options.parts, options.seed if options.shuffle else None
+        )
+
+    def _detect_time_format(self, timed: DayByColumn) -> None:
+        """Detect the format of the times from the first rows, as the local engine does."""
+        options, source = self.plan.options, file_source(self.plan)
+        for chunk in source.chunks(day_columns(source, options.split, options.time)):
+            count_roles([chunk], options.split, timed)
+            if timed.seen():
+                return
+
+    def observe(self, assigner: DayAssigner, train: set[int]) -> FitResult:
+        """Count every piece of the training days, and merge the counts."""
+        plan = self.plan
+        encoders = new_encoders(plan)
+        files = assigner.files(train)
+        items = [item for item in self._pieces_with_start(assigner) if files is None or item.piece.file in files]
+        if any(isinstance(encoder, BinningEncoder) for encoder in encoders):
+            rows = self.map("sampling", partial(count_sampled, plan, assigner, train), items)
+            before = accumulate(rows[:-1], initial=0)
+            items = [
+                PieceWithStart(item.piece, PieceStart(item.start.row, item.start.days, trained))
+                for item, trained in zip(items, before, strict=True)
+            ]
+        limits = {
+            index: VocabularyLimits(encoder.plan.min_count or 1, encoder.plan.max_values)
+            for index, encoder in enumerate(encoders)
+            if has_vocabulary(encoder)
+        }
+        results = self.reduce_counts("counting", partial(observe_piece, plan, assigner, train), items, limits)
+        return merge_results(encoders, results)
+
+    def encode(self, assigner: DayAssigner, encoders: Sequence[Encoder]) -> Iterator[tuple[int, Encoded]]:
+        """Encode every piece; this process receives the rows and writes them."""
+        function = partial(encode_piece, self.plan, assigner, encoders)
+        return self.map_large("encoding", function, self._pieces_with_start(assigner))
+
+    def _all_pieces(self) -> list[Piece]:
+        if not self._pieces:
+            raise StateError("the log has no pieces yet; call fingerprint first, it divides the log into pieces")
+        return self._pieces
+
+    def _pieces_with_start(self, assigner: DayAssigner) -> list[PieceWithStart]:
+        """Return the pieces with the rows before each, and the rows before it by day if negatives are sampled."""
+        pieces, plan = self._all_pieces(), self.plan
+        rows = [0] * len(pieces) if self._rows is None else [0, *accumulate(self._rows[:-1])]
+        items = [PieceWithStart(piece, PieceStart(row)) for piece, row in zip(pieces, rows, strict=True)]
+        if plan.options.negatives == 1.0:
+            return items
+        if self._days is None:
+            self._days = self.map("counting days", partial(count_days, plan, assigner), items)
+        before: Counter[int] = Counter()
+        result = []
+        for item, days in zip(items, self._days, strict=True):
+            result.append(PieceWithStart(item.piece, PieceStart(item.start.row, dict(before))))
+            before.update(days)
+        return result
+
+
+def merge_results(encoders: list[Encoder], results: PieceResults) -> FitResult:
+    """Return finished encoders, identical to encoders that observed all chunks in order."""
+    duplicates, copies = DuplicateColumns(encoders), LabelCopies(encoder.name for encoder in encoders)
+    rows = positives = 0
+    for chunk in results.chunks:
+        rows, positives = rows + chunk.rows, positives + chunk.positives
+        for encoder, state in zip(encoders, chunk.states, strict=True):
+            encoder.merge(state)
+        digests = zip(encoders, chunk.digests, strict=True)
+        duplicates.add({encoder.name: digest for encoder, digest in digests if duplicates.needs(encoder.name)})
+    for piece_copies in results.label_copies:
+        copies.merge(piece_copies)
+    for index, encoder in enumerate(encoders):
+        if isinstance(encoder, CategoricalEncoder) and has_vocabulary(encoder):
+            types = results.types.get(index, ())
+            for value_type in types:
+                left_out = results.left_out[index] if len(types) == 1 else (0, 0)
+                encoder.counter.add_counts(rows_to_counts(results.counts[index], value_type), left_out)
+        elif isinstance(encoder, BinningEncoder) and index in results.samples:
+            encoder.quantiles.merge(*rows_to_sample(results.samples[index]), rows)
+        encoder.finish()
+    return FitResult(encoders, duplicates.result(), copies.result(), rows, positives)
+
+
+# Functions for one piece of the log. They run on the workers.
+
+
+def identify_file(source: FileSource, index: int) -> tuple[list[Any], list[Piece]]:
+    """Return the identity of a file (name, size, content hash) and its pieces."""
+    return source.identity(index), source.pieces(index)
+
+
+def scan_piece(plan: PreparePlan, timed: DayByColumn | None, piece: Piece) -> tuple[Counter[str], list[Any]]:
+    """Return the number of training, validation and test rows of a piece, and the days of its training rows."""
+    options, source = plan.options, file_source(plan)
+    timed = None if timed is None else timed.copy_empty()
+    chunks = source.piece(day_columns(source, options.split, options.time), piece)
+    counts = count_roles(chunks, options.split, timed)
+    return counts, [] if timed is None else timed.seen()
+
+
+def count_days(plan: PreparePlan, assigner: DayAssigner, item: PieceWithStart) -> Counter[int]:
+    """Return the number of rows of a piece by day."""
+    options, source = plan.options, file_source(plan)
+    counts: Counter[int] = Counter()
+    assigner.start_at(item.start.row)
+    for chunk in source.piece(day_columns(source, options.split, options.time), item.piece):
+        if chunk.frame.height:
+            for day, rows in assigner.assign(chunk):
+                counts[day] += chunk.frame.height if rows is None else len(rows)
+    return counts
+
+
+def count_sampled(plan: PreparePlan, assigner: DayAssigner, train: set[int], item: PieceWithStart) -> int:
+    """Return the number of training rows of a piece after the negatives are sampled."""
+    chunks = file_source(plan).piece(columns_to_read(plan, []), item.piece)
+    return sum(part.frame.height for part in day_rows(chunks, assigner, plan.options, train, start=item.start))
+
+
+def observe_piece(
+    plan: PreparePlan, assigner: DayAssigner, train: set[int], item: PieceWithStart
+) -> Iterator[ChunkState | pl.DataFrame | LabelCopies]:
+    """Yield the state of each chunk, then the counts of values, the samples of numbers, and the label copies."""
+    encoders = new_encoders(plan)
+    names = [encoder.name for encoder in encoders]
+    label, trained, copies = plan.options.label, item.start.trained, LabelCopies(names)
+    counters = {encoder.name: ValueCounter() for encoder in encoders if has_vocabulary(encoder)}
+    quantiles = {
+        encoder.name: encoder.quantiles
+        for encoder in new_encoders(plan, trained)
+        if isinstance(encoder, BinningEncoder)
+    }
+    chunks = file_source(plan).piece(columns_to_read(plan, encoders), item.piece)
+    for part in day_rows(chunks, assigner, plan.options, train, start=item.start):
+        digests = []
+        chunk_encoders = new_encoders(plan, trained)  # new ones: states are merged in the order of the log
+        for encoder in chunk_encoders:
+            digests.append(hash_arrays(encoder.observe(part.frame[encoder.name], part.locate)()))
+            if encoder.name in counters and isinstance(encoder, CategoricalEncoder):
+                counters[encoder.name].add_counts(encoder.counter.result())
+            if isinstance(encoder, BinningEncoder):
+                quantiles[encoder.name].merge(*encoder.quantiles.sample(), trained)
+        copies.add(part.frame, part.labels[label])
+        trained += part.frame.height
+        states = tuple(encoder.partial_state() for encoder in chunk_encoders)
+        yield ChunkState(part.frame.height, int(part.labels[label].sum()), states, tuple(digests))
+    for index, name in enumerate(names):
+        if name in counters:
+            yield counts_to_rows(index, counters[name].result())
+        elif name in quantiles:
+            yield sample_to_rows(index, *quantiles[name].sample())
+    yield copies
+
+
+def encode_piece(
+    plan: PreparePlan, assigner: DayAssigner, encoders: Sequence[Encoder], item: PieceWithStart
+) -> Iterator[tuple[int, Encoded]]:
+    """Yield the encoded rows of a piece with the index of their day."""
+    chunks = file_source(plan).piece(columns_to_read(plan, encoders), item.piece)
+    rows = day_rows(chunks, assigner, plan.options, labelled=plan.labelled, start=item.start)
+    for part, encoded in encode(rows, encoders, threads=1):
+        yield from split_by_day(part, encoded)
+
+
+def has_vocabulary(encoder: Encoder) -> bool:
+    """Return whether an encoder has a vocabulary."""
+    return isinstance(encoder, CategoricalEncoder) and encoder.plan.hash is None
+
+
+def file_source(plan: PreparePlan) -> FileSource:
+    """Return the source of a plan, which ``ClusterEngine`` has checked to be files."""
+    source = plan.source
+    if not isinstance(source, FileSource):
+        raise TypeError(f"not files: {type(source).__name__}")
+    return source
+
+
+# Counts and samples as rows of one table.
 
 
 def counts_to_rows(field: int, counts: pl.DataFrame) -> pl.DataFrame:
-    """Return values and counts of a field as rows of the table."""
-    values = counts["value"]
-    text = (
-        values
-        if values.dtype == pl.String
-        else pl.Series("text", [None], pl.String).new_from_index(0, len(values))
-    )
-    numbers = np.zeros(len(values), np.int64) if values.dtype == pl.String else _as_int64_bits(values)
-    return _rows(field, str(values.dtype), text, numbers, counts["count"].cast(pl.Int64))
+    """Return the values and counts of a field as rows of the table."""
+    values, count = counts["value"], counts["count"].cast(pl.Int64)
+    if values.dtype == pl.String:
+        return _table_rows(field, str(values.dtype), values, np.zeros(len(values), np.int64), count)
+    return _table_rows(field, str(values.dtype), None, _as_int64_bits(values), count)
 
 
-def sample_to_rows(field: int, values: npt.NDArray[np.float64], marks: HashValues) -> pl.DataFrame:
-    """Return a sample as rows of the table: marks as numbers that sort as they do, the values' bits as counts."""
-    counts = pl.Series(np.ascontiguousarray(values).view(np.int64))
-    return _rows(field, SAMPLE, no_text(len(values)), (marks ^ SIGN).view(np.int64), counts)
+def sample_to_rows(field: int, values: npt.NDArray[np.float64], hashes: HashValues) -> pl.DataFrame:
+    """Return a sample as rows of the table: hashes as signed numbers in the same order, values as 64 bits."""
+    bits = pl.Series(np.ascontiguousarray(values).view(np.int64))
+    return _table_rows(field, SAMPLE_TYPE, None, (hashes ^ SIGN_BIT).view(np.int64), bits)
 
 
-def no_text(rows: int) -> pl.Series:
-    """Return a column of text that is missing."""
-    return pl.repeat(None, rows, dtype=pl.String, eager=True).alias("text")
-
-
-def _rows(field: int, type: str, text: pl.Series, number: npt.NDArray[np.int64], count: pl.Series) -> pl.DataFrame:
-    """Return rows of one field and type."""
+def _table_rows(
+    field: int, type: str, text: pl.Series | None, number: npt.NDArray[np.int64], count: pl.Series
+) -> pl.DataFrame:
+    if text is None:
+        text = pl.repeat(None, len(number), dtype=pl.String, eager=True)
     return pl.DataFrame({"text": text, "number": number, "count": count}).select(
         pl.lit(field, pl.Int32).alias("field"), pl.lit(type).alias("type"), "text", "number", "count"
     )
 
 
 def _as_int64_bits(values: pl.Series) -> npt.NDArray[np.int64]:
-    """Return numbers as 64 bits."""
+    """Return 64-bit numbers as their bits; narrower integers are converted to int64."""
     numbers = values.to_numpy()
     wide = numbers if numbers.dtype.itemsize == 8 else numbers.astype(np.int64)
     return np.ascontiguousarray(wide).view(np.int64)
 
 
 def rows_to_counts(rows: pl.DataFrame, type: str) -> pl.DataFrame:
-    """Return the values of one type with their counts, as ``Counter.take`` takes them."""
-    part, dtype = rows.filter(pl.col("type") == type), TYPES[type]
+    """Return the values of one type with their counts, as ``ValueCounter.add_counts`` expects them."""
+    part, dtype = rows.filter(pl.col("type") == type), VALUE_TYPES[type]
     if dtype == pl.String:
         value = part["text"]
     else:
@@ -98,300 +389,65 @@ def rows_to_counts(rows: pl.DataFrame, type: str) -> pl.DataFrame:
 
 
 def rows_to_sample(rows: pl.DataFrame) -> tuple[npt.NDArray[np.float64], HashValues]:
-    """Return the values and marks of sampled rows."""
-    marks = np.ascontiguousarray(rows["number"].to_numpy()).view(np.uint64) ^ SIGN
-    return np.ascontiguousarray(rows["count"].to_numpy()).view(np.float64), marks
+    """Return the values and hashes of a sample."""
+    hashes = np.ascontiguousarray(rows["number"].to_numpy()).view(np.uint64) ^ SIGN_BIT
+    return np.ascontiguousarray(rows["count"].to_numpy()).view(np.float64), hashes
 
 
-@dataclass(frozen=True)
-class PieceWithStart:
-    """A piece and what comes before it."""
-
-    piece: Piece
-    start: PieceStart
-
-
-@dataclass(frozen=True)
-class ChunkState:
-    """What the training rows of one chunk showed, apart from counts and samples."""
-
-    rows: int
-    positives: int
-    fields: tuple[Any, ...]  # notes of each encoder
-    digests: tuple[bytes, ...]  # of each column, to tell twins by
-
-
-def identify(source: FileSource, index: int) -> tuple[list[Any], list[Piece]]:
-    """Return who a file is, and how it can be cut."""
-    return source.identity(index), source.pieces(index)
-
-
-def scan_piece(job: PreparePlan, timed: DayByColumn | None, piece: Piece) -> tuple[Tally[str], list[Any]]:
-    """Return how many rows of a piece are for training, validation and test, and the days of the first."""
-    options, source = job.options, file_source(job)
-    own = None if timed is None else timed.copy_empty()
-    chunks = source.piece(day_columns(source, options.split, options.time), piece)
-    counts = count_roles(chunks, options.split, own)
-    return counts, [] if own is None else own.seen()
-
-
-def count_days(job: PreparePlan, clock: DayAssigner, begun: PieceWithStart) -> Tally[int]:
-    """Return how many rows of a piece each day has."""
-    options, source = job.options, file_source(job)
-    counts: Tally[int] = Tally()
-    clock.start_at(begun.start.row)
-    for chunk in source.piece(day_columns(source, options.split, options.time), begun.piece):
-        if chunk.frame.height:
-            for day, rows in clock.assign(chunk):
-                counts[day] += chunk.frame.height if rows is None else len(rows)
-    return counts
-
-
-def count_sampled(job: PreparePlan, clock: DayAssigner, train: set[int], begun: PieceWithStart) -> int:
-    """Return how many rows of the training days a piece has after negatives were drawn."""
-    options = job.options
-    chunks = file_source(job).piece(columns_to_read(job, []), begun.piece)
-    return sum(part.frame.height for part in day_rows(chunks, clock, options, train, start=begun.start))
-
-
-def observe(
-    job: PreparePlan, clock: DayAssigner, train: set[int], begun: PieceWithStart
-) -> Iterator[ChunkState | pl.DataFrame | LabelCopies]:
-    """Yield what each chunk showed, then the counts of the values, the samples of the numbers, and the leaks."""
-    encoders = new_encoders(job)
-    counters = {each.name: ValueCounter() for each in encoders if has_vocabulary(each)}
-    label, trained, leaks = job.options.label, begun.start.trained, LabelCopies(each.name for each in encoders)
-    quantiles = {
-        each.name: each.quantiles for each in new_encoders(job, trained) if isinstance(each, BinningEncoder)
-    }
-    chunks = file_source(job).piece(columns_to_read(job, encoders), begun.piece)
-    for part in day_rows(chunks, clock, job.options, train, start=begun.start):
-        digests = []
-        chunk_encoders = new_encoders(job, trained)
-        for each in chunk_encoders:  # new ones: means are merged chunk by chunk, in the order of the log
-            digests.append(hash_arrays(each.observe(part.frame[each.name], part.where)()))
-            if each.name in counters and isinstance(each, CategoricalEncoder):
-                counters[each.name].add_counts(each.counter.result())
-            if isinstance(each, BinningEncoder):
-                quantiles[each.name].join(*each.quantiles.sample(), trained)
-        leaks.add(part.frame, part.labels[label])
-        trained += part.frame.height
-        notes = tuple(each.partial_state() for each in chunk_encoders)
-        yield ChunkState(part.frame.height, int(part.labels[label].sum()), notes, tuple(digests))
-    for index, each in enumerate(encoders):
-        if each.name in counters:
-            yield counts_to_rows(index, counters[each.name].result())
-        elif each.name in quantiles:
-            yield sample_to_rows(index, *quantiles[each.name].sample())
-    yield leaks
-
-
-def encode_piece(
-    job: PreparePlan, clock: DayAssigner, encoders: Sequence[Encoder], begun: PieceWithStart
-) -> Iterator[tuple[int, Encoded]]:
-    """Yield the encoded rows of a piece with their days."""
-    chunks = file_source(job).piece(columns_to_read(job, encoders), begun.piece)
-    parts = day_rows(chunks, clock, job.options, labelled=job.labelled, start=begun.start)
-    for part, encoded in encode(parts, encoders, threads=1):
-        yield from split_by_day(part, encoded)
-
-
-def has_vocabulary(encoder: Encoder) -> bool:
-    """Whether an encoder keeps a vocabulary."""
-    return isinstance(encoder, CategoricalEncoder) and encoder.plan.hash is None
-
-
-def file_source(job: PreparePlan) -> FileSource:
-    """Return the source of a job that was checked to be files."""
-    source = job.source
-    if not isinstance(source, FileSource):
-        raise TypeError(f"not files: {type(source).__name__}")
-    return source
+# Transfer of values between machines.
 
 
 def to_bytes(value: Any) -> bytes:
-    """Return a value as bytes."""
+    """Return a pickled value."""
     return pickle.dumps(value, protocol=5)
 
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-
 @dataclass(frozen=True)
-class VocabularyLimits:
-    """Which values of a field get an id of their own."""
+class SharedFolder:
+    """A new directory at a path or URL that all machines can access, for values that are passed as files."""
 
-    least: int
-    most: int | None
+    path: str
 
+    @classmethod
+    def create_in(cls, parent: str) -> SharedFolder:
+        """Return a directory with a unique name in ``parent``; it is created with the first value."""
+        return cls(f"{(as_url(parent) or parent).rstrip('/')}/lpfs-{uuid.uuid4().hex}")
 
-@dataclass
-class PieceResults:
-    """What all pieces showed.
+    def write(self, value: Any) -> str:
+        """Write a value; return its name."""
+        name = uuid.uuid4().hex
+        if as_url(self.path) is None:
+            Path(self.path).mkdir(parents=True, exist_ok=True)
+            Path(self.path, name).write_bytes(to_bytes(value))
+        else:
+            system, root = file_system(self.path)
+            with convert_remote_errors(self.path):
+                system.pipe_file(f"{root}/{name}", to_bytes(value))
+        return name
 
-    Args:
-        notes: of every chunk, in the order of the log.
-        leaks: of every piece.
-        types: by field, those of its values; several where files store it as several types.
-        counts: by field, of the values that can get an id, in the columns of ``values.COUNTS``.
-        left_out: by field of one type, how many values are not in ``counts``, and how often they occur.
-        samples: by field, the rows with the lowest marks.
+    def write_all(self, function: Callable[[Any], Iterator[Any]], item: Any) -> list[str]:
+        """Write all values that a function yields for an item; return their names in order."""
+        return [self.write(value) for value in function(item)]
 
-    """
+    def pop(self, name: str) -> Any:
+        """Return a value and remove its file."""
+        if as_url(self.path) is None:
+            path = Path(self.path, name)
+            data = path.read_bytes()
+            path.unlink()
+        else:
+            system, root = file_system(self.path)
+            with convert_remote_errors(self.path):
+                data = system.cat_file(f"{root}/{name}")
+                system.rm_file(f"{root}/{name}")
+        return pickle.loads(data)
 
-    notes: list[ChunkState] = field(default_factory=list)
-    leaks: list[LabelCopies] = field(default_factory=list)
-    types: dict[int, list[str]] = field(default_factory=dict)
-    counts: dict[int, pl.DataFrame] = field(default_factory=dict)
-    left_out: dict[int, tuple[int, int]] = field(default_factory=dict)
-    samples: dict[int, pl.DataFrame] = field(default_factory=dict)
-
-
-class ClusterEngine(Engine):
-    """Who does the work has only to run functions over items, and to add up counts."""
-
-    def __init__(self, job: PreparePlan, reporter: Reporter) -> None:
-        super().__init__(job, reporter)
-        if not isinstance(job.source, FileSource):
-            raise InputError("only files can be read by many machines, found a table; use the engine 'embedded'")
-        if job.options.ordered:
-            raise InputError(
-                "ordered: pieces are read side by side, a step back in time is not seen; "
-                "leave ordered out, or use the engine 'embedded'"
-            )
-        self._pieces: list[Piece] = []
-        self._rows: list[int] | None = None  # of each piece, those that its clock counts
-        self._days: list[Tally[int]] | None = None  # of each piece, its rows by day
-
-    @abstractmethod
-    def map(self, what: str, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Return what a function gives for each item, in their order."""
-
-    @abstractmethod
-    def map_large(
-        self, what: str, function: Callable[[Item], Iterator[Result]], items: Sequence[Item]
-    ) -> Iterator[Result]:
-        """Yield all that a function yields for each item, in their order."""
-
-    @abstractmethod
-    def reduce_counts(
-        self,
-        what: str,
-        function: Callable[[Item], Iterator[ChunkState | pl.DataFrame | LabelCopies]],
-        items: Sequence[Item],
-        limits: Mapping[int, VocabularyLimits],
-    ) -> PieceResults:
-        """Return what a function finds for all items, with the counts of like values added up.
-
-        Values beyond the limits may be left out; of a field that has several types, in several files, none may:
-        which of them are like is only seen when they are brought to one type.
-        """
-
-    def fingerprint(self) -> list[list[Any]]:
-        """Hash every file, and cut it."""
-        source = file_source(self.job)
-        files = list(range(len(source.paths)))
-        found = self.map("identifying", partial(identify, source), files)
-        self._pieces = [piece for _, pieces in found for piece in pieces]
-        return [identity for identity, _ in found]
-
-    def assign_days(self) -> DayAssigner:
-        """Read the time and split columns of every piece, or count its rows."""
-        options, source = self.job.options, file_source(self.job)
-        if options.time is None and options.split is None and options.parts == "files":
-            return DayByFile(source)
-        timed = None if options.time is None else DayByColumn(options.time, options.time_format)
-        if timed is not None:
-            self._see_how(timed)
-        found = self.map("finding days", partial(scan_piece, self.job, timed), self._all_pieces())
-        if timed is not None:
-            timed = timed.copy_empty()
-            for _, days in found:
-                timed.add_days(days)
-        counts: Tally[str] = Tally()
-        for each, _ in found:
-            counts.update(each)
-        self._rows = [each["train"] for each, _ in found]
-        return day_assigner_from_counts(
-            options.split, timed, counts, options.parts, options.seed if options.shuffle else None
-        )
-
-    def _see_how(self, timed: DayByColumn) -> None:
-        """Let the first rows tell how times are written, as they do for the embedded engine."""
-        options, source = self.job.options, file_source(self.job)
-        for chunk in source.chunks(day_columns(source, options.split, options.time)):
-            count_roles([chunk], options.split, timed)
-            if timed.seen():
-                return
-
-    def observe(self, clock: DayAssigner, train: set[int]) -> FitResult:
-        """Have every piece of the training days counted, and put the counts together."""
-        job = self.job
-        encoders = new_encoders(job)
-        files = clock.files(train)
-        begun = [each for each in self._begun(clock) if files is None or each.piece.file in files]
-        if any(isinstance(each, BinningEncoder) for each in encoders):
-            rows = self.map("drawing", partial(count_sampled, job, clock, train), begun)
-            before = accumulate(rows[:-1], initial=0)
-            begun = [
-                PieceWithStart(each.piece, PieceStart(each.start.row, each.start.days, trained))
-                for each, trained in zip(begun, before, strict=True)
-            ]
-        limits = {
-            index: VocabularyLimits(each.plan.min_count or 1, each.plan.max_values)
-            for index, each in enumerate(encoders)
-            if has_vocabulary(each)
-        }
-        found = self.reduce_counts("counting", partial(observe, job, clock, train), begun, limits)
-        return merge_results(encoders, found)
-
-    def encode(self, clock: DayAssigner, encoders: Sequence[Encoder]) -> Iterator[tuple[int, Encoded]]:
-        """Have every piece encoded; its rows come here to be written."""
-        function = partial(encode_piece, self.job, clock, encoders)
-        return self.map_large("encoding", function, self._begun(clock))
-
-    def _all_pieces(self) -> list[Piece]:
-        if not self._pieces:
-            raise StateError("identify comes first: it cuts the log into pieces")
-        return self._pieces
-
-    def _begun(self, clock: DayAssigner) -> list[PieceWithStart]:
-        """Return the pieces with what comes before each: rows, and rows of each day where they matter."""
-        pieces, job = self._all_pieces(), self.job
-        rows = [0] * len(pieces) if self._rows is None else [0, *accumulate(self._rows[:-1])]
-        begun = [PieceWithStart(piece, PieceStart(row)) for piece, row in zip(pieces, rows, strict=True)]
-        if job.options.negatives == 1.0:
-            return begun
-        if self._days is None:
-            self._days = self.map("counting days", partial(count_days, job, clock), begun)
-        before: Tally[int] = Tally()
-        result = []
-        for each, here in zip(begun, self._days, strict=True):
-            result.append(PieceWithStart(each.piece, PieceStart(each.start.row, dict(before))))
-            before.update(here)
-        return result
-
-
-def merge_results(encoders: list[Encoder], found: PieceResults) -> FitResult:
-    """Return finished encoders, as if they had observed chunk after chunk themselves."""
-    twins, leaks = DuplicateColumns(encoders), LabelCopies(each.name for each in encoders)
-    rows = positives = 0
-    for noted in found.notes:
-        rows, positives = rows + noted.rows, positives + noted.positives
-        for each, notes in zip(encoders, noted.fields, strict=True):
-            each.merge(notes)
-        digests = zip(encoders, noted.digests, strict=True)
-        twins.add({each.name: digest for each, digest in digests if twins.needs(each.name)})
-    for other in found.leaks:
-        leaks.join(other)
-    for index, each in enumerate(encoders):
-        if isinstance(each, CategoricalEncoder) and has_vocabulary(each):
-            types = found.types.get(index, ())
-            for type_ in types:
-                left_out = found.left_out[index] if len(types) == 1 else (0, 0)
-                each.counter.add_counts(rows_to_counts(found.counts[index], type_), left_out)
-        elif isinstance(each, BinningEncoder) and index in found.samples:
-            each.quantiles.join(*rows_to_sample(found.samples[index]), rows)
-        each.finish()
-    return FitResult(encoders, twins.result(), leaks.result(), rows, positives)
+    def remove(self) -> None:
+        """Remove the directory with all files in it, for example of tasks that ran twice."""
+        if as_url(self.path) is None:
+            shutil.rmtree(self.path, ignore_errors=True)
+        else:
+            system, root = file_system(self.path)
+            with convert_remote_errors(self.path):
+                if system.exists(root):
+                    system.rm(root, recursive=True)

@@ -1,11 +1,9 @@
-"""The engine on a Spark cluster: pieces are its tasks, like values are added up by ibis expressions.
+"""SparkEngine: a cluster engine on Spark. Each piece is a task; ibis expressions sum up the counts of values.
 
-A running session is used if there is one; else one is made as the Spark settings say (spark-defaults.conf,
-PYSPARK_SUBMIT_ARGS), on this machine where they say nothing. Workers need lpfs, and must see the files of the log
-under the paths that were given. Where LPFS_SHARED names a folder or a URL that all of them see, encoded rows come
-back through it; else through Spark, which is slow for many.
-
-Encoded rows by way of files: a folder that all machines see moves more than Spark moves to its driver.
+The active Spark session is used if there is one. Otherwise one is created as the Spark settings say
+(spark-defaults.conf, PYSPARK_SUBMIT_ARGS), on this machine by default. The workers need lpfs, and must see the
+files of the log under the given paths. If the environment variable LPFS_SHARED names a directory or a URL that all
+machines can access, encoded rows are passed through it; otherwise through Spark, which is slow for many rows.
 """
 
 from __future__ import annotations
@@ -13,16 +11,12 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import shutil
 import sys
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Any
@@ -35,226 +29,177 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import lpfs.errors
-from lpfs.data.encoders.numeric import SAMPLED
+from lpfs._console import Console
+from lpfs.data.encoders.numeric import SAMPLE_SIZE
 from lpfs.data.engines.cluster import (
-    COUNTS,
-    SAMPLE,
+    COUNT_COLUMNS,
+    SAMPLE_TYPE,
     ChunkState,
     ClusterEngine,
     Item,
     PieceResults,
     Result,
+    SharedFolder,
     VocabularyLimits,
     to_bytes,
 )
 from lpfs.data.passes import LabelCopies
 from lpfs.data.planning import PreparePlan
-from lpfs.data.progress import Reporter
-from lpfs.data.remote import as_url, convert_remote_errors, file_system
 from lpfs.errors import DataError
 
-VARIABLE = "LPFS_SHARED"  # the folder or URL
-
-
-@dataclass(frozen=True)
-class SharedFolder:
-    """A folder of our own in a place that all machines see, a path or a URL."""
-
-    place: str
-
-    @classmethod
-    def create_in(cls, place: str) -> SharedFolder:
-        """Return a new folder in a place."""
-        return cls(f"{(as_url(place) or place).rstrip('/')}/lpfs-{uuid.uuid4().hex}")
-
-    def put(self, value: Any) -> str:
-        """Write a value; return the name it has."""
-        name = uuid.uuid4().hex
-        if as_url(self.place) is None:
-            Path(self.place).mkdir(parents=True, exist_ok=True)
-            Path(self.place, name).write_bytes(to_bytes(value))
-        else:
-            system, root = file_system(self.place)
-            with convert_remote_errors(self.place):
-                system.pipe_file(f"{root}/{name}", to_bytes(value))
-        return name
-
-    def take(self, name: str) -> Any:
-        """Return the value of a name, and remove it."""
-        if as_url(self.place) is None:
-            path = Path(self.place, name)
-            data = path.read_bytes()
-            path.unlink()
-        else:
-            system, root = file_system(self.place)
-            with convert_remote_errors(self.place):
-                data = system.cat_file(f"{root}/{name}")
-                system.rm_file(f"{root}/{name}")
-        return pickle.loads(data)
-
-    def clear(self) -> None:
-        """Remove the folder and whatever is left in it, by tasks that were done twice for example."""
-        if as_url(self.place) is None:
-            shutil.rmtree(self.place, ignore_errors=True)
-        else:
-            system, root = file_system(self.place)
-            with convert_remote_errors(self.place):
-                if system.exists(root):
-                    system.rm(root, recursive=True)
-
-
-def write_all(shared: SharedFolder, function: Callable[[Any], Iterator[Any]], item: Any) -> list[str]:
-    """Write all that a function yields for an item; return the names, in order."""
-    return [shared.put(value) for value in function(item)]
-
-
-BINARY_SCHEMA = "at long, lot binary"
-TABLE = "at long, lot binary, field int, type string, text string, number long, count long"
-MIXED = VocabularyLimits(0, None)  # of a column that has several types, in several files
+SHARED_VARIABLE = "LPFS_SHARED"  # environment variable: a directory or URL that all machines can access
+VALUE_SCHEMA = "item long, value binary"  # a pickled value of an item
+TABLE_SCHEMA = f"{VALUE_SCHEMA}, field int, type string, text string, number long, count long"
+TABLE_TYPES = (pa.int32(), pa.string(), pa.string(), pa.int64(), pa.int64())  # of COUNT_COLUMNS
+NO_LIMITS = VocabularyLimits(0, None)  # for a column with different types in different files
 NO_CAP = 1 << 62
-MAX_FETCH_ROWS = 1 << 22  # values fetched at a time
-OURS = re.compile(r"lpfs\.errors\.(\w+): (.*)")
+MAX_FETCH_ROWS = 1 << 22  # rows of counts fetched at a time
+MAX_BATCH_ROWS = 1 << 16  # rows of a record batch
+LPFS_ERROR = re.compile(r"lpfs\.errors\.(\w+): (.*)")
 
 
 class SparkEngine(ClusterEngine):
-    """A piece a task; results that are large wait on the disks of the workers until they are fetched."""
+    """Run one task per piece; large results stay on the disks of the workers until they are fetched."""
 
-    def __init__(self, job: PreparePlan, reporter: Reporter) -> None:
-        super().__init__(job, reporter)
-        self._own = SparkSession.getActiveSession() is None
+    def __init__(self, plan: PreparePlan, console: Console) -> None:
+        super().__init__(plan, console)
+        self._owns_session = SparkSession.getActiveSession() is None
         self.session = get_session()
         self.ibis = ibis.pyspark.connect(self.session)
-        self._kept: list[DataFrame] = []
+        self._persisted: list[DataFrame] = []
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Free what waits on the workers; stop the session if it was made here."""
-        for each in self._kept:
-            each.unpersist()
-        if self._own:
+        """Free the results on the workers; stop the session if it was created here."""
+        for frame in self._persisted:
+            frame.unpersist()
+        if self._owns_session:
             self.session.stop()
 
-    def map(self, what: str, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Return what a function gives for each item."""
-        with self._telling(what, len(items)):
-            frame = self._mapped(partial(once, function), items, to_batch)
-            rows = frame.select("at", "lot").collect()
-        return [pickle.loads(row.lot) for row in sorted(rows, key=lambda row: row.at)]
+    def map(self, task: str, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Return the result of a function for each item, in order."""
+        with self._timed(task, len(items)):
+            frame = self._map_items(partial(yield_result, function), items, to_value_row)
+            rows = frame.select("item", "value").collect()
+        return [pickle.loads(row.value) for row in sorted(rows, key=lambda row: row.item)]
 
     def map_large(
-        self, what: str, function: Callable[[Item], Iterator[Result]], items: Sequence[Item]
+        self, task: str, function: Callable[[Item], Iterator[Result]], items: Sequence[Item]
     ) -> Iterator[Result]:
-        """Yield all that a function yields; all of it is made first, on the workers, then fetched in order."""
-        place = os.environ.get(VARIABLE)
-        if place:
-            shared = SharedFolder.create_in(place)
+        """Yield all results of a function; the workers compute all of them before the first is fetched."""
+        parent = os.environ.get(SHARED_VARIABLE)
+        if parent:
+            shared = SharedFolder.create_in(parent)
             try:
-                names = self.map(what, partial(write_all, shared, function), items)
+                names = self.map(task, partial(shared.write_all, function), items)
                 for name in chain.from_iterable(names):
-                    yield shared.take(name)
+                    yield shared.pop(name)
             finally:
-                shared.clear()
+                shared.remove()
             return
-        with self._telling(what, len(items)):
-            frame = self._keep(self._mapped(function, items, to_batch).select("lot"))
+        with self._timed(task, len(items)):
+            frame = self._persist(self._map_items(function, items, to_value_row).select("value"))
             frame.count()
-        with self._telling("fetching", len(items)):
+        with self._timed("fetching", len(items)):
             for row in frame.toLocalIterator(prefetchPartitions=True):
-                yield pickle.loads(row.lot)
+                yield pickle.loads(row.value)
 
     def reduce_counts(
         self,
-        what: str,
+        task: str,
         function: Callable[[Item], Iterator[ChunkState | pl.DataFrame | LabelCopies]],
         items: Sequence[Item],
         limits: Mapping[int, VocabularyLimits],
     ) -> PieceResults:
-        """Add up with one expression for all fields; only values that can get an id leave the cluster."""
-        found = PieceResults()
-        with self._telling(what, len(items)):
-            mapped = self._table("observed", self._keep(self._mapped(function, items, to_table_rows)))
-            notes = self._fetch(mapped.filter(mapped["lot"].notnull()).select("at", "lot"))
-            for lot in notes.sort("at", maintain_order=True)["lot"].to_list():
-                value = pickle.loads(lot)
-                (found.leaks if isinstance(value, LabelCopies) else found.notes).append(value)
+        """Sum up the counts of all fields in one expression; only values that can get an id are fetched."""
+        results = PieceResults()
+        with self._timed(task, len(items)):
+            observed = self._table("observed", self._persist(self._map_items(function, items, to_table_rows)))
+            pickled = self._fetch(observed.filter(observed["value"].notnull()).select("item", "value"))
+            for data in pickled.sort("item", maintain_order=True)["value"].to_list():
+                value = pickle.loads(data)
+                (results.label_copies if isinstance(value, LabelCopies) else results.chunks).append(value)
 
-            valued = mapped.filter(mapped["lot"].isnull() & (mapped["type"] != SAMPLE))
-            summed = valued.group_by("field", "type", "text", "number").agg(count=valued["count"].sum())
-            counts = self._table("counted", self._keep(self._frame(summed)))
+            values = observed.filter(observed["value"].isnull() & (observed["type"] != SAMPLE_TYPE))
+            summed = values.group_by("field", "type", "text", "number").agg(count=values["count"].sum())
+            counts = self._table("counted", self._persist(self._to_frame(summed)))
             grouped = counts.group_by("field", "type").agg(values=counts.count(), rows=counts["count"].sum())
             totals = self._fetch(grouped)
             by_field = totals.group_by("field").agg("type", pl.col("values", "rows").sum()).sort("field")
-            of_fields = {row["field"]: row for row in by_field.iter_rows(named=True)}
-            found.types = {index: each["type"] for index, each in of_fields.items()}
-            for fields in fetch_groups({index: each["values"] for index, each in of_fields.items()}):
-                known = {index: limits[index] if len(found.types[index]) == 1 else MIXED for index in fields}
-                kept = self._fetch(frequent_values(counts, known))
+            total = {row["field"]: row for row in by_field.iter_rows(named=True)}
+            results.types = {index: row["type"] for index, row in total.items()}
+            for fields in fetch_groups({index: row["values"] for index, row in total.items()}):
+                group_limits = {
+                    index: limits[index] if len(results.types[index]) == 1 else NO_LIMITS for index in fields
+                }
+                frequent = self._fetch(frequent_values(counts, group_limits))
                 for index in fields:
-                    found.counts[index] = rows = kept.filter(pl.col("field") == index)
-                    found.left_out[index] = (
-                        of_fields[index]["values"] - rows.height,
-                        of_fields[index]["rows"] - int(rows["count"].sum()),
+                    results.counts[index] = rows = frequent.filter(pl.col("field") == index)
+                    results.left_out[index] = (
+                        total[index]["values"] - rows.height,
+                        total[index]["rows"] - int(rows["count"].sum()),
                     )
-            sampled = mapped.filter(mapped["type"] == SAMPLE)
-            found.samples = {
-                int(index[0]): rows for index, rows in self._fetch(lowest_marks(sampled)).group_by("field")
-            }
-        return found
+            samples = self._fetch(lowest_hashes(observed.filter(observed["type"] == SAMPLE_TYPE)))
+            results.samples = {int(key[0]): rows for key, rows in samples.group_by("field")}
+        return results
 
-    def _mapped(
-        self, function: Callable[[Item], Iterator[Any]], items: Sequence[Item], row: Callable[[int, Any], Any]
+    def _map_items(
+        self,
+        function: Callable[[Item], Iterator[Any]],
+        items: Sequence[Item],
+        to_rows: Callable[[int, Any], Iterator[pa.RecordBatch]],
     ) -> DataFrame:
-        """Have a task do each item; function and items go to a worker once, whatever they hold."""
+        """Return a frame with one task per item; function and items are broadcast to the workers."""
         shared = self.session.sparkContext.broadcast((function, items))
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            work, of = shared.value
+            worker_function, worker_items = shared.value
             for batch in batches:
-                for at in batch["id"].to_pylist():
-                    for value in work(of[at]):
-                        yield from row(at, value)
+                for index in batch["id"].to_pylist():
+                    for value in worker_function(worker_items[index]):
+                        yield from to_rows(index, value)
 
         numbers = self.session.range(0, len(items), 1, len(items))
-        return numbers.mapInArrow(run, TABLE if row is to_table_rows else BINARY_SCHEMA)
+        return numbers.mapInArrow(run, TABLE_SCHEMA if to_rows is to_table_rows else VALUE_SCHEMA)
 
-    def _keep(self, frame: DataFrame) -> DataFrame:
-        """Have a table wait on the disks of the workers, to be used more than once."""
-        kept = frame.persist(StorageLevel.DISK_ONLY)
-        self._kept.append(kept)
-        return kept
+    def _persist(self, frame: DataFrame) -> DataFrame:
+        """Keep the rows of a frame on the disks of the workers until the engine is closed."""
+        persisted = frame.persist(StorageLevel.DISK_ONLY)
+        self._persisted.append(persisted)
+        return persisted
 
     def _table(self, name: str, frame: DataFrame) -> ibis.Table:
         name = f"lpfs_{name}_{id(self)}"
         frame.createOrReplaceTempView(name)
         return self.ibis.table(name)
 
-    def _frame(self, table: ibis.Table) -> DataFrame:
+    def _to_frame(self, table: ibis.Table) -> DataFrame:
         return self.session.sql(str(self.ibis.compile(table)))
 
     def _fetch(self, table: ibis.Table) -> pl.DataFrame:
-        fetched = pl.from_arrow(self._frame(table).toArrow())
+        fetched = pl.from_arrow(self._to_frame(table).toArrow())
         return fetched if isinstance(fetched, pl.DataFrame) else fetched.to_frame()
 
     @contextmanager
-    def _telling(self, what: str, count: int) -> Iterator[None]:
-        """Say what is done and how long it took; turn what a worker says into an error of ours."""
-        begin = monotonic()
+    def _timed(self, task: str, count: int) -> Iterator[None]:
+        """Report a task and its duration; convert errors of the workers to errors of lpfs."""
+        start = monotonic()
         try:
             yield
         except PySparkException as error:
             raise convert_spark_error(error) from error
         pieces = f"{count:,} piece{'s' * (count != 1)}"
-        self.reporter.say(f"spark: {what}: {pieces} in {monotonic() - begin:,.1f} s")
+        self.console.message(f"spark: {task}: {pieces} in {monotonic() - start:,.1f} s")
 
 
-def once(function: Callable[[Item], Result], item: Item) -> Iterator[Result]:
-    """Yield what a function returns."""
+def yield_result(function: Callable[[Item], Result], item: Item) -> Iterator[Result]:
+    """Yield the result of a function."""
     yield function(item)
 
 
 def get_session() -> SparkSession:
-    """Return the running session, or a new one."""
+    """Return the active session, or a new one."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -266,72 +211,74 @@ def get_session() -> SparkSession:
             return builder.getOrCreate()
     except PySparkException as error:
         raise DataError(
-            f"spark did not start: {' '.join(str(error).split())[:200]}; "
-            "it needs java 17 (JAVA_HOME), and a master that can be reached"
+            f"Spark did not start: {' '.join(str(error).split())[:200]}; "
+            "it needs java 17 (JAVA_HOME) and a master that can be reached"
         ) from error
 
 
 def frequent_values(counts: ibis.Table, limits: Mapping[int, VocabularyLimits]) -> ibis.Table:
-    """Return the values of fields that can get an id: frequent enough, and where there is a cap, among the first.
+    """Return the values that can get an id: with at least the minimum count and, if there is a cap, below it.
 
-    Values that are as frequent as the last one under the cap are all there: their order decides.
+    Values with the same count as the last one below the cap are all returned: the caller breaks the ties.
     """
-    own = counts.filter(counts["field"].isin(list(limits)))
-    least = own["field"].cases(*((index, each.least) for index, each in limits.items()), else_=0)
-    own = own.filter(own["count"] >= least)
-    caps = [(index, each.most) for index, each in limits.items() if each.most is not None]
+    rows = counts.filter(counts["field"].isin(list(limits)))
+    min_count = rows["field"].cases(*((index, limit.min_count) for index, limit in limits.items()), else_=0)
+    rows = rows.filter(rows["count"] >= min_count)
+    caps = [(index, limit.max_values) for index, limit in limits.items() if limit.max_values is not None]
     if caps:
-        place = ibis.rank().over(group_by="field", order_by=ibis.desc("count"))
-        own = own.mutate(place=place, most=own["field"].cases(*caps, else_=NO_CAP))
-        own = own.filter(own["place"] < own["most"])
-    return own.select(*COUNTS)
+        rank = ibis.rank().over(group_by="field", order_by=ibis.desc("count"))
+        rows = rows.mutate(rank=rank, cap=rows["field"].cases(*caps, else_=NO_CAP))
+        rows = rows.filter(rows["rank"] < rows["cap"])
+    return rows.select(*COUNT_COLUMNS)
 
 
-def lowest_marks(sampled: ibis.Table) -> ibis.Table:
-    """Return the rows of each field with the lowest marks, as many as a sample holds."""
-    place = ibis.row_number().over(group_by="field", order_by="number")
-    placed = sampled.mutate(place=place)
-    return placed.filter(placed["place"] < SAMPLED).select(*COUNTS)
+def lowest_hashes(samples: ibis.Table) -> ibis.Table:
+    """Return the rows of each field with the lowest hashes, as many as a sample has."""
+    position = ibis.row_number().over(group_by="field", order_by="number")
+    numbered = samples.mutate(position=position)
+    return numbered.filter(numbered["position"] < SAMPLE_SIZE).select(*COUNT_COLUMNS)
 
 
 def fetch_groups(values: Mapping[int, int]) -> Iterator[list[int]]:
-    """Yield fields, given how many values each has, in lots to fetch at once; a large one comes alone."""
-    share: list[int] = []
+    """Yield groups of fields to fetch together, given the number of values of each; a large field is a group."""
+    group: list[int] = []
     for index, count in values.items():
-        if share and sum(values[each] for each in share) + count > MAX_FETCH_ROWS:
-            yield share
-            share = []
-        share.append(index)
-    if share:
-        yield share
+        if group and sum(values[other] for other in group) + count > MAX_FETCH_ROWS:
+            yield group
+            group = []
+        group.append(index)
+    if group:
+        yield group
 
 
-def to_batch(at: int, value: Any) -> Iterator[pa.RecordBatch]:
-    """Return anything as a row."""
-    yield pa.record_batch({"at": pa.array([at], pa.int64()), "lot": pa.array([to_bytes(value)], pa.binary())})
+def to_value_row(item: int, value: Any) -> Iterator[pa.RecordBatch]:
+    """Yield a value as a row of ``VALUE_SCHEMA``."""
+    data = pa.array([to_bytes(value)], pa.binary())
+    yield pa.record_batch({"item": pa.array([item], pa.int64()), "value": data})
 
 
-def to_table_rows(at: int, value: ChunkState | pl.DataFrame | LabelCopies) -> Iterator[pa.RecordBatch]:
-    """Return counts and samples as rows of the table, notes as a row of bytes."""
-    types = [pa.int32(), pa.string(), pa.string(), pa.int64(), pa.int64()]
+def to_table_rows(item: int, value: ChunkState | pl.DataFrame | LabelCopies) -> Iterator[pa.RecordBatch]:
+    """Yield counts and samples as rows of ``TABLE_SCHEMA``, other values as one row with the pickled value."""
     if not isinstance(value, pl.DataFrame):
-        columns = {name: pa.array([None], type) for name, type in zip(COUNTS, types, strict=True)}
-        lot = pa.array([to_bytes(value)], pa.binary())
-        yield pa.record_batch({"at": pa.array([at], pa.int64()), "lot": lot, **columns})
+        columns = {name: pa.array([None], type) for name, type in zip(COUNT_COLUMNS, TABLE_TYPES, strict=True)}
+        data = pa.array([to_bytes(value)], pa.binary())
+        yield pa.record_batch({"item": pa.array([item], pa.int64()), "value": data, **columns})
         return
-    for start in range(0, value.height, 1 << 16):
-        part = value.slice(start, 1 << 16)
-        columns = {name: part[name].to_arrow().cast(type) for name, type in zip(COUNTS, types, strict=True)}
-        ats, lots = pa.array([at] * part.height, pa.int64()), pa.nulls(part.height, pa.binary())
-        yield pa.record_batch({"at": ats, "lot": lots, **columns})
+    for start in range(0, value.height, MAX_BATCH_ROWS):
+        part = value.slice(start, MAX_BATCH_ROWS)
+        columns = {
+            name: part[name].to_arrow().cast(type) for name, type in zip(COUNT_COLUMNS, TABLE_TYPES, strict=True)
+        }
+        indices, nulls = pa.array([item] * part.height, pa.int64()), pa.nulls(part.height, pa.binary())
+        yield pa.record_batch({"item": indices, "value": nulls, **columns})
 
 
 def convert_spark_error(error: PySparkException) -> Exception:
-    """Return the error of lpfs that a worker raised, or one that quotes what Spark says."""
-    found = OURS.findall(str(error))
-    if found:
-        kind = getattr(lpfs.errors, found[-1][0], DataError)
-        ours: Exception = kind(found[-1][1])
-        return ours
+    """Return the error of lpfs that a worker raised, or a DataError that quotes Spark."""
+    matches = LPFS_ERROR.findall(str(error))
+    if matches:
+        name, message = matches[-1]
+        converted: Exception = getattr(lpfs.errors, name, DataError)(message)
+        return converted
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return DataError(f"spark could not do it: {lines[-1][:300] if lines else type(error).__name__}")
+    return DataError(f"Spark failed: {lines[-1][:300] if lines else type(error).__name__}; see the log of Spark")

@@ -1,7 +1,4 @@
-"""The contract of sources: rows that can be read several times over, in chunks, always in the same order.
-
-Rows of a table in memory.
-"""
+"""Source: rows that can be read several times in chunks, always in the same order; files and tables in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
@@ -19,23 +16,20 @@ from lpfs.data.remote import LogFile
 from lpfs.data.sources.blocks import convert_read_errors
 from lpfs.errors import DataError, InputError
 
-if TYPE_CHECKING:
-    import polars as pl
-
-
-ByteCounter = Callable[[int], None]
-ROWS = 1 << 16  # rows of a chunk, where the source lets one choose
+ROWS = 1 << 16  # rows of a chunk, where the source does not determine them
+HASH_BYTES = 8 << 20  # bytes read at a time to hash a file
+ByteCounter = Callable[[int], None]  # called with the number of bytes read so far
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows of a source, in order.
+    """Consecutive rows of a source.
 
     Args:
-        frame: the wanted columns; text columns from a text file, typed ones otherwise.
-        file: index of the file the rows come from.
-        place: says where a row is, for messages.
-        consumed: bytes of the source that this chunk took.
+        frame: the requested columns; text columns from a text file, typed ones otherwise.
+        file: index of the file.
+        locate: describes the location of a row, for messages.
+        consumed: bytes of the source that were read for this chunk.
 
     """
 
@@ -47,7 +41,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Piece:
-    """Chunks of one file that can be read without those before them; to its end when ``stop`` is None."""
+    """Range of blocks of a file that can be read independently; up to its end if ``stop`` is None."""
 
     file: int
     first: int = 0
@@ -55,7 +49,14 @@ class Piece:
 
 
 class Source(ABC):
-    """Rows that can be read several times, in chunks, always in the same order."""
+    """Rows that can be read several times, in chunks, always in the same order.
+
+    Attributes:
+        names: the columns.
+        files: names of the files, for messages.
+        size: size in bytes.
+
+    """
 
     names: tuple[str, ...]
     files: tuple[str, ...]
@@ -66,17 +67,15 @@ class Source(ABC):
         """Yield all rows, or those of some files, with these columns only."""
 
     @abstractmethod
-    def fingerprint(self, told: ByteCounter) -> list[list[Any]]:
-        """Return name, size and content hash of every part; ``told`` hears how many bytes were read."""
+    def fingerprint(self, progress: ByteCounter) -> list[list[Any]]:
+        """Return name, size and content hash of every file; ``progress`` gets the number of bytes read so far."""
 
     def rows(self) -> int | None:
-        """Return the number of rows where it is known without reading them."""
+        """Return the number of rows; None if they would have to be read."""
         return None
 
     def sample(self, rows: int) -> pl.DataFrame:
         """Return the first rows."""
-        import polars as pl
-
         frames: list[pl.DataFrame] = []
         for chunk in self.chunks(self.names):
             frames.append(chunk.frame)
@@ -88,7 +87,7 @@ class Source(ABC):
 
 
 class FileSource(Source):
-    """Files of one layout, read one after the other."""
+    """Files with the same columns, read one after the other."""
 
     def __init__(self, paths: Sequence[LogFile]) -> None:
         self.paths = tuple(paths)
@@ -105,51 +104,51 @@ class FileSource(Source):
         """Yield the rows of one file."""
 
     def pieces(self, index: int) -> list[Piece]:
-        """Cut a file into pieces that can be read apart; one where it cannot be cut."""
+        """Split a file into pieces that can be read independently; one piece if that is not possible."""
         return [Piece(index)]
 
     def piece(self, columns: Sequence[str], piece: Piece) -> Iterator[Chunk]:
-        """Yield the rows of a piece: the very chunks that ``chunks`` has there."""
+        """Yield the rows of a piece, in the same chunks as ``chunks``."""
         return self._file(piece.file, columns)
 
-    def identity(self, index: int, told: ByteCounter = lambda done: None) -> list[Any]:
+    def identity(self, index: int, progress: ByteCounter = lambda done: None) -> list[Any]:
         """Return name, size and content hash of a file."""
         path = self.paths[index]
-        return [path.name, path.stat().st_size, hash_file(path, told)]
+        return [path.name, path.stat().st_size, hash_file(path, progress)]
 
-    def fingerprint(self, told: ByteCounter) -> list[list[Any]]:
+    def fingerprint(self, progress: ByteCounter) -> list[list[Any]]:
         """Return name, size and content hash of every file."""
         result: list[list[Any]] = []
         for index in range(len(self.paths)):
             before = sum(size for _, size, _ in result)
-            result.append(self.identity(index, lambda done, before=before: told(before + done)))  # type: ignore[misc]
+            result.append(self.identity(index, lambda done, before=before: progress(before + done)))  # type: ignore[misc]
         return result
 
-    def check_names(self, first: Iterable[str], names: Iterable[str], where: str) -> None:
-        """Refuse a file that has other columns than the first one; their order may differ."""
+    def check_names(self, first: Iterable[str], names: Iterable[str], location: str) -> None:
+        """Raise DataError if a file has other columns than the first one; their order may differ."""
         known = set(first)
         different = sorted(known ^ set(names))
         if different:
             verb = "is missing" if different[0] in known else "is new"
             raise DataError(
-                f"{where}: column {different[0]!r} {verb} here, compared with {self.files[0]}; "
+                f"{location}: column {different[0]!r} {verb} here, compared with {self.files[0]}; "
                 "all files must have the same columns"
             )
 
 
-def hash_file(path: LogFile, told: ByteCounter) -> str:
+def hash_file(path: LogFile, progress: ByteCounter) -> str:
     """Return the SHA-256 of a file."""
     digest, done = hashlib.sha256(), 0
     with convert_read_errors(path), path.open("rb") as file:
-        while data := file.read(8 << 20):
+        while data := file.read(HASH_BYTES):
             digest.update(data)
             done += len(data)
-            told(done)
+            progress(done)
     return digest.hexdigest()
 
 
 class TableSource(Source):
-    """A table in memory: polars, pandas, Arrow, or anything with the Arrow stream protocol."""
+    """A table in memory: polars, pandas, Arrow, or any object with the Arrow stream protocol."""
 
     def __init__(self, table: Any) -> None:
         self.frame = to_polars(table)
@@ -176,8 +175,8 @@ class TableSource(Source):
                 self.size * frame.height // self.frame.height,
             )
 
-    def fingerprint(self, told: ByteCounter) -> list[list[Any]]:
-        """Return the names, types and a hash of the content."""
+    def fingerprint(self, progress: ByteCounter) -> list[list[Any]]:
+        """Return the number of rows and a hash of names, types and content."""
         digest = hashlib.sha256(repr(self.frame.schema).encode())
         for start in range(0, self.frame.height, ROWS):
             for column in self.frame.slice(start, ROWS):
@@ -186,7 +185,7 @@ class TableSource(Source):
 
 
 def _column_digest(column: pl.Series) -> bytes:
-    """Return bytes that change with the content of a column."""
+    """Return bytes that depend on the content of a column."""
     try:
         return column.hash().to_numpy().tobytes()
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
@@ -194,7 +193,7 @@ def _column_digest(column: pl.Series) -> bytes:
 
 
 def to_polars(table: Any) -> pl.DataFrame:
-    """Return a polars frame of a table in memory."""
+    """Return a table in memory as a polars frame."""
     if isinstance(table, pl.LazyFrame):
         return table.collect()
     if isinstance(table, pl.DataFrame):
@@ -202,9 +201,9 @@ def to_polars(table: Any) -> pl.DataFrame:
     columns = getattr(table, "columns", None)
     if columns is not None and hasattr(table, "to_numpy"):  # pandas
         names = [str(name) for name in columns]
-        twice = [name for index, name in enumerate(names) if name in names[:index]]
-        if twice:
-            raise DataError(f"two columns of the table are named {twice[0]!r}; rename one")
+        duplicates = [name for index, name in enumerate(names) if name in names[:index]]
+        if duplicates:
+            raise DataError(f"two columns of the table are named {duplicates[0]!r}; rename one")
     try:
         if hasattr(table, "__arrow_c_stream__"):
             with suppress(ImportError):  # pandas without pyarrow
@@ -216,6 +215,6 @@ def to_polars(table: Any) -> pl.DataFrame:
     except (pl.exceptions.PolarsError, TypeError, ValueError, ImportError, OverflowError) as error:
         raise DataError(f"the table cannot be read: {first_line(error)}") from error
     raise InputError(
-        "a source is a path, a folder, a pattern, or a polars, pandas or Arrow table, "
+        "a source is a path, a directory, a glob pattern, or a polars, pandas or Arrow table, "
         f"found {type(table).__name__}"
     )

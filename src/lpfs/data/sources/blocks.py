@@ -1,4 +1,4 @@
-"""Bytes of a file, decompressed as they come, cut into blocks of whole lines."""
+"""Bytes of a file: decompression, and blocks of complete lines."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from lpfs.data.remote import LogFile
 from lpfs.errors import DataError, MissingPackageError
 
 BLOCK = 16 << 20  # bytes read at a time
-LOOKBACK = 1 << 16  # bytes read at a time to find where a line begins
-MAX_RECORD = 64 << 20  # bytes that one record, line breaks inside quotes included, may have
-GZIP, ZSTD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
+BUFFER = 1 << 20  # bytes decompressed at a time
+LOOKBACK = 1 << 16  # bytes read at a time to find the start of a line
+MAX_RECORD = 64 << 20  # maximum bytes of one record, including line breaks inside quotes
+GZIP, ZSTD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"  # first bytes of a file
+BOM = b"\xef\xbb\xbf"  # byte order mark of UTF-8
 
 
 def magic(path: LogFile) -> bytes:
@@ -27,14 +29,14 @@ def magic(path: LogFile) -> bytes:
 
 
 def is_compressed(path: LogFile) -> bool:
-    """Whether a file is compressed."""
+    """Return whether a file is compressed with gzip or zstd."""
     start = magic(path)
     return start[:2] == GZIP or start == ZSTD
 
 
 @contextmanager
 def convert_read_errors(path: LogFile) -> Iterator[None]:
-    """Turn failures to read or to decompress into a DataError that names the file."""
+    """Convert failures of reading or decompression into a DataError that names the file."""
     try:
         yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -49,13 +51,13 @@ def convert_read_errors(path: LogFile) -> Iterator[None]:
 
 @contextmanager
 def open_bytes(path: LogFile) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
-    """Open a plain, gzip or zstd file; also give how many bytes of it have been consumed."""
+    """Open a plain, gzip or zstd file; yield the stream and a function that returns how many bytes were read."""
     with convert_read_errors(path), path.open("rb") as raw:
         start = raw.read(4)
         raw.seek(0)
         if start[:2] == GZIP:
-            with gzip.GzipFile(fileobj=raw) as unpacked:
-                yield io.BufferedReader(unpacked, 1 << 20), raw.tell
+            with gzip.GzipFile(fileobj=raw) as decompressed:
+                yield io.BufferedReader(decompressed, BUFFER), raw.tell
         elif start == ZSTD:
             yield zstd_reader(raw, path), raw.tell
         else:
@@ -63,7 +65,7 @@ def open_bytes(path: LogFile) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
 
 
 def zstd_reader(raw: BinaryIO, path: LogFile) -> BinaryIO:
-    """Decompress zstd with the standard library where it has it, else with ``zstandard``."""
+    """Decompress zstd with the standard library (Python 3.14), else with ``zstandard``."""
     stream: Any
     try:
         from compression import zstd  # type: ignore[import-not-found,unused-ignore]
@@ -75,20 +77,20 @@ def zstd_reader(raw: BinaryIO, path: LogFile) -> BinaryIO:
         except ImportError:
             raise MissingPackageError(f"{path} is compressed with zstd; install: pip install zstandard") from None
         stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-    return io.BufferedReader(stream, 1 << 20)
+    return io.BufferedReader(stream, BUFFER)
 
 
 class LineBlocks:
-    """A file in blocks that end with a line, as far as quotes allow to tell.
+    """Blocks of a file that end with a line, as far as this can be determined by counting quotes.
 
-    Who parses a block and finds that its last record is not complete puts that part back.
+    If the parser finds that the last record of a block is incomplete, it returns that part with ``put_back``.
 
     Args:
         file: plain, or decompressed as it is read.
-        path: of the file, for messages.
-        quote: the quote, where there is one.
+        path: path of the file, for messages.
+        quote: the quote character, if any.
         size: bytes read at a time.
-        first: block to begin with: what comes before it must hold no quote.
+        first: first block to read; the blocks before it must not contain quotes.
         stop: block to stop before.
 
     """
@@ -113,49 +115,49 @@ class LineBlocks:
                 file.seek(first * size)
 
     def put_back(self, data: bytes) -> None:
-        """Have ``data`` begin the next block."""
+        """Prepend data to the next block."""
         self._rest = data + self._rest
 
     def next(self) -> bytes:
-        """Return the next block, or nothing at the end of the file; ``ended`` says when it is the last."""
+        """Return the next block, empty at the end of the file; ``ended`` is true for the last one."""
         while True:
             if self._next == self._stop:
-                return b""  # what is left of the last line begins the block of another
+                return b""  # the rest of the last line belongs to the next piece
             with convert_read_errors(self.path):
                 data = self.file.read(self.size)
-            if not self._next and data.startswith(b"\xef\xbb\xbf"):
-                data = data[3:]
+            if not self._next and data.startswith(BOM):
+                data = data[len(BOM) :]
             self._next += 1
             buffer, self._rest = self._rest + data, b""
             if not data:
                 self.ended = True
                 return buffer
-            cut = _last_complete_line(buffer, self.quote)
-            if not cut and len(buffer) >= MAX_RECORD:
-                cut = buffer.rfind(b"\n") + 1
-                if not cut:
+            end = _last_complete_line(buffer, self.quote)
+            if not end and len(buffer) >= MAX_RECORD:
+                end = buffer.rfind(b"\n") + 1
+                if not end:
                     raise DataError(
                         f"{self.path}: a line is longer than {MAX_RECORD >> 20} MB: {buffer[:40]!r}…; "
                         "is it a text table?"
                     )
-            self._rest = buffer[cut:]
-            if cut:
-                return buffer[:cut]
+            self._rest = buffer[end:]
+            if end:
+                return buffer[:end]
 
 
 def end_of_line(file: BinaryIO, stop: int) -> bytes:
-    """Return what lies between the last line end before a place and that place."""
-    found = b""
-    while stop > 0 and b"\n" not in found:
+    """Return the bytes between the last line end before a position and that position."""
+    data = b""
+    while stop > 0 and b"\n" not in data:
         start = max(0, stop - LOOKBACK)
         file.seek(start)
-        found = file.read(stop - start) + found
+        data = file.read(stop - start) + data
         stop = start
-    return found[found.rfind(b"\n") + 1 :]
+    return data[data.rfind(b"\n") + 1 :]
 
 
 def _last_complete_line(buffer: bytes, quote: bytes | None) -> int:
-    """Return the end of the last line that does not end inside quotes; 0 when there is none."""
+    """Return the position after the last line end outside quotes; 0 if there is none."""
     if quote is None or quote not in buffer:
         return buffer.rfind(b"\n") + 1
     bytes_ = np.frombuffer(buffer, np.uint8)
@@ -164,5 +166,5 @@ def _last_complete_line(buffer: bytes, quote: bytes | None) -> int:
 
 
 def inside_quotes(values: np.ndarray[Any, Any], quote: bytes) -> np.ndarray[Any, Any]:
-    """Mark the bytes with an odd number of quotes before them; overflow of the count keeps its parity."""
+    """Return a mask of the bytes that follow an odd number of quotes; overflow of the count keeps its parity."""
     return (np.cumsum(values == quote[0], dtype=np.uint8) & 1).view(bool)

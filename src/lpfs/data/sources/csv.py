@@ -1,17 +1,14 @@
-"""Rows of CSV and TSV files, plain, gzip or zstd.
-
-One block of CSV text -> a frame of text columns, with the line of every row.
-"""
+"""Rows of CSV and TSV files, plain, gzip or zstd: parsing of blocks, detection of separator and header."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from lpfs.data.remote import LogFile
 from lpfs.data.sources.base import Chunk, FileSource, Piece
@@ -25,13 +22,14 @@ from lpfs.data.sources.blocks import (
 )
 from lpfs.errors import DataError
 
-if TYPE_CHECKING:
-    import polars as pl
+SEPARATORS = (",", "\t", ";", "|", "\x01")
+PIECE_BLOCKS = 8  # blocks of a piece
+HEAD = 1 << 20  # bytes in which the first record must end
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a text table is written."""
+    """Separator and quote of a text table; no quote: quotes are plain text."""
 
     separator: str = ","
     quote: str | None = '"'
@@ -43,8 +41,8 @@ class Dialect:
 
 
 @dataclass(frozen=True)
-class Parsed:
-    """Rows of a block: text columns, the line of a row, bytes used, and lines in those bytes."""
+class ParsedBlock:
+    """Rows of a block: text columns, the line number of a row, and the number of bytes parsed."""
 
     frame: pl.DataFrame
     line: Callable[[int], int]
@@ -54,49 +52,47 @@ class Parsed:
 def parse(
     block: bytes,
     names: Sequence[str],
-    wanted: Sequence[str],
+    selected: Sequence[str],
     dialect: Dialect,
     *,
     file: str,
     first: int,
     last: bool,
-) -> Parsed:
-    """Parse a block that begins at line ``first``; every row must have as many columns as ``names``.
+) -> ParsedBlock:
+    """Parse a block that starts at line ``first``; every row must have as many columns as ``names``.
 
-    polars does the work. It lets short rows pass and cannot say where it failed, so the separators are
-    counted first, and whatever looks odd is read again, slowly, by the csv module.
+    polars parses the block. It accepts short rows and does not report where it failed, so the separators are
+    counted first, and an irregular block is parsed again by the csv module, which is slow.
     """
-    import polars as pl
-
     rows = regular_rows(block, len(names), dialect)
     if rows is not None:
         columns = [f"column_{index + 1}" for index in range(len(names))]
-        chosen = [columns[names.index(name)] for name in wanted]
+        positions = [columns[names.index(name)] for name in selected]
         try:
             frame = pl.read_csv(
                 block,
                 has_header=False,
                 schema=dict.fromkeys(columns, pl.String),
-                columns=chosen,
+                columns=positions,
                 separator=dialect.separator,
                 quote_char=dialect.quote,
             )
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
             frame = None
         if frame is not None and frame.height == rows:
-            frame = frame.select(chosen)
-            frame.columns = list(wanted)
+            frame = frame.select(positions)
+            frame.columns = list(selected)
             if dialect.quote and dialect.quote_byte in block:  # type: ignore[operator]
                 frame = frame.with_columns(
                     pl.when(pl.col(pl.String) == "").then(None).otherwise(pl.col(pl.String)).name.keep()
                 )
-                return Parsed(frame, lambda row: first + quoted_line(block, row, dialect), len(block))
-            return Parsed(frame, lambda row: first + row, len(block))
-    return parse_with_csv_module(block, names, wanted, dialect, file=file, first=first, last=last)
+                return ParsedBlock(frame, lambda row: first + quoted_line(block, row, dialect), len(block))
+            return ParsedBlock(frame, lambda row: first + row, len(block))
+    return parse_with_csv_module(block, names, selected, dialect, file=file, first=first, last=last)
 
 
 def regular_rows(block: bytes, columns: int, dialect: Dialect) -> int | None:
-    """Return how many rows the block has if its separators and line ends add up, else None."""
+    """Return the number of rows of a block if its separators and line ends are consistent, else None."""
     if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
         return None
     separator, quote = dialect.separator.encode(), dialect.quote_byte
@@ -108,25 +104,26 @@ def regular_rows(block: bytes, columns: int, dialect: Dialect) -> int | None:
     if not outside[-1] or not _quotes_are_regular(values, separator[0], quote[0]):
         return None
     rows = int(np.count_nonzero((values == 10) & outside)) + (not block.endswith(b"\n"))
-    found = int(np.count_nonzero((values == separator[0]) & outside))
-    return rows if found == rows * (columns - 1) else None
+    separators = int(np.count_nonzero((values == separator[0]) & outside))
+    return rows if separators == rows * (columns - 1) else None
 
 
 def _quotes_are_regular(values: npt.NDArray[np.uint8], separator: int, quote: int) -> bool:
-    """Whether every quote opens or closes a value, or is one of two that stand for a quote inside one.
+    """Return whether every quote opens or closes a value, or is part of a doubled quote inside one.
 
-    In 5" pipe it does not. polars then finds other rows when it reads other columns.
+    In 5" pipe it does not: polars would then return different rows for different columns.
     """
-    at = np.flatnonzero(values == quote)
-    before = values[at[::2][at[::2] > 0] - 1]
-    after = values[at[1::2][at[1::2] < len(values) - 1] + 1]
-    opened = (before == separator) | (before == 10) | (before == quote)
-    closed = (after == separator) | (after == 10) | (after == 13) | (after == quote)
-    return bool(opened.all() and closed.all())
+    positions = np.flatnonzero(values == quote)
+    opening, closing = positions[::2], positions[1::2]
+    before = values[opening[opening > 0] - 1]
+    after = values[closing[closing < len(values) - 1] + 1]
+    valid_before = (before == separator) | (before == 10) | (before == quote)
+    valid_after = (after == separator) | (after == 10) | (after == 13) | (after == quote)
+    return bool(valid_before.all() and valid_after.all())
 
 
 def quoted_line(block: bytes, row: int, dialect: Dialect) -> int:
-    """Return how many lines of the block lie before a row, where quotes may hold line ends."""
+    """Return the number of lines of a block before a row, where quotes may contain line ends."""
     values = np.frombuffer(block, np.uint8)
     ends = values == 10
     quote = dialect.quote_byte
@@ -135,14 +132,14 @@ def quoted_line(block: bytes, row: int, dialect: Dialect) -> int:
 
 
 def decode(block: bytes, *, file: str, first: int) -> str:
-    """Decode UTF-8 or say on which line it is not."""
+    """Decode UTF-8; raise DataError with the line if it is not valid."""
     try:
         return block.decode("utf-8")
     except UnicodeDecodeError as error:
         line = first + block.count(b"\n", 0, error.start)
-        found = block[error.start : error.start + 4]
+        invalid = block[error.start : error.start + 4]
         raise DataError(
-            f"{file}, line {line}: {found!r} is not UTF-8 text; "
+            f"{file}, line {line}: {invalid!r} is not UTF-8 text; "
             "convert the file first, for example: iconv -f latin1 -t utf-8"
         ) from None
 
@@ -150,7 +147,7 @@ def decode(block: bytes, *, file: str, first: int) -> str:
 def records(
     text: str, dialect: Dialect, *, file: str, first: int, last: bool
 ) -> Iterator[tuple[int, int, list[str]]]:
-    """Yield (line, lines used so far, values) of each record; stop before one that is not complete."""
+    """Yield (line, lines parsed so far, values) of each record; stop before an incomplete one."""
     lines = text.split("\n")
     lines = [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
     reader = csv.reader(
@@ -160,7 +157,7 @@ def records(
         quoting=csv.QUOTE_MINIMAL if dialect.quote else csv.QUOTE_NONE,
         strict=True,
     )
-    used = 0
+    parsed = 0
     while True:
         try:
             record = next(reader)
@@ -168,37 +165,35 @@ def records(
             return
         except csv.Error as error:
             if "unexpected end of data" in str(error):
-                if not last and used:
+                if not last and parsed:
                     return
                 raise DataError(
-                    f"{file}, line {first + used}: a quote is opened and never closed: "
-                    f"{lines[used].strip()[:60]!r}; close it, or switch quotes off"
+                    f"{file}, line {first + parsed}: a quote is opened and never closed: "
+                    f"{lines[parsed].strip()[:60]!r}; close it, or switch quotes off"
                 ) from None
             raise DataError(
                 f"{file}, line {first + reader.line_num - 1}: {error}: {lines[reader.line_num - 1].strip()[:60]!r}"
             ) from None
-        yield first + used, reader.line_num, record
-        used = reader.line_num
+        yield first + parsed, reader.line_num, record
+        parsed = reader.line_num
 
 
 def parse_with_csv_module(
     block: bytes,
     names: Sequence[str],
-    wanted: Sequence[str],
+    selected: Sequence[str],
     dialect: Dialect,
     *,
     file: str,
     first: int,
     last: bool,
-) -> Parsed:
-    """Parse with the csv module: blank lines are skipped, other irregular rows are errors with their line."""
-    import polars as pl
-
+) -> ParsedBlock:
+    """Parse with the csv module: skip blank lines; raise DataError with the line for other irregular rows."""
     text = decode(block, file=file, first=first)
     rows: list[list[str]] = []
-    at: list[int] = []
-    used = 0
-    for line, used, record in records(text, dialect, file=file, first=first, last=last):  # noqa: B007
+    line_numbers: list[int] = []
+    lines = 0
+    for line, lines, record in records(text, dialect, file=file, first=first, last=last):  # noqa: B007
         if not record:
             continue
         if len(record) != len(names):
@@ -207,37 +202,31 @@ def parse_with_csv_module(
                 f"{dialect.separator.join(record)[:60]!r}; repair the line, or give the right separator"
             )
         rows.append(record)
-        at.append(line)
-    places = [names.index(name) for name in wanted]
-    columns = {
-        name: pl.Series(name, [row[place] or None for row in rows], pl.String)
-        for name, place in zip(wanted, places, strict=True)
-    }
-    size = len(block) if block.count(b"\n") <= used else _offset_of_line(block, used)
-    return Parsed(pl.DataFrame(columns), at.__getitem__, size)
+        line_numbers.append(line)
+    columns = {}
+    for name in selected:
+        position = names.index(name)
+        columns[name] = pl.Series(name, [row[position] or None for row in rows], pl.String)
+    size = len(block) if block.count(b"\n") <= lines else _offset_of_line(block, lines)
+    return ParsedBlock(pl.DataFrame(columns), line_numbers.__getitem__, size)
 
 
 def _offset_of_line(block: bytes, lines: int) -> int:
-    """Return where the given number of lines ends."""
+    """Return the position after the given number of lines."""
     return int(np.flatnonzero(np.frombuffer(block, np.uint8) == 10)[lines - 1]) + 1
 
 
-SEPARATORS = (",", "\t", ";", "|", "\x01")
-BLOCKS = 8  # blocks of a piece
-HEAD = 1 << 20  # bytes in which the first record must end
-
-
 class CsvSource(FileSource):
-    """Text tables of one layout, read one after the other.
+    """Text tables with the same columns, read one after the other.
 
     Args:
         paths: the files, in order.
-        separator: one character; found from the first line when None.
+        separator: one character; detected from the first line if None.
         header: True (the first line names the columns), False (column_1 …), or the names.
 
     """
 
-    block = BLOCK  # bytes read at a time; where chunks end shows in the last digits of means
+    block = BLOCK  # bytes read at a time; the boundaries of chunks affect the last digits of means
 
     def __init__(
         self, paths: Sequence[LogFile], *, separator: str | None = None, header: bool | Sequence[str] = True
@@ -259,16 +248,16 @@ class CsvSource(FileSource):
                 )
 
     def pieces(self, index: int) -> list[Piece]:
-        """Cut a file after every so many blocks, unless it is packed or has quotes, in which lines may end."""
+        """Split a file every ``PIECE_BLOCKS`` blocks; one piece if it is compressed or contains quotes."""
         path, quote = self.paths[index], self.dialect.quote_byte
         count = -(-path.stat().st_size // self.block)
-        if count <= BLOCKS or is_compressed(path) or (quote is not None and _contains_byte(path, quote)):
+        if count <= PIECE_BLOCKS or is_compressed(path) or (quote is not None and _contains_byte(path, quote)):
             return [Piece(index)]
-        starts = range(0, count, BLOCKS)
-        return [Piece(index, first, None if first == starts[-1] else first + BLOCKS) for first in starts]
+        starts = range(0, count, PIECE_BLOCKS)
+        return [Piece(index, first, None if first == starts[-1] else first + PIECE_BLOCKS) for first in starts]
 
     def piece(self, columns: Sequence[str], piece: Piece) -> Iterator[Chunk]:
-        """Yield the rows of a piece; where it is not the first of its file, lines are counted from its start."""
+        """Yield the rows of a piece; line numbers count from its start."""
         return self._blocks(piece, columns)
 
     def _file(self, index: int, columns: Sequence[str]) -> Iterator[Chunk]:
@@ -280,18 +269,18 @@ class CsvSource(FileSource):
         if piece.first:
             file += f", from the line of byte {before:,} on"
         with open_bytes(path) as (stream, tell):
-            begun = not self.header
-            if piece.first and self.header:
-                begun, names = True, self._names(path)
+            header_pending = self.header and not piece.first
+            if self.header and piece.first:
+                names = self._names(path)
             blocks = LineBlocks(
                 stream, path, quote=self.dialect.quote_byte, size=self.block, first=piece.first, stop=piece.stop
             )
             while block := blocks.next():
-                if not begun:
-                    begun = True
-                    names, used, lines = self._header(block, path, last=blocks.ended)
+                if header_pending:
+                    header_pending = False
+                    names, size, lines = self._header(block, path, last=blocks.ended)
                     line += lines
-                    block = block[used:]
+                    block = block[size:]
                     if not block:
                         continue
                 parsed = parse(block, names, columns, self.dialect, file=file, first=line, last=blocks.ended)
@@ -300,42 +289,41 @@ class CsvSource(FileSource):
                 line += block.count(b"\n", 0, parsed.bytes_used)
                 position = tell()
                 rows += parsed.frame.height
-                of_row = parsed.line
                 yield Chunk(
                     parsed.frame,
                     index,
-                    lambda row, of_row=of_row: f"{file}, line {of_row(row)}",  # type: ignore[misc]
+                    lambda row, line_of=parsed.line: f"{file}, line {line_of(row)}",  # type: ignore[misc]
                     position - before,
                 )
                 before = position
         if not rows and piece == Piece(index):
-            what = "has a header and no rows" if begun and self.header else "is empty"
-            raise DataError(f"{file}: the file {what}; remove it or put rows in it")
+            problem = "has a header and no rows" if self.header and not header_pending else "is empty"
+            raise DataError(f"{file}: the file {problem}; remove it or put rows in it")
 
     def _names(self, path: LogFile) -> tuple[str, ...]:
-        """Return the names of one file, to read it from the middle."""
+        """Return the column names of a file that is read from the middle."""
         with open_bytes(path) as (stream, _):
             blocks = LineBlocks(stream, path, quote=self.dialect.quote_byte, size=self.block)
             return self._header(blocks.next(), path, last=blocks.ended)[0]
 
     def _header(self, block: bytes, path: LogFile, *, last: bool) -> tuple[tuple[str, ...], int, int]:
-        """Read the names of one file, which must be those of the first file in any order."""
+        """Return the names of a file, as in the first file, and the size of its header in bytes and lines."""
         text = decode(block[:HEAD], file=str(path), first=1) if len(block) <= HEAD else _decode_head(block, path)
         _, lines, values = next(records(text, self.dialect, file=str(path), first=1, last=last))
         names = column_names(values, str(path))
         self.check_names(self.names, names, f"{path}, line 1")
-        used = len(block) if block.count(b"\n") < lines else _offset_of_line(block, lines)
-        return names, used, lines
+        size = len(block) if block.count(b"\n") < lines else _offset_of_line(block, lines)
+        return names, size, lines
 
 
-def _contains_byte(path: LogFile, mark: bytes) -> bool:
-    """Whether a file holds a byte."""
+def _contains_byte(path: LogFile, byte: bytes) -> bool:
+    """Return whether a file contains a byte."""
     with convert_read_errors(path), path.open("rb") as file:
-        return any(mark in data for data in iter(lambda: file.read(BLOCK), b""))
+        return any(byte in data for data in iter(lambda: file.read(BLOCK), b""))
 
 
 def _decode_head(block: bytes, path: LogFile) -> str:
-    """Decode the beginning of a block, up to a line end."""
+    """Decode the start of a block, up to a line end."""
     end = block.rfind(b"\n", 0, HEAD) + 1
     if not end:
         raise DataError(f"{path}, line 1: longer than {HEAD >> 20} MB; is it a text table?")
@@ -343,7 +331,7 @@ def _decode_head(block: bytes, path: LogFile) -> str:
 
 
 def first_record(path: LogFile, separator: str | None) -> tuple[list[str], Dialect]:
-    """Return the first record of a file and how it is written."""
+    """Return the first record of a file, and its dialect."""
     if separator is not None and (len(separator.encode()) != 1 or separator in '"\n\r'):
         raise DataError(f"the separator must be one ASCII character, found {separator!r}")
     with open_bytes(path) as (stream, _):
@@ -353,8 +341,8 @@ def first_record(path: LogFile, separator: str | None) -> tuple[list[str], Diale
     text = _decode_head(block, path) if len(block) > HEAD else decode(block, file=str(path), first=1)
     if separator is None:
         line = text.split("\n", 1)[0]
-        separator = max(SEPARATORS, key=lambda each: (line.count(each), -SEPARATORS.index(each)))
-    # A tab-separated file hardly ever quotes, but may well hold a quote as text.
+        separator = max(SEPARATORS, key=lambda character: (line.count(character), -SEPARATORS.index(character)))
+    # Tab-separated files rarely use quoting, but may contain quotes as text.
     quote = None if separator in "\t\x01" and '\t"' not in text and not text.startswith('"') else '"'
     dialect = Dialect(separator, quote)
     for _, _, record in records(text, dialect, file=str(path), first=1, last=True):
@@ -365,7 +353,7 @@ def first_record(path: LogFile, separator: str | None) -> tuple[list[str], Diale
 
 
 def column_names(values: Sequence[str], file: str) -> tuple[str, ...]:
-    """Check the names of a header; an empty one becomes ``column_N``."""
+    """Return the names of a header, ``column_N`` for an empty one; raise DataError for a duplicate."""
     names: list[str] = []
     for index, value in enumerate(values):
         name = value or f"column_{index + 1}"

@@ -1,9 +1,7 @@
-"""Page headers of a Parquet file, checked before they are trusted.
+"""Rows of Parquet files, with a check of the page headers before polars reads them.
 
-A damaged count in a page header makes the Parquet reader ask for more memory than any machine has, which ends
-the process. Only what is certainly wrong is refused here; whatever else is odd is left to the reader.
-
-Rows of Parquet files.
+A damaged count in a page header makes the Parquet reader request more memory than any machine has, which ends the
+process. The check rejects only certain errors; anything else is left to the reader.
 """
 
 from __future__ import annotations
@@ -20,23 +18,24 @@ from lpfs.data.remote import LogFile, fetch_to_local
 from lpfs.data.sources.base import ROWS, Chunk, FileSource
 from lpfs.errors import DataError, InputError
 
-HEADER = 1 << 16  # bytes in which a page header is looked for
-FOOTER = 1 << 26  # a larger footer is not checked
+MAX_HEADER = 1 << 16  # bytes read to parse a page header
+MAX_FOOTER = 1 << 26  # bytes; a larger footer is not checked
+MAX_DEPTH = 20  # of nested structs
 Struct = dict[int, Any]
 
 
 class CompactThriftReader:
-    """Reads structs of the compact protocol as {field number: value}."""
+    """Reads structs of the Thrift compact protocol as {field number: value}."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
+        self.data, self.position = data, 0
 
     def varint(self) -> int:
-        """Read an unsigned number."""
+        """Read an unsigned integer."""
         result = shift = 0
         while True:
-            byte = self.data[self.at]
-            self.at += 1
+            byte = self.data[self.position]
+            self.position += 1
             result |= (byte & 127) << shift
             if byte < 128:
                 return result
@@ -44,33 +43,33 @@ class CompactThriftReader:
             if shift > 70:
                 raise ValueError("a number is too long")
 
-    def number(self) -> int:
-        """Read a signed number."""
+    def integer(self) -> int:
+        """Read a signed integer."""
         value = self.varint()
         return (value >> 1) ^ -(value & 1)
 
     def value(self, kind: int, depth: int) -> Any:
-        """Read a value of a type."""
+        """Read a value of a Thrift type."""
         if kind in (1, 2):
             return kind == 1
         if kind in (3, 7):
             size = 1 if kind == 3 else 8
-            self.at += size
-            return self.data[self.at - size : self.at]
+            self.position += size
+            return self.data[self.position - size : self.position]
         if kind in (4, 5, 6):
-            return self.number()
+            return self.integer()
         if kind == 8:
             size = self.varint()
-            self.at += size
-            return self.data[self.at - size : self.at]
+            self.position += size
+            return self.data[self.position - size : self.position]
         if kind in (9, 10):
-            head = self.data[self.at]
-            self.at += 1
+            head = self.data[self.position]
+            self.position += 1
             size = head >> 4 if head >> 4 != 15 else self.varint()
             if size > len(self.data):
                 raise ValueError("a list is too long")
             if head & 15 in (1, 2):
-                self.at += size
+                self.position += size
                 return None
             return [self.value(head & 15, depth + 1) for _ in range(size)]
         if kind == 12:
@@ -79,35 +78,35 @@ class CompactThriftReader:
 
     def struct(self, depth: int = 0) -> Struct:
         """Read a struct."""
-        if depth > 20:
+        if depth > MAX_DEPTH:
             raise ValueError("nested too deeply")
         result: Struct = {}
         field = 0
         while True:
-            head = self.data[self.at]
-            self.at += 1
+            head = self.data[self.position]
+            self.position += 1
             if head == 0:
                 return result
-            field = field + (head >> 4) if head >> 4 else self.number()
+            field = field + (head >> 4) if head >> 4 else self.integer()
             result[field] = self.value(head & 15, depth)
 
 
 def check_pages(path: Path) -> int:
-    """Refuse a file whose page headers hold impossible counts; return how many were looked at."""
+    """Raise DataError if a page header holds impossible counts; return the number of pages checked."""
     with path.open("rb") as file:
         try:
             chunks = column_chunks(file)
         except (LookupError, ValueError, TypeError, AttributeError, OSError):
-            return 0  # the reader will say what is wrong
+            return 0  # the reader reports the error
         return sum(check_chunk(file, path, chunk) for chunk in chunks)
 
 
 def column_chunks(file: BinaryIO) -> list[Struct]:
-    """Return the description of every column chunk, from the footer."""
+    """Return the metadata of every column chunk, from the footer."""
     size = file.seek(0, 2)
     file.seek(size - 8)
     length = int.from_bytes(file.read(4), "little")
-    if length > min(FOOTER, size - 8):
+    if length > min(MAX_FOOTER, size - 8):
         return []
     file.seek(size - 8 - length)
     footer = CompactThriftReader(file.read(length)).struct()
@@ -115,42 +114,43 @@ def column_chunks(file: BinaryIO) -> list[Struct]:
 
 
 def check_chunk(file: BinaryIO, path: Path, chunk: Struct) -> int:
-    """Walk the pages of a column chunk; return how many there are."""
+    """Check the pages of a column chunk; return how many there are."""
     pages = 0
     try:
-        at, values = chunk[9], chunk[5]
-        if 0 < chunk.get(11, 0) < at:
-            at = chunk[11]
-        end = at + chunk[7]
+        position, values = chunk[9], chunk[5]
+        if 0 < chunk.get(11, 0) < position:
+            position = chunk[11]
+        end = position + chunk[7]
         name = b".".join(chunk[3]).decode("utf-8", "replace")
-        while at < end:
-            file.seek(at)
-            reader = CompactThriftReader(file.read(min(HEADER, end - at)))
+        while position < end:
+            file.seek(position)
+            reader = CompactThriftReader(file.read(min(MAX_HEADER, end - position)))
             page = reader.struct()
             body = page.get(5) or page.get(7) or page.get(8) or {}
             counts = [body.get(1, 0), page[2], page[3], *(body.get(i, 0) for i in (2, 3, 5, 6) if 8 in page)]
-            most = values if 7 not in page else 2**31 - 1
-            if min(counts) < 0 or counts[0] > most or at + reader.at + page[3] > end:
+            max_values = values if 7 not in page else 2**31 - 1
+            size = reader.position + page[3]
+            if min(counts) < 0 or counts[0] > max_values or position + size > end:
                 raise DataError(
-                    f"{path}: cannot be read as Parquet: column {name!r} has a damaged page at byte {at}; "
+                    f"{path}: cannot be read as Parquet: column {name!r} has a damaged page at byte {position}; "
                     "copy or make the file again"
                 )
-            at += reader.at + page[3]
+            position += size
             pages += 1
     except DataError:
         raise
     except (LookupError, ValueError, TypeError, AttributeError, OSError, OverflowError):
-        pass  # the reader will say what is wrong
+        pass  # the reader reports the error
     return pages
 
 
 @contextmanager
 def _convert_parquet_errors(file: str) -> Iterator[None]:
-    """Turn failures of the Parquet reader into a DataError that names the file."""
+    """Convert failures of the Parquet reader into a DataError that names the file."""
     try:
         yield
     except pl.exceptions.DuplicateError as error:
-        raise DataError(f"{file}: two columns have one name ({first_line(error)}); rename one") from error
+        raise DataError(f"{file}: two columns have the same name ({first_line(error)}); rename one") from error
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
@@ -158,7 +158,7 @@ def _convert_parquet_errors(file: str) -> Iterator[None]:
 
 
 class ParquetSource(FileSource):
-    """Parquet files of one layout, read one after the other."""
+    """Parquet files with the same columns, read one after the other."""
 
     def __init__(self, paths: Sequence[LogFile]) -> None:
         super().__init__(paths)
@@ -170,24 +170,24 @@ class ParquetSource(FileSource):
                 lazy = scan(path)
                 schemas.append(lazy.collect_schema())
                 self._rows.append(int(lazy.select(pl.len()).collect().item()))
-            self._check(schemas[0], schemas[-1], file)
+            self._check_schema(schemas[0], schemas[-1], file)
         self.names = tuple(schemas[0])
         if not self.names or not any(self._rows):
             raise DataError(f"{self.files[0]}: the source is empty; it needs at least one row")
 
-    def _check(self, first: pl.Schema, other: pl.Schema, file: str) -> None:
+    def _check_schema(self, first: pl.Schema, other: pl.Schema, file: str) -> None:
         self.check_names(first, other, file)
         for name in first:
-            if pl.Null not in (first[name], other[name]) and _comparable_type(first[name]) != _comparable_type(
-                other[name]
-            ):
+            if pl.Null in (first[name], other[name]):
+                continue
+            if _comparable_type(first[name]) != _comparable_type(other[name]):
                 raise DataError(
                     f"{file}: column {name!r} is {other[name]} here and {first[name]} in {self.files[0]}; "
                     "store it as one type"
                 )
 
     def rows(self) -> int | None:
-        """Return the number of rows, known from the footers."""
+        """Return the number of rows, from the footers."""
         return sum(self._rows)
 
     def _file(self, index: int, columns: Sequence[str]) -> Iterator[Chunk]:
@@ -214,12 +214,12 @@ class ParquetSource(FileSource):
 
 
 def _comparable_type(dtype: pl.DataType) -> Any:
-    """Return what two types must have in common for their values to be compared."""
+    """Return the class of a type; values of the same class can be compared."""
     if dtype in (pl.String, pl.Categorical, pl.Enum):
         return "text"
     return "number" if dtype.is_numeric() else dtype
 
 
 def scan(path: LogFile) -> pl.LazyFrame:
-    """Open a Parquet file by its exact name."""
+    """Open a Parquet file by its exact name, without glob patterns."""
     return pl.scan_parquet(fetch_to_local(path), glob=False, hive_partitioning=False)

@@ -1,1 +1,1 @@
-"""A Dataset on disk: its layout, how it is written, and whether it is whole."""
+"""A Dataset on disk: its layout, its location, and the writer."""

@@ -1,7 +1,4 @@
-"""Where a Dataset is: a folder of this machine, or an object store with a folder here for what was fetched.
-
-A finished Dataset to an object store: dataset.json goes last, without it nobody takes the rest for one.
-"""
+"""The location of a Dataset: a local directory, or a URL with a local cache; upload to a URL."""
 
 from __future__ import annotations
 
@@ -18,35 +15,35 @@ from lpfs._fileio import file_checksum
 from lpfs.data.remote import as_url, cache_dir, convert_remote_errors, file_system
 from lpfs.errors import DataError
 
-MARK = "remote.json"  # in a folder of fetched files: where the others are
-PARALLEL_TRANSFERS = 16  # files fetched at a time
+URL_FILE = "remote.json"  # in a cache directory: the URL of the Dataset
+PARALLEL_TRANSFERS = 16  # files transferred at a time
 
 
 class DatasetLocation:
-    """A folder with all files of a Dataset in it."""
+    """A local directory with all files of a Dataset."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def file(self, name: str) -> str:
-        """Return the path of a file."""
+        """Return the local path of a file."""
         return f"{self.folder}/{name}"
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Have files at hand; they are."""
+        """Make files available locally; a local directory has them."""
 
-    def expect(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
-        """Be told the size and the checksum of every file."""
+    def set_entries(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set the entry of every file in ``dataset.json``: size and checksum."""
 
     def size(self, name: str) -> int | None:
-        """Return the bytes of a file; None where that cannot be told without fetching it."""
+        """Return the size of a file in bytes, or None if it is not known without fetching the file."""
         return os.stat(self.file(name)).st_size
 
 
 class RemoteLocation(DatasetLocation):
-    """Files of an object store, each fetched when it is first used and checked against its checksum.
+    """The files at a URL; each is fetched into a cache directory on first use and checked against its checksum.
 
-    Processes of one machine share what was fetched. Another Dataset at the same URL gets another folder.
+    The processes of one machine share the cache. Another Dataset at the same URL gets another directory.
     """
 
     def __init__(self, url: str, folder: Path) -> None:
@@ -54,66 +51,66 @@ class RemoteLocation(DatasetLocation):
         self.url = url
         self._system, self._root = file_system(url)
         self._entries: Mapping[str, Mapping[str, Any]] = {}
-        self._here: set[str] = set()
+        self._fetched: set[str] = set()
         self._sizes: dict[str, int] | None = None
 
     @classmethod
-    def opened(cls, url: str) -> RemoteLocation:
-        """Return the place of a URL, with a folder for the Dataset that is there now."""
+    def open(cls, url: str) -> RemoteLocation:
+        """Return the location of a URL, with a cache directory for the Dataset that is there now."""
         system, root = file_system(url)
         with convert_remote_errors(f"{url}/dataset.json"):
-            says = bytes(system.cat_file(f"{root}/dataset.json"))
-        folder = cache_dir() / hashlib.sha256(url.encode() + b"\0" + says).hexdigest()[:32]
+            manifest = bytes(system.cat_file(f"{root}/dataset.json"))
+        folder = cache_dir() / hashlib.sha256(url.encode() + b"\0" + manifest).hexdigest()[:32]
         folder.mkdir(parents=True, exist_ok=True)
-        for name, data in (("dataset.json", says), (MARK, json.dumps({"url": url}).encode())):
+        for name, data in (("dataset.json", manifest), (URL_FILE, json.dumps({"url": url}).encode())):
             if not (folder / name).exists():
-                aside = folder / f".{uuid.uuid4().hex}"
-                aside.write_bytes(data)
-                aside.replace(folder / name)
+                temporary = folder / f".{uuid.uuid4().hex}"
+                temporary.write_bytes(data)
+                temporary.replace(folder / name)
         return cls(url, folder)
 
-    def expect(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
-        """Be told the size and the checksum of every file."""
+    def set_entries(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set the entry of every file in ``dataset.json``: size and checksum."""
         self._entries = entries
 
     def file(self, name: str) -> str:
-        """Return the path of a file here, fetched if need be."""
+        """Return the local path of a file; fetch it if it is not in the cache."""
         path = super().file(name)
-        if name not in self._here:
+        if name not in self._fetched:
             if not os.path.exists(path):
                 self._fetch(name, Path(path))
-            self._here.add(name)
+            self._fetched.add(name)
         return path
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Fetch what is not here yet, many files at a time."""
-        missing = [name for name in names if name not in self._here]
+        """Fetch the files that are not in the cache, several at a time."""
+        missing = [name for name in names if name not in self._fetched]
         if missing:
             with ThreadPoolExecutor(PARALLEL_TRANSFERS) as pool:
                 list(pool.map(self.file, missing))
 
     def _fetch(self, name: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
+        temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
         try:
             with convert_remote_errors(f"{self.url}/{name}"):
-                self._system.get_file(f"{self._root}/{name}", str(aside))
+                self._system.get_file(f"{self._root}/{name}", str(temporary))
             entry = self._entries.get(name)
-            if entry is not None and file_checksum(aside) != entry["checksum"]:
+            if entry is not None and file_checksum(temporary) != entry["checksum"]:
                 raise DataError(
-                    f"{self.url}/{name} is not what its dataset.json says: it is damaged, or another Dataset was "
-                    "put there; open it again"
+                    f"{self.url}/{name} does not match the checksum in dataset.json: it is damaged, or the "
+                    "Dataset was replaced by another one; open it again"
                 )
-            aside.replace(path)
+            temporary.replace(path)
         finally:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
     def size(self, name: str) -> int | None:
-        """Return the bytes of a file as the store lists them; None where it cannot list."""
+        """Return the size of a file as the store lists it, or None if the store has no listing."""
         if self._sizes is None:
             try:
-                found = self._system.find(self._root, detail=True)
-                self._sizes = {path[len(self._root) + 1 :]: int(info["size"]) for path, info in found.items()}
+                listing = self._system.find(self._root, detail=True)
+                self._sizes = {path[len(self._root) + 1 :]: int(info["size"]) for path, info in listing.items()}
             except Exception:  # a plain web server has no listing; files are checked when they are fetched
                 self._sizes = {}
         if not self._sizes:
@@ -124,19 +121,18 @@ class RemoteLocation(DatasetLocation):
 
 
 def locate_dataset(path: str | os.PathLike[str]) -> DatasetLocation:
-    """Return the place of a path, of a URL, or of the folder of what was fetched from one."""
+    """Return the location of a directory, of a URL, or of the cache directory of a URL."""
     url = as_url(path)
     if url is not None:
-        return RemoteLocation.opened(url)
+        return RemoteLocation.open(url)
     folder = Path(path)
-    mark = folder / MARK
-    if mark.exists():
-        return RemoteLocation(json.loads(mark.read_text())["url"], folder)
+    if (folder / URL_FILE).exists():
+        return RemoteLocation(json.loads((folder / URL_FILE).read_text())["url"], folder)
     return DatasetLocation(folder)
 
 
 def dataset_exists(path: str | os.PathLike[str]) -> bool:
-    """Whether a Dataset is at a path or a URL."""
+    """Return whether a directory or a URL contains a Dataset."""
     url = as_url(path)
     if url is None:
         return (Path(path) / "dataset.json").exists()
@@ -146,7 +142,7 @@ def dataset_exists(path: str | os.PathLike[str]) -> bool:
 
 
 def check_remote_target(url: str, *, replace: bool) -> None:
-    """Refuse a target that holds anything, except a Dataset that may be replaced."""
+    """Raise DataError if a URL is not empty, unless it contains a Dataset and ``replace`` is set."""
     system, root = file_system(url)
     with convert_remote_errors(url):
         names = {path[len(root) + 1 :] for path in system.find(root)} if system.exists(root) else set()
@@ -155,11 +151,15 @@ def check_remote_target(url: str, *, replace: bool) -> None:
             f"{url} exists and is not empty; choose another place, or replace it (--replace, replace=True)"
         )
     if names and "dataset.json" not in names:
-        raise DataError(f"{url} holds something else than a Dataset and is left alone; choose another place")
+        raise DataError(f"{url} contains other files than a Dataset and is not replaced; choose another place")
 
 
 def upload_dataset(folder: Path, url: str, *, replace: bool) -> None:
-    """Copy a Dataset to a URL; files of an older one there go first, its dataset.json before all others."""
+    """Copy a Dataset to a URL.
+
+    ``dataset.json`` of an older Dataset is removed first and the new one is written last, so an incomplete upload
+    is not taken for a Dataset.
+    """
     check_remote_target(url, replace=replace)
     system, root = file_system(url)
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())

@@ -12,12 +12,12 @@ worlds = st.integers(1, 9)
 
 @given(rows=sizes, batch_size=batches, world=worlds)
 def test_every_row_goes_to_exactly_one_rank(rows, batch_size, world):
-    steps = BatchPlan(rows, batch_size, world)
-    spans = [list(steps.spans(rank)) for rank in range(world)]
-    assert {len(each) for each in spans} == {len(steps)}
-    positions = [at for each in spans for first, stop in each for at in range(first, stop)]
+    plan = BatchPlan(rows, batch_size, world)
+    spans = [list(plan.spans(rank)) for rank in range(world)]
+    assert {len(rank_spans) for rank_spans in spans} == {len(plan)}
+    positions = [row for rank_spans in spans for first, stop in rank_spans for row in range(first, stop)]
     assert sorted(positions) == list(range(rows))
-    lengths = [stop - first for each in spans for first, stop in each]
+    lengths = [stop - first for rank_spans in spans for first, stop in rank_spans]
     assert max(lengths) <= batch_size
     if batch_size > 1 and rows >= world:
         assert min(lengths) >= 1
@@ -26,24 +26,24 @@ def test_every_row_goes_to_exactly_one_rank(rows, batch_size, world):
 
 
 @given(rows=sizes, batch_size=batches, world=worlds)
-def test_without_the_last_all_batches_are_full(rows, batch_size, world):
-    steps = BatchPlan(rows, batch_size, world, drop_last=True)
-    spans = [list(steps.spans(rank)) for rank in range(world)]
-    assert {len(each) for each in spans} == {len(steps)} == {rows // (batch_size * world)}
-    assert all(stop - first == batch_size for each in spans for first, stop in each)
+def test_with_drop_last_all_batches_are_full(rows, batch_size, world):
+    plan = BatchPlan(rows, batch_size, world, drop_last=True)
+    spans = [list(plan.spans(rank)) for rank in range(world)]
+    assert {len(rank_spans) for rank_spans in spans} == {len(plan)} == {rows // (batch_size * world)}
+    assert all(stop - first == batch_size for rank_spans in spans for first, stop in rank_spans)
 
 
 @given(rows=sizes, batch_size=batches, world=worlds, drop=st.booleans(), data=st.data())
-def test_a_pass_goes_on_where_it_was_left(rows, batch_size, world, drop, data):
-    steps = BatchPlan(rows, batch_size, world, drop)
-    bounds = list(steps.bounds())
+def test_a_pass_continues_from_any_step(rows, batch_size, world, drop, data):
+    plan = BatchPlan(rows, batch_size, world, drop)
+    bounds = list(plan.bounds())
     cut = data.draw(st.integers(0, len(bounds)))
     start = bounds[cut - 1][1] if cut else 0
-    assert list(steps.bounds(start)) == bounds[cut:]
+    assert list(plan.bounds(start)) == bounds[cut:]
 
 
 @given(start=st.integers(0, 50), rows=st.integers(0, 50), world=worlds)
-def test_shares_meet(start, rows, world):
+def test_rank_ranges_are_adjacent(start, rows, world):
     edges = [rank_range(start, start + rows, rank, world) for rank in range(world)]
     assert edges[0][0] == start
     assert edges[-1][1] == start + rows
@@ -51,12 +51,12 @@ def test_shares_meet(start, rows, world):
 
 
 @given(rows=sizes, block=st.integers(1, 50), blocks=st.integers(1, 9), seed=st.integers(0, 5))
-def test_windows_hold_every_row_once(rows, block, blocks, seed):
+def test_windows_contain_every_row_once(rows, block, blocks, seed):
     windows = ShuffleWindows(rows, block, blocks, seed, 0)
     starts = windows.starts()
     ranges = [windows.window(number) for number in range(len(starts) - 1)]
-    found = [at for window in ranges for first, stop in window for at in range(first, stop)]
-    assert sorted(found) == list(range(rows))
+    rows_seen = [row for window in ranges for first, stop in window for row in range(first, stop)]
+    assert sorted(rows_seen) == list(range(rows))
     lengths = [sum(stop - first for first, stop in window) for window in ranges]
     assert [after - before for before, after in pairwise(starts)] == lengths
     assert starts[-1] == rows
@@ -64,6 +64,6 @@ def test_windows_hold_every_row_once(rows, block, blocks, seed):
         assert sorted(windows.shuffle(number, length).tolist()) == list(range(length))
 
 
-def test_passes_and_seeds_differ():
-    drawn = [ShuffleWindows(1000, 10, 100, seed, epoch).shuffle(0, 1000) for seed in (0, 1) for epoch in (0, 1)]
-    assert len({tuple(each) for each in drawn}) == 4
+def test_passes_and_seeds_give_different_orders():
+    orders = [ShuffleWindows(1000, 10, 100, seed, epoch).shuffle(0, 1000) for seed in (0, 1) for epoch in (0, 1)]
+    assert len({tuple(order) for order in orders}) == 4

@@ -1,4 +1,4 @@
-"""Files in blocks, and packages that are not there."""
+"""Files in blocks, and missing packages."""
 
 import subprocess
 import sys
@@ -6,18 +6,18 @@ import sys
 import pytest
 
 from lpfs.data.prepare import prepare
-from lpfs.data.sources import blocks as reading
+from lpfs.data.sources import blocks
 from lpfs.errors import DataError, MissingPackageError
 
 
-def test_a_line_without_an_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "MAX_RECORD", 100)
+def test_a_line_that_is_too_long_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "MAX_RECORD", 100)
     monkeypatch.setattr("lpfs.data.sources.csv.HEAD", 100)
     path = tmp_path / "log.csv"
     path.write_text("click,ad\n1," + "x" * 500)
-    original = reading.LineBlocks.__init__
+    original = blocks.LineBlocks.__init__
     monkeypatch.setattr(
-        reading.LineBlocks, "__init__", lambda self, *a, **k: original(self, *a, **{**k, "size": 64})
+        blocks.LineBlocks, "__init__", lambda self, *a, **k: original(self, *a, **{**k, "size": 64})
     )
     with pytest.raises(DataError, match="a line is longer than"):
         prepare(path, tmp_path / "out", label="click", quiet=True)
@@ -28,14 +28,14 @@ def test_a_line_without_an_end(tmp_path, monkeypatch):
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     path = tmp_path / "log.csv.zst"
-    path.write_bytes(reading.ZSTD + b"rest")
+    path.write_bytes(blocks.ZSTD + b"rest")
     if sys.version_info < (3, 14):
         monkeypatch.setitem(sys.modules, "zstandard", None)
         with pytest.raises(MissingPackageError, match="pip install zstandard"):
             prepare(path, tmp_path / "out", label="click", quiet=True)
     script = (
         "import sys; sys.modules['polars'] = None\n"
-        "from lpfs.cli import call; sys.exit(call(['prepare', 'x', '--label', 'y', '--out', 'z']))"
+        "from lpfs.cli import run; sys.exit(run(['prepare', 'x', '--label', 'y', '--out', 'z']))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 1

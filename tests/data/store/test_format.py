@@ -11,7 +11,7 @@ from lpfs.errors import DataError
 
 
 @given(chunks=st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), min_size=1, max_size=6))
-def test_a_column_widens_and_reads_back(tmp_path_factory, chunks):
+def test_a_column_changes_to_a_wider_type_and_reads_back(tmp_path_factory, chunks):
     path = tmp_path_factory.mktemp("column") / "c.npy"
     column = ColumnWriter(path, np.dtype(np.uint8))
     for chunk in chunks:
@@ -38,7 +38,7 @@ def test_the_checksum_covers_header_and_data(tmp_path):
     assert np.load(tmp_path / "c.npy").shape == (3, 2)
 
 
-def test_zeros_are_added_without_being_held(tmp_path):
+def test_zeros_are_appended(tmp_path):
     column = ColumnWriter(tmp_path / "c.npy", np.dtype(np.uint8))
     column.append_zeros(3_000_000)
     column.append(np.ones(1, np.uint8))
@@ -47,7 +47,7 @@ def test_zeros_are_added_without_being_held(tmp_path):
     assert (len(read), read.sum()) == (3_000_001, 1)
 
 
-def test_ids_beyond_31_bits_are_refused():
+def test_ids_beyond_31_bits_raise():
     assert id_dtype(2**31 - 1) == np.uint32
     with pytest.raises(DataError, match="below 2\\*\\*31"):
         id_dtype(2**31)
@@ -61,7 +61,7 @@ def test_text_vocabularies_read_back(tmp_path_factory, values):
     assert load_vocabulary(path) == values
 
 
-def test_vocabularies_of_numbers_read_back(tmp_path):
+def test_numeric_vocabularies_read_back(tmp_path):
     with (tmp_path / "v.npz").open("wb") as file:
         save_vocabulary(file, np.array([3, 1, 2**32 - 1], np.uint32))
     read = load_vocabulary(tmp_path / "v.npz")

@@ -1,4 +1,4 @@
-"""Blocks of text: the rows do not depend on the columns that are read."""
+"""Parsing of text blocks."""
 
 import polars as pl
 from hypothesis import given, settings
@@ -13,10 +13,10 @@ cells = st.one_of(st.text('x" ', max_size=4), st.sampled_from(['"x"', '"x,y"', '
 
 def parsed(block, columns):
     try:
-        found = parse(block, NAMES, columns, Dialect(), file="log", first=1, last=True)
+        result = parse(block, NAMES, columns, Dialect(), file="log", first=1, last=True)
     except DataError as error:
         return str(error)
-    return found.frame, [found.line(row) for row in range(found.frame.height)]
+    return result.frame, [result.line(row) for row in range(result.frame.height)]
 
 
 @given(

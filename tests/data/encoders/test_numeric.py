@@ -17,13 +17,13 @@ def test_moments_of_chunks_are_those_of_the_whole():
 
 
 def test_quantiles_keep_a_bounded_sample_that_chunks_do_not_change(monkeypatch):
-    monkeypatch.setattr("lpfs.data.encoders.numeric.SAMPLED", 500)
+    monkeypatch.setattr("lpfs.data.encoders.numeric.SAMPLE_SIZE", 500)
     numbers = np.random.default_rng(0).random(20_000)
-    whole, cut = Quantiles(3), Quantiles(3)
+    whole, chunked = Quantiles(3), Quantiles(3)
     whole.add(numbers)
     for part in np.array_split(numbers, 33):
-        cut.add(part)
-        assert len(cut._values) <= 2 * 500
-    assert whole.edges(4).tolist() == cut.edges(4).tolist()
+        chunked.add(part)
+        assert len(chunked._values) <= 2 * 500
+    assert whole.edges(4).tolist() == chunked.edges(4).tolist()
     assert np.abs(whole.edges(4) - [0.25, 0.5, 0.75]).max() < 0.1
     assert Quantiles(0).edges(5).tolist() == []

@@ -11,7 +11,7 @@ from lpfs.errors import DataError
 
 @pytest.mark.parametrize("compression", ["uncompressed", "zstd", "snappy", "gzip", "brotli", "lz4"])
 @pytest.mark.parametrize("writer", ["polars", "arrow", "arrow v2"])
-def test_pages_of_whole_files_pass(tmp_path, compression, writer):
+def test_intact_files_pass(tmp_path, compression, writer):
     frame = pl.DataFrame({"click": [0, 1] * 500, "t": [f"v{i}" for i in range(1000)], "l": [[1, 2], None] * 500})
     path = tmp_path / "log.parquet"
     if writer == "polars":
@@ -19,27 +19,27 @@ def test_pages_of_whole_files_pass(tmp_path, compression, writer):
     else:
         arrow = pa.table(frame.to_dict(as_series=False))
         version = "2.0" if writer == "arrow v2" else "1.0"
-        plain = {"uncompressed": "none"}.get(compression, compression)
-        pq.write_table(arrow, path, compression=plain, data_page_version=version, data_page_size=500)
+        codec = {"uncompressed": "none"}.get(compression, compression)
+        pq.write_table(arrow, path, compression=codec, data_page_version=version, data_page_size=500)
     with path.open("rb") as file:
         chunks = len(column_chunks(file))
     assert chunks >= 3
     assert check_pages(path) >= 1.5 * chunks
 
 
-def test_a_damaged_count_in_a_page_header(tmp_path):
+def test_a_damaged_count_in_a_page_header_is_an_error(tmp_path):
     path = tmp_path / "log.parquet"
     pl.DataFrame({"click": [0, 1, 0, 1, 1]}).write_parquet(path, compression="uncompressed", statistics=False)
     data = path.read_bytes()
-    found = 0
-    for at in range(4, len(data) - 8):  # 5 values, zigzag, become -33
-        if data[at - 1 : at + 1] == b"\x15\x0a":
-            path.write_bytes(data[:at] + b"\x41" + data[at + 1 :])
+    errors = 0
+    for position in range(4, len(data) - 8):  # the count 5, zigzag-encoded, becomes -33
+        if data[position - 1 : position + 1] == b"\x15\x0a":
+            path.write_bytes(data[:position] + b"\x41" + data[position + 1 :])
             try:
                 check_pages(path)
             except DataError as error:
                 assert "has a damaged page at byte" in str(error)  # noqa: PT017
-                found += 1
-    assert found
+                errors += 1
+    assert errors
     path.write_bytes(b"PAR1")
     check_pages(path)
