@@ -31,8 +31,8 @@ from lpfs.data.batch import Batch
 from lpfs.data.dataset import Dataset
 from lpfs.data.stream import Stream
 from lpfs.embeddings.optim import Adagrad
-from lpfs.gates.module import NAME
-from lpfs.methods.shuffled import shuffled
+from lpfs.gates.module import ATTRIBUTE
+from lpfs.methods.sampling import shuffle_fields
 from lpfs.models import make_model
 from lpfs.train.config import Training
 from lpfs.train.distributed import is_distributed_launch
@@ -51,7 +51,7 @@ class Reversed:
     def __iter__(self) -> Iterator[Batch]:
         for batch in self.stream:
             order = torch.arange(len(batch)).flip(0)
-            turned = shuffled(batch, self.stream.schema, self.stream.schema.names, order)
+            turned = shuffle_fields(batch, self.stream.schema, self.stream.schema.names, order)
             yield replace(turned, labels=batch.labels[order])
 
 
@@ -67,7 +67,7 @@ def search(log: Dataset, how: str) -> dict[str, Any]:
     course: list[torch.Tensor] = []
 
     def look(module: torch.nn.Module, args: Any) -> None:
-        gates = getattr(model, NAME, None)
+        gates = getattr(model, ATTRIBUTE, None)
         if gates is not None and module.training:
             course.append(gates.x.detach().clone())
 
@@ -75,7 +75,7 @@ def search(log: Dataset, how: str) -> dict[str, Any]:
     stream: Any = late.stream(BATCH, shuffle=True, seed=1)
     given = Reversed(stream) if how == "reversed" else stream
     found = lpfs.search(model, given, keep=KEEP, optimizer=optimizer, steps=STEPS, config=quiet, centre=False)
-    course.append(getattr(model, NAME).x.detach().clone())
+    course.append(getattr(model, ATTRIBUTE).x.detach().clone())
     gates = sorted(found.gates.values(), key=abs)
     return {"course": torch.stack(course), "kept": list(found.kept), "smallest_kept": abs(gates[-KEEP])}
 

@@ -144,7 +144,7 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
         stepper, phases = made
         phases.mark()
         for each in given:
-            stepper.take(each, lambda: "a step")
+            stepper.train_batch(each, lambda: "a step")
 
     makers = {
         "one": (apart, whole if ranks.is_leader else []),

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, linear, relu
 
 import lpfs
-from lpfs.embeddings._torch import use_backend
+from lpfs.embeddings._backends import use_backend
 from lpfs.embeddings.optim import Adagrad, move_rates_to_device
 from lpfs.embeddings.table import Table
 

@@ -1,7 +1,7 @@
-"""A model in a folder: what it is in ``model.json``, its weights in ``model.safetensors``; no pickle.
+"""Save and load a model as a directory: ``model.json`` describes it, ``model.safetensors`` has its weights.
 
-The folder is filled aside, put on the disk, then renamed: a kill or a full disk at any moment leaves what was
-there before. ``model.json`` holds a checksum of its own and one of the weights.
+Nothing is pickled. The directory is written under a temporary name, flushed to disk, then renamed: a killed
+process or a full disk leaves the previous model intact. ``model.json`` has checksums of itself and of the weights.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +30,31 @@ MANIFEST, WEIGHTS = "model.json", "model.safetensors"
 KEYS = {"format", "version", "lpfs", "model", "config", "silent", "schema", "extra", "weights"}
 
 
+@dataclass(frozen=True)
+class SavedModel:
+    """A model that was read from a directory, with the values that were saved as ``extra``."""
+
+    model: Model
+    metadata: dict[str, Any]
+    path: Path
+
+
 def save(model: Model, folder: str | os.PathLike[str], **extra: Any) -> Path:
-    """Write a model to a folder, in place of a model that is there; ``load`` gives it back to the last bit.
+    """Write a model to a directory, replacing a saved model there; ``load`` restores it bit for bit.
 
     Args:
-        model: one of ``lpfs.models``, without gates: absorb or detach them first.
-        folder: a new or empty one, or one that holds a saved model.
-        extra: anything more to keep, as JSON: a Selection's ``to_json()``, metrics.
+        model: a model of ``lpfs.models`` without gates; absorb or detach them first.
+        folder: a new or empty directory, or one with a saved model.
+        extra: JSON values to store with the model, such as ``selection.to_json()`` or metrics.
 
     """
     if not isinstance(model, Model):
         raise InputError(
-            f"save writes models of lpfs.models, found {type(model).__name__}; use torch.save for others"
+            f"lpfs.save supports models of lpfs.models, found {type(model).__name__}; use torch.save for others"
         )
     check_no_gates(model)
     out = Path(folder)
-    about = {
+    manifest = {
         "format": FORMAT,
         "version": VERSION,
         "lpfs": lpfs.__version__,
@@ -55,123 +65,132 @@ def save(model: Model, folder: str | os.PathLike[str], **extra: Any) -> Path:
         "extra": _as_json(extra),
     }
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / MANIFEST).is_file())):
-        raise InputError(f"{out} holds something else than a saved model and is left alone; choose another place")
+        raise InputError(f"{out} exists and is not a saved model; choose another directory")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{out.name[:80]}.", suffix=".tmp", dir=out.parent))
+        staging = Path(tempfile.mkdtemp(prefix=f".{out.name[:80]}.", suffix=".tmp", dir=out.parent))
         try:
-            _write_files(aside / "new", about, model)
+            _write_files(staging / "new", manifest, model)
             if out.exists():
-                out.rename(aside / "old")
-            (aside / "new").rename(out)
+                out.rename(staging / "old")
+            (staging / "new").rename(out)
             fsync_path(out.parent)
         finally:
-            if (aside / "old").exists() and not out.exists():
-                (aside / "old").rename(out)
-            shutil.rmtree(aside, ignore_errors=True)
+            if (staging / "old").exists() and not out.exists():
+                (staging / "old").rename(out)
+            shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
         raise CheckpointError(
-            f"cannot write the model to {out}: {error.strerror or error}; what was there before is intact"
+            f"cannot write the model to {out}: {error.strerror or error}; the previous content is intact"
         ) from error
     return out
 
 
 def load(folder: str | os.PathLike[str]) -> Model:
     """Return the model that ``save`` wrote, on the CPU."""
-    about = _read_manifest(Path(folder))
-    return _build_model(Path(folder), about, _weights(Path(folder), about))
+    return load_saved(folder).model
+
+
+def load_saved(folder: str | os.PathLike[str]) -> SavedModel:
+    """Return the model that ``save`` wrote, on the CPU, with the values saved as ``extra``."""
+    path = Path(folder)
+    manifest = _read_manifest(path)
+    return SavedModel(_build_model(path, manifest, _read_weights(path, manifest)), manifest["extra"], path)
 
 
 def load_metadata(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what was saved beside a model as ``extra``."""
+    """Return the values that were saved with a model as ``extra``, without reading its weights."""
     return _read_manifest(Path(folder))["extra"]  # type: ignore[no-any-return]
 
 
 def check_no_gates(model: Model) -> None:
-    """Refuse a model that still has gates: they would be lost."""
+    """Raise StateError if the model has gates, which would not be saved."""
     for path, module in model.named_modules():
         if getattr(module, "gate", None) is not None:
-            raise StateError(f"the model has gates or constants of gates at {path!r}; absorb or detach them first")
+            raise StateError(f"the model has gates or gate constants at {path!r}; absorb or detach them first")
 
 
 def _as_json(extra: dict[str, Any]) -> Any:
     try:
         return json.loads(json.dumps(extra, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise InputError(f"what is saved beside a model must be plain JSON values: {error}") from error
+        raise InputError(f"values saved with a model must be plain JSON values: {error}") from error
 
 
-def _write_files(folder: Path, about: dict[str, Any], model: Model) -> None:
+def _write_files(folder: Path, manifest: dict[str, Any], model: Model) -> None:
     folder.mkdir()
-    tensors = {name: each.detach() for name, each in model.state_dict().items()}
-    about = {**about, "weights": write_tensors(folder / WEIGHTS, tensors)}
-    write_json(folder / MANIFEST, {**about, "checksum": json_checksum(about)})
+    tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    manifest = {**manifest, "weights": write_tensors(folder / WEIGHTS, tensors)}
+    write_json(folder / MANIFEST, {**manifest, "checksum": json_checksum(manifest)})
     fsync_path(folder / MANIFEST)
     fsync_path(folder)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    """Return what ``model.json`` says, or raise CheckpointError."""
-    advice = "save the model again, or use another copy of the folder"
+    """Return the content of ``model.json``; raise CheckpointError if it is missing or damaged."""
+    advice = "save the model again, or use another copy of the directory"
     try:
-        about = json.loads((folder / MANIFEST).read_text("utf-8"))
-        if not isinstance(about, dict):
-            raise ValueError(f"{MANIFEST} holds no model")
-        if about.get("format") != FORMAT or about.get("version") != VERSION:
-            raise ValueError(f"{MANIFEST} is not of {FORMAT} {VERSION}, which lpfs {lpfs.__version__} reads")
-        checksum = about.pop("checksum", None)
-        unknown, absent = sorted(set(about) - KEYS), sorted(KEYS - set(about))
+        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+        if not isinstance(manifest, dict):
+            raise ValueError(f"{MANIFEST} does not describe a model")
+        if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
+            raise ValueError(f"{MANIFEST} does not have the format {FORMAT} {VERSION} of lpfs {lpfs.__version__}")
+        checksum = manifest.pop("checksum", None)
+        unknown, absent = sorted(set(manifest) - KEYS), sorted(KEYS - set(manifest))
         if unknown or absent:
-            what = f"an unknown key {unknown[0]!r}" if unknown else f"no {absent[0]!r}"
-            raise ValueError(f"{MANIFEST} has {what}")
-        if json_checksum(about) != checksum:
+            problem = f"an unknown key {unknown[0]!r}" if unknown else f"no {absent[0]!r}"
+            raise ValueError(f"{MANIFEST} has {problem}")
+        if json_checksum(manifest) != checksum:
             raise ValueError(f"the checksum of {MANIFEST} does not match")
     except FileNotFoundError as error:
-        raise CheckpointError(f"there is no saved model in {folder}: {MANIFEST} is missing; {advice}") from error
+        raise CheckpointError(f"no saved model in {folder}: {MANIFEST} is missing; {advice}") from error
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"the model in {folder} is damaged: {error}; {advice}") from error
-    return about
+    return manifest
 
 
-def _weights(folder: Path, about: dict[str, Any]) -> dict[str, Tensor]:
+def _read_weights(folder: Path, manifest: dict[str, Any]) -> dict[str, Tensor]:
     try:
-        return read_tensors(folder / WEIGHTS, about["weights"]["sha256"])
+        return read_tensors(folder / WEIGHTS, manifest["weights"]["sha256"])
     except FileNotFoundError as error:
-        raise CheckpointError(f"the model in {folder} has no {WEIGHTS}; use another copy of the folder") from error
+        raise CheckpointError(
+            f"the model in {folder} has no {WEIGHTS}; use another copy of the directory"
+        ) from error
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
             f"the model in {folder} is damaged: {WEIGHTS}: {error}; save it again, or use another copy"
         ) from error
 
 
-def _build_model(folder: Path, about: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
+def _build_model(folder: Path, manifest: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
     try:
-        schema = Schema.from_json(about["schema"])
+        schema = Schema.from_json(manifest["schema"])
         with torch.random.fork_rng([]):
-            model = make_model(about["model"], schema, **about["config"], silent=about["silent"])
+            model = make_model(manifest["model"], schema, **manifest["config"], silent=manifest["silent"])
         _assign_weights(model, tensors)
     except (LpfsError, RuntimeError, TypeError, KeyError) as error:
         raise CheckpointError(
-            f"the model in {folder} cannot be built by lpfs {lpfs.__version__} (saved by {about['lpfs']}): {error}"
+            f"the model in {folder} (of lpfs {manifest['lpfs']}) cannot be built by lpfs {lpfs.__version__}: "
+            f"{error}"
         ) from error
     return model
 
 
 def _assign_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Give a model these weights, with their dtypes."""
-    for name, each in model.named_parameters():
+    """Set the weights of a model, including their dtypes."""
+    for name, parameter in model.named_parameters():
         if name in tensors:
-            each.data = each.data.to(tensors[name].dtype)
+            parameter.data = parameter.data.to(tensors[name].dtype)
     model.load_state_dict(tensors)
 
 
-def find_model_dir(place: str | os.PathLike[str]) -> Path:
-    """Return the folder of a model: the one named, or ``model`` in a run."""
-    folder = Path(place)
-    for each in (folder, folder / "model"):
-        if (each / MANIFEST).is_file():
-            return each
+def find_model_dir(path: str | os.PathLike[str]) -> Path:
+    """Return the directory of a saved model: the given one, or ``model`` inside a run directory."""
+    folder = Path(path)
+    for candidate in (folder, folder / "model"):
+        if (candidate / MANIFEST).is_file():
+            return candidate
     raise InputError(
-        f"there is no model in {folder}: neither {MANIFEST} nor model/{MANIFEST} is there; give the folder of a run of "
+        f"no model in {folder}: neither {MANIFEST} nor model/{MANIFEST} exists; give the directory of a run of "
         "select, train or prune"
     )

@@ -6,41 +6,41 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rowzoo import ENGINES, ids_of, look, plain_of
 from torch import nn
 
-from lpfs.embeddings._torch import use_backend
+from lpfs.embeddings._backends import use_backend
 from lpfs.embeddings.row_grad import RowParameter, merged_row_grads
 from lpfs.embeddings.table import Table
 from lpfs.errors import InputError, StateError
+from tests.helpers.embeddings import BACKENDS, as_embedding, random_ids, torch_lookup
 
 SIZES = (7, 300, 1, 40)
 
 
 def dense(weight: RowParameter) -> torch.Tensor:
-    """The gradient of all rows; no row may be in it twice."""
+    """Return the gradient of all rows and check that no row is duplicated."""
     out = torch.zeros_like(weight)
     pieces = merged_row_grads(weight)
-    rows = torch.cat([each.rows for each in pieces]) if pieces else torch.empty(0)
+    rows = torch.cat([piece.rows for piece in pieces]) if pieces else torch.empty(0)
     assert len(rows.unique()) == len(rows)
-    for each in pieces:
-        out[each.rows] = each.values
+    for piece in pieces:
+        out[piece.rows] = piece.values
     return out
 
 
-def whole(*shape: int, seed: int = 3) -> torch.Tensor:
-    """Small whole numbers: sums of them are exact in any order."""
+def integers(*shape: int, seed: int = 3) -> torch.Tensor:
+    """Return small integers as floats: their sums are exact in any order."""
     return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).float()
 
 
-def table_of_whole_numbers(sizes: tuple[int, ...], dim: int, **how) -> Table:
-    table = Table(sizes, dim, **how)
+def integer_table(sizes: tuple[int, ...], dim: int, **options) -> Table:
+    table = Table(sizes, dim, **options)
     with torch.no_grad():
-        table.weight.copy_(whole(*table.weight.shape, seed=1))
+        table.weight.copy_(integers(*table.weight.shape, seed=1))
     return table
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("backend", BACKENDS)
 @given(
     sizes=st.lists(st.sampled_from([1, 2, 9, 70, 1000]), min_size=1, max_size=5).map(tuple),
     dim=st.sampled_from([1, 3, 8, 16, 17, 24]),
@@ -49,16 +49,16 @@ def table_of_whole_numbers(sizes: tuple[int, ...], dim: int, **how) -> Table:
     gated=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_values_and_gradients_are_those_of_an_embedding(engine, sizes, dim, rows, kind, gated, seed):
-    table = table_of_whole_numbers(sizes, dim)
-    plain = plain_of(table)
-    ids, grad = ids_of(sizes, rows, seed, kind), whole(rows, len(sizes), dim, seed=seed)
+def test_values_and_gradients_are_those_of_an_embedding(backend, sizes, dim, rows, kind, gated, seed):
+    table = integer_table(sizes, dim)
+    plain = as_embedding(table)
+    ids, grad = random_ids(sizes, rows, seed, kind), integers(rows, len(sizes), dim, seed=seed)
     gate = 2.0 ** torch.randint(-2, 3, (len(sizes),)) * (torch.arange(len(sizes)) % 3 != 1) if gated else None
     mine, theirs = (None if gate is None else gate.clone().requires_grad_() for _ in range(2))
-    with use_backend(engine):
+    with use_backend(backend):
         out = table(ids, mine)
         out.backward(grad)
-    expected = look(plain, table, ids, theirs)
+    expected = torch_lookup(plain, table, ids, theirs)
     expected.backward(grad)
     assert torch.equal(out, expected)
     assert table.weight.grad is None
@@ -67,12 +67,12 @@ def test_values_and_gradients_are_those_of_an_embedding(engine, sizes, dim, rows
         assert torch.equal(mine.grad, theirs.grad)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_gradient_of_a_dead_gate_is_not_zero(engine):
-    table = table_of_whole_numbers((3, 5), 4)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_gradient_of_a_dead_gate_is_not_zero(backend):
+    table = integer_table((3, 5), 4)
     gate = torch.zeros(2, requires_grad=True)
-    ids, grad = torch.tensor([[0, 1], [2, 1], [0, 4]]), whole(3, 2, 4)
-    with use_backend(engine):
+    ids, grad = torch.tensor([[0, 1], [2, 1], [0, 4]]), integers(3, 2, 4)
+    with use_backend(backend):
         table(ids.int(), gate).backward(grad)
     brute = [sum(float(table.rows(f)[ids[b, f]] @ grad[b, f]) for b in range(3)) for f in range(2)]
     assert gate.grad.tolist() == brute
@@ -80,18 +80,18 @@ def test_the_gradient_of_a_dead_gate_is_not_zero(engine):
     assert not dense(table.weight).any()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mean", [False, True])
-def test_bags_are_those_of_an_embedding_bag(engine, mean):
-    table = table_of_whole_numbers((9, 50, 4), 16, bags=2, mean=mean)
-    ids = ids_of((50,), 30)[:, 0]
+def test_bags_are_those_of_an_embedding_bag(backend, mean):
+    table = integer_table((9, 50, 4), 16, bags=2, mean=mean)
+    ids = random_ids((50,), 30)[:, 0]
     offsets = torch.tensor([0, 4, 4, 12, 28, 30])  # 4, none, 8, 16, 2 and no ids: means are exact
     bag = nn.EmbeddingBag.from_pretrained(
         table.rows(1).clone(), freeze=False, mode="mean" if mean else "sum", include_last_offset=False
     )
     mine, theirs = (torch.tensor([4.0], requires_grad=True) for _ in range(2))
-    grad = whole(6, 16) * 16
-    with use_backend(engine):
+    grad = integers(6, 16) * 16
+    with use_backend(backend):
         out = table.bag(0, ids, offsets, mine)
         out.backward(grad)
     expected = bag(ids.long(), offsets) * theirs
@@ -106,62 +106,62 @@ def test_bags_are_those_of_an_embedding_bag(engine, mean):
     assert torch.equal(mine.grad, theirs.grad)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mean", [False, True])
-def test_all_bags_together_are_each_by_itself(engine, mean):
-    table = table_of_whole_numbers((9, 50, 4, 7), 16, bags=3, mean=mean)
-    several = [
-        (ids_of((50,), 30)[:, 0], torch.tensor([0, 4, 4, 12, 28, 30])),
+def test_all_bags_give_the_result_of_single_bags(backend, mean):
+    table = integer_table((9, 50, 4, 7), 16, bags=3, mean=mean)
+    all_bags = [
+        (random_ids((50,), 30)[:, 0], torch.tensor([0, 4, 4, 12, 28, 30])),
         (torch.empty(0, dtype=torch.int32), torch.zeros(6, dtype=torch.int64)),
-        (ids_of((7,), 8)[:, 0], torch.tensor([0, 0, 0, 2, 4, 8])),
+        (random_ids((7,), 8)[:, 0], torch.tensor([0, 0, 0, 2, 4, 8])),
     ]
     gate, apart = (torch.tensor([4.0, 0.0, -2.0], requires_grad=True) for _ in range(2))
-    grad = whole(6, 3, 16) * 16
-    with use_backend(engine):
-        out = table.bags(several, gate)
+    grad = integers(6, 3, 16) * 16
+    with use_backend(backend):
+        out = table.bags(all_bags, gate)
         out.backward(grad)
         together = dense(table.weight)
         table.weight.row_grads.clear()
-        expected = [table.bag(n, *each, apart[n : n + 1]) for n, each in enumerate(several)]
+        expected = [table.bag(n, *each, apart[n : n + 1]) for n, each in enumerate(all_bags)]
         torch.stack(expected, 1).backward(grad)
     assert torch.equal(out, torch.stack(expected, 1))
     assert torch.equal(together, dense(table.weight))
     assert torch.equal(gate.grad, apart.grad)
     with pytest.raises(InputError, match="expected 3 bags, found 1"):
-        table.bags(several[:1])
-    wrong = [several[0], several[1], (torch.tensor([7]), torch.zeros(6, dtype=torch.int64))]
+        table.bags(all_bags[:1])
+    wrong = [all_bags[0], all_bags[1], (torch.tensor([7]), torch.zeros(6, dtype=torch.int64))]
     with pytest.raises(InputError, match="id 7 in row 0"):
         table.bags(wrong)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_no_bag_and_no_id_at_all(engine):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_bag_and_no_id_at_all(backend):
     table = Table((9, 50), 8, bags=1)
-    with use_backend(engine):
+    with use_backend(backend):
         out = table.bag(0, torch.empty(0, dtype=torch.int32), torch.zeros(3, dtype=torch.int64))
         out.sum().backward()
     assert torch.equal(out, torch.zeros(3, 8))
     assert not table.weight.row_grads
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("wrong", [-1, 40, 2**31 - 1])
-def test_an_id_outside_its_field_is_refused(engine, wrong):
+def test_an_id_outside_its_field_is_refused(backend, wrong):
     table = Table(SIZES, 16)
-    ids = ids_of(SIZES, 600)
+    ids = random_ids(SIZES, 600)
     ids[411, 3] = wrong
     message = rf"id {wrong} in row 411, column 3 is outside its field, which has 40 ids"
-    with use_backend(engine), pytest.raises(InputError, match=message):
+    with use_backend(backend), pytest.raises(InputError, match=message):
         table(ids)
-    with use_backend(engine), pytest.raises(InputError, match=r"expected ids \(B, 4\)"):
+    with use_backend(backend), pytest.raises(InputError, match=r"expected ids \(B, 4\)"):
         table(ids[:, :3])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_ids_and_gradients_need_not_be_contiguous(engine):
-    table = table_of_whole_numbers(SIZES, 16)
-    ids, grad = ids_of(SIZES, 64), whole(16, 4, 64).permute(2, 1, 0)
-    with use_backend(engine):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ids_and_gradients_need_not_be_contiguous(backend):
+    table = integer_table(SIZES, 16)
+    ids, grad = random_ids(SIZES, 64), integers(16, 4, 64).permute(2, 1, 0)
+    with use_backend(backend):
         first = table(ids)
         first.backward(grad.contiguous())
         expected = dense(table.weight)
@@ -172,33 +172,33 @@ def test_ids_and_gradients_need_not_be_contiguous(engine):
     assert torch.equal(dense(table.weight), expected)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_gradient_stays_as_it_is_while_others_are_computed(engine):
-    """The search for equal ids works in memory that is used again: what was handed out is not in it."""
-    table = table_of_whole_numbers(SIZES, 16)
-    with use_backend(engine):
-        table(ids_of(SIZES, 64, seed=1)).backward(whole(64, 4, 16))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_returned_gradient_is_not_overwritten(backend):
+    """The buffers of the search for equal ids are reused; returned gradients must not share them."""
+    table = integer_table(SIZES, 16)
+    with use_backend(backend):
+        table(random_ids(SIZES, 64, seed=1)).backward(integers(64, 4, 16))
         (piece,) = table.weight.row_grads
         kept = copy.deepcopy((piece.rows, piece.values))
-        other = table_of_whole_numbers(SIZES, 16)
+        other = integer_table(SIZES, 16)
         for seed in range(5):
-            other(ids_of(SIZES, 64, seed)).backward(whole(64, 4, 16, seed=seed))
+            other(random_ids(SIZES, 64, seed)).backward(integers(64, 4, 16, seed=seed))
     assert torch.equal(piece.rows, kept[0])
     assert torch.equal(piece.values, kept[1])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("lookups", [2, 40])
-def test_a_field_that_is_looked_up_again_is_summed(engine, lookups):
-    table = table_of_whole_numbers((*SIZES, 30), 16, bags=1)
-    plain = plain_of(table)
-    with use_backend(engine):
+def test_a_field_that_is_looked_up_again_is_summed(backend, lookups):
+    table = integer_table((*SIZES, 30), 16, bags=1)
+    plain = as_embedding(table)
+    with use_backend(backend):
         for number in range(lookups):
-            ids, grad = ids_of(SIZES, 50, number), whole(50, 4, 16, seed=number)
+            ids, grad = random_ids(SIZES, 50, number), integers(50, 4, 16, seed=number)
             table(ids).backward(grad)
-            look(plain, table, ids).backward(grad)
+            torch_lookup(plain, table, ids).backward(grad)
             if number % 2:
-                bag = ids_of((30,), 8, number)[:, 0]
+                bag = random_ids((30,), 8, number)[:, 0]
                 table.bag(0, bag, torch.arange(8)).backward(grad[:8, 0])
                 plain(bag.long() + sum(SIZES)).backward(grad[:8, 0])
         assert len(table.weight.row_grads) < 40
@@ -211,20 +211,18 @@ def test_different_fields_are_not_summed():
     for number in range(3):
         table.bag(number, torch.tensor([1, 1]), torch.tensor([0, 1])).sum().backward()
     before = list(table.weight.row_grads)
-    assert [each is other for each, other in zip(merged_row_grads(table.weight), before, strict=True)] == [
-        True
-    ] * 3
+    assert all(new is old for new, old in zip(merged_row_grads(table.weight), before, strict=True))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_other_kinds_of_numbers_work_too(engine):
-    table = table_of_whole_numbers(SIZES, 16).double()
-    plain = plain_of(table)
-    ids, grad = ids_of(SIZES, 64), whole(64, 4, 16).double()
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_float64_tables_work(backend):
+    table = integer_table(SIZES, 16).double()
+    plain = as_embedding(table)
+    ids, grad = random_ids(SIZES, 64), integers(64, 4, 16).double()
     gate = torch.tensor([1.0, 0.5, 2.0, 0.0], requires_grad=True)
-    with use_backend(engine):
+    with use_backend(backend):
         table(ids, gate).backward(grad)
-    look(plain, table, ids, gate.detach().double()).backward(grad)
+    torch_lookup(plain, table, ids, gate.detach().double()).backward(grad)
     assert isinstance(table.weight, RowParameter)
     assert torch.equal(dense(table.weight), plain.weight.grad)
     assert gate.grad.dtype == torch.float32
@@ -239,7 +237,7 @@ def test_a_weight_that_would_never_train_is_refused():
 
 
 def test_a_frozen_table_collects_nothing_but_its_gates_do():
-    table = table_of_whole_numbers((3,), 2)
+    table = integer_table((3,), 2)
     table.weight.requires_grad_(False)
     gate = torch.ones(1, requires_grad=True)
     table(torch.tensor([[1]]), gate).sum().backward()
@@ -247,14 +245,14 @@ def test_a_frozen_table_collects_nothing_but_its_gates_do():
     assert gate.grad.item() == table.rows(0)[1].sum().item()
 
 
-def test_copies_and_what_is_printed():
+def test_copy_and_repr():
     table = Table((3, 4), 2, bags=1)
     table(torch.tensor([[1]])).sum().backward()
-    twin = copy.deepcopy(table)
-    assert isinstance(twin.weight, RowParameter)
-    assert torch.equal(twin.weight, table.weight)
-    assert not twin.weight.row_grads
+    other = copy.deepcopy(table)
+    assert isinstance(other.weight, RowParameter)
+    assert torch.equal(other.weight, table.weight)
+    assert not other.weight.row_grads
     assert str(table) == "Table(2 fields, 7 rows, dim=2)"
     assert list(table.state_dict()) == ["weight"]
-    with pytest.raises(InputError, match="sizes of at least 1"):
+    with pytest.raises(InputError, match=r"at least 1.*\[3, 0\]"):
         Table((3, 0), 2)

@@ -6,15 +6,15 @@ import pickle
 
 import pytest
 import torch
-from rowzoo import ENGINES, ids_of, look, plain_of
 from torch import Tensor, nn
 
-from lpfs.embeddings._torch import use_backend
+from lpfs.embeddings._backends import use_backend
 from lpfs.embeddings.optim import SGD, Adagrad, Adam, RowWiseAdagrad
 from lpfs.embeddings.row_grad import clear_grads, grad_norm, scale_grads
 from lpfs.embeddings.table import Table
 from lpfs.errors import InputError, StateError
-from lpfs.gates.state import POWERS, carry_over, check_state, powers_of
+from lpfs.gates.optimizer_state import GRADIENT_POWERS, check_state, get_powers, transfer_optimizer
+from tests.helpers.embeddings import BACKENDS, as_embedding, random_ids, torch_lookup
 
 SIZES = (7, 300, 1, 40)
 
@@ -34,7 +34,7 @@ class RowWise(torch.optim.Optimizer):
                 weight -= group["lr"] * (weight.grad / (total.sqrt() + group["eps"])[:, None])
 
 
-# ours, torch's on a plain nn.Embedding, whether that needs sparse gradients, what is said to both
+# our class, torch's class for nn.Embedding, whether that needs sparse gradients, settings of both
 KINDS = {
     "adagrad": (Adagrad, torch.optim.Adagrad, False, {"lr": 0.0625}),
     "adagrad-sparse": (Adagrad, torch.optim.Adagrad, True, {"lr": 0.0625}),
@@ -48,85 +48,86 @@ PYTHAGORAS = (3, 4, 12)  # 3, then √(3² + 4²) = 5, then √(5² + 12²) = 13
 
 
 @pytest.fixture(autouse=True)
-def _said_aloud():
-    torch.sparse.check_sparse_tensor_invariants.disable()  # or torch warns
+def _no_sparse_warning():
+    torch.sparse.check_sparse_tensor_invariants.disable()  # torch warns unless this is set
 
 
-def run(engine: str, kind: str, exact: bool, threads: int = 1) -> tuple[Tensor, Tensor]:
+def run(backend: str, kind: str, exact: bool, threads: int = 1) -> tuple[Tensor, Tensor]:
     """Train a table and an nn.Embedding on the same gradients, and return both weights."""
     ours, theirs, sparse, settings = KINDS[kind]
     table = Table(SIZES, 16)
     if exact:
         with torch.no_grad():
             table.weight.mul_(64).round_()
-    plain = plain_of(table, sparse)
+    plain = as_embedding(table, sparse)
     mine, other = ours(table.parameters(), **settings), theirs(plain.parameters(), **settings)
     gate = torch.tensor([1.0, 0.5, 2.0, 1.0])
     torch.set_num_threads(threads)
     whole = torch.randint(-1, 2, (700, 4, 1)).float().repeat(1, 1, 16)
     for number in range(len(PYTHAGORAS) if exact else 6):
-        ids = ids_of(SIZES, 700, 0 if exact else number)
+        ids = random_ids(SIZES, 700, 0 if exact else number)
         grad = whole * PYTHAGORAS[number] if exact else torch.randn(700, 4, 16)
         for each in (mine, other):
             each.zero_grad()
-        with use_backend(engine):
+        with use_backend(backend):
             table(ids, gate).backward(grad)
             assert table.weight.grad is None
             mine.step()
         assert not table.weight.row_grads
-        look(plain, table, ids, gate).backward(grad)
+        torch_lookup(plain, table, ids, gate).backward(grad)
         other.step()
     return table.weight.detach(), plain.weight.detach()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", EXACT)
-def test_with_whole_numbers_every_bit_is_torchs(engine, kind):
+def test_integers_give_bitwise_the_result_of_torch(backend, kind):
     """Sums of whole numbers are exact in any order, the roots are whole numbers too (torch's √ of others is not
     always the nearest float), ÷ and the step of w are rounded once, and a rate of 2⁻⁴ rounds nothing.
     """
-    mine, theirs = run(engine, kind, exact=True)
+    mine, theirs = run(backend, kind, exact=True)
     assert torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_the_numbers_are_torchs(engine, kind):
+def test_updates_agree_with_torch(backend, kind):
     """A sum of n float32 numbers taken in another order differs by about √n · 2⁻²⁴ of their size: here n ≤ 700,
     |g| ≤ 150, so 2e-4 at worst on a gradient, 1e-6 relative. Adagrad and Adam divide by the size of g, so that a
     step moves lr (.06) · 1e-6. SGD moves lr · 2e-4, and torch's sparse one adds to w (up to 30) place by place:
     4,200 roundings of 1e-6, of which √4200 count.
     """
-    mine, theirs = run(engine, kind, exact=False)
+    mine, theirs = run(backend, kind, exact=False)
     torch.testing.assert_close(mine, theirs, rtol=2e-6, atol=6e-5 if kind.startswith("sgd") else 2e-6)
 
 
-@pytest.mark.skipif("numba" not in ENGINES, reason="needs numba")
+@pytest.mark.long
+@pytest.mark.skipif("numba" not in BACKENDS, reason="needs numba")
 @pytest.mark.parametrize("kind", ["adagrad", "rowwise", "adam", "sgd"])
-def test_one_thread_or_two_give_the_same_bits(kind, monkeypatch):
+def test_the_result_does_not_depend_on_the_number_of_threads(kind, monkeypatch):
     from lpfs.embeddings import _numba
 
     used, threads = set(), _numba.thread_count
-    monkeypatch.setattr(_numba, "WORTH_A_THREAD", 1)
+    monkeypatch.setattr(_numba, "MIN_PARALLEL_SIZE", 1)
     monkeypatch.setattr(_numba, "thread_count", lambda numbers: used.add(threads(numbers)) or threads(numbers))
     torch.manual_seed(1)
     one, _ = run("numba", kind, exact=False, threads=1)
     torch.manual_seed(1)
     two, _ = run("numba", kind, exact=False, threads=2)
     assert torch.equal(one, two)
-    assert used == {1, min(2, _numba.POOL)}
+    assert used == {1, min(2, _numba.MAX_THREADS)}
 
 
-@pytest.mark.skipif("numba" not in ENGINES, reason="needs numba")
+@pytest.mark.skipif("numba" not in BACKENDS, reason="needs numba")
 @pytest.mark.parametrize("threads", [1, 2])
-def test_gates_get_the_same_bits_from_one_thread_or_two(threads):
+def test_gate_gradients_do_not_depend_on_the_number_of_threads(threads):
     grads = []
     for number in (1, threads):
         torch.manual_seed(1)
         torch.set_num_threads(number)
         table, gate = Table(SIZES, 16), torch.rand(4).requires_grad_()
         with use_backend("numba"):
-            table(ids_of(SIZES, 700), gate).backward(torch.randn(700, 4, 16))
+            table(random_ids(SIZES, 700), gate).backward(torch.randn(700, 4, 16))
         grads.append((gate.grad, table.weight.row_grads[0]))
     assert torch.equal(grads[0][0], grads[1][0])
     assert torch.equal(grads[0][1].rows, grads[1][1].rows)
@@ -153,7 +154,7 @@ every = pytest.mark.parametrize("kind", OURS, ids=lambda each: each.__name__)
 def train(net: nn.Module, optimizer: torch.optim.Optimizer, numbers: range) -> None:
     for number in numbers:
         optimizer.zero_grad()
-        (net(ids_of(SIZES, 32, number)) - 1).square().mean().backward()
+        (net(random_ids(SIZES, 32, number)) - 1).square().mean().backward()
         optimizer.step()
 
 
@@ -170,7 +171,7 @@ def same(first: nn.Module, second: nn.Module) -> bool:
         (SGD, torch.optim.SGD),
     ],
 )
-def test_other_parameters_move_as_with_torchs_bit_for_bit(kind, torchs):
+def test_other_parameters_are_updated_bitwise_as_by_torch(kind, torchs):
     nets = [nn.Linear(5, 3) for _ in range(2)]
     nets[1].load_state_dict(nets[0].state_dict())
     mine, theirs = kind(nets[0].parameters(), lr=0.03), torchs(nets[1].parameters(), lr=0.03)
@@ -186,7 +187,7 @@ def test_other_parameters_move_as_with_torchs_bit_for_bit(kind, torchs):
 
 
 @every
-def test_a_run_goes_on_from_its_state_dict(kind):
+def test_training_resumes_from_a_state_dict(kind):
     net = Net()
     optimizer = kind(net.parameters(), lr=0.1)
     train(net, optimizer, range(3))
@@ -200,7 +201,7 @@ def test_a_run_goes_on_from_its_state_dict(kind):
 
 
 @every
-def test_a_copy_of_net_and_optimizer_goes_its_own_way(kind):
+def test_a_copy_of_net_and_optimizer_is_independent(kind):
     net = Net()
     optimizer = kind(net.parameters(), lr=0.1)
     train(net, optimizer, range(2))
@@ -217,13 +218,13 @@ def test_it_can_be_built_again_from_its_defaults(kind):
     net = Net()
     optimizer = kind([{"params": net.table.parameters(), "lr": 0.2}, {"params": net.head.parameters()}], lr=0.1)
     train(net, optimizer, range(2))
-    assert powers_of(optimizer) is POWERS[kind.__name__]
+    assert get_powers(optimizer) is GRADIENT_POWERS[kind.__name__]
     check_state(optimizer)
     accepted = inspect.signature(kind.__init__).parameters
     again = kind(net.parameters(), **{key: value for key, value in optimizer.defaults.items() if key in accepted})
     assert again.defaults == optimizer.defaults
     twin = copy.deepcopy(net)
-    other = carry_over(optimizer, dict(zip(net.parameters(), twin.parameters(), strict=True)), {})
+    other = transfer_optimizer(optimizer, dict(zip(net.parameters(), twin.parameters(), strict=True)), {})
     train(net, optimizer, range(2, 4))
     train(twin, other, range(2, 4))
     assert same(net, twin)
@@ -231,7 +232,7 @@ def test_it_can_be_built_again_from_its_defaults(kind):
 
 @every
 @pytest.mark.parametrize("tensor", [False, True])
-def test_a_scheduler_moves_the_rate_of_tables_too(kind, tensor):
+def test_a_scheduler_changes_the_rate_of_tables(kind, tensor):
     table = Table((3,), 2)
     optimizer = kind(table.parameters(), lr=torch.tensor(0.5) if tensor else 0.5)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.0)
@@ -246,7 +247,7 @@ def test_a_scheduler_moves_the_rate_of_tables_too(kind, tensor):
 
 
 @every
-def test_rows_without_gradient_and_tables_without_lookup_stay(kind):
+def test_rows_without_gradient_and_tables_without_lookup_do_not_change(kind):
     tables = [Table((5,), 3), Table((5,), 3)]
     before = [each.weight.detach().clone() for each in tables]
     optimizer = kind([each.weight for each in tables], lr=0.5)
@@ -273,7 +274,7 @@ def test_the_state_of_a_table():
     }
 
 
-def test_a_group_that_comes_later_is_trained_too():
+def test_a_group_added_later_is_trained():
     first, second = Table((5,), 3), Table((5,), 3)
     optimizer = Adagrad(first.parameters())
     optimizer.add_param_group({"params": second.parameters()})
@@ -289,20 +290,22 @@ def test_a_closure_is_called_and_its_loss_returned():
 
     def closure():
         optimizer.zero_grad()
-        loss = net(ids_of(SIZES, 8)).sum()
+        loss = net(random_ids(SIZES, 8)).sum()
         loss.backward()
         return loss
 
     before = copy.deepcopy(net)
-    expected = net(ids_of(SIZES, 8)).sum()
+    expected = net(random_ids(SIZES, 8)).sum()
     assert torch.equal(optimizer.step(closure), expected)
     assert not torch.equal(net.table.weight, before.table.weight)
 
 
 @every
-def test_hooks_are_called_once_a_step_around_all_of_it(kind):
+def test_step_hooks_are_called_once_around_the_whole_step(kind):
     layer = nn.Linear(1, 1)
-    kind.torchs(layer.parameters(), lr=0.1).step()  # torch puts hooks around the step of a class once it is used
+    kind.dense_optimizer(
+        layer.parameters(), lr=0.1
+    ).step()  # torch puts hooks around the step of a class once it is used
     table = Table((3,), 2)
     optimizer, seen = kind(table.parameters(), lr=0.5), []
     optimizer.register_step_pre_hook(lambda *_: seen.append(table.weight.detach().clone()))
@@ -314,29 +317,29 @@ def test_hooks_are_called_once_a_step_around_all_of_it(kind):
 
 
 @every
-def test_what_tables_cannot_do_is_refused(kind):
+def test_options_without_row_updates_are_refused(kind):
     net = Net()
     with pytest.raises(InputError, match="unknown setting 'learning_rate'"):
         kind([{"params": net.parameters(), "learning_rate": 1}])
-    with pytest.raises(InputError, match=f"{kind.__name__} has no weight_decay=0.1 for tables"):
+    with pytest.raises(InputError, match=f"{kind.__name__}.*weight_decay=0.1"):
         kind([{"params": net.parameters(), "weight_decay": 0.1}])
     kind([{"params": net.table.parameters()}, {"params": net.head.parameters(), "weight_decay": 0.1}])
 
 
 def test_momentum_is_for_other_parameters_only():
     net = Net()
-    with pytest.raises(InputError, match="SGD has no momentum=0.9 for tables"):
+    with pytest.raises(InputError, match="SGD.*momentum=0.9"):
         SGD(net.parameters(), momentum=0.9)
     SGD([{"params": net.table.parameters(), "momentum": 0.0}, {"params": net.head.parameters()}], momentum=0.9)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.SGD, torch.optim.AdamW])
-def test_an_optimizer_that_knows_nothing_of_rows_is_refused(kind):
+def test_an_optimizer_without_row_updates_is_refused(kind):
     net = Net()
     optimizer = kind(net.parameters(), lr=0.1)
-    net(ids_of(SIZES, 8)).sum().backward()
+    net(random_ids(SIZES, 8)).sum().backward()
     before = copy.deepcopy(net)
-    with pytest.raises(StateError, match=f"{kind.__name__} holds the weight of a Table.*lpfs.embeddings.optim"):
+    with pytest.raises(StateError, match=f"{kind.__name__}.*Table.*lpfs.embeddings"):
         optimizer.step()
     assert same(net, before)
     kind(net.head.parameters(), lr=0.1).step()
@@ -345,16 +348,16 @@ def test_an_optimizer_that_knows_nothing_of_rows_is_refused(kind):
 # ------------------------------------------------------------------------------------ all gradients
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_norm_of_all_gradients_and_their_scaling(engine):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_norm_of_all_gradients_and_their_scaling(backend):
     net = Net()
     plain = copy.deepcopy(net)
-    plain.table = plain_of(net.table)
-    with use_backend(engine):
+    plain.table = as_embedding(net.table)
+    with use_backend(backend):
         for number in range(2):  # accumulated
-            ids = ids_of(SIZES, 32, number)
+            ids = random_ids(SIZES, 32, number)
             net(ids).square().sum().backward()
-            out = plain.head(look(plain.table, net.table, ids).flatten(1))[:, 0]
+            out = plain.head(torch_lookup(plain.table, net.table, ids).flatten(1))[:, 0]
             out.square().sum().backward()
         norm = grad_norm(net.parameters())
         expected = nn.utils.get_total_norm([each.grad for each in plain.parameters()])

@@ -1,4 +1,4 @@
-"""The engine for GPUs gives the numbers of the plain one. Needs pytest and torch alone."""
+"""The Triton backend gives the results of the torch backend. Needs only pytest and torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lpfs.embeddings.table import Table
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
-# rows, sizes of the fields, width: runs within a chunk, over many chunks, of one row, and of one place
+# rows, sizes of the fields, width: runs inside a chunk, over many chunks, of one row, and of one position
 SHAPES = [
     (300, [2, 1, 50], 5),
     (64, [3, 200], 16),
@@ -51,44 +51,48 @@ def test_lookup_and_sums_to_the_last_bit(cuda, shape, gated, kind):
     assert torch.equal(_torch.gather(weight, starts, ids, gate), cuda.gather(weight, starts, ids, gate))
     strided = torch.cat([ids, ids], 1)[:, : ids.shape[1]]
     assert torch.equal(cuda.gather(weight, starts, strided, gate), cuda.gather(weight, starts, ids, gate))
-    (expected, of_gate), (found, own) = (each.reduce(weight, starts, ids, gate, grad) for each in (_torch, cuda))
-    compact = found.compact()
+    (expected, expected_gate), (result, gate_grad) = (
+        backend.reduce(weight, starts, ids, gate, grad) for backend in (_torch, cuda)
+    )
+    compact = result.compact()
     assert torch.equal(compact.rows.long(), expected.rows)
-    assert torch.equal(compact.values, expected.values)  # whole numbers add up exactly in any order
-    assert not found.values[found.rows < 0].any()
+    assert torch.equal(compact.values, expected.values)  # sums of integers are exact in any order
+    assert not result.values[result.rows < 0].any()
     again = cuda.reduce(weight, starts, ids, gate, grad)
-    assert torch.equal(again[0].values, found.values)
+    assert torch.equal(again[0].values, result.values)
     if gated:
-        torch.testing.assert_close(own, of_gate, rtol=1e-4, atol=1e-3)  # a sum of up to 240,000 products
-        assert torch.equal(own, again[1])
+        torch.testing.assert_close(
+            gate_grad, expected_gate, rtol=1e-4, atol=1e-3
+        )  # a sum of up to 240,000 products
+        assert torch.equal(gate_grad, again[1])
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
 @pytest.mark.parametrize("update", ["adagrad", "rowwise_adagrad", "adam", "sgd"])
 def test_updates_of_rows(cuda, update, as_tensor):
     weight, starts, ids, gate, grad = make(300, [2, 40, 500], 16)
-    rows = [each.reduce(weight, starts, ids, gate, grad)[0] for each in (_torch, cuda)]
+    rows = [backend.reduce(weight, starts, ids, gate, grad)[0] for backend in (_torch, cuda)]
     lr = torch.tensor(0.25, device="cuda") if as_tensor else 0.25
-    ends = []
-    for engine, own, rate in ((_torch, rows[0], 0.25), (cuda, rows[1], lr)):
-        moved = weight.clone()
+    results = []
+    for backend, row_grad, rate in ((_torch, rows[0], 0.25), (cuda, rows[1], lr)):
+        updated = weight.clone()
         sums, squares, of_rows = torch.ones_like(weight), torch.ones_like(weight), weight.new_ones(len(weight))
         for step in (1, 2, 3):
             if update == "adagrad":
-                engine.adagrad(moved, sums, own, rate, 1e-10)
+                backend.adagrad(updated, sums, row_grad, rate, 1e-10)
             elif update == "rowwise_adagrad":
-                engine.rowwise_adagrad(moved, of_rows, own, rate, 1e-10)
+                backend.rowwise_adagrad(updated, of_rows, row_grad, rate, 1e-10)
             elif update == "adam":
-                done = torch.tensor(float(step), device="cuda") if as_tensor and engine is cuda else step
-                engine.adam(moved, sums, squares, own, rate, (0.9, 0.999), 1e-8, done)
+                done = torch.tensor(float(step), device="cuda") if as_tensor and backend is cuda else step
+                backend.adam(updated, sums, squares, row_grad, rate, (0.9, 0.999), 1e-8, done)
             else:
-                engine.sgd(moved, own, rate)
-        ends.append((moved, sums, squares, of_rows))
-    for one, other in zip(*ends, strict=True):
-        torch.testing.assert_close(one, other, rtol=3e-6, atol=1e-6)  # a rounding more or less a step
+                backend.sgd(updated, row_grad, rate)
+        results.append((updated, sums, squares, of_rows))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=3e-6, atol=1e-6)  # one rounding difference per step
 
 
-def test_an_id_outside_its_field_is_no_silent_number(cuda):
+def test_an_id_outside_its_field_gives_nan(cuda):
     weight, starts, ids, _, _ = make(8, [3, 5], 4)
     ids[2, 1] = 5
     ids[3, 0] = -1
@@ -121,24 +125,24 @@ def test_training_follows_the_cpu():
 
 @pytest.mark.parametrize("gate", ["lpfs", "lpfs++"])
 def test_gates_in_three_kernels_follow_the_plain_steps(gate):
-    """While few have died the two agree to rounding; later a last bit may decide who goes first."""
+    """While few gates are zero both agree to rounding; later a last bit may decide the order."""
     torch.manual_seed(0)
-    made = []
+    runs = []
     for plain_steps in (False, True):
         gates = lpfs.Gates([f"f{n}" for n in range(40)], lpfs.gate_function(gate), 800).cuda()
         if plain_steps:
             gates._kernels = lambda: None
             gates._normalise()
         assert torch.equal(gates().detach(), torch.ones(40, device="cuda"))
-        made.append((gates, gates.optimizer(keep=10)))
+        runs.append((gates, gates.optimizer(keep=10)))
     strength = torch.linspace(0, 2, 40, device="cuda")
     for _ in range(150):
-        for gates, prox in made:
+        for gates, prox in runs:
             gates.x.grad = None
             ((1 - gates()).square() * strength).sum().backward()
             prox.step()
             gates.step()
-    (one, _), (other, _) = made
+    (one, _), (other, _) = runs
     assert one.kept == other.kept
     assert len(one.kept) > 30
     torch.testing.assert_close(one.x, other.x, rtol=1e-5, atol=1e-5)

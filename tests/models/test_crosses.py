@@ -1,4 +1,4 @@
-"""Products in one buffer: right in both kernels, whatever the plan, and when several forwards are under way."""
+"""Crosses are correct in all kernels, for any plan, and when several forwards precede one backward."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLANS = {
     "all": (ALL, None, None),
     "users by items": ([(i, j) for i in (0, 3) for j in (1, 2, 4)], None, None),
     "some": ([(1,), (4,), (0, 1), (0, 4), (2, 3)], None, None),
-    "some in their places": ([(1,), (2,), (0, 1), (3, 4)], [1, 2, 5, 9], 11),
+    "some in given slots": ([(1,), (2,), (0, 1), (3, 4)], [1, 2, 5, 9], 11),
     "backwards": ([(4, 0), (3, 1), (2,)], None, None),
     "none": ([], None, 2),
 }
@@ -55,19 +55,19 @@ def test_products_and_gradients(plan, kernel, gated, extra):
     beside = torch.randn(B, extra, requires_grad=True) if extra else None
     crosses.gate = (lambda: gate) if gated else None
     out = crosses(tokens, beside)
-    expected = by_hand(plan, tokens, gate, beside) + 0 * tokens.sum()  # a plan of nothing has a gradient too
-    assert torch.equal(out, expected), "one or two products a number: the same bits"
-    inputs = [each for each in (tokens, gate, beside) if each is not None]
-    given = torch.randn_like(out)
-    found = torch.autograd.grad(out, inputs, given)
-    wanted = torch.autograd.grad(expected, inputs, given, allow_unused=True, materialize_grads=True)
-    for a, b in zip(found, wanted, strict=True):
+    expected = by_hand(plan, tokens, gate, beside) + 0 * tokens.sum()  # an empty plan has a gradient too
+    assert torch.equal(out, expected), "every value is one or two products, so all bits are equal"
+    inputs = [tensor for tensor in (tokens, gate, beside) if tensor is not None]
+    upstream = torch.randn_like(out)
+    grads = torch.autograd.grad(out, inputs, upstream)
+    expected_grads = torch.autograd.grad(expected, inputs, upstream, allow_unused=True, materialize_grads=True)
+    for a, b in zip(grads, expected_grads, strict=True):
         # sums of B·D float32 terms of size about 1 in another order
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 @plans
-def test_gradients_are_what_differences_say(plan):
+def test_gradients_match_finite_differences(plan):
     crosses = crosses_of(plan)
     tokens = torch.randn(3, N, D, dtype=torch.float64, requires_grad=True)
     gate = torch.randn(crosses.parts, dtype=torch.float64, requires_grad=True)
@@ -84,18 +84,18 @@ def test_gradients_are_what_differences_say(plan):
 def test_the_compiled_kernel_does_not_depend_on_threads():
     crosses = crosses_of("all", "numba")
     tokens, gate = torch.randn(500, N, D), torch.randn(crosses.parts)
-    given = torch.randn(500, len(ALL) * D)
+    upstream = torch.randn(500, len(ALL) * D)
     results = []
     before = torch.get_num_threads()
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            results.append(numba_crosses.reduce(crosses.plan, tokens, gate, given))
+            results.append(numba_crosses.backward(crosses.plan, tokens, gate, upstream))
     finally:
         torch.set_num_threads(before)
-    for own, of_gate in results[1:]:
-        assert torch.equal(own, results[0][0])
-        assert torch.equal(of_gate, results[0][1])
+    for token_grad, gate_grad in results[1:]:
+        assert torch.equal(token_grad, results[0][0])
+        assert torch.equal(gate_grad, results[0][1])
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -105,62 +105,62 @@ def test_two_forwards_before_one_backward(kernel):
     first = crosses(one) @ weight
     second = crosses(two) @ weight
     (first.sum() + 2 * second.sum()).backward()
-    found = weight.grad.clone(), one.grad.clone(), two.grad.clone()
-    for each in (weight, one, two):
-        each.grad = None
+    grads = weight.grad.clone(), one.grad.clone(), two.grad.clone()
+    for tensor in (weight, one, two):
+        tensor.grad = None
     (by_hand("all", one) @ weight).sum().backward()
     (2 * (by_hand("all", two) @ weight)).sum().backward()
-    for a, b in zip(found, (weight.grad, one.grad, two.grad), strict=True):
+    for a, b in zip(grads, (weight.grad, one.grad, two.grad), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_a_result_that_is_held_is_never_overwritten():
+def test_a_referenced_result_is_not_overwritten():
     crosses = crosses_of("all")
     tokens = [torch.randn(B, N, D) for _ in range(3)]
-    results = [crosses(each) for each in tokens]
-    for each, result in zip(tokens, results, strict=True):
-        assert torch.equal(result, by_hand("all", each))
-    part = crosses(tokens[0])[:, :2]  # a view holds it too
+    results = [crosses(batch) for batch in tokens]
+    for batch, result in zip(tokens, results, strict=True):
+        assert torch.equal(result, by_hand("all", batch))
+    part = crosses(tokens[0])[:, :2]  # a view refers to the memory too
     kept = part.clone()
     crosses(tokens[1])
     assert torch.equal(part, kept)
 
 
-def test_memory_is_used_again_from_step_to_step():
+def test_memory_is_reused_in_the_next_step():
     crosses, linear = crosses_of("all"), torch.nn.Linear(len(ALL) * D, 1)
     tokens = torch.randn(B, N, D, requires_grad=True)
 
     def step() -> int:
-        read = crosses(tokens)
-        where = read.data_ptr()
-        linear(read).sum().backward()
-        return where
+        columns = crosses(tokens)
+        address = columns.data_ptr()
+        linear(columns).sum().backward()
+        return address
 
     gc.collect()
     assert len({step() for _ in range(5)}) == 1
-    held = crosses(tokens)
-    assert step() != held.data_ptr()
-    del held
+    result = crosses(tokens)
+    assert step() != result.data_ptr()
+    del result
     before = step()
     assert crosses(tokens[: B // 2]).data_ptr() == before  # a smaller batch, the last of a pass
     assert crosses(tokens[:2]).data_ptr() != before  # much smaller: the large memory is not kept for it
     assert torch.equal(crosses(tokens), by_hand("all", tokens))
 
 
-def test_places_that_nobody_writes_are_zero_in_memory_that_is_used_again():
-    crosses = crosses_of("some in their places")
+def test_unused_slots_are_zero_in_reused_memory():
+    crosses = crosses_of("some in given slots")
     for rows in (B, 7, B):
         tokens = torch.randn(rows, N, D)
-        assert torch.equal(crosses(tokens), by_hand("some in their places", tokens))
+        assert torch.equal(crosses(tokens), by_hand("some in given slots", tokens))
 
 
-def test_memory_does_not_travel():
+def test_buffers_are_not_copied():
     crosses = crosses_of("all")
     crosses(torch.randn(B, N, D))
     other = copy.deepcopy(crosses)
-    assert crosses._memory._kept
-    assert not other._memory._kept
-    assert not ReusableBuffer()._kept
+    assert crosses._buffer._cached
+    assert not other._buffer._cached
+    assert not ReusableBuffer()._cached
 
 
 def test_tokens_that_are_not_contiguous():
@@ -176,10 +176,10 @@ def test_which_kernel_runs(monkeypatch):
     large = torch.zeros(1, N, D).expand(1 << 20, N, D)
     crosses = crosses_of("all", "auto")
     monkeypatch.setattr(numba_crosses, "available", lambda: True)
-    assert crosses._run(large) is numba_crosses
-    assert crosses._run(large[:10]) is torch_crosses
-    assert crosses._run(large.double()[:1]) is torch_crosses
+    assert crosses._kernel_for(large) is numba_crosses
+    assert crosses._kernel_for(large[:10]) is torch_crosses
+    assert crosses._kernel_for(large.double()[:1]) is torch_crosses
     monkeypatch.setattr(numba_crosses, "available", lambda: False)
-    assert crosses._run(large) is torch_crosses
+    assert crosses._kernel_for(large) is torch_crosses
     with pytest.raises(InputError, match="kernel must be"):
         Crosses(ALL, D, kernel="cobol")

@@ -7,14 +7,14 @@ from itertools import combinations
 
 import pytest
 import torch
-from clicks import CASES, IDS, MIXED, NUMBERS, TASKS, batch_of
 
 from lpfs.models import MODELS
 from lpfs.models.dlrm_cross import part_name
+from tests.helpers.clicks import CASES, IDS, MIXED, NUMBERS, TASKS, batch_of
 
 
 def rows_of(inputs) -> dict:
-    """The rows of each field in the table."""
+    """Return the rows of each field in the table."""
     if inputs.table is None:
         return {}
     names = inputs.names[: len(inputs.table.sizes)]
@@ -22,15 +22,15 @@ def rows_of(inputs) -> dict:
 
 
 def embeddings(model, inputs, batch, gates) -> dict:
-    """Field -> (B, width), gate included: looked up, pooled or multiplied one row at a time."""
-    schema, tables, found = model.schema, rows_of(inputs), {}
-    ids = [each.name for each in schema if each.kind == "categorical"]
-    at = 0
+    """Return the gated embedding (B, width) of each field, computed one row at a time."""
+    schema, tables, result = model.schema, rows_of(inputs), {}
+    ids = [field.name for field in schema if field.kind == "categorical"]
+    column = 0
     columns = {}
-    for each in schema:
-        if each.kind == "numeric":
-            columns[each.name] = range(at, at + each.dim)
-            at += each.dim
+    for field in schema:
+        if field.kind == "numeric":
+            columns[field.name] = range(column, column + field.dim)
+            column += field.dim
     start = 0
     for name in inputs.names:
         kind = schema[name].kind if name in schema.names else "token"
@@ -41,11 +41,12 @@ def embeddings(model, inputs, batch, gates) -> dict:
             ends = [*offsets.tolist()[1:], len(values)]
             bags = [tables[name][values[a:b].long()] for a, b in zip(offsets.tolist(), ends, strict=True)]
             mean = inputs.table.mean
-            value = torch.stack([each.sum(0) / (max(1, len(each)) if mean else 1) for each in bags])
+            value = torch.stack([bag.sum(0) / (max(1, len(bag)) if mean else 1) for bag in bags])
         elif kind == "numeric":
             width = schema[name].dim
             weight, absent = (
-                each.detach()[start : start + width] for each in (inputs.numbers.weight, inputs.numbers.missing)
+                tensor.detach()[start : start + width]
+                for tensor in (inputs.numbers.weight, inputs.numbers.missing)
             )
             value = torch.zeros(len(batch), inputs.width, dtype=torch.float64)
             for k, column in enumerate(columns[name]):
@@ -54,8 +55,8 @@ def embeddings(model, inputs, batch, gates) -> dict:
         else:
             both = torch.cat([batch.dense, batch.missing.float()], 1).double()
             value = inputs.numbers.bottom(both).detach()
-        found[name] = value * gates[name]
-    return found
+        result[name] = value * gates[name]
+    return result
 
 
 def mlp(model, e, batch, gates):
@@ -65,8 +66,8 @@ def mlp(model, e, batch, gates):
 def fm(model, e, batch, gates):
     d = model.config["dim"]
     out = torch.zeros(len(batch), model.outputs_count, dtype=torch.float64) + model.bias
-    for each in e.values():
-        out = out + each[:, d:]
+    for embedding in e.values():
+        out = out + embedding[:, d:]
     for one, two in combinations(e.values(), 2):
         out = out + (one[:, :d] * two[:, :d]).sum(1, keepdim=True)
     return out
@@ -75,7 +76,7 @@ def fm(model, e, batch, gates):
 def wide_deep(model, e, batch, gates):
     d = model.config["dim"]
     out = model.top(torch.cat([e[name][:, :d] for name in model.slots()], 1))
-    return out + sum(each[:, d:] for each in e.values())
+    return out + sum(embedding[:, d:] for embedding in e.values())
 
 
 def deepfm(model, e, batch, gates):
@@ -122,31 +123,34 @@ def user_item(model, e, batch, gates):
     return torch.cat([head(shared) for head in model.heads], 1)
 
 
-FORMULAS = {each.__name__: each for each in (mlp, fm, wide_deep, deepfm, dcnv2, dlrm, dlrm_cross, user_item)}
+FORMULAS = {
+    function.__name__: function for function in (mlp, fm, wide_deep, deepfm, dcnv2, dlrm, dlrm_cross, user_item)
+}
 
 
-def test_every_model_has_its_formula_here():
+def test_every_model_has_a_formula():
     assert set(FORMULAS) == set(MODELS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("schema", [MIXED, TASKS, IDS, NUMBERS], ids=["mixed", "tasks", "ids", "numbers"])
-def test_a_model_is_its_formula(case, schema):
+def test_a_model_equals_its_formula(case, schema):
     model, batch = case.make(schema).double(), batch_of(schema)
-    made = torch.Generator().manual_seed(7)
-    values = (torch.rand(len(model.names), generator=made, dtype=torch.float64) * 2 - 1).tolist()
+    generator = torch.Generator().manual_seed(7)
+    values = (torch.rand(len(model.names), generator=generator, dtype=torch.float64) * 2 - 1).tolist()
     gates = dict(zip(model.names, values, strict=True))
     modules: dict[str, list[float]] = {}
     for name, site in model.sites().items():
         modules.setdefault(site.module, []).append(gates[name])
-    for path, own in modules.items():
-        model.get_submodule(path).gate = lambda own=own: torch.tensor(own, dtype=torch.float64)
+    for path, module_gates in modules.items():
+        values = torch.tensor(module_gates, dtype=torch.float64)
+        model.get_submodule(path).gate = lambda values=values: values
     with torch.no_grad():
         ungated = dict.fromkeys(model.inputs.names, 1.0) if case.name == "dlrm_cross" else gates
         e = embeddings(model, model.inputs, batch, ungated)
         expected = FORMULAS[case.name](model, e, batch, gates)
-        found = model(batch)
+        logits = model(batch)
     expected = expected if schema.tasks else expected[:, 0]
     scale = float(expected.abs().max())
     assert math.isfinite(scale)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12 * max(1.0, scale))
+    torch.testing.assert_close(logits, expected, rtol=1e-12, atol=1e-12 * max(1.0, scale))

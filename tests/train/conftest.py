@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from tiny import log
+
+from tests.helpers.tiny import log
 
 
 @pytest.fixture(scope="session")

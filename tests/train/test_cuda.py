@@ -1,4 +1,4 @@
-"""The loop on a GPU; skipped where there is none. Needs pytest, torch and numpy alone (no other fixture)."""
+"""Training on a GPU. Needs only pytest, torch and numpy (no other fixture)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from tiny import log, tiny
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import lpfs
 from lpfs.errors import DeviceMemoryError
 from lpfs.train.callbacks import Callback
 from lpfs.train.tensor_io import states_equal
+from tests.helpers.tiny import log, tiny
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
@@ -37,13 +36,13 @@ def go(data, folder, stop=0, seed=0, **settings):
     model = tiny(seed).cuda()
     stream = data.stream(64, shuffle=True, device="cuda")
     valid = data.stream(100, device="cuda")
-    how = {"steps": 33, "checkpoint_every": 5, "clip": 1.0, "quiet": True, "resume": True, **settings}
-    done = lpfs.fit(model, stream, "adam", lr=0.02, valid=valid, folder=folder, callbacks=[Stop(stop)], **how)
+    options = {"steps": 33, "checkpoint_every": 5, "clip": 1.0, "quiet": True, "resume": True, **settings}
+    done = lpfs.fit(model, stream, "adam", lr=0.02, valid=valid, folder=folder, callbacks=[Stop(stop)], **options)
     return dict(model.state_dict()), done
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_it_goes_on_bit_by_bit_with_dropout_of_the_gpu(tmp_path, precision):
+def test_training_resumes_bit_for_bit_with_dropout_on_the_gpu(tmp_path, precision):
     data = log(tmp_path / "log")
     whole, expected = go(data, tmp_path / "whole", precision=precision)
     with pytest.raises(StopError):
@@ -65,8 +64,8 @@ def test_batches_of_the_cpu_are_moved_to_the_model(tmp_path):
 def test_no_memory_left_says_which_batch_size_to_try(tmp_path):
     class Huge(Callback):
         def before_backward(self, state):
-            self.held = torch.empty(1 << 42, dtype=torch.uint8, device="cuda")
+            self.memory = torch.empty(1 << 42, dtype=torch.uint8, device="cuda")
 
     data = log(tmp_path / "log")
-    with pytest.raises(DeviceMemoryError, match="on 64 rows; try batch_size=32"):
+    with pytest.raises(DeviceMemoryError, match="64 rows.*batch_size=32"):
         lpfs.fit(tiny().cuda(), data.stream(64), steps=5, callbacks=[Huge()], quiet=True)

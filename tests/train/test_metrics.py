@@ -1,4 +1,4 @@
-"""Metrics against their definitions, pair by pair and row by row."""
+"""Metrics compared with their definitions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOFT = st.lists(st.tuples(st.floats(-50, 50), EIGHTHS, st.floats(0.01, 10)), min
 
 
 def columns(rows):
-    return (np.array(each) for each in zip(*rows, strict=True))
+    return (np.array(column) for column in zip(*rows, strict=True))
 
 
 def pairwise_auc(z, y, w):
@@ -60,7 +60,7 @@ def test_auc_is_exact_on_a_million_rows_and_is_not_a_mean_of_parts():
     z = np.round(random.normal(size=y.size) + y, 2)
     values, at = np.unique(z, return_inverse=True)
     clicks = np.bincount(at, y, len(values)).astype(object)
-    others = np.bincount(at, 1 - y, len(values)).astype(object)  # exact: whole numbers without a limit
+    others = np.bincount(at, 1 - y, len(values)).astype(object)  # Python integers are exact
     below, twice = 0, 0
     for p, n in zip(map(int, clicks), map(int, others), strict=True):
         twice += p * (2 * below + n)
@@ -68,7 +68,7 @@ def test_auc_is_exact_on_a_million_rows_and_is_not_a_mean_of_parts():
     exact = twice / (2 * int(y.sum()) * int((1 - y).sum()))
     assert metrics.auc(z, y) == pytest.approx(exact, abs=1e-15)
     parts = [metrics.auc(z[i : i + 100], y[i : i + 100]) for i in range(0, 10_000, 100)]
-    assert np.mean([each for each in parts if each is not None]) != pytest.approx(exact, abs=1e-4)
+    assert np.mean([part for part in parts if part is not None]) != pytest.approx(exact, abs=1e-4)
 
 
 @given(SOFT)
@@ -79,10 +79,10 @@ def test_logloss_accuracy_entropy_and_calibration_by_their_definitions(rows):
     assert metrics.logloss(z, y, w) == pytest.approx(loss, rel=1e-9, abs=1e-12)
     assert metrics.accuracy(z, y, w) == pytest.approx((w * np.where(z >= 0, y, 1 - y)).sum() / w.sum())
     mean = (w * y).sum() / w.sum()
-    found = metrics.normalised_entropy(z, y, w)
+    result = metrics.normalised_entropy(z, y, w)
     if 1e-6 < mean < 1 - 1e-6:
         entropy = -(mean * math.log(mean) + (1 - mean) * math.log(1 - mean))
-        assert found == pytest.approx(loss / entropy, rel=1e-6)
+        assert result == pytest.approx(loss / entropy, rel=1e-6)
     if mean > 1e-12:
         assert metrics.calibration(z, y, w) == pytest.approx((w * p).sum() / (w * y).sum())
 
@@ -105,30 +105,30 @@ def test_one_class_has_no_auc_and_no_clicks_no_calibration():
 
 
 def test_a_perfect_model_of_the_whole_log_is_calibrated_after_correction():
-    """Rows of a log with known probabilities, negatives kept at 1/4, logits as training on that would give."""
+    """Known probabilities, negatives kept at 1/4, and the logits that training on these rows would give."""
     p, rate, count = np.array([0.02, 0.2, 0.6]), 0.25, 100_000
     z = np.log(p / (1 - p) / rate)
     clicks, kept = p * count, (1 - p) * count * rate
     logits = np.concatenate([z, z])
     labels = np.array([1.0, 1, 1, 0, 0, 0])
-    weights = np.concatenate([clicks, kept])  # each row stands for so many
+    weights = np.concatenate([clicks, kept])  # number of rows that each one represents
     assert metrics.calibration(logits, labels, weights) == pytest.approx(1)
     assert metrics.calibration(logits, labels, weights, rate) == pytest.approx(1)
     assert metrics.probabilities(z, rate) == pytest.approx(p)
     high = np.log(2 * p / (1 - 2 * p).clip(1e-3) / rate)[:2]
     weights = weights[[0, 1, 3, 4]]
-    found = metrics.calibration(np.concatenate([high, high]), np.array([1.0, 1, 0, 0]), weights, rate)
-    assert found == pytest.approx(2)  # twice the probability of the whole log; not 2 on the sampled one
+    result = metrics.calibration(np.concatenate([high, high]), np.array([1.0, 1, 0, 0]), weights, rate)
+    assert result == pytest.approx(2)  # twice the probability of the whole log; not 2 on the sampled one
     assert metrics.calibration(np.concatenate([high, high]), np.array([1.0, 1, 0, 0]), weights) < 1.9
 
 
 def test_huge_logits_do_not_overflow():
-    found = metrics.scores([1e4, -1e4, 800.0], [1, 0, 0])
-    assert found.logloss == pytest.approx(800 / 3)
-    assert found.auc == 1.0
+    result = metrics.scores([1e4, -1e4, 800.0], [1, 0, 0])
+    assert result.logloss == pytest.approx(800 / 3)
+    assert result.auc == 1.0
 
 
-def test_tensors_of_any_kind_are_taken():
+def test_tensors_of_any_dtype_are_accepted():
     z = torch.randn(50, requires_grad=True)
     y = (torch.rand(50) < 0.5).float()
     assert metrics.auc(z, y) == metrics.auc(z.detach().numpy(), y.numpy())
@@ -138,18 +138,18 @@ def test_tensors_of_any_kind_are_taken():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([1.0, 2.0], [1.0]), "one shape"),
-        (([], []), "one shape"),
-        (([[1.0]], [[1.0]]), "one shape"),
+        (([1.0, 2.0], [1.0]), "same shape"),
+        (([], []), "same shape"),
+        (([[1.0]], [[1.0]]), "same shape"),
         (([1.0], [2.0]), r"labels must be in \[0, 1\], found 2.0 in row 0"),
         (([1.0], [math.nan]), "labels must be in"),
         (([0.0, math.nan], [1.0, 0.0]), "logit of row 1 is not finite"),
         (([1.0], [1.0], [-1.0]), "weights must be"),
         (([1.0], [1.0], [0.0]), "weights must be"),
-        (([1.0], [1.0], None, 0.0), "negative_rate is the share"),
-        (([1.0], [1.0], None, 1.5), "negative_rate is the share"),
+        (([1.0], [1.0], None, 0.0), "negative_rate must be"),
+        (([1.0], [1.0], None, 1.5), "negative_rate must be"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments, message):
+def test_invalid_inputs_are_refused(arguments, message):
     with pytest.raises(InputError, match=message):
         metrics.scores(*arguments)

@@ -1,12 +1,13 @@
-"""The engine for NVIDIA GPUs: Triton kernels, the same result on every run, nothing that waits for the host.
+"""The backend for NVIDIA GPUs: deterministic Triton kernels without host synchronization.
 
 The gradient by rows is a sort and a sum. Keys ``start_f + id`` are sorted as 32-bit numbers; since every field has
-exactly B of them, field f owns the sorted places f·B to (f+1)·B. Chunks of ``CHUNK`` places add up their runs of
-equal keys (:func:`_sum_runs`); a run that goes on over chunks is completed by the chunk in which it begins
-(:func:`_finish`), which also takes the gate's gradient. No atomic addition, so no order left to chance.
+exactly B of them, the sorted positions f·B to (f+1)·B belong to field f. Each chunk of ``CHUNK`` positions sums
+its runs of equal keys (:func:`_sum_runs`); a run over several chunks is completed by the chunk in which it starts
+(:func:`_finalize_runs`), which also computes the gradient of the gate. No atomic addition is used, so the order of
+every sum is fixed.
 
-Lengths depend on the shape of the batch alone (a place that begins no run has row -1 and zeros), so that a whole
-training step can be captured in a CUDA graph.
+The lengths depend only on the shape of the batch (a position that starts no run has row -1 and zeros), so that a
+whole training step can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -22,39 +23,39 @@ from lpfs.embeddings.row_grad import RowGrad
 
 name = "triton"
 
-CHUNK = 64  # sorted places a program adds up
-BLOCK = 128  # lookups, or rows, a program moves
-HEADS = 32  # chunks looked at together while a long run is completed
+CHUNK = 64  # sorted positions that one program sums
+BLOCK = 128  # lookups, or rows, of one program
+HEADS = 32  # chunks read together while a long run is completed
 
 
 @triton.jit
 def _gather(weight, starts, ids, gate, out, total, fields, stride_b, stride_f, D: tl.constexpr, W: tl.constexpr,
             GATED: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    inside = place < total
-    row, field = place // fields, place % fields
-    id = tl.load(ids + row * stride_b + field * stride_f, inside, 0).to(tl.int64)
-    first = tl.load(starts + field, inside, 0)
-    size = tl.load(starts + field + 1, inside, 1) - first
+    position = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    in_range = position < total
+    row, field = position // fields, position % fields
+    id = tl.load(ids + row * stride_b + field * stride_f, in_range, 0).to(tl.int64)
+    first = tl.load(starts + field, in_range, 0)
+    size = tl.load(starts + field + 1, in_range, 1) - first
     valid = (id >= 0) & (id < size)
     column = tl.arange(0, W)
-    wide = inside[:, None] & (column < D)[None, :]
-    values = tl.load(weight + (first + id)[:, None] * D + column[None, :], wide & valid[:, None], float("nan"))
+    valid_2d = in_range[:, None] & (column < D)[None, :]
+    values = tl.load(weight + (first + id)[:, None] * D + column[None, :], valid_2d & valid[:, None], float("nan"))
     if GATED:
-        values = values * tl.load(gate + field, inside, 0.0)[:, None]
-    tl.store(out + place[:, None] * D + column[None, :], values, wide)
+        values = values * tl.load(gate + field, in_range, 0.0)[:, None]
+    tl.store(out + position[:, None] * D + column[None, :], values, valid_2d)
 
 
 @triton.jit
 def _make_keys(ids, starts, keys, batch, stride_b, stride_f, SIZE: tl.constexpr):
     field = tl.program_id(1)
     row = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    inside = row < batch
-    id = tl.load(ids + row.to(tl.int64) * stride_b + field * stride_f, inside, 0).to(tl.int64)
+    in_range = row < batch
+    id = tl.load(ids + row.to(tl.int64) * stride_b + field * stride_f, in_range, 0).to(tl.int64)
     first = tl.load(starts + field)
     size = tl.load(starts + field + 1) - first
-    id = tl.minimum(tl.maximum(id, 0), size - 1)  # one out of range reads as nan: its gradient is nan too
-    tl.store(keys + field.to(tl.int64) * batch + row, (first + id).to(keys.dtype.element_ty), inside)
+    id = tl.minimum(tl.maximum(id, 0), size - 1)  # an id out of range gives nan, and so does its gradient
+    tl.store(keys + field.to(tl.int64) * batch + row, (first + id).to(keys.dtype.element_ty), in_range)
 
 
 @triton.jit
@@ -67,21 +68,20 @@ def _sum_runs(keys, order, grad, rows, values, heads, batch, fields, chunks, D: 
               SIZE: tl.constexpr):  # fmt: skip
     chunk, field = tl.program_id(0), tl.program_id(1).to(tl.int64)
     local = chunk * SIZE + tl.arange(0, SIZE)
-    inside = local < batch
-    place = field * batch + local
-    key = tl.load(keys + place, inside, -1)
-    begins = inside & (key != tl.load(keys + place - 1, inside & (local > 0), -2))
-    ends = key != tl.load(keys + place + 1, local + 1 < batch, -2)
-    row = tl.load(order + place, inside, 0) - field * batch
+    in_range = local < batch
+    position = field * batch + local
+    key = tl.load(keys + position, in_range, -1)
+    starts_run = in_range & (key != tl.load(keys + position - 1, in_range & (local > 0), -2))
+    ends_run = key != tl.load(keys + position + 1, local + 1 < batch, -2)
+    row = tl.load(order + position, in_range, 0) - field * batch
     column = tl.arange(0, W)
-    wide = inside[:, None] & (column < D)[None, :]
-    each = tl.load(grad + (row * fields + field)[:, None] * D + column[None, :], wide, 0.0)
-    flags = ends.to(tl.int32)[:, None] + tl.zeros((SIZE, W), tl.int32)
-    _, sums = tl.associative_scan(
-        (flags, each), 0, _combine_runs, reverse=True
-    )  # at a place: from there to its run's end
-    tl.store(rows + place, tl.where(begins, key, -1), inside)
-    tl.store(values + place[:, None] * D + column[None, :], tl.where(begins[:, None], sums, 0.0), wide)
+    valid_2d = in_range[:, None] & (column < D)[None, :]
+    grads = tl.load(grad + (row * fields + field)[:, None] * D + column[None, :], valid_2d, 0.0)
+    flags = ends_run.to(tl.int32)[:, None] + tl.zeros((SIZE, W), tl.int32)
+    # at each position, the sum from there to the end of its run
+    _, sums = tl.associative_scan((flags, grads), 0, _combine_runs, reverse=True)
+    tl.store(rows + position, tl.where(starts_run, key, -1), in_range)
+    tl.store(values + position[:, None] * D + column[None, :], tl.where(starts_run[:, None], sums, 0.0), valid_2d)
     top = (tl.arange(0, SIZE) == 0)[:, None] & (column < D)[None, :]
     tl.store(heads + (field * chunks + chunk) * D + column[None, :] + tl.zeros((SIZE, W), tl.int64), sums, top)
 
@@ -91,36 +91,36 @@ def _finalize_runs(weight, keys, rows, values, heads, gate, parts, batch, chunks
             GATED: tl.constexpr, SIZE: tl.constexpr, MANY: tl.constexpr):  # fmt: skip
     chunk, field = tl.program_id(0), tl.program_id(1).to(tl.int64)
     local = chunk * SIZE + tl.arange(0, SIZE)
-    inside = local < batch
-    place = field * batch + local
-    row = tl.load(rows + place, inside, -1).to(tl.int64)
-    begins = row >= 0
-    last = tl.max(tl.where(begins, local, -1))  # where the last run of this chunk begins
+    in_range = local < batch
+    position = field * batch + local
+    row = tl.load(rows + position, in_range, -1).to(tl.int64)
+    starts_run = row >= 0
+    last = tl.max(tl.where(starts_run, local, -1))  # position at which the last run of this chunk starts
     column = tl.arange(0, W)
-    narrow = (column < D)[None, :]
-    wide = begins[:, None] & narrow
+    columns_valid = (column < D)[None, :]
+    valid_2d = starts_run[:, None] & columns_valid
     extra = tl.zeros((W,), tl.float32)
     after = (chunk + 1) * SIZE
-    goes_on = (last >= 0) & (after < batch)
-    if goes_on:
+    continues = (last >= 0) & (after < batch)
+    if continues:
         key = tl.load(keys + field * batch + after - 1)
-        there = chunk + 1
-        while goes_on:
-            chunk_there = there + tl.arange(0, MANY)
-            known = chunk_there < chunks
-            first = tl.load(keys + field * batch + chunk_there * SIZE, known, -2)
-            same = known & (first == key)
-            head = heads + (field * chunks + chunk_there)[:, None] * D + column[None, :]
-            extra += tl.sum(tl.load(head, same[:, None] & narrow, 0.0), 0)
-            there += MANY
-            goes_on = tl.min(same.to(tl.int32)) == 1
-    at = values + place[:, None] * D + column[None, :]
-    sums = tl.load(at, wide, 0.0) + tl.where((local == last)[:, None], extra[None, :], 0.0)
+        next_chunk = chunk + 1
+        while continues:
+            chunk_ids = next_chunk + tl.arange(0, MANY)
+            valid_chunk = chunk_ids < chunks
+            first = tl.load(keys + field * batch + chunk_ids * SIZE, valid_chunk, -2)
+            same = valid_chunk & (first == key)
+            head = heads + (field * chunks + chunk_ids)[:, None] * D + column[None, :]
+            extra += tl.sum(tl.load(head, same[:, None] & columns_valid, 0.0), 0)
+            next_chunk += MANY
+            continues = tl.min(same.to(tl.int32)) == 1
+    at = values + position[:, None] * D + column[None, :]
+    sums = tl.load(at, valid_2d, 0.0) + tl.where((local == last)[:, None], extra[None, :], 0.0)
     if GATED:
-        mine = tl.load(weight + row[:, None] * D + column[None, :], wide, 0.0)
-        tl.store(parts + field * chunks + chunk, tl.sum(tl.sum(mine * sums, 1), 0))
+        weights = tl.load(weight + row[:, None] * D + column[None, :], valid_2d, 0.0)
+        tl.store(parts + field * chunks + chunk, tl.sum(tl.sum(weights * sums, 1), 0))
         sums = sums * tl.load(gate + field)
-    tl.store(at, sums, wide)
+    tl.store(at, sums, valid_2d)
 
 
 def gather(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None) -> Tensor:
@@ -140,7 +140,7 @@ def gather(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None) -> 
 def reduce(
     weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None, grad: Tensor
 ) -> tuple[RowGrad, Tensor | None]:
-    """Return the gradient by rows and that of the gates (see the plain engine for the formula)."""
+    """Return the gradient by rows and that of the gates (see ``_torch.reduce`` for the formula)."""
     batch, fields = ids.shape
     width, device = weight.shape[1], weight.device
     total = batch * fields
@@ -169,13 +169,13 @@ def reduce(
 
 
 # ------------------------------------------------------------------------------------- row updates
-# lr is a number, or a tensor of one number on the device, which a captured graph reads anew on every replay.
+# lr is a number, or a scalar tensor on the device, which a captured graph reads again in every replay.
 
 
 @triton.jit
 def _rows_at(rows, total, SIZE: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    return place, tl.load(rows + place, place < total, -1).to(tl.int64)
+    position = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    return position, tl.load(rows + position, position < total, -1).to(tl.int64)
 
 
 @triton.jit
@@ -189,59 +189,59 @@ def _number(value, IS_TENSOR: tl.constexpr):
 @triton.jit
 def _adagrad(weight, sums, rows, values, total, lr, eps, D: tl.constexpr, W: tl.constexpr, ROWWISE: tl.constexpr,
              TENSOR: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    place, row = _rows_at(rows, total, SIZE)
+    position, row = _rows_at(rows, total, SIZE)
     column = tl.arange(0, W)
-    wide = (row >= 0)[:, None] & (column < D)[None, :]
+    valid_2d = (row >= 0)[:, None] & (column < D)[None, :]
     at = row[:, None] * D + column[None, :]
-    grad = tl.load(values + place[:, None] * D + column[None, :], wide, 0.0)
+    grad = tl.load(values + position[:, None] * D + column[None, :], valid_2d, 0.0)
     if ROWWISE:
         new = tl.load(sums + row, row >= 0, 0.0) + tl.sum(grad * grad, 1) / D
         tl.store(sums + row, new, row >= 0)
         root = tl.sqrt_rn(new)[:, None]
     else:
-        new_all = tl.load(sums + at, wide, 1.0) + grad * grad
-        tl.store(sums + at, new_all, wide)
+        new_all = tl.load(sums + at, valid_2d, 1.0) + grad * grad
+        tl.store(sums + at, new_all, valid_2d)
         root = tl.sqrt_rn(new_all)
-    moved = tl.load(weight + at, wide, 0.0) - _number(lr, TENSOR) * tl.div_rn(grad, root + eps)
-    tl.store(weight + at, moved, wide)
+    moved = tl.load(weight + at, valid_2d, 0.0) - _number(lr, TENSOR) * tl.div_rn(grad, root + eps)
+    tl.store(weight + at, moved, valid_2d)
 
 
 @triton.jit
-def _adam(weight, means, squares, rows, values, total, size, fresh1, fresh2, eps, D: tl.constexpr, W: tl.constexpr,
+def _adam(weight, means, squares, rows, values, total, size, rate1, rate2, eps, D: tl.constexpr, W: tl.constexpr,
           TENSOR: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    place, row = _rows_at(rows, total, SIZE)
+    position, row = _rows_at(rows, total, SIZE)
     column = tl.arange(0, W)
-    wide = (row >= 0)[:, None] & (column < D)[None, :]
+    valid_2d = (row >= 0)[:, None] & (column < D)[None, :]
     at = row[:, None] * D + column[None, :]
-    grad = tl.load(values + place[:, None] * D + column[None, :], wide, 0.0)
-    mean = tl.load(means + at, wide, 0.0)
-    mean = mean + fresh1 * (grad - mean)
-    square = tl.load(squares + at, wide, 0.0)
-    square = square + fresh2 * (grad * grad - square)
-    tl.store(means + at, mean, wide)
-    tl.store(squares + at, square, wide)
-    moved = tl.load(weight + at, wide, 0.0) - _number(size, TENSOR) * tl.div_rn(mean, tl.sqrt_rn(square) + eps)
-    tl.store(weight + at, moved, wide)
+    grad = tl.load(values + position[:, None] * D + column[None, :], valid_2d, 0.0)
+    mean = tl.load(means + at, valid_2d, 0.0)
+    mean = mean + rate1 * (grad - mean)
+    square = tl.load(squares + at, valid_2d, 0.0)
+    square = square + rate2 * (grad * grad - square)
+    tl.store(means + at, mean, valid_2d)
+    tl.store(squares + at, square, valid_2d)
+    moved = tl.load(weight + at, valid_2d, 0.0) - _number(size, TENSOR) * tl.div_rn(mean, tl.sqrt_rn(square) + eps)
+    tl.store(weight + at, moved, valid_2d)
 
 
 @triton.jit
 def _sgd(weight, rows, values, total, lr, D: tl.constexpr, W: tl.constexpr, TENSOR: tl.constexpr,
          SIZE: tl.constexpr):  # fmt: skip
-    place, row = _rows_at(rows, total, SIZE)
+    position, row = _rows_at(rows, total, SIZE)
     column = tl.arange(0, W)
-    wide = (row >= 0)[:, None] & (column < D)[None, :]
+    valid_2d = (row >= 0)[:, None] & (column < D)[None, :]
     at = row[:, None] * D + column[None, :]
-    grad = tl.load(values + place[:, None] * D + column[None, :], wide, 0.0)
-    tl.store(weight + at, tl.load(weight + at, wide, 0.0) - _number(lr, TENSOR) * grad, wide)
+    grad = tl.load(values + position[:, None] * D + column[None, :], valid_2d, 0.0)
+    tl.store(weight + at, tl.load(weight + at, valid_2d, 0.0) - _number(lr, TENSOR) * grad, valid_2d)
 
 
 def adagrad(weight: Tensor, total: Tensor, grad: RowGrad, lr: float | Tensor, eps: float) -> None:
-    """Take the Adagrad step of the rows."""
+    """Update the rows with Adagrad."""
     _launch(_adagrad, weight, (total,), grad, lr, eps, ROWWISE=False)
 
 
 def rowwise_adagrad(weight: Tensor, total: Tensor, grad: RowGrad, lr: float | Tensor, eps: float) -> None:
-    """Take the Adagrad step with one number a row."""
+    """Update the rows with Adagrad, one accumulator per row."""
     _launch(_adagrad, weight, (total,), grad, lr, eps, ROWWISE=True)
 
 
@@ -255,14 +255,14 @@ def adam(
     eps: float,
     step: int | Tensor,
 ) -> None:
-    """Take the lazy Adam step."""
+    """Update the rows with lazy Adam."""
     done = step.double() if isinstance(step, Tensor) else step
     size = lr * (1 - betas[1] ** done) ** 0.5 / (1 - betas[0] ** done)
     _launch(_adam, weight, (mean, square), grad, size, 1 - betas[0], 1 - betas[1], eps)
 
 
 def sgd(weight: Tensor, grad: RowGrad, lr: float | Tensor) -> None:
-    """Take the plain gradient step of the rows."""
+    """Update the rows with plain SGD."""
     _launch(_sgd, weight, (), grad, lr)
 
 

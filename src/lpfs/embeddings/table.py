@@ -1,6 +1,6 @@
-"""Looking rows up, with the gate in the same pass; the gradient goes to ``weight.row_grads``.
+"""Table: the embeddings of many fields in one weight, and the autograd functions of its lookups.
 
-Table: one weight for the rows of all fields.
+Gates are applied inside the lookup; the gradient of the weight goes to ``weight.row_grads``.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
 from torch.nn.parallel import DistributedDataParallel
 
-from lpfs.embeddings._torch import backend_for, check_ids
+from lpfs.embeddings._backends import backend_for
+from lpfs.embeddings._torch import check_ids
 from lpfs.embeddings.row_grad import RowGrad, RowParameter, add_grad
 from lpfs.errors import InputError, StateError
 
 
 class EmbeddingLookup(torch.autograd.Function):
-    """(B, F) ids to (B, F, D) gated embeddings."""
+    """Gated embeddings (B, F, D) of ids (B, F)."""
 
     @staticmethod
     def forward(
         ctx: Any, weight: Tensor, starts: Tensor, span: tuple[int, int], ids: Tensor, gate: Tensor | None
     ) -> Tensor:
-        """Gather; ``span``: the first row of these fields, and the first after them."""
+        """Look up the rows; ``span`` is the range [start, stop) of rows of these fields."""
         check_not_in_ddp(weight)
         gate = None if gate is None else gate.to(weight.dtype)
         ctx.save_for_backward(starts, ids, gate)
@@ -45,7 +46,7 @@ class EmbeddingLookup(torch.autograd.Function):
 
 
 class EmbeddingBagLookup(torch.autograd.Function):
-    """Bags of F fields to (B, F, D) gated sums or means, in one pass; an empty bag gives zeros."""
+    """Gated sums or means (B, F, D) of the bags of F fields; an empty bag gives zeros."""
 
     @staticmethod
     def forward(
@@ -59,10 +60,10 @@ class EmbeddingBagLookup(torch.autograd.Function):
         gate: Tensor | None,
         mean: bool,
     ) -> Tensor:
-        """Sum; ids (V,) field after field, ``counts`` of each; where every bag begins in them (F, B)."""
+        """Pool the rows of ids (V,), ``counts`` per field, field after field; bags start at offsets (F, B)."""
         check_not_in_ddp(weight)
         gate = None if gate is None else gate.to(weight.dtype)
-        rows = ids + _of_each(starts, counts, ids)
+        rows = ids + _first_rows(starts, counts, ids)
         flat = offsets.reshape(-1).to(rows.dtype)
         out = embedding_bag(rows, weight.detach(), flat, mode="mean" if mean else "sum")
         out = out.view(*offsets.shape, weight.shape[1]).transpose(0, 1)
@@ -73,7 +74,7 @@ class EmbeddingBagLookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """Hand every id the gradient of its bag, then reduce."""
+        """Give every id the gradient of its bag, then reduce by rows."""
         starts, rows, offsets, gate, out = ctx.saved_tensors
         gate_grad = None
         if gate is not None:
@@ -83,29 +84,29 @@ class EmbeddingBagLookup(torch.autograd.Function):
         grad = grad.transpose(0, 1).reshape(len(sizes), grad.shape[2])
         if ctx.mean:
             grad = grad / sizes.clamp(min=1)[:, None]
-        each = grad.repeat_interleave(sizes, 0, output_size=len(rows))
-        whole = torch.stack([starts[0], starts[-1]])  # to those who reduce, one field that holds all
-        _add_row_grad(ctx.weight, whole, ctx.span, (rows - starts[0])[:, None], None, each[:, None])
+        grad = grad.repeat_interleave(sizes, 0, output_size=len(rows))
+        bounds = torch.stack([starts[0], starts[-1]])  # reduce all fields as if they were one
+        _add_row_grad(ctx.weight, bounds, ctx.span, (rows - starts[0])[:, None], None, grad[:, None])
         return None, None, None, None, None, None, gate_grad, None
 
 
-def _of_each(starts: Tensor, counts: tuple[int, ...], ids: Tensor) -> Tensor:
-    """Return the first row (V,) of the field of every id; refuse an id outside its field."""
-    each = torch.tensor(counts, device=ids.device)
-    sizes = (starts[1:] - starts[:-1]).repeat_interleave(each, output_size=len(ids))
+def _first_rows(starts: Tensor, counts: tuple[int, ...], ids: Tensor) -> Tensor:
+    """Return the first row (V,) of the field of every id; raise InputError if an id is outside its field."""
+    repeats = torch.tensor(counts, device=ids.device)
+    sizes = (starts[1:] - starts[:-1]).repeat_interleave(repeats, output_size=len(ids))
     if not bool(((ids >= 0) & (ids < sizes)).all()):
-        for number, own in enumerate(ids.split(counts)):
-            check_ids(starts[number : number + 2], own[:, None])
-    return starts[:-1].repeat_interleave(each, output_size=len(ids))
+        for field, field_ids in enumerate(ids.split(counts)):
+            check_ids(starts[field : field + 2], field_ids[:, None])
+    return starts[:-1].repeat_interleave(repeats, output_size=len(ids))
 
 
 def check_not_in_ddp(weight: Tensor) -> None:
-    """Refuse a table inside DistributedDataParallel, which waits for a dense gradient that never comes."""
+    """Raise StateError for a table inside DistributedDataParallel, which handles dense gradients only."""
     if DistributedDataParallel._active_ddp_module is not None and isinstance(weight, RowParameter):
         raise StateError(
-            "DistributedDataParallel averages dense gradients, and that of a Table comes by rows: it would stay "
-            "apart on every rank. Train with lpfs.fit, without a wrapper, started by torchrun: see "
-            "docs/distributed.md"
+            "DistributedDataParallel averages dense gradients only; the gradient of a Table is stored by rows and "
+            "would differ between ranks. Train with lpfs.fit without a wrapper, started by torchrun; see "
+            "docs/scale.md"
         )
 
 
@@ -114,7 +115,7 @@ def _add_row_grad(
 ) -> Tensor | None:
     if weight.requires_grad and not isinstance(weight, RowParameter):
         raise StateError(
-            "the weight of this Table is an ordinary parameter (load_state_dict with assign=True makes it so): it "
+            "the weight of this Table is an ordinary parameter, probably after load_state_dict(assign=True), and "
             "would never train. Load without assign=True"
         )
     rows, gate_grad = backend_for(weight).reduce(weight, starts, ids, gate, grad.contiguous())
@@ -125,16 +126,16 @@ def _add_row_grad(
 
 
 class Table(nn.Module):
-    """The embeddings of all fields of one width: field after field, row after row.
+    """The embeddings of all fields of one width, field after field, in one weight.
 
-    Gradients are collected by rows (:class:`RowParameter`): train it with an optimizer of
-    ``lpfs.embeddings.optim``, which works on any other parameter too.
+    Gradients are collected by rows (:class:`RowParameter`): train it with an optimizer of ``lpfs.embeddings``,
+    which also updates any other parameter.
 
     Args:
-        sizes: how many ids each field has: first the fields with one id a row, then the bags.
-        dim: width of a row.
-        bags: how many of the fields, the last ones, are bags.
-        mean: a bag gives the mean of its rows, or their sum.
+        sizes: number of ids of each field: first the fields with one id per row, then the bags.
+        dim: width of an embedding.
+        bags: number of fields, at the end of ``sizes``, that are bags.
+        mean: whether a bag gives the mean of its embeddings or their sum.
 
     >>> table = Table([10, 5], dim=4)
     >>> table(torch.tensor([[9, 0], [3, 4]], dtype=torch.int32)).shape
@@ -148,8 +149,8 @@ class Table(nn.Module):
         super().__init__()
         self.sizes, self.dim, self.mean = tuple(sizes), dim, mean
         self.fields = len(self.sizes) - bags
-        if dim < 1 or any(each < 1 for each in self.sizes) or self.fields < 0:
-            raise InputError(f"a table needs a width and sizes of at least 1, found {dim} and {list(sizes)}")
+        if dim < 1 or any(size < 1 for size in self.sizes) or self.fields < 0:
+            raise InputError(f"dim and sizes of a Table must be at least 1, found {dim} and {list(sizes)}")
         self._first = tuple(accumulate((0, *self.sizes)))
         self.register_buffer("starts", torch.tensor(self._first), persistent=False)
         self.weight = RowParameter(torch.empty(self._first[-1], dim))
@@ -157,7 +158,7 @@ class Table(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw every row anew: uniform in ±1/√n for a field of n ids."""
+        """Initialize the rows uniformly in ±1/√n for a field of n ids."""
         for field, size in enumerate(self.sizes):
             self.rows(field).uniform_(-(size**-0.5), size**-0.5)
 
@@ -166,34 +167,34 @@ class Table(nn.Module):
         return self.weight.detach()[self._first[field] : self._first[field + 1]]
 
     def forward(self, ids: Tensor, gate: Tensor | None = None) -> Tensor:
-        """Return (B, F, D) for ids (B, F), each field times its gate (F,)."""
+        """Return embeddings (B, F, D) of ids (B, F), multiplied by the gates (F,) of the fields."""
         if ids.ndim != 2 or ids.shape[1] != self.fields:
             raise InputError(f"expected ids (B, {self.fields}), found {tuple(ids.shape)}")
         return self._lookup(EmbeddingLookup, 0, self.fields, ids, gate)
 
     def bags(self, bags: Sequence[tuple[Tensor, Tensor]], gate: Tensor | None = None) -> Tensor:
-        """Return (B, F, D) for all bags: of each its ids (V,) and where those of a row begin (B,); gates (F,)."""
+        """Return (B, F, D) for all bags, each given as ids (V,) and offsets (B,), with gates (F,)."""
         if len(bags) != len(self.sizes) - self.fields:
             raise InputError(f"expected {len(self.sizes) - self.fields} bags, found {len(bags)}")
         return self._bags(self.fields, bags, gate)
 
     def bag(self, number: int, ids: Tensor, offsets: Tensor, gate: Tensor | None = None) -> Tensor:
-        """Return (B, D) for bag ``number``: ids (V,), where each row's begin (B,), and the gate (1,)."""
+        """Return (B, D) for bag ``number``, given as ids (V,) and offsets (B,), with a gate (1,)."""
         return self._bags(self.fields + number, [(ids, offsets)], gate)[:, 0]
 
     def _bags(self, first: int, bags: Sequence[tuple[Tensor, Tensor]], gate: Tensor | None) -> Tensor:
         counts = tuple(len(ids) for ids, _ in bags)
-        before = accumulate((0, *counts))
-        offsets = torch.stack([at.long() + base for (_, at), base in zip(bags, before, strict=False)])
+        bases = accumulate((0, *counts))
+        offsets = torch.stack([start.long() + base for (_, start), base in zip(bags, bases, strict=False)])
         ids = torch.cat([ids for ids, _ in bags])
         return self._lookup(EmbeddingBagLookup, first, first + len(bags), counts, ids, offsets, gate, self.mean)
 
-    def _lookup(self, how: type[torch.autograd.Function], first: int, last: int, *given: Any) -> Tensor:
-        """Look up in the fields from ``first`` to before ``last``."""
-        span = (self._first[first], self._first[last])
-        out: Tensor = how.apply(self.weight, self.starts[first : last + 1], span, *given)
+    def _lookup(self, function: type[torch.autograd.Function], start: int, stop: int, *arguments: Any) -> Tensor:
+        """Look up in the fields ``start`` to ``stop`` - 1."""
+        span = (self._first[start], self._first[stop])
+        out: Tensor = function.apply(self.weight, self.starts[start : stop + 1], span, *arguments)
         return out
 
     def extra_repr(self) -> str:
-        """Show what ``print(model)`` says of the table."""
+        """Return the description for ``print(model)``."""
         return f"{len(self.sizes)} fields, {self.weight.shape[0]:,} rows, dim={self.dim}"

@@ -1,17 +1,29 @@
-"""The models by name; a new one is a line here."""
+"""The models by name. A new model is registered by a line in ``MODELS``; its class is imported at first use."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+from lpfs._imports import lazy_exports
 from lpfs.errors import InputError
-from lpfs.models.base import Model
-from lpfs.schema import Schema
 
-# name -> where its class is; it is imported when it is asked for
+if TYPE_CHECKING:
+    from lpfs.models.base import Model
+    from lpfs.models.dcnv2 import DCNv2
+    from lpfs.models.dlrm import DLRM
+    from lpfs.models.dlrm_cross import DLRMCross
+    from lpfs.models.fm import FM
+    from lpfs.models.inputs import Inputs
+    from lpfs.models.layers import dense_layers
+    from lpfs.models.mlp import MLP
+    from lpfs.models.user_item import UserItem
+    from lpfs.models.wide_deep import DeepFM, WideDeep
+    from lpfs.schema import Schema
+
+# name -> module and class
 MODELS = {
     "mlp": "lpfs.models.mlp:MLP",
     "wide_deep": "lpfs.models.wide_deep:WideDeep",
@@ -23,20 +35,46 @@ MODELS = {
     "user_item": "lpfs.models.user_item:UserItem",
 }
 
+__all__ = [
+    "DLRM",
+    "FM",
+    "MLP",
+    "MODELS",
+    "DCNv2",
+    "DLRMCross",
+    "DeepFM",
+    "Inputs",
+    "Model",
+    "UserItem",
+    "WideDeep",
+    "dense_layers",
+    "make_model",
+]
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "Model": "base",
+        "Inputs": "inputs",
+        "dense_layers": "layers",
+        **{path.partition(":")[2]: path.partition(":")[0] for path in MODELS.values()},
+    },
+)
+
 
 def model_class(name: str) -> type[Model]:
     """Return the class of a model by its name."""
     if name not in MODELS:
-        raise InputError(f"there is no model {name!r}; known are {', '.join(MODELS)}")
+        raise InputError(f"no such model: {name!r}; choose one of {', '.join(MODELS)}")
     module, _, attribute = MODELS[name].partition(":")
-    found: type[Model] = getattr(importlib.import_module(module), attribute)
-    return found
+    cls: type[Model] = getattr(import_module(module), attribute)
+    return cls
 
 
 def make_model(name: str, schema: Schema, **config: Any) -> Model:
     """Return a new model by name; an unknown argument is an error.
 
-    >>> from lpfs.schema import Field
+    >>> from lpfs.schema import Field, Schema
     >>> make_model("mlp", Schema((Field("user", cardinality=10),)), dim=4, hidden=[8]).config
     {'dim': 4, 'hidden': [8], 'pooling': 'mean'}
     """
@@ -44,21 +82,21 @@ def make_model(name: str, schema: Schema, **config: Any) -> Model:
     try:
         return model_class(name)(schema, **config)
     except TypeError as error:
-        raise InputError(f"model {name!r} cannot be made with {config}: {error}") from error
+        raise InputError(f"model {name!r} cannot be created with {config}: {error}") from error
 
 
 def check_model_options(name: str, config: Mapping[str, Any]) -> None:
-    """Refuse an unknown model or argument."""
-    known = [each for each in inspect.signature(model_class(name)).parameters if each != "schema"]
+    """Raise InputError if the model or one of the arguments is unknown."""
+    known = [key for key in inspect.signature(model_class(name)).parameters if key != "schema"]
     unknown = sorted(set(config) - set(known))
     if unknown:
-        raise InputError(f"unknown key {unknown[0]!r} for model {name!r}; it knows {', '.join(known)}")
+        raise InputError(f"unknown key {unknown[0]!r} for model {name!r}; known keys: {', '.join(known)}")
 
 
 def registered_name(model: Model) -> str:
-    """Return the name that a model is registered under."""
-    where = f"{type(model).__module__}:{type(model).__qualname__}"
-    for name, each in MODELS.items():
-        if each == where:
+    """Return the name under which the class of a model is registered."""
+    path = f"{type(model).__module__}:{type(model).__qualname__}"
+    for name, registered in MODELS.items():
+        if registered == path:
             return name
-    raise InputError(f"{where} is not registered: add it to lpfs.models.MODELS")
+    raise InputError(f"{path} is not registered; add it to lpfs.models.MODELS")

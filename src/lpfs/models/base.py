@@ -1,7 +1,4 @@
-"""Model: what every model here is and can do.
-
-Other raw values in some fields of a batch: what the leak check feeds in place of dropped fields.
-"""
+"""Model: the base class of all models, and replaced input values for the leak check of ``prune``."""
 
 from __future__ import annotations
 
@@ -21,48 +18,46 @@ from lpfs.schema import Schema
 
 
 def replace_values(schema: Schema, names: Sequence[str]) -> Callable[[Batch], Batch]:
-    """Return a function from a batch to one with other values in these fields, of which ids stay in range.
+    """Return a function that replaces the values of these fields in a batch; ids stay in range.
 
-    Every id becomes the next one, every number the next larger whole step, and what was missing is there and the
-    other way round. The function returns the batch itself where there are no other values: a field of one id, a
-    bag that is empty everywhere.
+    Every id becomes the next one, 1 is added to every number, and missing values are swapped with present ones.
+    The function returns the batch itself if there are no other values: a field with one id, a bag without any id.
     """
-    wanted = set(names)
+    replaced = set(names)
 
-    def change(batch: Batch) -> Batch:
-        at = column = 0
-        for each in schema:
-            hit = each.name in wanted
-            if each.kind == "numeric":
-                if hit and len(batch):
-                    batch = _other_numbers(batch, at, at + each.dim)
-                at += each.dim
-            elif each.kind == "multi":
-                if hit:
-                    batch = _other_bag(batch, each.name, each.cardinality)
+    def replace_in(batch: Batch) -> Batch:
+        dense_column = id_column = 0
+        for field in schema:
+            if field.kind == "numeric":
+                if field.name in replaced and len(batch):
+                    batch = _replace_numbers(batch, dense_column, dense_column + field.dim)
+                dense_column += field.dim
+            elif field.kind == "multi":
+                if field.name in replaced:
+                    batch = _replace_bag(batch, field.name, field.cardinality)
             else:
-                if hit and each.cardinality > 1 and len(batch):
+                if field.name in replaced and field.cardinality > 1 and len(batch):
                     ids = batch.ids.clone()
-                    ids[:, column] = _shift_ids(ids[:, column], each.cardinality)
+                    ids[:, id_column] = _shift_ids(ids[:, id_column], field.cardinality)
                     batch = replace(batch, ids=ids)
-                column += 1
+                id_column += 1
         return batch
 
-    return change
+    return replace_in
 
 
 def _shift_ids(ids: Tensor, cardinality: int) -> Tensor:
     return (ids + 1) % cardinality
 
 
-def _other_bag(batch: Batch, name: str, cardinality: int) -> Batch:
+def _replace_bag(batch: Batch, name: str, cardinality: int) -> Batch:
     values, offsets = batch.bags[name]
     if cardinality < 2 or not values.numel():
         return batch
     return replace(batch, bags={**batch.bags, name: (_shift_ids(values, cardinality), offsets)})
 
 
-def _other_numbers(batch: Batch, start: int, stop: int) -> Batch:
+def _replace_numbers(batch: Batch, start: int, stop: int) -> Batch:
     dense, missing = batch.dense.clone(), batch.missing
     dense[:, start:stop] += 1
     if missing is not None:
@@ -76,17 +71,17 @@ Self = TypeVar("Self", bound="Model")
 
 
 class Model(nn.Module):
-    """Fields to logits: (B,) for a schema without tasks, else (B, 1 + tasks).
+    """A model from fields to logits: (B,) for a schema without tasks, else (B, 1 + tasks).
 
-    What can be gated are parts: the fields, and for some models a token of several fields or crosses of two.
-    A subclass calls ``super().__init__`` with all its own arguments, makes ``inputs``, and says in
-    :meth:`outputs` what happens to a batch and in :meth:`layout` which weights belong to which part.
+    The units that can be gated are called parts: the fields, and in some models a token of several fields or
+    crosses of two. A subclass calls ``super().__init__`` with all its arguments, creates ``inputs``, computes the
+    logits in :meth:`outputs` and returns in :meth:`layout` which weights belong to which part.
 
     Args:
         schema: the fields, label and tasks.
-        silent: parts that read as zeros: they have no weights, and where no other part needs their fields the
-            batch does not hold these. That is what ``prune`` makes, so that the rest keeps its shape.
-        config: the arguments of the subclass, plain JSON values.
+        silent: parts that are replaced by zeros and have no weights; the batch does not contain their fields
+            unless another part needs them. ``prune`` creates them so that the later layers keep their shape.
+        config: the arguments of the subclass, as plain JSON values.
 
     """
 
@@ -95,55 +90,55 @@ class Model(nn.Module):
     def __init__(self, schema: Schema, silent: Sequence[str], config: Mapping[str, Any]) -> None:
         super().__init__()
         if not len(schema):
-            raise InputError("a model needs at least one field; the schema has none")
+            raise InputError("the schema has no fields; a model needs at least one")
         self.schema = schema
         self.config = {key: _to_json(value) for key, value in config.items()}
         self.outputs_count = 1 + len(schema.tasks)
-        fields, quiet = self.fields_of_parts(), set(silent)
-        unknown = sorted(quiet - set(fields))
+        fields = self.fields_of_parts()
+        unknown = sorted(set(silent) - set(fields))
         if unknown:
-            raise FieldError(f"silent names {unknown[0]!r}, but the parts are {_list_some(fields)}")
-        self.silent = tuple(name for name in fields if name in quiet)
-        self.names = tuple(name for name in fields if name not in quiet)
-        read = {each for name in self.names for each in fields[name]}
-        self.reads = schema.subset([each for each in schema.names if each in read])
+            raise FieldError(f"silent contains an unknown part {unknown[0]!r}; the parts are {_list_some(fields)}")
+        self.silent = tuple(name for name in fields if name in silent)
+        self.names = tuple(name for name in fields if name not in silent)
+        used = {field for name in self.names for field in fields[name]}
+        self.reads = schema.subset([name for name in schema.names if name in used])
         ids, bags, dense = fields_by_kind(self.reads)
-        self._ids, self._numbers = len(ids), sum(each.dim for each in dense)
-        self._bags = tuple(each.name for each in bags)
+        self._ids, self._numbers = len(ids), sum(field.dim for field in dense)
+        self._bags = tuple(field.name for field in bags)
 
-    # ------------------------------------------------------------------------ what a subclass says
+    # ------------------------------------------------------------------- what a subclass can override
 
     def fields_of_parts(self) -> dict[str, tuple[str, ...]]:
-        """Return every part that can be gated, silent ones too, and the fields that it reads."""
+        """Return all parts, including silent ones, with the fields that each uses."""
         ids, bags, dense = fields_by_kind(self.schema)
-        return {each.name: (each.name,) for each in (*ids, *bags, *dense)}
+        return {field.name: (field.name,) for field in (*ids, *bags, *dense)}
 
     def outputs(self, batch: Batch) -> Tensor:
         """Return logits (B, 1 + tasks)."""
         raise NotImplementedError
 
     def layout(self) -> Layout:
-        """Say which slices of which parameters belong to which part; the rest does not depend on parts."""
+        """Return which slices of which parameters belong to which part; the others do not depend on parts."""
         return prefixed("inputs", self.inputs.layout())
 
     def entrance(self) -> str | None:
-        """Return the Linear that reads the embeddings side by side, if that is the only thing done with them."""
+        """Return the path of the Linear that takes the concatenated embeddings, if nothing else uses them."""
         return None
 
     def sites(self) -> dict[str, Site | list[Site]]:
-        """Return where every part that can be gated enters."""
+        """Return the gate site of every part."""
         return {name: Site("inputs", index=part) for part, name in enumerate(self.inputs.names)}
 
-    # --------------------------------------------------------------------------- what every one does
+    # ------------------------------------------------------------------------- common to all models
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return logits: (B,), or (B, 1 + tasks) where the schema has tasks."""
+        """Return logits: (B,), or (B, 1 + tasks) if the schema has tasks."""
         self.check(batch)
         out = self.outputs(batch)
         return out if self.schema.tasks else out[:, 0]
 
     def check(self, batch: Batch) -> None:
-        """Refuse a batch that does not fit the fields of the model."""
+        """Raise InputError if a batch does not fit the fields of the model."""
         if batch.ids.shape[1:] != (self._ids,):
             raise self._mismatch_error("columns of ids", batch.ids, self._ids)
         if batch.dense.shape[1:] != (self._numbers,):
@@ -153,64 +148,64 @@ class Model(nn.Module):
         for name in self._bags:
             if name not in batch.bags:
                 raise InputError(
-                    f"the batch has no bag {name!r}, it has {_list_some(batch.bags)}; was it made with another schema?"
+                    f"the batch has no bag {name!r}, only {_list_some(batch.bags)}; use a batch of its schema"
                 )
             if len(batch.bags[name][1]) != len(batch):
-                found = len(batch.bags[name][1])
-                raise InputError(f"bag {name!r} has offsets for {found} rows, the batch has {len(batch)}")
+                rows = len(batch.bags[name][1])
+                raise InputError(f"bag {name!r} has offsets for {rows} rows, the batch has {len(batch)} rows")
 
-    def _mismatch_error(self, what: str, found: Tensor, expected: int) -> InputError:
+    def _mismatch_error(self, subject: str, tensor: Tensor, expected: int) -> InputError:
         return InputError(
-            f"the model reads {expected} {what}, found {tuple(found.shape)}; made with another schema? "
-            f"Its fields are {_list_some(self.reads.names)}. A smaller model takes old.narrow(batch, smaller)"
+            f"the model expects {expected} {subject}, found shape {tuple(tensor.shape)}; use a batch with the "
+            f"fields {_list_some(self.reads.names)}, for a pruned model old.narrow(batch, smaller)"
         )
 
     def inputs_of_fields(self) -> dict[str, Callable[[Any], Any]]:
-        """Return, for every part, a function from a batch to one with other raw values in it."""
+        """Return, for every part, a function that replaces its raw values in a batch."""
         fields = self.fields_of_parts()
         return {name: replace_values(self.reads, fields[name]) for name in self.names}
 
     def smaller(self: Self, kept: Sequence[str], cut: bool) -> tuple[Self, dict[str, dict[int, Tensor]]]:
-        """Return a new model of the kept parts, and which indices of each old parameter it takes over.
+        """Return a new model of the kept parts, and the indices of each old parameter that it takes.
 
-        Its weights are not copied yet. Without ``cut`` the dropped parts read as zeros and all that comes after
-        the inputs keeps its shape; with it, it is what a schema of the kept fields gives.
+        The weights are not copied yet. Without ``cut`` the dropped parts become silent and the layers after the
+        inputs keep their shape; with ``cut`` the model is built from a schema of the kept fields.
         """
-        wanted = set(kept)
-        unknown = sorted(wanted - set(self.names))
+        unknown = sorted(set(kept) - set(self.names))
         if unknown:
-            raise FieldError(f"there is no part {unknown[0]!r} to keep; the model has {_list_some(self.names)}")
+            raise FieldError(f"cannot keep {unknown[0]!r}: no such part; the model has {_list_some(self.names)}")
+        kept_parts = set(kept)
         device = next(self.parameters()).device
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.device(device):
             if cut:
-                new = self.cut([name for name in self.names if name in wanted])
+                new = self.cut([name for name in self.names if name in kept_parts])
             else:
-                silent = [name for name in self.fields_of_parts() if name not in wanted]
+                silent = [name for name in self.fields_of_parts() if name not in kept_parts]
                 new = type(self)(self.schema, **self.config, silent=silent)
         old = dict(self.named_parameters())
-        for name, each in new.named_parameters():
-            each.data = each.data.to(old[name].dtype)
+        for name, parameter in new.named_parameters():
+            parameter.data = parameter.data.to(old[name].dtype)
         return new, indices_to_copy(self.layout(), new.layout())
 
     def cut(self: Self, kept: Sequence[str]) -> Self:
-        """Return a fresh model of the fields that the kept parts need."""
+        """Return a new, untrained model of the fields that the kept parts use."""
         fields = self.fields_of_parts()
-        needed = [each for name in kept for each in fields[name]]
+        needed = [field for name in kept for field in fields[name]]
         return type(self)(self.schema.subset(needed), **self.config)
 
     def narrow(self, batch: Batch, smaller: Model) -> Batch:
-        """Return the batch as a smaller model reads it."""
+        """Return the batch with the fields of a smaller model."""
         return batch.select(self.reads, smaller.reads.names)
 
     def slots(self) -> tuple[str, ...]:
-        """Return all parts in order, silent ones too."""
+        """Return all parts in order, including silent ones."""
         return tuple(self.fields_of_parts())
 
 
 def _to_json(value: Any) -> Any:
-    return [_to_json(each) for each in value] if isinstance(value, tuple | list) else value
+    return [_to_json(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def _list_some(names: Iterable[str]) -> str:
-    listed = list(map(repr, names))
-    return ", ".join(listed[:20]) + (f" and {len(listed) - 20} more" if len(listed) > 20 else "") or "none"
+    texts = list(map(repr, names))
+    return ", ".join(texts[:20]) + (f" and {len(texts) - 20} more" if len(texts) > 20 else "") or "none"

@@ -1,4 +1,4 @@
-"""DCNv2: cross layers that learn bounded-degree products of features."""
+"""DCNv2: cross layers that learn feature products of bounded degree."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class DCNv2(Model):
     .. math:: x_{l+1} = x_0 \odot (W_l x_l + b_l) + x_l, \qquad
               y = \mathrm{top}(x_L) \text{ (stacked)}, \quad \mathrm{top}(x_0) + V x_L \text{ (parallel)}
 
-    A dropped field is zero in x₀, so it stays zero in every layer: its rows and columns of W can go.
+    A dropped field is zero in x₀ and in every layer, so its rows and columns of W can be removed.
 
     Args:
         schema: the fields, label and tasks.
         dim: width of an embedding.
-        layers: how many cross layers.
-        rank: of W = U V, two thin matrices; 0 for one full matrix.
-        structure: dense layers on top of the cross layers (``stacked``) or beside them (``parallel``).
+        layers: number of cross layers.
+        rank: rank of W = U V with two thin matrices; 0 for one full matrix.
+        structure: dense layers on top of the cross layers (``stacked``) or in parallel (``parallel``).
         hidden: widths of the hidden layers.
-        pooling: a bag is the ``mean`` or the ``sum`` of its rows.
-        silent: parts that read as zeros (see :class:`Model`).
+        pooling: a bag is the ``mean`` or the ``sum`` of its embeddings.
+        silent: parts replaced by zeros (see :class:`Model`).
 
     """  # fmt: skip
 
@@ -69,7 +69,7 @@ class DCNv2(Model):
         return out
 
     def layout(self) -> Layout:
-        """Say which rows and columns belong to which field, in the cross layers along both dims."""
+        """Return which rows and columns belong to which field; both dims in the cross layers."""
         fields = [(name, self.inputs.dim) for name in self.slots()]
         result = {**super().layout(), "top.0.weight": {1: fields}, "beside.weight": {1: fields}}
         if self.beside is None:

@@ -1,4 +1,4 @@
-"""DLRM: the paper's network for the Terabyte log."""
+"""DLRM: the network of the LPFS paper for the Criteo Terabyte log."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from lpfs.schema import Schema
 
 
 class DLRM(Model):
-    r"""Numbers through an MLP to one more embedding, then the concatenation of all through dense layers.
+    r"""An MLP from the numeric fields to one more embedding, then dense layers on the concatenation.
 
     .. math:: e_0 = \mathrm{bottom}(v), \qquad y = \mathrm{top}([g_1 e_1, \dots, g_N e_N, g_0 e_0])
 
-    As in the LPFS paper, the token of the numbers is one more field, called ``dense``, with one gate for all of
-    them. With ``interaction="dot"`` the top reads e₀ and the dot products of all pairs, as the original DLRM
-    (Naumov et al. 2019) does.
+    As in the LPFS paper, the token of the numeric fields counts as one more field, ``dense``, with one gate. With
+    ``interaction="dot"`` the input of the top is e₀ and the dot products of all pairs, as in the original DLRM
+    (Naumov et al. 2019).
 
     Args:
         schema: the fields, label and tasks.
         dim: width of an embedding.
-        bottom: widths of the hidden layers between the numbers and their token.
+        bottom: widths of the hidden layers from the numeric fields to their token.
         hidden: widths of the hidden layers on top.
         interaction: ``concat``, or ``dot``.
-        pooling: a bag is the ``mean`` or the ``sum`` of its rows.
-        token: what the embedding of the numbers is called; it gets a ' where a field with ids has that name.
-        silent: parts that read as zeros (see :class:`Model`).
+        pooling: a bag is the ``mean`` or the ``sum`` of its embeddings.
+        token: name of the embedding of the numeric fields; a ' is appended while a field with ids has that name.
+        silent: parts replaced by zeros (see :class:`Model`).
 
     """
 
@@ -66,26 +66,26 @@ class DLRM(Model):
         self.top = dense_layers(width, hidden, self.outputs_count)
 
     def fields_of_parts(self) -> dict[str, tuple[str, ...]]:
-        """Return the fields with ids, each by itself, and the token of all numbers."""
+        """Return the fields with ids, one part each, and the token of all numeric fields."""
         return fields_of_tokens(self.schema, self.config["token"])
 
     def outputs(self, batch: Batch) -> Tensor:
         """Return logits (B, 1 + tasks)."""
         tokens = self.inputs(batch)  # (B, N, D)
-        read = tokens.flatten(1)
+        columns = tokens.flatten(1)
         if self.pairs is not None:
-            read = torch.bmm(tokens, tokens.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
+            columns = torch.bmm(tokens, tokens.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
             if self.has_token:
-                read = torch.cat([tokens[:, -1], read], 1)
-        out: Tensor = self.top(read)
+                columns = torch.cat([tokens[:, -1], columns], 1)
+        out: Tensor = self.top(columns)
         return out
 
     def entrance(self) -> str | None:
-        """Return the first dense layer."""
+        """Return the path of the first dense layer."""
         return None if self.dot else "top.0"
 
     def layout(self) -> Layout:
-        """Say which rows and which columns belong to which part, or pair of parts."""
+        """Return which rows and columns belong to which part or pair of parts."""
         return {**super().layout(), "top.0.weight": {1: self._columns(self.inputs.dim)}}
 
     def _columns(self, dim: int) -> Segments:
@@ -97,23 +97,23 @@ class DLRM(Model):
 
 
 def unused_name(schema: Schema, name: str) -> str:
-    """Return the name that the token of the numbers can have beside the fields with ids."""
-    taken = {each.name for each in schema if each.kind != "numeric"}
+    """Return the name with as many ' appended as needed to differ from all fields with ids."""
+    taken = {field.name for field in schema if field.kind != "numeric"}
     while name in taken:
         name += "'"
     return name
 
 
 def fields_of_tokens(schema: Schema, token: str) -> dict[str, tuple[str, ...]]:
-    """Return the fields with ids, each by itself, and the token of all numbers."""
+    """Return the fields with ids, one part each, and the token of all numeric fields."""
     ids, bags, dense = fields_by_kind(schema)
-    parts: dict[str, tuple[str, ...]] = {each.name: (each.name,) for each in (*ids, *bags)}
-    return {**parts, token: tuple(each.name for each in dense)} if dense else parts
+    parts: dict[str, tuple[str, ...]] = {field.name: (field.name,) for field in (*ids, *bags)}
+    return {**parts, token: tuple(field.name for field in dense)} if dense else parts
 
 
 def dense_token_inputs(
     reads: Schema, dim: int, bottom: Sequence[int], pooling: Pooling, name: str, slots: Sequence[str]
 ) -> Inputs:
-    """Return the inputs of a DLRM: embeddings, and the token of the numbers as the last."""
+    """Return the inputs of a DLRM: embeddings, and last the token of the numeric fields."""
     numbers = partial(DenseToken, hidden=tuple(bottom), name=name)
     return Inputs(reads, reads.names, dim, pooling=pooling, slots=slots, numbers=numbers)

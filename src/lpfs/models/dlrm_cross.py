@@ -1,4 +1,4 @@
-"""DLRMCross: the paper's network with all crosses, each under its own gate."""
+"""DLRMCross: the network of the paper with all crosses, one gate each."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class DLRMCross(Model):
 
     .. math:: y = \mathrm{top}([g_1 e_1, \dots, g_N e_N, g_{12}\, e_1 \odot e_2, \dots])
 
-    The cross of fields ``a`` and ``b`` is the part ``a*b`` (see :func:`part_name`). A field can go and its crosses
-    stay: its embedding lives on for them. Gates are absorbed by the columns of the first Linear.
+    The cross of fields ``a`` and ``b`` is the part ``a*b`` (see :func:`part_name`). If a field is dropped and
+    one of its crosses is kept, its embedding stays. Gates are absorbed by the columns of the first Linear layer.
 
     Args:
         schema: the fields, label and tasks.
         dim: width of an embedding.
-        bottom: widths of the hidden layers between the numbers and their token.
+        bottom: widths of the hidden layers from the numeric fields to their token.
         hidden: widths of the hidden layers on top.
-        pooling: a bag is the ``mean`` or the ``sum`` of its rows.
-        token: what the embedding of the numbers is called; it gets a ' where a field with ids has that name.
-        parts: names of the embeddings and crosses that there are; None for all.
-        silent: parts that read as zeros (see :class:`Model`).
+        pooling: a bag is the ``mean`` or the ``sum`` of its embeddings.
+        token: name of the embedding of the numeric fields; a ' is appended while a field with ids has that name.
+        parts: names of the embeddings and crosses in the model; None for all.
+        silent: parts replaced by zeros (see :class:`Model`).
 
     """
 
@@ -58,38 +58,36 @@ class DLRMCross(Model):
         super().__init__(schema, silent, {**config, "token": unused_name(schema, token)})
         slots = tuple(fields_of_tokens(schema, self.config["token"]))
         self.inputs = dense_token_inputs(self.reads, dim, bottom, pooling, self.config["token"], slots)
-        every = self._tokens_of_parts()
-        quiet = set(self.silent)
-        places = [number for number, name in enumerate(every) if name not in quiet]
-        tokens = [tuple(slots.index(token) for token in every[name]) for name in self.names]
-        self.crosses = Crosses(tokens, dim, places=places, slots=len(every))
-        self.top = dense_layers(len(every) * dim, hidden, self.outputs_count)
+        tokens = self._tokens_of_parts()
+        silent_parts = set(self.silent)
+        places = [number for number, name in enumerate(tokens) if name not in silent_parts]
+        indices = [tuple(slots.index(token) for token in tokens[name]) for name in self.names]
+        self.crosses = Crosses(indices, dim, places=places, slots=len(tokens))
+        self.top = dense_layers(len(tokens) * dim, hidden, self.outputs_count)
 
     def fields_of_parts(self) -> dict[str, tuple[str, ...]]:
-        """Return the embeddings and crosses, and the fields that each reads."""
+        """Return the embeddings and crosses with the fields that each uses."""
         fields = fields_of_tokens(self.schema, self.config["token"])
         return {
-            name: tuple(each for token in tokens for each in fields[token])
+            name: tuple(field for token in tokens for field in fields[token])
             for name, tokens in self._tokens_of_parts().items()
         }
 
     def _tokens_of_parts(self) -> dict[str, tuple[str, ...]]:
-        """Return the parts in order: one token, or two that are multiplied."""
+        """Return the parts in order, each as one token or two that are multiplied."""
         tokens = tuple(fields_of_tokens(self.schema, self.config["token"]))
-        every = {part_name(each): each for each in [*((one,) for one in tokens), *combinations(tokens, 2)]}
-        wanted = self.config["parts"]
-        if wanted is None:
-            return every
-        listed = set(wanted)
-        unknown = sorted(listed - set(every))
+        parts = {part_name(part): part for part in [*((token,) for token in tokens), *combinations(tokens, 2)]}
+        if self.config["parts"] is None:
+            return parts
+        names = set(self.config["parts"])
+        unknown = sorted(names - set(parts))
         if unknown:
-            raise FieldError(f"there is no part {unknown[0]!r} of fields {', '.join(map(repr, tokens[:20]))}")
-        return {name: each for name, each in every.items() if name in listed}
+            raise FieldError(f"no such part: {unknown[0]!r}; the fields are {', '.join(map(repr, tokens[:20]))}")
+        return {name: part for name, part in parts.items() if name in names}
 
     def sites(self) -> dict[str, Site | list[Site]]:
-        """Return where every embedding and cross enters, and the columns that read it."""
-        dim = self.crosses.dim
-        places = self.crosses.plan.places
+        """Return the gate site of every embedding and cross, with its columns in the first dense layer."""
+        dim, places = self.crosses.dim, self.crosses.plan.places
         return {
             name: Site("crosses", index=part, reader="top.0", columns=slice(place * dim, (place + 1) * dim))
             for part, (name, place) in enumerate(zip(self.names, places, strict=True))
@@ -97,56 +95,56 @@ class DLRMCross(Model):
 
     def outputs(self, batch: Batch) -> Tensor:
         """Return logits (B, 1 + tasks)."""
-        read = self.crosses(self.inputs(batch))
+        columns = self.crosses(self.inputs(batch))
         if isinstance(batch, _PerturbedBatch):
-            read = _with_other_values(read, self.crosses.plan.places[batch.part], self.crosses.dim)
-        out: Tensor = self.top(read)
+            columns = _perturb(columns, self.crosses.plan.places[batch.part], self.crosses.dim)
+        out: Tensor = self.top(columns)
         return out
 
     def layout(self) -> Layout:
-        """Say which rows belong to which field and which columns to which part."""
+        """Return which rows belong to which field and which columns to which part."""
         columns = [(name, self.crosses.dim) for name in self.fields_of_parts()]
         return {**super().layout(), "top.0.weight": {1: columns}}
 
     def cut(self, kept: Sequence[str]) -> DLRMCross:
-        """Return a fresh model of the kept parts, with the embeddings that they need."""
+        """Return a new, untrained model of the kept parts, with the embeddings that they use."""
         fields = self.fields_of_parts()
-        needed = {each for name in kept for each in fields[name]}
-        schema = self.schema.subset([each for each in self.schema.names if each in needed])
+        needed = {field for name in kept for field in fields[name]}
+        schema = self.schema.subset([name for name in self.schema.names if name in needed])
         return DLRMCross(schema, **{**self.config, "parts": list(kept)})
 
     def inputs_of_fields(self) -> dict[str, Callable[[Any], Any]]:
-        """Return, for every part, a function to a batch whose rows have other values in that part alone.
+        """Return, for every part, a function that gives a batch other values in this part only.
 
-        The raw values of a field also reach its crosses, which may stay when the field goes; so it is the part
-        itself, as the top reads it, that is replaced.
+        The raw values of a field also reach its crosses, which may be kept when the field is dropped. Therefore
+        the part itself is replaced, at the input of the top.
         """
-        return {name: partial(_replaced, part=part) for part, name in enumerate(self.names)}
+        return {name: partial(_mark_perturbed, part=part) for part, name in enumerate(self.names)}
 
 
 @dataclass(frozen=True)
 class _PerturbedBatch(Batch):
-    """A batch whose rows are to have other values in one part."""
+    """A batch for which the model replaces the values of one part."""
 
     part: int = 0
 
 
-def _replaced(batch: Batch, part: int) -> Batch:
+def _mark_perturbed(batch: Batch, part: int) -> Batch:
     return _PerturbedBatch(batch.ids, batch.dense, batch.labels, batch.missing, batch.bags, part)
 
 
-def _with_other_values(read: Tensor, place: int, dim: int) -> Tensor:
-    """Return what the top reads with other values in one place."""
-    columns = slice(place * dim, (place + 1) * dim)
-    read = read.clone()
-    read[:, columns] = torch.roll(read[:, columns], 1, 0) + 1
-    return read
+def _perturb(columns: Tensor, slot: int, dim: int) -> Tensor:
+    """Return the input of the top with other values in one slot."""
+    part = slice(slot * dim, (slot + 1) * dim)
+    columns = columns.clone()
+    columns[:, part] = torch.roll(columns[:, part], 1, 0) + 1
+    return columns
 
 
 def part_name(fields: Sequence[str]) -> str:
-    r"""Return the name of an embedding or a cross; a * or \ within a field's own name gets a \ before it.
+    r"""Return the name of an embedding or a cross; * and \ in the name of a field are escaped by \.
 
     >>> part_name(["a"]), part_name(["a", "b"]), part_name(["a*b"])
     ('a', 'a*b', 'a\\*b')
     """
-    return "*".join(each.replace("\\", "\\\\").replace("*", "\\*") for each in fields)
+    return "*".join(name.replace("\\", "\\\\").replace("*", "\\*") for name in fields)

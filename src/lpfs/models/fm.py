@@ -1,7 +1,4 @@
-"""FM: a factorisation machine.
-
-What factorisation machines add up: linear weights and products of all pairs.
-"""
+"""FM: a factorization machine."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from lpfs.schema import Schema
 
 
 def pairwise_interactions(tokens: Tensor) -> Tensor:
-    r"""Return the sum over all pairs of ⟨e_i, e_j⟩ as (B, 1), for embeddings (B, N, D).
+    r"""Return the sum of ⟨e_i, e_j⟩ over all pairs as (B, 1), for embeddings (B, N, D).
 
     .. math:: \sum_{i<j} \langle e_i, e_j\rangle
               = \tfrac12 \sum_d \Big[\big(\sum_i e_{id}\big)^2 - \sum_i e_{id}^2\Big]
@@ -26,17 +23,17 @@ def pairwise_interactions(tokens: Tensor) -> Tensor:
 
 
 class FM(Model):
-    r"""Linear weights and products of all pairs (Rendle 2010); one gate covers a field's weight and embedding.
+    r"""Factorization machine (Rendle 2010); one gate multiplies the weight and the embedding of a field.
 
     .. math:: y_t = b_t + \sum_i g_i w_{it} + \sum_{i<j} \langle g_i e_i, g_j e_j\rangle
 
-    Tasks have their own linear weights and share the products.
+    Each task has its own linear weights; tasks share the dot products.
 
     Args:
         schema: the fields, label and tasks.
         dim: width of an embedding.
-        pooling: a bag is the ``mean`` or the ``sum`` of its rows.
-        silent: parts that read as zeros (see :class:`Model`).
+        pooling: a bag is the ``mean`` or the ``sum`` of its embeddings.
+        silent: parts replaced by zeros (see :class:`Model`).
 
     """
 

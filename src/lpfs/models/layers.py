@@ -1,10 +1,6 @@
-"""Numbers: numeric fields to embeddings, all fields in one operation.
+"""Layers of the models: dense layers, embeddings of numeric fields, one token for all numeric fields.
 
-The dense part of a model: Linear and ReLU in turn.
-
-Layout: which part of which weight belongs to which field, so that a smaller model knows what to take over.
-
-DenseToken: all numbers of a row through dense layers to one embedding.
+Also the weight layout: which slices of a weight belong to which field, so that a smaller model can copy its part.
 """
 
 from __future__ import annotations
@@ -17,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, relu
 
 from lpfs.errors import InputError
-from lpfs.gates.parts import PartWeight
+from lpfs.gates.sites import PartWeight
 from lpfs.schema import Field
 
 
 def dense_layers(width: int, hidden: Sequence[int], out: int) -> nn.Sequential:
-    """Return Linear-ReLU-…-Linear from ``width`` over ``hidden`` to ``out``; the last has no activation.
+    """Return Linear-ReLU-…-Linear from ``width`` inputs over ``hidden`` to ``out`` outputs.
 
     >>> dense_layers(8, (4,), 1)
     Sequential(
@@ -32,9 +28,9 @@ def dense_layers(width: int, hidden: Sequence[int], out: int) -> nn.Sequential:
     )
     """
     if width < 1:
-        raise InputError("nothing that reaches the prediction is left: the dense part would read no columns")
-    if any(not isinstance(each, int) or each < 1 for each in hidden):
-        raise InputError(f"hidden widths must be whole numbers of at least 1, found {list(hidden)}")
+        raise InputError("the dense layers would have no input columns; keep at least one field that reaches them")
+    if any(not isinstance(size, int) or size < 1 for size in hidden):
+        raise InputError(f"hidden widths must be integers of at least 1, found {list(hidden)}")
     layers: list[nn.Module] = []
     for size in hidden:
         layers += [nn.Linear(width, size), nn.ReLU()]
@@ -42,18 +38,18 @@ def dense_layers(width: int, hidden: Sequence[int], out: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(width, out))
 
 
-# along one dim of a weight, who owns what, in order: an owner (a field, a pair of fields, …) and how much
+# the owners along one dim of a weight, in order: (owner, size); an owner is a field, a pair of fields, …
 Segments: TypeAlias = Sequence[tuple[Hashable, int]]
-# name of a parameter -> dim -> segments; a parameter that is not named does not depend on fields
+# name of a parameter -> dim -> segments; parameters that do not depend on fields are left out
 Layout: TypeAlias = Mapping[str, Mapping[int, Segments]]
 
 
 def indices_to_copy(old: Layout, new: Layout) -> dict[str, dict[int, Tensor]]:
-    """Return, for every parameter of the new layout, which indices of the old one it takes, along each dim.
+    """Return the indices of the old parameters that a new layout takes, by parameter and dim.
 
-    A dim that stays whole is not named, nor is a parameter that does.
+    Dims and parameters that do not change are left out.
 
-    >>> taken_over({"w": {1: [("a", 2), ("b", 1), ("c", 2)]}}, {"w": {1: [("c", 2), ("a", 2)]}})
+    >>> indices_to_copy({"w": {1: [("a", 2), ("b", 1), ("c", 2)]}}, {"w": {1: [("c", 2), ("a", 2)]}})
     {'w': {1: tensor([3, 4, 0, 1])}}
     """
     result: dict[str, dict[int, Tensor]] = {}
@@ -65,29 +61,29 @@ def indices_to_copy(old: Layout, new: Layout) -> dict[str, dict[int, Tensor]]:
 
 
 def prefixed(prefix: str, layout: Layout) -> Layout:
-    """Return the layout of a module as seen from its parent."""
+    """Return a layout with a prefix before the names of the parameters."""
     return {f"{prefix}.{name}": dims for name, dims in layout.items()}
 
 
 def _indices(old: Segments, new: Segments) -> Tensor:
-    places: dict[Hashable, range] = {}
-    at = 0
+    ranges: dict[Hashable, range] = {}
+    start = 0
     for owner, width in old:
-        places[owner] = range(at, at + width)
-        at += width
-    return torch.tensor([index for owner, _ in new for index in places[owner]], dtype=torch.long)
+        ranges[owner] = range(start, start + width)
+        start += width
+    return torch.tensor([index for owner, _ in new for index in ranges[owner]], dtype=torch.long)
 
 
 class DenseToken(nn.Module):
-    """One embedding for all numeric fields, under one gate, which multiplies the last Linear.
+    """One embedding for all numeric fields, from dense layers; its one gate multiplies the last Linear layer.
 
-    The first Linear reads the numbers and then which of them are missing.
+    The input of the first Linear layer is the numbers, followed by the indicators of missing values.
 
     Args:
         fields: the numeric fields, in order.
         dim: width of the embedding.
         hidden: widths of the hidden layers.
-        name: of the part.
+        name: name of the part.
 
     """
 
@@ -96,12 +92,12 @@ class DenseToken(nn.Module):
     def __init__(self, fields: Sequence[Field], dim: int, *, hidden: Sequence[int], name: str) -> None:
         super().__init__()
         self.names: tuple[str, ...] = (name,)
-        self.columns = sum(each.dim for each in fields)
+        self.columns = sum(field.dim for field in fields)
         self.bottom = dense_layers(2 * self.columns, hidden, dim)
 
     def forward(self, dense: Tensor, missing: Tensor | None, gate: Tensor | None) -> Tensor:
-        """Return (B, 1, D) for the numbers (B, C), which of them are missing (B, C), and the gate (1,)."""
-        layers = [each for each in self.bottom if isinstance(each, nn.Linear)]
+        """Return (B, 1, D) for numbers (B, C), indicators of missing values (B, C), and the gate (1,)."""
+        layers = [layer for layer in self.bottom if isinstance(layer, nn.Linear)]
         out = dense.to(layers[0].weight.dtype)
         if missing is not None:
             out = torch.cat([out, missing.to(out.dtype)], 1)
@@ -117,38 +113,38 @@ class DenseToken(nn.Module):
         return out[:, None]
 
     def part_weights(self, part: int) -> list[PartWeight]:
-        """Return the last Linear, which is multiplied in forward too, so that absorbing is bit-equal."""
+        """Return the last Linear layer; the gate multiplies it in forward, so absorbing is bitwise exact."""
         last = len(self.bottom) - 1
         size = self.bottom[last].out_features
         assert isinstance(size, int)
         return [PartWeight(f"bottom.{last}.{name}", 0, 0, size, exact=True) for name in ("weight", "bias")]
 
     def layout(self) -> Layout:
-        """Say nothing: the numeric fields come and go together."""
+        """Return an empty layout: all numeric fields are kept or dropped together."""
         return {}
 
 
 class NumericEmbeddings(nn.Module):
-    r"""Numeric fields, each with its own weights: a field of w numbers v, some of them missing, gives
+    r"""Embeddings of numeric fields, each with its own weights; for a field of w numbers v:
 
     .. math:: e_f = g_f (v W_f + m M_f), \qquad m \in \{0, 1\}^w
 
-    A missing number reads 0. The gate multiplies the weights, which are small, and not what comes out.
+    m marks the missing numbers, whose v is 0. The gate multiplies the weights, which are smaller than the result.
 
     Args:
-        fields: the numeric fields, in order; a field's ``dim`` is how many numbers it has.
+        fields: the numeric fields, in order; ``dim`` of a field is the number of its columns.
         dim: width of an embedding.
 
     """  # fmt: skip
 
-    column_field: Tensor  # (C,) the field of each column
-    grouped: Tensor  # (C,) the columns, those of fields of one width side by side
-    order: Tensor  # (N,) where each field is then
+    column_field: Tensor  # (C,) index of the field of each column
+    grouped: Tensor  # (C,) the columns, sorted by the width of their field
+    order: Tensor  # (N,) position of each field in that order
 
     def __init__(self, fields: Sequence[Field], dim: int) -> None:
         super().__init__()
-        self.names = tuple(each.name for each in fields)
-        self.widths = tuple(each.dim for each in fields)
+        self.names = tuple(field.name for field in fields)
+        self.widths = tuple(field.dim for field in fields)
         self.starts = tuple(sum(self.widths[:number]) for number in range(len(fields)))
         self.dim, self.parts = dim, len(fields)
         self.plain = all(width == 1 for width in self.widths)
@@ -157,23 +153,25 @@ class NumericEmbeddings(nn.Module):
         self.missing = nn.Parameter(torch.empty(total, dim))
         owners = [number for number, width in enumerate(self.widths) for _ in range(width)]
         self.register_buffer("column_field", torch.tensor(owners), persistent=False)
-        self.groups = _by_width(self.widths)
-        listed = [number for numbers in self.groups.values() for number in numbers]
-        columns = [self.starts[number] + k for number in listed for k in range(self.widths[number])]
+        self.groups: dict[int, list[int]] = {}  # indices of the fields of each width
+        for number, width in enumerate(self.widths):
+            self.groups.setdefault(width, []).append(number)
+        order = [number for numbers in self.groups.values() for number in numbers]
+        columns = [self.starts[number] + k for number in order for k in range(self.widths[number])]
         self.register_buffer("grouped", torch.tensor(columns), persistent=False)
-        self.register_buffer("order", torch.tensor(listed).argsort(), persistent=False)
+        self.register_buffer("order", torch.tensor(order).argsort(), persistent=False)
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the weights anew: uniform in ±1/√(w·D) for a field of w numbers."""
+        """Initialize the weights uniformly in ±1/√(w·D) for a field of w numbers."""
         for start, width in zip(self.starts, self.widths, strict=True):
             bound = (width * self.dim) ** -0.5
             self.weight[start : start + width].uniform_(-bound, bound)
             self.missing[start : start + width].uniform_(-bound, bound)
 
     def forward(self, dense: Tensor, missing: Tensor | None, gate: Tensor | None) -> Tensor:
-        """Return (B, N, D) for the numbers (B, C), which of them are missing (B, C), and gates (N,)."""
+        """Return (B, N, D) for numbers (B, C), indicators of missing values (B, C), and gates (N,)."""
         weight: Tensor = self.weight
         absent: Tensor = self.missing
         if gate is not None:
@@ -186,35 +184,28 @@ class NumericEmbeddings(nn.Module):
         out = dense[:, :, None] * weight  # (B, C, D)
         if missing is not None:
             out = torch.addcmul(out, missing[:, :, None], absent)
-        return out if self.plain else self._summed(out)
+        return out if self.plain else self._sum_columns(out)
 
-    def _summed(self, out: Tensor) -> Tensor:
-        """Add up the columns of each field: all fields of one width at a time, then put in order."""
+    def _sum_columns(self, out: Tensor) -> Tensor:
+        """Sum the columns of each field, all fields of one width at a time, and restore the order of fields."""
         out = out.index_select(1, self.grouped)
-        pieces, at = [], 0
+        pieces, start = [], 0
         for width, numbers in self.groups.items():
-            stop = at + width * len(numbers)
-            pieces.append(out[:, at:stop].unflatten(1, (len(numbers), width)).sum(2))
-            at = stop
+            stop = start + width * len(numbers)
+            pieces.append(out[:, start:stop].unflatten(1, (len(numbers), width)).sum(2))
+            start = stop
         return torch.cat(pieces, 1).index_select(1, self.order)
 
     def part_weights(self, part: int) -> list[PartWeight]:
-        """Return the rows of a field; they are multiplied in forward too, so that absorbing is bit-equal."""
+        """Return the rows of a field; the gate multiplies them in forward, so absorbing is bitwise exact."""
         start, stop = self.starts[part], self.starts[part] + self.widths[part]
         return [PartWeight(name, 0, start, stop, exact=True) for name in ("weight", "missing")]
 
     def layout(self) -> Layout:
-        """Say whose rows are whose."""
+        """Return which rows belong to which field."""
         rows = list(zip(self.names, self.widths, strict=True))
         return {"weight": {0: rows}, "missing": {0: rows}}
 
     def extra_repr(self) -> str:
-        """Show what ``print(model)`` says of the numbers."""
+        """Return the description for ``print(model)``."""
         return f"{self.parts} fields, {sum(self.widths)} numbers, dim={self.dim}"
-
-
-def _by_width(widths: Sequence[int]) -> dict[int, list[int]]:
-    groups: dict[int, list[int]] = {}
-    for number, width in enumerate(widths):
-        groups.setdefault(width, []).append(number)
-    return groups

@@ -1,4 +1,4 @@
-"""MLP: embeddings side by side, then a multilayer perceptron; the default of ``select``."""
+"""MLP: a multilayer perceptron on the concatenated embeddings; the default model of ``select``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lpfs.schema import Schema
 
 
 class MLP(Model):
-    r"""The concatenation of all fields through dense layers; every field, a numeric one too, has its embedding.
+    r"""Dense layers on the concatenation of all embeddings; numeric fields have embeddings too.
 
     .. math:: y = \mathrm{top}([g_1 e_1, \dots, g_N e_N])
 
@@ -22,8 +22,8 @@ class MLP(Model):
         schema: the fields, label and tasks.
         dim: width of an embedding.
         hidden: widths of the hidden layers.
-        pooling: a bag is the ``mean`` or the ``sum`` of its rows.
-        silent: parts that read as zeros (see :class:`Model`).
+        pooling: a bag is the ``mean`` or the ``sum`` of its embeddings.
+        silent: parts replaced by zeros (see :class:`Model`).
 
     """
 
@@ -46,9 +46,9 @@ class MLP(Model):
         return out
 
     def entrance(self) -> str | None:
-        """Return the first dense layer."""
+        """Return the path of the first dense layer."""
         return "top.0"
 
     def layout(self) -> Layout:
-        """Say which rows and which columns belong to which field."""
+        """Return which rows and columns belong to which field."""
         return {**super().layout(), "top.0.weight": {1: [(name, self.inputs.dim) for name in self.slots()]}}

@@ -1,4 +1,4 @@
-"""UserItem: the paper's industrial network, every user field times every item field."""
+"""UserItem: the industrial network of the paper, with products of all user and item fields."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from lpfs.schema import Schema
 
 
 class UserItem(Model):
-    r"""Products of all user with all item fields, the other fields, a shared bottom, and a head for each task.
+    r"""Products of all user and item fields, the other fields, shared dense layers, and one head per task.
 
     .. math:: z = \mathrm{top}([g_u e_u \odot g_i e_i \;\forall u, i;\; g_c e_c;\; g_n e_n]), \qquad
               y_t = \mathrm{head}_t(z)
 
-    Gates stand right after the embeddings, so that a field that is dropped takes its crosses with it. A field's
-    ``group`` says where it enters: ``user`` and ``item``, of any kind, are crossed; of the others (``combine``,
-    ``context``), those with ids and the numbers stand beside the crosses, each kind in a width of its own.
+    Gates are applied directly after the embeddings, so dropping a field drops its crosses. The ``group`` of a
+    field decides how it is used: ``user`` and ``item`` fields of any kind are crossed; the others (``combine``,
+    ``context``) are concatenated with the crosses, with separate widths for fields with ids and numeric fields.
 
     Args:
         schema: the fields, label and tasks.
         dim: width of the embeddings that are crossed.
         other_dim: width of the embeddings of the other fields with ids.
         number_dim: width of the embeddings of the other numeric fields.
-        hidden: widths of the shared layers, the last of which the heads read.
+        hidden: widths of the shared layers; the last one is the input of the heads.
         head: widths of the hidden layers of each head.
-        pooling: a bag is the ``mean`` or the ``sum`` of its rows.
-        silent: parts that read as zeros (see :class:`Model`).
+        pooling: a bag is the ``mean`` or the ``sum`` of its embeddings.
+        silent: parts replaced by zeros (see :class:`Model`).
 
     """
 
@@ -54,16 +54,18 @@ class UserItem(Model):
         config = {"dim": dim, "other_dim": other_dim, "number_dim": number_dim, "hidden": hidden, "head": head}
         super().__init__(schema, silent, {**config, "pooling": pooling})
         if not hidden:
-            raise InputError("hidden needs at least one width: the heads read the last shared layer")
-        crossed, others, numbers = self._shares(schema)
+            raise InputError(
+                "hidden is empty; it needs at least one width, because the heads use the last shared layer"
+            )
+        crossed, others, numbers = self._split_fields(schema)
         groups = [schema[name].group for name in crossed]
         users = [number for number, group in enumerate(groups) if group == "user"]
         items = [number for number, group in enumerate(groups) if group == "item"]
         if bool(users) != bool(items):
-            found, absent = ("user", "item") if users else ("item", "user")
+            present, absent = ("user", "item") if users else ("item", "user")
             raise InputError(
-                f"the schema has fields of group {found} and none of group {absent}, so nothing would read them; "
-                "give both groups, or none"
+                f"the schema has fields of group {present} but none of group {absent}, so they would not be used; "
+                "give fields of both groups, or of none"
             )
         self.inputs = self._inputs(crossed, dim, pooling)
         self.others = self._inputs(others, other_dim, pooling)
@@ -77,37 +79,37 @@ class UserItem(Model):
 
     def _inputs(self, names: Sequence[str], dim: int, pooling: Pooling) -> Inputs:
         silent = set(self.silent)
-        read = [name for name in names if name not in silent]
-        return Inputs(self.reads, read, dim, pooling=pooling, slots=names)
+        used = [name for name in names if name not in silent]
+        return Inputs(self.reads, used, dim, pooling=pooling, slots=names)
 
     @staticmethod
-    def _shares(schema: Schema) -> tuple[list[str], list[str], list[str]]:
-        """Return the fields that are crossed, the others with ids, and the other numbers."""
+    def _split_fields(schema: Schema) -> tuple[list[str], list[str], list[str]]:
+        """Return the crossed fields, the other fields with ids, and the other numeric fields."""
         ids, bags, dense = fields_by_kind(schema)
         crossed, others, numbers = [
-            [each.name for each in kind if (each.group in ("user", "item")) == both]
-            for kind, both in (((*ids, *bags, *dense), True), ((*ids, *bags), False), (dense, False))
+            [field.name for field in fields if (field.group in ("user", "item")) == is_crossed]
+            for fields, is_crossed in (((*ids, *bags, *dense), True), ((*ids, *bags), False), (dense, False))
         ]
         return crossed, others, numbers
 
     def outputs(self, batch: Batch) -> Tensor:
         """Return logits (B, 1 + tasks)."""
-        pieces = [each(batch).flatten(1) for each in (self.others, self.numbers) if each.slots]
+        pieces = [inputs(batch).flatten(1) for inputs in (self.others, self.numbers) if inputs.slots]
         beside = torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0] if pieces else None
         shared = self.top(self.crosses(self.inputs(batch), beside) if self.pairs else beside)
         return torch.cat([head(shared) for head in self.heads], 1)
 
     def sites(self) -> dict[str, Site | list[Site]]:
-        """Return where every field enters: right after its embedding."""
-        found = {
+        """Return the gate site of every field, directly after its embedding."""
+        sites = {
             name: Site(path, index=part)
             for path in ("inputs", "others", "numbers")
             for part, name in enumerate(getattr(self, path).names)
         }
-        return {name: found[name] for name in self.names}
+        return {name: sites[name] for name in self.names}
 
     def layout(self) -> Layout:
-        """Say which rows belong to which field, and which columns to which field or cross."""
+        """Return which rows belong to which field and which columns to which field or cross."""
         rows = {**prefixed("others", self.others.layout()), **prefixed("numbers", self.numbers.layout())}
         return {**super().layout(), **rows, "top.0.weight": {1: self._columns()}}
 
@@ -119,15 +121,14 @@ class UserItem(Model):
         ]
 
     def cut(self, kept: Sequence[str]) -> UserItem:
-        """Return a fresh model of the kept fields; with the last item go all users, which nothing would read."""
-        groups = {self.schema[name].group for name in kept}
-        alone = {"user", "item"} - groups
-        lost = {"user", "item"} if alone else set()
-        left = [name for name in kept if self.schema[name].group not in lost]
-        if kept and not left:
+        """Return a new, untrained model of the kept fields; without an item, all user fields are dropped."""
+        absent = {"user", "item"} - {self.schema[name].group for name in kept}
+        unused = {"user", "item"} if absent else set()
+        fields = [name for name in kept if self.schema[name].group not in unused]
+        if kept and not fields:
             raise InputError(
-                f"of group {min(alone)} no field is kept, and the {len(kept)} kept ones ({', '.join(kept[:5])}"
-                f"{' …' if len(kept) > 5 else ''}) are read only as products with one: keep more, name one with "
-                "must_keep, or take another model"
+                f"no field of group {min(absent)} is kept, and the {len(kept)} kept fields ({', '.join(kept[:5])}"
+                f"{' …' if len(kept) > 5 else ''}) are used only in products with one; keep more fields, name one "
+                "with must_keep, or choose another model"
             )
-        return super().cut(left)
+        return super().cut(fields)

@@ -1,7 +1,4 @@
-"""WideDeep: a linear model beside a multilayer perceptron.
-
-DeepFM: a factorisation machine and a multilayer perceptron over the same embeddings.
-"""
+"""WideDeep: a linear model plus a multilayer perceptron. DeepFM: WideDeep plus a factorization machine."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from lpfs.schema import Schema
 
 
 class WideDeep(Model):
-    r"""Wide & Deep (Cheng et al. 2016); one gate covers a field's wide weight and its embedding.
+    r"""Wide & Deep (Cheng et al. 2016); one gate multiplies the wide weight and the embedding of a field.
 
     .. math:: y = \sum_i g_i w_i + \mathrm{top}([g_1 e_1, \dots, g_N e_N])
 
@@ -26,8 +23,8 @@ class WideDeep(Model):
         schema: the fields, label and tasks.
         dim: width of an embedding.
         hidden: widths of the hidden layers.
-        pooling: a bag is the ``mean`` or the ``sum`` of its rows.
-        silent: parts that read as zeros (see :class:`Model`).
+        pooling: a bag is the ``mean`` or the ``sum`` of its embeddings.
+        silent: parts replaced by zeros (see :class:`Model`).
 
     """
 
@@ -57,25 +54,25 @@ class WideDeep(Model):
         return out + wide.sum(1)
 
     def entrance(self) -> str | None:
-        """Return the first dense layer."""
+        """Return the path of the first dense layer."""
         return "top.0"
 
     def layout(self) -> Layout:
-        """Say which rows and which columns belong to which field."""
+        """Return which rows and columns belong to which field."""
         return {**super().layout(), "top.0.weight": {1: [(name, self.inputs.dim) for name in self.slots()]}}
 
 
 class DeepFM(WideDeep):
-    r"""DeepFM (Guo et al. 2017): Wide & Deep, and the products of all pairs.
+    r"""DeepFM (Guo et al. 2017): Wide & Deep plus the dot products of all pairs.
 
     .. math:: y = \sum_i g_i w_i + \sum_{i<j} \langle g_i e_i, g_j e_j\rangle
               + \mathrm{top}([g_1 e_1, \dots, g_N e_N])
 
-    Arguments are those of :class:`WideDeep`; tasks share the products.
+    The arguments are those of :class:`WideDeep`; tasks share the dot products.
     """
 
     def entrance(self) -> str | None:
-        """Return None: the products of embeddings read them too."""
+        """Return None: the dot products use the embeddings too."""
         return None
 
     def combine(self, tokens: Tensor, wide: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""The one training loop: fit, evaluate, checkpoints that survive a kill."""
+"""Training: the training loop, evaluation, checkpoints, loggers and distributed training."""

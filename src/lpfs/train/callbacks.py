@@ -1,4 +1,4 @@
-"""Callback: hooks into the loop that do nothing by default; State: what they are shown."""
+"""Callback: hooks into the training loop; State: the state of training that the hooks receive."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from lpfs.train.evaluate import Metrics
 
 
 def _discard_record(kind: str, values: dict[str, Any]) -> None:
-    """Write a record nowhere: there is no log."""
+    """Discard a record; the default of ``State.note``."""
 
 
 @dataclass
 class State:
-    """Where training stands; a callback may replace ``loss`` before backward and set ``stop``.
+    """The state of training; a callback may replace ``loss`` before backward and set ``stop``.
 
     Args:
-        model: what is trained.
-        optimizer: of the model's parameters.
+        model: the model in training.
+        optimizer: the optimizer of its parameters.
         config: the settings.
-        steps: how many steps there will be; None if not known.
-        step: how many are done.
-        rows: how many rows were trained on.
+        steps: total number of steps; None if unknown.
+        step: number of completed steps.
+        rows: number of rows trained on.
         batch: the batch of this step.
-        loss: its loss, a tensor that backward starts from.
+        loss: the loss of the batch, on which backward is called.
         metrics: the last evaluation.
-        best: the best evaluation, and ``best_step`` when it was.
-        waiting: evaluations since then.
-        stop: why training ends now; empty while it goes on.
-        note: writes a record of a kind into the log, numbers by name; under ``values``, many numbers at once by
-            name, which become a histogram.
-        recapture: set by a callback that changed what a captured graph has in it; see ``within_step``.
+        best: the best evaluation.
+        best_step: the step of the best evaluation.
+        waiting: number of evaluations since the best one.
+        stop: the reason to end training after this step; empty to continue.
+        note: function that logs a record of a kind with numbers by name; arrays under the key ``values`` become
+            histograms.
+        recapture: set it to True after a change to anything that a captured graph uses; see ``within_step``.
 
     """
 
@@ -60,11 +61,11 @@ class State:
 
 
 class Callback:
-    """Hooks into the loop; override those you need.
+    """Hooks into the training loop; override the ones you need.
 
-    Whatever a callback carries from step to step belongs into ``state_dict``: it is saved in every checkpoint
-    and handed back on resume, before ``on_begin``. Tensors, numbers, text, None, lists, tuples and dictionaries
-    of them can be saved; tensors come back on the CPU.
+    The state that a callback keeps between steps belongs into ``state_dict``: it is saved in every checkpoint and
+    restored on resume, before ``on_begin``. It can contain tensors, numbers, text, None, lists, tuples and
+    dictionaries; tensors are restored on the CPU.
 
     >>> class Count(Callback):
     ...     seen = 0
@@ -77,48 +78,48 @@ class Callback:
     """
 
     def on_begin(self, state: State) -> None:
-        """Act when training begins, or goes on after a resume."""
+        """Run when training starts or resumes."""
 
     def fetch(self, state: State) -> bool:
-        """Act before a step: get what ``within_step`` will read, and say whether the step may be a replay.
+        """Prepare the inputs of ``within_step`` before a step; return whether a captured graph can be replayed.
 
-        With ``graph=True`` this is not captured: copy a new batch to where ``within_step`` read the first one.
-        False takes this step without the graph.
+        With ``graph=True`` this hook is not captured: copy a new batch into the tensors that ``within_step``
+        used at the capture. If it returns False, this step runs without the graph.
         """
         return True
 
     def before_backward(self, state: State) -> None:
-        """Act when the loss is computed: add to ``state.loss`` what should be minimised with it."""
+        """Run after the loss is computed; add further terms to ``state.loss`` here."""
 
     def before_step(self, state: State) -> None:
-        """Act when the gradients are there and no parameter has moved: the place to refuse a step."""
+        """Run after backward, before any parameter changes; raise here to reject a step."""
 
     def within_step(self, state: State) -> None:
-        """Act when the model's optimizer has moved: move what is yours, as part of the step.
+        """Run after the optimizer step of the model; update the callback's own parameters here.
 
-        With ``graph=True`` this, like ``before_backward`` and ``before_step``, is captured once and replayed, so
-        it must not look at a number on the GPU, nor count on the host.
+        With ``graph=True`` this hook, like ``before_backward`` and ``before_step``, is captured once and
+        replayed: it must not read values from the GPU or count on the host.
         """
 
     def after_step(self, state: State) -> None:
-        """Act when ``state.step`` counts this step: write down, look, set ``state.stop``."""
+        """Run after the step is counted in ``state.step``; log values or set ``state.stop`` here."""
 
     def on_evaluate(self, state: State) -> None:
-        """Act when ``state.metrics`` is new."""
+        """Run after an evaluation; ``state.metrics`` is new."""
 
     def on_checkpoint(self, state: State, path: Path) -> None:
-        """Act when a checkpoint is complete on the disk."""
+        """Run after a checkpoint is written to disk."""
 
     def on_end(self, state: State) -> None:
-        """Act when training has ended; not called when an error ends it."""
+        """Run after training; not called if an error ends it."""
 
     def describe(self, state: State) -> str:
-        """Return a word on where things stand for the line that training shows; it is asked for often."""
+        """Return a short text for the progress display; it is called often."""
         return ""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what must survive a kill."""
+        """Return the state to save in a checkpoint."""
         return {}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` gave."""
+        """Restore the state that ``state_dict`` returned."""

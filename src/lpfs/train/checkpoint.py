@@ -1,15 +1,13 @@
-"""Checkpoints: the whole state of a run in a folder, there completely or not at all.
+"""Checkpoints: the whole state of a run in a directory that is either complete or absent.
 
-A checkpoint is a folder ``step-000000001000`` of three files: ``tensors.safetensors``, ``state.json`` and
-``checkpoint.json``, which holds size and SHA-256 of the other two and a checksum of its own. It is filled aside,
-put on the disk, then renamed: a kill or a full disk at any moment leaves the older ones as they were. Nothing
-in here runs code that a file brings along.
+A checkpoint is a directory ``step-000000001000`` with ``tensors.safetensors``, ``state.json`` and
+``checkpoint.json``, which has size and SHA-256 of the other two and a checksum of itself. It is written under a
+temporary name, flushed to disk, then renamed: a killed process or a full disk leaves older checkpoints intact.
+No file can execute code.
 
-Several ranks write side by side, each a part of the rows of every large tensor,
-``tensors-00000-of-00004.safetensors`` …; the whole is read back by any number of ranks.
-``torch.distributed.checkpoint`` would do that too, but keeps its directory in a pickle, and has no checksums.
-
-The whole state of a run as one nested value, and back: what a checkpoint holds.
+Several ranks write in parallel, each some rows of every large tensor, ``tensors-00000-of-00004.safetensors`` …;
+any number of ranks can read the result. ``torch.distributed.checkpoint`` is not used because its metadata is a
+pickle and it has no checksums.
 """
 
 from __future__ import annotations
@@ -39,9 +37,11 @@ from lpfs.train.evaluate import Metrics
 from lpfs.train.step import Stepper
 from lpfs.train.tensor_io import flatten_state, read_tensors, restore_state, write_tensors
 
-FORMAT, VERSION, SPLIT = "lpfs-checkpoint", 1, 2  # the second, of several ranks
+FORMAT = "lpfs-checkpoint"
+VERSION, SPLIT_VERSION = 1, 2  # written by one rank, by several ranks
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "checkpoint.json"
-LARGE = 1 << 16  # bytes of a tensor from which on several ranks share it
+MIN_SPLIT_BYTES = 1 << 16  # size of a tensor from which its rows are split over the ranks
+COUNTERS = ("step", "rows", "best_step", "waiting", "stop")  # fields of State that are saved
 
 
 class CheckpointWarning(UserWarning):
@@ -49,59 +49,68 @@ class CheckpointWarning(UserWarning):
 
 
 class Checkpoints:
-    """The checkpoints of one run, oldest first; the last ``keep`` stay."""
+    """The checkpoints of one run, oldest first; the last ``keep`` are kept."""
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.folder, self.keep = folder, keep
 
     def steps(self) -> list[int]:
-        """Return the steps that there is a checkpoint of, whole or damaged, in order."""
+        """Return the steps of all checkpoints, including damaged ones, in order."""
         if not self.folder.is_dir():
             return []
         names = [path.name.removeprefix("step-") for path in self.folder.glob("step-*")]
         return sorted(int(name) for name in names if name.isdecimal())
 
     def path(self, step: int) -> Path:
-        """Return the folder of a checkpoint."""
+        """Return the directory of a checkpoint."""
         return self.folder / f"step-{step:012d}"
 
     def save(
         self, step: int, state: dict[str, Any], needs: Sequence[int] = (), ranks: RankGroup | None = None
     ) -> Path:
-        """Write a checkpoint, then remove the oldest, except those of steps that a kept one needs."""
+        """Write a checkpoint, then remove the oldest ones, except those at steps that a kept one needs."""
         out, ranks = self.path(step), ranks or RankGroup()
-        aside = self.folder / f".{out.name}.tmp"
+        staging = self.folder / f".{out.name}.tmp"
         try:
-            ranks.run_on_leader(lambda: self._make(aside), "making room for a checkpoint")
-            files = write_rank_part(aside, state, ranks)
-            ranks.run_on_leader(lambda: self._put(aside, out, step, state, needs, files), "writing a checkpoint")
+            ranks.run_on_leader(lambda: self._create_staging(staging), "creating a checkpoint directory")
+            files = write_rank_part(staging, state, ranks)
+            ranks.run_on_leader(
+                lambda: self._commit(staging, out, step, state, needs, files), "writing a checkpoint"
+            )
         except OSError as error:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(staging, ignore_errors=True)
             raise CheckpointError(
                 f"cannot write checkpoint {out}: {error.strerror or error}; the older checkpoints are intact. "
-                "Free some space, then go on with resume=True"
+                "Free some space, then resume with resume=True"
             ) from error
         except LpfsError:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(staging, ignore_errors=True)
             raise
         return out
 
-    def _make(self, aside: Path) -> None:
-        """Make an empty folder to fill."""
+    def _create_staging(self, staging: Path) -> None:
+        """Create an empty staging directory; remove those that killed processes left."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._sweep()
-        aside.mkdir()
+        for path in self.folder.glob(".step-*.tmp"):
+            shutil.rmtree(path, ignore_errors=True)
+        staging.mkdir()
 
-    def _put(
-        self, aside: Path, out: Path, step: int, state: dict[str, Any], needs: Sequence[int], files: dict[str, Any]
+    def _commit(
+        self,
+        staging: Path,
+        out: Path,
+        step: int,
+        state: dict[str, Any],
+        needs: Sequence[int],
+        files: dict[str, Any],
     ) -> None:
-        """Complete what was filled, and put it in its place."""
-        write_manifest(aside, step, state, needs, files)
-        if out.exists():  # a damaged one that was passed over
+        """Write the manifest and rename the staging directory."""
+        write_manifest(staging, step, state, needs, files)
+        if out.exists():  # a damaged checkpoint that was skipped
             shutil.rmtree(out)
-        aside.rename(out)
+        staging.rename(out)
         fsync_path(self.folder)
-        self._prune(step)
+        self._remove_old(step)
 
     def load(self, step: int) -> dict[str, Any]:
         """Return the state in one checkpoint, or raise CheckpointError if it is damaged."""
@@ -112,132 +121,126 @@ class Checkpoints:
             raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
 
     def latest(self) -> tuple[int, dict[str, Any]] | None:
-        """Return the newest checkpoint that is whole, with a warning for each damaged one passed over."""
+        """Return the newest intact checkpoint; warn about every damaged one that is skipped."""
         steps = self.steps()
         for step in reversed(steps):
             try:
                 return step, self.load(step)
             except CheckpointError as error:
-                warnings.warn(f"{error}; the one before it is used", CheckpointWarning, stacklevel=2)
+                warnings.warn(f"{error}; the previous checkpoint is used", CheckpointWarning, stacklevel=2)
         if steps:
             raise CheckpointError(
-                f"none of the {len(steps)} checkpoints in {self.folder} is whole; "
-                "remove the folder to start from the beginning"
+                f"all {len(steps)} checkpoints in {self.folder} are damaged; "
+                "remove the directory to start from the beginning"
             )
         return None
 
-    def _sweep(self) -> None:
-        """Remove what a killed save left behind."""
-        for path in self.folder.glob(".step-*.tmp"):
-            shutil.rmtree(path, ignore_errors=True)
-
-    def _prune(self, step: int) -> None:
-        """Remove all but the last ones; a folder loses its seal first, so that half of it is never taken."""
-        older = [each for each in self.steps() if each <= step]
+    def _remove_old(self, step: int) -> None:
+        """Remove all but the last ones; the manifest goes first, so that a partial checkpoint is never loaded."""
+        older = [saved for saved in self.steps() if saved <= step]
         needed: set[int] = set()
-        for each in older[-self.keep :]:
+        for kept in older[-self.keep :]:
             with suppress(OSError, ValueError):
-                needed.update(read_manifest(self.path(each))["needs"])
-        for each in set(older[: -self.keep]) - needed:
-            (self.path(each) / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(self.path(each), ignore_errors=True)
+                needed.update(read_manifest(self.path(kept))["needs"])
+        for removed in set(older[: -self.keep]) - needed:
+            (self.path(removed) / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(self.path(removed), ignore_errors=True)
 
 
 def write_rank_part(folder: Path, state: dict[str, Any], ranks: RankGroup) -> dict[str, Any]:
-    """Write this rank's part of the tensors of a state; return sizes and checksums of the files of all ranks."""
+    """Write this rank's rows of the tensors of a state; return sizes and checksums of the files of all ranks."""
     tensors = flatten_state(state)[1]
     if not ranks.is_distributed:
         return {TENSORS: write_tensors(folder / TENSORS, tensors)}
     name = f"tensors-{ranks.rank:05d}-of-{ranks.world:05d}.safetensors"
-    found: dict[str, Any]
+    entry: dict[str, Any]
     try:
-        found = {name: write_tensors(folder / name, rank_rows(tensors, ranks.rank, ranks.world))}
+        entry = {name: write_tensors(folder / name, rank_rows(tensors, ranks.rank, ranks.world))}
     except OSError as error:
-        found = {"error": f"rank {ranks.rank}: {error.strerror}; all ranks must see the folder of the run"}
+        entry = {"error": f"rank {ranks.rank}: {error.strerror}; all ranks must see the directory of the run"}
     files: dict[str, Any] = {}
-    for each in ranks.gather_values(found, "writing a checkpoint"):
-        if "error" in each:
-            raise OSError(each["error"])
-        files |= each
+    for rank_entry in ranks.gather_values(entry, "writing a checkpoint"):
+        if "error" in rank_entry:
+            raise OSError(rank_entry["error"])
+        files |= rank_entry
     return files
 
 
 def rank_rows(tensors: Mapping[str, Tensor], rank: int, world: int) -> dict[str, Tensor]:
     """Return a rank's rows of every large tensor; rank 0 has the small ones."""
-    found = {}
+    rows = {}
     for name, tensor in tensors.items():
         if is_split_over_ranks(tensor, world):
             first, stop = rank_range(0, len(tensor), rank, world)
-            found[name] = tensor[first:stop]
+            rows[name] = tensor[first:stop]
         elif rank == 0:
-            found[name] = tensor
-    return found
+            rows[name] = tensor
+    return rows
 
 
 def is_split_over_ranks(tensor: Tensor, world: int) -> bool:
-    """Whether several ranks write a part of a tensor each."""
-    return tensor.ndim > 0 and len(tensor) >= world and tensor.numel() * tensor.element_size() >= LARGE
+    """Return whether the rows of a tensor are split over the ranks."""
+    return tensor.ndim > 0 and len(tensor) >= world and tensor.numel() * tensor.element_size() >= MIN_SPLIT_BYTES
 
 
 def write_manifest(
     folder: Path, step: int, state: dict[str, Any], needs: Sequence[int], files: Mapping[str, Any]
 ) -> None:
-    """Complete a folder that holds the tensors of a state, and put it on the disk."""
-    values, _ = flatten_state(state)
-    files = dict(files)
-    text = json.dumps(values, allow_nan=False).encode()
-    with (folder / STATE).open("wb") as file:
-        file.write(text)
+    """Write ``state.json`` and ``checkpoint.json`` beside the tensors of a state, and flush them to disk."""
+    text = json.dumps(flatten_state(state)[0], allow_nan=False).encode()
+    (folder / STATE).write_bytes(text)
     fsync_path(folder / STATE)
-    files[STATE] = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
-    version = VERSION if TENSORS in files else SPLIT
-    about = {"format": FORMAT, "version": version, "lpfs": lpfs.__version__, "step": step}
-    about.update(needs=list(needs), files=files)
-    write_json(folder / MANIFEST, {**about, "checksum": json_checksum(about)})
+    state_entry = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION if TENSORS in files else SPLIT_VERSION,
+        "lpfs": lpfs.__version__,
+        "step": step,
+        "needs": list(needs),
+        "files": {**files, STATE: state_entry},
+    }
+    write_json(folder / MANIFEST, {**manifest, "checksum": json_checksum(manifest)})
     fsync_path(folder / MANIFEST)
     fsync_path(folder)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return what ``checkpoint.json`` says."""
-    about: dict[str, Any] = json.loads((folder / MANIFEST).read_text("utf-8"))
-    checksum = about.pop("checksum", None)
-    if about.get("format") != FORMAT or about.get("version") not in (VERSION, SPLIT):
+    """Return the content of ``checkpoint.json``; raise ValueError if it is damaged."""
+    manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text("utf-8"))
+    checksum = manifest.pop("checksum", None)
+    if manifest.get("format") != FORMAT or manifest.get("version") not in (VERSION, SPLIT_VERSION):
         raise ValueError(
-            f"{MANIFEST} is not of {FORMAT} {VERSION} or {SPLIT}, which lpfs {lpfs.__version__} reads"
+            f"{MANIFEST} does not have the format {FORMAT} {VERSION} or {SPLIT_VERSION} of lpfs {lpfs.__version__}"
         )
-    if json_checksum(about) != checksum:
+    if json_checksum(manifest) != checksum:
         raise ValueError(f"the checksum of {MANIFEST} does not match")
-    return about
+    return manifest
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:
-    """Return the state in a checkpoint folder; anything amiss is a ValueError, a LookupError or an OSError."""
-    about = read_manifest(folder)
-    for name, entry in about["files"].items():
+    """Return the state in a checkpoint; damage raises ValueError, LookupError or OSError."""
+    manifest = read_manifest(folder)
+    for name, entry in manifest["files"].items():
         if os.path.getsize(folder / name) != entry["bytes"]:
             raise ValueError(f"{name} has {os.path.getsize(folder / name)} bytes instead of {entry['bytes']}")
     text = (folder / STATE).read_bytes()
-    if hashlib.sha256(text).hexdigest() != about["files"][STATE]["sha256"]:
+    if hashlib.sha256(text).hexdigest() != manifest["files"][STATE]["sha256"]:
         raise ValueError(f"the checksum of {STATE} does not match")
     parts: dict[str, list[Tensor]] = {}
-    for file in sorted(set(about["files"]) - {STATE}):
+    for file in sorted(set(manifest["files"]) - {STATE}):
         try:
-            for name, tensor in read_tensors(folder / file, about["files"][file]["sha256"]).items():
+            for name, tensor in read_tensors(folder / file, manifest["files"][file]["sha256"]).items():
                 parts.setdefault(name, []).append(tensor)
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
-    tensors = {name: several[0] if len(several) == 1 else torch.cat(several) for name, several in parts.items()}
+    tensors = {name: rows[0] if len(rows) == 1 else torch.cat(rows) for name, rows in parts.items()}
     state: dict[str, Any] = restore_state(json.loads(text), tensors)
     return state
 
 
-COUNTERS = ("step", "rows", "best_step", "waiting", "stop")
-
-
 @runtime_checkable
 class Resumable(Protocol):
-    """Batches whose position can be saved, as ``Stream`` gives them."""
+    """Batches whose position can be saved, such as ``Stream``."""
 
     def __len__(self) -> int: ...
     def state_dict(self) -> dict[str, Any]:
@@ -245,14 +248,14 @@ class Resumable(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a position."""
+        """Continue from a position."""
         ...
 
 
 def take_snapshot(
     stepper: Stepper, stream: Iterable[Batch], valid: Iterable[Batch] | None, log: int | None
 ) -> dict[str, Any]:
-    """Return everything that the next step depends on, and the length of the log."""
+    """Return everything that the next step depends on; ``log`` is the length of the log file."""
     state = stepper.state
     stepper.collect()
     return {
@@ -264,10 +267,12 @@ def take_snapshot(
         "model": dict(state.model.state_dict()),
         "optimizer": {"class": type(state.optimizer).__name__, "state": state.optimizer.state_dict()},
         "rates": list(stepper.rates),
-        "callbacks": [{"class": type(each).__name__, "state": each.state_dict()} for each in stepper.callbacks],
+        "callbacks": [
+            {"class": type(callback).__name__, "state": callback.state_dict()} for callback in stepper.callbacks
+        ],
         "stream": _stream_position(stream),
         "valid": _stream_position(valid),
-        "random": current_group().gather_values(random_state(), "collecting generators"),
+        "random": current_group().gather_values(random_state(), "gathering random states"),
         "log": log,
     }
 
@@ -275,117 +280,119 @@ def take_snapshot(
 def restore_snapshot(
     saved: Mapping[str, Any], stepper: Stepper, stream: Iterable[Batch], valid: Iterable[Batch] | None
 ) -> None:
-    """Put a run where it was; everything that can be compared is compared before anything changes."""
+    """Restore the state of a run; everything that can be compared is checked before anything changes."""
     state = stepper.state
     state.config.check_same(saved["config"])
     _check_equal("optimizer", saved["optimizer"]["class"], type(state.optimizer).__name__)
-    mine = [type(each).__name__ for each in stepper.callbacks]
-    _check_equal("callbacks", [each["class"] for each in saved["callbacks"]], mine)
-    model = state.model.state_dict()
-    check_model(saved["model"], model)
-    groups = saved["optimizer"]["state"]["param_groups"], state.optimizer.param_groups
-    theirs, ours = ([len(group["params"]) for group in each] for each in groups)
-    _check_equal("an optimizer of so many parameters a group:", theirs, ours)
+    callbacks = [type(callback).__name__ for callback in stepper.callbacks]
+    _check_equal("callbacks", [entry["class"] for entry in saved["callbacks"]], callbacks)
+    _check_model(saved["model"], state.model.state_dict())
+    saved_groups = [len(group["params"]) for group in saved["optimizer"]["state"]["param_groups"]]
+    groups = [len(group["params"]) for group in state.optimizer.param_groups]
+    _check_equal("numbers of parameters in the groups of the optimizer", saved_groups, groups)
     _restore_position(stream, saved["stream"], "stream")
     if valid is not None and saved["valid"] is not None:
         _restore_position(valid, saved["valid"], "valid")
     state.model.load_state_dict(saved["model"])
     state.optimizer.load_state_dict(saved["optimizer"]["state"])
     stepper.rates[:] = saved["rates"]
-    for callback, each in zip(stepper.callbacks, saved["callbacks"], strict=True):
-        callback.load_state_dict(each["state"])
+    for callback, entry in zip(stepper.callbacks, saved["callbacks"], strict=True):
+        callback.load_state_dict(entry["state"])
     for name in COUNTERS:
         setattr(state, name, saved["counters"][name])
     state.metrics = None if saved["metrics"] is None else Metrics.from_json(saved["metrics"])
     state.best = None if saved["best"] is None else Metrics.from_json(saved["best"])
     stepper.total, stepper.count = saved["loss"]["total"], saved["loss"]["count"]
     ranks = current_group()
-    drawn = saved["random"] if isinstance(saved["random"], list) else [saved["random"]]
-    if ranks.rank < len(drawn):
-        restore_random(drawn[ranks.rank])
-    else:  # a rank that was not there: it draws what nobody has drawn
+    if ranks.rank < len(saved["random"]):
+        restore_random(saved["random"][ranks.rank])
+    else:  # a rank that did not exist before gets a new random stream
         seed_rank(state.config.seed, ranks.rank, state.step)
 
 
-def _check_equal(what: str, saved: Any, mine: Any) -> None:
-    """Refuse a run that was begun with something else."""
-    if saved != mine:
-        raise InputError(f"the run was begun with {what} {saved!r} and cannot go on with {mine!r}")
+def _check_equal(name: str, saved: Any, current: Any) -> None:
+    """Raise InputError if a saved value differs from the current one."""
+    if saved != current:
+        raise InputError(f"the run was started with {name} {saved!r} and cannot resume with {current!r}")
 
 
-def check_model(saved: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    """Refuse a model of other names or shapes, by the first that differs."""
+def _check_model(saved: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    """Raise InputError with the first name, dtype or shape in which two state dicts differ."""
     for name in [*saved, *model]:
         if name not in saved or name not in model:
-            where = "the model" if name in model else "the checkpoint"
-            raise InputError(f"this is not the model of the run: only {where} has {name!r}")
-        mine, theirs = (_describe_value(of[name]) for of in (model, saved))
-        if mine != theirs:
-            raise InputError(f"this is not the model of the run: {name!r} is {mine}, the checkpoint has {theirs}")
+            owner = "the model" if name in model else "the checkpoint"
+            raise InputError(f"this is not the model of the run: only {owner} has {name!r}")
+        current, expected = _describe_value(model[name]), _describe_value(saved[name])
+        if current != expected:
+            raise InputError(
+                f"this is not the model of the run: {name!r} is {current}, the checkpoint has {expected}"
+            )
 
 
 def _describe_value(value: Any) -> str:
-    """Return kind and shape of a value of a state dict."""
+    """Return dtype and shape of a value of a state dict."""
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _stream_position(stream: Iterable[Batch] | None) -> dict[str, Any] | None:
-    """Return where a stream stands, and how it cuts its rows; None if it cannot tell."""
+    """Return position and batch size of a stream; None if it is not resumable."""
     if not isinstance(stream, Resumable):
         return None
     rows = getattr(
         stream, "step_rows", getattr(stream, "batch_size", None)
-    )  # of all ranks: their number may change
-    cut = {"batch_size": rows, "drop_last": getattr(stream, "drop_last", None)}
-    return {**cut, "length": len(stream), "position": stream.state_dict()}
+    )  # of all ranks, whose number may change
+    return {
+        "batch_size": rows,
+        "drop_last": getattr(stream, "drop_last", None),
+        "length": len(stream),
+        "position": stream.state_dict(),
+    }
 
 
 def _restore_position(stream: Iterable[Batch], saved: Mapping[str, Any] | None, name: str) -> None:
-    """Put a stream where it was."""
+    """Set the position of a stream."""
     if saved is None or not isinstance(stream, Resumable):
-        raise InputError(
-            f"resume needs a {name} with state_dict, load_state_dict and a length, such as lpfs.Stream"
-        )
-    for key, mine in (_stream_position(stream) or {}).items():
+        raise InputError(f"resume needs a {name} with state_dict, load_state_dict and a length; use lpfs.Stream")
+    for key, value in (_stream_position(stream) or {}).items():
         if key != "position":
-            _check_equal(f"a {name} of {key}", saved.get(key), mine)
+            _check_equal(f"a {name} of {key}", saved.get(key), value)
     stream.load_state_dict(saved["position"])
 
 
 def seed_all(seed: int) -> None:
-    """Seed every generator that a model may draw from."""
+    """Seed the generators of torch, numpy and Python."""
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
 
 
 def seed_rank(seed: int | None, rank: int, step: int = 0) -> None:
-    """Seed the generators of one rank: rank 0 as one process would be, the others each in its own way."""
+    """Seed the generators of one rank: rank 0 like a single process, every other rank differently."""
     if seed is not None:
         seed_all(seed + 1_000_003 * rank + (10_007 * step if rank else 0))
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of every generator that a model may draw from."""
-    kind, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)
+    """Return the state of the generators of torch, CUDA, numpy and Python."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     cuda = []
-    if torch.cuda.is_available():  # several ranks have a GPU each, and leave those of the others alone
+    if torch.cuda.is_available():  # with several ranks, only the GPU of this rank
         cuda = [torch.cuda.get_rng_state()] if current_group().is_distributed else torch.cuda.get_rng_state_all()
     return {
         "torch": torch.get_rng_state(),
         "cuda": list(cuda),
-        "numpy": [str(kind), [int(each) for each in keys], int(place), int(has_gauss), float(gauss)],
+        "numpy": [str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],
         "python": random.getstate(),
     }
 
 
 def restore_random(saved: Mapping[str, Any]) -> None:
-    """Put every generator where it was."""
+    """Restore the state of all generators."""
     torch.set_rng_state(saved["torch"])
     if current_group().is_distributed and len(saved["cuda"]) == 1:
         torch.cuda.set_rng_state(saved["cuda"][0])
     elif not current_group().is_distributed and len(saved["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(saved["cuda"])
-    kind, keys, place, has_gauss, gauss = saved["numpy"]
-    np.random.set_state((kind, np.array(keys, np.uint32), place, has_gauss, gauss))
+    kind, keys, position, has_gauss, gauss = saved["numpy"]
+    np.random.set_state((kind, np.array(keys, np.uint32), position, has_gauss, gauss))
     random.setstate(saved["python"])

@@ -1,7 +1,4 @@
-"""evaluate: how good a model is on a stream, per task and per day.
-
-What the loop and evaluation share: a model's logits and labels of a batch, on its device and in one shape.
-"""
+"""evaluate: the metrics of a model on a stream, per task and per day; predictions of a model on its device."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from lpfs._validation import check_keys
 from lpfs.data.batch import Batch
 from lpfs.data.reader import rank_range
 from lpfs.data.stream import Stream
 from lpfs.errors import InputError, NonFiniteError
-from lpfs.schema import known_keys
 from lpfs.train.distributed.group import RankGroup, current_group
 from lpfs.train.distributed.reduce import broadcast_buffers
 from lpfs.train.metrics import Scores, scores
@@ -29,19 +26,19 @@ Weights: TypeAlias = Callable[[Batch], Tensor]
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return where a model lives: the device of its first parameter or buffer."""
-    for each in (*model.parameters(), *model.buffers()):
-        return each.device
+    """Return the device of a model: that of its first parameter or buffer."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
     return torch.device("cpu")
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:
-    """Return the batch on the model's device."""
+    """Return the batch on a device."""
     return batch if batch.labels.device == device else batch.to(device, non_blocking=True)
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context in which a model runs."""
+    """Return the context manager in which a model runs with this precision."""
     if precision == "bfloat16":
         return torch.autocast(device.type, torch.bfloat16)
     return nullcontext()
@@ -49,20 +46,20 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 @contextmanager
 def matmul_precision(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Within this block a GPU multiplies float32 matrices in TF32, with fewer bits, where that is asked for."""
+    """Use TF32 for float32 matrix products on a GPU while the block runs, if ``precision`` is ``tf32``."""
     if precision != "tf32" or device.type != "cuda":
         yield
         return
-    before = torch.get_float32_matmul_precision()
+    previous = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(previous)
 
 
 def predict_batch(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return float32 logits (B, T) and the labels (B, T) they are for; (B,) logits are for the first label."""
+    """Return float32 logits (B, T) and their labels (B, T); logits (B,) belong to the first label."""
     logits = model(batch)
     labels = batch.labels
     if not isinstance(logits, Tensor):
@@ -71,7 +68,7 @@ def predict_batch(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         logits, labels = logits[:, None], labels[:, :1]
     if logits.shape != labels.shape:
         raise InputError(
-            f"a model must return logits (B,) or (B, T), here {tuple(labels.shape[:1])} or "
+            f"a model must return logits (B,) or (B, T), in this case {tuple(labels.shape[:1])} or "
             f"{tuple(labels.shape)}; found {tuple(logits.shape)}"
         )
     return logits.float(), labels
@@ -79,18 +76,18 @@ def predict_batch(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
 def sample_weights(weights: Weights, batch: Batch) -> Tensor:
     """Return the sample weights (B,) of a batch."""
-    found = weights(batch)
-    if not isinstance(found, Tensor) or found.shape != batch.labels.shape[:1]:
-        what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise InputError(f"weights must give a tensor of shape ({len(batch)},) for a batch, found {what}")
-    return found.to(batch.labels.device, torch.float32)
+    values = weights(batch)
+    if not isinstance(values, Tensor) or values.shape != batch.labels.shape[:1]:
+        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise InputError(f"weights must return a tensor of shape ({len(batch)},) for this batch, found {found}")
+    return values.to(batch.labels.device, torch.float32)
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """What ``evaluate`` found: the scores of every task, the main one first, and those of every day.
+    """The result of ``evaluate``: the scores of every task, the main one first, in total and per day.
 
-    A metric is None where it is not defined; :class:`Scores` says when.
+    A metric is None if it is not defined; see :class:`Scores`.
     """
 
     tasks: Mapping[str, Scores]
@@ -98,7 +95,7 @@ class Metrics:
 
     @property
     def main(self) -> Scores:
-        """The scores of the main task."""
+        """Scores of the main task."""
         return next(iter(self.tasks.values()))
 
     @property
@@ -114,32 +111,34 @@ class Metrics:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; ``from_json`` reads them back."""
         return {
-            "tasks": {name: each.to_json() for name, each in self.tasks.items()},
-            "days": {day: {name: each.to_json() for name, each in of.items()} for day, of in self.days.items()},
+            "tasks": {name: task.to_json() for name, task in self.tasks.items()},
+            "days": {
+                day: {name: task.to_json() for name, task in tasks.items()} for day, tasks in self.days.items()
+            },
         }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Metrics:
-        """Build metrics from what ``to_json`` gave; an unknown key is an error."""
-        values = known_keys(cls, values)
-        days = {day: _read(of) for day, of in values.get("days", {}).items()}
+        """Build metrics from the values of ``to_json``; an unknown key is an error."""
+        values = check_keys(cls, values)
+        days = {day: _read(tasks) for day, tasks in values.get("days", {}).items()}
         return cls(_read(values["tasks"]), days)
 
     def __str__(self) -> str:
         lines = [f"{'':<20}{'rows':>12}{'auc':>10}{'logloss':>10}{'accuracy':>10}{'entropy':>10}{'calib.':>10}"]
-        lines += [_line(name, each) for name, each in self.tasks.items()]
+        lines += [_line(name, task) for name, task in self.tasks.items()]
         for day, tasks in self.days.items():
-            lines += [_line(f"{day}, {name}" if len(tasks) > 1 else day, each) for name, each in tasks.items()]
+            lines += [_line(f"{day}, {name}" if len(tasks) > 1 else day, task) for name, task in tasks.items()]
         return "\n".join(lines)
 
 
 def _read(tasks: Mapping[str, Any]) -> dict[str, Scores]:
-    return {name: Scores(**known_keys(Scores, each)) for name, each in tasks.items()}
+    return {name: Scores(**check_keys(Scores, task)) for name, task in tasks.items()}
 
 
-def _line(name: str, found: Scores) -> str:
-    values = (found.auc, found.logloss, found.accuracy, found.entropy, found.calibration)
-    return f"{name[:19]:<20}{found.rows:>12,}" + "".join(f"{'-' if v is None else f'{v:.5f}':>10}" for v in values)
+def _line(name: str, task: Scores) -> str:
+    values = (task.auc, task.logloss, task.accuracy, task.entropy, task.calibration)
+    return f"{name[:19]:<20}{task.rows:>12,}" + "".join(f"{'-' if v is None else f'{v:.5f}':>10}" for v in values)
 
 
 def evaluate(
@@ -154,37 +153,41 @@ def evaluate(
 
     Args:
         model: maps a Batch to logits (B,) or (B, T).
-        stream: a ``Stream``, or any batches. Days are told apart where it is a ``Stream`` in time order that
-            covers more than one. Several ranks share a ``Stream``, and each returns the metrics of all of it; any
-            other batches each goes through by itself.
+        stream: a ``Stream``, or any batches. For a ``Stream`` in time order over more than one day, the metrics of
+            each day are returned too. Several ranks split a ``Stream``, and each returns the metrics of all
+            rows; of any other batches every rank evaluates all.
         weights: batch -> sample weights (B,).
-        negative_rate: share of the negatives that was kept, for the corrected calibration; by default what
-            the Dataset knows, if it is the same for all its days.
+        negative_rate: fraction of the negatives that was kept, for the corrected calibration; default: that of the
+            Dataset, if it is the same for all its days.
         precision: ``bfloat16`` runs the model under autocast.
 
     """
-    found = predictions(model, stream, weights=weights, precision=precision)
-    z, y, w = found.logits, found.labels, found.weights
+    predicted = predictions(model, stream, weights=weights, precision=precision)
+    z, y, w = predicted.logits, predicted.labels, predicted.weights
     rate = negative_rate_of(stream) if negative_rate is None else negative_rate
     names = task_names(stream, z.shape[1])
 
-    def part(rows: slice) -> dict[str, Scores]:
-        own = None if w is None else w[rows]
-        return {name: scores(z[rows, t], y[rows, t], own, rate) for t, name in enumerate(names)}
+    def score_rows(rows: slice) -> dict[str, Scores]:
+        row_weights = None if w is None else w[rows]
+        return {name: scores(z[rows, t], y[rows, t], row_weights, rate) for t, name in enumerate(names)}
 
-    spans = _rows_by_day(stream, found.first, len(z))
-    return Metrics(part(slice(None)), {name: part(rows) for name, rows in spans if has_weight(w, rows)})
+    days = {
+        day: score_rows(rows)
+        for day, rows in _rows_by_day(stream, predicted.first, len(z))
+        if w is None or w[rows].any()
+    }
+    return Metrics(score_rows(slice(None)), days)
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says to every row of a stream, in the order of the stream.
+    """The predictions of a model for all rows of a stream, in the order of the stream.
 
     Args:
-        logits: (rows, T), all of them finite.
+        logits: (rows, T), all finite.
         labels: (rows, T).
-        weights: (rows,), where there are some.
-        first: position in the stream of the first row.
+        weights: (rows,), if there are any.
+        first: position of the first row in the stream.
 
     """
 
@@ -207,38 +210,39 @@ def predictions(
     parts: list[tuple[Tensor, Tensor, Tensor | None]] = []
     first = 0
     ranks = current_group()
-    own = _rank_batches(stream, ranks)
-    if own is not None:
+    rank_batches = _rank_batches(stream, ranks)
+    if rank_batches is not None:
         broadcast_buffers(model)
     with eval_mode(model), torch.no_grad():
-        for batch in stream if own is None else own:
-            if own is None and not parts and isinstance(stream, Stream):
+        for batch in stream if rank_batches is None else rank_batches:
+            if rank_batches is None and not parts and isinstance(stream, Stream):
                 first = stream.state_dict()["position"] - len(batch)
             batch = on_device(batch, device)
             with autocast(precision, device):
                 logits, labels = predict_batch(model, batch)
             weight = None if weights is None else sample_weights(weights, batch).cpu()
             parts.append((logits.cpu(), labels.cpu(), weight))
-    if not parts and own is None:
-        raise InputError("nothing to evaluate: the stream gave no batch")
-    weighed = [torch.cat([z, y, *([] if w is None else [w[:, None]])], 1) for z, y, w in parts]
-    rows = torch.cat(weighed) if weighed else torch.empty(0, 0)
-    if own is not None:
+    if not parts and rank_batches is None:
+        raise InputError("the stream to evaluate gave no batch; create it again if it is a generator")
+    columns = [torch.cat([z, y, *([] if w is None else [w[:, None]])], 1) for z, y, w in parts]
+    rows = torch.cat(columns) if columns else torch.empty(0, 0)
+    if rank_batches is not None:
         rows = ranks.concat(rows, "gathering predictions")
     tasks = rows.shape[1] // 2
     z, y = rows[:, :tasks].numpy(), rows[:, tasks : 2 * tasks].numpy()
     w = None if weights is None else rows[:, -1].numpy()
-    broken = np.flatnonzero(~np.isfinite(z).all(1))
-    if broken.size:
-        raise NonFiniteError(f"evaluation: the model's logit of row {first + int(broken[0])} is not finite")
+    nonfinite = np.flatnonzero(~np.isfinite(z).all(1))
+    if nonfinite.size:
+        raise NonFiniteError(
+            f"evaluation: the logit of row {first + int(nonfinite[0])} is not finite; check the model and this row"
+        )
     return Predictions(z, y, w, first)
 
 
 def _rank_batches(stream: Iterable[Batch], ranks: RankGroup) -> Iterator[Batch] | None:
-    """Return the batches of this rank of a stream that all ranks have; None where each goes through all of it.
+    """Return the batches of a stream that this rank evaluates; None if every rank evaluates all batches.
 
-    They are whole batches of the stream, one rank's after another's: every logit is that of one process, bit by
-    bit.
+    The ranks take consecutive ranges of whole batches, so that the logits are bitwise those of a single process.
     """
     if not ranks.is_distributed or not isinstance(stream, Stream) or stream.order != "time" or stream.world > 1:
         return None
@@ -248,22 +252,17 @@ def _rank_batches(stream: Iterable[Batch], ranks: RankGroup) -> Iterator[Batch] 
 
 
 def _check_labelled(stream: Iterable[Batch]) -> None:
-    """Refuse rows of a log that had no label: they all say 0."""
+    """Raise InputError if the log had no label; the labels would all be 0."""
     if isinstance(stream, Stream) and stream.dataset.settings.get("unlabelled"):
         raise InputError(
-            f"the rows of {stream.dataset.path} have no label {stream.schema.label!r}: "
-            "there is nothing to compare with"
+            f"the rows of {stream.dataset.path} have no label {stream.schema.label!r} to compare with; "
+            "evaluate on rows with labels"
         )
-
-
-def has_weight(weights: npt.NDArray[Any] | None, rows: slice) -> bool:
-    """Say whether a part has any weight at all."""
-    return weights is None or bool(weights[rows].any())
 
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Within this block the model is in evaluation mode; then every module is as it was."""
+    """Set a model to evaluation mode while the block runs; then restore the mode of every module."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -281,7 +280,7 @@ def task_names(stream: Iterable[Batch], count: int) -> list[str]:
 
 
 def negative_rate_of(stream: Iterable[Batch]) -> float | None:
-    """Return the share of negatives kept in a stream's Dataset, if all its days have the same."""
+    """Return the fraction of negatives kept in the Dataset of a stream, if it is the same for all days."""
     if not isinstance(stream, Stream):
         return None
     rates = {day.negative_rate for day in stream.dataset.table}
@@ -289,16 +288,16 @@ def negative_rate_of(stream: Iterable[Batch]) -> float | None:
 
 
 def _rows_by_day(stream: Iterable[Batch], first: int, rows: int) -> list[tuple[str, slice]]:
-    """Return the rows of each day among ``rows`` rows from position ``first`` on, if there are several days."""
+    """Return the rows of each day among ``rows`` rows from position ``first``; empty for a single day."""
     if not isinstance(stream, Stream) or stream.order != "time" or stream.world > 1:
         return []
     dataset = stream.dataset
     starts = dataset.reader(dataset.schema).starts
-    begin = dataset.span[0] + first
-    spans = []
+    offset = dataset.span[0] + first
+    days = []
     for day in dataset.table:
-        low = max(starts[day.index] - begin, 0)
-        high = min(starts[day.index + 1] - begin, rows)
-        if low < high:
-            spans.append((day.name, slice(low, high)))
-    return spans if len(spans) > 1 else []
+        start = max(starts[day.index] - offset, 0)
+        stop = min(starts[day.index + 1] - offset, rows)
+        if start < stop:
+            days.append((day.name, slice(start, stop)))
+    return days if len(days) > 1 else []

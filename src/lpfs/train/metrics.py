@@ -1,9 +1,9 @@
-"""Metrics of click predictions, exact over the whole set, in float64: pure functions of logits and labels.
+"""Metrics of click predictions, exact in float64: pure functions of logits and labels.
 
-Every function takes logits (B,), labels (B,) in [0, 1] and, if wanted, weights (B,) >= 0. A row of weight w and
-label y counts as w·y of a click and w·(1-y) of a non-click, so weights and soft labels need no case of their
-own. A metric that is not defined is None: AUC and normalised entropy where only one class is present,
-calibration where nothing was clicked.
+Every function takes logits (B,), labels (B,) in [0, 1] and optional weights (B,) >= 0. A row of weight w and
+label y counts as w·y clicks and w·(1-y) non-clicks, which covers weights and soft labels. A metric that is not
+defined is
+None: AUC and normalized entropy for a single class, calibration without clicks.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Values = npt.ArrayLike | Tensor
 
 @dataclass(frozen=True)
 class Scores:
-    """How good the predictions of one task are on one set of rows; None where a metric is not defined.
+    """The metrics of one task on one set of rows; None if a metric is not defined.
 
     Args:
-        rows: how many rows.
-        positives: how many of them are clicks, by weight.
-        auc: area under the ROC curve, ties counted half; None with one class.
+        rows: number of rows.
+        positives: weighted number of clicks.
+        auc: area under the ROC curve, ties count half; None for a single class.
         logloss: mean binary cross entropy, in nats.
-        accuracy: share of rows on the right side of probability 1/2.
-        entropy: normalised entropy, logloss / entropy of the mean label; None with one class.
+        accuracy: fraction of rows on the correct side of probability 1/2.
+        entropy: normalized entropy, logloss / entropy of the mean label; None for a single class.
         calibration: sum of predictions / sum of labels; None without clicks.
-        corrected: the same before negatives were down-sampled; None without clicks or a known rate.
+        corrected: calibration before negatives were sampled; None without clicks or a known rate.
 
     """
 
@@ -75,7 +75,7 @@ def scores(
 
 
 def auc(logits: Values, labels: Values, weights: Values | None = None) -> float | None:
-    r"""Return the area under the ROC curve, by sorting once; None with one class.
+    r"""Return the area under the ROC curve; None for a single class.
 
     .. math:: \Big(\sum_{i,j} p_i n_j \, [z_i > z_j] + \tfrac12 p_i n_j \, [z_i = z_j]\Big) \Big/ PN
 
@@ -87,13 +87,13 @@ def auc(logits: Values, labels: Values, weights: Values | None = None) -> float 
     z, y, w = _check_inputs(logits, labels, weights)
     order = np.argsort(z)
     z, y, w = z[order], y[order], w[order]
-    last = np.append(np.flatnonzero(z[1:] != z[:-1]), z.size - 1)  # of each run of equal logits
+    last = np.append(np.flatnonzero(z[1:] != z[:-1]), z.size - 1)  # last index of each run of equal logits
     clicks = np.cumsum(w * y)[last]
     others = np.cumsum(w * (1 - y))[last]
     if not (clicks[-1] > 0 and others[-1] > 0):
         return None
-    own = np.diff(others, prepend=0.0)
-    area = np.sum(np.diff(clicks, prepend=0.0) * (others - 0.5 * own))
+    ties = np.diff(others, prepend=0.0)  # non-clicks with the same logit
+    area = np.sum(np.diff(clicks, prepend=0.0) * (others - 0.5 * ties))
     return float(area / clicks[-1] / others[-1])
 
 
@@ -110,21 +110,21 @@ def logloss(logits: Values, labels: Values, weights: Values | None = None) -> fl
 def row_losses(logits: Floats, labels: Floats) -> Floats:
     """Return the binary cross entropy of every row.
 
-    >>> losses(np.array([0.0, 50.0]), np.array([1.0, 1.0])).round(3).tolist()
+    >>> row_losses(np.array([0.0, 50.0]), np.array([1.0, 1.0])).round(3).tolist()
     [0.693, 0.0]
     """
-    found: Floats = np.maximum(logits, 0) - logits * labels + np.log1p(np.exp(-np.abs(logits)))
-    return found
+    losses: Floats = np.maximum(logits, 0) - logits * labels + np.log1p(np.exp(-np.abs(logits)))
+    return losses
 
 
 def accuracy(logits: Values, labels: Values, weights: Values | None = None) -> float:
-    """Return the share of rows on the right side of probability 1/2 (which itself counts as a click)."""
+    """Return the fraction of rows on the correct side of probability 1/2, which counts as a click."""
     z, y, w = _check_inputs(logits, labels, weights)
     return float((w * np.where(z >= 0, y, 1 - y)).sum() / w.sum())
 
 
 def normalised_entropy(logits: Values, labels: Values, weights: Values | None = None) -> float | None:
-    """Return logloss / entropy of the mean label: below 1 beats the best constant; None with one class."""
+    """Return logloss / entropy of the mean label (below 1 beats a constant); None for a single class."""
     z, y, w = _check_inputs(logits, labels, weights)
     mean = float((w * y).sum() / w.sum())
     if not 0 < mean < 1:
@@ -137,19 +137,19 @@ def calibration(
 ) -> float | None:
     """Return sum of predictions / sum of labels; None without clicks.
 
-    With ``negative_rate`` r, the share of negatives that was kept, it is that of the log before sampling: a
-    kept negative stands for 1/r of them, and the odds that the model learned are 1/r too high.
+    With ``negative_rate`` r, the fraction of negatives that was kept, it is the calibration on the log before
+    sampling: a kept negative represents 1/r negatives, and the odds of the model are too high by 1/r.
     """
     z, y, w = _check_inputs(logits, labels, weights)
     clicks = float((w * y).sum())
     if clicks == 0:
         return None
-    stands_for = w * (y + (1 - y) / check_rate(negative_rate))
-    return float((stands_for * probabilities(z, negative_rate)).sum() / clicks)
+    counts = w * (y + (1 - y) / check_rate(negative_rate))
+    return float((counts * probabilities(z, negative_rate)).sum() / clicks)
 
 
 def probabilities(logits: Values, negative_rate: float = 1.0) -> Floats:
-    """Return click probabilities; for a model trained on negatives kept at a rate r, those of the whole log.
+    """Return click probabilities of the whole log, for a model trained with negatives kept at a rate r.
 
     p = q / (q + (1-q)/r), which is the sigmoid of z + log r.
 
@@ -157,31 +157,33 @@ def probabilities(logits: Values, negative_rate: float = 1.0) -> Floats:
     array([0.2])
     """
     z = _as_float64(logits) + np.log(check_rate(negative_rate))
-    small = np.exp(-np.abs(z))
-    return np.asarray(np.where(z >= 0, 1.0, small) / (1 + small))
+    odds = np.exp(-np.abs(z))
+    return np.asarray(np.where(z >= 0, 1.0, odds) / (1 + odds))
 
 
 def check_rate(rate: float) -> float:
-    """Refuse a share that is none."""
+    """Return the rate; raise InputError if it is not in (0, 1]."""
     if not 0 < rate <= 1:
-        raise InputError(f"negative_rate is the share of negatives that was kept, in (0, 1]; found {rate!r}")
+        raise InputError(
+            f"negative_rate must be in (0, 1], the fraction of negatives that was kept; found {rate!r}"
+        )
     return rate
 
 
 def _check_inputs(logits: Values, labels: Values, weights: Values | None = None) -> tuple[Floats, Floats, Floats]:
-    """Return logits, labels and weights as float64 vectors, or say what is wrong with them."""
+    """Return logits, labels and weights as float64 vectors; raise InputError if they are invalid."""
     z, y = _as_float64(logits), _as_float64(labels)
     w = np.ones_like(y) if weights is None else _as_float64(weights)
     if z.ndim != 1 or z.shape != y.shape or z.shape != w.shape or not z.size:
-        found = f"{z.shape}, {y.shape} and {w.shape}"
-        raise InputError(f"metrics need logits, labels and weights of one shape (B,), B >= 1; found {found}")
+        shapes = f"{z.shape}, {y.shape} and {w.shape}"
+        raise InputError(f"logits, labels and weights must have the same shape (B,), B >= 1; found {shapes}")
     if not np.isfinite(z).all():
         raise InputError(f"the logit of row {int(np.flatnonzero(~np.isfinite(z))[0])} is not finite")
     if not ((y >= 0) & (y <= 1)).all():
         row = int(np.flatnonzero(~((y >= 0) & (y <= 1)))[0])
         raise InputError(f"labels must be in [0, 1], found {y[row]} in row {row}")
     if not ((w >= 0) & (w < np.inf)).all() or not w.sum() > 0:
-        raise InputError("weights must be finite numbers >= 0, not all of them 0")
+        raise InputError("weights must be finite, >= 0 and not all 0")
     return z, y, w
 
 

@@ -1,4 +1,4 @@
-"""Plan: which products go where, as both kernels read it."""
+"""CrossPlan: which products of embeddings are written to which slots, as all kernels read it."""
 
 from __future__ import annotations
 
@@ -12,55 +12,56 @@ import numpy as np
 
 @dataclass(frozen=True)
 class PartRange:
-    """Parts side by side: embeddings ``second``, ``second`` + 1, …, each times ``first`` if there is one."""
+    """Consecutive parts: embeddings ``second``, ``second`` + 1, …, multiplied by ``first`` unless it is None."""
 
     first: int | None
     second: int
-    part: int
-    place: int
+    part: int  # index of the first part
+    slot: int  # slot of the first part
     count: int
 
 
 @dataclass(frozen=True)
 class CrossPlan:
-    """Parts, the places in the result they go to, and the runs they form."""
+    """Parts (one embedding, or two that are multiplied), their slots in the result, and their ranges."""
 
     parts: tuple[tuple[int, ...], ...]
-    places: tuple[int, ...]
+    places: tuple[int, ...]  # slot of each part
     dim: int
     slots: int
-    runs: tuple[PartRange, ...]
+    ranges: tuple[PartRange, ...]
 
     @property
     def unused_slots(self) -> bool:
-        """Whether some places get no part."""
+        """Return whether some slots get no part."""
         return len(self.parts) < self.slots
 
     @cached_property
     def arrays(self) -> tuple[Any, ...]:
-        """The parts as arrays: first and second factor, place, whether the second is alone; and D."""
+        """Return arrays: first factor, second factor, slot, whether there is no first factor; and D."""
         first = [0 if len(part) == 1 else part[0] for part in self.parts]
-        numbers = [np.array(each, np.uint64) for each in (first, [part[-1] for part in self.parts], self.places)]
-        return (*numbers, np.array([len(part) == 1 for part in self.parts], bool), np.uint64(self.dim))
+        second = [part[-1] for part in self.parts]
+        indices = (np.array(values, np.uint64) for values in (first, second, self.places))
+        return (*indices, np.array([len(part) == 1 for part in self.parts], bool), np.uint64(self.dim))
 
     @classmethod
     def build(cls, parts: Sequence[tuple[int, ...]], places: Sequence[int], dim: int, slots: int) -> CrossPlan:
-        """Find the runs.
+        """Return the plan with its ranges.
 
-        >>> [run.count for run in Plan.of([(0,), (1,), (0, 1), (0, 2), (1, 2)], range(5), 4, 5).runs]
+        >>> [r.count for r in CrossPlan.build([(0,), (1,), (0, 1), (0, 2), (1, 2)], range(5), 4, 5).ranges]
         [2, 2, 1]
         """
-        runs: list[PartRange] = []
-        for number, (part, place) in enumerate(zip(parts, places, strict=True)):
+        ranges: list[PartRange] = []
+        for number, (part, slot) in enumerate(zip(parts, places, strict=True)):
             first, second = (None, part[0]) if len(part) == 1 else part
-            last = runs[-1] if runs else None
+            last = ranges[-1] if ranges else None
             if (
                 last is not None
                 and last.first == first
                 and last.second + last.count == second
-                and last.place + last.count == place
+                and last.slot + last.count == slot
             ):
-                runs[-1] = PartRange(first, last.second, last.part, last.place, last.count + 1)
+                ranges[-1] = PartRange(first, last.second, last.part, last.slot, last.count + 1)
             else:
-                runs.append(PartRange(first, second, number, place, 1))
-        return cls(tuple(parts), tuple(places), dim, slots, tuple(runs))
+                ranges.append(PartRange(first, second, number, slot, 1))
+        return cls(tuple(parts), tuple(places), dim, slots, tuple(ranges))

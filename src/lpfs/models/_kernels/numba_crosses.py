@@ -1,7 +1,7 @@
-"""The crosses compiled for a CPU: every row is read once, every product written once.
+"""Crosses compiled for a CPU with numba: every row is read once, every product is written once.
 
-Rows are worked on in blocks of a fixed size, so that the gradient of a gate, a sum over blocks, does not depend on
-how many threads share them.
+Rows are processed in blocks of a fixed size, so that the gradient of a gate, a sum over blocks, does not depend on
+the number of threads.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lpfs._imports import compile_loop
 from lpfs.models._kernels import CrossPlan
 
-BLOCK = 64  # rows
+BLOCK = 64  # rows per block
 
 
 @cache
 def available() -> bool:
-    """Whether numba is there and can be imported."""
+    """Return whether numba can be imported."""
     try:
         importlib.import_module("numba")
     except ImportError:
@@ -32,75 +33,65 @@ def available() -> bool:
     return True
 
 
-def fill(plan: CrossPlan, tokens: Tensor, gate: Tensor | None, out: Tensor) -> None:
-    """Write g_p · e_i or g_p · e_i ⊙ e_j of embeddings (B, N, D) into their places of ``out`` (B, ≥ slots·D)."""
-    kernel, numbers = _compiled()[0], plan.arrays
-    rows, into = tokens.flatten(1).numpy(), out.numpy()
-    factors = _factors(plan, gate)
-    _run_in_threads(len(rows), lambda block, start, stop: kernel(rows, *numbers, factors, into, start, stop))
+def forward(plan: CrossPlan, tokens: Tensor, gate: Tensor | None, out: Tensor) -> None:
+    """Write g_p · e_i or g_p · e_i ⊙ e_j of embeddings (B, N, D) into their slots of ``out`` (B, ≥ slots·D)."""
+    kernel = _compiled()[0]
+    rows, target = tokens.flatten(1).numpy(), out.numpy()
+    arguments = (rows, *plan.arrays, _gate_array(plan, gate), target)
+    _run_in_threads(len(rows), lambda block, start, stop: kernel(*arguments, start, stop))
 
 
-def reduce(plan: CrossPlan, tokens: Tensor, gate: Tensor | None, grad: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of embeddings and gates (see the torch kernel for the formula)."""
-    kernel, numbers = _compiled()[1], plan.arrays
-    rows, given = tokens.flatten(1).numpy(), grad.numpy()
-    own = torch.zeros_like(tokens)
-    into = own.flatten(1).numpy()
+def backward(plan: CrossPlan, tokens: Tensor, gate: Tensor | None, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of embeddings and gates (see ``torch_crosses.backward`` for the formula)."""
+    kernel = _compiled()[1]
+    rows, token_grad = tokens.flatten(1).numpy(), torch.zeros_like(tokens)
     blocks = -(-len(rows) // BLOCK)
     sums = np.zeros((blocks, 0 if gate is None else len(plan.parts) * plan.dim), np.float32)
-    factors = _factors(plan, gate)
-    _run_in_threads(
-        len(rows),
-        lambda block, start, stop: kernel(rows, *numbers, factors, given, into, sums[block], start, stop),
-    )
+    arguments = (rows, *plan.arrays, _gate_array(plan, gate), grad.numpy(), token_grad.flatten(1).numpy())
+    _run_in_threads(len(rows), lambda block, start, stop: kernel(*arguments, sums[block], start, stop))
     if gate is None:
-        return own, None
+        return token_grad, None
     total = sums.sum(0, dtype=np.float64).reshape(-1, plan.dim).sum(1)
-    return own, torch.from_numpy(total.astype(np.float32))
+    return token_grad, torch.from_numpy(total.astype(np.float32))
 
 
-def _factors(plan: CrossPlan, gate: Tensor | None) -> Any:
+def _gate_array(plan: CrossPlan, gate: Tensor | None) -> Any:
     return np.ones(len(plan.parts), np.float32) if gate is None else gate.detach().numpy()
 
 
 def _run_in_threads(rows: int, work: Callable[[int, int, int], None]) -> None:
-    """Work through the rows in blocks, on as many threads as torch uses."""
+    """Call ``work(block, start, stop)`` for all blocks of rows, on as many threads as torch uses."""
     blocks = -(-rows // BLOCK)
     threads = min(torch.get_num_threads(), blocks)
 
-    def some(first: int) -> None:
+    def run_blocks(first: int) -> None:
         for block in range(first, blocks, threads):
             work(block, block * BLOCK, min(rows, (block + 1) * BLOCK))
 
-    others = [_pool(os.getpid()).submit(some, number) for number in range(1, threads)]
+    futures = [_pool(os.getpid()).submit(run_blocks, first) for first in range(1, threads)]
     if blocks:
-        some(0)
-    for each in others:
-        each.result()
+        run_blocks(0)
+    for future in futures:
+        future.result()
 
 
 @cache
 def _pool(process: int) -> ThreadPoolExecutor:
-    """Return the threads of this process; after a fork, a process has its own."""
+    """Return the thread pool of this process; a forked process gets a new one."""
     return ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), thread_name_prefix="lpfs-crosses")
 
 
 @cache
 def _compiled() -> tuple[Any, Any]:
-    njit = importlib.import_module("numba").njit
-    try:
-        both = [njit(each, nogil=True, error_model="numpy", cache=True) for each in (_fill, _reduce)]
-    except RuntimeError:  # no folder to keep what was compiled: it is compiled again in every process
-        both = [njit(each, nogil=True, error_model="numpy") for each in (_fill, _reduce)]
-    return both[0], both[1]
+    return compile_loop(_forward), compile_loop(_backward)
 
 
-def _fill(
+def _forward(
     rows: Any,
     first: Any,
     second: Any,
-    place: Any,
-    alone: Any,
+    slot: Any,
+    single: Any,
     dim: Any,
     gate: Any,
     out: Any,
@@ -110,8 +101,8 @@ def _fill(
     for row in range(start, stop):
         values, target = rows[row], out[row]
         for part in range(len(first)):
-            i, j, k, g = first[part] * dim, second[part] * dim, place[part] * dim, gate[part]
-            if alone[part]:
+            i, j, k, g = first[part] * dim, second[part] * dim, slot[part] * dim, gate[part]
+            if single[part]:
                 for d in range(dim):
                     target[k + d] = values[j + d] * g
             else:
@@ -119,37 +110,37 @@ def _fill(
                     target[k + d] = values[i + d] * values[j + d] * g
 
 
-def _reduce(
+def _backward(
     rows: Any,
     first: Any,
     second: Any,
-    place: Any,
-    alone: Any,
+    slot: Any,
+    single: Any,
     dim: Any,
     gate: Any,
     grad: Any,
-    own: Any,
+    token_grad: Any,
     sums: Any,
     start: int,
     stop: int,
 ) -> None:
     gated = len(sums) > 0
     for row in range(start, stop):
-        values, given, target = rows[row], grad[row], own[row]
+        values, part_grad, target = rows[row], grad[row], token_grad[row]
         for part in range(len(first)):
-            i, j, k, g = first[part] * dim, second[part] * dim, place[part] * dim, gate[part]
-            at = np.uint64(part) * dim
-            if alone[part]:
+            i, j, k, g = first[part] * dim, second[part] * dim, slot[part] * dim, gate[part]
+            offset = np.uint64(part) * dim
+            if single[part]:
                 for d in range(dim):
-                    target[j + d] += given[k + d] * g
+                    target[j + d] += part_grad[k + d] * g
                 if gated:
                     for d in range(dim):
-                        sums[at + d] += given[k + d] * values[j + d]
+                        sums[offset + d] += part_grad[k + d] * values[j + d]
             else:
                 for d in range(dim):
-                    slope = given[k + d] * g
+                    slope = part_grad[k + d] * g
                     target[i + d] += slope * values[j + d]
                     target[j + d] += slope * values[i + d]
                 if gated:
                     for d in range(dim):
-                        sums[at + d] += given[k + d] * values[i + d] * values[j + d]
+                        sums[offset + d] += part_grad[k + d] * values[i + d] * values[j + d]

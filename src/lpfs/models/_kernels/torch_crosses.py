@@ -1,4 +1,4 @@
-"""The crosses in torch operations: run after run, so that no temporary is as large as the result."""
+"""Crosses with torch operations, range by range, so that no temporary is as large as the result."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from lpfs.models._kernels import CrossPlan
 
 
 def forward(plan: CrossPlan, tokens: Tensor, gate: Tensor | None, out: Tensor) -> None:
-    """Write g_p · e_i or g_p · e_i ⊙ e_j of embeddings (B, N, D) into their places of ``out`` (B, ≥ slots·D)."""
+    """Write g_p · e_i or g_p · e_i ⊙ e_j of embeddings (B, N, D) into their slots of ``out`` (B, ≥ slots·D)."""
     parts = _parts(plan, out)
-    for run in plan.runs:
+    for run in plan.ranges:
         second = tokens[:, run.second : run.second + run.count]
-        target = parts[:, run.place : run.place + run.count]
+        target = parts[:, run.slot : run.slot + run.count]
         if run.first is None:
             target.copy_(second)
         else:
@@ -29,26 +29,26 @@ def backward(plan: CrossPlan, tokens: Tensor, gate: Tensor | None, grad: Tensor)
               \partial L/\partial g_p = \langle a_p, e_i \odot e_j \rangle
     """
     parts = _parts(plan, grad)
-    own = torch.zeros_like(tokens)
-    of_gate = None if gate is None else torch.zeros_like(gate)
-    for run in plan.runs:
-        numbers = slice(run.part, run.part + run.count)
-        several = slice(run.second, run.second + run.count)
-        given, second = parts[:, run.place : run.place + run.count], tokens[:, several]
-        back = given * second  # (B, count, D)
+    token_grad = torch.zeros_like(tokens)
+    gate_grad = None if gate is None else torch.zeros_like(gate)
+    for run in plan.ranges:
+        in_gate = slice(run.part, run.part + run.count)
+        in_tokens = slice(run.second, run.second + run.count)
+        part_grad, second = parts[:, run.slot : run.slot + run.count], tokens[:, in_tokens]
+        product = part_grad * second  # (B, count, D)
         if run.first is not None:
             first = tokens[:, run.first : run.first + 1]
-            if of_gate is not None:
-                of_gate[numbers] = (back * first).sum((0, 2))
-        elif of_gate is not None:
-            of_gate[numbers] = back.sum((0, 2))
-        scaled = given if gate is None else given * gate[numbers, None]
+            if gate_grad is not None:
+                gate_grad[in_gate] = (product * first).sum((0, 2))
+        elif gate_grad is not None:
+            gate_grad[in_gate] = product.sum((0, 2))
+        scaled = part_grad if gate is None else part_grad * gate[in_gate, None]
         if run.first is None:
-            own[:, several] += scaled
+            token_grad[:, in_tokens] += scaled
         else:
-            own[:, run.first] += (back if gate is None else back * gate[numbers, None]).sum(1)
-            own[:, several].addcmul_(scaled, first)
-    return own, of_gate
+            token_grad[:, run.first] += (product if gate is None else product * gate[in_gate, None]).sum(1)
+            token_grad[:, in_tokens].addcmul_(scaled, first)
+    return token_grad, gate_grad
 
 
 def _parts(plan: CrossPlan, flat: Tensor) -> Tensor:

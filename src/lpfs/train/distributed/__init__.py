@@ -1,4 +1,4 @@
-"""How this process was started, as torchrun tells it; torch itself is not needed to know."""
+"""The launch environment that torchrun sets; importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 
 
 def is_distributed_launch() -> bool:
-    """Whether torchrun, or something like it, started this process beside others."""
+    """Return whether torchrun, or a similar launcher, started several processes."""
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def launch_rank() -> int:
-    """Return which of these processes this is; 0 where it is the only one."""
+    """Return the rank of this process; 0 for a single process."""
     return int(os.environ["RANK"]) if is_distributed_launch() else 0
 
 
 def restart_count() -> int:
-    """Return how often torchrun has started these processes again, after some that failed."""
+    """Return how often torchrun has restarted the processes after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if is_distributed_launch() else 0

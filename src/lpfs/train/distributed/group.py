@@ -1,19 +1,17 @@
-"""Ranks: several processes that train as one. Who we are among them, and how they talk.
+"""RankGroup: several processes that train together, and ``joined``, which connects them.
 
     torchrun --nproc-per-node 4 -m lpfs select clicks.parquet --label click --keep 20 --out run
 
-Every rank runs the same program on the same data and holds the whole model. They differ in three places only: each
-takes its part of every batch (``fit``), of every evaluation (``evaluate``), and rank 0 alone writes and prints.
-Whatever is decided is decided by numbers that are equal on all ranks to the bit.
+Every rank runs the same program on the same data with the whole model. Ranks differ in three points only: each
+takes its part of every batch (``fit``) and of every evaluation (``evaluate``), and only rank 0 writes files and
+prints. Every decision depends on values that are bitwise identical on all ranks.
 
-There are two ways to meet. A collective (:meth:`Ranks.add_up`, :meth:`Ranks.gather`) has to be reached by all
-within ``limit`` seconds. Where rank 0 works alone for as long as it takes (:meth:`Ranks.agree`,
-:func:`in_turn`), the others wait for as long as it gives signs of life.
+There are two kinds of synchronization. A collective (:meth:`RankGroup.all_reduce`, :meth:`RankGroup.all_gather`)
+must be reached by all ranks within ``limit`` seconds. While rank 0 works alone (:meth:`RankGroup.run_on_leader`,
+:func:`leader_first`), the others wait as long as it sends heartbeats.
 
-joined: the processes that torchrun started find each other, and part again.
-
-with joined() as ranks:
-    lpfs.fit(model, days.stream(512), folder="runs/first")
+    with joined() as ranks:
+        lpfs.fit(model, days.stream(512), folder="runs/first")
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,18 +36,16 @@ from lpfs.train.distributed import is_distributed_launch, restart_count
 from lpfs.train.distributed.heartbeat import Heartbeat
 from lpfs.train.tensor_io import error_from_pair, error_to_pair, state_from_text, state_to_text
 
-if TYPE_CHECKING:
-    from lpfs.train.distributed.heartbeat import Heartbeat
-
-
-LOOK = 0.05  # seconds between two looks at whether another rank is done with something
+START_TIMEOUT = 300.0  # seconds in which all ranks must start
+STEP_TIMEOUT = 45.0  # seconds in which all ranks must reach a collective; overridden by LPFS_RANK_LIMIT
+POLL_SECONDS = 0.05  # between two checks whether rank 0 has finished
 
 T = TypeVar("T")
 
 
 @dataclass
 class CommStats:
-    """What ranks said to each other for one purpose: calls, bytes that this rank handed over, seconds in it."""
+    """Communication for one purpose: number of calls, bytes sent by this rank, seconds."""
 
     calls: int = 0
     bytes: int = 0
@@ -57,169 +53,169 @@ class CommStats:
 
 
 class RankGroup:
-    """The processes that train together, as one of them sees it; without a ``watch``, one that is by itself."""
+    """The group of processes that train together; by default a single process."""
 
-    def __init__(self, rank: int = 0, world: int = 1, watch: Heartbeat | None = None) -> None:
-        self.rank, self.world, self.watch = rank, world, watch
+    def __init__(self, rank: int = 0, world: int = 1, heartbeat: Heartbeat | None = None) -> None:
+        self.rank, self.world, self.heartbeat = rank, world, heartbeat
         self.traffic: dict[str, CommStats] = {}
-        self._turn = 0
+        self._leader_tasks = 0  # number of tasks of rank 0 that the others have waited for
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there are others."""
+        """Return whether there is more than one rank."""
         return self.world > 1
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is rank 0, which writes and prints."""
+        """Return whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
-    # ------------------------------------------------------------------ collectives: all come, within the limit
+    # ---------------------------------------------------- collectives: all ranks take part, within the limit
 
-    def all_reduce(self, tensor: Tensor, what: str) -> Tensor:
-        """Replace a tensor by its sum over the ranks, in place, the same bits on every one."""
+    def all_reduce(self, tensor: Tensor, purpose: str) -> Tensor:
+        """Replace a tensor by its sum over the ranks, in place, bitwise identical on every rank."""
         if self.is_distributed:
-            with self._meeting(what, tensor.numel() * tensor.element_size()):
+            with self._collective(purpose, tensor.numel() * tensor.element_size()):
                 torch.distributed.all_reduce(tensor)
         return tensor
 
-    def all_gather(self, tensor: Tensor, sizes: list[int], what: str) -> list[Tensor]:
-        """Return the tensors (sizes[r],) of all ranks, in order; each hands over its own."""
+    def all_gather(self, tensor: Tensor, sizes: list[int], purpose: str) -> list[Tensor]:
+        """Return the tensors (sizes[r],) of all ranks, in order."""
         if not self.is_distributed:
             return [tensor]
-        most = max(sizes)
-        if not most:
+        size = max(sizes)
+        if not size:
             return [tensor.new_empty(0) for _ in sizes]
-        mine = tensor
-        if len(tensor) < most:  # a collective takes equal lengths
-            mine = tensor.new_zeros(most)
-            mine[: len(tensor)] = tensor
-        out = tensor.new_empty(self.world, most)
-        with self._meeting(what, most * tensor.element_size()):
-            torch.distributed.all_gather(list(out.unbind(0)), mine)
+        padded = tensor
+        if len(tensor) < size:  # a collective needs equal lengths
+            padded = tensor.new_zeros(size)
+            padded[: len(tensor)] = tensor
+        out = tensor.new_empty(self.world, size)
+        with self._collective(purpose, size * tensor.element_size()):
+            torch.distributed.all_gather(list(out.unbind(0)), padded)
         return [part[:size] for part, size in zip(out, sizes, strict=True)]
 
-    def concat(self, tensor: Tensor, what: str) -> Tensor:
-        """Return the rows (n, …) of all ranks one after another; their numbers may differ, even be 0."""
+    def concat(self, tensor: Tensor, purpose: str) -> Tensor:
+        """Return the concatenated rows (n, …) of all ranks; the numbers of rows may differ or be 0."""
         if not self.is_distributed:
             return tensor
-        about = torch.zeros(self.world, 2, dtype=torch.int64)
-        about[self.rank] = torch.tensor([len(tensor), tensor[:1].numel() if len(tensor) else 0])
-        self.all_reduce(about, what)
-        width = int(about[:, 1].max())
+        shapes = torch.zeros(self.world, 2, dtype=torch.int64)  # rows and width of each rank
+        shapes[self.rank] = torch.tensor([len(tensor), tensor[:1].numel() if len(tensor) else 0])
+        self.all_reduce(shapes, purpose)
+        width = int(shapes[:, 1].max())
         if not width:
             return tensor
-        parts = self.all_gather(tensor.flatten(), (about[:, 0] * width).tolist(), what)
-        return torch.cat([each.view(-1, width) for each in parts])
+        parts = self.all_gather(tensor.flatten(), (shapes[:, 0] * width).tolist(), purpose)
+        return torch.cat([part.view(-1, width) for part in parts])
 
-    def gather_values(self, value: T, what: str) -> list[T]:
-        """Return a small value of every rank, in order."""
+    def gather_values(self, value: T, purpose: str) -> list[T]:
+        """Return the small values of all ranks, in order."""
         if not self.is_distributed:
             return [value]
         data = torch.frombuffer(bytearray(state_to_text(value).encode()), dtype=torch.uint8)
         sizes = torch.zeros(self.world, dtype=torch.int64)
         sizes[self.rank] = len(data)
-        self.all_reduce(sizes, what)
-        return [state_from_text(each.numpy().tobytes()) for each in self.all_gather(data, sizes.tolist(), what)]
+        self.all_reduce(sizes, purpose)
+        return [state_from_text(part.numpy().tobytes()) for part in self.all_gather(data, sizes.tolist(), purpose)]
 
-    def broadcast(self, tensors: list[Tensor], what: str) -> None:
-        """Overwrite tensors by those of rank 0."""
+    def broadcast(self, tensors: list[Tensor], purpose: str) -> None:
+        """Overwrite tensors, in place, by those of rank 0."""
         if self.is_distributed:
-            for each in tensors:
-                with self._meeting(what, each.numel() * each.element_size()):
-                    torch.distributed.broadcast(each, 0)
+            for tensor in tensors:
+                with self._collective(purpose, tensor.numel() * tensor.element_size()):
+                    torch.distributed.broadcast(tensor, 0)
 
     @contextmanager
-    def _meeting(self, what: str, size: int) -> Iterator[None]:
-        """Within this block all ranks meet; one that does not come is named."""
-        assert self.watch is not None
-        begin = time.perf_counter()
-        self.watch.enter_collective(what)
+    def _collective(self, purpose: str, size: int) -> Iterator[None]:
+        """Time a collective and name the rank that does not reach it."""
+        assert self.heartbeat is not None
+        start = time.perf_counter()
+        self.heartbeat.enter_collective(purpose)
         try:
             yield
         except (RuntimeError, KeyboardInterrupt) as error:
-            raise self.watch.explain_interrupt(error) from error
-        self.watch.leave_collective()
-        told = self.traffic.setdefault(what, CommStats())
-        told.calls += 1
-        told.bytes += size
-        told.seconds += time.perf_counter() - begin
+            raise self.heartbeat.explain_interrupt(error) from error
+        self.heartbeat.leave_collective()
+        stats = self.traffic.setdefault(purpose, CommStats())
+        stats.calls += 1
+        stats.bytes += size
+        stats.seconds += time.perf_counter() - start
 
-    # ------------------------------------------------------------- rank 0 works, the others wait for as long
+    # -------------------------------------------------------------------- rank 0 works, the others wait for it
 
-    def run_on_leader(self, make: Callable[[], T], what: str) -> T:
-        """Let rank 0 do something by itself; return on every rank what it gave, a small value, or its error."""
+    def run_on_leader(self, function: Callable[[], T], purpose: str) -> T:
+        """Call a function on rank 0; return its value, which must be small, or raise its error on every rank."""
         if not self.is_distributed:
-            return make()
-        key = self._next()
+            return function()
+        key = self._next_key()
         if self.is_leader:
-            with self._announced(key, what) as said:
+            with self._publish_result(key) as result:
                 with single_process():
-                    value = make()
-                said.append(value)
+                    value = function()
+                result.append(value)
             return value
-        found: T = self._await(key, what)
-        return found
+        received: T = self._wait_for_leader(key, purpose)
+        return received
 
-    def _next(self) -> str:
-        self._turn += 1
-        return f"turn/{self._turn}"
+    def _next_key(self) -> str:
+        self._leader_tasks += 1
+        return f"leader/{self._leader_tasks}"
 
     @contextmanager
-    def _announced(self, key: str, what: str) -> Iterator[list[Any]]:
-        """Tell the others how this block ends."""
-        assert self.watch is not None
-        said: list[Any] = []
+    def _publish_result(self, key: str) -> Iterator[list[Any]]:
+        """Publish the result of the block, which it appends to the list, or its error, to the other ranks."""
+        assert self.heartbeat is not None
+        result: list[Any] = []
         try:
-            yield said
+            yield result
         except BaseException as error:
-            self.watch.store.set(key, state_to_text({"error": error_to_pair(error)}))
+            self.heartbeat.store.set(key, state_to_text({"error": error_to_pair(error)}))
             raise
-        self.watch.store.set(key, state_to_text({"value": said[0] if said else None}))
+        self.heartbeat.store.set(key, state_to_text({"value": result[0] if result else None}))
 
-    def _await(self, key: str, what: str) -> Any:
-        """Wait for what rank 0 says."""
-        watch = self.watch
-        assert watch is not None
-        watch.waits(what)
+    def _wait_for_leader(self, key: str, purpose: str) -> Any:
+        """Wait until rank 0 publishes a result; return it or raise its error."""
+        heartbeat = self.heartbeat
+        assert heartbeat is not None
+        heartbeat.enter_wait(purpose)
         try:
-            while not watch.store.check([key]):
-                time.sleep(LOOK)
+            while not heartbeat.store.check([key]):
+                time.sleep(POLL_SECONDS)
                 try:
-                    watch.check_alive(0, what)
+                    heartbeat.check_alive(0, purpose)
                 except RuntimeError:
-                    if not watch.store.check([key]):  # it may have said its last word just now
+                    if not heartbeat.store.check([key]):  # it may have published the result just before it ended
                         raise
-            told = state_from_text(watch.store.get(key))
-        except (RuntimeError, KeyboardInterrupt) as broken:
-            raise watch.explain_interrupt(broken) from broken
-        watch.leave_collective()
-        if "error" in told:
-            raise error_from_pair(*told["error"])
-        return told["value"]
+            result = state_from_text(heartbeat.store.get(key))
+        except (RuntimeError, KeyboardInterrupt) as error:
+            raise heartbeat.explain_interrupt(error) from error
+        heartbeat.leave_collective()
+        if "error" in result:
+            raise error_from_pair(*result["error"])
+        return result["value"]
 
 
-# --------------------------------------------------------------------------------------------- which ranks
+# ------------------------------------------------------------------------------------------ the current group
 
 
 _current: list[RankGroup] = [RankGroup()]
 
 
 def current_group() -> RankGroup:
-    """Return the ranks that this process works with; by itself, if it did not join any."""
+    """Return the group that this process belongs to; a single process unless it has joined others."""
     return _current[-1]
 
 
 @contextmanager
 def single_process() -> Iterator[None]:
-    """Within this block this process works by itself, whatever the others do."""
+    """Make the current group a single process while the block runs."""
     with use_group(RankGroup()):
         yield
 
 
 @contextmanager
 def use_group(ranks: RankGroup) -> Iterator[RankGroup]:
-    """Within this block this process works with these ranks."""
+    """Make this the current group while the block runs."""
     _current.append(ranks)
     try:
         yield ranks
@@ -228,99 +224,97 @@ def use_group(ranks: RankGroup) -> Iterator[RankGroup]:
 
 
 @contextmanager
-def leader_first(what: str) -> Iterator[bool]:
-    """Let rank 0 go through this block by itself, then the others; say whether rank 0 was here before.
+def leader_first(purpose: str) -> Iterator[bool]:
+    """Run the block on rank 0 first, then on the others; yield whether rank 0 has already run it.
 
-    Where rank 0 fails, the others fail with its error.
+    If rank 0 fails, the others raise its error.
     """
     ranks = current_group()
     if not ranks.is_distributed:
         yield False
         return
-    key = ranks._next()
+    key = ranks._next_key()
     if ranks.is_leader:
-        with ranks._announced(key, what), single_process():
+        with ranks._publish_result(key), single_process():
             yield False
         return
-    ranks._await(key, what)
+    ranks._wait_for_leader(key, purpose)
     with single_process():
         yield True
 
 
-START_TIMEOUT = 300.0  # seconds that ranks wait for each other to start
-STEP_TIMEOUT = 45.0  # seconds that ranks wait for each other in a collective; LPFS_RANK_LIMIT says otherwise
-
-
 class ReportedElsewhereError(RankError):
-    """What ended this rank has been told by another one."""
+    """The error that ended this rank has already been reported by another rank."""
 
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Within this block a request to end, as torchrun sends where a rank is gone, is a KeyboardInterrupt."""
-    main = threading.current_thread() is threading.main_thread()
-    ours = main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if ours:
+    """Raise KeyboardInterrupt on SIGTERM, which torchrun sends when a rank ends, while the block runs."""
+    is_main = threading.current_thread() is threading.main_thread()
+    replace = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if replace:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        if ours:
+        if replace:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager
 def joined(limit: float | None = None) -> Iterator[RankGroup]:
-    """Within this block this process and those beside it train as one; see :class:`Ranks`.
+    """Connect the processes that torchrun started while the block runs; see :class:`RankGroup`.
 
-    For a process that torchrun started; gloo carries what is on CPUs, NCCL what is on GPUs, one GPU a process.
+    CPU tensors use gloo, GPU tensors NCCL, with one GPU per process.
 
     Args:
-        limit: seconds that ranks wait for each other in a step before the one that is missing is given up.
+        limit: seconds after which a rank that does not reach a collective is reported as missing.
 
     """
     if current_group().is_distributed:
-        raise StateError("these processes have joined already")
+        raise StateError("the processes have already joined; do not nest joined()")
     if not is_distributed_launch():
-        raise StateError("there is nobody to join: start with torchrun --nproc-per-node N -m lpfs …")
+        raise StateError("there are no other processes; start with torchrun --nproc-per-node N -m lpfs …")
     limit = float(os.environ.get("LPFS_RANK_LIMIT", STEP_TIMEOUT)) if limit is None else limit
     backend = "gloo"
     if torch.cuda.is_available():
-        place, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if place >= count:
+        local_rank, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if local_rank >= count:
             raise InputError(
-                f"there are {count} GPUs here, too few for process {place + 1}: start {count} at most, or hide "
-                "them to train on the CPU (CUDA_VISIBLE_DEVICES=)"
+                f"this machine has {count} GPUs, too few for process {local_rank + 1}; start at most {count} "
+                "processes, or hide the GPUs to train on the CPU (CUDA_VISIBLE_DEVICES=)"
             )
-        torch.cuda.set_device(place)
+        torch.cuda.set_device(local_rank)
         backend = "cpu:gloo,cuda:nccl"
     try:
         store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=START_TIMEOUT)))
     except RuntimeError as error:
         raise RankError(f"the ranks did not all start within {START_TIMEOUT:.0f} s: {error}") from error
-    store = PrefixStore(f"lpfs/{restart_count()}", store)  # nothing that a killed try left there is taken for ours
-    watch, fine = Heartbeat(store, rank, world, limit), False
+    store = PrefixStore(f"lpfs/{restart_count()}", store)  # keys of a previous attempt are not reused
+    heartbeat, succeeded = Heartbeat(store, rank, world, limit), False
     try:
         torch.distributed.init_process_group(
             backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=limit)
         )
-        watch.begin()
-        with use_group(RankGroup(rank, world, watch)) as ranks, sigterm_as_interrupt():
+        heartbeat.start()
+        with use_group(RankGroup(rank, world, heartbeat)) as ranks, sigterm_as_interrupt():
             try:
                 yield ranks
-                ranks.run_on_leader(lambda: None, "the end")
-                watch.announce_end()
-                fine = True
+                ranks.run_on_leader(lambda: None, "finishing")
+                heartbeat.announce_end()
+                succeeded = True
             except BaseException as error:
-                found = watch.explain_interrupt(error) if isinstance(error, KeyboardInterrupt) else error
-                first = watch.report_error(found)
-                watch.wait_for_peers()
-                if isinstance(found, LpfsError) and not first:
-                    raise ReportedElsewhereError(str(found)) from error
-                if found is not error:
-                    raise found from error
+                cause = heartbeat.explain_interrupt(error) if isinstance(error, KeyboardInterrupt) else error
+                is_first = heartbeat.report_error(cause)
+                heartbeat.wait_for_peers()
+                if isinstance(cause, LpfsError) and not is_first:
+                    raise ReportedElsewhereError(str(cause)) from error
+                if cause is not error:
+                    raise cause from error
                 raise
     finally:
-        watch.close()
-        if torch.distributed.is_initialized() and (fine or backend == "gloo"):  # NCCL would wait for who is lost
+        heartbeat.close()
+        if torch.distributed.is_initialized() and (
+            succeeded or backend == "gloo"
+        ):  # NCCL would wait for lost ranks
             torch.distributed.destroy_process_group()

@@ -1,9 +1,9 @@
-"""Watch: signs of life between ranks, so that one that dies or hangs is named and waited for no longer.
+"""Heartbeat: detects ranks that are dead or hang, so that errors name them and no rank waits forever.
 
-A thread of every rank writes into the shared store, about once a second, how many meetings its main thread has
-come to and what it is doing, and reads what the others wrote. A rank whose sign does not change is dead or
-stopped; one whose sign does change but that does not come to a meeting hangs. Clocks are never compared between
-machines.
+A thread of every rank writes a heartbeat into the shared store about once per second, with the number of
+collectives that the main thread has entered and its current activity, and reads those of the others. A rank
+whose heartbeat does not change is dead or stopped; a rank with heartbeats that does not enter a collective
+hangs. Clocks of different machines are never compared.
 """
 
 from __future__ import annotations
@@ -20,197 +20,197 @@ from torch._C._distributed_c10d import Store
 
 from lpfs.errors import RankError
 
-BEATS_PER_LIMIT = 60  # signs of life within the limit
-MANY = 64  # ranks from which on they give signs more rarely: everyone reads everyone's
-NOTHING = "0 0 starting"  # a sign of one that has not given any
-STOPPED = "KeyboardInterrupt"  # how the word of a rank begins that was asked to end
-MISSED_BEATS = 5  # signs that must be missing before a rank is called dead after a broken connection
-GRACE = 0.3  # of the limit: after it a rank that no error frees from a collective ends itself
-END_WAIT = 3.0  # seconds that rank 0 waits, after an error of its own, for the word of the others
-ADVICE = (
-    "The last checkpoint is intact: start again with --resume, or let torchrun do it by itself with --max-restarts"
-)
+BEATS_PER_LIMIT = 60  # heartbeats within the limit
+MANY_RANKS = 64  # number of ranks above which heartbeats are less frequent, because every rank reads all
+NO_BEAT = "0 0 starting"  # heartbeat of a rank that has not written any
+INTERRUPTED = "KeyboardInterrupt"  # start of the end message of a rank that was asked to stop
+MISSED_BEATS = 5  # missing heartbeats after which a rank is dead when a connection broke
+GRACE = 0.3  # fraction of the limit after which a rank stuck in a collective ends its process
+END_WAIT = 3.0  # seconds that rank 0 waits after an error for the error messages of the others
+ADVICE = "The last checkpoint is intact: start again with --resume, or let torchrun restart with --max-restarts"
 
 
 class Heartbeat:
-    """What one rank knows of the others' lives.
+    """The heartbeats of one rank, and what it knows about the other ranks.
 
     Args:
-        store: shared by all ranks.
-        rank, world: who we are.
-        limit: seconds after which one that is missing is given up.
+        store: key-value store shared by all ranks.
+        rank, world: rank of this process and number of ranks.
+        limit: seconds after which a missing rank is reported.
 
     """
 
     def __init__(self, store: Store, rank: int, world: int, limit: float) -> None:
-        # a connection of its own for the main thread, and one for the thread: a store waits for its answers
+        # separate connections for the main thread and the heartbeat thread, because a request blocks the
+        # connection
         self.store: Any = store.clone()  # type: ignore[attr-defined]
-        self._signs: Any = store.clone()  # type: ignore[attr-defined]
+        self._beat_store: Any = store.clone()  # type: ignore[attr-defined]
         self.rank, self.world, self.limit = rank, world, limit
-        self.pause = limit / BEATS_PER_LIMIT * max(1.0, world / MANY)
-        self.meetings, self.doing, self.since = 0, "starting", time.monotonic()
-        self._meets = False
+        self.pause = limit / BEATS_PER_LIMIT * max(1.0, world / MANY_RANKS)
+        self.collectives, self.activity, self.since = 0, "starting", time.monotonic()
+        self._in_collective = False
         self._beats = 0
-        self._seen: dict[int, tuple[str, float]] = {}
+        self._last_beats: dict[int, tuple[str, float]] = {}  # rank -> heartbeat, local time
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="lpfs-watch", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="lpfs-heartbeat", daemon=True)
 
-    def begin(self) -> None:
-        """Give the first sign, and go on giving them."""
+    def start(self) -> None:
+        """Write the first heartbeat and start the thread."""
         others = [rank for rank in range(self.world) if rank != self.rank]
-        self._seen = {rank: (NOTHING, time.monotonic()) for rank in others}
-        self._sign()
+        self._last_beats = {rank: (NO_BEAT, time.monotonic()) for rank in others}
+        self._write_beat()
         self._thread.start()
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the thread."""
         self._end.set()
         if self._thread.is_alive():
             self._thread.join(2 * self.pause)
 
     # ---------------------------------------------------------------------------------------- the main thread
 
-    def enter_collective(self, what: str) -> None:
-        """Say that this rank comes to a meeting."""
-        self.meetings += 1
-        self.doing, self.since, self._meets = what, time.monotonic(), True
+    def enter_collective(self, purpose: str) -> None:
+        """Record that this rank enters a collective."""
+        self.collectives += 1
+        self.activity, self.since, self._in_collective = purpose, time.monotonic(), True
 
-    def waits(self, what: str) -> None:
-        """Say that this rank waits for another one, for as long as it takes."""
-        self.doing, self.since = what, time.monotonic()
+    def enter_wait(self, purpose: str) -> None:
+        """Record that this rank waits for rank 0, without a time limit."""
+        self.activity, self.since = purpose, time.monotonic()
 
     def leave_collective(self) -> None:
-        """Say that the meeting is over."""
-        self._meets = False
-        self.doing, self.since = "working", time.monotonic()
+        """Record the end of a collective or of a wait."""
+        self._in_collective = False
+        self.activity, self.since = "working", time.monotonic()
 
     def announce_end(self) -> None:
-        """Say that this rank is done; rank 0, in whose process the store may be, waits until all are."""
+        """Record that this rank is done; rank 0, whose process may host the store, waits for all ranks."""
         self.store.set(f"done/{self.rank}", "1")
-        latest = time.monotonic() + self.limit
-        with contextlib.suppress(RuntimeError):
-            while self.rank == 0 and time.monotonic() < latest:
-                if self.store.check([f"done/{each}" for each in range(self.world)]):
-                    return
-                time.sleep(self.pause / 10)
+        self._wait_for_keys("done", self.limit)
 
     def report_error(self, error: BaseException) -> bool:
-        """Leave word of why this rank ends; say whether no other has said the same."""
+        """Store the error that ends this rank; return whether it is the first rank with this error."""
         text = f"{type(error).__name__}: {error}"
         with contextlib.suppress(RuntimeError):
-            if not isinstance(error, RankError):  # who ends because of another is not the one to name
+            if not isinstance(error, RankError):  # a RankError is caused by another rank
                 self.store.set(f"ended/{self.rank}", text)
-            return bool(self.store.add(f"told/{hashlib.sha256(text.encode()).hexdigest()}", 1) == 1)
+            return bool(self.store.add(f"reported/{hashlib.sha256(text.encode()).hexdigest()}", 1) == 1)
         return True
 
     def wait_for_peers(self) -> None:
-        """Give the others a moment to find the same error: the store with their words may end with rank 0."""
-        latest = time.monotonic() + END_WAIT
+        """Give the other ranks time to store their errors; the store may end with the process of rank 0."""
+        self._wait_for_keys("ended", END_WAIT)
+
+    def _wait_for_keys(self, prefix: str, seconds: float) -> None:
+        """On rank 0, wait until every rank has set the key ``prefix/rank``."""
+        deadline = time.monotonic() + seconds
         with contextlib.suppress(RuntimeError):
-            while self.rank == 0 and time.monotonic() < latest:
-                if self.store.check([f"ended/{each}" for each in range(self.world)]):
+            while self.rank == 0 and time.monotonic() < deadline:
+                if self.store.check([f"{prefix}/{rank}" for rank in range(self.world)]):
                     return
                 time.sleep(self.pause / 10)
 
-    def check_alive(self, rank: int, what: str) -> None:
-        """Raise if a rank that is waited for gives no sign of life any more."""
-        quiet = self.silence().get(rank, 0.0)
-        if quiet > self.limit:
-            raise RuntimeError(f"rank {rank} has been silent for {quiet:.0f} s ({what})")
+    def check_alive(self, rank: int, purpose: str) -> None:
+        """Raise RuntimeError if a rank has ended or sends no heartbeats."""
+        seconds = self.silent_seconds().get(rank, 0.0)
+        if seconds > self.limit:
+            raise RuntimeError(f"no heartbeat of rank {rank} for {seconds:.0f} s ({purpose})")
         if self.store.check([f"ended/{rank}"]):
-            raise RuntimeError(f"rank {rank} has ended ({what})")
+            raise RuntimeError(f"rank {rank} has ended ({purpose})")
 
     def explain_interrupt(self, error: BaseException) -> BaseException:
-        """Return the error to raise after a meeting broke off: one that names the rank that is gone or hangs."""
+        """Return the error to raise after an interrupted collective; it names the rank that is dead or hangs."""
         if isinstance(error, RankError):
             return error
-        stopped = isinstance(error, KeyboardInterrupt)
-        if stopped:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if interrupted:
             self.report_error(error)
-        found = self._blamed()
-        if not found and stopped:
-            return error  # nobody is missing: somebody wants us to stop
-        text = found or f"the ranks lost each other while {self.doing} ({str(error).splitlines()[0][:200]})"
+        cause = self._find_cause()
+        if not cause and interrupted:
+            return error  # no rank is missing: the user stops the run
+        text = cause or f"the ranks lost their connection ({self.activity}: {str(error).splitlines()[0][:200]})"
         with contextlib.suppress(RuntimeError):
-            self.store.set("lost", text)  # so that all say the same
+            self.store.set("lost", text)  # so that all ranks report the same cause
         return RankError(f"{text}. {ADVICE}")
 
-    def _blamed(self) -> str:
-        """Say who is missing, and how; empty if nobody is."""
-        latest = time.monotonic() + MISSED_BEATS * self.pause
+    def _find_cause(self) -> str:
+        """Return which rank ended, is dead or hangs; empty if there is none."""
+        deadline = time.monotonic() + MISSED_BEATS * self.pause
         while True:
-            with contextlib.suppress(KeyboardInterrupt):  # being asked to end is no reason not to say why
+            with contextlib.suppress(KeyboardInterrupt):  # find the cause even if this rank is asked to stop
                 try:
-                    found = self._missing(final=time.monotonic() > latest)
+                    cause = self._describe_failed_ranks(final=time.monotonic() > deadline)
                 except RuntimeError:
-                    return "rank 0, at whose machine the ranks meet, is gone"
-                if found or time.monotonic() > latest:
-                    return found
+                    return "rank 0, whose machine hosts the store of the ranks, is gone"
+                if cause or time.monotonic() > deadline:
+                    return cause
                 time.sleep(self.pause / 4)
 
-    def _missing(self, *, final: bool) -> str:
+    def _describe_failed_ranks(self, *, final: bool) -> str:
         if self.store.check(["lost"]):
             return str(self.store.get("lost").decode())
-        words = {rank: self._word(rank) for rank in range(self.world) if rank != self.rank}
-        for rank, word in words.items():
-            if word and not word.startswith(STOPPED):
-                return f"rank {rank} ended: {word}"
+        messages = {rank: self._end_message(rank) for rank in range(self.world) if rank != self.rank}
+        for rank, message in messages.items():
+            if message and not message.startswith(INTERRUPTED):
+                return f"rank {rank} ended: {message}"
         if not final:
             return ""
-        quiet = {rank: each for rank, each in self.silence().items() if not words[rank]}
-        gone = [rank for rank, each in quiet.items() if each > (MISSED_BEATS - 1) * self.pause]
-        if gone:
-            what = "is dead or stopped" if len(gone) == 1 else "are dead or stopped"
-            return f"{_named(gone)} {what}: no sign of life for {max(quiet[each] for each in gone):.0f} s"
-        behind = {rank: sign.split(" ", 2) for rank, (sign, _) in list(self._seen.items())}
-        late = [rank for rank, sign in behind.items() if int(sign[1]) < self.meetings and not words[rank]]
+        silent = {rank: seconds for rank, seconds in self.silent_seconds().items() if not messages[rank]}
+        dead = [rank for rank, seconds in silent.items() if seconds > (MISSED_BEATS - 1) * self.pause]
+        if dead:
+            verb = "is" if len(dead) == 1 else "are"
+            seconds = max(silent[rank] for rank in dead)
+            return f"{_name_ranks(dead)} {verb} dead or stopped: no heartbeat for {seconds:.0f} s"
+        beats = {rank: beat.split(" ", 2) for rank, (beat, _) in list(self._last_beats.items())}
+        late = [rank for rank, beat in beats.items() if int(beat[1]) < self.collectives and not messages[rank]]
         if late:
             waited = time.monotonic() - self.since
+            _, last, activity = beats[late[0]]
             return (
-                f"{_named(late)} did not come to meeting {self.meetings} ({self.doing}) within {waited:.0f} s: "
-                f"alive, but hangs after meeting {behind[late[0]][1]} ({behind[late[0]][2]})"
+                f"{_name_ranks(late)} did not enter collective {self.collectives} ({self.activity}) within "
+                f"{waited:.0f} s: alive, but hangs after collective {last} ({activity})"
             )
         return ""
 
-    def _word(self, rank: int) -> str:
-        """Return what a rank said when it ended; empty if it did not."""
+    def _end_message(self, rank: int) -> str:
+        """Return the error with which a rank ended; empty if it did not end."""
         key = f"ended/{rank}"
         return str(self.store.get(key).decode()) if self.store.check([key]) else ""
 
-    def silence(self) -> dict[int, float]:
-        """Return for how many seconds every other rank has given no sign of life."""
+    def silent_seconds(self) -> dict[int, float]:
+        """Return the seconds since the last heartbeat of every other rank."""
         now = time.monotonic()
-        return {rank: now - when for rank, (_, when) in list(self._seen.items())}
+        return {rank: now - changed for rank, (_, changed) in list(self._last_beats.items())}
 
     # --------------------------------------------------------------------------------------------- the thread
 
-    def _sign(self) -> None:
+    def _write_beat(self) -> None:
         self._beats += 1
-        self._signs.set(f"sign/{self.rank}", f"{self._beats} {self.meetings} {self.doing}")
+        self._beat_store.set(f"beat/{self.rank}", f"{self._beats} {self.collectives} {self.activity}")
 
     def _beat(self) -> None:
         while not self._end.wait(self.pause):
             try:
-                self._sign()
-                for rank, (before, _) in list(self._seen.items()):
-                    key = f"sign/{rank}"
-                    if before != NOTHING or self._signs.check([key]):
-                        sign = self._signs.get(key).decode()
-                        if sign != before:
-                            self._seen[rank] = sign, time.monotonic()
+                self._write_beat()
+                for rank, (previous, _) in list(self._last_beats.items()):
+                    key = f"beat/{rank}"
+                    if previous != NO_BEAT or self._beat_store.check([key]):
+                        beat = self._beat_store.get(key).decode()
+                        if beat != previous:
+                            self._last_beats[rank] = beat, time.monotonic()
             except RuntimeError:
-                pass  # the store is gone: the silence of all says so
+                pass  # the store is gone; silent_seconds will show it
             self._end_if_stuck()
 
     def _end_if_stuck(self) -> None:
-        """End the process where its main thread cannot: in a collective that no error frees it from."""
-        stuck = self._meets and time.monotonic() - self.since > (1 + GRACE) * self.limit
-        deserted = min(self.silence().values()) > (1 + 2 * GRACE) * self.limit
+        """End the process if the main thread is stuck in a collective that no error interrupts."""
+        stuck = self._in_collective and time.monotonic() - self.since > (1 + GRACE) * self.limit
+        deserted = min(self.silent_seconds().values()) > (1 + 2 * GRACE) * self.limit
         if (stuck or deserted) and not self._end.is_set():
             error = self.explain_interrupt(RuntimeError("no answer"))
             print(f"lpfs: error: rank {self.rank}: {error}", file=sys.stderr, flush=True)
             os._exit(1)
 
 
-def _named(ranks: list[int]) -> str:
+def _name_ranks(ranks: list[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -1,16 +1,14 @@
-r"""One gradient of the rows of all ranks: what each found on its part of a batch, weighed by its number of rows.
+r"""Sharing between ranks: gradients, batches of a stream, and the state of a model.
 
 .. math:: \nabla L = \sum_r \frac{B_r}{B} \nabla L_r, \qquad B = \sum_r B_r
 
-Dense gradients are added up in one flat tensor. Gradients by rows never get the size of a table: every rank is
-handed the rows of all, and sums them in the order of the ranks, so that the sum has the same bits on every one.
-PyTorch's DistributedDataParallel knows dense gradients only; a table that collects its gradient by rows would stay
-apart on every rank.
+The gradients of the ranks are averaged, weighted by their numbers of rows B_r. Dense gradients are summed as one
+flat tensor. Gradients by rows never get the size of a table: every rank receives the rows of all ranks and sums
+them in the order of the ranks, which gives the same bits everywhere. (DistributedDataParallel supports dense
+gradients only.)
 
-A step is three messages: how many rows there are of what, the dense gradients (gates among them) with the loss,
-the gradients by rows.
-
-What ranks share: the batches of a stream; a model and its optimizer that rank 0 alone has trained.
+A step needs three messages: the row counts, the dense gradients (including gates) with the loss, and the
+gradients by rows.
 """
 
 from __future__ import annotations
@@ -25,156 +23,161 @@ from lpfs.data.stream import Stream
 from lpfs.embeddings.row_grad import RowGrad, RowParameter, merged_row_grads, sum_pieces
 from lpfs.errors import StateError
 from lpfs.train.distributed.group import RankGroup, current_group
-from lpfs.train.tensor_io import DTYPES, NAMES, flatten_state, restore_state
+from lpfs.train.tensor_io import DTYPE_NAMES, DTYPES, as_bytes, flatten_state, restore_state
 
-COUNTS, DENSE, ROWS = "counting rows", "adding up gradients", "gathering gradients by rows"
+COUNTS, DENSE, ROWS = "counting rows", "summing gradients", "gathering gradients by rows"  # purposes
 
 
 def reduce_grads(
     ranks: RankGroup, parameters: Sequence[nn.Parameter], rows: int, loss: Tensor
 ) -> tuple[int, Tensor]:
-    """Put the gradient of all ranks' rows in the place of this one's; return their number and their loss.
+    """Replace the gradients of this rank by those of all ranks; return the total number of rows and the loss.
 
     Args:
-        ranks: who takes part.
-        parameters: in the same order on every rank, whether they have a gradient or not.
-        rows: of this rank's part of the batch; 0 is one without any gradient.
-        loss: the mean over them.
+        ranks: the group of ranks.
+        parameters: all parameters, with or without a gradient, in the same order on every rank.
+        rows: number of rows of this rank; 0 means that it has no gradients.
+        loss: mean loss over these rows.
 
     """
-    tables = [each for each in parameters if isinstance(each, RowParameter)]
-    others = [each for each in parameters if not isinstance(each, RowParameter) and each.requires_grad]
-    mine = [merged_row_grad(each) for each in tables]
-    sparse = [each.grad is not None and each.grad.is_sparse for each in others]
-    held = [each.grad is not None for each in others]
-    numbers = [rows, *map(int, held), *map(int, sparse), *(0 if each is None else len(each.rows) for each in mine)]
-    about = torch.zeros(ranks.world, len(numbers), dtype=torch.int64)
-    about[ranks.rank] = torch.tensor(numbers)
-    ranks.all_reduce(about, COUNTS)
-    total = int(about[:, 0].sum())
+    tables = [weight for weight in parameters if isinstance(weight, RowParameter)]
+    others = [weight for weight in parameters if not isinstance(weight, RowParameter) and weight.requires_grad]
+    row_grads = [merged_row_grad(weight) for weight in tables]
+    row_counts = [0 if grad is None else len(grad.rows) for grad in row_grads]
+    has_grad = [int(weight.grad is not None) for weight in others]
+    has_sparse = [int(weight.grad is not None and weight.grad.is_sparse) for weight in others]
+    counts = torch.zeros(ranks.world, 1 + 2 * len(others) + len(tables), dtype=torch.int64)
+    counts[ranks.rank] = torch.tensor([rows, *has_grad, *has_sparse, *row_counts])
+    ranks.all_reduce(counts, COUNTS)
+    total = int(counts[:, 0].sum())
     share = rows / max(1, total)
-    some = (about[:, 1 : 1 + len(others)].sum(0) > 0).tolist()
-    by_rows = (about[:, 1 + len(others) : 1 + 2 * len(others)].sum(0) > 0).tolist()
-    dense = [each for each, any_, one in zip(others, some, by_rows, strict=True) if any_ and not one]
-    loss = all_reduce_dense(ranks, dense, share, loss)
-    counts = about[:, 1 + 2 * len(others) :]
-    gather_rows(ranks, tables, mine, counts, share)
-    for each, one in zip(others, by_rows, strict=True):
-        if one:
-            each.grad = all_reduce_sparse(ranks, each, each.grad, share)
+    any_grad = (counts[:, 1 : 1 + len(others)].sum(0) > 0).tolist()
+    any_sparse = (counts[:, 1 + len(others) : 1 + 2 * len(others)].sum(0) > 0).tolist()
+    flags = list(zip(others, any_grad, any_sparse, strict=True))
+    loss = all_reduce_dense(ranks, [weight for weight, grad, sparse in flags if grad and not sparse], share, loss)
+    gather_rows(ranks, tables, row_grads, counts[:, 1 + 2 * len(others) :], share)
+    for weight, _, sparse in flags:
+        if sparse:
+            weight.grad = all_reduce_sparse(ranks, weight, weight.grad, share)
     return total, loss
 
 
 def all_reduce_dense(ranks: RankGroup, parameters: Sequence[nn.Parameter], share: float, loss: Tensor) -> Tensor:
-    """Add up the gradients of these parameters over the ranks, in place; return the loss added up likewise."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
-    for each in parameters:
-        if each.grad is None:
-            each.grad = torch.zeros_like(each)
-        kinds.setdefault((each.dtype, each.device), []).append(each)
-    own = loss.detach().reshape(1)
-    kinds.setdefault((own.dtype, own.device), [])
-    for kind, several in kinds.items():
-        grads = [each.grad for each in several if each.grad is not None]
-        ours = kind == (own.dtype, own.device)
-        flat = torch.cat([each.reshape(-1) for each in grads] + ([own] if ours else []))
+    """Sum the gradients of these parameters over the ranks, in place; return the summed loss.
+
+    The parameters are grouped by dtype and device; the loss is sent with its group.
+    """
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        groups.setdefault((parameter.dtype, parameter.device), []).append(parameter.grad)
+    local_loss = loss.detach().reshape(1)
+    loss_group = (local_loss.dtype, local_loss.device)
+    groups.setdefault(loss_group, [])
+    for group, grads in groups.items():
+        flat = torch.cat([grad.reshape(-1) for grad in grads] + ([local_loss] if group == loss_group else []))
         ranks.all_reduce(flat.mul_(share), DENSE)
-        place = 0
+        start = 0
         for grad in grads:
-            grad.copy_(flat[place : place + grad.numel()].view_as(grad))
-            place += grad.numel()
-        if ours:
+            grad.copy_(flat[start : start + grad.numel()].view_as(grad))
+            start += grad.numel()
+        if group == loss_group:
             loss = flat[-1].clone()
     return loss
 
 
 def merged_row_grad(weight: RowParameter) -> RowGrad | None:
-    """Return the gradient by rows of a table in one piece; None where no row has any."""
+    """Return the gradient by rows of a table in one piece; None without a gradient."""
     pieces = merged_row_grads(weight)
     if len(pieces) < 2:
         return pieces[0] if pieces else None
-    return RowGrad(torch.cat([each.rows for each in pieces]), torch.cat([each.values for each in pieces]))
+    return RowGrad(torch.cat([piece.rows for piece in pieces]), torch.cat([piece.values for piece in pieces]))
 
 
 def gather_rows(
-    ranks: RankGroup, tables: Sequence[RowParameter], mine: Sequence[RowGrad | None], counts: Tensor, share: float
+    ranks: RankGroup,
+    tables: Sequence[RowParameter],
+    row_grads: Sequence[RowGrad | None],
+    counts: Tensor,
+    share: float,
 ) -> None:
-    """Give every table the gradient by rows of all ranks; ``counts`` (W, tables) says how many rows each has.
+    """Replace the gradients by rows of the tables by their sums over the ranks; ``counts`` is (W, tables).
 
-    Rows and values of all tables travel as the bytes of one tensor.
+    Rows and values of all tables are sent as the bytes of one tensor.
     """
     if not tables or not int(counts.sum()):
         return
     device = tables[0].device
-    widths = [each.shape[1] * each.element_size() for each in tables]
+    widths = [weight.shape[1] * weight.element_size() for weight in tables]  # bytes per row
     parts = []
-    for weight, piece in zip(tables, mine, strict=True):
-        if piece is not None:
-            parts += [as_bytes(piece.rows.long()), as_bytes(piece.values.to(weight.dtype) * share)]
-    sizes = [sum(int(n) * (8 + width) for n, width in zip(of, widths, strict=True)) for of in counts]
-    own = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device=device)
-    found = ranks.all_gather(own, sizes, ROWS)
-    places = [0] * ranks.world
+    for weight, grad in zip(tables, row_grads, strict=True):
+        if grad is not None:
+            parts += [as_bytes(grad.rows.long()), as_bytes(grad.values.to(weight.dtype) * share)]
+    sizes = [
+        sum(int(count) * (8 + width) for count, width in zip(rank_counts, widths, strict=True))
+        for rank_counts in counts
+    ]
+    sent = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device=device)
+    received = ranks.all_gather(sent, sizes, ROWS)
+    offsets = [0] * ranks.world
     for number, (weight, width) in enumerate(zip(tables, widths, strict=True)):
         pieces = []
-        for rank, data in enumerate(found):
-            count, at = int(counts[rank, number]), places[rank]
+        for rank, data in enumerate(received):
+            count, start = int(counts[rank, number]), offsets[rank]
             if count:
-                rows = data[at : at + 8 * count].clone().view(torch.int64)
-                values = data[at + 8 * count : at + (8 + width) * count].clone().view(weight.dtype)
+                rows = data[start : start + 8 * count].clone().view(torch.int64)
+                values = data[start + 8 * count : start + (8 + width) * count].clone().view(weight.dtype)
                 pieces.append(RowGrad(rows, values.view(count, -1)))
-            places[rank] += (8 + width) * count
+            offsets[rank] += (8 + width) * count
         weight.row_grads[:] = [sum_pieces(weight, pieces)] if pieces else []
 
 
 def all_reduce_sparse(ranks: RankGroup, weight: nn.Parameter, grad: Tensor | None, share: float) -> Tensor:
-    """Return the sum over the ranks of sparse gradients of an ``nn.Embedding(sparse=True)``."""
+    """Return the sum over the ranks of the sparse gradient of an ``nn.Embedding(sparse=True)``."""
     if grad is None:
-        none = torch.empty(1, 0, dtype=torch.int64, device=weight.device)
-        grad = torch.sparse_coo_tensor(none, weight.new_empty(0, *weight.shape[1:]), weight.shape)
+        indices = torch.empty(1, 0, dtype=torch.int64, device=weight.device)
+        grad = torch.sparse_coo_tensor(indices, weight.new_empty(0, *weight.shape[1:]), weight.shape)
     grad = grad.coalesce()
     rows = ranks.concat(grad.indices().t().contiguous(), ROWS)
     values = ranks.concat((grad.values() * share).flatten(1), ROWS).view(-1, *weight.shape[1:])
     return torch.sparse_coo_tensor(rows.t(), values, weight.shape).coalesce()
 
 
-def as_bytes(tensor: Tensor) -> Tensor:
-    """Return the bytes of a tensor where it is, (n,) uint8."""
-    return tensor.contiguous().view(-1).view(torch.uint8)
-
-
-def weighted_mean(ranks: RankGroup, tensor: Tensor, rows: int, what: str) -> Tensor:
-    """Return the mean over ranks of a tensor, weighed by their rows."""
+def weighted_mean(ranks: RankGroup, tensor: Tensor, rows: int, purpose: str) -> Tensor:
+    """Return the mean of a tensor over the ranks, weighted by their numbers of rows."""
     if not ranks.is_distributed:
         return tensor
-    both = torch.cat([tensor.detach().flatten().double() * rows, tensor.new_tensor([rows], dtype=torch.float64)])
-    ranks.all_reduce(both, what)
-    return (both[:-1] / both[-1]).to(tensor.dtype).view_as(tensor)
+    sums = torch.cat([tensor.detach().flatten().double() * rows, tensor.new_tensor([rows], dtype=torch.float64)])
+    ranks.all_reduce(sums, purpose)
+    return (sums[:-1] / sums[-1]).to(tensor.dtype).view_as(tensor)
 
 
 def check_parameters_equal(ranks: RankGroup, model: nn.Module) -> None:
-    """Refuse to go on where a parameter differs between ranks: their bits are added up as whole numbers."""
+    """Raise StateError if a parameter differs between ranks; compares the sums of its bits as integers."""
     if not ranks.is_distributed:
         return
     named = dict(model.named_parameters())
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    sums = [each.detach().contiguous().view(kinds[each.element_size()]).sum(dtype=torch.int64).cpu()
-            for each in named.values()]  # fmt: skip
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by element size
+    sums = [
+        weight.detach().contiguous().view(integers[weight.element_size()]).sum(dtype=torch.int64).cpu()
+        for weight in named.values()
+    ]
     if not sums:
         return
-    found = ranks.concat(torch.stack(sums)[None], "comparing parameters")
-    wrong = (found != found[:1]).any(0).nonzero().flatten().tolist()
-    if wrong:
-        rank = int((found[:, wrong[0]] != found[0, wrong[0]]).nonzero()[0])
+    all_sums = ranks.concat(torch.stack(sums)[None], "comparing parameters")  # (ranks, parameters)
+    different = (all_sums != all_sums[:1]).any(0).nonzero().flatten().tolist()
+    if different:
+        first = different[0]
+        rank = int((all_sums[:, first] != all_sums[0, first]).nonzero()[0])
         raise StateError(
-            f"parameter {list(named)[wrong[0]]!r} is not the same on rank {rank} as on rank 0: nothing is saved, "
-            "the last checkpoint is intact. Was the model made from another seed there, or changed by a callback "
-            "that looks at this rank's rows?"
+            f"parameter {list(named)[first]!r} differs between rank {rank} and rank 0; the last checkpoint is "
+            "intact. Create the model from the same seed on all ranks, and check callbacks that depend on the rows"
         )
 
 
 def rank_batches(batches: Iterable[Batch]) -> Iterable[Batch]:
-    """Return this rank's part of every batch of a Stream; any other batches are its part already."""
+    """Return this rank's part of every batch of a Stream; other batches are returned unchanged."""
     ranks = current_group()
     if ranks.is_distributed and isinstance(batches, Stream) and batches.world == 1:
         return batches.share(ranks.rank, ranks.world)
@@ -182,24 +185,24 @@ def rank_batches(batches: Iterable[Batch]) -> Iterable[Batch]:
 
 
 def broadcast_buffers(model: nn.Module) -> None:
-    """Give a model the buffers that it has on rank 0: running means are of the rows that a rank has seen."""
-    current_group().broadcast([each for each in model.buffers() if each.numel()], "taking over buffers")
+    """Overwrite the buffers of a model by those of rank 0; running means differ between ranks."""
+    current_group().broadcast([buffer for buffer in model.buffers() if buffer.numel()], "broadcasting buffers")
 
 
 def broadcast_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Give a model and its optimizer the state that they have on rank 0."""
+    """Overwrite the state of a model and its optimizer by that of rank 0."""
     ranks = current_group()
     if not ranks.is_distributed:
         return
     values, tensors = flatten_state({"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()})
-    shapes = {name: [NAMES[each.dtype], list(each.shape)] for name, each in tensors.items()}
-    theirs = ranks.run_on_leader(lambda: {"values": values, "shapes": shapes}, "taking over a model")
+    shapes = {name: [DTYPE_NAMES[tensor.dtype], list(tensor.shape)] for name, tensor in tensors.items()}
+    leader = ranks.run_on_leader(lambda: {"values": values, "shapes": shapes}, "broadcasting a model")
     if not ranks.is_leader:
-        shapes = theirs["shapes"]
-        tensors = {name: torch.empty(shape, dtype=DTYPES[kind]) for name, (kind, shape) in shapes.items()}
-    moved = {name: each.detach().cpu().contiguous() for name, each in tensors.items()}
-    ranks.broadcast(list(moved.values()), "taking over a model")
+        shapes = leader["shapes"]
+        tensors = {name: torch.empty(shape, dtype=DTYPES[dtype]) for name, (dtype, shape) in shapes.items()}
+    received = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    ranks.broadcast(list(received.values()), "broadcasting a model")
     if not ranks.is_leader:
-        state = restore_state(theirs["values"], moved)
+        state = restore_state(leader["values"], received)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])

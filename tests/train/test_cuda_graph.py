@@ -35,7 +35,7 @@ def batches(number: int, rows: int, device: str = "cuda", last: int | None = Non
 
 
 class Drive(lpfs.Callback):
-    """Moves gates within the step."""
+    """Updates gates in ``within_step``."""
 
     def __init__(self, gates, keep):
         self.gates, self.prox = gates, gates.optimizer(keep=keep)
@@ -73,7 +73,7 @@ def test_a_graph_trains_as_the_plain_step(optimizer):
 
 
 @needs_gpu
-def test_the_optimizer_is_left_as_it_was_found():
+def test_the_optimizer_is_restored():
     model = make()
     optimizer = Adagrad(model.parameters(), lr=0.05)
     lpfs.fit(model, batches(6, 64), optimizer, graph=True, quiet=True)
@@ -109,7 +109,7 @@ def test_a_search_in_a_graph_ends_with_exactly_k():
 
 
 @needs_gpu
-def test_it_goes_on_bit_by_bit(tmp_path):
+def test_training_resumes_bit_for_bit(tmp_path):
     class Stop(lpfs.Callback):
         def after_step(self, state):
             if state.step == 13:
@@ -151,19 +151,19 @@ def test_it_goes_on_bit_by_bit(tmp_path):
 
 
 class Quiet(lpfs.Callback):
-    """Stands where Stop stood."""
+    """Has the name of Stop in the checkpoint, and does nothing."""
 
 
 Quiet.__name__ = "Stop"
 
 
 @needs_gpu
-def test_what_a_graph_cannot_do_is_refused():
+def test_unsupported_options_are_refused():
     model = make()
-    with pytest.raises(InputError, match="cannot clip"):
+    with pytest.raises(InputError, match="clip"):
         lpfs.fit(model, batches(2, 16), clip=1.0, graph=True, quiet=True)
     dense = torch.nn.Linear(1, 1).cuda()
-    with pytest.raises(InputError, match=r"one of lpfs.embeddings.optim, found SGD"):
+    with pytest.raises(InputError, match=r"lpfs.embeddings, found SGD"):
         lpfs.fit(model, batches(2, 16), torch.optim.SGD(dense.parameters(), lr=0.1), graph=True, quiet=True)
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import log, tiny
 from torch import nn
 
 import lpfs
@@ -19,6 +18,7 @@ from lpfs.train.evaluate import evaluate
 from lpfs.train.fit import fit
 from lpfs.train.step import bce_loss
 from lpfs.train.tensor_io import states_equal
+from tests.helpers.tiny import log, tiny
 
 
 def fitted(data, model=None, optimizer="adam", **settings):
@@ -59,7 +59,7 @@ class Recorder(Callback):
         self.calls.append(("end", state.step))
 
 
-def test_it_learns_and_tells(data, tmp_path, capsys):
+def test_training_improves_the_model_and_logs(data, tmp_path, capsys):
     model, done = fitted(data, epochs=6, valid=data.stream(100), folder=tmp_path, quiet=False, log_every=10)
     assert (done.steps, done.rows, done.stopped, done.resumed) == (60, 3840, "", None)
     assert done.metrics.auc > 0.75 > evaluate(tiny(), data.stream(100)).auc
@@ -72,8 +72,8 @@ def test_it_learns_and_tells(data, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["adagrad", "adam"])
-def test_the_weights_are_those_of_a_loop_written_by_hand(data, name):
-    """Bit by bit: the same forward, loss and optimizer in the same order."""
+def test_weights_equal_those_of_a_plain_torch_loop(data, name):
+    """The same forward, loss and optimizer in the same order give the same bits."""
     mine, _ = fitted(data, optimizer=name, steps=25, clip=0.5, seed=5)
     model = tiny()
     optimizer = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}[name](model.parameters(), lr=0.02)
@@ -92,7 +92,7 @@ def test_the_weights_are_those_of_a_loop_written_by_hand(data, name):
     assert states_equal(dict(mine.state_dict()), dict(model.state_dict()))
 
 
-def test_same_seed_same_result_and_another_seed_another(data, tmp_path):
+def test_the_result_depends_on_the_seed_only(data, tmp_path):
     def once(folder, seed):
         model, done = fitted(data, epochs=2, valid=data.stream(100), folder=folder, seed=seed)
         lines = [{k: v for k, v in line.items() if k != "rows_per_second"} for line in records(folder)]
@@ -104,7 +104,7 @@ def test_same_seed_same_result_and_another_seed_another(data, tmp_path):
     assert not states_equal(one, once(tmp_path / "c", 4)[0])
 
 
-def test_hooks_come_in_order(data, tmp_path):
+def test_hooks_are_called_in_order(data, tmp_path):
     seen = Recorder()
     fitted(data, steps=2, valid=data.stream(100), folder=tmp_path, callbacks=[seen], evaluate_every=2)
     step = ["before backward", "before step"]
@@ -134,32 +134,32 @@ def test_a_callback_may_add_to_the_loss_and_stop(data):
     assert model.head.weight.abs().sum() < plain.head.weight.abs().sum()
 
 
-def test_only_the_parameters_given_are_moved(data):
+def test_only_the_given_parameters_are_trained(data):
     model = tiny()
-    before = {name: each.clone() for name, each in model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     fitted(data, model, steps=3, parameters=model.head.parameters())
     after = model.state_dict()
     assert torch.equal(before["user.weight"], after["user.weight"])
     assert not torch.equal(before["head.weight"], after["head.weight"])
 
 
-def test_an_optimizer_of_your_own_keeps_its_groups_and_rates(data):
+def test_an_optimizer_object_keeps_its_groups_and_rates(data):
     model = tiny()
     groups = [{"params": model.user.parameters()}, {"params": model.head.parameters(), "lr": 0.001}]
-    own = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
 
     class Rates(Callback):
         def after_step(self, state):
             self.last = [group["lr"] for group in state.optimizer.param_groups]
 
     rates = Rates()
-    fit(model, data.stream(64), own, steps=4, schedule="linear", quiet=True, callbacks=[rates])
+    fit(model, data.stream(64), optimizer, steps=4, schedule="linear", quiet=True, callbacks=[rates])
     assert rates.last == pytest.approx([0.1 / 4, 0.001 / 4])
-    assert [group["lr"] for group in own.param_groups] == [0.1, 0.001]  # a schedule ends with its training
-    assert own.state[model.head.weight]["momentum_buffer"].any()
-    with pytest.raises(InputError, match="has its own learning rate"):
-        fit(model, data.stream(64), own, lr=0.1, steps=1)
-    with pytest.raises(InputError, match="optimizer must be the name of one or a torch optimizer, found 3"):
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.001]  # a schedule ends with the training
+    assert optimizer.state[model.head.weight]["momentum_buffer"].any()
+    with pytest.raises(InputError, match="leave out lr="):
+        fit(model, data.stream(64), optimizer, lr=0.1, steps=1)
+    with pytest.raises(InputError, match="optimizer must be.*found 3"):
         fit(model, data.stream(64), 3, steps=1)
     with pytest.raises(InputError, match="optimizer must be one of adagrad, rowwise-adagrad, adam, sgd"):
         fit(model, data.stream(64), "lion", steps=1)
@@ -186,13 +186,13 @@ def test_several_tasks_with_weights(tmp_path):
     both, _ = fitted(data, tiny(tasks=2), stream=stream, steps=20, task_weights=(1.0, 1.0))
     first, _ = fitted(data, tiny(tasks=2), stream=data.stream(64), steps=20, task_weights=(1.0, 0.0))
     start = tiny(tasks=2)
-    assert torch.equal(first.head.weight[1], start.head.weight[1])  # a task of weight 0 learns nothing
+    assert torch.equal(first.head.weight[1], start.head.weight[1])  # a task of weight 0 is not trained
     assert not torch.equal(both.head.weight[1], start.head.weight[1])
-    with pytest.raises(InputError, match="task_weights must be 2 numbers"):
+    with pytest.raises(InputError, match="task_weights.* 2; found 1"):
         fitted(data, tiny(tasks=2), stream=data.stream(64), steps=1, task_weights=(1.0,))
 
 
-def test_sample_weights_count(data):
+def test_sample_weights_affect_training_and_evaluation(data):
     one, _ = fitted(data, steps=10, weights=lambda batch: torch.ones(len(batch)))
     none, _ = fitted(data, steps=10)
     clicks, done = fitted(data, steps=40, weights=lambda batch: batch.labels[:, 0], valid=data.stream(64))
@@ -212,63 +212,63 @@ def test_bfloat16_trains_float32_weights(data):
 def test_clipping_bounds_the_gradient(data):
     class Norm(Callback):
         def after_step(self, state):
-            grads = [each.grad for each in state.model.parameters()]
+            grads = [weight.grad for weight in state.model.parameters()]
             assert nn.utils.get_total_norm(grads) <= 0.01 + 1e-6
 
     fitted(data, steps=3, clip=0.01, callbacks=[Norm()])
 
 
 class Spoil(Callback):
-    """Makes the loss of one step something else."""
+    """Multiplies the loss, or sets the gradient, of one step."""
 
-    def __init__(self, step, value, where="loss"):
-        self.at, self.value, self.where = step, value, where
+    def __init__(self, step, value, target="loss"):
+        self.at, self.value, self.target = step, value, target
 
     def before_backward(self, state):
-        if state.step == self.at and self.where == "loss":
+        if state.step == self.at and self.target == "loss":
             state.loss = state.loss * self.value
 
     def before_step(self, state):
-        if state.step == self.at and self.where == "gradient":
+        if state.step == self.at and self.target == "gradient":
             state.model.head.weight.grad.fill_(self.value)
 
 
-class Watch(Callback):
+class LastWeights(Callback):
     def __init__(self):
         self.moved = 0
 
     def after_step(self, state):
         self.moved = state.step
-        self.weights = {name: each.clone() for name, each in state.model.state_dict().items()}
+        self.weights = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_moves_nothing_and_names_the_batch(data, tmp_path, value):
-    model, watch = tiny(), Watch()
-    where = r"at step 14 \(pass 2, batch 4 of 10\), rows 192 to 256 of the stream's order; nothing was moved"
-    with pytest.raises(NonFiniteError, match=where):
+def test_a_non_finite_loss_changes_nothing_and_names_the_batch(data, tmp_path, value):
+    model, watch = tiny(), LastWeights()
+    message = r"at step 14 \(pass 2, batch 4 of 10\), rows 192 to 256.*no parameter was changed"
+    with pytest.raises(NonFiniteError, match=message):
         fitted(data, model, steps=40, folder=tmp_path, checkpoint_every=5, callbacks=[watch, Spoil(13, value)])
     assert watch.moved == 13
     assert states_equal(watch.weights, dict(model.state_dict()))
     step, saved = Checkpoints(tmp_path / "checkpoints").latest()
     assert step == 10
-    assert all(each.isfinite().all() for each in saved["model"].values())
+    assert all(tensor.isfinite().all() for tensor in saved["model"].values())
 
 
-def test_a_gradient_that_is_not_finite_is_found_when_clipping(data):
-    model, watch = tiny(), Watch()
-    with pytest.raises(NonFiniteError, match="the gradient is not finite at step 3 .*nothing was moved"):
+def test_a_non_finite_gradient_is_detected_when_clipping(data):
+    model, watch = tiny(), LastWeights()
+    with pytest.raises(NonFiniteError, match="the gradient is not finite at step 3 .*no parameter was changed"):
         fitted(data, model, steps=5, clip=1.0, callbacks=[watch, Spoil(2, math.inf, "gradient")])
     assert states_equal(watch.weights, dict(model.state_dict()))
 
 
-def test_broken_weights_are_never_saved(data, tmp_path):
+def test_non_finite_weights_are_not_saved(data, tmp_path):
     with pytest.raises(NonFiniteError, match=r"parameter 'head.weight' is not finite after step 10"):
         fitted(data, steps=40, folder=tmp_path, checkpoint_every=5, callbacks=[Spoil(9, math.nan, "gradient")])
     assert Checkpoints(tmp_path / "checkpoints").steps() == [5]
 
 
-def test_looking_less_often_still_finds_it_before_a_line_or_a_checkpoint(data, tmp_path):
+def test_rare_checks_still_detect_it_before_a_log_record_or_a_checkpoint(data, tmp_path):
     with pytest.raises(NonFiniteError, match="or in the 99 steps before"):
         fitted(data, steps=40, folder=tmp_path, check_every=100, log_every=8, callbacks=[Spoil(9, math.nan)])
     assert [line["step"] for line in records(tmp_path)] == [8]
@@ -282,28 +282,28 @@ def test_no_memory_left(data):
         def before_backward(self, state):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
 
-    with pytest.raises(DeviceMemoryError, match="on 64 rows; try batch_size=32"):
+    with pytest.raises(DeviceMemoryError, match="64 rows; try batch_size=32"):
         fitted(data, steps=5, callbacks=[Huge()])
 
 
 def scripted(monkeypatch, *aucs):
-    """Pretend that evaluations gave these, so that the best one is where the test wants it."""
-    left = list(aucs)
+    """Replace the AUC of successive evaluations by these values."""
+    remaining = list(aucs)
 
-    def pretend(model, stream, **how):
-        found = evaluate(model, stream, **how)
-        main = replace(found.main, auc=left.pop(0), logloss=1.0)
-        return replace(found, tasks={"click": main}, days={})
+    def pretend(model, stream, **options):
+        result = evaluate(model, stream, **options)
+        main = replace(result.main, auc=remaining.pop(0), logloss=1.0)
+        return replace(result, tasks={"click": main}, days={})
 
-    monkeypatch.setattr("lpfs.train.evaluate.evaluate", pretend)
+    monkeypatch.setattr("lpfs.train.fit.evaluate", pretend)
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_the_best_model_is_kept_when_asked_for(data, tmp_path, monkeypatch, folder):
-    place = {"folder": tmp_path, "keep_checkpoints": 1} if folder else {}
+def test_keep_best_restores_the_best_model(data, tmp_path, monkeypatch, folder):
+    options = {"folder": tmp_path, "keep_checkpoints": 1} if folder else {}
     scripted(monkeypatch, 0.6, 0.8, 0.7, 0.8)
     at, _ = fitted(data, steps=20)
-    model, done = fitted(data, steps=40, valid=data.stream(100), keep="best", **place)
+    model, done = fitted(data, steps=40, valid=data.stream(100), keep="best", **options)
     assert (done.best_step, done.best.auc, done.metrics.auc, done.steps) == (20, 0.8, 0.8, 40)
     assert states_equal(dict(model.state_dict()), dict(at.state_dict()))
     if folder:
@@ -316,51 +316,53 @@ def test_the_best_model_is_kept_when_asked_for(data, tmp_path, monkeypatch, fold
 
 @pytest.mark.parametrize("folder", [False, True])
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
-def test_the_optimizer_goes_back_to_the_best_state_with_the_model(data, tmp_path, monkeypatch, folder, optimizer):
-    def trained(steps, **how):
+def test_keep_best_restores_the_optimizer_too(data, tmp_path, monkeypatch, folder, optimizer):
+    def trained(steps, **options):
         model = tiny()
-        chosen = {"adam": Adam, "adagrad": Adagrad}[optimizer](model.parameters(), lr=0.02)
-        fitted(data, model, chosen, lr=None, steps=steps, schedule="linear", schedule_steps=80, **how)
-        return model, chosen
+        chosen_optimizer = {"adam": Adam, "adagrad": Adagrad}[optimizer](model.parameters(), lr=0.02)
+        fitted(
+            data, model, chosen_optimizer, lr=None, steps=steps, schedule="linear", schedule_steps=80, **options
+        )
+        return model, chosen_optimizer
 
     scripted(monkeypatch, 0.6, 0.8, 0.7, 0.8)
     expected = trained(20)
-    found = trained(40, valid=data.stream(100), keep="best", **({"folder": tmp_path} if folder else {}))
-    assert states_equal(dict(found[0].state_dict()), dict(expected[0].state_dict()))
-    assert states_equal(found[1].state_dict(), expected[1].state_dict())
-    assert found[1].param_groups[0]["lr"] == 0.02
-    for model, chosen in (expected, found):  # and so does the next step
-        fitted(data, model, chosen, lr=None, steps=1)
-    assert states_equal(dict(found[0].state_dict()), dict(expected[0].state_dict()))
+    result = trained(40, valid=data.stream(100), keep="best", **({"folder": tmp_path} if folder else {}))
+    assert states_equal(dict(result[0].state_dict()), dict(expected[0].state_dict()))
+    assert states_equal(result[1].state_dict(), expected[1].state_dict())
+    assert result[1].param_groups[0]["lr"] == 0.02
+    for model, chosen_optimizer in (expected, result):  # the next step is the same too
+        fitted(data, model, chosen_optimizer, lr=None, steps=1)
+    assert states_equal(dict(result[0].state_dict()), dict(expected[0].state_dict()))
 
 
-def test_the_optimizer_stays_where_it_is_when_asked_to(data, monkeypatch):
+def test_keep_optimizer_last_keeps_the_current_state(data, monkeypatch):
     optimizers = []
-    for how in ({}, {"valid": data.stream(100), "keep": "best", "keep_optimizer": "last"}):
+    for options in ({}, {"valid": data.stream(100), "keep": "best", "keep_optimizer": "last"}):
         scripted(monkeypatch, 0.8, 0.7, 0.7)
         model = tiny()
         optimizers.append(Adagrad(model.parameters(), lr=0.02))
-        fitted(data, model, optimizers[-1], lr=None, steps=30, **how)
+        fitted(data, model, optimizers[-1], lr=None, steps=30, **options)
     assert states_equal(optimizers[0].state_dict(), optimizers[1].state_dict())
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_the_model_as_it_came_may_be_the_best(data, tmp_path, monkeypatch, folder):
-    place = {"folder": tmp_path, "keep_checkpoints": 1} if folder else {}
+def test_the_initial_model_can_be_the_best(data, tmp_path, monkeypatch, folder):
+    options = {"folder": tmp_path, "keep_checkpoints": 1} if folder else {}
     scripted(monkeypatch, 0.9, 0.6, 0.8, 0.7)
     recorder = Recorder()
-    how = {"valid": data.stream(100), "keep": "best", "evaluate_first": True, "callbacks": [recorder]}
-    model, done = fitted(data, steps=30, **how, **place)
+    settings = {"valid": data.stream(100), "keep": "best", "evaluate_first": True, "callbacks": [recorder]}
+    model, done = fitted(data, steps=30, **settings, **options)
     assert (done.best_step, done.best.auc, done.metrics.auc, done.steps) == (0, 0.9, 0.7, 30)
     assert states_equal(dict(model.state_dict()), dict(tiny().state_dict()))
     assert recorder.calls[:2] == [("begin", 0), ("evaluate", 0)]
     assert [step for name, step in recorder.calls if name == "evaluate"] == [0, 10, 20, 30]
     if folder:
         assert Checkpoints(tmp_path / "checkpoints").steps() == [0, 30]
-        assert [each["step"] for each in records(tmp_path, "evaluate")] == [0, 10, 20, 30]
+        assert [record["step"] for record in records(tmp_path, "evaluate")] == [0, 10, 20, 30]
 
 
-def test_the_last_is_kept_by_default(data, monkeypatch):
+def test_the_last_model_is_kept_by_default(data, monkeypatch):
     scripted(monkeypatch, 0.8, 0.6)
     plain, _ = fitted(data, steps=20)
     model, done = fitted(data, steps=20, valid=data.stream(100))
@@ -368,7 +370,7 @@ def test_the_last_is_kept_by_default(data, monkeypatch):
     assert states_equal(dict(model.state_dict()), dict(plain.state_dict()))
 
 
-def test_early_stop(data, monkeypatch):
+def test_early_stopping(data, monkeypatch):
     scripted(monkeypatch, 0.6, 0.7, 0.7, None, 0.9)
     _, done = fitted(data, steps=100, valid=data.stream(100), patience=2)
     assert (done.steps, done.best_step, done.stopped) == (40, 20, "no better auc in 2 evaluations")
@@ -377,7 +379,7 @@ def test_early_stop(data, monkeypatch):
     assert (done.steps, done.best_step) == (30, 10)
 
 
-def test_logloss_can_be_what_counts(data):
+def test_logloss_can_be_monitored(data):
     _, done = fitted(data, steps=60, lr=0.2, valid=data.stream(100), monitor="logloss", evaluate_every=5)
     assert done.best.logloss <= done.metrics.logloss
 
@@ -395,41 +397,41 @@ def test_a_failing_logger_never_stops_training(data, tmp_path):
     assert states_equal(dict(model.state_dict()), dict(plain.state_dict()))
 
 
-def test_a_log_that_cannot_be_written_does_not_stop_training_either(data, tmp_path):
+def test_a_log_that_cannot_be_written_does_not_stop_training(data, tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.warns(UserWarning, match="metrics.jsonl cannot be written"):
+    with pytest.warns(UserWarning, match="metrics.jsonl"):
         _, done = fitted(data, steps=10, folder=tmp_path, resume=True)
     assert done.steps == 10
     assert Checkpoints(tmp_path / "checkpoints").load(10)["log"] is None
 
 
-def test_any_batches_will_do_but_a_generator_used_up_will_not(data):
+def test_any_iterable_of_batches_works_until_it_is_exhausted(data):
     batches = list(data.stream(64))
     _, done = fitted(data, stream=batches, epochs=2)
     assert done.steps == 20
     _, done = fitted(data, stream=iter(batches))
     assert done.steps == 10
-    with pytest.raises(InputError, match="gave no batch in a pass"):
+    with pytest.raises(InputError, match="no batch"):
         fitted(data, stream=iter(batches), steps=11)
-    with pytest.raises(InputError, match="must know over how many steps"):
+    with pytest.raises(InputError, match="schedule_steps"):
         fitted(data, stream=iter(batches), schedule="rise")
 
 
-def test_wishes_that_cannot_be_met_are_refused_before_anything_is_touched(data, tmp_path, monkeypatch):
+def test_conflicting_arguments_are_refused_before_anything_changes(data, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="unknown key 'learning_rate' for Training"):
         fitted(data, learning_rate=0.1)
     with pytest.raises(InputError, match="give valid="):
         fitted(data, patience=3)
-    with pytest.raises(InputError, match="resume=True needs the folder"):
+    with pytest.raises(InputError, match="resume=True.*folder="):
         fitted(data, resume=True)
-    with pytest.raises(InputError, match="tensorboard=True needs the folder"):
+    with pytest.raises(InputError, match="tensorboard=True.*folder="):
         fitted(data, tensorboard=True)
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(__import__("sys").modules, "tensorboard", None)
     with pytest.raises(MissingPackageError, match="pip install"):
         fitted(data, tensorboard=True, folder=tmp_path)
 
 
-def test_settings_go_before_those_of_the_configuration(data):
+def test_settings_override_the_configuration(data):
     config = Training(steps=3, quiet=True)
     assert fit(tiny(), data.stream(64), config=config).steps == 3
     assert fit(tiny(), data.stream(64), "adam", config=config, steps=4).steps == 4
@@ -448,5 +450,5 @@ def test_the_loss_of_the_log_is_the_mean_since_the_last_line(data, tmp_path):
     with torch.no_grad():
         losses = [float(bce_loss(model(b)[:, None], b.labels)) for b in data.stream(64)]
     fit(model, data.stream(64), "adam", lr=1e-12, folder=tmp_path, log_every=5, quiet=True)
-    found = [line["loss"] for line in records(tmp_path, "train")]
-    assert found == pytest.approx([sum(losses[:5]) / 5, sum(losses[5:]) / 5], rel=1e-6)
+    logged = [line["loss"] for line in records(tmp_path, "train")]
+    assert logged == pytest.approx([sum(losses[:5]) / 5, sum(losses[5:]) / 5], rel=1e-6)

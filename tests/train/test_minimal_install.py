@@ -17,20 +17,20 @@ class Missing:
 sys.meta_path.insert(0, Missing())
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from tiny import log, tiny
+from tests.helpers.tiny import log, tiny
 import lpfs
 
-place = Path(sys.argv[2])
-data = log(place / "log")
-how = {"valid": data.stream(64), "folder": place / "run", "quiet": False, "resume": True}
+folder = Path(sys.argv[2])
+data = log(folder / "log")
+options = {"valid": data.stream(64), "folder": folder / "run", "quiet": False, "resume": True}
 for steps in (5, 10):
-    done = lpfs.fit(tiny(), data.stream(64), steps=steps, **how)
+    done = lpfs.fit(tiny(), data.stream(64), steps=steps, **options)
 print(done.resumed, done.steps, lpfs.evaluate(tiny(), data.stream(64)).auc)
 """
 
 
 def test_torch_and_numpy_are_enough(tmp_path):
-    ran = [sys.executable, "-c", CODE, str(Path(__file__).parent), str(tmp_path)]
-    said = subprocess.run(ran, capture_output=True, text=True, check=False)
-    assert said.returncode == 0, said.stderr
-    assert said.stdout.startswith("5 10 0.")
+    command = [sys.executable, "-c", CODE, str(Path(__file__).parents[2]), str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("5 10 0.")

@@ -1,10 +1,9 @@
-"""The loop on a model whose rows are in one Table."""
+"""Training of a model with an embedding Table."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from tiny import VALUES
 from torch import Tensor, nn
 
 import lpfs
@@ -12,10 +11,11 @@ from lpfs.data.batch import Batch
 from lpfs.embeddings.table import Table
 from lpfs.errors import NonFiniteError
 from lpfs.train.callbacks import Callback
+from tests.helpers.tiny import VALUES
 
 
 class Tabled(nn.Module):
-    """The tiny model without dropout, its rows in one Table, or in an ordinary nn.Embedding."""
+    """The tiny model without dropout, with a Table or an nn.Embedding."""
 
     def __init__(self, plain: bool = False) -> None:
         super().__init__()
@@ -31,22 +31,22 @@ class Tabled(nn.Module):
 
 
 def weights(model: nn.Module) -> Tensor:
-    return torch.cat([each.detach().flatten() for each in model.parameters()])
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
 
 @pytest.mark.parametrize("how", [{}, {"clip": 0.05}, {"optimizer": "sgd", "lr": 0.5}, {"schedule": "rise"}])
 def test_a_table_trains_as_an_embedding_does(data, how):
     """Sums of 64 gradients taken in another order: 1e-6 of a step of at most lr, over 20 steps."""
     models = [Tabled(), Tabled(plain=True)]
-    for each in models:
-        lpfs.fit(each, data.stream(64), steps=20, quiet=True, **how)
+    for model in models:
+        lpfs.fit(model, data.stream(64), steps=20, quiet=True, **how)
     torch.testing.assert_close(weights(models[0]), weights(models[1]), rtol=1e-5, atol=5e-6)
     assert not torch.equal(weights(models[0]), weights(Tabled()))
     assert models[0].table.weight.grad is None
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "rowwise-adagrad", "adam", "sgd"])
-def test_a_run_with_a_table_goes_on_bit_by_bit(data, tmp_path, optimizer):
+def test_training_with_a_table_resumes_bit_for_bit(data, tmp_path, optimizer):
     whole, parts = Tabled(), Tabled()
     lpfs.fit(whole, data.stream(64), optimizer, steps=12, quiet=True)
     for steps in (5, 12):
@@ -56,7 +56,7 @@ def test_a_run_with_a_table_goes_on_bit_by_bit(data, tmp_path, optimizer):
 
 
 class Spoil(Callback):
-    """Put what is not a number into the gradient of one row."""
+    """Sets a value in the gradient of one row to infinity."""
 
     def before_step(self, state) -> None:
         if state.step == 4:  # the last one
@@ -66,7 +66,7 @@ class Spoil(Callback):
 @pytest.mark.parametrize(
     ("how", "message"), [({"clip": 1.0}, "the gradient is not finite"), ({}, "'table.weight' is not finite")]
 )
-def test_a_gradient_of_rows_that_is_not_finite_is_refused(data, tmp_path, how, message):
+def test_a_non_finite_row_gradient_is_refused(data, tmp_path, how, message):
     with pytest.raises(NonFiniteError, match=message):
         lpfs.fit(Tabled(), data.stream(64), steps=5, quiet=True, folder=tmp_path, callbacks=[Spoil()], **how)
     assert not list(tmp_path.glob("**/step-*"))

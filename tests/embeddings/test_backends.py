@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import lpfs
+from lpfs._imports import compile_loop
+from lpfs.embeddings import _backends, _torch
+from lpfs.embeddings._backends import BackendWarning, backend_for, use_backend
+from lpfs.errors import InputError, MissingPackageError
+from tests.helpers.embeddings import BACKENDS
+
+needs_numba = pytest.mark.skipif("numba" not in BACKENDS, reason="needs numba")
+
+
+def test_default_and_requested_backend():
+    fast = backend_for(torch.zeros(1, 1)).name
+    assert fast == ("numba" if "numba" in BACKENDS else "torch")
+    assert backend_for(torch.zeros(1, 1, dtype=torch.float64)) is _torch
+    with use_backend("torch"):
+        assert backend_for(torch.zeros(1, 1)) is _torch
+    assert backend_for(torch.zeros(1, 1)).name == fast
+    with (
+        pytest.raises(InputError, match="'cuda'.*torch, numba, triton"),
+        use_backend("cuda"),
+    ):
+        pass
+
+
+def fail_to_import(monkeypatch, error: Exception) -> None:
+    original = _backends.import_module
+
+    def import_module(name: str):
+        if name.endswith("_torch"):
+            return original(name)
+        raise error
+
+    monkeypatch.setattr(_backends, "import_module", import_module)
+    _backends._load.cache_clear()
+    _backends._load_or_torch.cache_clear()
+
+
+@pytest.fixture
+def _clear_caches():
+    yield
+    _backends._load.cache_clear()
+    _backends._load_or_torch.cache_clear()
+
+
+@pytest.mark.usefixtures("_clear_caches")
+def test_without_numba_torch_runs_after_one_notice(monkeypatch):
+    fail_to_import(monkeypatch, ModuleNotFoundError("No module named 'numba'"))
+    with pytest.warns(BackendWarning, match="pip install numba"):
+        assert backend_for(torch.zeros(1, 1)) is _torch
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert backend_for(torch.zeros(1, 1)) is _torch
+    with pytest.raises(MissingPackageError, match="pip install numba"), use_backend("numba"):
+        pass
+
+
+@pytest.mark.usefixtures("_clear_caches")
+def test_a_broken_numba_warns_once_and_torch_runs(monkeypatch):
+    fail_to_import(monkeypatch, ImportError("Numba needs NumPy 1.0\nor less"))
+    with pytest.warns(BackendWarning, match="numba.*needs NumPy 1.0$"):
+        assert backend_for(torch.zeros(1, 1)) is _torch
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert backend_for(torch.zeros(1, 1)) is _torch
+
+
+WITHOUT_NUMBA = """
+import sys, warnings
+sys.path.insert(0, sys.argv[1])
+sys.modules["numba"] = sys.modules["llvmlite"] = None  # an import raises ModuleNotFoundError
+import torch, lpfs
+from lpfs.data.batch import Batch
+from lpfs.models import make_model
+schema = lpfs.Schema((lpfs.Field("user", cardinality=50), lpfs.Field("item", cardinality=9)))
+model = make_model("dlrm_cross", schema, dim=4, hidden=[8])
+ids = torch.stack([torch.arange(64) % 50, torch.arange(64) % 9], 1).int()
+batch = Batch(ids, torch.zeros(64, 0), (torch.arange(64.0) % 2)[:, None])
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    trained = lpfs.fit(model, [batch] * 5, config=lpfs.Training(steps=5))
+before = model.inputs.table.weight.detach().clone()
+lpfs.fit(model, [batch] * 5, config=lpfs.Training(steps=5))
+assert not torch.equal(before, model.inputs.table.weight)
+print([str(w.message) for w in caught])
+"""
+
+
+def test_training_works_without_numba():
+    (line,) = python(WITHOUT_NUMBA)
+    assert line.count("pip install numba") == 1
+
+
+CACHED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+torch.set_num_threads(2)
+from lpfs.embeddings.table import Table
+assert "numba" not in sys.modules
+table = Table((500, 40), 16)
+ids = torch.zeros(4000, 2, dtype=torch.int32)
+table(ids).sum().backward()
+assert "numba" in sys.modules
+from lpfs.embeddings import _numba_loops as loops
+hits = [loop.stats.cache_hits for loop in (loops.gather_parallel, loops.group_equal_ids_parallel)]
+print(*(sum(counts.values()) for counts in hits))
+"""
+
+
+def python(code: str, *arguments: str, **environment: str) -> list[str]:
+    run = [sys.executable, "-W", "error", "-c", code, str(Path(lpfs.__file__).parents[1]), *arguments]
+    result = subprocess.run(
+        run, capture_output=True, text=True, check=False, env={**os.environ, **environment}, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+@pytest.mark.long
+@needs_numba
+def test_numba_is_imported_late_and_a_second_process_uses_the_disk_cache(tmp_path):
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
+    assert python(CACHED, **environment)[0] == "0 0"
+    assert python(CACHED, **environment)[0] == "1 1"
+
+
+@needs_numba
+def test_without_a_cache_directory_loops_are_compiled_in_every_process(monkeypatch):
+    numba = pytest.importorskip("numba")
+    compile_it, cached = numba.njit, []
+
+    def njit(cache: bool = False, **options):
+        cached.append(cache)
+        if cache:
+            raise RuntimeError("cannot cache function 'twice': no locator available for file 'x.py'")
+        return compile_it(**options)
+
+    monkeypatch.setattr(numba, "njit", njit)
+    assert compile_loop(lambda x: 2 * x)(4) == 8
+    assert cached == [True, False]
+
+
+FORK = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+torch.set_num_threads(2)
+from lpfs.embeddings.table import Table
+table = Table((500, 40), 16)
+ids = torch.zeros(4000, 2, dtype=torch.int32)
+before = table(ids).detach()
+child = os.fork()
+if not child:
+    torch.set_num_threads(2)
+    same = table(ids).detach().numpy() == before.numpy()  # torch's own threads would hang after a fork
+    os._exit(0 if same.all() else 3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@needs_numba
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_lookup_works_after_a_fork():
+    assert python(FORK, NUMBA_NUM_THREADS="2") == ["0"]
+
+
+THREADS = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+import torch
+torch.set_num_threads(2)
+from lpfs.embeddings.table import Table
+from lpfs.embeddings.optim import SGD
+def work(number, out):
+    random = torch.Generator().manual_seed(number)
+    table = Table((500, 40), 16)
+    with torch.no_grad():
+        table.weight.copy_(torch.randn(540, 16, generator=random))
+    optimizer = SGD(table.parameters())
+    for _ in range(30):
+        ids = torch.randint(0, 40, (2000, 2), generator=random)
+        table(ids).square().sum().backward()
+        optimizer.step()
+    out[number] = table.weight.detach().clone()
+serial, parallel = {}, {}
+for number in range(3):
+    work(number, serial)
+threads = [threading.Thread(target=work, args=(number, parallel)) for number in range(3)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print([torch.equal(serial[number], parallel[number]) for number in range(3)])
+"""
+
+
+@pytest.mark.long
+@needs_numba
+def test_several_python_threads_can_train_at_the_same_time():
+    assert python(THREADS, NUMBA_NUM_THREADS="2") == ["[True, True, True]"]
