@@ -1,140 +1,147 @@
-"""Hints: a field that says too much is named, and so are two fields that are one column."""
+"""Hints name a field that predicts suspiciously well, and fields that are the same column."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
-from known_truth import TINY
 
 from lpfs.pipeline import hints as module
-from lpfs.pipeline.hints import FieldValues, bin_numbers, leaks, partition_digest
+from lpfs.pipeline.hints import FieldValues, bin_numbers, leak_hints, partition_digest
 from lpfs.pipeline.select import select
+from tests.helpers.known_truth import TINY
 
 BANK = Path(__file__).parents[3] / "shared" / "data" / "bank_marketing.parquet"
 
 
-def table(rows=3000, seed=0):
-    """Clicks that depend on user, ad and a number; nothing else."""
-    draw = np.random.default_rng(seed)
-    user, ad, noise = draw.integers(6, size=rows), draw.integers(5, size=rows), draw.integers(9, size=rows)
-    age = draw.normal(size=rows)
+def make_table(rows=3000, seed=0):
+    """Return a table whose clicks depend on user, ad and age only, and the random generator."""
+    rng = np.random.default_rng(seed)
+    user, ad, noise = rng.integers(6, size=rows), rng.integers(5, size=rows), rng.integers(9, size=rows)
+    age = rng.normal(size=rows)
     logit = 1.5 * (user % 2) + 1.5 * (ad % 2) - 1.5 + 0.8 * age
-    click = (draw.random(rows) < 1 / (1 + np.exp(-logit))).astype(int)
+    click = (rng.random(rows) < 1 / (1 + np.exp(-logit))).astype(int)
     columns = {"click": click, "user": [f"u{v}" for v in user], "ad": [f"a{v}" for v in ad], "age": age}
-    return pl.DataFrame({**columns, "noise": [f"n{v}" for v in noise]}), draw
+    return pl.DataFrame({**columns, "noise": [f"n{v}" for v in noise]}), rng
 
 
-def selected(rows, out, **how):
-    found = select(rows, out, **{"label": "click", "keep": 3, **TINY, "finish": "none", "quiet": True, **how})
-    return found, json.loads((found.folder / "selection.json").read_text())["hints"]
+def run(table, out, **changes):
+    settings = {"label": "click", "keep": 3, **TINY, "finish": "none", "quiet": True, **changes}
+    outcome = select(table, out, **settings)
+    assert outcome.record["hints"] == list(outcome.hints)
+    return outcome
 
 
-def test_nothing_is_said_where_nothing_is_suspicious(tmp_path):
-    found, told = selected(table()[0], tmp_path / "run")
-    assert list(found.hints) == told == []
+def test_ordinary_table_has_no_hints(tmp_path):
+    assert run(make_table()[0], tmp_path / "run").hints == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["id", "number", "bag"])
-def test_a_leaking_field_is_named(tmp_path, capsys, kind):
-    rows, draw = table()
-    known = rows["click"].to_numpy() ^ (draw.random(len(rows)) < 0.02)  # known only after the click
+def test_leaking_field_is_reported(tmp_path, capsys, kind):
+    table, rng = make_table()
+    leak = table["click"].to_numpy() ^ (rng.random(len(table)) < 0.02)  # known only after the click
     values = {
-        "id": [f"v{v}" for v in known],
-        "number": known + 0.3 * draw.normal(size=len(rows)),
-        "bag": [f"x|y{v}|z" for v in known],
+        "id": [f"v{v}" for v in leak],
+        "number": leak + 0.3 * rng.normal(size=len(table)),
+        "bag": [f"x|y{v}|z" for v in leak],
     }
-    how = {"prepare": {"fields": {"after": {"kind": "multi", "separator": "|"}}}} if kind == "bag" else {}
-    rows = rows.with_columns(pl.Series("after", values[kind]))
-    _, told = selected(rows, tmp_path / "run", quiet=False, **how)
-    assert [(each["kind"], each["fields"]) for each in told] == [("leak", ["after"])]
-    assert told[0]["auc"] > 0.9
-    assert told[0]["shuffled"] < told[0]["all_fields"]
-    err = capsys.readouterr().err
-    assert "hint: 'after' alone has a validation AUC of 0.9" in err
-    assert "leave it out: --must-drop after" in err
+    options = {"prepare": {"fields": {"after": {"kind": "multi", "separator": "|"}}}} if kind == "bag" else {}
+    table = table.with_columns(pl.Series("after", values[kind]))
+    (hint,) = run(table, tmp_path / "run", quiet=False, **options).hints
+    assert (hint["kind"], hint["fields"]) == ("leak", ["after"])
+    assert hint["auc"] > 0.9
+    assert hint["shuffled"] < hint["all_fields"]
+    printed = next(line for line in capsys.readouterr().err.splitlines() if "hint:" in line)
+    assert all(text in printed for text in ("'after'", f"{hint['auc']:.3f}", "--must-drop after"))
 
 
-def test_two_fields_that_are_one_column_are_named(tmp_path):
-    rows, _ = table()
-    rows = rows.with_columns(client=pl.col("user").str.replace("u", "client "), old=-3 * pl.col("age"))
-    how = {"must_keep": ("user", "client", "age", "old"), "keep": 4, "prepare": {"keep_all": True}}
-    _, told = selected(rows, tmp_path / "run", **how)
-    assert sorted(each["fields"] for each in told) == [["age", "old"], ["user", "client"]]
-    assert {each["kind"] for each in told} == {"same column"}
-    assert "--must-drop client" in next(each["text"] for each in told if "user" in each["fields"])
+def test_duplicate_columns_are_reported(tmp_path):
+    table = make_table()[0].with_columns(
+        client=pl.col("user").str.replace("u", "client "), negative=-3 * pl.col("age")
+    )
+    must_keep = ("user", "client", "age", "negative")
+    hints = run(table, tmp_path / "run", must_keep=must_keep, keep=4, prepare={"keep_all": True}).hints
+    assert sorted(hint["fields"] for hint in hints) == [["age", "negative"], ["user", "client"]]
+    assert {hint["kind"] for hint in hints} == {"same column"}
+    assert "--must-drop client" in next(hint["text"] for hint in hints if "user" in hint["fields"])
 
 
-def test_what_goes_wrong_costs_the_hints_alone(tmp_path, monkeypatch, capsys):
-    def fails(*_):
-        raise ZeroDivisionError("of all things")
+def test_error_costs_only_the_hints(tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        raise ZeroDivisionError("an error in the hints")
 
-    monkeypatch.setattr(module, "read_fields", fails)
-    found, told = selected(table()[0], tmp_path / "run", quiet=False)
-    assert list(found.hints) == told == []
-    assert "no hints this time: ZeroDivisionError: of all things" in capsys.readouterr().err
-    assert len(found.kept) == 3
+    monkeypatch.setattr(module, "read_fields", fail)
+    outcome = run(make_table()[0], tmp_path / "run", quiet=False)
+    assert outcome.hints == []
+    assert len(outcome.kept) == 3
+    assert "ZeroDivisionError: an error in the hints" in capsys.readouterr().err
 
 
-def test_nothing_is_said_of_leaks_on_a_handful_of_clicks(tmp_path, monkeypatch):
-    rows = table()[0]
-    rows = rows.with_columns(after=pl.col("click").cast(pl.String))
+def test_no_leak_is_reported_with_few_positive_rows(tmp_path, monkeypatch):
+    table = make_table()[0].with_columns(after=pl.col("click").cast(pl.String))
     monkeypatch.setattr(module, "MIN_POSITIVES", 1000)
-    assert selected(rows, tmp_path / "run")[1] == []
+    assert run(table, tmp_path / "run").hints == []
 
 
-def test_when_a_field_says_too_much():
-    def named(together, alone, without):
-        return [each["fields"][0] for each in leaks(together, alone, without)]
+@pytest.mark.parametrize(
+    ("full_auc", "alone", "without", "reported"),
+    [
+        (0.9, {"a": 0.7, "b": 0.7}, {"a": 0.85, "b": 0.9}, []),
+        (0.9, {"a": 0.85, "b": 0.7}, {"a": 0.85, "b": 0.9}, ["a"]),  # nearly as good as all fields
+        (0.9, {"a": 0.7, "b": 0.7}, {"a": 0.7, "b": 0.9}, ["a"]),  # the model depends on it
+        (0.999, {"a": 0.96, "b": 0.951}, {"a": 0.99, "b": 0.99}, ["a", "b"]),  # nearly certain
+        (0.7, dict.fromkeys("abcd", 0.8), dict.fromkeys("abcd", 0.8), []),  # the model of all fields is weak
+        (0.7, {**dict.fromkeys("abcd", 0.8), "a": 0.96}, dict.fromkeys("abcd", 0.8), ["a"]),
+        (0.55, {"a": 0.55, "b": 0.5}, {"a": 0.5, "b": 0.55}, []),  # nothing predicts the label
+    ],
+)
+def test_which_fields_are_reported_as_leaks(full_auc, alone, without, reported):
+    assert [hint["fields"] for hint in leak_hints(full_auc, alone, without)] == [[name] for name in reported]
 
-    calm = {"a": 0.7, "b": 0.7}
-    assert named(0.9, calm, {"a": 0.85, "b": 0.9}) == []
-    assert named(0.9, {"a": 0.85, "b": 0.7}, {"a": 0.85, "b": 0.9}) == ["a"]  # nearly as well as all
-    assert named(0.9, calm, {"a": 0.7, "b": 0.9}) == ["a"]  # the model hangs on it
-    assert named(0.999, {"a": 0.96, "b": 0.951}, {"a": 0.99, "b": 0.99}) == ["a", "b"]  # nearly everything
-    many = dict.fromkeys("abcd", 0.8)
-    assert named(0.7, many, many) == []  # the model of all fields is poor
-    assert named(0.7, {**many, "a": 0.96}, many) == ["a"]
-    assert named(0.55, {"a": 0.55, "b": 0.5}, {"a": 0.5, "b": 0.55}) == []  # nobody says anything
 
-
-def column(values, raw=False):
+def digest_of(values, numeric=False):
     values = np.asarray(values)
-    rows = np.arange(len(values))
-    return [FieldValues(values.astype(np.int64), rows, values.astype(np.float64) if raw else None)]
+    raw = values.astype(np.float64) if numeric else None
+    return partition_digest([FieldValues(values.astype(np.int64), np.arange(len(values)), raw)])
 
 
-def test_a_column_under_other_names():
-    first = partition_digest(column([1, 2, 1, 3, 2, 1]))
-    assert first == partition_digest(column([7, 0, 7, 1, 0, 7]))
-    assert first == partition_digest(column([0.5, 0.1, 0.5, 0.9, 0.1, 0.5], raw=True))
-    assert first != partition_digest(column([7, 0, 7, 1, 0, 0]))
-    assert partition_digest(column([1, 1, 1, 1])) is None  # one value everywhere
-    assert partition_digest(column([1, 2, 3, 4])) is None  # another one in every row
-    draw = np.random.default_rng(0).normal(size=50)
-    assert partition_digest(column(draw, raw=True)) == partition_digest(column(np.exp(draw), raw=True))
-    assert partition_digest(column(draw, raw=True)) == partition_digest(column(-draw, raw=True))
-    assert partition_digest(column(draw, raw=True)) != partition_digest(column(np.roll(draw, 1), raw=True))
+def test_digest_does_not_depend_on_the_names_of_values():
+    digest = digest_of([1, 2, 1, 3, 2, 1])
+    assert digest == digest_of([7, 0, 7, 1, 0, 7])
+    assert digest == digest_of([0.5, 0.1, 0.5, 0.9, 0.1, 0.5], numeric=True)
+    assert digest != digest_of([7, 0, 7, 1, 0, 0])
+    assert digest_of([1, 1, 1, 1]) is None  # a single value
+    assert digest_of([1, 2, 3, 4]) is None  # another value in every row
+
+
+def test_digest_of_numbers_depends_on_their_ranks():
+    numbers = np.random.default_rng(0).normal(size=50)
+    digest = digest_of(numbers, numeric=True)
+    assert digest == digest_of(np.exp(numbers), numeric=True)
+    assert digest == digest_of(-numbers, numeric=True)
+    assert digest != digest_of(np.roll(numbers, 1), numeric=True)
+
+
+def test_digest_of_bags_depends_on_their_rows():
     ids = np.array([1, 2, 1, 2])
-    bag, other = (partition_digest([FieldValues(ids, np.array(rows))]) for rows in ([0, 0, 1, 2], [0, 1, 1, 2]))
-    assert bag is not None
-    assert bag != other
+    first, second = (partition_digest([FieldValues(ids, np.array(rows))]) for rows in ([0, 0, 1, 2], [0, 1, 1, 2]))
+    assert first is not None
+    assert first != second
 
 
-def test_bins_are_those_learned():
+def test_validation_rows_are_binned_like_training_rows():
     edges = np.array([0.0, 1.0])
     raw = np.array([-5.0, 0.5, np.nan, 9.0])
-    now = FieldValues(np.zeros(4, np.int64), np.arange(4), raw, np.array([3.0]))
-    before = FieldValues(np.zeros(1, np.int64), np.arange(1), np.zeros(1), edges)
-    assert now.binned_like(before).ids.tolist() == bin_numbers(raw, edges).tolist() == [1, 2, 0, 3]
+    valid = FieldValues(np.zeros(4, np.int64), np.arange(4), raw, np.array([3.0]))
+    train = FieldValues(np.zeros(1, np.int64), np.arange(1), np.zeros(1), edges)
+    assert valid.binned_like(train).ids.tolist() == bin_numbers(raw, edges).tolist() == [1, 2, 0, 3]
 
 
-@pytest.mark.skipif(not BANK.exists(), reason="the table is not here")
-def test_the_duration_of_the_call_of_the_bank(tmp_path):
-    found, told = selected(BANK, tmp_path / "run", label="label", keep=5)
-    leaking = [each for each in told if each["kind"] == "leak"]
-    assert [each["fields"] for each in leaking] == [["duration"]]
-    assert "duration" in found.kept
+@pytest.mark.skipif(not BANK.exists(), reason="bank_marketing.parquet is missing")
+def test_duration_of_the_call_leaks_in_the_bank_table(tmp_path):
+    outcome = run(BANK, tmp_path / "run", label="label", keep=5)
+    assert [hint["fields"] for hint in outcome.hints if hint["kind"] == "leak"] == [["duration"]]
+    assert "duration" in outcome.kept

@@ -1,1 +1,5 @@
-"""The protocol that every result follows: which rows train, which choose, which judge, and for how long."""
+"""The whole job as stages: plan, split, pretrain, search, prune, evaluate, write the results.
+
+Read ``select.py`` first: it calls the stages in order. ``plan.py`` decides everything before training,
+``stages.py`` trains and prunes, ``results.py`` writes the results.
+"""

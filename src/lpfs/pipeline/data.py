@@ -1,59 +1,107 @@
-"""Rows that fit a saved model: encoded as those it was trained on, or refused with the fields by name."""
+"""The Dataset of a run, and whether a saved model and a Dataset fit each other."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lpfs._console import Console
 from lpfs.data.dataset import Dataset
-from lpfs.data.prepare import plan_source, prepare
+from lpfs.data.prepare import plan_source, prepare, run_plan
 from lpfs.data.reencode import check_columns_fit
 from lpfs.data.store.location import dataset_exists
 from lpfs.errors import DataError, InputError
 from lpfs.models import registered_name
-from lpfs.models.base import Model
 from lpfs.pipeline.settings import Settings
-from lpfs.pipeline.splits import (
-    SHUFFLED_PARTS,
-    TEST_PARTS,
-)
+from lpfs.pipeline.splits import SHUFFLED_PARTS, TEST_PARTS
 from lpfs.schema import Field
-from lpfs.serialization import find_model_dir, load, load_metadata
+from lpfs.serialization import SavedModel
 
-ABOUT = "model.json"
+DATA_DIR = "data"  # of a Dataset that a run prepared itself
+MODELS_WITH_NUMERIC_INPUT = ("dlrm", "dlrm_cross", "user_item")  # these use numbers as they are, without bins
 
 
-def settings_for_model(settings: Settings) -> Settings:
-    """Return settings whose backbone is that of the trained model they start from; refuse those of another."""
-    if settings.checkpoint is None:
-        return settings
-    place = find_model_dir(settings.checkpoint)
-    model = load(place)
-    own = {"model": registered_name(model), "model_options": json.loads(json.dumps(model.config))}
-    if settings.model not in (None, own["model"]):
-        raise InputError(
-            f"the model in {place} is of {own['model']!r}, not of {settings.model!r}; leave --model out"
-        )
-    for name, value in json.loads(json.dumps(dict(settings.model_options))).items():
-        if own["model_options"].get(name) != value:
+def with_source(settings: Settings, source: Any) -> tuple[Settings, Any]:
+    """Return settings that name the source, and the source itself only if it is a table or a Dataset in memory."""
+    if isinstance(source, str | os.PathLike):
+        source = [source]
+    if isinstance(source, Sequence) and all(isinstance(path, str | os.PathLike) for path in source):
+        return settings.updated(source=tuple(os.fspath(path) for path in source)), None
+    if isinstance(source, Dataset) and source.whole:  # so that the configuration names its directory
+        settings = settings.updated(source=(os.fspath(source.path),))
+    return settings, source
+
+
+def settings_for_model(settings: Settings, saved: SavedModel) -> Settings:
+    """Return settings with the backbone of a saved model; raise InputError if they contradict it."""
+    name, options = registered_name(saved.model), json.loads(json.dumps(saved.model.config))
+    if settings.model not in (None, name):
+        raise InputError(f"the model in {saved.path} is {name!r}, not {settings.model!r}; leave --model out")
+    for option, value in json.loads(json.dumps(dict(settings.model_options))).items():
+        if options.get(option) != value:
             raise InputError(
-                f"the model in {place} has {name}={own['model_options'].get(name)!r} and cannot have {value!r}; "
-                "leave the options of the model out"
+                f"the model in {saved.path} has {option}={options.get(option)!r}, not {value!r}; leave the model "
+                "options out"
             )
-    return settings.updated(**own)
+    dropped = [field for field in saved.model.reads.names if field in settings.must_drop]
+    if dropped:
+        raise InputError(
+            f"must_drop names {dropped[0]!r}, which the model in {saved.path} uses; train a model without it first"
+        )
+    return settings.updated(model=name, model_options=options)
 
 
 def is_dataset(source: Sequence[str]) -> bool:
-    """Say whether a source is the folder of a Dataset."""
+    """Return whether a source is the directory of a Dataset."""
     return len(source) == 1 and dataset_exists(source[0])
 
 
+def prepare_dataset(
+    source: Any,
+    settings: Settings,
+    run_dir: Path,
+    console: Console,
+    *,
+    saved: SavedModel | None = None,
+    resume: bool = False,
+) -> Dataset:
+    """Return the Dataset of a run: the one given, or one prepared from the log in the run directory.
+
+    With a saved model the log is encoded as the rows of that model were. Rows without an order (no time column,
+    not one file per day) are split at random. A resumed run uses the Dataset it has prepared.
+    """
+    if isinstance(source, Dataset):
+        return source
+    out = run_dir / DATA_DIR
+    if resume and (out / "dataset.json").exists():
+        return Dataset(out)
+    if source is None:
+        if not settings.source:
+            raise InputError("no log to select from; give files, a table, or the directory of a Dataset")
+        if is_dataset(settings.source):
+            return Dataset(settings.source[0])
+        source = list(settings.source) if len(settings.source) > 1 else settings.source[0]
+    options = {**settings.prepare, "label": settings.label, "time": settings.time, "split": settings.split}
+    if saved is not None:
+        options |= {"like": training_dataset(saved), "fields_only": saved.model.reads.names}
+    elif settings.backbone not in MODELS_WITH_NUMERIC_INPUT:
+        options.setdefault("bins", "auto")
+    plan = plan_source(source, **options)
+    if not {"shuffle", "preset"} & set(options) and plan.options.time is None and plan.options.parts != "files":
+        changes: dict[str, Any] = {"shuffle": True}
+        if "parts" not in options:
+            train = SHUFFLED_PARTS if settings.split else SHUFFLED_PARTS - TEST_PARTS
+            changes |= {"parts": SHUFFLED_PARTS, "train": train}
+        plan = replace(plan, options=replace(plan.options, **changes))
+    return run_plan(plan, out, replace=True, console=console)
+
+
 def dataset_for_model(
-    folder: Path,
-    model: Model,
+    saved: SavedModel,
     source: Sequence[str],
     out: Path,
     *,
@@ -61,112 +109,64 @@ def dataset_for_model(
     quiet: bool = False,
     **options: Any,
 ) -> Dataset:
-    """Return rows that a model can read: a Dataset that fits it, or a log encoded as the model's was.
+    """Return rows that a saved model can use: a Dataset that fits it, or a log encoded as its rows were.
 
     Args:
-        folder: of the saved model.
-        model: what was loaded from it.
-        source: files, or the folder of a Dataset.
-        out: where a log's Dataset goes.
-        like: the Dataset that the model was trained on, where it is not where it was.
+        saved: the model.
+        source: files, or the directory of a Dataset.
+        out: where the Dataset of a log is written.
+        like: the Dataset that the model was trained on, if it was moved.
         quiet: print nothing.
-        options: of ``prepare``, those that learn nothing.
+        options: options of ``prepare`` that fit nothing.
 
     """
     if is_dataset(source):
-        data = Dataset(source[0])
-        check_dataset_fits(folder, model, data)
-        return data
-    old = training_dataset(folder) if like is None else Dataset(like)
-    check_dataset_fits(folder, model, old)
-    return prepare(
-        list(source), out, like=old, fields_only=model.reads.names, replace=True, quiet=quiet, **options
-    )
+        dataset = Dataset(source[0])
+        check_dataset_fits(saved, dataset)
+        return dataset
+    reference = training_dataset(saved) if like is None else Dataset(like)
+    check_dataset_fits(saved, reference)
+    fields = saved.model.reads.names
+    return prepare(list(source), out, like=reference, fields_only=fields, replace=True, quiet=quiet, **options)
 
 
-def training_dataset(folder: Path) -> Dataset:
+def training_dataset(saved: SavedModel) -> Dataset:
     """Return the Dataset that a saved model was trained on."""
-    extra = load_metadata(folder)
-    places = [folder.parent / "data", *([Path(extra["data"])] if "data" in extra else [])]
-    for place in places:
-        if dataset_exists(place):
-            found = Dataset(place)
-            if extra.get("fingerprint", found.fingerprint) == found.fingerprint:
-                return found
+    paths = [saved.path.parent / DATA_DIR]
+    if "data" in saved.metadata:
+        paths.append(Path(saved.metadata["data"]))
+    for path in paths:
+        if dataset_exists(path):
+            dataset = Dataset(path)
+            if saved.metadata.get("fingerprint", dataset.fingerprint) == dataset.fingerprint:
+                return dataset
     raise DataError(
-        f"the Dataset that the model in {folder} was trained on is not there any more ({places[-1]}); its "
-        "vocabularies are needed to read raw values: say where it is with --like"
+        f"the Dataset that the model in {saved.path} was trained on was not found at {paths[-1]}; raw values are "
+        "encoded with its vocabularies, so give its new place with --like"
     )
 
 
-def check_dataset_fits(folder: Path, model: Model, data: Dataset) -> None:
-    """Refuse a Dataset with missing or retyped fields, or with other ids, than the model was trained on."""
-    names, needed = data.schema.names, model.reads
+def check_dataset_fits(saved: SavedModel, dataset: Dataset) -> None:
+    """Raise DataError if fields of the model are missing or of another type, or their ids mean other values."""
+    names, needed = dataset.schema.names, saved.model.reads
     missing = [name for name in needed.names if name not in names]
     retyped = {
-        each.name: f"{_describe_field(data.schema[each.name])} instead of {_describe_field(each)}"
-        for each in needed
-        if each.name in names and _describe_field(each) != _describe_field(data.schema[each.name])
+        field.name: f"{_describe_field(dataset.schema[field.name])} instead of {_describe_field(field)}"
+        for field in needed
+        if field.name in names and _describe_field(field) != _describe_field(dataset.schema[field.name])
     }
-    extra = [name for name in names if name not in model.schema.names]
-    check_columns_fit(f"the model in {folder}", str(data.path), missing, retyped, extra)
-    known = load_metadata(folder).get("fingerprint")
-    if known not in (None, data.fingerprint, _reference_fingerprint(data.settings)):
+    additional = [name for name in names if name not in saved.model.schema.names]
+    check_columns_fit(f"the model in {saved.path}", str(dataset.path), missing, retyped, additional)
+    fingerprint = saved.metadata.get("fingerprint")
+    if fingerprint not in (None, dataset.fingerprint, dataset.settings.get("like", {}).get("fingerprint")):
         raise DataError(
-            f"{data.path} has the fields of the model in {folder}, but their ids come from other vocabularies; "
-            "encode the log as the model's was: lpfs prepare … --like, or give the raw files"
+            f"{dataset.path} has the fields of the model in {saved.path}, but their ids come from other "
+            "vocabularies; encode the log as the rows of the model: lpfs prepare … --like, or give the raw files"
         )
 
 
-def _reference_fingerprint(settings: Mapping[str, Any]) -> str | None:
-    """Return the fingerprint of the Dataset whose encoding was taken."""
-    found: str | None = settings.get("like", {}).get("fingerprint")
-    return found
-
-
 def _describe_field(field: Field) -> str:
-    """Describe what of a field a model depends on."""
+    """Return the properties of a field that a model depends on."""
     if field.kind == "numeric":
         return "numeric" if field.dim == 1 else f"numeric of {field.dim} columns"
     return f"{field.kind} with {field.cardinality:,} ids"
-
-
-MODELS_WITH_NUMERIC_INPUT = (
-    "dlrm",
-    "dlrm_cross",
-    "user_item",
-)  # backbones with a way of their own to read numbers
-
-
-def prepare_dataset(source: Any, wanted: Settings, folder: Path, quiet: bool, resume: bool = False) -> Dataset:
-    """Return the Dataset: the one given, or one made of the log and kept with the run.
-
-    Where a trained model is given, a log is encoded as the model's was. Rows that nothing orders are dealt to the
-    days at random. A run that goes on has its data already.
-    """
-    if isinstance(source, Dataset):
-        return source
-    if resume and (folder / "data" / "dataset.json").exists():
-        return Dataset(folder / "data")
-    if source is None:
-        if not wanted.source:
-            raise InputError("give the log to select from: files, a table, or the folder of a Dataset")
-        if is_dataset(wanted.source):
-            return Dataset(wanted.source[0])
-        source = list(wanted.source) if len(wanted.source) > 1 else wanted.source[0]
-    options = {**wanted.prepare, "label": wanted.label, "time": wanted.time, "split": wanted.split}
-    if wanted.checkpoint is not None:
-        place = find_model_dir(wanted.checkpoint)
-        options |= {"like": training_dataset(place), "fields_only": load(place).reads.names}
-    elif wanted.backbone not in MODELS_WITH_NUMERIC_INPUT:
-        options.setdefault("bins", "auto")
-    if not {"shuffle", "preset"} & set(options):
-        found = plan_source(source, **options).options
-        if found.time is None and found.parts != "files":
-            options["shuffle"] = True
-            if "parts" not in options:
-                options |= {
-                    "parts": SHUFFLED_PARTS,
-                    "train": SHUFFLED_PARTS if wanted.split else SHUFFLED_PARTS - TEST_PARTS,
-                }
-    return prepare(source, folder / "data", quiet=quiet, replace=True, **options)

@@ -1,98 +1,145 @@
-"""TODO"""
+"""RunPlan: everything that is decided before training, decided once."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from dataclasses import replace as changed
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
+from lpfs._console import Console
+from lpfs._validation import check_name
 from lpfs.data.dataset import Dataset
 from lpfs.data.stream import Stream
-from lpfs.embeddings._torch import supports_cuda_graph
-from lpfs.errors import DataError, InputError
-from lpfs.methods.costs import Costs, complexity
-from lpfs.methods.known import known
-from lpfs.methods.registry import check_method, check_search
-from lpfs.methods.wish import DEFAULT_LOSS, Wish
+from lpfs.embeddings._backends import supports_cuda_graph
+from lpfs.errors import DataError, FieldError, InputError
+from lpfs.methods.base import Method
+from lpfs.methods.registry import make_method
+from lpfs.methods.target import DEFAULT_AUC_LOSS, Costs, SelectionTarget, complexity_costs
 from lpfs.models import check_model_options, make_model
-from lpfs.pipeline.data import (
-    settings_for_model,
-)
+from lpfs.models.base import Model
+from lpfs.pipeline.data import check_dataset_fits, settings_for_model
 from lpfs.pipeline.settings import TARGET_FIELDS, Settings
-from lpfs.pipeline.splits import (
-    DataSplits,
-    StagePlan,
-    auc_standard_error,
-    clicks,
-    plan_stages,
-    split_dataset,
-)
-from lpfs.pipeline.tell import Console
+from lpfs.pipeline.splits import DataSplits, StagePlan, auc_standard_error, plan_stages, split_dataset
 from lpfs.schema import Schema
-from lpfs.serialization import find_model_dir, load
+from lpfs.serialization import SavedModel, find_model_dir, load_saved
 from lpfs.train.config import Training
 from lpfs.train.distributed.group import current_group
 from lpfs.train.loggers import need_mlflow, need_tensorboard
 from lpfs.train.step import make_optimizer
 
-EVAL_BATCH_SIZE = 4096  # rows evaluated at a time
-EVALUATIONS = 20  # of a training that goes through its rows several times, and of one that is watched
+EVAL_BATCH_SIZE = 4096  # rows per evaluation batch
+EVALUATIONS = 20  # evaluations of a training that selects its best state
+AUC_LOSS_PER_SE = 0.25  # default allowed AUC loss, in standard errors of the validation AUC
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunPlan:
-    """One run: its data, its settings, and what it has done so far."""
+    """One run: settings, data, steps and target.
+
+    Args:
+        settings: checked settings, with absolute paths.
+        dataset: all rows.
+        schema: fields to select from.
+        splits: rows of every stage.
+        steps: number of steps and batch size of every stage.
+        target: what to search for.
+        device: where the models are trained.
+        run_dir: directory of the run.
+        resume: continue stages that were interrupted.
+        console: where messages go.
+        saved_model: trained model that the search starts from, instead of pretraining.
+
+    """
 
     settings: Settings
+    dataset: Dataset
     schema: Schema
     splits: DataSplits
     steps: StagePlan
-    target: Wish
+    target: SelectionTarget
     device: torch.device
     run_dir: Path
     resume: bool
     console: Console
-    seconds: dict[str, float] = field(default_factory=dict)
+    saved_model: SavedModel | None = None
 
-    @contextmanager
-    def stage(self, name: str, text: str) -> Iterator[None]:
-        """Say what begins and note how long it takes."""
-        self.console.heading(text)
-        begin = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+    @property
+    def method(self) -> Method:
+        """The search method with its options."""
+        return make_method(self.settings.method, self.settings.options)
 
-    def stream(self, part: Dataset, fields: Sequence[str], *, train: bool, seed: int = 0) -> Stream:
-        """Return batches of some rows: those to train on are shuffled where they are gone through again."""
+    def for_search(
+        self,
+        run_dir: Path,
+        seed: int,
+        *,
+        method: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        keep: int | None = None,
+        penalty: float | None = None,
+        resume: bool | None = None,
+    ) -> RunPlan:
+        """Return the plan of another search on the same rows; what is not given stays as it is.
+
+        A new ``keep`` or ``penalty`` replaces the target.
+        """
+        settings = replace(
+            self.settings,
+            seed=seed,
+            method=self.settings.method if method is None else method,
+            options=self.settings.options if options is None else options,
+        )
+        target = self.target
+        if keep is not None or penalty is not None:
+            settings = settings.updated(keep=keep, penalty=penalty)
+            target = SelectionTarget(keep=keep, penalty=penalty, must_keep=target.must_keep, costs=target.costs)
+        resume = self.resume if resume is None else resume
+        return replace(self, settings=settings, target=target, run_dir=run_dir, resume=resume)
+
+    def stream(self, rows: Dataset, fields: Sequence[str], *, train: bool, seed: int = 0) -> Stream:
+        """Return batches of some rows; training rows are shuffled if they are read more than once."""
         size = self.steps.batch_size if train else EVAL_BATCH_SIZE
         shuffle = train and self.steps.shuffle
-        return part.stream(size, shuffle=shuffle, seed=seed, fields=fields, device=self.device)
+        return rows.stream(size, shuffle=shuffle, seed=seed, fields=fields, device=self.device)
 
     def training(
-        self, steps: int, seed: int, *, choose: bool, watch: bool = False, calm: bool = False, graph: bool = False
+        self,
+        steps: int,
+        seed: int,
+        *,
+        keep_best: bool,
+        record_auc: bool = False,
+        keep_last_optimizer: bool = False,
+        graph: bool = False,
     ) -> Training:
-        """Return the settings of the loop.
+        """Return the settings of the training loop.
 
-        ``choose`` keeps the best state where rows are gone through several times; ``watch`` keeps it in any case,
-        and the state that training began with counts too. ``calm`` leaves the optimizer as it is in the end, not
-        as it was at the best state: Adagrad takes smaller steps then, and a search learns less by heart.
+        Args:
+            steps: number of steps.
+            seed: seed of the training.
+            keep_best: keep the state with the best validation AUC if rows are read more than once.
+            record_auc: keep it always, and count the initial state as well.
+            keep_last_optimizer: keep the last state of the optimizer with the best state of the model. The
+                accumulated squares of Adagrad then make smaller steps, and a search overfits less.
+            graph: capture the step as a CUDA graph.
+
         """
-        looks = watch or (choose and self.steps.shuffle)
+        evaluate = record_auc or (keep_best and self.steps.shuffle)
         return Training(
             optimizer=self.settings.optimizer,  # type: ignore[arg-type]
             steps=steps,
             seed=seed,
             precision=self.settings.precision,  # type: ignore[arg-type]
-            keep="best" if looks else "last",
-            evaluate_every=max(1, steps // EVALUATIONS) if looks else None,
-            evaluate_first=watch,
-            keep_optimizer="last" if calm else "best",
+            keep="best" if evaluate else "last",
+            evaluate_every=max(1, steps // EVALUATIONS) if evaluate else None,
+            evaluate_first=record_auc,
+            keep_optimizer="last" if keep_last_optimizer else "best",
             checkpoint_every=max(1, min(steps, max(500, steps // 10))),
             graph=graph,
             check_every=1 if self.device.type == "cpu" else 50,
@@ -103,119 +150,158 @@ class RunPlan:
 
     @property
     def use_cuda_graph(self) -> bool:
-        """Whether steps are captured as CUDA graphs: on a GPU in one process, if the settings say nothing."""
+        """Whether steps are captured as CUDA graphs; by default on a GPU in a single process."""
         if self.settings.graph is not None:
             return self.settings.graph
-        return (
-            self.device.type == "cuda" and not current_group().is_distributed and supports_cuda_graph(self.device)
-        )
+        single = not current_group().is_distributed
+        return self.device.type == "cuda" and single and supports_cuda_graph(self.device)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return a fresh optimizer."""
-        chosen = Training(optimizer=self.settings.optimizer, lr=self.settings.lr)  # type: ignore[arg-type]
-        return make_optimizer(chosen, model.parameters())
+        """Return a new optimizer of a model."""
+        training = Training(optimizer=self.settings.optimizer, lr=self.settings.lr)  # type: ignore[arg-type]
+        return make_optimizer(training, model.parameters())
+
+    def meta_model(self) -> Model:
+        """Return the model of all fields on the meta device, which allocates nothing."""
+        with torch.device("meta"):
+            return make_model(self.settings.backbone, self.schema, **self.settings.model_options)
 
 
-AUC_LOSS_PER_SE = 0.25  # of the standard error of an AUC: a loss that is hardly told
+class StageTimer:
+    """Prints the heading of each stage and measures its seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str, heading: str) -> Iterator[None]:
+        """Print a heading; add the seconds of the block to those of the stage."""
+        self.console.heading(heading)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-def check_settings(wanted: Settings) -> Settings:
-    """Return the settings with absolute paths, after a check of all that can be checked without the data."""
-    wanted = settings_for_model(wanted).with_absolute_paths()
-    check_method(wanted.method, wanted.options)
-    check_model_options(wanted.backbone, wanted.model_options)
-    if resolve_device(wanted.device).type != "cuda" and wanted.graph:
-        raise InputError("graph captures the steps of a GPU, and this run is on the CPU; leave it out")
-    if wanted.graph and current_group().is_distributed:
-        raise InputError("graph captures the steps of one process, and there are several; leave it out")
-    if wanted.tensorboard:
+def check_settings(settings: Settings) -> tuple[Settings, SavedModel | None]:
+    """Check everything that does not need the data; return absolute settings and the model they start from."""
+    saved = None if settings.checkpoint is None else load_saved(find_model_dir(settings.checkpoint))
+    if saved is not None:
+        settings = settings_for_model(settings, saved)
+    settings = settings.with_absolute_paths()
+    make_method(settings.method, settings.options)
+    check_model_options(settings.backbone, settings.model_options)
+    if settings.graph and resolve_device(settings.device).type != "cuda":
+        raise InputError("graph=True captures the steps of a GPU, but this run is on the CPU; leave graph out")
+    if settings.graph and current_group().is_distributed:
+        raise InputError("graph=True works in a single process, but several were started; leave graph out")
+    if settings.tensorboard:
         need_tensorboard()
-    if wanted.mlflow:
+    if settings.mlflow:
         need_mlflow()
-    Training(optimizer=wanted.optimizer, lr=wanted.lr, precision=wanted.precision)  # type: ignore[arg-type]
-    return wanted
+    Training(optimizer=settings.optimizer, lr=settings.lr, precision=settings.precision)  # type: ignore[arg-type]
+    return settings, saved
 
 
-def plan_run(wanted: Settings, dataset: Dataset, folder: Path, resume: bool, tell: Console) -> RunPlan:
-    """Check everything that can be checked before anything is trained."""
-    work = build_plan(wanted, dataset, folder, resume, tell)
-    check_search_start(work)
-    check_label_classes(work.splits)
-    return work
+def plan_run(
+    settings: Settings,
+    dataset: Dataset,
+    run_dir: Path,
+    console: Console,
+    *,
+    saved: SavedModel | None = None,
+    resume: bool = False,
+) -> RunPlan:
+    """Return the plan of a run, after every check that can be made before training."""
+    plan = build_plan(settings, dataset, run_dir, console, saved=saved, resume=resume)
+    model = plan.meta_model()
+    plan.method.check(plan.target.for_model(model), model.names, plan.steps.search)
+    plan.method.check_model(model)
+    check_label_classes(plan.splits)
+    return plan
 
 
-def build_plan(wanted: Settings, dataset: Dataset, folder: Path, resume: bool, tell: Console) -> RunPlan:
-    """Return the rows of every stage, how long each takes, and what is wished for."""
-    schema = dataset.schema
+def build_plan(
+    settings: Settings,
+    dataset: Dataset,
+    run_dir: Path,
+    console: Console,
+    *,
+    saved: SavedModel | None = None,
+    resume: bool = False,
+) -> RunPlan:
+    """Return the rows of every stage, how long each takes, and the target; the search itself is not checked."""
     if dataset.settings.get("unlabelled"):
-        raise DataError(f"{dataset.path} was prepared from rows without a label: nothing can be learned from it")
-    for name in wanted.must_drop:
-        known(name, schema.names, "must_drop")
-    read = schema.names if wanted.checkpoint is None else load(find_model_dir(wanted.checkpoint)).reads.names
-    left = [name for name in schema.names if name in read and name not in set(wanted.must_drop)]
-    if not left:
-        raise InputError("every field must be dropped: nothing is left to select from")
-    schema = schema.subset(left)
-    parts = split_dataset(dataset)
-    ways = {name: getattr(wanted, name) for name in TARGET_FIELDS}
-    if all(each is None for each in ways.values()):
-        ways["max_auc_loss"] = default_auc_loss(parts.valid)
-    wish = Wish(**ways, must_keep=wanted.must_keep, costs=load_costs(wanted, schema))
+        raise DataError(f"{dataset.path} was prepared from rows without a label; nothing can be trained on it")
+    for name in settings.must_drop:
+        check_name(name, dataset.schema.names, "field", "must_drop", FieldError)
+    if saved is not None:
+        check_dataset_fits(saved, dataset)
+    inputs = dataset.schema.names if saved is None else saved.model.reads.names
+    names = [name for name in dataset.schema.names if name in inputs and name not in settings.must_drop]
+    if not names:
+        raise InputError("must_drop names every field; leave at least one field to select from")
+    schema, splits = dataset.schema.subset(names), split_dataset(dataset)
     steps = plan_stages(
-        parts,
-        batch_size=wanted.batch_size,
-        pretrain_steps=wanted.pretrain_steps,
-        search_steps=wanted.search_steps,
+        splits,
+        batch_size=settings.batch_size,
+        pretrain_steps=settings.pretrain_steps,
+        search_steps=settings.search_steps,
     )
-    return RunPlan(wanted, schema, parts, steps, wish, resolve_device(wanted.device), folder, resume, tell)
+    return RunPlan(
+        settings,
+        dataset,
+        schema,
+        splits,
+        steps,
+        make_target(settings, schema, splits.valid),
+        resolve_device(settings.device),
+        run_dir,
+        resume,
+        console,
+        saved,
+    )
 
 
-def check_search_start(work: RunPlan) -> None:
-    """Refuse a search that could not be begun."""
-    wanted, wish = work.settings, work.target
-    with torch.device("meta"):  # nothing is allocated for it
-        model = make_model(wanted.backbone, work.schema, **wanted.model_options)
-    fields = model.fields_of_parts()
-    costs = None if wish.costs is None else wish.costs.of_parts({name: fields[name] for name in model.names})
-    wish = changed(wish, costs=costs)
-    check_search(wanted.method, wanted.options, wish, model.names, work.steps.search, model)
+def make_target(settings: Settings, schema: Schema, valid: Dataset) -> SelectionTarget:
+    """Return the target of a run; without one, an AUC loss that the validation rows can hardly measure."""
+    values = {name: getattr(settings, name) for name in TARGET_FIELDS}
+    if all(value is None for value in values.values()):
+        values["max_auc_loss"] = max(DEFAULT_AUC_LOSS, round(auc_standard_error(valid) * AUC_LOSS_PER_SE, 4))
+    return SelectionTarget(**values, must_keep=settings.must_keep, costs=load_costs(settings, schema))
+
+
+def load_costs(settings: Settings, schema: Schema) -> Costs | None:
+    """Return the costs that the settings name."""
+    if settings.costs is None:
+        return None
+    if settings.costs == "complexity":
+        dim = {name: value for name, value in settings.model_options.items() if name == "dim"}
+        return complexity_costs(schema, **dim)
+    return Costs.load(settings.costs, schema)
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of a name; ``auto`` is the GPU where there is one."""
+    """Return the device of a name; ``auto`` is the first GPU if there is one, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"there is no device {name!r}; auto, cpu, cuda and cuda:1 are ones") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise InputError(f"device {name!r}: torch sees {count} GPUs here; lpfs doctor tells more")
+        raise InputError(f"unknown device {name!r}; use auto, cpu, cuda or cuda:1") from None
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise InputError(f"device {name!r} does not exist: torch finds {count} GPUs; run lpfs doctor for details")
     return device
 
 
-def default_auc_loss(valid: Dataset) -> float:
-    """Return the AUC loss that is allowed where nothing is asked for: one that these rows could hardly tell."""
-    return max(DEFAULT_LOSS, round(auc_standard_error(valid) * AUC_LOSS_PER_SE, 4))
-
-
-def check_label_classes(parts: DataSplits) -> None:
-    """Refuse rows of one class only, where they have to judge or to choose."""
+def check_label_classes(splits: DataSplits) -> None:
+    """Raise InputError if the rows of a split are all of one class."""
     for name in ("early", "search", "valid", "test"):
-        part = getattr(parts, name)
-        positive, _ = clicks(part)
-        if positive in (0, part.rows):
+        rows: Dataset = getattr(splits, name)
+        positives, negatives = rows.label_counts()
+        if not positives or not negatives:
             raise InputError(
-                f"the {name} rows ({part.rows:,}) hold one class only ({positive:,} positive): nothing can be "
-                "learned or judged there. Give more rows, another time column, or a split"
+                f"the {name} rows ({rows.rows:,}) are all of one class ({positives:,} positive), so nothing can "
+                "be trained or evaluated there; give more rows, another time column, or a split column"
             )
-
-
-def load_costs(wanted: Settings, schema: Schema) -> Costs | None:
-    """Return the costs that the settings name."""
-    if wanted.costs is None:
-        return None
-    if wanted.costs == "complexity":
-        return complexity(schema, **{name: value for name, value in wanted.model_options.items() if name == "dim"})
-    return Costs.load(wanted.costs, schema)

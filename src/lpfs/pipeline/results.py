@@ -1,7 +1,4 @@
-"""Outcome: the answer of a run, and the files it leaves.
-
-kept_fields.txt: a field a line.
-"""
+"""Outcome: the result of a run. The record of a run, which is written once and handed on in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,74 +15,53 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import lpfs
+from lpfs._console import Console
+from lpfs._fileio import open_atomic, write_json_atomic, write_text_atomic
 from lpfs.data.dataset import Dataset
 from lpfs.errors import InputError
-from lpfs.methods.wish import Wish
+from lpfs.gates.prune import Certificate
 from lpfs.models.base import Model
-from lpfs.pipeline import stages
-from lpfs.pipeline.plan import (
-    RunPlan,
-)
-from lpfs.pipeline.stages import parameters, table_bytes
-from lpfs.pipeline.tell import Console
+from lpfs.pipeline.plan import RunPlan
+from lpfs.report.format import MODEL_LABELS, format_size
 from lpfs.schema import Selection
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+RECORD_FILE, FIELDS_FILE, HISTORY_FILE = "selection.json", "kept_fields.txt", "history.parquet"
+FILES_TEXT = f"{RECORD_FILE}, {FIELDS_FILE}, {HISTORY_FILE}, model/"
+AUC_TOLERANCE = 0.0005  # difference of validation AUC within which two trainings count as equal
+MAX_LISTED = 12  # field names in a message
 
-def format_field_list(names: Iterable[str]) -> str:
-    r"""Return names one a line; one that a line cannot hold as it is becomes a JSON string.
-
-    That is a name with a line break in it, with a blank at an end, with a quotation mark in front, or without a
-    letter.
-
-    >>> listed(["user", "two\nlines"])
-    'user\n"two\\nlines"\n'
-    """
-    return "".join(f"{name if _needs_no_quotes(name) else json.dumps(name)}\n" for name in names)
-
-
-def parse_field_list(text: str) -> tuple[str, ...]:
-    r"""Return the names that ``listed`` wrote.
-
-    >>> names_in('user\n"two\\nlines"\n')
-    ('user', 'two\nlines')
-    """
-    return tuple(json.loads(line) if line.startswith('"') else line for line in text.splitlines())
-
-
-def _needs_no_quotes(name: str) -> bool:
-    return name.splitlines() == [name] and name == name.strip() and not name.startswith('"')
-
-
-Row = dict[str, Any]
-TOLERANCE = 0.0005  # of validation AUC, within which two trainings are level
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What ``select`` found.
+    """The result of ``select``.
 
     Args:
-        selection: kept and dropped fields, gates, how it was made.
-        metrics: of all_fields, pruned, hot_start and retrained, on the test rows: auc and logloss.
+        selection: kept and dropped fields, gate values, how they were found.
+        metrics: AUC and logloss on the test rows, of the models all_fields, gated, pruned, hot_start, retrained.
         choices: the same on the validation rows, where choices are made.
-        max_logit_change: between the gated and the pruned model, on held-out rows.
-        model: the one that was left to deploy, and ``chosen`` which of the trainings it is.
-        chosen_in: in how many of the searches each field was kept.
-        savings: table bytes, parameters and rows a second of all fields and of the model left.
-        seconds: of every stage.
-        folder: where everything is.
-        hot_start: how soon the pruned model, trained on, was level with the kept fields trained from scratch.
-        hints: what to look at: fields that may leak, kept fields that are one column.
+        certificates: of the model with zeros and of the model without columns.
+        max_logit_change: largest difference of a logit between the gated and the pruned model.
+        model: the model to deploy; ``chosen`` is its name in ``metrics``.
+        chosen: name of the model to deploy.
+        chosen_in: number of searches in which each field was kept.
+        savings: table bytes, parameters and rows per second of all fields and of the model to deploy.
+        seconds: duration of every stage.
+        folder: directory of the run.
+        hot_start: after how many steps the hot start equalled training from scratch.
+        hints: possible problems: fields that may leak the label, duplicate columns.
+        record: everything above as JSON values, as in ``selection.json``.
 
     """
 
     selection: Selection
-    metrics: Mapping[str, Row]
-    choices: Mapping[str, Row]
-    certificates: Mapping[str, Row]
+    metrics: Mapping[str, Record]
+    choices: Mapping[str, Record]
+    certificates: Mapping[str, Record]
     max_logit_change: float | None
     model: Model
     chosen: str
@@ -94,44 +70,108 @@ class Outcome:
     seconds: Mapping[str, float]
     folder: Path
     hot_start: Mapping[str, Any] = field(default_factory=dict)
-    hints: Sequence[Row] = ()
+    hints: Sequence[Record] = ()
+    record: Record = field(default_factory=dict)
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The fields that stay."""
+        """The kept fields."""
         return self.selection.kept
 
     def __repr__(self) -> str:
         before, after = (self.metrics.get(name, {}).get("auc") for name in ("all_fields", self.chosen))
-        told = "" if before is None or after is None else f", test AUC {after:.4f} ({before:.4f} with all fields)"
+        auc = "" if before is None or after is None else f", test AUC {after:.4f} ({before:.4f} with all fields)"
         return (
-            f"Outcome({len(self.kept)} of {len(self.selection.names)} fields kept{told}, in {str(self.folder)!r})"
+            f"Outcome({len(self.kept)} of {len(self.selection.names)} fields kept{auc}, in {str(self.folder)!r})"
         )
 
     def plot(self) -> Figure:
-        """Return a figure: the AUC of the models against all fields; ``selection.plot()`` draws the gates."""
+        """Return a figure of the AUC of the models; ``selection.plot()`` draws the gates."""
         from lpfs.plots import quality
 
-        return quality(self.metrics, LABELS)
+        return quality(self.metrics, MODEL_LABELS)
 
     def _repr_html_(self) -> str:
-        from lpfs.cards import outcome_card
+        from lpfs.notebook import outcome_html
 
-        return outcome_card(self.selection, self.metrics, LABELS, self.folder)
+        return outcome_html(self.selection, self.metrics, MODEL_LABELS, self.folder)
+
+
+def with_record(outcome: Outcome, plan: RunPlan) -> Outcome:
+    """Return the outcome of ``select`` with its record."""
+    record = build_record(
+        plan,
+        outcome.selection,
+        metrics=dict(outcome.metrics),
+        validation=dict(outcome.choices),
+        max_logit_change=outcome.max_logit_change,
+        certificates=dict(outcome.certificates),
+        model=outcome.chosen,
+        chosen_in=dict(outcome.chosen_in),
+        savings={name: dict(values) for name, values in outcome.savings.items()},
+        seconds={name: round(value, 3) for name, value in outcome.seconds.items()},
+        hints=list(outcome.hints),
+        **({"hot_start": dict(outcome.hot_start)} if outcome.hot_start else {}),
+    )
+    return replace(outcome, record=record)
+
+
+def build_record(plan: RunPlan, selection: Selection, **results: Any) -> Record:
+    """Return the record of a run: the selection, the results given, and where they come from."""
+    values = selection.to_json()
+    return {
+        "method": plan.settings.method,
+        "fields": field_facts(plan),
+        **{name: values[name] for name in ("kept", "dropped", "gates")},
+        **results,
+        "seed": plan.settings.seed,
+        "configuration": plan.settings.to_json(),
+        "steps": plan.steps.to_json(),
+        "splits": plan.splits.to_json(),
+        "fingerprint": plan.dataset.fingerprint,
+        "versions": versions(),
+        "sites": values["sites"],
+        "made": values["made"],
+    }
+
+
+def field_facts(plan: RunPlan) -> dict[str, Record]:
+    """Return kind, group, number of ids and cost of each field; the cost includes a share of shared costs."""
+    names, costs = plan.schema.names, plan.target.costs
+    prices = [field.cost for field in plan.schema] if costs is None else costs.weights(names, names)
+    return {
+        field.name: {"kind": field.kind, "group": field.group, "cardinality": field.cardinality, "cost": price}
+        for field, price in zip(plan.schema, prices, strict=True)
+    }
+
+
+def certificate_record(certificate: Certificate) -> Record:
+    """Return a certificate as JSON values."""
+    return {
+        "max_logit_change": certificate.max_logit_change,
+        "bound": certificate.bound,
+        "certified": certificate.certified,
+        "checked": list(certificate.checked),
+    }
+
+
+def data_reference(dataset: Dataset) -> dict[str, str]:
+    """Return the metadata of a saved model that locates its Dataset, so that other rows can be encoded like it."""
+    return {"data": os.path.abspath(dataset.path), "fingerprint": dataset.fingerprint}
 
 
 @cache
 def source_digest() -> str:
-    """Return a digest of this package's source: which state of the code a result was made by."""
-    found = hashlib.sha256()
+    """Return a digest of the source code of this package, to record which version made a result."""
+    digest = hashlib.sha256()
     root = Path(lpfs.__file__).parent
-    for each in sorted(root.rglob("*.py")):
-        found.update(each.relative_to(root).as_posix().encode() + b"\0" + each.read_bytes() + b"\0")
-    return found.hexdigest()[:12]
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a result was made with."""
+    """Return the versions that a result depends on."""
     import numpy
 
     return {
@@ -143,287 +183,201 @@ def versions() -> dict[str, str]:
     }
 
 
-def write_results(outcome: Outcome, work: RunPlan, fingerprint: str) -> None:
-    """Write selection.json, kept_fields.txt and history.parquet."""
-    folder, selection = outcome.folder, outcome.selection
-    values = {
-        "method": work.settings.method,
-        "fields": field_facts(work),
-        "kept": list(selection.kept),
-        "dropped": list(selection.dropped),
-        "gates": dict(selection.gates),
-        "metrics": dict(outcome.metrics),
-        "validation": dict(outcome.choices),
-        "max_logit_change": outcome.max_logit_change,
-        "certificates": dict(outcome.certificates),
-        "model": outcome.chosen,
-        "chosen_in": dict(outcome.chosen_in),
-        "savings": {name: dict(each) for name, each in outcome.savings.items()},
-        "seconds": {name: round(each, 3) for name, each in outcome.seconds.items()},
-        "hints": list(outcome.hints),
-        "seed": work.settings.seed,
-        "configuration": work.settings.to_json(),
-        "recipe": work.steps.to_json(),
-        "periods": work.splits.to_json(),
-        "fingerprint": fingerprint,
-        "versions": versions(),
-        "sites": {name: [dict(each) for each in sites] for name, sites in selection.sites.items()},
-        "made": dict(selection.made),
-        **({"hot_start": dict(outcome.hot_start)} if outcome.hot_start else {}),
-    }
-    text = json.dumps(values, indent=1, ensure_ascii=False, default=_plain)
-    put(folder / "selection.json", text + "\n")
-    put(folder / "kept_fields.txt", format_field_list(selection.kept))
-    write_history(folder / "history.parquet", selection)
+def write_record(run_dir: Path, record: Record, selection: Selection) -> None:
+    """Write selection.json, kept_fields.txt and, if the selection has a history, history.parquet."""
+    write_json_atomic(run_dir / RECORD_FILE, record, allow_nan=True)
+    write_text_atomic(run_dir / FIELDS_FILE, format_field_list(selection.kept))
+    write_history(run_dir / HISTORY_FILE, selection)
 
 
-def field_facts(work: RunPlan) -> dict[str, Row]:
-    """Return what is known of each field: kind, group, ids, and its cost with its share of group costs."""
-    names, costs = work.schema.names, work.target.costs
-    paid = [each.cost for each in work.schema] if costs is None else costs.weights(names, names)
-    return {
-        each.name: {"kind": each.kind, "group": each.group, "cardinality": each.cardinality, "cost": cost}
-        for each, cost in zip(work.schema, paid, strict=True)
-    }
-
-
-def put(path: Path, text: str) -> None:
-    """Write a file aside, then put it in its place."""
-    aside = path.with_name(path.name + ".new")
-    aside.write_text(text, "utf-8")
-    aside.replace(path)
+def read_record(run_dir: Path) -> tuple[Selection, Record]:
+    """Return the selection that a search wrote, and its whole record."""
+    path = run_dir / RECORD_FILE
+    try:
+        record = json.loads(path.read_text("utf-8"))
+        selection = Selection(**{name: record[name] for name in ("kept", "dropped", "gates", "sites", "made")})
+    except FileNotFoundError:
+        raise InputError(f"no {RECORD_FILE} in {run_dir}; give the directory of a search") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} contains no selection ({error}); search again") from None
+    return selection, record
 
 
 def write_history(path: Path, selection: Selection) -> None:
-    """Write the history of the search: a row a record, the gates in one column a field."""
+    """Write the history of a search: one row per record, one column per gate."""
     import polars as pl
 
     if not selection.history:
         return
-    names = list(selection.gates)
-    plain = [{key: value for key, value in each.items() if key != "gates"} for each in selection.history]
-    frame = pl.DataFrame(plain)
+    rows = [{key: value for key, value in record.items() if key != "gates"} for record in selection.history]
+    frame = pl.DataFrame(rows)
     if "gates" in selection.history[0]:
-        values = [each["gates"] for each in selection.history]
-        gates = pl.DataFrame(values, schema=[f"gate:{name}" for name in names], orient="row")
+        values = [record["gates"] for record in selection.history]
+        gates = pl.DataFrame(values, schema=[f"gate:{name}" for name in selection.gates], orient="row")
         frame = pl.concat([frame, gates], how="horizontal")
-    aside = path.with_name(path.name + ".new")
-    frame.write_parquet(aside)
-    aside.replace(path)
+    with open_atomic(path) as file:
+        frame.write_parquet(file)
 
 
-def steps_saved(seen: Sequence[tuple[int, float]], level: float | None, steps: int) -> dict[str, Any]:
-    """Return when a training was level with another one of ``steps`` steps, and how many steps that saves.
+def format_field_list(names: Iterable[str]) -> str:
+    r"""Return one name per line; a name that is not a plain line becomes a JSON string.
 
-    ``seen`` are (step, validation AUC), ``level`` is the AUC that the other one reached. Level is the first look
-    from which on, up to the best one, which is kept, no look is below ``level`` - ``TOLERANCE``: a single lucky
-    look does not count. Where there is none, nothing is saved.
+    That is a name with a line break, with a blank at one end, with a quotation mark at its start, or without
+    characters.
 
-    >>> steps_saved([(0, 0.74), (50, 0.70), (100, 0.74), (150, 0.75), (200, 0.69)], 0.74, 400)["steps_saved"]
-    300
+    >>> format_field_list(["user", "two\nlines"])
+    'user\n"two\\nlines"\n'
     """
-    kept = max(range(len(seen)), key=lambda look: seen[look][1])
-    at = None
-    for step, auc in reversed(seen[: kept + 1]):
-        if level is None or auc < level - TOLERANCE:
+    return "".join(f"{name if _needs_no_quotes(name) else json.dumps(name)}\n" for name in names)
+
+
+def parse_field_list(text: str) -> tuple[str, ...]:
+    r"""Return the names that ``format_field_list`` wrote.
+
+    >>> parse_field_list('user\n"two\\nlines"\n')
+    ('user', 'two\nlines')
+    """
+    return tuple(json.loads(line) if line.startswith('"') else line for line in text.splitlines())
+
+
+def _needs_no_quotes(name: str) -> bool:
+    return name.splitlines() == [name] and name == name.strip() and not name.startswith('"')
+
+
+def steps_saved(
+    points: Sequence[tuple[int, float]], retrain_auc: float | None, retrain_steps: int, shrink_factor: float = 1.0
+) -> Record:
+    """Return when a hot start equalled training from scratch, and how many steps that saves.
+
+    A hot start has equalled it from the first evaluation on after which, up to the best one, no AUC is more than
+    ``AUC_TOLERANCE`` below ``retrain_auc``; a single high evaluation does not count.
+
+    Args:
+        points: (step, validation AUC) of the hot start.
+        retrain_auc: validation AUC of training from scratch.
+        retrain_steps: its number of steps.
+        shrink_factor: factor on the initial weights of the hot start.
+
+    >>> points = [(0, 0.74), (50, 0.70), (100, 0.74), (150, 0.75), (200, 0.69)]
+    >>> steps_saved(points, 0.74, 400)["steps_saved"]
+    300
+
+    """
+    best = max(range(len(points)), key=lambda number: points[number][1])
+    matched_at = None
+    for step, auc in reversed(points[: best + 1]):
+        if retrain_auc is None or auc < retrain_auc - AUC_TOLERANCE:
             break
-        at = step
+        matched_at = step
     return {
-        "steps": seen[-1][0],
-        "kept_step": seen[kept][0],
-        "auc": seen[kept][1],
-        "retrain_steps": steps,
-        "retrain_auc": level,
-        "tolerance": TOLERANCE,
-        "level_at": at,
-        "steps_saved": 0 if at is None else max(0, steps - at),
-        "validation": [list(each) for each in seen],
+        "steps": points[-1][0],
+        "kept_step": points[best][0],
+        "auc": points[best][1],
+        "retrain_steps": retrain_steps,
+        "retrain_auc": retrain_auc,
+        "tolerance": AUC_TOLERANCE,
+        "matched_at": matched_at,
+        "steps_saved": 0 if matched_at is None else max(0, retrain_steps - matched_at),
+        "validation": [list(point) for point in points],
+        "shrink_factor": shrink_factor,
     }
 
 
-def savings(full: Model, small: Model, speed: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Return what is saved: table bytes, parameters, rows a second."""
-    return {
-        name: {
-            "table_bytes": table_bytes(model),
-            "parameters": parameters(model),
-            "rows_per_second": round(speed[name]),
-        }
-        for name, model in (("all_fields", full), ("kept", small))
-    }
-
-
-def print_results(outcome: Outcome, work: RunPlan) -> None:
-    """End with an answer that can be read at a glance."""
-    tell, selection, savings = work.console, outcome.selection, outcome.savings
-    total = len(selection.names)
-    tell.message("")
-    rows = [[LABELS[name], _auc(each["auc"]), f"{each['logloss']:.5f}"] for name, each in outcome.metrics.items()]
-    tell.table(f"{len(selection.kept)} of {total} fields kept", ["on the test rows", "AUC", "logloss"], rows)
-    _print_tasks(tell, outcome.metrics)
+def print_results(outcome: Outcome, plan: RunPlan) -> None:
+    """Print the result: a table of the models, savings, hints and the files."""
+    console, selection, savings = plan.console, outcome.selection, outcome.savings
+    console.message("")
+    title = f"{len(selection.kept)} of {len(selection.names)} fields kept"
+    rows = [
+        [MODEL_LABELS[name], _format_auc(scores["auc"]), f"{scores['logloss']:.5f}"]
+        for name, scores in outcome.metrics.items()
+    ]
+    console.table(title, ["on the test rows", "AUC", "logloss"], rows)
+    _print_tasks(console, outcome.metrics)
     before, after = savings["all_fields"], savings["kept"]
-    tell.message(
-        f"  tables {_size(before['table_bytes'])} -> {_size(after['table_bytes'])}, serving "
+    console.message(
+        f"  tables {format_size(before['table_bytes'])} -> {format_size(after['table_bytes'])}, serving "
         f"{before['rows_per_second']:,.0f} -> {after['rows_per_second']:,.0f} rows/s"
     )
     for line in (*_describe_stop(selection), *_describe_hot_start(outcome.hot_start)):
-        tell.message(f"  {line}")
-    change = outcome.max_logit_change
-    if change is not None:
-        tell.message(f"  removing the dropped fields moved no prediction by more than {change:.2g}")
-    listed = ", ".join(selection.kept[:12]) + (
-        f" and {len(selection.kept) - 12} more" if len(selection.kept) > 12 else ""
-    )
-    tell.message(f"  kept: {listed}")
-    if len(outcome.chosen_in) and work.settings.seeds > 1:
-        unsure = [f"{name} {count}/{work.settings.seeds}" for name, count in outcome.chosen_in.items()
-                  if 0 < count < work.settings.seeds]  # fmt: skip
-        tell.message(f"  not in every one of {work.settings.seeds} searches: {', '.join(unsure[:12]) or 'none'}")
+        console.message(f"  {line}")
+    if outcome.max_logit_change is not None:
+        console.message(f"  pruning changed no logit by more than {outcome.max_logit_change:.2g}")
+    console.message(f"  kept: {_list_names(selection.kept)}")
+    searches = plan.settings.seeds
+    if searches > 1:
+        unsure = [
+            f"{name} {count}/{searches}" for name, count in outcome.chosen_in.items() if 0 < count < searches
+        ]
+        console.message(f"  not kept in all {searches} searches: {', '.join(unsure[:MAX_LISTED]) or 'none'}")
     for hint in outcome.hints:
-        tell.message(f"  hint: {hint['text']}")
-    tell.message(
-        f"  {outcome.folder}: selection.json, kept_fields.txt, history.parquet, model/ ({outcome.chosen})"
-    )
+        console.message(f"  hint: {hint['text']}")
+    console.message(f"  {outcome.folder}: {FILES_TEXT} ({outcome.chosen})")
 
 
-def _print_tasks(tell: Console, metrics: Mapping[str, Row]) -> None:
-    """Show the AUC of every task, where there are several."""
+def describe_kept(selection: Selection) -> str:
+    """Return a line with the kept fields."""
+    return f"{len(selection.kept)} of {len(selection.names)} fields kept: {_list_names(selection.kept)}"
+
+
+def _print_tasks(console: Console, metrics: Mapping[str, Record]) -> None:
+    """Print the AUC of every task if there are several."""
     tasks = next(iter(metrics.values())).get("tasks", ())
     if tasks:
-        rows = [[name, *(_auc(each["tasks"][name]["auc"]) for each in metrics.values())] for name in tasks]
-        tell.table("AUC of every task on the test rows", ["task", *(LABELS[name] for name in metrics)], rows)
+        rows = [
+            [task, *(_format_auc(scores["tasks"][task]["auc"]) for scores in metrics.values())] for task in tasks
+        ]
+        console.table(
+            "AUC of every task on the test rows", ["task", *(MODEL_LABELS[name] for name in metrics)], rows
+        )
 
 
 def _describe_stop(selection: Selection) -> list[str]:
-    """Say what a search decided that was not told how many fields to keep, and what further cuts would cost."""
+    """Describe where a search with an AUC loss or a budget stopped, and what fewer fields would lose."""
     made, count = selection.made, len(selection.kept)
     if made.get("end"):
         end = made["end"]
-        lose = "field loses" if count == 1 else "fields lose"
+        verb = "field loses" if count == 1 else "fields lose"
         lines = [
-            f"{count} {lose} {_loss(end['loss'])} of validation AUC against all fields trained as long; "
-            f"{_loss(end['allowed'])} was allowed"
+            f"{count} {verb} {_format_loss(end['loss'])} of validation AUC against all fields after the same "
+            f"training; {_format_loss(end['allowed'])} was allowed"
         ]
-        further = {each["alive"]: each["loss"] for each in made["curve"] if each["alive"] < count}
-        some = sorted(further, reverse=True)[:: max(1, len(further) // 4)][:4]
-        if some:
-            seen = ", ".join(f"with {alive} {_loss(further[alive])}" for alive in some)
-            lines.append(f"further cuts would lose more, as seen on the way: {seen}")
+        fewer = {point["alive"]: point["loss"] for point in made["curve"] if point["alive"] < count}
+        sizes = sorted(fewer, reverse=True)[:: max(1, len(fewer) // 4)][:4]
+        if sizes:
+            losses = ", ".join(f"{_format_loss(fewer[size])} with {size}" for size in sizes)
+            lines.append(f"fewer fields lost more during the search: {losses}")
         return lines
     if "budget" in made:
         return [f"cost {made['cost']:g} of at most {made['budget']:g} {made['unit']}".rstrip()]
     return []
 
 
-def _describe_hot_start(found: Mapping[str, Any]) -> list[str]:
-    """Say how many steps the hot start saved, or that it saved nothing."""
-    if not found:
+def _describe_hot_start(hot_start: Mapping[str, Any]) -> list[str]:
+    """Describe how many steps the hot start saved."""
+    if not hot_start:
         return []
-    if found["level_at"] is not None:
+    if hot_start["matched_at"] is not None:
         return [
-            f"the hot start was level with training from scratch ({found['retrain_steps']:,} steps) after "
-            f"{found['level_at']:,}: {found['steps_saved']:,} saved (validation AUC within {found['tolerance']:g})"
+            f"the hot start reached the validation AUC of training from scratch ({hot_start['retrain_steps']:,} "
+            f"steps) after {hot_start['matched_at']:,} steps, within {hot_start['tolerance']:g}: "
+            f"{hot_start['steps_saved']:,} steps saved"
         ]
-    level, steps = found["retrain_auc"], found["retrain_steps"]
-    reached = f"its validation AUC was {found['auc']:.5f} at best, after {found['kept_step']:,} steps"
-    against = "" if level is None else f"; from scratch it is {level:.5f} after {steps:,}"
-    return [f"the hot start saved nothing: {reached}{against}"]
+    best = f"its best validation AUC was {hot_start['auc']:.5f} after {hot_start['kept_step']:,} steps"
+    scratch = ""
+    if hot_start["retrain_auc"] is not None:
+        scratch = f"; from scratch {hot_start['retrain_auc']:.5f} after {hot_start['retrain_steps']:,}"
+    return [f"the hot start saved no steps: {best}{scratch}"]
 
 
-def _auc(value: float | None) -> str:
+def _list_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more
+
+
+def _format_auc(value: float | None) -> str:
     return "-" if value is None else f"{value:.5f}"
 
 
-def _loss(value: float) -> str:
+def _format_loss(value: float) -> str:
     return "nothing" if value <= 0 else f"{value:.5f}"
-
-
-LABELS = {
-    "all_fields": "all fields",
-    "gated": "with gates, after the search",
-    "pruned": "pruned",
-    "hot_start": "pruned, trained on",
-    "retrained": "kept fields from scratch",
-}
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else str(value)
-
-
-def validate(work: RunPlan, model: Model) -> dict[str, Any]:
-    """Return AUC and logloss on the rows where choices are made."""
-    return stages.metrics_to_dict(stages.evaluate_split(work, model, work.splits.valid))
-
-
-def total_logit_change(*changes: float | None) -> float | None:
-    """Return how far the logits moved at most, over several steps; None where one was not looked at."""
-    known = [each for each in changes if each is not None]
-    return sum(known) if len(known) == len(changes) else None
-
-
-def certificate_record(certificate: Any) -> dict[str, Any]:
-    """Return a certificate as plain values."""
-    return {
-        "max_logit_change": certificate.max_logit_change,
-        "bound": certificate.bound,
-        "certified": certificate.certified,
-        "checked": list(certificate.checked),
-    }
-
-
-def describe_target(wish: Wish) -> str:
-    """Say what is looked for."""
-    if wish.keep is not None:
-        return f"keep exactly {wish.keep}"
-    if wish.penalty is not None:
-        return f"a fixed penalty of {wish.penalty:g}"
-    if wish.budget is not None:
-        return f"a budget of {wish.budget:g} {wish.costs.unit if wish.costs else ''}".rstrip()
-    return f"as few as cost at most {wish.max_auc_loss:g} AUC"
-
-
-RECORD_FILE = "selection.json"
-
-
-def data_reference(dataset: Dataset) -> dict[str, str]:
-    """Return what a saved model remembers of its data, so that other rows can be encoded like it."""
-    return {"data": os.path.abspath(dataset.path), "fingerprint": dataset.fingerprint}
-
-
-def write_record(folder: Path, values: dict[str, Any], selection: Selection) -> None:
-    """Write selection.json and kept_fields.txt."""
-    more = selection.to_json()
-    text = json.dumps({**values, "sites": more["sites"], "made": more["made"]}, indent=1, ensure_ascii=False)
-    put(folder / RECORD_FILE, text + "\n")
-    put(folder / "kept_fields.txt", format_field_list(selection.kept))
-
-
-def read_record(folder: Path) -> tuple[Selection, dict[str, Any]]:
-    """Return the selection that a search left, and what else it said."""
-    try:
-        values = json.loads((folder / RECORD_FILE).read_text("utf-8"))
-        parts = {name: values[name] for name in ("kept", "dropped", "gates", "sites", "made")}
-    except FileNotFoundError:
-        raise InputError(f"there is no {RECORD_FILE} in {folder}: is it the folder of a search?") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{folder / RECORD_FILE} holds no selection ({error}); search again") from None
-    values.pop("sites")
-    values.pop("made")
-    return Selection(**parts), values
-
-
-def print_kept(tell: Console, selection: Selection) -> None:
-    """Say which fields stay."""
-    some = ", ".join(selection.kept[:12]) + (
-        f" and {len(selection.kept) - 12} more" if len(selection.kept) > 12 else ""
-    )
-    tell.message(f"{len(selection.kept)} of {len(selection.names)} kept: {some}")

@@ -1,9 +1,9 @@
-"""select: the whole job. Say how much to keep; get the fields, the proof and the model.
+"""select: the whole job, from a log of clicks to the kept fields, their quality and a smaller model.
 
 lpfs.select("clicks.parquet", label="click", time="day", keep=20, out="run")
 
-prepare -> pretrain on the early days -> search on the next ones, all parameters together -> absorb and prune,
-with a certificate -> go on from the pruned model, and train the kept fields from scratch -> judge on the last day.
+prepare -> pretrain on the early days -> search on the following days -> absorb the gates and prune, with a
+certificate -> train the pruned model further, and the kept fields from scratch -> evaluate on the last day.
 """
 
 from __future__ import annotations
@@ -11,33 +11,23 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lpfs.data.dataset import Dataset
-from lpfs.pipeline import results as result
-from lpfs.pipeline import stages
-from lpfs.pipeline import stages as hot
-from lpfs.pipeline.data import (
-    prepare_dataset,
-)
+from lpfs._console import Console
+from lpfs.pipeline import results, stages
+from lpfs.pipeline.data import prepare_dataset, with_source
 from lpfs.pipeline.hints import find_hints, unread_fields_hint
-from lpfs.pipeline.plan import (
-    RunPlan,
-    check_settings,
-    plan_run,
-)
-from lpfs.pipeline.results import Outcome, certificate_record, describe_target, total_logit_change, validate
-from lpfs.pipeline.run_dir import mlflow_run, starting_run
+from lpfs.pipeline.plan import RunPlan, StageTimer, check_settings, plan_run
+from lpfs.pipeline.results import Outcome
+from lpfs.pipeline.run_dir import log_run, mlflow_run, starting_run
 from lpfs.pipeline.settings import Settings
-from lpfs.pipeline.stages import as_model, initial_model
-from lpfs.pipeline.tell import Console
-from lpfs.report.verb import try_report
-from lpfs.serialization import save
+from lpfs.report import REPORT_FILE, write_report_safely
+from lpfs.serialization import SavedModel, save
 from lpfs.train.distributed.group import current_group, leader_first
 
-STAGES = {"both": 7, "hot": 6, "retrain": 6, "none": 5}
+HEADINGS = {"both": 7, "hot": 6, "retrain": 6, "none": 5}
+MODEL_ORDER = ("all_fields", "gated", "pruned", "hot_start", "retrained")
 
 
 def select(
@@ -48,127 +38,131 @@ def select(
     resume: bool = False,
     replace: bool = False,
     quiet: bool = False,
-    **given: Any,
+    **changes: Any,
 ) -> Outcome:
-    """Find the fields that a CTR model needs, prove it, and leave the smaller model behind.
+    """Find the fields that a CTR model needs, and write them, a report and the smaller model to a directory.
 
     Args:
-        source: a log (files, a table in memory) or a Dataset or its folder.
-        out: folder of the run.
-        settings: the settings of an earlier run, as ``Settings.load(folder)`` reads them.
-        resume: go on with the run in ``out`` from the stage and step it had reached.
-        replace: put this run in the place of an older one.
+        source: a log (files, a table in memory), or a Dataset or its directory.
+        out: directory of the run.
+        settings: settings of an earlier run, from ``Settings.load(directory)``.
+        resume: continue the run in ``out`` from the stage and step it had reached.
+        replace: replace an older run in ``out``.
         quiet: print nothing.
-        given: single settings, see :class:`Settings`; they go before those of ``settings``.
+        changes: single settings, see :class:`Settings`; they override those of ``settings``.
 
     """
-    wanted = (settings or Settings()).updated(**given)
-    if isinstance(source, str | os.PathLike) or (
-        isinstance(source, Sequence) and all(isinstance(each, str | os.PathLike) for each in source)
-    ):
-        names = [source] if isinstance(source, str | os.PathLike) else list(source)
-        wanted = wanted.updated(source=tuple(os.fspath(each) for each in names))
-        source = None
-    elif isinstance(source, Dataset) and source.whole:  # the configuration says where it is
-        wanted = wanted.updated(source=(os.fspath(source.path),))
-    tell = Console(quiet=quiet, stages=STAGES[wanted.finish] + (wanted.seeds > 1))
-    wanted = check_settings(wanted)
-    with mlflow_run(wanted, Path(out)):
-        return _run_stages(source, Path(out), wanted, tell, resume=resume, replace=replace)
+    settings = (settings or Settings()).updated(**changes)
+    settings, source = with_source(settings, source)
+    quiet = quiet or not current_group().is_leader
+    console = Console(quiet=quiet, stages=HEADINGS[settings.finish] + (settings.seeds > 1))
+    settings, saved = check_settings(settings)
+    run_dir = Path(out)
+    with mlflow_run(settings, run_dir) as mlflow:
+        outcome = _run_stages(source, run_dir, settings, saved, console, resume=resume, replace=replace)
+        if mlflow is not None:
+            log_run(mlflow, run_dir, outcome.record)
+    return outcome
 
 
 def _run_stages(
-    source: Any, folder: Path, wanted: Settings, tell: Console, *, resume: bool = False, replace: bool = False
+    source: Any,
+    run_dir: Path,
+    settings: Settings,
+    saved: SavedModel | None,
+    console: Console,
+    *,
+    resume: bool,
+    replace: bool,
 ) -> Outcome:
-    """Do the job, stage by stage."""
-    seed, quiet = wanted.seed, tell.quiet
-    tell.heading("prepare")
-    begin = time.perf_counter()
+    """Run the stages in order."""
+    timer, seed = StageTimer(console), settings.seed
+    console.heading("prepare")
+    start = time.perf_counter()
     with (
-        leader_first("preparing the data") as second,
-        starting_run(
-            folder, wanted, resume=resume or second, replace=replace and not second, sources=wanted.source
-        ),
+        leader_first("preparing the data") as follows,
+        starting_run(run_dir, settings, resume=resume or follows, replace=replace and not follows),
     ):
-        dataset = prepare_dataset(source, wanted, folder, quiet, resume or second)
-        work = plan_run(wanted, dataset, folder, resume, tell)
-        work.seconds["prepare"] = time.perf_counter() - begin
+        dataset = prepare_dataset(source, settings, run_dir, console, saved=saved, resume=resume or follows)
+        plan = plan_run(settings, dataset, run_dir, console, saved=saved, resume=resume)
+    timer.seconds["prepare"] = time.perf_counter() - start
 
-    first = "pretrain" if wanted.checkpoint is None else "take the trained model of"
-    with work.stage("pretrain", f"{first} all {len(work.schema)} fields"):
-        trained = initial_model(work, seed)
-    with work.stage("all_fields", "all fields on all training rows, to compare with"):
-        full = stages.all_fields(work, trained)
-    with work.stage("search", f"search: {describe_target(work.target)}"):
-        model, optimizer, found = stages.search_fields(work, trained, seed)
-        gated = stages.evaluate_split(work, model, work.splits.test)
-    with work.stage("prune", "absorb the gates, prune, prove"):
-        zeros, cut, selection = stages.absorb_and_prune(work, model, optimizer, found)
-        pruned = stages.evaluate_split(work, as_model(cut.model), work.splits.test)
-        choices = {"pruned": validate(work, as_model(cut.model))}
-        tell.message(f"{zeros.certificate}; with the columns cut: {cut.certificate}")
-
-    models = {"pruned": as_model(cut.model)}
-    metrics = {"gated": gated, "pruned": pruned}
-    if wanted.finish in ("both", "retrain"):
-        with work.stage("retrain", f"train the {len(selection.kept)} kept fields from scratch"):
-            models["retrained"] = stages.retrain(work, as_model(cut.model))
-            metrics["retrained"] = stages.evaluate_split(work, models["retrained"], work.splits.test)
-            choices["retrained"] = validate(work, models["retrained"])
-    if wanted.finish in ("both", "hot"):
-        with work.stage("hot_start", "go on from the pruned model"):
-            models["hot_start"], watch = hot.hot_start(work, cut)
-            metrics["hot_start"] = stages.evaluate_split(work, models["hot_start"], work.splits.test)
-            choices["hot_start"] = validate(work, models["hot_start"])
-    saved = {}
-    if wanted.finish == "both":
-        saved = result.steps_saved(watch.points, choices["retrained"]["auc"], work.steps.train)
-        saved["shrunk"] = watch.shrink_factor
+    action = "pretrain" if saved is None else "load the trained model of"
+    with timer.stage("pretrain", f"{action} all {len(plan.schema)} fields"):
+        trained = stages.initial_model(plan, seed)
+    with timer.stage("all_fields", "train all fields on all training rows, for comparison"):
+        full = stages.all_fields(plan, trained)
+    with timer.stage("search", f"search: {plan.target.describe()}"):
+        model, optimizer, found = stages.search_fields(plan, trained, seed)
+        metrics = {"gated": stages.test_metrics(plan, model)}
+    with timer.stage("prune", "absorb the gates, prune, verify"):
+        zeros, cut, selection = stages.absorb_and_prune(plan, model, optimizer, found)
+        models = {"pruned": stages.pruned_model(cut)}
+        console.message(f"{zeros.certificate}; without the columns: {cut.certificate}")
+    if settings.finish in ("both", "retrain"):
+        with timer.stage("retrain", f"train the {len(selection.kept)} kept fields from scratch"):
+            models["retrained"] = stages.retrain(plan, models["pruned"])
+    if settings.finish in ("both", "hot"):
+        with timer.stage("hot_start", "train the pruned model further"):
+            models["hot_start"], auc_history = stages.hot_start(plan, cut)
+    choices = {name: stages.valid_metrics(plan, model) for name, model in models.items()}
+    metrics |= {name: stages.test_metrics(plan, model) for name, model in models.items()}
+    hot_start = {}
+    if settings.finish == "both":
+        hot_start = results.steps_saved(
+            auc_history.points, choices["retrained"]["auc"], plan.steps.train, auc_history.shrink_factor
+        )
 
     counts = Counter(selection.kept)
-    if wanted.seeds > 1:
-        with work.stage("seeds", f"search again with {wanted.seeds - 1} other seeds"):
-            for other in range(seed + 1, seed + wanted.seeds):
-                again = stages.search_fields(work, initial_model(work, other), other)[2]
-                counts.update(again.kept)
+    if settings.seeds > 1:
+        others = range(seed + 1, seed + settings.seeds)
+        with timer.stage("seeds", f"search again with {len(others)} other seed{'s' * (len(others) > 1)}"):
+            for other in others:
+                counts.update(stages.search_fields(plan, stages.initial_model(plan, other), other)[2].kept)
 
     chosen = max(choices, key=lambda name: (choices[name]["auc"] or 0.0, -choices[name]["logloss"]))
     compared = {"all_fields": full, "kept": models[chosen]}
-    speed = current_group().run_on_leader(
-        lambda: stages.serving_speed(work, compared), "measuring the speed of the models"
+    speeds = current_group().run_on_leader(
+        lambda: stages.serving_speed(plan, compared), "measuring the speed of the models"
     )
-    order = ("all_fields", "gated", "pruned", "hot_start", "retrained")
-    metrics["all_fields"] = stages.evaluate_split(work, full, work.splits.test)
-    choices["all_fields"] = validate(work, full)
-    found_all = Outcome(
+    metrics["all_fields"], choices["all_fields"] = (
+        stages.test_metrics(plan, full),
+        stages.valid_metrics(plan, full),
+    )
+    changes = (selection.made["max_logit_change"], cut.certificate.max_logit_change)
+    outcome = Outcome(
         selection=selection,
-        metrics={name: stages.metrics_to_dict(metrics[name]) for name in order if name in metrics},
-        choices={name: choices[name] for name in order if name in choices},
+        metrics={name: metrics[name] for name in MODEL_ORDER if name in metrics},
+        choices={name: choices[name] for name in MODEL_ORDER if name in choices},
         certificates={
-            "zeros": certificate_record(zeros.certificate),
-            "cut": certificate_record(cut.certificate),
+            "zeros": results.certificate_record(zeros.certificate),
+            "cut": results.certificate_record(cut.certificate),
         },
-        max_logit_change=total_logit_change(selection.made["max_logit_change"], cut.certificate.max_logit_change),
+        max_logit_change=None if None in changes else sum(changes),
         model=models[chosen],
         chosen=chosen,
         chosen_in={name: counts.get(name, 0) for name in selection.names},
-        savings=result.savings(full, models[chosen], speed),
-        seconds=work.seconds,
-        folder=folder,
-        hot_start=saved,
+        savings={
+            name: {**stages.model_size(model), "rows_per_second": round(speeds[name])}
+            for name, model in compared.items()
+        },
+        seconds=timer.seconds,
+        folder=run_dir,
+        hot_start=hot_start,
         hints=[
-            *unread_fields_hint(selection.kept, models[chosen].names, work.schema),
-            *find_hints(work, full, models[chosen].reads.names),
+            *unread_fields_hint(selection.kept, models[chosen].names, plan.schema),
+            *find_hints(plan, full, models[chosen].reads.names),
         ],
     )
-    current_group().run_on_leader(lambda: _finish(found_all, work, dataset), "writing the answer")
-    return found_all
+    outcome = results.with_record(outcome, plan)
+    current_group().run_on_leader(lambda: _finish(outcome, plan), "writing the results")
+    return outcome
 
 
-def _finish(found: Outcome, work: RunPlan, dataset: Dataset) -> None:
-    """Write the answer and the model into the folder of the run, and show what was found."""
-    folder = found.folder
-    save(found.model, folder / "model", data=os.path.abspath(dataset.path), fingerprint=dataset.fingerprint)
-    result.write_results(found, work, dataset.fingerprint)
-    result.print_results(found, work)
-    try_report(folder, work.console.message)
+def _finish(outcome: Outcome, plan: RunPlan) -> None:
+    """Write the model, the record and the report; print the result."""
+    save(outcome.model, plan.run_dir / "model", **results.data_reference(plan.dataset))
+    results.write_record(plan.run_dir, outcome.record, outcome.selection)
+    results.print_results(outcome, plan)
+    history = outcome.selection.history
+    write_report_safely(outcome.record, history, plan.run_dir / REPORT_FILE, plan.console.message)

@@ -1,4 +1,4 @@
-"""Settings: everything a run of ``select`` depends on, saved beside its answer and read back for the next."""
+"""Settings: everything that a run of ``select`` depends on, saved with its results and read back."""
 
 from __future__ import annotations
 
@@ -9,40 +9,43 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from lpfs._validation import check_int, check_keys
 from lpfs.data.remote import absolute_path_or_url
 from lpfs.errors import InputError
-from lpfs.schema import known_keys
 
 Finish = Literal["both", "hot", "retrain", "none"]
 Level = Literal["field", "cross"]
+TARGET_FIELDS = ("keep", "penalty", "budget", "max_auc_loss")
+CONFIG_FILE, FORMAT = "config.json", "lpfs-run"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to select from, what is wanted, and how it is done; None stands for a default found from the data.
+    """What to select from, the target, and how to search; None stands for a default that depends on the data.
 
     Args:
-        source: the log: files, or the folder of a Dataset.
-        label, time, split: columns of the clicks, of the time, of train / test; not needed for a Dataset.
+        source: the log: files, or the directory of a Dataset.
+        label, time, split: columns of the label, of the time, of the role (train, valid, test); not needed for a
+            Dataset.
         prepare: further options of ``prepare``.
-        keep, penalty, budget, max_auc_loss: what is wanted, in one way; none: a small AUC loss.
-        costs: a TOML file of costs, or ``complexity`` for FSCD's.
-        must_keep, must_drop: fields that stay, and fields that are never looked at.
-        method: how to search; ``options`` are its settings.
-        level: gates on fields, or on the fields and crosses of DLRMCross, which has no others; None: as the model.
-        model: the backbone; ``model_options`` are its settings.
-        checkpoint: the folder of a trained model to start from instead of pretraining.
-        optimizer, lr: of the model.
-        batch_size, pretrain_steps, search_steps: how long.
+        keep, penalty, budget, max_auc_loss: the target, at most one of them; none: a small AUC loss.
+        costs: a TOML file of costs, or ``complexity`` for those of FSCD.
+        must_keep, must_drop: fields that are always kept, and fields that are never used.
+        method: search method; ``options`` are its options.
+        level: gates on fields, or on the fields and crosses of DLRMCross; None: as the model has them.
+        model: the backbone; ``model_options`` are its options.
+        checkpoint: directory of a trained model to start from instead of pretraining.
+        optimizer, lr: optimizer of the model and its learning rate.
+        batch_size, pretrain_steps, search_steps: rows per step, and number of steps.
         precision: ``float32`` or ``bfloat16``.
-        graph: whether a GPU captures a step once as a CUDA graph and replays it; None: where it can.
-        finish: go on from the pruned model (``hot``), train the kept fields from scratch (``retrain``), both or
+        graph: whether a training step is captured as a CUDA graph; None: if the GPU and the model allow it.
+        finish: train the pruned model further (``hot``), train the kept fields from scratch (``retrain``), both or
             none.
-        seed: of everything that is drawn.
-        seeds: how many searches; the first gives the answer, all of them how often each field was chosen.
+        seed: seed of everything random.
+        seeds: number of searches; the first gives the result, all of them how often each field was kept.
         device: ``auto``, ``cpu``, ``cuda`` …
-        tensorboard: write TensorBoard files into the folder of every training.
-        mlflow: log to MLflow, where MLFLOW_TRACKING_URI says: one run, its trainings in it, the files it leaves.
+        tensorboard: write TensorBoard files into the directory of every training.
+        mlflow: log to MLflow at MLFLOW_TRACKING_URI: one run, with its trainings and its files.
 
     """
 
@@ -82,35 +85,33 @@ class Settings:
         for name in ("source", "must_keep", "must_drop"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        choices = {"finish": ("both", "hot", "retrain", "none"), "level": ("field", "cross")}
-        for name, known in choices.items():
-            value = getattr(self, name)
-            if value not in known and not (name == "level" and value is None):
-                raise InputError(f"{name} must be one of {', '.join(known)}; found {value!r}")
-        for name, least in (("seed", 0), ("seeds", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{name} must be a whole number >= {least}, found {value!r}")
+        choices = {"finish": ("both", "hot", "retrain", "none"), "level": (None, "field", "cross")}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                names = ", ".join(value for value in allowed if value is not None)
+                raise InputError(f"{name} must be one of {names}; found {getattr(self, name)!r}")
+        for name, minimum in (("seed", 0), ("seeds", 1)):
+            check_int(name, getattr(self, name), minimum)
         if self.graph not in (None, True, False):
             raise InputError(f"graph must be true, false or left out; found {self.graph!r}")
         both = set(self.must_keep) & set(self.must_drop)
         if both:
-            raise InputError(f"field {min(both)!r} must be kept and must be dropped: decide")
+            raise InputError(f"field {min(both)!r} is in must_keep and in must_drop; remove it from one of them")
         if self.level == "cross" and self.model not in (None, "dlrm_cross"):
-            raise InputError(f"level='cross' gates the crosses of dlrm_cross, not of {self.model!r}")
+            raise InputError(f"level='cross' needs the model dlrm_cross, found {self.model!r}")
         if self.level == "field" and self.model == "dlrm_cross":
             raise InputError(
-                "dlrm_cross has gates on fields and on their crosses: say level='cross', or nothing; dlrm is the "
-                "model with gates on fields alone"
+                "dlrm_cross has gates on fields and on crosses: use level='cross' or leave level out; the model "
+                "dlrm has gates on fields only"
             )
 
     @property
     def backbone(self) -> str:
-        """The name of the model."""
+        """Name of the model."""
         return self.model or ("dlrm_cross" if self.level == "cross" else "mlp")
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; ``from_json`` reads them back."""
+        """Return plain JSON values, which ``from_json`` reads back."""
         return {
             name: list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
             for name, value in asdict(self).items()
@@ -118,33 +119,33 @@ class Settings:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Settings:
-        """Build settings from plain values; an unknown key is an error."""
-        return cls(**known_keys(cls, values))
+        """Return settings from plain values; an unknown key is an error."""
+        return cls(**check_keys(cls, values))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Settings:
-        """Read the settings that a run saved: its ``config.json``, or the folder of the run."""
-        place = Path(path)
-        place = place / CONFIG if place.is_dir() else place
+        """Read the settings that a run saved, from its ``config.json`` or its directory."""
+        file = Path(path)
+        file = file / CONFIG_FILE if file.is_dir() else file
         try:
-            values = json.loads(place.read_text("utf-8"))
+            values = json.loads(file.read_text("utf-8"))
         except FileNotFoundError:
-            raise InputError(f"there is no configuration {place}") from None
+            raise InputError(f"no configuration {file}; give the directory of a run") from None
         except ValueError as error:
-            raise InputError(f"{place} is not JSON: {error}") from None
+            raise InputError(f"{file} is not JSON: {error}") from None
         if isinstance(values, dict):
             values.pop("format", None)
         return cls.from_json(values)
 
-    def updated(self, **given: Any) -> Settings:
-        """Return the settings with those given in place of the old ones; a new wish takes the place of the old."""
-        given = known_keys(Settings, given)
-        if any(given.get(name) is not None for name in TARGET_FIELDS):
-            given = {**dict.fromkeys(TARGET_FIELDS), **given}
-        return replace(self, **given) if given else self
+    def updated(self, **changes: Any) -> Settings:
+        """Return the settings with some of them changed; a new target replaces the old one."""
+        changes = check_keys(Settings, changes)
+        if any(changes.get(name) is not None for name in TARGET_FIELDS):
+            changes = {**dict.fromkeys(TARGET_FIELDS), **changes}
+        return replace(self, **changes) if changes else self
 
     def with_absolute_paths(self) -> Settings:
-        """Return the settings with absolute paths, so that they mean the same files from any folder."""
+        """Return the settings with absolute paths, which mean the same files from any working directory."""
         prepare = dict(self.prepare)
         for name in ("fields", "like"):
             if isinstance(prepare.get(name), str):
@@ -156,7 +157,3 @@ class Settings:
             checkpoint=None if self.checkpoint is None else os.path.abspath(self.checkpoint),
             prepare=prepare,
         )
-
-
-TARGET_FIELDS = ("keep", "penalty", "budget", "max_auc_loss")
-CONFIG, FORMAT = "config.json", "lpfs-run"

@@ -1,7 +1,4 @@
-"""Periods: which rows pretrain, which search, which choose and which judge.
-
-Recipe: how long to train and in which steps, from the size of the data.
-"""
+"""DataSplits: which rows pretrain, search, validate and test. StagePlan: how many steps each stage takes."""
 
 from __future__ import annotations
 
@@ -9,26 +6,39 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lpfs._validation import check_int
 from lpfs.data.dataset import Dataset
 from lpfs.errors import InputError
 
-SEARCH = 5 / 24  # part of the days that is searched on, as in the paper: days 18 to 22 of 24
-ROW_FRACTIONS = (0.7, 0.2, 0.1)  # early, search and test rows where there are fewer than three days
-HOLDOUT_DIVISOR = 10  # one in so many of the rows of the search period, the last ones, is held out for choices
-SHUFFLED_PARTS = 20  # parts that a table is dealt to at random where nothing orders its rows …
-SEARCH_PARTS, VALID_PARTS, TEST_PARTS = 4, 2, 2  # … so many of them to search on, to choose on, to judge on
+# Splits of a Dataset
+SEARCH_FRACTION = 5 / 24  # of the days, as in the paper: days 18 to 22 of 24
+ROW_FRACTIONS = (0.7, 0.2, 0.1)  # early, search and test rows of a Dataset with fewer than three days
+HOLDOUT_DIVISOR = 10  # the last tenth of the search period is held out for validation
+SHUFFLED_PARTS = 20  # parts of a table that is split at random
+SEARCH_PARTS, VALID_PARTS, TEST_PARTS = 4, 2, 2  # of these 20
+MIN_ROWS = 100  # of a table that is split by rows
+
+# Steps of a stage
+BATCH_SIZE = 512  # as in the paper
+MIN_BATCH_SIZE = 64
+MIN_PRETRAIN_STEPS = 2000
+MIN_SEARCH_STEPS = 2000
+MIN_GATE_BATCH_SIZE = 512  # if gates and weights are trained on different rows
+REPEAT_THRESHOLD = 1.2  # passes over the search rows above which gates and weights are trained on different rows
+MAX_LR_FACTOR = 3.0  # of the weights in such a search, which is short for them
+PASSES_AT_FULL_RATE = 2  # with more passes over their rows the factor decreases in proportion
 
 
 @dataclass(frozen=True)
 class DataSplits:
-    """Consecutive parts of a Dataset, in time order.
+    """Consecutive rows of a Dataset, in time order.
 
     Args:
         early: rows to pretrain on.
         search: rows to search on.
-        valid: the last tenth of the search period, held out: every choice is made there.
+        valid: the last tenth of the search period, held out: every choice is made on these rows.
         test: rows that are read once, at the end.
-        train: early and search together, to retrain on.
+        train: early and search rows together, to retrain on.
 
     """
 
@@ -40,124 +50,118 @@ class DataSplits:
 
     @property
     def shuffled(self) -> bool:
-        """Whether rows were dealt to the days at random; then they have no order worth keeping."""
+        """Whether the rows were split at random, so that their order means nothing."""
         return is_shuffled(self.train)
 
     def to_json(self) -> dict[str, object]:
-        """Return rows and days of each part."""
+        """Return the number of rows and the first and last day of each split."""
         return {
-            name: {"rows": part.rows, "days": [part.days()[0], part.days()[-1]]}
-            for name, part in vars(self).items()
+            name: {"rows": rows.rows, "days": [rows.days()[0], rows.days()[-1]]}
+            for name, rows in vars(self).items()
         }
 
 
 def split_dataset(dataset: Dataset) -> DataSplits:
-    """Cut a Dataset: the last day judges, the days before it search, the rest pretrains.
+    """Split a Dataset: the last day is the test set, the days before it search, the others pretrain.
 
-    Of 24 days that is 18, 5 and 1, the paper's; of 9 it is 6, 2 and 1. A Dataset with a split of its own (train,
-    valid, test) is cut as that says. With fewer than three days, rows count instead. Rows that were dealt to 20
-    parts at random are cut at whole parts: 12, 4, 2 and 2.
+    24 days become 18, 5 and 1, as in the paper; 9 days become 6, 2 and 1. A Dataset with a split column (train,
+    valid, test) is split by it. With fewer than three days the rows are split by number. Rows that were split into
+    20 parts at random keep whole parts: 12 to pretrain, 4 to search, 2 to validate, 2 to test.
     """
-    split = dataset.settings.get("split")
-    if split is not None:
-        return _split_by_column(dataset, split)
+    roles = dataset.settings.get("split")
+    if roles is not None:
+        return _split_by_column(dataset, roles)
     days = len(dataset.days())
     if is_shuffled(dataset) and days >= SHUFFLED_PARTS:
-        _check_min_rows(dataset, 100)
+        _check_min_rows(dataset)
         sizes = [day.rows for day in dataset.table]
         test = dataset.part(sum(sizes[:-TEST_PARTS]), dataset.rows)
         return _split_shuffled(dataset, sizes[:-TEST_PARTS], test)
     if days >= 3:
-        searched = min(days - 2, max(1, round(days * SEARCH)))
-        early, search, test = dataset.split(days=(days - 1 - searched, days - 1))
+        search_days = min(days - 2, max(1, round(days * SEARCH_FRACTION)))
+        early, search, test = dataset.split(days=(days - 1 - search_days, days - 1))
     else:
-        _check_min_rows(dataset, 100)
+        _check_min_rows(dataset)
         early, search, test = dataset.split(*ROW_FRACTIONS)
     return _split_with_holdout(dataset, early.rows, early.rows + search.rows, test)
 
 
-def _split_by_column(dataset: Dataset, split: dict[str, list[str]]) -> DataSplits:
-    """Cut as a column said: train days first, then valid, then test."""
-    rows = {role: sum(day.rows for day in dataset.table if day.name in split.get(role, ())) for role in split}
-    train, valid, test = (rows.get(role, 0) for role in ("train", "valid", "test"))
-    if not train or not (valid or test):
-        raise InputError(f"a split needs rows to train on and rows to test on, found {rows}")
-    if not test:
-        valid, test = 0, valid
-    early = round(train * (1 - SEARCH - 1 / 24))
-    judged = dataset.part(train + valid, train + valid + test)
-    sizes = [day.rows for day in dataset.table if day.name in split["train"]]
-    if not valid and is_shuffled(dataset) and len(sizes) >= SHUFFLED_PARTS:
-        return _split_shuffled(dataset, sizes, judged)
-    if not valid:
-        return _split_with_holdout(dataset, early, train, judged)
-    chosen = dataset.part(train, train + valid)
-    return DataSplits(dataset.part(0, early), dataset.part(early, train), chosen, judged, dataset.part(0, train))
+def split_all_rows(dataset: Dataset) -> DataSplits:
+    """Split a Dataset to search on all rows; the last tenth is held out for validation, and there is no test set.
+
+    If the rows are read more than once, gates are trained on a quarter of them and weights on the others.
+    """
+    stop = dataset.rows - max(1, dataset.rows // HOLDOUT_DIVISOR)
+    if stop < 1:
+        raise InputError(f"{dataset.rows} rows are too few to search and to validate on")
+    edge = stop * 3 // 4
+    valid = dataset.part(stop, dataset.rows)
+    return DataSplits(dataset.part(0, max(1, edge)), dataset.part(edge, stop), valid, valid, dataset.part(0, stop))
 
 
 def is_shuffled(dataset: Dataset) -> bool:
-    """Whether rows were dealt to the days at random."""
+    """Return whether the rows were split into days at random."""
     return bool(dataset.settings.get("options", {}).get("shuffle"))
 
 
+def _split_by_column(dataset: Dataset, roles: dict[str, list[str]]) -> DataSplits:
+    """Split by the roles of a split column: days of training rows first, then valid, then test."""
+    rows = {role: sum(day.rows for day in dataset.table if day.name in days) for role, days in roles.items()}
+    train, valid, test = (rows.get(role, 0) for role in ("train", "valid", "test"))
+    if not train or not (valid or test):
+        raise InputError(f"the split column must have training rows and test rows, found {rows}")
+    if not test:
+        valid, test = 0, valid
+    early = round(train * (1 - SEARCH_FRACTION - 1 / 24))
+    test_rows = dataset.part(train + valid, train + valid + test)
+    sizes = [day.rows for day in dataset.table if day.name in roles["train"]]
+    if not valid and is_shuffled(dataset) and len(sizes) >= SHUFFLED_PARTS:
+        return _split_shuffled(dataset, sizes, test_rows)
+    if not valid:
+        return _split_with_holdout(dataset, early, train, test_rows)
+    return _split_at(dataset, early, train, train + valid, test_rows)
+
+
 def _split_shuffled(dataset: Dataset, sizes: list[int], test: Dataset) -> DataSplits:
-    """Cut at whole parts, each of them drawn at random: the last ones choose, those before them search."""
-    early, edge, stop = sum(sizes[: -SEARCH_PARTS - VALID_PARTS]), sum(sizes[:-VALID_PARTS]), sum(sizes)
-    return DataSplits(
-        dataset.part(0, early), dataset.part(early, edge), dataset.part(edge, stop), test, dataset.part(0, edge)
-    )
+    """Split at whole parts of a random split: the last ones validate, those before them search."""
+    early, search = sum(sizes[: -SEARCH_PARTS - VALID_PARTS]), sum(sizes[:-VALID_PARTS])
+    return _split_at(dataset, early, search, sum(sizes), test)
 
 
 def _split_with_holdout(dataset: Dataset, early: int, stop: int, test: Dataset) -> DataSplits:
-    """Hold the last tenth of the search period out; more of it, up to a half, where that holds one class only."""
-    held = max(1, (stop - early) // HOLDOUT_DIVISOR)
-    while has_one_class(dataset.part(stop - held, stop)) and held * 4 <= stop - early:
-        held *= 2
-    edge = stop - held
-    if edge <= early or early < 1:
-        raise InputError(f"{dataset.rows} rows are too few to pretrain, search, choose and test on")
+    """Hold out the last tenth of the search period; more, up to a half, while that has one class only."""
+    holdout = max(1, (stop - early) // HOLDOUT_DIVISOR)
+    while 0 in dataset.part(stop - holdout, stop).label_counts() and holdout * 4 <= stop - early:
+        holdout *= 2
+    if stop - holdout <= early or early < 1:
+        raise InputError(f"{dataset.rows} rows are too few to pretrain, search, validate and test on")
+    return _split_at(dataset, early, stop - holdout, stop, test)
+
+
+def _split_at(dataset: Dataset, early: int, search: int, valid: int, test: Dataset) -> DataSplits:
+    """Split at row numbers: where the early, the search and the validation rows end."""
     return DataSplits(
-        dataset.part(0, early), dataset.part(early, edge), dataset.part(edge, stop), test, dataset.part(0, edge)
+        dataset.part(0, early),
+        dataset.part(early, search),
+        dataset.part(search, valid),
+        test,
+        dataset.part(0, search),
     )
 
 
-def clicks(part: Dataset) -> tuple[int, int]:
-    """Return how many rows there are with and without a click."""
-    positive = sum(int(batch.labels[:, 0].sum()) for batch in part.stream(1 << 16, fields=[]))
-    return positive, part.rows - positive
+def _check_min_rows(dataset: Dataset) -> None:
+    if dataset.rows < MIN_ROWS:
+        raise InputError(f"{dataset.rows} rows are too few to select fields on; at least {MIN_ROWS} are needed")
 
 
-def has_one_class(part: Dataset) -> bool:
-    """Say whether all rows are alike."""
-    return 0 in clicks(part)
-
-
-def auc_standard_error(part: Dataset, auc: float = 0.75) -> float:
-    """Return the standard error of an AUC on these rows, by Hanley and McNeil (1982); 0.5 with one class."""
-    positive, negative = clicks(part)
-    if not positive or not negative:
+def auc_standard_error(rows: Dataset, auc: float = 0.75) -> float:
+    """Return the standard error of an AUC on these rows (Hanley and McNeil, 1982); 0.5 with one class only."""
+    positives, negatives = rows.label_counts()
+    if not positives or not negatives:
         return 0.5
-    above, below = auc / (2 - auc), 2 * auc * auc / (1 + auc)
-    spread = auc * (1 - auc) + (positive - 1) * (above - auc * auc) + (negative - 1) * (below - auc * auc)
-    return math.sqrt(spread / (positive * negative))
-
-
-def _check_min_rows(dataset: Dataset, rows: int) -> None:
-    """Refuse a table that is too small to be cut."""
-    if dataset.rows < rows:
-        raise InputError(f"{dataset.rows} rows are too few to select fields on; {rows} is the least")
-
-
-BATCH = 512  # the paper's
-LEAST_BATCH = 64
-LEAST_PRETRAIN = 2000
-LEAST_SEARCH = 2000
-REPEAT_THRESHOLD = 1.2  # passes over the search period from which on its rows are said to come again
-LEAST_HELD = 512  # rows in a step of gates that have rows of their own
-MAX_LR_FACTOR = (
-    3.0  # how much faster the weights learn in a search on rows that come again: it is short for them …
-)
-PASSES_AT_FULL_RATE = 2  # … but where they go through their rows more often than so, slower in proportion
+    q1, q2 = auc / (2 - auc), 2 * auc * auc / (1 + auc)
+    variance = auc * (1 - auc) + (positives - 1) * (q1 - auc * auc) + (negatives - 1) * (q2 - auc * auc)
+    return math.sqrt(variance / (positives * negatives))
 
 
 @dataclass(frozen=True)
@@ -165,16 +169,17 @@ class StagePlan:
     """Steps and batch sizes of every stage.
 
     Args:
-        batch_size: rows in a step.
+        batch_size: rows per step.
         pretrain: steps on the early rows.
         search: steps of the search.
-        train: steps of a training from scratch on both.
-        hot: steps that the pruned model goes on for.
-        shuffle: whether rows are gone through more than once, in another order each time.
-        apart: whether the search period is gone through more than once: then the gates alone learn from its rows,
-            and the weights go on with the early ones, so that no gate feels what the weights know by heart.
-        held: rows in a step of the gates where they learn apart.
-        pace: factor on the learning rate of the weights in the search.
+        train: steps of a training from scratch on early and search rows.
+        hot_start: steps that the pruned model is trained further.
+        shuffle: whether rows are read more than once, each time in another order.
+        separate_gate_rows: whether the search rows would be read more than once. Gates are then trained on the
+            search rows and weights on the early rows, so that no gate depends on rows that the weights have
+            memorized.
+        gate_batch_size: rows per step of the gates if their rows are separate.
+        lr_factor: factor on the learning rate of the weights during the search.
 
     """
 
@@ -194,7 +199,7 @@ class StagePlan:
 
 
 def plan_stages(
-    parts: DataSplits,
+    splits: DataSplits,
     *,
     batch_size: int | None = None,
     pretrain_steps: int | None = None,
@@ -202,58 +207,44 @@ def plan_stages(
 ) -> StagePlan:
     """Return how to train on these rows.
 
-    A large log is gone through once in time order, 512 rows a step, and the search takes a quarter of the steps of
-    pretraining. A small table is gone through several times, shuffled, in smaller batches, so that there are
-    2,000 steps to pretrain and as many to search in.
+    A large log is read once in time order, 512 rows per step, and the search takes a quarter of the steps of
+    pretraining. A small table is read several times, shuffled, in smaller batches, so that pretraining and search
+    have 2,000 steps each.
     """
-    for name, value in {
-        "batch_size": batch_size,
-        "pretrain_steps": pretrain_steps,
-        "search_steps": search_steps,
-    }.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InputError(f"{name} must be a whole number >= 1, found {value!r}")
-    rows = parts.early.rows
+    for name, value in (
+        ("batch_size", batch_size),
+        ("pretrain_steps", pretrain_steps),
+        ("search_steps", search_steps),
+    ):
+        if value is not None:
+            check_int(name, value, 1)
+    rows = splits.early.rows
     if batch_size is None:
-        batch_size = BATCH
-        while batch_size > LEAST_BATCH and rows // batch_size < LEAST_PRETRAIN // 2:
+        batch_size = BATCH_SIZE
+        while batch_size > MIN_BATCH_SIZE and rows // batch_size < MIN_PRETRAIN_STEPS // 2:
             batch_size //= 2
-    once = -(-rows // batch_size)
-    pretrain = pretrain_steps or max(once, LEAST_PRETRAIN)
-    search = search_steps or max(round(pretrain / 4), LEAST_SEARCH)
-    train = max(1, round(pretrain * parts.train.rows / rows))
-    apart = search * batch_size > REPEAT_THRESHOLD * parts.search.rows
+    one_pass = -(-rows // batch_size)
+    pretrain = pretrain_steps or max(one_pass, MIN_PRETRAIN_STEPS)
+    search = search_steps or max(round(pretrain / 4), MIN_SEARCH_STEPS)
+    train = max(1, round(pretrain * splits.train.rows / rows))
+    separate = search * batch_size > REPEAT_THRESHOLD * splits.search.rows
     return StagePlan(
         batch_size,
         pretrain,
         search,
         train,
         hot_start=max(1, round(train / 4)),
-        shuffle=parts.shuffled or pretrain > once,
-        separate_gate_rows=apart,
-        gate_batch_size=max(batch_size, LEAST_HELD),
-        lr_factor=lr_factor(search * batch_size, rows) if apart else 1.0,
+        shuffle=splits.shuffled or pretrain > one_pass,
+        separate_gate_rows=separate,
+        gate_batch_size=max(batch_size, MIN_GATE_BATCH_SIZE),
+        lr_factor=search_lr_factor(search * batch_size, rows) if separate else 1.0,
     )
 
 
-def lr_factor(seen: int, rows: int) -> float:
-    """Return how much faster weights learn that see so many rows, out of so many different ones.
+def search_lr_factor(rows_seen: int, rows: int) -> float:
+    """Return the factor on the learning rate of weights that see ``rows_seen`` rows out of ``rows``.
 
-    >>> pace(200, 100), pace(400, 100)
+    >>> search_lr_factor(200, 100), search_lr_factor(400, 100)
     (3.0, 1.5)
     """
-    return MAX_LR_FACTOR * min(1.0, PASSES_AT_FULL_RATE * rows / seen)
-
-
-def split_all_rows(dataset: Dataset) -> DataSplits:
-    """Search on all rows, the last tenth held out for choices; nothing is left to judge on.
-
-    Where they are gone through several times, gates learn from a quarter of them and weights from the rest.
-    """
-    edge = dataset.rows - max(1, dataset.rows // HOLDOUT_DIVISOR)
-    if edge < 1:
-        raise InputError(f"{dataset.rows} rows are too few to search and to choose on")
-    most = edge * 3 // 4
-    early, search = dataset.part(0, max(1, most)), dataset.part(most, edge)
-    valid = dataset.part(edge, dataset.rows)
-    return DataSplits(early, search, valid, valid, dataset.part(0, edge))
+    return MAX_LR_FACTOR * min(1.0, PASSES_AT_FULL_RATE * rows / rows_seen)

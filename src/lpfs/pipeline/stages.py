@@ -1,6 +1,6 @@
-"""The stages of a run, each in a folder of its own: what is done already is read back, not done again.
+"""The stages of a run: pretrain, search, absorb and prune, retrain, hot start, evaluate.
 
-Hot start: go on from the pruned model instead of training the kept fields from scratch.
+Each training stage has a directory in the run directory, from which a finished or interrupted stage is resumed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,33 +19,33 @@ from torch import nn
 from lpfs.data.batch import Batch
 from lpfs.data.dataset import Dataset
 from lpfs.data.stream import Stream
-from lpfs.errors import InputError
+from lpfs.embeddings.table import Table
+from lpfs.errors import StateError
 from lpfs.gates.absorb import absorb
 from lpfs.gates.attach import attach
-from lpfs.gates.module import NAME as GATES
+from lpfs.gates.module import ATTRIBUTE as GATES_ATTRIBUTE
 from lpfs.gates.prune import Pruned, prune
-from lpfs.methods.registry import entry_of, options_of
-from lpfs.methods.search import search
+from lpfs.methods.base import SearchTask
+from lpfs.methods.search import run_search
 from lpfs.models import make_model
 from lpfs.models.base import Model
-from lpfs.pipeline import stages
-from lpfs.pipeline.data import (
-    check_dataset_fits,
-)
-from lpfs.pipeline.plan import (
-    RunPlan,
-)
+from lpfs.pipeline.plan import RunPlan
 from lpfs.schema import Selection
-from lpfs.serialization import find_model_dir, load
 from lpfs.train.callbacks import Callback, State
 from lpfs.train.evaluate import Metrics, evaluate
 from lpfs.train.fit import fit
+
+MEMORIZED_AUC_GAP = 0.1  # search AUC minus validation AUC above which the search rows count as memorized
+SHRINK_FACTOR = 0.3  # on the weights of such a model; the rest is reinitialized
+LR_FACTOR = 2.0  # on the learning rate after that, because a hot start has a quarter of the steps
+CHECK_ROWS = 50_000  # search rows that are evaluated for it
+SPEED_BATCHES = 4  # batches of a measurement of the serving speed
 
 Trained = tuple[Model, torch.optim.Optimizer]
 
 
 class AucHistory(Callback):
-    """Writes down (step, validation AUC) of every evaluation; ``shrunk``: what is left of the weights at first."""
+    """Records (step, validation AUC) of every evaluation; ``shrink_factor`` was applied to the initial weights."""
 
     shrink_factor = 1.0
 
@@ -54,134 +55,158 @@ class AucHistory(Callback):
     @property
     def best(self) -> tuple[int, float]:
         """The first of the best evaluations."""
-        return max(self.points, key=lambda each: each[1])
+        return max(self.points, key=lambda point: point[1])
 
     def on_evaluate(self, state: State) -> None:
-        """Write it down."""
+        """Record the evaluation."""
         if state.metrics is not None and state.metrics.auc is not None:
             self.points.append((state.step, state.metrics.auc))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what must survive a kill."""
-        return {"seen": [list(each) for each in self.points]}
+        """Return the state for a checkpoint."""
+        return {"points": [list(point) for point in self.points]}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` gave."""
-        self.points = [(each[0], each[1]) for each in values["seen"]]
+        """Restore the state of a checkpoint."""
+        self.points = [(step, auc) for step, auc in values["points"]]
 
 
-def new_model(work: RunPlan, seed: int) -> Model:
-    """Return a model of all fields that knows nothing yet."""
+def new_model(plan: RunPlan, seed: int) -> Model:
+    """Return an untrained model of all fields."""
     torch.manual_seed(seed)
-    return make_model(work.settings.backbone, work.schema, **work.settings.model_options).to(work.device)
+    return make_model(plan.settings.backbone, plan.schema, **plan.settings.model_options).to(plan.device)
+
+
+def reinitialized(plan: RunPlan, model: Model) -> Model:
+    """Return an untrained model of the same fields and sizes."""
+    torch.manual_seed(plan.settings.seed)
+    return type(model)(model.schema, **model.config).to(plan.device)
 
 
 def train(
-    work: RunPlan,
+    plan: RunPlan,
     model: Model,
     optimizer: torch.optim.Optimizer,
-    part: Dataset,
+    rows: Dataset,
     steps: int,
     name: str,
     seed: int,
-    watch: AucHistory | None = None,
-    calm: bool = False,
+    history: AucHistory | None = None,
+    keep_last_optimizer: bool = False,
 ) -> Trained:
-    """Train a model on some rows; its best state is kept if it is watched or sees rows several times."""
+    """Train a model in place; the best state is kept if rows are read more than once or a history is given.
+
+    Args:
+        plan: the run.
+        model, optimizer: trained in place.
+        rows: to train on.
+        steps: number of steps.
+        name: directory of the stage in the run directory.
+        seed: seed of the training.
+        history: records the validation AUC.
+        keep_last_optimizer: see :meth:`RunPlan.training`.
+
+    """
     fields = model.reads.names
-    looks = work.steps.shuffle or watch is not None
+    evaluated = plan.steps.shuffle or history is not None
     fit(
         model,
-        work.stream(part, fields, train=True, seed=seed),
+        plan.stream(rows, fields, train=True, seed=seed),
         optimizer,
-        valid=work.stream(work.splits.valid, fields, train=False) if looks else None,
-        folder=work.run_dir / name,
-        resume=work.resume,
-        callbacks=[] if watch is None else [watch],
-        config=work.training(
-            steps, seed, choose=True, watch=watch is not None, calm=calm, graph=work.use_cuda_graph
+        valid=plan.stream(plan.splits.valid, fields, train=False) if evaluated else None,
+        folder=plan.run_dir / name,
+        resume=plan.resume,
+        callbacks=[] if history is None else [history],
+        config=plan.training(
+            steps,
+            seed,
+            keep_best=True,
+            record_auc=history is not None,
+            keep_last_optimizer=keep_last_optimizer,
+            graph=plan.use_cuda_graph,
         ),
     )
     return model, optimizer
 
 
-def pretrain(work: RunPlan, seed: int) -> Trained:
+def initial_model(plan: RunPlan, seed: int) -> Trained:
+    """Return the model that a search starts from: a copy of the saved model, or a pretrained one."""
+    if plan.saved_model is None:
+        return pretrain(plan, seed)
+    model = copy.deepcopy(plan.saved_model.model).to(plan.device)
+    return model, plan.optimizer(model)
+
+
+def pretrain(plan: RunPlan, seed: int) -> Trained:
     """Train all fields on the early rows."""
-    model = new_model(work, seed)
-    name = "pretrain" if seed == work.settings.seed else f"pretrain-{seed}"
-    return train(work, model, work.optimizer(model), work.splits.early, work.steps.pretrain, name, seed, calm=True)
+    model = new_model(plan, seed)
+    name = _stage_dir("pretrain", plan, seed)
+    steps, rows = plan.steps.pretrain, plan.splits.early
+    return train(plan, model, plan.optimizer(model), rows, steps, name, seed, keep_last_optimizer=True)
 
 
-def all_fields(work: RunPlan, pretrained: Trained) -> Model:
-    """Return the model of all fields, trained on the early and the search rows as the kept ones will be.
+def all_fields(plan: RunPlan, pretrained: Trained) -> Model:
+    """Return the model of all fields, trained on early and search rows as the kept fields will be.
 
-    A log that is gone through once in time order is just gone through further.
+    A log that is read once in time order continues from the pretrained model.
     """
-    seed = work.settings.seed
-    if not work.steps.shuffle:
+    seed = plan.settings.seed
+    if not plan.steps.shuffle:
         model, optimizer = copy.deepcopy(pretrained)
-        steps = -(-work.splits.search.rows // work.steps.batch_size)
-        return train(work, model, optimizer, work.splits.search, steps, "all_fields", seed)[0]
-    model = new_model(work, seed)
-    return train(work, model, work.optimizer(model), work.splits.train, work.steps.train, "all_fields", seed)[0]
+        steps = -(-plan.splits.search.rows // plan.steps.batch_size)
+        return train(plan, model, optimizer, plan.splits.search, steps, "all_fields", seed)[0]
+    model = new_model(plan, seed)
+    return train(plan, model, plan.optimizer(model), plan.splits.train, plan.steps.train, "all_fields", seed)[0]
 
 
-def search_fields(work: RunPlan, pretrained: Trained, seed: int) -> tuple[Model, torch.optim.Optimizer, Selection]:
-    """Search; return the model with its gates on, its optimizer and the selection."""
+def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model, torch.optim.Optimizer, Selection]:
+    """Search for the fields to keep; return the model with its gates, its optimizer and the selection."""
     model, optimizer = pretrained
-    fields = model.reads.names
-    wish = work.target
-    stream, held = search_streams(work, fields, seed)
-    graph = work.use_cuda_graph and method_supports_cuda_graph(work.settings.method, work.settings.options)
-    with scaled_learning_rate(optimizer, work.steps.lr_factor):
-        selection = search(
-            model,
-            stream,
-            work.settings.method,
-            keep=wish.keep,
-            penalty=wish.penalty,
-            budget=wish.budget,
-            max_auc_loss=wish.max_auc_loss,
-            must_keep=wish.must_keep,
-            costs=wish.costs,
-            valid=work.stream(work.splits.valid, fields, train=False),
-            held=held,
-            optimizer=optimizer,
-            steps=work.steps.search,
-            seed=seed,
-            folder=work.run_dir / ("search" if seed == work.settings.seed else f"search-{seed}"),
-            resume=work.resume,
-            config=replace(work.training(work.steps.search, seed, choose=False, graph=graph), lr=None),
-            **work.settings.options,
-        )
-    if not hasattr(model, GATES):
+    fields, method = model.reads.names, plan.method
+    stream, holdout = search_streams(plan, fields, seed)
+    graph = plan.use_cuda_graph and method.cuda_graph
+    task = SearchTask(
+        model,
+        optimizer,
+        stream,
+        valid=plan.stream(plan.splits.valid, fields, train=False),
+        target=plan.target.for_model(model),
+        steps=plan.steps.search,
+        seed=seed,
+        folder=plan.run_dir / _stage_dir("search", plan, seed),
+        resume=plan.resume,
+        training=replace(plan.training(plan.steps.search, seed, keep_best=False, graph=graph), lr=None),
+        holdout=holdout,
+    )
+    with scaled_learning_rate(optimizer, plan.steps.lr_factor):
+        selection = run_search(method, task)
+    if not hasattr(model, GATES_ATTRIBUTE):
         set_gates_from_selection(model, selection)
     return model, optimizer, selection
 
 
-def method_supports_cuda_graph(method: str, options: Mapping[str, Any]) -> bool:
-    """Return whether a GPU can replay the steps of a search; noise on the gates is drawn by the host."""
-    return entry_of(method).captured and not options_of(method, options).function.noise
+def _stage_dir(name: str, plan: RunPlan, seed: int) -> str:
+    return name if seed == plan.settings.seed else f"{name}-{seed}"
 
 
-def search_streams(work: RunPlan, fields: Sequence[str], seed: int) -> tuple[Stream, Stream | None]:
-    """Return what the weights learn from in a search, and what gates and masks learn from where that is apart."""
-    parts, how = work.splits, work.steps
-    if not how.separate_gate_rows:
-        return work.stream(parts.search, fields, train=True, seed=seed), None
-    shuffled: dict[str, Any] = {"shuffle": True, "fields": fields, "device": work.device}
-    if entry_of(work.settings.method).together:
-        return parts.train.stream(how.batch_size, seed=seed, **shuffled), None
-    weights = parts.early.stream(how.batch_size, seed=seed, **shuffled)
-    return weights, parts.search.stream(how.gate_batch_size, seed=seed + 1, **shuffled)
+def search_streams(plan: RunPlan, fields: Sequence[str], seed: int) -> tuple[Stream, Stream | None]:
+    """Return the rows that the weights are trained on, and separate rows of the gates or masks, if any."""
+    splits, steps = plan.splits, plan.steps
+    if not steps.separate_gate_rows:
+        return plan.stream(splits.search, fields, train=True, seed=seed), None
+    shuffled: dict[str, Any] = {"shuffle": True, "fields": fields, "device": plan.device}
+    if plan.method.uses_all_rows:
+        return splits.train.stream(steps.batch_size, seed=seed, **shuffled), None
+    weight_rows = splits.early.stream(steps.batch_size, seed=seed, **shuffled)
+    return weight_rows, splits.search.stream(steps.gate_batch_size, seed=seed + 1, **shuffled)
 
 
 @contextmanager
-def scaled_learning_rate(optimizer: torch.optim.Optimizer, pace: float) -> Iterator[None]:
-    """Within this block the optimizer learns faster by a factor."""
+def scaled_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
+    """Multiply the learning rates of an optimizer while the block runs."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
-        group["lr"] = group["lr"] * pace
+        group["lr"] = group["lr"] * factor
     try:
         yield
     finally:
@@ -189,178 +214,157 @@ def scaled_learning_rate(optimizer: torch.optim.Optimizer, pace: float) -> Itera
             group["lr"] = rate
 
 
-def set_gates_from_selection(model: Model, found: Selection) -> None:
-    """Put gates on the model of a method that only ranks: closed ones on what it drops, open ones on the rest."""
+def set_gates_from_selection(model: Model, selection: Selection) -> None:
+    """Attach gates for a method that only ranks fields: 1 for kept fields, 0 for dropped ones."""
     gates = attach(model, steps=1)
     with torch.no_grad():
-        gates.x.copy_(torch.tensor([float(name in found.kept) for name in gates.names]))
+        gates.x.copy_(torch.tensor([float(name in selection.kept) for name in gates.names]))
+
+
+def absorb_gates(plan: RunPlan, model: Model, optimizer: torch.optim.Optimizer, found: Selection) -> Selection:
+    """Fold the gates into the weights, in place; return the selection with the history of its search."""
+    selection = absorb(model, optimizer, batch=verification_batch(plan, model))
+    selection = replace(selection, history=found.history, made={**selection.made, **found.made})
+    return selection.in_order(plan.schema.names)
 
 
 def absorb_and_prune(
-    work: RunPlan, model: Model, optimizer: torch.optim.Optimizer, found: Selection
+    plan: RunPlan, model: Model, optimizer: torch.optim.Optimizer, found: Selection
 ) -> tuple[Pruned, Pruned, Selection]:
-    """Put the gates into the weights and remove what is dropped: by zeros (bit-equal), by cutting (rounding)."""
-    batch = verification_batch(work, model)
-    selection = absorb(model, optimizer, batch=batch)
-    selection = replace(selection, history=found.history, made={**selection.made, **found.made})
-    selection = selection.in_order(work.schema.names)
+    """Fold the gates into the weights and remove the dropped fields.
+
+    Return the model with zeros in place of the dropped fields (bit-equal), the model without their columns (equal
+    up to rounding), and the selection.
+    """
+    selection = absorb_gates(plan, model, optimizer, found)
+    batch = verification_batch(plan, model)
     zeros = prune(model, selection, batch=batch)
     cut = prune(model, selection, batch=batch, optimizer=optimizer, cut=True)
     return zeros, cut, selection
 
 
-def verification_batch(work: RunPlan, model: Model) -> Batch:
-    """Return the rows that equality is proved on: the first of the held-out ones."""
-    return next(iter(work.stream(work.splits.valid, model.reads.names, train=False)))
+def verification_batch(plan: RunPlan, model: Model) -> Batch:
+    """Return the rows on which logits are compared: the first validation batch."""
+    return next(iter(plan.stream(plan.splits.valid, model.reads.names, train=False)))
 
 
-def retrain(work: RunPlan, pruned: Model) -> Model:
-    """Train the kept fields from scratch, under the protocol of all fields."""
-    model, seed = reinitialized(work, pruned), work.settings.seed
-    return train(work, model, work.optimizer(model), work.splits.train, work.steps.train, "retrained", seed)[0]
+def pruned_model(pruned: Pruned) -> Model:
+    """Return the model of ``prune``, which is one of ``lpfs.models`` if its input was."""
+    if not isinstance(pruned.model, Model):
+        raise StateError(f"the pruned model is a {type(pruned.model).__name__}, not one of lpfs.models")
+    return pruned.model
 
 
-def reinitialized(work: RunPlan, model: Model) -> Model:
-    """Return a model of the same fields and shape that knows nothing."""
-    torch.manual_seed(work.settings.seed)
-    return type(model)(model.schema, **model.config).to(work.device)
+def retrain(plan: RunPlan, pruned: Model) -> Model:
+    """Train the kept fields from scratch, on the same rows and for as many steps as all fields."""
+    model, seed = reinitialized(plan, pruned), plan.settings.seed
+    return train(plan, model, plan.optimizer(model), plan.splits.train, plan.steps.train, "retrained", seed)[0]
 
 
-def evaluate_split(work: RunPlan, model: Model, part: Dataset) -> Metrics:
-    """Evaluate a model on some rows."""
-    return evaluate(model, work.stream(part, model.reads.names, train=False))
+def hot_start(plan: RunPlan, pruned: Pruned) -> tuple[Model, AucHistory]:
+    """Train a copy of the pruned model further, for a quarter of the steps of a training from scratch.
 
+    The optimizer continues with its state. The best state on the validation rows is kept, including the initial
+    one, so the result is never worse there than the pruned model. Rows that were split at random are all trained
+    on, otherwise those of the search period, which are the latest.
 
-def serving_speed(work: RunPlan, models: dict[str, Model], repeats: int = 5) -> dict[str, float]:
-    """Return rows a second of each model, in turns on the same rows, the median of several."""
-    found: dict[str, list[float]] = {name: [] for name in models}
-    batches = {
-        name: list(_few(work.stream(work.splits.valid, model.reads.names, train=False)))
-        for name, model in models.items()
-    }
-    for turn in range(repeats + 1):
-        for name, model in models.items():
-            model.eval()
-            begin = time.perf_counter()
-            with torch.no_grad():
-                for batch in batches[name]:
-                    model(batch)
-                if work.device.type == "cuda":
-                    torch.cuda.synchronize()
-            if turn:  # the first turn warms up
-                found[name].append(sum(map(len, batches[name])) / (time.perf_counter() - begin))
-    return {name: sorted(each)[len(each) // 2] for name, each in found.items()}
-
-
-def _few(stream: Stream, most: int = 4) -> Iterator[Batch]:
-    for number, batch in enumerate(stream):
-        if number == most:
-            return
-        yield batch
-
-
-def table_bytes(model: nn.Module) -> int:
-    """Return the bytes of the tables of a model."""
-    from lpfs.embeddings.table import Table
-
-    return sum(
-        each.weight.numel() * each.weight.element_size() for each in model.modules() if isinstance(each, Table)
-    )
-
-
-def parameters(model: nn.Module) -> int:
-    """Return how many numbers a model holds."""
-    return sum(each.numel() for each in model.parameters())
-
-
-def metrics_to_dict(metrics: Metrics) -> dict[str, Any]:
-    """Return AUC and logloss of the main task, and of the others by name."""
-    tasks = {name: {"auc": each.auc, "logloss": each.logloss} for name, each in metrics.tasks.items()}
-    first = next(iter(tasks.values()))
-    return first if len(tasks) == 1 else {**first, "tasks": tasks}
-
-
-MEMORIZED_AUC_GAP = 0.1  # AUC by which a model is better on the rows it searched on than on rows that it never saw
-SHRINK_FACTOR = 0.3  # what is left of the weights of such a model; the rest is drawn anew …
-LR_FACTOR = 2.0  # … and learns at so many times the rate: it has a quarter of the steps
-CHECK_ROWS = 50_000  # rows of the search period to judge that on
-
-
-def hot_start(work: RunPlan, pruned: Pruned) -> tuple[Model, AucHistory]:
-    """Go on with a copy of the pruned model for a quarter of the steps of a training from scratch; watch it.
-
-    Its optimizer goes on too. The best state on the validation rows is left, the one it began with among them, so
-    that it is never worse there than the pruned model. Rows that nothing orders are all trained on, else those of
-    the search period, the latest.
-
-    A search that goes through few rows again and again leaves a model that knows them by heart, and training
-    further does not make it forget. Then its weights are shrunk towards a fresh start, and all training rows are
-    trained on.
+    A search that reads few rows many times memorizes them, and further training does not undo that. The weights
+    are then shrunk towards a new initialization, and all training rows are trained on.
     """
-    model, optimizer = copy.deepcopy((pruned.model, pruned.optimizer))
-    assert isinstance(model, Model)
-    assert isinstance(optimizer, torch.optim.Optimizer)
-    watch = AucHistory()
-    seen, held = training_auc(work, model), evaluate_split(work, model, work.splits.valid).auc
-    by_heart = work.steps.shuffle and seen is not None and held is not None and seen - held > MEMORIZED_AUC_GAP
-    if by_heart:
-        work.console.message(
-            f"the search knows its rows by heart: AUC {seen:.3f} there, {held:.3f} on held-out ones; "
-            f"its weights are shrunk to {SHRINK_FACTOR:g} before they go on"
+    pruned_copy, optimizer = copy.deepcopy((pruned_model(pruned), pruned.optimizer))
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise StateError("a hot start needs the optimizer of the pruned model: prune(…, optimizer=optimizer)")
+    model, history = pruned_copy, AucHistory()
+    search_auc, valid_auc = training_auc(plan, model), evaluate_split(plan, model, plan.splits.valid).auc
+    memorized = False
+    if plan.steps.shuffle and search_auc is not None and valid_auc is not None:
+        memorized = search_auc - valid_auc > MEMORIZED_AUC_GAP
+    if memorized:
+        plan.console.message(
+            f"the search has memorized its rows (AUC {search_auc:.3f} there, {valid_auc:.3f} on validation rows), "
+            f"so its weights are multiplied by {SHRINK_FACTOR:g} and partly reinitialized before the hot start"
         )
-        model, optimizer = shrink_and_perturb(work, model)
-    part = work.splits.train if by_heart or work.splits.shuffled else work.splits.search
-    train(work, model, optimizer, part, work.steps.hot_start, "hot_start", work.settings.seed, watch)
-    if by_heart and held is not None:
-        watch.shrink_factor = SHRINK_FACTOR
-        watch.points[0] = (0, held)
-        if watch.best[0] == 0:
-            model = copy.deepcopy(pruned.model)
-            assert isinstance(model, Model)
-    return model, watch
+        model, optimizer = shrink_and_perturb(plan, model)
+    rows = plan.splits.train if memorized or plan.splits.shuffled else plan.splits.search
+    train(plan, model, optimizer, rows, plan.steps.hot_start, "hot_start", plan.settings.seed, history)
+    if memorized and valid_auc is not None:
+        history.shrink_factor = SHRINK_FACTOR
+        history.points[0] = (0, valid_auc)
+        if history.best[0] == 0:
+            model = copy.deepcopy(pruned_model(pruned))
+    return model, history
 
 
-def training_auc(work: RunPlan, model: Model) -> float | None:
-    """Return the AUC on rows that the search was trained on."""
-    rows = work.splits.search.rows
-    return evaluate_split(work, model, work.splits.search.part(max(0, rows - CHECK_ROWS), rows)).auc
+def training_auc(plan: RunPlan, model: Model) -> float | None:
+    """Return the AUC on the last search rows."""
+    rows = plan.splits.search.rows
+    return evaluate_split(plan, model, plan.splits.search.part(max(0, rows - CHECK_ROWS), rows)).auc
 
 
-def shrink_and_perturb(work: RunPlan, model: Model) -> Trained:
-    r"""Draw the weights of a model back to a fresh start, in place; return it and a new optimizer, a faster one.
+def shrink_and_perturb(plan: RunPlan, model: Model) -> Trained:
+    r"""Move the weights of a model towards a new initialization, in place; return it with a new optimizer.
 
     .. math:: w \leftarrow s\,w + (1 - s)\,w_0
 
     Ash and Adams, On Warm-Starting Neural Network Training, 2020.
     """
-    fresh = reinitialized(work, model)
+    untrained = reinitialized(plan, model)
     with torch.no_grad():
-        for mine, new in zip(model.parameters(), fresh.parameters(), strict=True):
-            mine.lerp_(new, 1 - SHRINK_FACTOR)
-    optimizer = work.optimizer(model)
+        for weight, initial in zip(model.parameters(), untrained.parameters(), strict=True):
+            weight.lerp_(initial, 1 - SHRINK_FACTOR)
+    optimizer = plan.optimizer(model)
     for group in optimizer.param_groups:
         group["lr"] *= LR_FACTOR
     return model, optimizer
 
 
-def initial_model(work: RunPlan, seed: int) -> stages.Trained:
-    """Return the model that a search starts from."""
-    return stages.pretrain(work, seed) if work.settings.checkpoint is None else load_given_model(work)
+def evaluate_split(plan: RunPlan, model: Model, rows: Dataset) -> Metrics:
+    """Evaluate a model on some rows."""
+    return evaluate(model, plan.stream(rows, model.reads.names, train=False))
 
 
-def load_given_model(work: RunPlan) -> stages.Trained:
-    """Return the model to start from instead of pretraining."""
-    assert work.settings.checkpoint is not None
-    place = find_model_dir(work.settings.checkpoint)
-    model = load(place).to(work.device)
-    check_dataset_fits(place, model, work.splits.train)
-    dropped = [name for name in model.reads.names if name not in work.schema.names]
-    if dropped:
-        raise InputError(f"the model in {place} reads {dropped[0]!r}, which must be dropped: decide")
-    return model, work.optimizer(model)
+def test_metrics(plan: RunPlan, model: Model) -> dict[str, Any]:
+    """Return AUC and logloss on the test rows."""
+    return metrics_to_dict(evaluate_split(plan, model, plan.splits.test))
 
 
-def as_model(model: Any) -> Model:
-    """Return a model as what it is."""
-    assert isinstance(model, Model)
-    return model
+def valid_metrics(plan: RunPlan, model: Model) -> dict[str, Any]:
+    """Return AUC and logloss on the validation rows, on which choices are made."""
+    return metrics_to_dict(evaluate_split(plan, model, plan.splits.valid))
+
+
+def metrics_to_dict(metrics: Metrics) -> dict[str, Any]:
+    """Return AUC and logloss of the main task, and those of every task by name if there are several."""
+    tasks = {name: {"auc": scores.auc, "logloss": scores.logloss} for name, scores in metrics.tasks.items()}
+    main = next(iter(tasks.values()))
+    return main if len(tasks) == 1 else {**main, "tasks": tasks}
+
+
+def serving_speed(plan: RunPlan, models: Mapping[str, Model], repeats: int = 5) -> dict[str, float]:
+    """Return the median rows per second of each model, measured in turns on the same rows."""
+    speeds: dict[str, list[float]] = {name: [] for name in models}
+    batches = {
+        name: list(islice(plan.stream(plan.splits.valid, model.reads.names, train=False), SPEED_BATCHES))
+        for name, model in models.items()
+    }
+    for repeat in range(repeats + 1):
+        for name, model in models.items():
+            model.eval()
+            start = time.perf_counter()
+            with torch.no_grad():
+                for batch in batches[name]:
+                    model(batch)
+                if plan.device.type == "cuda":
+                    torch.cuda.synchronize()
+            if repeat:  # the first turn is a warm-up
+                speeds[name].append(sum(map(len, batches[name])) / (time.perf_counter() - start))
+    return {name: sorted(values)[len(values) // 2] for name, values in speeds.items()}
+
+
+def model_size(model: nn.Module) -> dict[str, int]:
+    """Return the bytes of the embedding tables and the number of parameters."""
+    tables = [module.weight for module in model.modules() if isinstance(module, Table)]
+    return {
+        "table_bytes": sum(weight.numel() * weight.element_size() for weight in tables),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }

@@ -1,0 +1,155 @@
+"""A run directory is started once; only files of a run are replaced, and only after the checks of the new run."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from lpfs.errors import InputError
+from lpfs.pipeline import run_dir as run_dir_module
+from lpfs.pipeline.run_dir import is_run, log_run, mlflow_run, starting_run
+from lpfs.pipeline.settings import Settings
+
+SETTINGS = Settings(source=("clicks.csv",), label="click", keep=3)
+
+
+def start(run_dir, settings=SETTINGS, *, resume=False, replace=False, inputs=()):
+    with starting_run(run_dir, settings, resume=resume, replace=replace, inputs=inputs):
+        pass
+
+
+def names_in(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_new_run_saves_its_settings(tmp_path):
+    start(tmp_path / "run")
+    assert is_run(tmp_path / "run")
+    assert Settings.load(tmp_path / "run") == SETTINGS
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert saved == json.loads(json.dumps({"format": "lpfs-run", **SETTINGS.to_json()}))
+    assert names_in(tmp_path / "run") == ["config.json"]
+
+
+def test_run_is_started_once_and_resumed_with_the_same_settings(tmp_path):
+    run = tmp_path / "run"
+    start(run, resume=True)  # there is nothing to resume: the run is started
+    start(run)  # nothing was trained: the run is started again
+    (run / "pretrain").mkdir()
+    with pytest.raises(InputError, match=r"contains a run.*--resume.*--replace"):
+        start(run)
+    start(run, resume=True)
+    with pytest.raises(InputError, match=r"keep=3.*\b4\b.*same settings.*another directory"):
+        start(run, SETTINGS.updated(keep=4), resume=True)
+    start(run, SETTINGS.updated(keep=4), replace=True)
+    assert not (run / "pretrain").exists()
+    assert Settings.load(run).keep == 4
+
+
+@pytest.mark.parametrize("config", ["{}", "[]", "no JSON", json.dumps({"keep": 3})])
+@pytest.mark.parametrize("replace", [False, True])
+def test_directory_that_is_not_a_run_is_never_changed(tmp_path, config, replace):
+    (tmp_path / "config.json").write_text(config)
+    (tmp_path / ".git").mkdir()
+    with pytest.raises(InputError, match="not empty and is not a run; choose another directory"):
+        start(tmp_path, replace=replace)
+    assert (tmp_path / "config.json").read_text() == config
+    assert names_in(tmp_path) == [".git", "config.json"]
+
+
+def test_file_is_not_a_run_directory(tmp_path):
+    (tmp_path / "notes.txt").write_text("text")
+    with pytest.raises(InputError, match="is not a run"):
+        start(tmp_path / "notes.txt", replace=True)
+
+
+def test_replacing_removes_only_files_of_a_run(tmp_path):
+    start(tmp_path)
+    (tmp_path / "search-3").mkdir()
+    (tmp_path / "selection.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("text")
+    start(tmp_path, SETTINGS.updated(keep=5), replace=True)
+    assert names_in(tmp_path) == ["config.json", "notes.txt"]
+    assert Settings.load(tmp_path).keep == 5
+
+
+def test_failed_start_restores_the_replaced_run(tmp_path):
+    start(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "kept_fields.txt").write_text("a\n")
+
+    def fail():
+        with starting_run(tmp_path, SETTINGS.updated(label="clik"), resume=False, replace=True):
+            (tmp_path / "data").mkdir()
+            raise RuntimeError("no such label")
+
+    with pytest.raises(RuntimeError, match="no such label"):
+        fail()
+    assert names_in(tmp_path) == ["config.json", "kept_fields.txt", "model"]
+    assert Settings.load(tmp_path) == SETTINGS
+
+
+@pytest.mark.parametrize("as_source", [True, False])
+def test_input_inside_a_run_is_not_replaced(tmp_path, as_source):
+    start(tmp_path)
+    data = tmp_path / "data"
+    data.mkdir()
+    settings = SETTINGS.updated(source=(str(data),)) if as_source else SETTINGS
+    with pytest.raises(InputError, match=f"{data} is inside {tmp_path}.*choose another directory"):
+        start(tmp_path, settings, replace=True, inputs=() if as_source else (data,))
+    assert data.is_dir()
+
+
+class FakeMlflow:
+    """Records the calls that a run makes."""
+
+    def __init__(self):
+        self.calls, self.metrics = [], {}
+
+    @contextmanager
+    def start_run(self, **options):
+        self.calls.append(options["run_name"])
+        yield
+        self.calls.append("end")
+
+    def log_params(self, values):
+        self.calls.append("params")
+
+    def log_metrics(self, values):
+        self.metrics |= values
+
+    def log_artifact(self, path):
+        self.calls.append(path.rpartition("/")[2])
+
+    def log_artifacts(self, path, name):
+        self.calls.append(name)
+
+
+RECORD = {"kept": ["a"], "dropped": ["b", "c"], "metrics": {"pruned": {"auc": 0.75}}, "savings": {}}
+
+
+def test_mlflow_run_logs_the_record_and_the_files(tmp_path, monkeypatch):
+    mlflow = FakeMlflow()
+    monkeypatch.setattr(run_dir_module, "need_mlflow", lambda: mlflow)
+    (tmp_path / "report.html").write_text("")
+    with mlflow_run(SETTINGS.updated(mlflow=True), tmp_path) as module:
+        log_run(module, tmp_path, RECORD)
+    assert mlflow.calls == [tmp_path.name, "params", "report.html", "model", "end"]
+    assert mlflow.metrics == {"test/pruned/auc": 0.75, "fields/kept": 1.0, "fields/dropped": 2.0}
+
+
+def test_run_without_mlflow_starts_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_dir_module, "need_mlflow", lambda: pytest.fail("mlflow was imported"))
+    with mlflow_run(SETTINGS, tmp_path) as module:
+        assert module is None
+
+
+def test_failure_of_mlflow_is_a_warning(tmp_path):
+    def fail(_):
+        raise OSError("server is gone")
+
+    with pytest.warns(UserWarning, match="complete.*MLflow.*server is gone"):
+        log_run(SimpleNamespace(log_metrics=fail), tmp_path, RECORD)

@@ -1,0 +1,118 @@
+"""train, search and prune, one at a time: each reads the directory that the one before has written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lpfs.errors import InputError
+from lpfs.pipeline import plan as plan_module
+from lpfs.pipeline.settings import Settings
+from lpfs.pipeline.single_stage import run_prune, run_search_stage, run_train
+from lpfs.pipeline.splits import split_dataset
+from lpfs.serialization import load, load_metadata
+from tests.helpers.known_truth import STRONG, TINY, known_truth
+
+NEW = {"resume": False, "replace": False, "quiet": True}
+SEARCH = {"lr": 0.05, "search_steps": 120, "keep": 3}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return known_truth(tmp_path_factory.mktemp("stage") / "log", rows=3000)
+
+
+@pytest.fixture(scope="module")
+def trained(log, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    return run_train(Settings(source=(str(log.path),), **TINY), run_dir, early=True, **NEW)
+
+
+@pytest.fixture(scope="module")
+def searched(log, trained, tmp_path_factory):
+    """The result of a search, and the paths from which checkpoints were loaded."""
+    loaded, original = [], plan_module.load_saved
+
+    def counted(path):
+        loaded.append(path)
+        return original(path)
+
+    settings = Settings(source=(str(log.path),), checkpoint=trained["folder"], **SEARCH)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan_module, "load_saved", counted)
+        result = run_search_stage(settings, tmp_path_factory.mktemp("searched") / "run", **NEW)
+    return result, loaded
+
+
+def test_train_saves_a_model_of_all_fields(log, trained):
+    assert (trained["steps"], trained["rows"]) == (150, split_dataset(log).early.rows)
+    assert trained["fingerprint"] == log.fingerprint
+    model_dir = Path(trained["model"])
+    assert set(load(model_dir).names) == set(log.schema.names)
+    metadata = load_metadata(model_dir)
+    assert (metadata["data"], metadata["metrics"]) == (str(log.path), trained["metrics"])
+
+
+def test_run_is_not_resumed_on_other_rows(log, trained):
+    settings, run_dir = Settings(source=(str(log.path),), **TINY), Path(trained["folder"])
+    with pytest.raises(InputError, match="--rows early.*train"):
+        run_train(settings, run_dir, early=False, resume=True, replace=False, quiet=True)
+    again = run_train(settings, run_dir, early=True, resume=True, replace=False, quiet=True)
+    assert again["metrics"] == trained["metrics"]
+
+
+def test_search_writes_the_record_that_it_returns(searched, trained):
+    result, loaded = searched
+    assert loaded == [Path(trained["model"])]  # once
+    run_dir = Path(result["folder"])
+    record = json.loads((run_dir / "selection.json").read_text())
+    assert {"folder": str(run_dir), **record} == result
+    assert set(STRONG) < set(record["kept"])
+    assert record["validation"].keys() == {"all_fields", "gated"}
+    assert (run_dir / "kept_fields.txt").read_text().split() == record["kept"]
+    assert set(load(run_dir / "model").names) == set(record["fields"])  # absorbed, not pruned
+
+
+def test_search_needs_a_trained_model(log, tmp_path):
+    with pytest.raises(InputError, match="trained model.*lpfs train"):
+        run_search_stage(Settings(source=(str(log.path),), keep=3), tmp_path / "run", **NEW)
+
+
+def test_search_on_all_rows_has_its_own_directory(log, trained, tmp_path):
+    settings = Settings(source=(str(log.path),), checkpoint=trained["folder"], **SEARCH)
+    result = run_search_stage(settings, tmp_path / "run", all_rows=True, **NEW)
+    assert result["splits"]["train"]["rows"] == 2700
+    assert (tmp_path / "run" / "all" / "search").is_dir()
+    with pytest.raises(InputError, match="--rows all.*search"):
+        run_search_stage(settings, tmp_path / "run", resume=True, replace=False, quiet=True)
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_prune_writes_the_smaller_model(log, searched, tmp_path, cut):
+    result, _ = searched
+    data = [] if cut else [str(log.path)]
+    pruned = run_prune(Path(result["folder"]), data, tmp_path / "small", cut=cut, quiet=True)
+    record = json.loads((tmp_path / "small" / "selection.json").read_text())
+    assert {"folder": str(tmp_path / "small"), **record} == pruned
+    assert (record["kept"], record["made"]) == (result["kept"], result["made"])
+    certificate = record["certificates"]["cut" if cut else "zeros"]
+    assert certificate["certified"] is True
+    assert record["max_logit_change"] == certificate["max_logit_change"] <= certificate["bound"]
+    assert record["savings"]["kept"]["table_bytes"] < record["savings"]["all_fields"]["table_bytes"]
+    assert load(tmp_path / "small" / "model").reads.names == tuple(record["kept"])
+
+
+def test_prune_refuses_a_pruned_model_and_occupied_directories(searched, tmp_path):
+    search_dir = Path(searched[0]["folder"])
+    with pytest.raises(InputError, match="contains the model to prune; choose another directory"):
+        run_prune(search_dir, [], search_dir, replace=True, quiet=True)
+    (tmp_path / "notes.txt").write_text("text")
+    with pytest.raises(InputError, match="not empty; choose another directory.*--replace"):
+        run_prune(search_dir, [], tmp_path, replace=True, quiet=True)
+    small = tmp_path / "small"
+    run_prune(search_dir, [], small, quiet=True)
+    run_prune(search_dir, [], small, replace=True, quiet=True)
+    with pytest.raises(InputError, match="pruned already"):
+        run_prune(small, [], tmp_path / "smaller", quiet=True)
