@@ -59,8 +59,8 @@ def result(folder: Path, true: list[str]) -> dict[str, Any]:
     found = json.loads((folder / "selection.json").read_text())
     return {
         "seconds": found["seconds"],
-        "recipe": found["recipe"],
-        "periods": {name: each["rows"] for name, each in found["periods"].items()},
+        "steps": found["steps"],
+        "splits": {name: rows["rows"] for name, rows in found["splits"].items()},
         "test": found["metrics"],
         "validation": found["validation"],
         "hot_start": found["hot_start"],

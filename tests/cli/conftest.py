@@ -6,27 +6,21 @@ from pathlib import Path
 import pytest
 
 from lpfs import cli
+from tests.helpers.commands import run  # noqa: F401 (a fixture)
 
-TINY = [
-    "--pretrain-steps",
-    "200",
-    "--search-steps",
-    "200",
-    "--model-option",
-    "dim=4",
-    "--model-option",
-    "hidden=8",
-]
+COLUMNS = ["--label", "click", "--time", "day"]
+MODEL_OPTIONS = ["--model-option", "dim=4", "--model-option", "hidden=8"]
+TINY = ["--pretrain-steps", "200", "--search-steps", "200", *MODEL_OPTIONS]
 
 
 def write_log(path: Path, rows: int = 600, days: int = 6, seed: int = 0) -> Path:
-    """A log in which user and ad tell everything, and site, noise and price nothing."""
-    draw = random.Random(seed)
+    """Write a log in which the click depends on user and ad only."""
+    generator = random.Random(seed)
     lines = ["click,day,user,ad,site,noise,price"]
     for row in range(rows):
-        user, ad, site, noise = (draw.randrange(size) for size in (6, 5, 4, 8))
-        click = draw.random() < 0.05 + 0.45 * (user % 2) + 0.45 * (ad % 2)
-        lines.append(f"{int(click)},{row * days // rows},u{user},a{ad},s{site},n{noise},{draw.random():.3f}")
+        user, ad, site, noise = (generator.randrange(size) for size in (6, 5, 4, 8))
+        click = generator.random() < 0.05 + 0.45 * (user % 2) + 0.45 * (ad % 2)
+        lines.append(f"{int(click)},{row * days // rows},u{user},a{ad},s{site},n{noise},{generator.random():.3f}")
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -36,37 +30,18 @@ def clicks(tmp_path_factory):
     return write_log(tmp_path_factory.mktemp("log") / "clicks.csv")
 
 
-@pytest.fixture
-def run(capsys):
-    """Runs a command; gives its exit code and what it printed."""
-
-    def call(*arguments):
-        capsys.readouterr()
-        code = cli.run([str(each) for each in arguments])
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.err
-        return code, captured.out, captured.err
-
-    return call
-
-
 @pytest.fixture(scope="session")
 def selected(clicks, tmp_path_factory):
-    """The folder of a run that kept two of five fields."""
+    """The directory of a run that kept two of five fields."""
     out = tmp_path_factory.mktemp("selected") / "run"
-    assert cli.run(["select", str(clicks), *WANTED, *TINY, "--out", str(out), "-q"]) == 0
+    assert cli.run(["select", str(clicks), *COLUMNS, "--keep", "2", *TINY, "--out", str(out), "-q"]) == 0
     return out
-
-
-WANTED = ["--label", "click", "--time", "day", "--keep", "2"]
 
 
 @pytest.fixture(scope="session")
 def trained(clicks, tmp_path_factory):
-    """The folder of a model that was trained on the days before the search."""
+    """The directory of a model that was trained on the days before the search."""
     out = tmp_path_factory.mktemp("trained") / "trained"
-    shape = ["--model-option", "dim=4", "--model-option", "hidden=8"]
-    columns = ["--label", "click", "--time", "day", "--bins", "off"]
-    arguments = ["train", str(clicks), *columns, *shape, "--steps", "60", "--rows", "early", "-q"]
-    assert cli.run([*arguments, "--out", str(out)]) == 0
+    options = [*COLUMNS, "--bins", "off", *MODEL_OPTIONS, "--steps", "60", "--rows", "early", "-q"]
+    assert cli.run(["train", str(clicks), *options, "--out", str(out)]) == 0
     return out

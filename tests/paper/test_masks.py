@@ -1,4 +1,4 @@
-"""The paper's masks: as many fields as it says, in the order of the log, and fit to be trained."""
+"""The masks of the paper: number and order of their fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lpfs.paper.masks import TERABYTE_MASKS, mask_fields
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "lpfs.tex"
 
 
-def test_seventeen_masks_of_27_signs():
+def test_seventeen_masks_of_27_characters():
     assert list(TERABYTE_MASKS) == list(range(26, 9, -1))
     assert {len(mask) for mask in TERABYTE_MASKS.values()} == {27}
     assert set("".join(TERABYTE_MASKS.values())) == {"0", "1"}
@@ -30,13 +30,13 @@ def test_every_mask_keeps_as_many_fields_as_the_table_says(size):
     assert set(fields[1:]) <= set(CATEGORIES)
 
 
-def test_only_c5_goes_first():
+def test_the_largest_mask_drops_c5():
     assert set(CATEGORIES) - set(mask_fields(26)) == {"C5"}
 
 
-def test_which_masks_hold_a_field_that_the_next_larger_one_does_not():
-    fresh = {size: set(mask_fields(size)) - set(mask_fields(size + 1)) for size in range(10, 26)}
-    assert {size: names for size, names in fresh.items() if names} == {
+def test_masks_that_are_not_nested():
+    added = {size: set(mask_fields(size)) - set(mask_fields(size + 1)) for size in range(10, 26)}
+    assert {size: names for size, names in added.items() if names} == {
         21: {"C6"},
         15: {"C15"},
         11: {"C9"},
@@ -45,13 +45,13 @@ def test_which_masks_hold_a_field_that_the_next_larger_one_does_not():
 
 
 @pytest.mark.skipif(not PAPER.exists(), reason="the paper's source is not beside this checkout")
-def test_they_are_those_of_the_papers_table():
+def test_masks_agree_with_the_source_of_the_paper():
     printed = re.findall(r"(\d\d) & ([01]{27})", PAPER.read_text("utf-8"))
     assert {int(size): mask for size, mask in printed} == dict(TERABYTE_MASKS)
 
 
-def test_there_is_no_mask_of_nine():
-    with pytest.raises(InputError, match="no mask of 9 fields; it has masks of 10 to 26"):
+def test_unknown_size():
+    with pytest.raises(InputError, match="no mask of 9 fields.*10 to 26"):
         mask_fields(9)
 
 

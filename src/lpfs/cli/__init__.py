@@ -1,6 +1,6 @@
-"""The ``lpfs`` command: a file a group of commands; what is heavy is imported where it is used.
+"""The ``lpfs`` command: one file per group of commands. Heavy packages are imported inside the commands.
 
-Exit codes: 0 done, 1 an error (told in one or two lines), 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 error (printed in one line), 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NoReturn
 try:
     import click
 except ImportError:  # the library works without it
-    sys.exit("lpfs: the command line needs click; install: pip install click")
+    sys.exit("lpfs: the command line needs click; install it with: pip install click")
 
 from lpfs.cli import compare, data, info, models, select
 from lpfs.cli.app import cli, distributed_command, reported_elsewhere
@@ -26,33 +26,33 @@ __all__ = ["cli", "compare", "data", "info", "main", "models", "run", "select"]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command and end the process with its exit code; a request to end cleans up as Ctrl-C does."""
+    """Run the command and end the process with its exit code; SIGTERM cleans up like Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run(arguments))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code. Errors take one or two lines, never a traceback."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    """Run the command and return its exit code. Errors are printed in one line, without a traceback."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        with distributed_command(given) as ours:
-            code = cli.main(given, prog_name="lpfs", standalone_mode=False) if ours else 0
+        with distributed_command(words) as has_work:
+            code = cli.main(words, prog_name="lpfs", standalone_mode=False) if has_work else 0
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
-    except click.exceptions.NoArgsIsHelpError as help_wanted:
-        help_wanted.show()
-        return help_wanted.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx is not None else "lpfs"
-        said = error.format_message()
-        dot = "" if said.endswith((".", "?", "?)")) else "."
-        return _fail_on_leader(f"{said}{dot} See: {command} --help", error.exit_code)
+        text = error.format_message()
+        dot = "" if text.endswith((".", "?", "?)")) else "."
+        return _fail_on_leader(f"{text}{dot} See: {command} --help", error.exit_code)
     except click.ClickException as error:
         return _fail_on_leader(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt) as stop:
-        return fail(f"interrupted; {stop.args[0] if stop.args else 'nothing was kept'}", 130)
+        return fail(f"interrupted; {stop.args[0] if stop.args else 'no files were written'}", 130)
     except LpfsError as error:
         return 1 if reported_elsewhere(error) else fail(str(error))
     except BrokenPipeError:
@@ -60,14 +60,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         name = f"{error.filename}: " if error.filename else ""
-        hint = "; free some space or choose another place" if error.errno == errno.ENOSPC else ""
+        hint = "; free some space or choose another directory" if error.errno == errno.ENOSPC else ""
         return fail(f"{name}{error.strerror or error}{hint}")
     except MemoryError:
-        return fail("out of memory; cap the vocabularies (--max-values), or hash (--hash)")
+        return fail("out of memory; limit the vocabularies (--max-values), or hash values (--hash)")
 
 
 def _fail_on_leader(message: str, code: int) -> int:
-    """Say what went wrong on all ranks alike: by the first of them."""
+    """Print an error that all ranks have, on rank 0 only."""
     return fail(message, code) if launch_rank() == 0 else code
 
 
@@ -75,6 +75,6 @@ def fail(message: str, code: int = 1) -> int:
     """Print an error as one line, in red on a terminal unless NO_COLOR is set."""
     message = " ".join(message.split())
     start = "lpfs: error:" if not launch_rank() else f"lpfs: error: rank {launch_rank()}:"
-    coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    click.echo(f"{click.style(start, fg='red') if coloured else start} {message}", err=True)
+    use_color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    click.echo(f"{click.style(start, fg='red') if use_color else start} {message}", err=True)
     return code

@@ -1,4 +1,4 @@
-"""prepare and simulate: a log in, or none; a Dataset out."""
+"""prepare and simulate: write a Dataset from a log, or a simulated log."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ from lpfs.cli.options import (
 if TYPE_CHECKING:
     from lpfs.data.dataset import Dataset
 
+# Copies of names whose modules import torch; a test compares them with the originals.
 ENGINES = ("embedded", "spark")
-WORLDS = ("small", "terabyte", "industrial", "industrial-small")
+SIMULATED_PRESETS = ("small", "terabyte", "industrial", "industrial-small")
 
-PREPARE = """Turn the click log SOURCE into a Dataset.
+PREPARE_HELP = """Convert the click log SOURCE to a Dataset.
 
-SOURCE is a CSV, TSV or Parquet file (.gz and .zst too), a folder or a pattern of them, or several files.
-The kinds of the columns are found and printed; correct them with --fields.
+SOURCE is a CSV, TSV or Parquet file (.gz and .zst too), a directory or a pattern of them, or several files.
+The kinds of the columns are inferred and printed; correct them with --fields.
 """
-SIMULATE = "Make a click log whose truth is known and saved beside it in truth.json."
+SIMULATE_HELP = "Write a simulated click log whose relevant fields are known; they are saved in truth.json."
 
-log = section("The log")
+log_option = section("Log")
 
 
 @cli.command(
-    help=PREPARE,
-    short_help="Turn a click log into a Dataset.",
+    help=PREPARE_HELP,
+    short_help="Convert a click log to a Dataset.",
     examples=[
         "lpfs prepare log.csv --label click --time timestamp --out data/log",
         "lpfs prepare new.parquet --like data/log --out data/new",
@@ -51,55 +52,55 @@ log = section("The log")
 @click.argument("source", nargs=-1, required=True, type=FILES)
 @TABLE
 @DAYS
-@days("--ordered", is_flag=True, help="Rows are promised to be in time order: stop if they are not.")
-@days("--shuffle", is_flag=True, help="Deal the rows to those days at random; not with a time.")
-@days("--train", type=int, help="So many first days give the vocabularies (all but the last).")
-@days("--seed", type=int, help="Seed of the negatives kept, and of --shuffle.")
+@days("--ordered", is_flag=True, help="Require rows in time order; fail if they are not.")
+@days("--shuffle", is_flag=True, help="Split the rows into days at random; not with a time column.")
+@days("--train", type=int, help="Number of first days that vocabularies are built from (all but the last).")
+@days("--seed", type=int, help="Seed of --negatives and --shuffle.")
 @ENCODING
-@encoding("--like", type=PATH, help="Encode as this Dataset; nothing is learned.")
-@encoding("--only", "fields_only", multiple=True, help="With --like: only this field; may be repeated.")
-@encoding("--write-fields", type=PATH, help="Write what is found as TOML.")
-@output("--out", type=PATH, help="Folder to make.")
-@output("--dry-run", is_flag=True, help="Show what would happen to each column; write no Dataset.")
-@output("--replace", is_flag=True, help="Put the result in the place of another Dataset.")
+@encoding("--like", type=PATH, help="Encode like this Dataset; no vocabularies are built.")
+@encoding("--only", "fields_only", multiple=True, help="With --like: use only this field; repeatable.")
+@encoding("--write-fields", type=PATH, help="Write the inferred fields as TOML.")
+@output("--out", type=PATH, help="Directory to write.")
+@output("--dry-run", is_flag=True, help="Print how each column would be encoded; write no Dataset.")
+@output("--replace", is_flag=True, help="Replace another Dataset.")
 @output(
-    "--engine", type=SuggestingChoice(ENGINES), default="embedded", show_default=True, help="Who reads the log."
+    "--engine", type=SuggestingChoice(ENGINES), default="embedded", show_default=True, help="What reads the log."
 )
 @OUTPUT_OPTIONS
-def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -> None:
-    """Turn a click log into a Dataset."""
+def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **options: Any) -> None:
+    """Convert a click log to a Dataset."""
+    from lpfs._console import Console
     from lpfs.data.fields import to_toml
     from lpfs.data.planning import TABLE, field_table, field_table_compact
     from lpfs.data.prepare import plan_source, run_plan
-    from lpfs.data.progress import Reporter
 
-    reporter = Reporter(quiet=quiet)
-    out, replace, dry = given.pop("out"), given.pop("replace"), given.pop("dry_run")
-    fields_out, engine = given.pop("write_fields"), given.pop("engine")
-    if out is None and not dry:
-        raise click.UsageError("Missing option '--out': the folder to make.")
-    job = plan_source(list(source), **prepare_options(given))
-    reporter.table(job.title, *field_table_compact(job))
+    console = Console(quiet=quiet)
+    out, replace, dry_run = options.pop("out"), options.pop("replace"), options.pop("dry_run")
+    fields_out, engine = options.pop("write_fields"), options.pop("engine")
+    if out is None and not dry_run:
+        raise click.UsageError("Missing option '--out': the directory to write.")
+    plan = plan_source(list(source), **prepare_options(options))
     if fields_out is not None:
-        fields_out.write_text(to_toml(job.plans), "utf-8")
-        reporter.say(f"{fields_out}: what was found, to correct and give back with --fields")
-    if dry:
+        fields_out.write_text(to_toml(plan.plans), "utf-8")
+        console.message(f"{fields_out}: the inferred fields; edit them and pass them with --fields")
+    if dry_run:
+        console.table(plan.title, *field_table_compact(plan), numeric=False)
         if as_json:
-            print_json([dict(zip(TABLE, row, strict=True)) for row in field_table(job)])
+            print_json([dict(zip(TABLE, row, strict=True)) for row in field_table(plan)])
         return
-    dataset = run_plan(job, out, engine=engine, replace=replace, reporter=reporter)
+    dataset = run_plan(plan, out, engine=engine, replace=replace, console=console)
     if as_json:
-        print_json(summary(dataset))
+        print_json(dataset_summary(dataset))
 
 
-def summary(dataset: Dataset) -> dict[str, Any]:
+def dataset_summary(dataset: Dataset) -> dict[str, Any]:
     """Return what --json prints about a Dataset."""
-    kept = ("name", "rows", "positives", "negative_rate")
+    names = ("name", "rows", "positives", "negative_rate")
     return {
         "path": str(dataset.path),
         "rows": dataset.rows,
         "fingerprint": dataset.fingerprint,
-        "days": [{name: getattr(day, name) for name in kept} for day in dataset.table],
+        "days": [{name: getattr(day, name) for name in names} for day in dataset.table],
         "fields": dataset.schema.to_json()["fields"],
         "dropped": dataset.settings.get("dropped", {}),
         "ignored": dataset.settings.get("ignored", {}),
@@ -107,41 +108,43 @@ def summary(dataset: Dataset) -> dict[str, Any]:
 
 
 @cli.command(
-    help=SIMULATE,
-    short_help="Make a click log with a known truth.",
+    help=SIMULATE_HELP,
+    short_help="Simulate a click log with known relevant fields.",
     examples=[
         "lpfs simulate --preset small --out data/small",
         "lpfs simulate --preset terabyte --rows 2000000 --format csv --out raw",
     ],
 )
-@log("--preset", default="small", show_default=True, type=SuggestingChoice(WORLDS), help="What kind of log.")
-@log("--rows", type=int, help="How many rows in all; each preset has its own default.")
-@log("--days", type=int, help="How many days; each preset has its own default.")
-@log("--seed", type=int, default=0, show_default=True, help="Decides everything.")
-@output("--out", required=True, type=PATH, help="Folder to make.")
+@log_option(
+    "--preset", default="small", show_default=True, type=SuggestingChoice(SIMULATED_PRESETS), help="Kind of log."
+)
+@log_option("--rows", type=int, help="Total number of rows. Default: that of the preset.")
+@log_option("--days", type=int, help="Number of days. Default: that of the preset.")
+@log_option("--seed", type=int, default=0, show_default=True, help="Seed of all random numbers.")
+@output("--out", required=True, type=PATH, help="Directory to write.")
 @output(
     "--format",
     type=SuggestingChoice(("dataset", "csv", "parquet")),
     default="dataset",
     show_default=True,
-    help="What to write.",
+    help="Format to write.",
 )
-@output("--replace", is_flag=True, help="Put the new log in the place of an older one.")
+@output("--replace", is_flag=True, help="Replace an older log.")
 @OUTPUT_OPTIONS
-def simulate(out: Path, quiet: bool, as_json: bool, **given: Any) -> None:
-    """Make a click log with a known truth."""
+def simulate(out: Path, quiet: bool, as_json: bool, **options: Any) -> None:
+    """Simulate a click log."""
+    from lpfs._console import Console
     from lpfs.data.dataset import Dataset
-    from lpfs.data.progress import Reporter
-    from lpfs.data.simulate import simulate as make
+    from lpfs.data.simulate import simulate as run
 
-    reporter = Reporter(quiet=quiet)
-    with reporter.counting("simulating") as told:
-        made = make(out, progress=told, **given)
-    if isinstance(made, Dataset):
-        reporter.say(f"{made}; the truth is in {out / 'truth.json'}")
-        values = summary(made)
+    console, truth = Console(quiet=quiet), out / "truth.json"
+    with console.progress("simulating") as update:
+        result = run(out, progress=update, **options)
+    if isinstance(result, Dataset):
+        console.message(f"{result}; the truth is in {truth}")
+        values = dataset_summary(result)
     else:
-        reporter.say(f"{out}: {len(made)} files; the truth is in {out / 'truth.json'}")
-        values = {"path": str(out), "files": [str(path) for path in made]}
+        console.message(f"{out}: {len(result)} files; the truth is in {truth}")
+        values = {"path": str(out), "files": [str(path) for path in result]}
     if as_json:
-        print_json({**values, "truth": str(out / "truth.json")})
+        print_json({**values, "truth": str(truth)})

@@ -1,4 +1,4 @@
-"""methods and doctor: what there is to choose from, and what works on this machine."""
+"""methods, completion and doctor: list the methods, complete words in a shell, check this machine."""
 
 from __future__ import annotations
 
@@ -14,24 +14,32 @@ import click
 import lpfs
 from lpfs.cli.app import SuggestingChoice, cli, print_json
 from lpfs.cli.options import JSON
+from lpfs.methods.registry import METHODS
 
-# package -> what it is for
-NEEDED = {"torch": "everything", "numpy": "everything", "click": "this command", "polars": "prepare and select"}
-OPTIONAL = {
+# package -> what needs it
+NEEDED = {
+    "torch": "everything",
+    "numpy": "everything",
+    "click": "the command line",
+    "polars": "prepare and select",
     "rich": "tables and progress bars on a terminal",
-    "numba": "fast tables and crosses on the CPU",
-    "triton": "fast tables and crosses on a GPU",
-    "zstandard": "logs packed as .zst (before Python 3.14)",
+    "jinja2": "reports",
+    "numba": "fast embedding tables and crosses on the CPU",
+}
+OPTIONAL = {
+    "triton": "fast embedding tables and crosses on a GPU",
+    "zstandard": "logs compressed as .zst (before Python 3.14)",
     "tensorboard": "--tensorboard: curves and gate histograms",
     "mlflow": "--mlflow: parameters, metrics, files, the model",
-    "matplotlib": "selection.plot()",
+    "matplotlib": "selection.plot() and lpfs reproduce",
     "onnx": "lpfs export --format onnx",
-    "onnxruntime": "checking an exported ONNX file",
+    "onnxruntime": "verifying an exported ONNX file",
     "sklearn": "the scikit-learn selector; the methods gbdt, random_forest, lasso_logistic",
-    "pandas": "tables of pandas as a source",
-    "pyarrow": "tables of Arrow as a source",
+    "pandas": "pandas tables as a source",
+    "pyarrow": "Arrow tables as a source",
 }
-INSTALL = {"sklearn": "scikit-learn", "mlflow": "'lpfs[mlflow]'"}
+PIP_NAMES = {"sklearn": "scikit-learn", "mlflow": "'lpfs[mlflow]'"}  # if pip install needs another name
+BACKENDS = {"torch": "any device", "numba": "CPU", "triton": "GPU"}  # of embedding tables -> device
 
 
 @cli.command(
@@ -44,22 +52,23 @@ INSTALL = {"sklearn": "scikit-learn", "mlflow": "'lpfs[mlflow]'"}
 )
 @JSON
 def methods(as_json: bool) -> None:
-    """List the methods that --method takes, and who proposed them."""
-    from lpfs.methods.registry import METHODS
-
+    """List the values of --method, with the paper that proposed each method."""
     if as_json:
         print_json(
-            [{"name": name, "what": each.summary, "reference": each.reference} for name, each in METHODS.items()]
+            [
+                {"name": name, "summary": method.summary, "reference": method.reference}
+                for name, method in METHODS.items()
+            ]
         )
         return
-    for name, each in METHODS.items():
+    for name, method in METHODS.items():
         click.echo(name)
-        click.echo(textwrap.indent(textwrap.fill(each.summary, 96), "    "))
-        click.echo(textwrap.indent(textwrap.fill(each.reference, 96), "    "))
+        for text in (method.summary, method.reference):
+            click.echo(textwrap.indent(textwrap.fill(text, 96), "    "))
 
 
 @cli.command(
-    short_help="Print the completion for your shell.",
+    short_help="Print a completion script for your shell.",
     examples=[
         "lpfs completion fish > ~/.config/fish/completions/lpfs.fish      # once",
         'eval "$(lpfs completion bash)"                                   # in ~/.bashrc',
@@ -68,66 +77,67 @@ def methods(as_json: bool) -> None:
 )
 @click.argument("shell", metavar="SHELL", type=SuggestingChoice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
-    """Print a script for bash, zsh or fish that lets the tab key complete commands, options and what they take."""
+    """Print a script for bash, zsh or fish that completes commands, options and their values with the tab key."""
     from click.shell_completion import get_completion_class
 
-    made = get_completion_class(shell)
-    assert made is not None
-    click.echo(made(cli, {}, "lpfs", "_LPFS_COMPLETE").source())
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None
+    click.echo(completion_class(cli, {}, "lpfs", "_LPFS_COMPLETE").source())
 
 
-@cli.command(short_help="Say what works on this machine.", examples=["lpfs doctor", "lpfs doctor --json"])
+@cli.command(short_help="Check what works on this machine.", examples=["lpfs doctor", "lpfs doctor --json"])
 @JSON
 def doctor(as_json: bool) -> None:
-    """Print versions, devices, the kernels in use, and what is missing."""
-    found = collect_info()
+    """Print versions, devices, the backends in use, and missing packages."""
+    info = collect_info()
     if as_json:
-        print_json(found)
+        print_json(info)
         return
-    machine, torch, cache = found["machine"], found["torch"], found["kernel_cache"]
-    click.echo(f"lpfs {found['lpfs']}, Python {found['python']}, {machine['system']}")
+    machine, torch, cache = info["machine"], info["torch"], info["kernel_cache"]
+    click.echo(f"lpfs {info['lpfs']}, Python {info['python']}, {machine['system']}")
     memory = "unknown" if machine["memory_gb"] is None else f"{machine['memory_gb']:.1f} GB"
     click.echo(f"machine      {machine['cores']} CPU cores, {memory} of memory")
     if torch is None:
-        click.echo("torch        missing; install: pip install torch")
+        click.echo("torch        missing; install it with: pip install torch")
     else:
         click.echo(f"torch        {torch['version']}, {torch['threads']} threads")
-        listed = [f"{each['name']} ({each['memory_gb']:.0f} GB)" for each in torch["gpus"]]
-        click.echo(f"GPUs         {', '.join(listed) or 'none that torch can use'}")
-    for each in found["engines"]:
-        click.echo(f"{each['name']:<12} {each['device']}: {each['state']}")
-    hint = "" if cache["writable"] else " (cannot be written: compiled anew every time)"
-    click.echo(f"kernel cache {cache['folder']}{hint}")
-    for name, version in found["packages"].items():
+        gpus = [f"{gpu['name']} ({gpu['memory_gb']:.0f} GB)" for gpu in torch["gpus"]]
+        click.echo(f"GPUs         {', '.join(gpus) or 'none that torch can use'}")
+    for backend in info["backends"]:
+        click.echo(f"{backend['name']:<12} {backend['device']}: {backend['state']}")
+    hint = "" if cache["writable"] else " (not writable, so kernels are compiled in every process)"
+    click.echo(f"kernel cache {cache['directory']}{hint}")
+    for name, version in info["packages"].items():
         if version is None:
-            install = INSTALL.get(name, name)
-            click.echo(f"missing      {name}, for {(NEEDED | OPTIONAL)[name]}; install: pip install {install}")
-    there = [f"{name} {version}" for name, version in found["packages"].items() if version is not None]
-    click.echo(textwrap.fill(f"packages     {', '.join(there)}", 110, subsequent_indent=" " * 13))
+            purpose, pip_name = (NEEDED | OPTIONAL)[name], PIP_NAMES.get(name, name)
+            click.echo(f"missing      {name}, for {purpose}; install it with: pip install {pip_name}")
+    installed = [f"{name} {version}" for name, version in info["packages"].items() if version is not None]
+    click.echo(textwrap.fill(f"packages     {', '.join(installed)}", 110, subsequent_indent=" " * 13))
 
 
 def collect_info() -> dict[str, Any]:
-    """Return what was found, as plain values."""
+    """Return what doctor prints, as plain values."""
+    has_torch = util.find_spec("torch") is not None
     return {
         "lpfs": lpfs.__version__,
         "python": platform.python_version(),
-        "machine": {"system": platform.platform(), "cores": cores(), "memory_gb": memory()},
-        "torch": torch_info() if util.find_spec("torch") else None,
-        "engines": backends() if util.find_spec("torch") else [],
+        "machine": {"system": platform.platform(), "cores": cpu_cores(), "memory_gb": memory_gb()},
+        "torch": torch_info() if has_torch else None,
+        "backends": backends() if has_torch else [],
         "kernel_cache": kernel_cache(),
-        "packages": {name: version_of(name) for name in NEEDED | OPTIONAL},
+        "packages": {name: installed_version(name) for name in NEEDED | OPTIONAL},
     }
 
 
-def cores() -> int:
-    """Return how many cores this process may use."""
+def cpu_cores() -> int:
+    """Return the number of cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
         return os.cpu_count() or 1
 
 
-def memory() -> float | None:
+def memory_gb() -> float | None:
     """Return the memory of the machine in GB."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
@@ -144,31 +154,30 @@ def torch_info() -> dict[str, Any]:
         "version": torch.__version__,
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
-        "gpus": [{"name": each.name, "memory_gb": each.total_memory / 1e9} for each in gpus],
+        "gpus": [{"name": gpu.name, "memory_gb": gpu.total_memory / 1e9} for gpu in gpus],
     }
 
 
 def backends() -> list[dict[str, str]]:
-    """Try every engine of the tables: gather some rows with it, and compare them with plain torch's."""
+    """Return the state of every backend of embedding tables, checked against plain torch."""
     import torch
 
-    devices = {"torch": "any device", "numba": "CPU", "triton": "GPU"}
-    found = []
-    for name, device in devices.items():
+    states = []
+    for name, device in BACKENDS.items():
         if device == "GPU" and not torch.cuda.is_available():
             state = "not used: no GPU"
         else:
             state = try_backend(name, "cuda" if device == "GPU" else "cpu")
-        found.append({"name": name, "device": device, "state": state})
-    return found
+        states.append({"name": name, "device": device, "state": state})
+    return states
 
 
 def try_backend(name: str, device: str) -> str:
-    """Return "works", or why an engine does not."""
+    """Look up some rows with a backend; return "works", or why it does not."""
     import torch
 
     from lpfs.embeddings import _torch
-    from lpfs.embeddings._torch import backend_for, use_backend
+    from lpfs.embeddings._backends import backend_for, use_backend
     from lpfs.errors import MissingPackageError
 
     weight = torch.arange(12.0, device=device).reshape(6, 2)
@@ -176,27 +185,27 @@ def try_backend(name: str, device: str) -> str:
     try:
         with use_backend(name):
             rows = backend_for(weight).gather(weight, starts, ids, None)
-        return "works" if torch.equal(rows, _torch.gather(weight, starts, ids, None)) else "gives wrong numbers"
+        return "works" if torch.equal(rows, _torch.gather(weight, starts, ids, None)) else "returns wrong numbers"
     except MissingPackageError:
-        return f"missing; install: pip install {name}"
+        return f"missing; install it with: pip install {name}"
     except Exception as error:  # a broken installation fails in many ways
         lines = str(error).strip().splitlines() or [""]
         return f"does not work, plain torch is used: {type(error).__name__}: {lines[0]}"
 
 
 def kernel_cache() -> dict[str, Any]:
-    """Return where compiled kernels are kept: in NUMBA_CACHE_DIR, or beside the source."""
-    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(lpfs.__file__).parent)
-    return {"folder": str(folder), "writable": os.access(folder, os.W_OK) or not folder.exists()}
+    """Return the directory of compiled kernels: NUMBA_CACHE_DIR, or beside the source."""
+    directory = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(lpfs.__file__).parent)
+    return {"directory": str(directory), "writable": os.access(directory, os.W_OK) or not directory.exists()}
 
 
-def version_of(name: str) -> str | None:
-    """Return the version of a package, None where it is not there."""
+def installed_version(name: str) -> str | None:
+    """Return the version of a package; None if it is not installed."""
     if util.find_spec(name) is None:
         return None
     from importlib import metadata  # slow to import, and not needed for --help
 
     try:
-        return metadata.version(INSTALL.get(name, name))
+        return metadata.version(PIP_NAMES.get(name, name))
     except metadata.PackageNotFoundError:
-        return "of unknown version"
+        return "(unknown version)"

@@ -1,8 +1,11 @@
-"""Claims: who is doing what, so that several processes or machines can share a folder.
+"""Locks on work, so that several processes or machines can share the directory of a comparison.
 
-A claim is a file that only one can create. Its holder touches it now and then; one that was not touched for a
-while, or whose process is gone from this machine, is stale and may be taken over. Results are written whole and
-keyed by what they are of, so that work done twice, after a long sleep, costs time and nothing else.
+A lock is a file that only one process can create. Its owner updates the time of the file regularly. A lock that
+was not updated for a while, or whose process no longer exists on this machine, is stale and is taken over. Results
+are written atomically under a name that depends on their content, so work that is done twice only costs time.
+
+``filelock.SoftFileLease`` is not used: it needs a newer filelock than torch asks for, and it takes over a lock of
+another machine only after this process has watched it for the whole lease.
 """
 
 from __future__ import annotations
@@ -16,111 +19,114 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-TOUCH, STALE = 20.0, 300.0  # seconds
+HEARTBEAT_SECONDS = 20.0  # between two updates of a lock
+STALE_SECONDS = 300.0  # without an update, after which a lock is stale
 
 
 class LockedError(Exception):
-    """Somebody else is doing it."""
+    """Another process does this work."""
 
 
 class WorkLocks:
-    """The claims in a folder, and those that this process holds."""
+    """The locks in a directory, and those that this process owns."""
 
-    def __init__(self, folder: Path, *, touch: float = TOUCH, stale: float = STALE) -> None:
-        self.folder, self.touch, self.stale = folder, touch, stale
-        self.held: set[Path] = set()
-        self._end: threading.Event | None = None
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(
+        self, directory: Path, *, heartbeat: float = HEARTBEAT_SECONDS, stale_after: float = STALE_SECONDS
+    ) -> None:
+        self.directory, self.heartbeat, self.stale_after = directory, heartbeat, stale_after
+        self.owned: set[Path] = set()
+        self._stop: threading.Event | None = None
+        directory.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def acquire(self, name: str) -> Iterator[None]:
-        """Within this block nobody else does it; raises :class:`BusyError` where somebody does already."""
-        path = self.folder / f"{name}.claim"
-        if not (self._create(path) or (self._clear(path) and self._create(path))):
+        """Own a lock while the block runs; raise :class:`LockedError` if another process owns it."""
+        path = self.directory / f"{name}.lock"
+        if not (self._create(path) or (self._remove_stale(path) and self._create(path))):
             raise LockedError(name)
-        self._hold(path)
+        self._start_heartbeat(path)
         try:
             yield
         finally:
-            self._let_go(path)
+            self._release(path)
 
     def _create(self, path: Path) -> bool:
         try:
-            handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         except FileExistsError:
             return False
-        with os.fdopen(handle, "w") as file:
-            json.dump({"machine": machine(), "pid": os.getpid(), "host": socket.gethostname()}, file)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump({"machine": machine_id(), "pid": os.getpid(), "host": socket.gethostname()}, file)
         return True
 
-    def _clear(self, path: Path) -> bool:
-        """Remove a stale claim; one at a time, so that a fresh one that took its place is not removed."""
+    def _remove_stale(self, path: Path) -> bool:
+        """Remove a stale lock; one process at a time, so that a new lock of another process is not removed."""
         guard = path.with_suffix(".guard")
         if not self._create(guard):
-            if self._old(guard):
+            if self._is_old(guard):
                 guard.unlink(missing_ok=True)
             return False
         try:
-            stale = self._stale(path)
+            stale = self._is_stale(path)
             if stale:
                 path.unlink(missing_ok=True)
             return stale
         finally:
             guard.unlink(missing_ok=True)
 
-    def _stale(self, path: Path) -> bool:
+    def _is_stale(self, path: Path) -> bool:
         try:
-            values = json.loads(path.read_text())
-            if values["machine"] == machine() and not alive(values["pid"]):
+            owner = json.loads(path.read_text())
+            if owner["machine"] == machine_id() and not process_exists(owner["pid"]):
                 return True
         except FileNotFoundError:
             return True
         except (ValueError, KeyError, TypeError):
-            pass  # just being written, or damaged: its age decides
-        return self._old(path)
+            pass  # being written, or damaged: its age decides
+        return self._is_old(path)
 
-    def _old(self, path: Path) -> bool:
-        """Whether a file was not touched for a while, by the clock of the disk: machines may disagree on time."""
-        probe = self.folder / f".{uuid.uuid4().hex}"
+    def _is_old(self, path: Path) -> bool:
+        """Return whether a file was not updated for a while, by the clock of the file system."""
+        probe = self.directory / f".{uuid.uuid4().hex}"
         probe.touch()
         try:
-            return probe.stat().st_mtime - path.stat().st_mtime > self.stale
+            return probe.stat().st_mtime - path.stat().st_mtime > self.stale_after
         except FileNotFoundError:
             return True
         finally:
             probe.unlink()
 
-    def _hold(self, path: Path) -> None:
-        self.held.add(path)
-        if self._end is None:
-            self._end = threading.Event()
-            threading.Thread(target=self._keep_touching, args=(self._end,), daemon=True).start()
+    def _start_heartbeat(self, path: Path) -> None:
+        self.owned.add(path)
+        if self._stop is None:
+            self._stop = threading.Event()
+            threading.Thread(target=self._update_locks, args=(self._stop,), daemon=True).start()
 
-    def _let_go(self, path: Path) -> None:
-        self.held.discard(path)
+    def _release(self, path: Path) -> None:
+        self.owned.discard(path)
         path.unlink(missing_ok=True)
-        if not self.held and self._end is not None:
-            self._end.set()
-            self._end = None
+        if not self.owned and self._stop is not None:
+            self._stop.set()
+            self._stop = None
 
-    def _keep_touching(self, end: threading.Event) -> None:
-        while not end.wait(self.touch):
-            for path in list(self.held):
+    def _update_locks(self, stop: threading.Event) -> None:
+        while not stop.wait(self.heartbeat):
+            for path in list(self.owned):
                 with suppress(OSError):
                     os.utime(path)
 
 
-def machine() -> str:
-    """Return what tells this machine, and this container on it, from others."""
+def machine_id() -> str:
+    """Return text that distinguishes this machine, and this container on it, from others."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot_id} {os.readlink('/proc/self/ns/pid')}"
     except OSError:  # not Linux
         return socket.gethostname()
 
 
-def alive(pid: int) -> bool:
-    """Whether there is a process of this number on this machine."""
+def process_exists(pid: int) -> bool:
+    """Return whether this machine has a process of this number."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

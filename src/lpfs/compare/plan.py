@@ -1,4 +1,4 @@
-"""Plan: which methods, how many fields, which seeds; and the runs that makes."""
+"""ComparisonPlan: which methods, numbers of fields and seeds to compare, and the runs that follow from them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from lpfs._validation import check_int, check_keys
 from lpfs.errors import InputError
-from lpfs.methods.registry import METHODS, check_method, settings_to_try
-from lpfs.methods.wish import Wish
-from lpfs.schema import known_keys
+from lpfs.methods.registry import METHODS, make_method, trial_settings
+from lpfs.methods.target import SelectionTarget
 
-ALL_FIELDS = "all fields"  # trained as the selections are, to compare with
+ALL_FIELDS = "all fields"  # name of the runs that train all fields, as a reference
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: a method, how many fields it keeps, and the seed."""
+    """One run: a method, the number of fields it keeps, and the seed."""
 
     method: str
     keep: int
@@ -25,7 +25,7 @@ class RunSpec:
 
     @property
     def name(self) -> str:
-        """What its files are called."""
+        """The stem of its file names."""
         return f"{file_safe_name(self.method)}-k{self.keep}-s{self.seed}"
 
     def __str__(self) -> str:
@@ -37,11 +37,11 @@ class ComparisonPlan:
     """What to compare.
 
     Args:
-        methods: names out of ``lpfs methods``; ``all`` alone stands for every one.
-        keep: numbers of fields, K.
-        seeds: how many seeds.
-        tune: how many settings of each method are tried on validation rows; 0: its defaults, untried.
-        options: settings of single methods in place of their defaults.
+        methods: names from ``lpfs methods``; ``all`` alone stands for all of them.
+        keep: numbers of fields to keep, K.
+        seeds: number of seeds.
+        tune: number of option sets of each method to try on the validation rows; 0: only the first one, untuned.
+        options: options of single methods instead of their defaults.
 
     """
 
@@ -57,52 +57,49 @@ class ComparisonPlan:
         object.__setattr__(self, "methods", names)
         sizes = (self.keep,) if isinstance(self.keep, int) else tuple(self.keep)
         if not names or not sizes:
-            raise InputError(f"a comparison needs methods and keep=, found {list(names)} and {list(sizes)}")
-        for name, value, least in [
-            *(("keep", size, 1) for size in sizes),
-            ("seeds", self.seeds, 1),
-            ("tune", self.tune, 0),
-        ]:
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{name} must be a whole number >= {least}, found {value!r}")
+            raise InputError(f"a comparison needs methods and keep, found {list(names)} and {list(sizes)}")
+        for size in sizes:
+            check_int("keep", size, 1)
+        check_int("seeds", self.seeds, 1)
+        check_int("tune", self.tune, 0)
         object.__setattr__(self, "keep", tuple(sorted(set(sizes))))
-        for name in names:
-            check_method(name, self.options.get(name, {}))
-        for name, options in self.options.items():
-            check_method(name, options)
+        for name in dict.fromkeys((*names, *self.options)):
+            make_method(name, self.options.get(name, {}))
 
-    def check(self, parts: Sequence[str], must_keep: Sequence[str] = ()) -> None:
-        """Refuse sizes that cannot be had from these fields."""
+    def check(self, names: Sequence[str], must_keep: Sequence[str] = ()) -> None:
+        """Raise InputError if a number of fields is impossible for these fields."""
         for size in (self.keep[-1], self.keep[0]):
-            Wish(keep=size, must_keep=tuple(must_keep)).check(parts)
+            SelectionTarget(keep=size, must_keep=tuple(must_keep)).check(names)
 
-    def jobs(self, first_seed: int, fields: int) -> list[RunSpec]:
+    def runs(self, first_seed: int, fields: int) -> list[RunSpec]:
         """Return every run, seed by seed, all fields first."""
-        found = []
-        for seed in range(first_seed, first_seed + self.seeds):
-            found.append(RunSpec(ALL_FIELDS, fields, seed))
-            found += [RunSpec(method, size, seed) for method in self.methods for size in self.keep]
-        return found
+        return [
+            spec
+            for seed in range(first_seed, first_seed + self.seeds)
+            for spec in (
+                RunSpec(ALL_FIELDS, fields, seed),
+                *(RunSpec(method, size, seed) for method in self.methods for size in self.keep),
+            )
+        ]
 
     def trial_settings(self, method: str) -> list[dict[str, Any]]:
-        """Return the settings that a method is tried with; those given go before its defaults."""
-        return settings_to_try(method, self.tune, self.options.get(method, {}))
+        """Return the option sets to try for a method; those of ``options`` come first."""
+        return trial_settings(method, self.tune, self.options.get(method, {}))
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; ``from_json`` reads them back."""
-        values = asdict(self)
-        return {**values, "methods": list(self.methods), "keep": list(self.keep)}
+        """Return plain JSON values, which ``from_json`` reads back."""
+        return {**asdict(self), "methods": list(self.methods), "keep": list(self.keep)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ComparisonPlan:
-        """Build a plan from plain values; an unknown key is an error."""
-        return cls(**known_keys(cls, values))
+        """Return a plan from plain values; an unknown key is an error."""
+        return cls(**check_keys(cls, values))
 
 
 def file_safe_name(name: str) -> str:
-    """Return a name that is fit for a file.
+    """Return a name with only characters that are safe in a file name.
 
-    >>> plain("all fields"), plain("lpfs++")
+    >>> file_safe_name("all fields"), file_safe_name("lpfs++")
     ('all_fields', 'lpfs++')
     """
     return re.sub(r"[^A-Za-z0-9+_.]", "_", name)

@@ -1,6 +1,6 @@
-"""Runs: one pretrained model a seed, the same steps of search for every method, one training from scratch.
+"""The runs of a comparison: one pretrained model per seed, equal search steps, one training from scratch.
 
-What a piece of work costs: seconds, and how far memory rose above where it began.
+``run_comparison`` does all missing runs and writes the tables.
 """
 
 from __future__ import annotations
@@ -8,38 +8,180 @@ from __future__ import annotations
 import copy
 import ctypes
 import gc
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lpfs._console import Console
+from lpfs._fileio import read_json, write_array_atomic, write_json_atomic, write_text_atomic
 from lpfs.compare.locks import LockedError, WorkLocks
 from lpfs.compare.plan import ALL_FIELDS, ComparisonPlan, RunSpec
-from lpfs.compare.run_dir import Record, ResultStore, put, put_scores, read
+from lpfs.compare.run_dir import (
+    LOCKS_DIR,
+    Record,
+    ResultStore,
+    check_same,
+    copy_truth,
+    open_comparison_dir,
+    remove_data_on_error,
+    wait_for_lock,
+    write_plan,
+)
+from lpfs.compare.summary import Comparison, summarize_comparison
+from lpfs.compare.tables import as_csv, as_markdown, print_comparison
 from lpfs.errors import CheckpointError, LpfsError, SearchError
-from lpfs.methods.ranking import top
-from lpfs.methods.registry import each_keep
-from lpfs.models import make_model
-from lpfs.models.base import Model
+from lpfs.methods.base import top_k
+from lpfs.methods.registry import make_method
 from lpfs.pipeline import stages
-from lpfs.pipeline.plan import RunPlan, check_search_start
+from lpfs.pipeline.data import DATA_DIR, prepare_dataset
+from lpfs.pipeline.plan import RunPlan, build_plan, check_label_classes, check_settings
 from lpfs.pipeline.results import source_digest
+from lpfs.pipeline.settings import Settings
+from lpfs.report import REPORT_FILE, write_report_safely
+from lpfs.report.comparison_data import COMPARISON_FILE
+from lpfs.report.format import format_duration
 from lpfs.train.checkpoint import seed_all
+from lpfs.train.distributed.group import current_group, single_process
 from lpfs.train.evaluate import predictions, task_names
 from lpfs.train.metrics import scores
 
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-RESET_PEAK = "5"  # see proc(5): the peak of the resident memory begins anew
+PROC_STATUS, PROC_CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET_PEAK = "5"  # written to clear_refs, resets the peak of the resident memory; see proc(5)
+POLL_SECONDS = 1.0  # between two checks of runs that other processes do
+NOT_METHOD_ERRORS = (LockedError, OSError, CheckpointError)  # not caused by the method: a lock, a full disk
+SEARCH_KEYS = ("seconds", "memory", "first_in_process", "interrupted", "shared_by_all_k", "details", "code")
+
+
+def run_comparison(
+    settings: Settings,
+    source: Any,
+    run_dir: Path,
+    plan: ComparisonPlan,
+    console: Console,
+    *,
+    truth: str | os.PathLike[str] | None = None,
+    retry_failed: bool = False,
+    tables_only: bool = False,
+) -> Comparison:
+    """Do the missing runs of a comparison; write and print its tables and its report.
+
+    Args:
+        settings: settings of ``select`` for every run.
+        source: a table or a Dataset in memory; None: the source of the settings.
+        run_dir: directory of the comparison.
+        plan: what to compare.
+        console: where messages go.
+        truth, retry_failed, tables_only: as of :func:`lpfs.compare.compare.compare`.
+
+    """
+    settings, saved = check_settings(settings)
+    is_leader = current_group().is_leader
+    with single_process():  # every rank does complete runs alone
+        open_comparison_dir(run_dir, settings, plan, tables_only=tables_only)
+        store, locks = ResultStore(run_dir), WorkLocks(run_dir / LOCKS_DIR)
+        with wait_for_lock(locks, "prepare", console):
+            with remove_data_on_error(run_dir / DATA_DIR):
+                dataset = prepare_dataset(source, settings, run_dir, console, saved=saved, resume=True)
+                check_same(run_dir, settings, plan, dataset)
+                base = build_plan(settings, dataset, run_dir, Console(quiet=True), saved=saved, resume=True)
+                runner = Runner(base, plan, store, locks, console.message)
+                plan.check(runner.names, settings.must_keep)
+                if not tables_only:
+                    check_label_classes(base.splits)
+                kinds = copy_truth(run_dir, dataset, truth)
+            write_plan(run_dir, settings, plan, dataset)
+        if not tables_only:
+            specs = plan.runs(settings.seed, len(runner.names))
+            run_missing(runner, specs, ComparisonProgress(console), retry_failed=retry_failed)
+        comparison = summarize_comparison(store, base, plan, kinds, dataset.fingerprint)
+        if is_leader:
+            write_json_atomic(run_dir / COMPARISON_FILE, comparison.values)
+            write_text_atomic(run_dir / "comparison.md", as_markdown(comparison))
+            write_text_atomic(run_dir / "results.csv", as_csv(comparison))
+            print_comparison(comparison, console)
+            write_report_safely(comparison.values, (), run_dir / REPORT_FILE, console.message)
+    return comparison
+
+
+def run_missing(
+    runner: Runner, specs: Sequence[RunSpec], progress: ComparisonProgress, *, retry_failed: bool
+) -> None:
+    """Do the missing runs; runs that another process does are skipped and checked again later."""
+    store, repeated = runner.store, set[RunSpec]()
+
+    def is_missing(spec: RunSpec) -> bool:
+        record = read_json(store.result(spec))
+        return record is None or (retry_failed and record["status"] == "failed" and spec not in repeated)
+
+    left = [spec for spec in specs if is_missing(spec)]
+    progress.start(len(specs), len(left))
+    while left:
+        some_done = False
+        for spec in left:
+            try:
+                with runner.locks.acquire(spec.name):
+                    if not is_missing(spec):
+                        continue
+                    start = time.perf_counter()
+                    record = runner.run(spec)
+                    repeated.add(spec)
+                    write_json_atomic(store.result(spec), record)
+            except LockedError:
+                continue
+            some_done = True
+            progress.finish_run(spec, record, time.perf_counter() - start, sum(map(is_missing, left)))
+        left = [spec for spec in left if is_missing(spec)]
+        if left and not some_done:
+            progress.wait(len(left))
+            time.sleep(POLL_SECONDS)
+
+
+class ComparisonProgress:
+    """One line per run; the estimate of the remaining time includes the work of other processes."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.waiting = console, False
+        self.total = self.left = 0
+        self.start_time = 0.0
+
+    def start(self, total: int, left: int) -> None:
+        """Print the number of runs."""
+        self.total, self.left, self.start_time = total, left, time.monotonic()
+        done = f", {total - left} of them done already" if left < total else ""
+        self.console.message(f"{total} runs{done}")
+
+    def finish_run(self, spec: RunSpec, record: Record, seconds: float, left: int) -> None:
+        """Print the result of a run."""
+        self.waiting = False
+        if record["status"] == "failed":
+            result = f"failed: {record['reason']}"
+        else:
+            trials = len(record.get("trials", []))
+            tuning = f", best of {trials} option sets" if trials > 1 else ""
+            result = f"AUC {record['test']['auc']:.5f} with {len(record['kept'])} fields{tuning}"
+        remaining = ""
+        rate = (self.left - left) / max(1e-9, time.monotonic() - self.start_time)
+        if left and rate > 0:
+            remaining = f"; about {format_duration(left / rate)} left"
+        self.console.message(f"[{self.total - left}/{self.total}] {spec}: {result} ({seconds:.1f} s{remaining})")
+
+    def wait(self, left: int) -> None:
+        """Print once that other processes do the remaining runs."""
+        if not self.waiting:
+            self.console.message(f"waiting for other processes, which are doing {left} runs")
+            self.waiting = True
 
 
 @dataclass
 class Measurement:
-    """Seconds and bytes; None where this machine cannot tell."""
+    """Seconds, and bytes above the memory at the start; None if this machine cannot measure them."""
 
     seconds: float | None = None
     memory: int | None = None
@@ -47,11 +189,11 @@ class Measurement:
 
 @contextmanager
 def measure(device: torch.device) -> Iterator[Measurement]:
-    """Measure what is done in this block; the result is there when it ends.
+    """Measure the block; the result is filled in when it ends.
 
-    On a GPU memory is what torch allocated there; elsewhere it is the resident memory of the process, on Linux.
+    On a GPU the memory is that allocated by torch, elsewhere the resident memory of the process, on Linux only.
     """
-    cost = Measurement()
+    measurement = Measurement()
     gc.collect()
     on_gpu = device.type == "cuda"
     if on_gpu:
@@ -60,48 +202,49 @@ def measure(device: torch.device) -> Iterator[Measurement]:
         before: int | None = torch.cuda.memory_allocated(device)
     else:
         before = _reset_peak()
-    begin = time.perf_counter()
-    yield cost
+    start = time.perf_counter()
+    yield measurement
     if on_gpu:
         torch.cuda.synchronize(device)
-    cost.seconds = time.perf_counter() - begin
-    peak = torch.cuda.max_memory_allocated(device) if on_gpu else _resident("VmHWM")
+    measurement.seconds = time.perf_counter() - start
+    peak = torch.cuda.max_memory_allocated(device) if on_gpu else _resident_bytes("VmHWM")
     if before is not None and peak is not None:
-        cost.memory = max(0, peak - before)
+        measurement.memory = max(0, peak - before)
 
 
 def _reset_peak() -> int | None:
-    """Hand unused memory back, let the peak begin anew, and return what is resident."""
+    """Return unused memory to the system, reset the peak, and return the resident bytes."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     try:
-        CLEAR.write_text(RESET_PEAK)
+        PROC_CLEAR_REFS.write_text(RESET_PEAK)
     except OSError:
         return None
-    return _resident("VmRSS")
+    return _resident_bytes("VmRSS")
 
 
-def _resident(name: str) -> int | None:
+def _resident_bytes(name: str) -> int | None:
     try:
-        lines = STATUS.read_text().splitlines()
+        lines = PROC_STATUS.read_text().splitlines()
     except OSError:
         return None
-    found = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
-    return int(found[0]) * 1024 if found else None
-
-
-NOT_METHOD_ERRORS = (
-    LockedError,
-    OSError,
-    CheckpointError,
-)  # not a method's: somebody else is at it, or the disk is full
+    sizes = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
+    return int(sizes[0]) * 1024 if sizes else None
 
 
 class Runner:
-    """Does the runs of a comparison, each from what is there already.
+    """Does the runs of a comparison.
 
-    Whatever two runs share (the pretrained model of a seed, a ranking, a set of fields) is made once and kept;
-    :class:`BusyError` is raised where another process is making it just now.
+    Results that several runs share (the pretrained model of a seed, a ranking, fields trained from scratch) are
+    computed once and stored. :class:`LockedError` is raised if another process is computing one of them.
+
+    Args:
+        base: plan of all runs; method, seed and target are replaced.
+        plan: what to compare.
+        store: paths of the files.
+        locks: locks shared with other processes.
+        message: called with messages.
+
     """
 
     def __init__(
@@ -109,208 +252,206 @@ class Runner:
         base: RunPlan,
         plan: ComparisonPlan,
         store: ResultStore,
-        claims: WorkLocks,
-        say: Callable[[str], None],
+        locks: WorkLocks,
+        message: Callable[[str], None],
     ) -> None:
-        self.base, self.plan, self.store, self.claims, self.say = base, plan, store, claims, say
-        with torch.device("meta"):
-            made = make_model(base.settings.backbone, base.schema, **base.settings.model_options)
-        self.shape: Model = made
+        self.base, self.plan, self.store, self.locks, self.message = base, plan, store, locks, message
+        self.meta_model = base.meta_model()
         self._pretrained: tuple[int, stages.Trained] | None = None
-        self._warm: set[str] = set()
+        self._measured: set[str] = set()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What can be kept: the fields, or the parts of a model that gates more than fields."""
-        return self.shape.names
+        """What can be kept: the fields, or all gated parts of a model that has more of them."""
+        return self.meta_model.names
 
-    def run(self, job: RunSpec) -> Record:
-        """Return the result of a run; one that fails says why, and stops nothing else."""
+    def run(self, spec: RunSpec) -> Record:
+        """Return the result of a run; a method that fails becomes a result with a reason."""
+        header = {"method": spec.method, "keep": spec.keep, "seed": spec.seed}
         try:
-            found = self.all_fields(job) if job.method == ALL_FIELDS else self.best_trial(job)
-            return {**record_header(job), "status": "done", **found}
+            result = self.all_fields(spec) if spec.method == ALL_FIELDS else self.best_trial(spec)
+            return {**header, "status": "done", **result}
         except NOT_METHOD_ERRORS:
             raise
         except Exception as error:  # a method may fail in any way
-            return {**record_header(job), "status": "failed", "reason": error_text(error)}
+            return {**header, "status": "failed", "reason": error_text(error)}
 
-    def all_fields(self, job: RunSpec) -> Record:
-        """Train all fields from scratch, as every selection is."""
-        return {"kept": self.in_order(self.names), **self.train(self.names, job.seed)}
+    def all_fields(self, spec: RunSpec) -> Record:
+        """Train all fields from scratch, like every selection."""
+        return {"kept": self.in_order(self.names), **self.train(self.names, spec.seed)}
 
-    def best_trial(self, job: RunSpec) -> Record:
-        """Search with each setting, train what it finds, and take the one with the best validation AUC."""
-        tried: list[Record] = []
-        failed: list[Exception] = []
-        done: list[Record] = []
-        for options in self.plan.trial_settings(job.method):
+    def best_trial(self, spec: RunSpec) -> Record:
+        """Search with each option set and train the kept fields; return the trial with the best validation AUC."""
+        trials: list[Record] = []
+        errors: list[Exception] = []
+        results: list[Record] = []
+        for options in self.plan.trial_settings(spec.method):
             try:
-                found = self.selected_fields(job, options)
-                trained = self.train(found["kept"], job.seed)
+                selected = self.selected_fields(spec, options)
+                trained = self.train(selected["kept"], spec.seed)
             except NOT_METHOD_ERRORS:
                 raise
             except Exception as error:
-                failed.append(error)
-                tried.append({"options": options, "reason": error_text(error)})
+                errors.append(error)
+                trials.append({"options": options, "reason": error_text(error)})
                 continue
-            done.append({**found, **trained, "options": options})
-            tried.append({"options": options, "validation": trained["validation"], "kept": found["kept"]})
-        if not done:
-            raise failed[0]
-        best = max(done, key=lambda each: (each["validation"]["auc"], -each["validation"]["logloss"]))
-        return {**best, "tried": tried}
+            results.append({**selected, **trained, "options": options})
+            trials.append({"options": options, "validation": trained["validation"], "kept": selected["kept"]})
+        if not results:
+            raise errors[0]
+        best = max(results, key=lambda result: (result["validation"]["auc"], -result["validation"]["logloss"]))
+        return {**best, "trials": trials}
 
-    def selected_fields(self, job: RunSpec, options: Mapping[str, Any]) -> Record:
-        """Return the fields that a method keeps; a ranking that does not depend on K is made once a seed."""
-        once = not each_keep(job.method, options)
-        path = self.store.search(job.method, options, job.seed, None if once else job.keep)
-        found = read(path)
-        if found is None:
-            with self.claims.acquire(f"search-{path.stem}"):
-                found = read(path) or self.search(job, options, path)
-        found["once"] = once
-        if once:
-            found["kept"] = self.in_order(self.best(found["scores"], job.keep))
-        return {"kept": found["kept"], "search": {name: found.get(name) for name in ABOUT_SEARCH}}
+    def selected_fields(self, spec: RunSpec, options: Mapping[str, Any]) -> Record:
+        """Return the fields that a method keeps; a ranking that does not depend on K is made once per seed."""
+        shared = not make_method(spec.method, options).search_per_k
+        path = self.store.search(spec.method, options, spec.seed, None if shared else spec.keep)
+        record = read_json(path)
+        if record is None:
+            with self.locks.acquire(f"search-{path.stem}"):
+                record = read_json(path) or self.search(spec, options, path)
+        record["shared_by_all_k"] = shared
+        kept = self.in_order(self.top_k(record["scores"], spec.keep)) if shared else record["kept"]
+        return {"kept": kept, "search": {name: record.get(name) for name in SEARCH_KEYS}}
 
-    def best(self, ranking: Mapping[str, float], keep: int) -> tuple[str, ...]:
-        """Return the best of a ranking."""
-        return top(ranking, keep, self.base.target.must_keep)
+    def top_k(self, ranking: Mapping[str, float], keep: int) -> tuple[str, ...]:
+        """Return the fields with the ``keep`` highest scores."""
+        return top_k(ranking, keep, self.base.target.must_keep)
 
-    def search(self, job: RunSpec, options: Mapping[str, Any], path: Path) -> Record:
-        """Search from a copy of the pretrained model, and write down what is found."""
-        wish = replace(self.base.target, keep=job.keep, max_auc_loss=None)
-        settings = replace(self.base.settings, seed=job.seed, method=job.method, options=options, keep=job.keep)
-        work = replace(self.base, settings=settings, target=wish, run_dir=self.store.work(path.stem))
-        check_search_start(work)
-        pretrained = self.pretrained(job.seed)
-        again = was_started(work.run_dir)
-        seed_all(job.seed)
-        with remove_on_error(work.run_dir), measure(work.device) as cost:
-            found = stages.search_fields(work, copy.deepcopy(pretrained), job.seed)[2]
-        made = {name: value for name, value in found.made.items() if name != "scores"}
+    def search(self, spec: RunSpec, options: Mapping[str, Any], path: Path) -> Record:
+        """Search from a copy of the pretrained model, and write the result."""
+        plan = self.base.for_search(
+            self.store.work(path.stem), spec.seed, method=spec.method, options=options, keep=spec.keep
+        )
+        method = plan.method
+        method.check(plan.target.for_model(self.meta_model), self.names, plan.steps.search)
+        method.check_model(self.meta_model)
+        pretrained = self.pretrained(spec.seed)
+        interrupted = was_started(plan.run_dir)
+        seed_all(spec.seed)
+        with remove_on_error(plan.run_dir), measure(plan.device) as measurement:
+            selection = stages.search_fields(plan, copy.deepcopy(pretrained), spec.seed)[2]
         record = {
-            "kept": self.in_order(found.kept),
-            "scores": found.made.get("scores"),
-            "gates": dict(found.gates),
-            "made": made,
+            "kept": self.in_order(selection.kept),
+            "scores": selection.made.get("scores"),
+            "gates": dict(selection.gates),
+            "details": {name: value for name, value in selection.made.items() if name != "scores"},
             "code": source_digest(),
-            **self.cost_record(cost, job.method, again),
+            **self.cost_record(measurement, spec.method, interrupted),
         }
-        if not each_keep(job.method, options) and not self.keeps_top_scores(record, job.keep):
-            raise SearchError(f"{job.method} does not keep the best of its scores: it needs each_keep in METHODS")
-        put(path, record)
-        shutil.rmtree(work.run_dir, ignore_errors=True)
+        if not method.search_per_k and not self.keeps_top_scores(record, spec.keep):
+            raise SearchError(
+                f"{spec.method} does not keep the fields with the highest scores; set search_per_k in its class"
+            )
+        write_json_atomic(path, record)
+        shutil.rmtree(plan.run_dir, ignore_errors=True)
         return record
 
-    def keeps_top_scores(self, found: Record, keep: int) -> bool:
-        """Say whether a search kept the best of its scores, so that they can be cut at another K."""
-        return found["scores"] is not None and set(self.best(found["scores"], keep)) == set(found["kept"])
+    def keeps_top_scores(self, record: Record, keep: int) -> bool:
+        """Return whether a search kept the fields with the highest scores, so that other K need no search."""
+        return record["scores"] is not None and set(self.top_k(record["scores"], keep)) == set(record["kept"])
 
     def pretrained(self, seed: int) -> stages.Trained:
-        """Return the model of all fields that every search of a seed begins with."""
+        """Return the model of all fields that every search of a seed starts from."""
         if self._pretrained is None or self._pretrained[0] != seed:
-            self._pretrained = None  # free it first
-            place = self.store.seed(seed)
-            settings = replace(self.base.settings, seed=seed)
-            work = replace(self.base, settings=settings, run_dir=place)
-            if read(place / "cost.json") is not None:
-                trained = stages.pretrain(work, seed)
+            self._pretrained = None  # free its memory first
+            plan = self.base.for_search(self.store.seed(seed), seed)
+            cost_file = plan.run_dir / "cost.json"
+            if cost_file.exists():
+                trained = stages.pretrain(plan, seed)
             else:
-                with self.claims.acquire(f"pretrain-s{seed}"):
-                    self.say(f"seed {seed}: pretraining all {len(work.schema)} fields")
-                    again = was_started(place)
-                    with measure(work.device) as cost:
-                        trained = stages.pretrain(work, seed)
-                    passes = work.steps.pretrain * work.steps.batch_size / work.splits.early.rows
-                    put(place / "cost.json", {"passes": passes, **self.cost_record(cost, "pretraining", again)})
+                with self.locks.acquire(f"pretrain-s{seed}"):
+                    self.message(f"seed {seed}: pretraining all {len(plan.schema)} fields")
+                    interrupted = was_started(plan.run_dir)
+                    with measure(plan.device) as measurement:
+                        trained = stages.pretrain(plan, seed)
+                    passes = plan.steps.pretrain * plan.steps.batch_size / plan.splits.early.rows
+                    cost = self.cost_record(measurement, "pretraining", interrupted)
+                    write_json_atomic(cost_file, {"passes": passes, **cost})
             self._pretrained = seed, trained
         return self._pretrained[1]
 
-    def cost_record(self, cost: Measurement, what: str, interrupted: bool) -> Record:
-        """Return a cost: whether it is the first of its kind in this process, which compiles and loads things too.
+    def cost_record(self, measurement: Measurement, name: str, interrupted: bool) -> Record:
+        """Return a cost, and whether it is the first of its name in this process, which includes compilation.
 
-        Seconds of work that was interrupted and gone on with are not all of them: None.
+        The seconds of work that was interrupted and resumed are unknown: None.
         """
-        first = what not in self._warm
-        self._warm.add(what)
+        first = name not in self._measured
+        self._measured.add(name)
+        seconds = measurement.seconds
         return {
-            "seconds": None if interrupted or cost.seconds is None else round(cost.seconds, 4),
-            "memory": cost.memory,
-            "first": first,
+            "seconds": None if interrupted or seconds is None else round(seconds, 4),
+            "memory": measurement.memory,
+            "first_in_process": first,
             "interrupted": interrupted,
         }
 
     def in_order(self, kept: Iterable[str]) -> list[str]:
-        """Return fields in the order of the table, other parts of the model after them."""
-        place = {name: number for number, name in enumerate((*self.base.schema.names, *self.names))}
-        return sorted(kept, key=lambda name: place[name])
+        """Return fields in the order of the table, followed by other parts of the model."""
+        position = {name: number for number, name in enumerate((*self.base.schema.names, *self.names))}
+        return sorted(kept, key=lambda name: position[name])
 
     def train(self, kept: Sequence[str], seed: int) -> Record:
-        """Train these fields from scratch and judge them; the same fields are trained once a seed."""
+        """Train these fields from scratch and evaluate them; the same fields are trained once per seed."""
         path = self.store.trained(kept, seed)
-        found = read(path)
-        if found is None:
-            with self.claims.acquire(f"train-{path.stem}"):
-                found = read(path) or self.from_scratch(kept, seed, path)
-        return found
+        record: Record | None = read_json(path)
+        if record is None:
+            with self.locks.acquire(f"train-{path.stem}"):
+                record = read_json(path) or self.from_scratch(kept, seed, path)
+        return record
 
     def from_scratch(self, kept: Sequence[str], seed: int, path: Path) -> Record:
-        """Train a set of fields; its scores on the test rows are kept for the bootstrap."""
+        """Train fields from scratch; their logits on the test rows are stored for the bootstrap."""
         with torch.device("meta"):
-            shape = self.shape.cut([name for name in self.names if name in set(kept)])
-        settings = replace(self.base.settings, seed=seed)
-        work = replace(self.base, settings=settings, run_dir=self.store.work(path.stem))
-        with remove_on_error(work.run_dir), measure(work.device) as cost:
-            model = stages.retrain(work, shape)
-        judged = {}
-        for name, part in (("test", work.splits.test), ("validation", work.splits.valid)):
-            stream = work.stream(part, model.reads.names, train=False)
-            found = predictions(model, stream)
+            meta_model = self.meta_model.cut([name for name in self.names if name in set(kept)])
+        plan = self.base.for_search(self.store.work(path.stem), seed)
+        with remove_on_error(plan.run_dir), measure(plan.device) as measurement:
+            model = stages.retrain(plan, meta_model)
+        metrics = {}
+        for name, rows in (("test", plan.splits.test), ("validation", plan.splits.valid)):
+            stream = plan.stream(rows, model.reads.names, train=False)
+            predicted = predictions(model, stream)
             tasks = {
-                task: {"auc": each.auc, "logloss": each.logloss}
-                for number, task in enumerate(task_names(stream, found.logits.shape[1]))
-                for each in [scores(found.logits[:, number], found.labels[:, number])]
+                task: {"auc": task_scores.auc, "logloss": task_scores.logloss}
+                for number, task in enumerate(task_names(stream, predicted.logits.shape[1]))
+                for task_scores in [scores(predicted.logits[:, number], predicted.labels[:, number])]
             }
-            first = next(iter(tasks.values()))
-            judged[name] = first if len(tasks) == 1 else {**first, "tasks": tasks}
+            main = next(iter(tasks.values()))
+            metrics[name] = main if len(tasks) == 1 else {**main, "tasks": tasks}
             if name == "test":
-                put_scores(path.with_suffix(".npy"), found.logits[:, 0])
+                write_array_atomic(path.with_suffix(".npy"), predicted.logits[:, 0])
                 if not self.store.labels.exists():
-                    put_scores(self.store.labels, found.labels[:, 0])
-        record = {"trained": path.stem, **judged, "train_seconds": cost.seconds, "code": source_digest()}
-        put(path, record)
-        shutil.rmtree(work.run_dir, ignore_errors=True)
+                    write_array_atomic(self.store.labels, predicted.labels[:, 0])
+        record = {
+            "trained": path.stem,
+            **metrics,
+            "train_seconds": measurement.seconds,
+            "code": source_digest(),
+        }
+        write_json_atomic(path, record)
+        shutil.rmtree(plan.run_dir, ignore_errors=True)
         return record
 
 
-ABOUT_SEARCH = ("seconds", "memory", "first", "interrupted", "once", "made", "code")
-
-
-def record_header(job: RunSpec) -> Record:
-    """Return what a result begins with."""
-    return {"method": job.method, "keep": job.keep, "seed": job.seed}
-
-
 @contextmanager
-def remove_on_error(folder: Path) -> Iterator[None]:
-    """Within this block something is trained in a folder: where it fails, nothing of it is gone on with."""
+def remove_on_error(directory: Path) -> Iterator[None]:
+    """Remove the directory of a training if the method fails, so that it is not resumed."""
     try:
         yield
     except NOT_METHOD_ERRORS:
         raise
     except Exception:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
         raise
 
 
-def was_started(folder: Path) -> bool:
-    """Whether something was begun there before."""
-    return folder.is_dir() and any(folder.iterdir())
+def was_started(directory: Path) -> bool:
+    """Return whether a directory contains an earlier, interrupted training."""
+    return directory.is_dir() and any(directory.iterdir())
 
 
 def error_text(error: Exception) -> str:
-    """Return why something failed, in a line."""
-    text = "".join(sign if sign.isprintable() else " " for sign in str(error))
+    """Return the text of an error on one line."""
+    text = "".join(char if char.isprintable() else " " for char in str(error))
     text = " ".join(text.split())
     return text if isinstance(error, LpfsError) else f"{type(error).__name__}: {text}"

@@ -1,11 +1,7 @@
-"""The measures of a comparison: pure functions of numbers and sets of fields.
+"""Statistics of a comparison: areas, overlaps, confidence intervals over seeds and over test rows.
 
-The luck of the test rows: AUC and logloss of many models on the same rows, drawn again and again.
-
-Every row gets a weight out of Poisson(1), the same for all models of a draw, so that differences of models are
-paired. Ranks are found once a model; a draw costs one cumulative sum.
-
-Series: one number a seed, with its draws over the test rows; means, differences, and how sure they are.
+The bootstrap gives every test row a weight from Poisson(1), the same for all models, so that differences between
+models are paired. Scores are ranked once per model; a draw costs one cumulative sum.
 """
 
 from __future__ import annotations
@@ -23,18 +19,23 @@ import numpy.typing as npt
 from lpfs.errors import InputError
 from lpfs.train.metrics import row_losses
 
-# two-sided 95 % points of Student's t with 1, 2, … degrees of freedom, and of the normal distribution
+# two-sided 95 % quantiles of Student's t distribution with 1, 2, … degrees of freedom
 T_QUANTILES = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
-Z_QUANTILE = 1.960
+Z_QUANTILE = 1.960  # of the normal distribution
+BOOTSTRAP_DRAWS = 400
+MAX_WEIGHTS = 1 << 22  # bootstrap weights in memory at a time
+
+Floats = npt.NDArray[np.float64]
+Numbers = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and where it lies with 95 % confidence."""
+    """A value and its 95 % confidence interval."""
 
     value: float
     low: float
@@ -46,7 +47,7 @@ class Interval:
 
 
 def curve_area(curve: Mapping[int, float]) -> float:
-    r"""Return the area under the K-AUC curve, normalised to the range of K: 0 for chance, 1 for certainty.
+    r"""Return the area under the K-AUC curve, divided by the range of K: 0 for random, 1 for perfect scores.
 
     .. math:: \frac{1}{K_n - K_1} \sum_i \frac{s_i + s_{i+1}}{2} (K_{i+1} - K_i), \quad s = (AUC - .5)/.5
 
@@ -60,7 +61,7 @@ def curve_area(curve: Mapping[int, float]) -> float:
 
 
 def curve_weights(sizes: Collection[int]) -> dict[int, float]:
-    """Return what each K weighs in the area: the trapezoid's weights, 1 in all.
+    """Return the weight of each K in the area, those of the trapezoidal rule; they sum to 1.
 
     >>> curve_weights([5, 10, 20])
     {5: 0.16666666666666666, 10: 0.5, 20: 0.3333333333333333}
@@ -89,35 +90,67 @@ def jaccard(first: Collection[str], second: Collection[str]) -> float:
 def mean_jaccard(sets: Sequence[Collection[str]]) -> float | None:
     """Return the mean Jaccard overlap over all pairs of selections; None with fewer than two.
 
-    >>> overlap([["a"], ["a"], ["b"]])
+    >>> mean_jaccard([["a"], ["a"], ["b"]])
     0.3333333333333333
     """
-    pairs = [jaccard(one, other) for one, other in combinations(sets, 2)]
-    return mean(pairs) if pairs else None
+    overlaps = [jaccard(one, other) for one, other in combinations(sets, 2)]
+    return mean(overlaps) if overlaps else None
+
+
+def recall(kept: Collection[str], true: Collection[str]) -> float:
+    """Return the share of the true fields that was kept; with K fields it is at most K / |true|."""
+    return len(set(kept) & set(true)) / len(set(true))
+
+
+def false_positives(kept: Collection[str], true: Collection[str]) -> int:
+    """Return how many kept fields are not true."""
+    return len(set(kept) - set(true))
+
+
+def count_by_kind(kept: Collection[str], kinds: Mapping[str, str]) -> dict[str, int]:
+    """Return the number of kept fields of each kind, in the order of ``kinds``.
+
+    >>> count_by_kind(["a", "c"], {"a": "main", "b": "copy", "c": "noise"})
+    {'main': 1, 'copy': 0, 'noise': 1}
+    """
+    kept = set(kept)
+    counts = dict.fromkeys(kinds.values(), 0)
+    for name, kind in kinds.items():
+        counts[kind] += name in kept
+    return counts
 
 
 def interval_over_seeds(values: Sequence[float]) -> Interval | None:
-    r"""Return the mean over seeds with Student's interval, m ± t·s/√n; None with fewer than two.
+    r"""Return the mean over seeds with Student's interval, m ± t·s/√n; None with fewer than two values.
 
-    Of differences of two methods at the same seeds it is the paired interval.
+    For differences of two methods at the same seeds it is the paired interval.
 
-    >>> round(over_seeds([1.0, 2.0, 3.0]).low, 3)
+    >>> round(interval_over_seeds([1.0, 2.0, 3.0]).low, 3)
     -0.484
     """
     if len(values) < 2:
         return None
-    middle, freedom = mean(values), len(values) - 1
+    center, freedom = mean(values), len(values) - 1
     factor = T_QUANTILES[freedom - 1] if freedom <= len(T_QUANTILES) else Z_QUANTILE
     width = factor * stdev(values) / len(values) ** 0.5
-    return Interval(middle, middle - width, middle + width)
+    return Interval(center, center - width, center + width)
+
+
+def interval_over_rows(value: float, draws: Floats) -> Interval | None:
+    """Return a value with its bootstrap interval, value ± 1.96 standard deviations of the draws."""
+    finite = draws[np.isfinite(draws)]
+    if len(finite) < 2:
+        return None
+    width = Z_QUANTILE * float(finite.std(ddof=1))
+    return Interval(value, value - width, value + width)
 
 
 def verdict(seeds: Interval | None, rows: Interval | None) -> str:
-    """Say whether a difference is beyond noise, ``ahead`` or ``behind``, or not, ``level``.
+    """Return whether a difference is significant at 95 %: ``ahead`` or ``behind`` if it is, ``level`` if not.
 
-    The interval over seeds knows the luck of the training, that over rows the luck of the test rows. These add up:
-    a difference is beyond noise where it is larger than both half widths together, √(a² + b²). With one seed the
-    former is not known, so that nothing can be said: ``unknown``. Rows that are not known are not asked.
+    The interval over seeds measures the variance of the training, the interval over rows that of the test rows. A
+    difference is significant if it is larger than √(a² + b²) of both half widths. With one seed the former is
+    unknown, and so is the verdict: ``unknown``. An unknown interval over rows is left out.
 
     >>> verdict(Interval(0.2, 0.1, 0.3), Interval(0.2, -0.1, 0.5))
     'level'
@@ -126,48 +159,20 @@ def verdict(seeds: Interval | None, rows: Interval | None) -> str:
     """
     if seeds is None:
         return "unknown"
-    widths = [max(each.high - each.value, each.value - each.low) for each in (seeds, rows) if each is not None]
-    beyond = abs(seeds.value) > math.hypot(*widths)
-    return "level" if not beyond else "ahead" if seeds.value > 0 else "behind"
-
-
-def recall(kept: Collection[str], true: Collection[str]) -> float:
-    """Return the share of the true fields that was kept; of K fields it is K / |true| at most."""
-    return len(set(kept) & set(true)) / len(set(true))
-
-
-def false_positives(kept: Collection[str], true: Collection[str]) -> int:
-    """Return how many fields were kept that are not true."""
-    return len(set(kept) - set(true))
-
-
-def count_by_kind(kept: Collection[str], kinds: Mapping[str, str]) -> dict[str, int]:
-    """Return how many fields of each kind were kept, kinds in the order in which they come.
-
-    >>> picks(["a", "c"], {"a": "main", "b": "copy", "c": "noise"})
-    {'main': 1, 'copy': 0, 'noise': 1}
-    """
-    chosen = set(kept)
-    found = dict.fromkeys(kinds.values(), 0)
-    for name, kind in kinds.items():
-        found[kind] += name in chosen
-    return found
-
-
-BOOTSTRAP_DRAWS = 400
-CELLS = 1 << 22  # weights in memory at a time
-Floats = npt.NDArray[np.float64]
-Numbers = npt.NDArray[Any]
+    known = [interval for interval in (seeds, rows) if interval is not None]
+    widths = [max(interval.high - interval.value, interval.value - interval.low) for interval in known]
+    significant = abs(seeds.value) > math.hypot(*widths)
+    return "level" if not significant else "ahead" if seeds.value > 0 else "behind"
 
 
 @dataclass(frozen=True)
 class ScoreRanks:
-    """Where the clicks of one model stand among its other rows.
+    """Ranks of the positive rows of one model among its negative rows.
 
     Args:
-        others: the rows without a click, in the order of their scores.
-        below: for every click, how many of them score less.
-        upto: for every click, how many of them score less or the same.
+        negative_order: negative rows, sorted by score.
+        rank_low: for every positive row, number of negative rows with a lower score.
+        rank_high: for every positive row, number of negative rows with a lower or equal score.
 
     """
 
@@ -175,126 +180,124 @@ class ScoreRanks:
     rank_low: npt.NDArray[np.int64]
     rank_high: npt.NDArray[np.int64]
 
-    def aucs(self, weights: Numbers, clicks: npt.NDArray[np.int64]) -> Floats:
-        r"""Return the AUC under every draw of weights (draws, rows); NaN where a class has no weight.
+    def aucs(self, weights: Numbers, positives: npt.NDArray[np.int64]) -> Floats:
+        r"""Return the AUC under every draw of weights (draws, rows); NaN if a class has no weight.
 
-        .. math:: \sum_i w_i \frac{C(below_i) + C(upto_i)}{2} \Big/ \sum_i w_i \, C(all)
+        .. math:: \sum_i w_i \frac{C(low_i) + C(high_i)}{2} \Big/ \sum_i w_i \, C(N)
 
-        with C(k) the weight of the k lowest rows without a click, i over the clicks.
+        C(k) is the weight of the k lowest of the N negative rows; the sums are over the positive rows i.
         """
-        found = np.empty(len(weights))
-        lowest = np.zeros(len(self.negative_order) + 1)
-        for draw, drawn in enumerate(weights):
-            np.cumsum(drawn[self.negative_order], out=lowest[1:])
-            own = drawn[clicks].astype(np.float64)
-            every = own.sum() * lowest[-1]
-            found[draw] = own @ (lowest[self.rank_low] + lowest[self.rank_high]) / 2 / every if every else np.nan
-        return found
+        aucs = np.empty(len(weights))
+        cumulative = np.zeros(len(self.negative_order) + 1)
+        for draw, row_weights in enumerate(weights):
+            np.cumsum(row_weights[self.negative_order], out=cumulative[1:])
+            positive_weights = row_weights[positives].astype(np.float64)
+            total = positive_weights.sum() * cumulative[-1]
+            pairs = positive_weights @ (cumulative[self.rank_low] + cumulative[self.rank_high]) / 2
+            aucs[draw] = pairs / total if total else np.nan
+        return aucs
 
 
 def rank_scores(scores: Numbers, labels: Numbers) -> ScoreRanks:
-    """Return the ranks of one model's scores (rows,); labels are 0 and 1."""
-    others = np.flatnonzero(labels == 0)
-    others = others[np.argsort(scores[others], kind="stable")]
-    sorted_scores, own = scores[others], scores[labels == 1]
+    """Return the ranks of the scores (rows,) of one model; labels are 0 and 1."""
+    negatives = np.flatnonzero(labels == 0)
+    negatives = negatives[np.argsort(scores[negatives], kind="stable")]
+    ordered, positive = scores[negatives], scores[labels == 1]
     return ScoreRanks(
-        others, np.searchsorted(sorted_scores, own, "left"), np.searchsorted(sorted_scores, own, "right")
+        negatives, np.searchsorted(ordered, positive, "left"), np.searchsorted(ordered, positive, "right")
     )
 
 
 def bootstrap(
-    models: Sequence[Numbers], labels: Numbers, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
+    logits: Sequence[Numbers], labels: Numbers, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
 ) -> tuple[Floats, Floats]:
-    """Return AUC and logloss of every model's logits under every draw of the rows, (draws, models) each.
+    """Return AUC and logloss of every model under every draw of the test rows, (draws, models) each.
 
-    >>> aucs, lost = bootstrap([np.array([-1.0, 2.0, 0.1, 0.8])], np.array([0, 1, 0, 1]), draws=3)
-    >>> aucs.shape, lost.shape
+    >>> aucs, losses = bootstrap([np.array([-1.0, 2.0, 0.1, 0.8])], np.array([0, 1, 0, 1]), draws=3)
+    >>> aucs.shape, losses.shape
     ((3, 1), (3, 1))
     """
     if not np.isin(labels, (0, 1)).all():
         raise InputError("a bootstrap of AUC needs labels of 0 and 1")
-    drawn = np.random.default_rng(seed)
-    clicks = np.flatnonzero(labels == 1)
-    known = [rank_scores(each, labels) for each in models]
-    lost = [row_losses(each.astype(np.float64), labels) for each in models]
-    aucs, means = np.empty((draws, len(models))), np.empty((draws, len(models)))
-    pause = max(1, CELLS // max(1, len(labels)))
-    for first in range(0, draws, pause):
-        count = min(pause, draws - first)
-        weights = drawn.poisson(1.0, (count, len(labels))).astype(np.uint8)
-        every = weights.astype(np.float64)
+    generator = np.random.default_rng(seed)
+    positives = np.flatnonzero(labels == 1)
+    ranks = [rank_scores(values, labels) for values in logits]
+    losses = [row_losses(values.astype(np.float64), labels) for values in logits]
+    aucs, mean_losses = np.empty((draws, len(logits))), np.empty((draws, len(logits)))
+    chunk = max(1, MAX_WEIGHTS // max(1, len(labels)))
+    for first in range(0, draws, chunk):
+        count = min(chunk, draws - first)
+        weights = generator.poisson(1.0, (count, len(labels))).astype(np.uint8)
+        shares = weights.astype(np.float64)
         with np.errstate(invalid="ignore"):  # a draw of few rows can be empty
-            every /= every.sum(1, keepdims=True)
-        for number, each in enumerate(known):
-            aucs[first : first + count, number] = each.aucs(weights, clicks)
-            means[first : first + count, number] = [row @ lost[number] for row in every]
-    return aucs, means
-
-
-def interval_over_rows(value: float, drawn: Floats) -> Interval | None:
-    """Return a value with the interval of its draws, value ± 1.96 of their standard deviation."""
-    known = drawn[np.isfinite(drawn)]
-    if len(known) < 2:
-        return None
-    width = Z_QUANTILE * float(known.std(ddof=1))
-    return Interval(value, value - width, value + width)
+            shares /= shares.sum(1, keepdims=True)
+        for number, model_ranks in enumerate(ranks):
+            aucs[first : first + count, number] = model_ranks.aucs(weights, positives)
+            mean_losses[first : first + count, number] = [row @ losses[number] for row in shares]
+    return aucs, mean_losses
 
 
 @dataclass(frozen=True)
 class SeedValue:
-    """A number, and what it is under every draw of the test rows."""
+    """A value, and its values under every bootstrap draw of the test rows."""
 
     value: float
-    drawn: Floats
+    draws: Floats
 
 
 SeedSeries = Mapping[int, SeedValue]  # by seed
 
 
 def summarize(series: SeedSeries) -> dict[str, Any] | None:
-    """Return the mean over seeds, with its intervals over seeds and over rows; None where there is nothing."""
+    """Return the mean over seeds with its intervals over seeds and over rows; None for an empty series."""
     if not series:
         return None
-    values = {seed: each.value for seed, each in series.items()}
     seeds, rows = intervals(series)
     return {
-        "value": mean(values.values()),
+        "value": mean(point.value for point in series.values()),
         "seeds": None if seeds is None else seeds.to_json(),
         "rows": None if rows is None else rows.to_json(),
-        "by_seed": {str(seed): value for seed, value in values.items()},
+        "by_seed": {str(seed): point.value for seed, point in series.items()},
     }
 
 
 def intervals(series: SeedSeries) -> tuple[Interval | None, Interval | None]:
-    """Return how sure the mean is: over seeds, and over rows."""
-    values = [each.value for each in series.values()]
-    return interval_over_seeds(values), interval_over_rows(
-        mean(values), np.mean([each.drawn for each in series.values()], axis=0)
-    )
+    """Return the intervals of the mean: over seeds, and over rows."""
+    values = [point.value for point in series.values()]
+    mean_draws = np.mean([point.draws for point in series.values()], axis=0)
+    return interval_over_seeds(values), interval_over_rows(mean(values), mean_draws)
 
 
-def paired_difference(series: SeedSeries, other: SeedSeries, *, less: bool = False) -> dict[str, Any] | None:
-    """Return the difference to another series, paired by seed and by row, and whether it is beyond noise.
+def paired_difference(
+    series: SeedSeries, other: SeedSeries, *, lower_is_better: bool = False
+) -> dict[str, Any] | None:
+    """Return the difference to another series, paired by seed and by row, with its verdict.
 
-    ``less`` says that less is better, as of a loss.
+    ``lower_is_better`` is for losses.
     """
-    pairs = [(seed, each, other[seed]) for seed, each in series.items() if seed in other]
-    apart = {seed: SeedValue(one.value - two.value, one.drawn - two.drawn) for seed, one, two in pairs}
-    found = summarize(apart)
-    if found is None:
+    differences = {
+        seed: SeedValue(point.value - other[seed].value, point.draws - other[seed].draws)
+        for seed, point in series.items()
+        if seed in other
+    }
+    summary = summarize(differences)
+    if summary is None:
         return None
-    better = {seed: SeedValue(-each.value, -each.drawn) for seed, each in apart.items()} if less else apart
-    return {**found, "verdict": verdict(*intervals(better))}
+    gains = differences
+    if lower_is_better:
+        gains = {seed: SeedValue(-point.value, -point.draws) for seed, point in differences.items()}
+    return {**summary, "verdict": verdict(*intervals(gains))}
 
 
 def curve_areas(curves: Mapping[int, SeedSeries]) -> dict[int, SeedValue]:
-    """Return the area under the K-AUC curve of every seed that has all of the sizes; ``curves`` are by K."""
+    """Return the area under the K-AUC curve for every seed that has all sizes; ``curves`` are by K."""
     weights = curve_weights(list(curves))
-    seeds = [seed for seed in next(iter(curves.values())) if all(seed in each for each in curves.values())]
-    found = {}
-    for seed in seeds:
-        points = [(weights[size], each[seed]) for size, each in curves.items()]
+    areas = {}
+    for seed in next(iter(curves.values())):
+        if not all(seed in series for series in curves.values()):
+            continue
+        points = [(weights[size], series[seed]) for size, series in curves.items()]
         value = sum(weight * (point.value - 0.5) / 0.5 for weight, point in points)
-        drawn = np.sum([weight * (point.drawn - 0.5) / 0.5 for weight, point in points], axis=0)
-        found[seed] = SeedValue(value, drawn)
-    return found
+        draws = np.sum([weight * (point.draws - 0.5) / 0.5 for weight, point in points], axis=0)
+        areas[seed] = SeedValue(value, draws)
+    return areas

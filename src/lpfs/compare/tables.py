@@ -1,303 +1,274 @@
-"""The comparison as tables of text, and the short form that the terminal gets.
-
-The comparison as files: all tables as Markdown, a row a run as CSV.
-"""
+"""The tables of a comparison: a short form on the terminal, all of them as Markdown, one row per run as CSV."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lpfs._console import Console
+from lpfs._text import csv_cell, escape_markdown
 from lpfs.compare.run_dir import KINDS, TRUE_KINDS, Record
 from lpfs.compare.summary import REFERENCE_METHOD, Comparison
-from lpfs.pipeline.tell import Console
+
+CSV_COLUMNS = (
+    *("method", "keep", "seed", "status", "auc", "logloss", "validation_auc", "validation_logloss", "count"),
+    *("search_seconds", "search_memory", "train_seconds", "trials", "options"),
+    *("recall", "false_positives", "reason", "kept"),
+)
+INTERVALS = ["95 % over seeds", "95 % over rows"]
+SIGNIFICANCE_NOTE = (
+    "ahead, behind: significant at 95 % over seeds and test rows together; level: not significant; not corrected "
+    "for the number of comparisons"
+)
+ONE_SEED_NOTE = "with one seed the variance of the training is unknown, so no difference is called significant"
 
 Table = tuple[list[str], list[list[str]]]
-SIGNIFICANCE_NOTE = (
-    "ahead, behind: beyond the 95 % intervals over seeds and over test rows together; level: within noise; "
-    "not corrected for the number of comparisons"
-)
-
-ONE_SEED = "with one seed the luck of the training is not known: no difference can be said to be beyond noise"
 
 
-def print_comparison(found: Comparison, tell: Console) -> None:
-    """Print what matters, and where the rest is."""
-    values, count = found.values, len(found.values["seeds"])
-    tell.message("")
-    seeds = "one seed" if count == 1 else f"mean of {count} seeds"
-    tell.table(f"AUC on the test rows of K fields trained from scratch, {seeds}", *main_table(values))
-    tell.message(f"  {all_fields_note(values)}")
-    tell.message(
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print the main tables and the files with the others."""
+    values, seeds = comparison.values, len(comparison.values["seeds"])
+    console.message("")
+    over = "one seed" if seeds == 1 else f"mean of {seeds} seeds"
+    console.table(f"AUC on the test rows of K fields trained from scratch, {over}", *main_table(values))
+    console.message(f"  {all_fields_note(values)}")
+    console.message(
         "  area: under the K-AUC curve; search: in epochs of pretraining; memory: relative to pretraining"
     )
-    tell.message(f"  {SIGNIFICANCE_NOTE if count > 1 else ONE_SEED}")
-    for line in [*failures(values), *mixed_versions_note(values)]:
-        tell.message(f"  {line}")
-    true = sum(number for kind, number in values["kinds"].items() if kind in TRUE_KINDS)
+    for line in (significance_note(values), *failures(values), *mixed_versions_note(values)):
+        console.message(f"  {line}")
+    true = sum(count for kind, count in values["kinds"].items() if kind in TRUE_KINDS)
     if true and values["sizes"]:
-        size = min(values["sizes"], key=lambda each: (abs(each - true), each))
-        tell.table(f"What is picked where {size} of {values['fields']} are kept", *picks_table(values, size))
-    tell.message(f"  {found.folder}: comparison.md, comparison.json, results.csv")
+        size = min(values["sizes"], key=lambda size: (abs(size - true), size))
+        title = f"Kinds of the kept fields with {size} of {values['fields']} fields"
+        console.table(title, *kinds_table(values, size))
+    console.message(f"  {comparison.folder}: comparison.md, comparison.json, results.csv")
+
+
+def rivals(values: Record) -> dict[str, str]:
+    """Return key -> title of the methods that every method is compared with: the best one, and LPFS++."""
+    if values["best"] == REFERENCE_METHOD:
+        return {"best": REFERENCE_METHOD}
+    reference = {REFERENCE_METHOD: REFERENCE_METHOD} if REFERENCE_METHOD in values["methods"] else {}
+    return {"best": "the best", **reference}
 
 
 def main_table(values: Record) -> Table:
-    """Return a row a method: area, AUC of every K, overlap, cost, and the difference to the best."""
-    best, sizes = values["best"], values["sizes"]
-    rivals = ["best"] + (
-        [REFERENCE_METHOD] if REFERENCE_METHOD in values["methods"] and best != REFERENCE_METHOD else []
-    )
+    """Return one row per method: area, AUC of every K, overlap, cost, and the difference to the best."""
+    sizes, others = values["sizes"], rivals(values)
     header = ["method", "area", *(f"K={size}" for size in sizes), "overlap", "search", "memory"]
-    header += [
-        f"to {REFERENCE_METHOD if name == REFERENCE_METHOD or best == REFERENCE_METHOD else 'the best'}"
-        for name in rivals
-    ]
+    header += [f"to {title}" for title in others.values()]
     rows = []
-    for name, each in values["methods"].items():
-        aucs = [number(each["sizes"].get(str(size), {}).get("auc"), 5) for size in sizes]
-        search = each["search"]
-        cost = f"{plain(search['epochs'], 2)}{' once' if search['once'] else ''}"
-        row = [
-            name,
-            number(each["area"], 4),
-            *aucs,
-            plain(each["overlap"], 2),
-            cost,
-            plain(search["memory_ratio"], 2),
-        ]
-        rows.append(row + [difference(each["against"].get(rival), name == best) for rival in rivals])
+    for name, method in values["methods"].items():
+        search = method["search"]
+        rows.append(
+            [
+                name,
+                format_mean(method["area"], 4),
+                *(format_mean(method["sizes"].get(str(size), {}).get("auc"), 5) for size in sizes),
+                format_number(method["overlap"], 2),
+                f"{format_number(search['epochs'], 2)}{' once' if search['shared_by_all_k'] else ''}",
+                format_number(search["memory_ratio"], 2),
+                *(format_difference(method["differences"].get(key), name == values["best"]) for key in others),
+            ]
+        )
     return header, rows
 
 
 def all_fields_note(values: Record) -> str:
-    """Say what all fields give, trained in the same way, and who is listed last, being no rival."""
-    told = f"all {values['fields']} fields: {number(values['all_fields']['auc'], 5)}"
-    below = [name for name in values["methods"] if name in values["aside"]]
-    return f"{told}; no rivals, listed last: {' and '.join(below)}" if below else told
+    """Return the AUC of all fields, trained in the same way, and the methods that are not ranked."""
+    text = f"all {values['fields']} fields: {format_mean(values['all_fields']['auc'], 5)}"
+    unranked = [name for name in values["methods"] if name in values["unranked"]]
+    return f"{text}; not ranked, listed last: {' and '.join(unranked)}" if unranked else text
+
+
+def significance_note(values: Record) -> str:
+    """Return what the verdicts mean."""
+    return SIGNIFICANCE_NOTE if len(values["seeds"]) > 1 else ONE_SEED_NOTE
 
 
 def differences_table(values: Record, rival: str) -> Table:
-    """Return the differences to a method: area and every K, with both intervals."""
-    header = ["method", "of", "difference", "95 % over seeds", "95 % over rows", "beyond noise"]
+    """Return the differences to a method, of the area and of the AUC of every K, with both intervals."""
     rows = []
-    for name, each in values["methods"].items():
-        found = {"area": each["against"].get(rival)}
-        found |= {f"K={size}": of["against"].get(rival) for size, of in each["sizes"].items()}
-        for what, value in found.items():
-            if value is not None:
-                ends = [interval(value["seeds"]), interval(value["rows"])]
-                rows.append([name, what, f"{value['value']:+.5f}", *ends, value["verdict"]])
-    return header, rows
+    for name, method in values["methods"].items():
+        differences = {"area": method["differences"].get(rival)}
+        differences |= {f"K={size}": of["differences"].get(rival) for size, of in method["sizes"].items()}
+        for measure, difference in differences.items():
+            if difference is not None:
+                ends = [format_interval(difference["seeds"]), format_interval(difference["rows"])]
+                rows.append([name, measure, f"{difference['value']:+.5f}", *ends, difference["verdict"]])
+    return ["method", "of", "difference", *INTERVALS, "verdict"], rows
 
 
-def picks_table(values: Record, size: int) -> Table:
-    """Return how many fields of each kind a method picks, on average over seeds."""
+def kinds_table(values: Record, size: int) -> Table:
+    """Return how many fields of each kind a method keeps, mean over seeds."""
     kinds = [kind for kind in KINDS if kind in values["kinds"]]
-    header = ["method", *(f"{kind} (of {values['kinds'][kind]})" for kind in kinds), "recall", "false picks"]
+    header = ["method", *(f"{kind} (of {values['kinds'][kind]})" for kind in kinds), "recall", "false positives"]
     rows = []
-    for name, each in values["methods"].items():
-        own = each["sizes"].get(str(size), {})
-        if "picks" in own:
-            counts = [f"{own['picks'][kind]:.1f}" for kind in kinds]
-            rows.append([name, *counts, f"{own['recall']:.2f}", f"{own['false_picks']:.1f}"])
+    for name, method in values["methods"].items():
+        metrics = method["sizes"].get(str(size), {})
+        if "kept_by_kind" in metrics:
+            counts = [f"{metrics['kept_by_kind'][kind]:.1f}" for kind in kinds]
+            rows.append([name, *counts, f"{metrics['recall']:.2f}", f"{metrics['false_positives']:.1f}"])
     return header, rows
 
 
 def size_table(values: Record, size: int) -> Table:
     """Return AUC and logloss with their intervals, validation AUC and overlap of one K."""
-    ends = ["95 % over seeds", "95 % over rows"]
-    rivals = ["best"] + (
-        [REFERENCE_METHOD] if REFERENCE_METHOD in values["methods"] and values["best"] != REFERENCE_METHOD else []
-    )
-    to = [
-        f"logloss to {REFERENCE_METHOD if REFERENCE_METHOD in (name, values['best']) else 'the best'}"
-        for name in rivals
+    others = rivals(values)
+    to_others = [f"logloss to {title}" for title in others.values()]
+    header = [
+        "method",
+        "AUC",
+        *INTERVALS,
+        "logloss",
+        *INTERVALS,
+        *to_others,
+        "validation AUC",
+        "overlap",
+        "fields",
     ]
-    header = ["method", "AUC", *ends, "logloss", *ends, *to, "validation AUC", "overlap", "fields"]
     rows = []
-    for name, each in values["methods"].items():
-        own = each["sizes"].get(str(size))
-        if own is not None:
-            cells = [name]
-            for told in (own["auc"], own["logloss"]):
-                cells += [number(told, 5), interval(told["seeds"]), interval(told["rows"])]
-            cells += [difference(own["logloss_against"].get(rival), name == values["best"]) for rival in rivals]
-            rest = [plain(own["validation_auc"], 5), plain(own["overlap"], 2), plain(own["count"], 1)]
-            rows.append([*cells, *rest])
+    for name, method in values["methods"].items():
+        metrics = method["sizes"].get(str(size))
+        if metrics is None:
+            continue
+        cells = [name]
+        for metric in (metrics["auc"], metrics["logloss"]):
+            cells += [format_mean(metric, 5), format_interval(metric["seeds"]), format_interval(metric["rows"])]
+        differences = metrics["logloss_differences"]
+        cells += [format_difference(differences.get(key), name == values["best"]) for key in others]
+        cells += [format_number(metrics["validation_auc"], 5), format_number(metrics["overlap"], 2)]
+        rows.append([*cells, format_number(metrics["count"], 1)])
     return header, rows
 
 
 def cost_table(values: Record) -> Table:
-    """Return what a search costs, and with which settings it was done."""
-    header = ["method", "seconds", "epochs", "memory (MB)", "to pretraining", "searches", "tried", "settings used"]
+    """Return the cost of a search, and the options it used."""
+    header = ["method", "seconds", "epochs", "memory (MB)", "to pretraining", "searches", "trials", "options used"]
     rows = []
-    for name, each in values["methods"].items():
-        own = each["search"]
-        memory = None if own["memory"] is None else own["memory"] / 1e6
-        cells = [
-            plain(own["seconds"], 2),
-            plain(own["epochs"], 2),
-            plain(memory, 1),
-            plain(own["memory_ratio"], 2),
-        ]
-        used = ", ".join(f"{settings} {times}x" for settings, times in each["used"].items())
+    for name, method in values["methods"].items():
+        search = method["search"]
+        megabytes = None if search["memory"] is None else search["memory"] / 1e6
+        options = ", ".join(f"{options} {count}x" for options, count in method["options_used"].items())
         rows.append(
-            [name, *cells, "once for all K" if own["once"] else "one a K", str(each["tried"]), used or "-"]
+            [
+                name,
+                format_number(search["seconds"], 2),
+                format_number(search["epochs"], 2),
+                format_number(megabytes, 1),
+                format_number(search["memory_ratio"], 2),
+                "once for all K" if search["shared_by_all_k"] else "one per K",
+                str(method["trials"]),
+                options or "-",
+            ]
         )
     return header, rows
 
 
 def mixed_versions_note(values: Record) -> list[str]:
-    """Return a note where results were made by another state of the code than these tables, or by several."""
-    states, own = values["code"], values["versions"]["code"]
-    if set(states) <= {own}:
+    """Return a note if results were made by another version of the code than these tables, or by several."""
+    digests, current = values["code"], values["versions"]["code"]
+    if set(digests) <= {current}:
         return []
-    told = "; ".join(f"{digest}: {', '.join(each['search']) or '-'}" for digest, each in states.items())
-    return [f"tables made by code {own}; searches by code {told}"]
+    searches = "; ".join(f"{digest}: {', '.join(by['search']) or '-'}" for digest, by in digests.items())
+    return [f"tables made by code {current}; searches by code {searches}"]
 
 
 def failures(values: Record) -> list[str]:
     """Return a line for every method and reason."""
-    found: dict[tuple[str, str], int] = {}
-    for name, each in values["methods"].items():
-        for one in each["failed"]:
-            found[name, one["reason"]] = found.get((name, one["reason"]), 0) + 1
-    failed = [
-        each
-        for each in values["results"]
-        if each["status"] == "failed" and each["method"] not in values["methods"]
-    ]
-    for one in failed:
-        found[one["method"], one["reason"]] = found.get((one["method"], one["reason"]), 0) + 1
+    counts = Counter(
+        (name, failed["reason"]) for name, method in values["methods"].items() for failed in method["failed"]
+    )
+    counts.update(
+        (row["method"], row["reason"])
+        for row in values["results"]
+        if row["status"] == "failed" and row["method"] not in values["methods"]
+    )
     return [
-        f"failed: {name}, {times} {'run' if times == 1 else 'runs'}: {why}" for (name, why), times in found.items()
+        f"failed: {name}, {count} {'run' if count == 1 else 'runs'}: {reason}"
+        for (name, reason), count in counts.items()
     ]
 
 
-def number(found: Mapping[str, Any] | None, digits: int) -> str:
-    """Return the mean of something that was told."""
-    return plain(None if found is None else found["value"], digits)
+def format_mean(summary: Mapping[str, Any] | None, digits: int) -> str:
+    """Return the mean of a summary, or a dash."""
+    return format_number(None if summary is None else summary["value"], digits)
 
 
-def plain(value: float | None, digits: int) -> str:
+def format_number(value: float | None, digits: int) -> str:
     """Return a number, or a dash."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def difference(found: Mapping[str, Any] | None, best: bool) -> str:
-    """Return a difference and whether it is beyond noise."""
-    if found is None:
-        return "best" if best else "-"
-    said = "" if found["verdict"] == "unknown" else f" {found['verdict']}"
-    return f"{found['value']:+.4f}{said}"
+def format_difference(difference: Mapping[str, Any] | None, is_best: bool) -> str:
+    """Return a difference and its verdict."""
+    if difference is None:
+        return "best" if is_best else "-"
+    verdict = "" if difference["verdict"] == "unknown" else f" {difference['verdict']}"
+    return f"{difference['value']:+.4f}{verdict}"
 
 
-def interval(found: Mapping[str, float] | None) -> str:
-    """Return both ends of an interval."""
-    return "-" if found is None else f"{found['low']:.5f} to {found['high']:.5f}"
+def format_interval(interval: Mapping[str, float] | None) -> str:
+    """Return both ends of an interval, or a dash."""
+    return "-" if interval is None else f"{interval['low']:.5f} to {interval['high']:.5f}"
 
 
-COLUMNS = (
-    *("method", "keep", "seed", "status", "auc", "logloss", "validation_auc", "validation_logloss", "count"),
-    *("search_seconds", "search_memory", "train_seconds", "tried", "options"),
-    *("recall", "false_picks", "reason", "kept"),
-)
-
-
-def as_markdown(found: Comparison) -> str:
-    """Return the whole comparison as Markdown."""
-    values = found.values
-    rows = {name: each["rows"] for name, each in values["periods"].items()}
-    tuned = values["plan"]["tune"]
-    recipe = values["recipe"]
+def as_markdown(comparison: Comparison) -> str:
+    """Return the comparison as Markdown."""
+    values = comparison.values
+    rows = {name: split["rows"] for name, split in values["splits"].items()}
+    tune, steps, best = values["plan"]["tune"], values["steps"], values["best"]
     tuning = (
-        f"Each method was tried with up to {tuned} settings on the validation rows." if tuned else "No tuning."
+        f"Each method was tried with up to {tune} option sets on the validation rows." if tune else "No tuning."
     )
-    several = len(values["seeds"]) > 1
-    said = SIGNIFICANCE_NOTE if several else ONE_SEED
     parts = [
         "# Comparison",
         f"{values['fields']} fields, K = {', '.join(map(str, values['sizes']))}, seeds "
-        f"{', '.join(map(str, values['seeds']))}. Rows: {rows['early']:,} to pretrain on, {rows['search']:,} to "
-        f"search on, {rows['valid']:,} to choose on, {rows['test']:,} to judge. Every method began with the same "
-        f"pretrained model of its seed and had up to {recipe['search']:,} steps of search; what it kept was "
-        f"trained from scratch for {recipe['train']:,} steps of {recipe['batch_size']:,} rows. {tuning}",
+        f"{', '.join(map(str, values['seeds']))}. Rows: {rows['early']:,} to pretrain, {rows['search']:,} to "
+        f"search, {rows['valid']:,} to validate, {rows['test']:,} to test. Every method started from the same "
+        f"pretrained model of its seed and had up to {steps['search']:,} search steps; the kept fields were "
+        f"trained from scratch for {steps['train']:,} steps of {steps['batch_size']:,} rows. {tuning}",
         *_section("AUC on the test rows, mean over seeds", main_table(values)),
-        f"{all_fields_note(values).capitalize()}. Area: under the K-AUC curve, (AUC - .5) / .5, normalised to the "
-        "range "
-        "of K. Overlap: Jaccard, over pairs of seeds, mean over K. Search and memory: of one search, in epochs of "
-        f"pretraining and relative to its peak. {said}.",
+        f"{all_fields_note(values).capitalize()}. Area: under the K-AUC curve, (AUC - .5) / .5, divided by the "
+        "range of K. Overlap: Jaccard, over pairs of seeds, mean over K. Search and memory: of one search, in "
+        f"epochs of pretraining and relative to its peak. {significance_note(values).capitalize()}.",
     ]
-    if values["best"] is not None:
-        parts += _section(f"Differences to the best, {values['best']}", differences_table(values, "best"))
-    if REFERENCE_METHOD in values["methods"] and values["best"] != REFERENCE_METHOD:
+    if best is not None:
+        parts += _section(f"Differences to the best, {best}", differences_table(values, "best"))
+    if REFERENCE_METHOD in values["methods"] and best != REFERENCE_METHOD:
         parts += _section(f"Differences to {REFERENCE_METHOD}", differences_table(values, REFERENCE_METHOD))
     for size in values["sizes"]:
         parts += _section(f"K = {size}", size_table(values, size))
     parts += _section("Cost of a search", cost_table(values))
     if values["kinds"]:
-        told = [f"{kind}: {text}" for kind, text in KINDS.items() if kind in values["kinds"]]
-        parts += ["## What is picked", f"Fields kept of each kind, mean over seeds. {'; '.join(told)}."]
+        kinds = "; ".join(f"{kind}: {text}" for kind, text in KINDS.items() if kind in values["kinds"])
+        parts += ["## Kinds of the kept fields", f"Number of kept fields of each kind, mean over seeds. {kinds}."]
         for size in values["sizes"]:
-            parts += [f"K = {size}", markdown(*picks_table(values, size))]
+            parts += [f"K = {size}", markdown(*kinds_table(values, size))]
     failed = failures(values)
     if failed:
-        parts += ["## Failed", "\n".join(f"- {escaped(line)}" for line in failed)]
+        parts += ["## Failed", "\n".join(f"- {escape_markdown(line)}" for line in failed)]
     parts += [f"{line.capitalize()}." for line in mixed_versions_note(values)]
-    made = ", ".join(f"{name} {version}" for name, version in values["versions"].items())
-    parts += [f"Data {values['fingerprint']}; {made}; {values['draws']} draws of the test rows."]
+    versions = ", ".join(f"{name} {version}" for name, version in values["versions"].items())
+    parts += [f"Data {values['fingerprint']}; {versions}; {values['bootstrap_draws']} bootstrap draws."]
     return "\n\n".join(parts) + "\n"
 
 
 def _section(title: str, table: Table) -> list[str]:
-    """Return a table under its title; nothing where it has no rows."""
-    return [f"## {escaped(title)}", markdown(*table)] if table[1] else []
+    """Return a table with its title; nothing if it has no rows."""
+    return [f"## {escape_markdown(title)}", markdown(*table)] if table[1] else []
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of Markdown."""
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join(
-        f"| {' | '.join(cell if number == 1 else escaped(cell) for cell in line)} |"
-        for number, line in enumerate(lines)
-    )
+    """Return a Markdown table."""
+    alignment = ["---"] + ["---:"] * (len(header) - 1)
+    cells = [[escape_markdown(cell) for cell in row] for row in (header, *rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (cells[0], alignment, *cells[1:]))
 
 
-def escaped(text: str) -> str:
-    r"""Return text that says in Markdown, and in HTML made of it, what it says here.
-
-    >>> escaped("a|b <i>")
-    'a\\|b &lt;i&gt;'
-    """
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    for sign in "\\`|[]":
-        text = text.replace(sign, f"\\{sign}")
-    return " ".join(text.split())
-
-
-def as_csv(found: Comparison) -> str:
-    """Return a row a run; lists and settings are JSON, and no text is taken for a formula."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for each in found.results:
-        writer.writerow([cell(each.get(name)) for name in COLUMNS])
-    return out.getvalue()
-
-
-def cell(value: Any) -> Any:
-    """Return a value for a table: text that a spreadsheet would take for a formula gets a ' before it.
-
-    >>> cell("=1+1"), cell(["=1+1"]), cell(-0.5)
-    ("'=1+1", '["=1+1"]', -0.5)
-    """
-    if value is None:
-        return ""
-    if isinstance(value, list | Mapping):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return f"'{value}"
-    return value
+def as_csv(comparison: Comparison) -> str:
+    """Return one CSV row per run; lists and options are JSON, and no cell is read as a formula."""
+    rows = [CSV_COLUMNS, *([row.get(name) for name in CSV_COLUMNS] for row in comparison.results)]
+    return "".join(",".join(map(csv_cell, row)) + "\n" for row in rows)

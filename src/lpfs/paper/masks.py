@@ -1,10 +1,8 @@
-"""The 17 sets of fields that the paper's LPFS++ chose on the Terabyte log, for 26 down to 10 of 27 fields.
+"""The 17 sets of fields that LPFS++ kept on the Terabyte log in the paper, from 26 down to 10 of 27 fields.
 
-A mask has 27 signs, "1" for a field that is kept: the token of the 13 numbers first, then the 26 categorical
-fields in the order of the official DLRM code, which is the order of the log.
-
-Every mask has as many fields as the paper says. They are not all nested: those of 21, 15, 11 and 10 fields hold
-some that the next larger one does not.
+A mask has 27 characters, "1" for a kept field: the token of the 13 numeric fields first, then the 26 categorical
+fields in the order of the log. The masks are not all nested: those of 21, 15, 11 and 10 fields contain fields that
+the next larger one does not.
 """
 
 from __future__ import annotations
@@ -15,10 +13,10 @@ from types import MappingProxyType
 from lpfs.data.planning import CATEGORIES
 from lpfs.errors import InputError
 
-TOKEN = "dense"  # what DLRM calls the token of the numbers
-NAMES = (TOKEN, *CATEGORIES)
+DENSE_TOKEN = "dense"  # name of the token of the numeric fields in DLRM
+NAMES = (DENSE_TOKEN, *CATEGORIES)
 
-# number of fields, as the paper's table says -> mask (appendix, table "Feature mask for Terabyte dataset")
+# number of fields -> mask (appendix of the paper, table "Feature mask for Terabyte dataset")
 TERABYTE_MASKS: Mapping[int, str] = MappingProxyType(
     {
         26: "111110111111111111111111111",
@@ -43,12 +41,12 @@ TERABYTE_MASKS: Mapping[int, str] = MappingProxyType(
 
 
 def mask_fields(size: int) -> tuple[str, ...]:
-    """Return the names of the fields that the paper's mask of this size keeps.
+    """Return the names of the fields in the mask of this size.
 
     >>> mask_fields(10)
     ('dense', 'C2', 'C3', 'C7', 'C9', 'C12', 'C13', 'C19', 'C21', 'C23')
     """
     if size not in TERABYTE_MASKS:
         known = f"{min(TERABYTE_MASKS)} to {max(TERABYTE_MASKS)}"
-        raise InputError(f"the paper has no mask of {size} fields; it has masks of {known}")
-    return tuple(name for name, sign in zip(NAMES, TERABYTE_MASKS[size], strict=True) if sign == "1")
+        raise InputError(f"the paper has no mask of {size} fields; choose a size from {known}")
+    return tuple(name for name, char in zip(NAMES, TERABYTE_MASKS[size], strict=True) if char == "1")

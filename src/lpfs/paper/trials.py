@@ -1,6 +1,6 @@
-"""Trials: many searches that begin with one pretrained model a seed, and the training of what they keep.
+"""Trials: the searches and trainings of an experiment, all from one pretrained model per seed. Figures.
 
-Pretraining, searching and training from scratch are those of ``compare``; only what is asked of a search is freer.
+Pretraining and training from scratch are those of ``compare``; a search may have any target or options.
 """
 
 from __future__ import annotations
@@ -10,68 +10,77 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, is_dataclass
 from statistics import mean
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from lpfs._console import Console
+from lpfs._fileio import read_json, write_json_atomic
 from lpfs.compare import statistics
 from lpfs.compare.locks import LockedError, WorkLocks
 from lpfs.compare.plan import ComparisonPlan
-from lpfs.compare.run_dir import TRUE_KINDS, Record, ResultStore, digest, put, read
-from lpfs.compare.runner import Runner
+from lpfs.compare.run_dir import LOCKS_DIR, TRUE_KINDS, Record, ResultStore, digest
+from lpfs.compare.runner import POLL_SECONDS, Runner
 from lpfs.errors import AllGatesZeroError, SearchError
-from lpfs.methods.wish import Wish
 from lpfs.models.base import Model
-from lpfs.paper.job import Job
+from lpfs.paper.context import ExperimentContext
 from lpfs.pipeline import stages
 from lpfs.pipeline.plan import RunPlan, build_plan, check_settings
 from lpfs.pipeline.results import source_digest
 from lpfs.pipeline.settings import Settings
-from lpfs.pipeline.tell import Console
+from lpfs.plots import DROPPED, INK, KEPT, SECOND
+from lpfs.schema import Selection
 from lpfs.train.checkpoint import seed_all
 
-TRIES = 6  # searches for the λ that keeps a number of fields
-PAUSE = 1.0  # seconds between looks at what another process is doing
-Finder = Callable[[RunPlan, stages.Trained, int], tuple[Model, Any, Any]]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MAX_PENALTY_TRIALS = 6  # searches for the λ that keeps a number of fields
+COUNT_TOLERANCE = 0.05  # relative error of the number of kept fields at which that search stops
+COLORS = (KEPT, SECOND, "#5b5bd6", "#b8326e", "#4d7c0f", "#0369a1", "#854d0e", "#6b7280", "#a21caf", "#166534")
+
+SearchFunction = Callable[[RunPlan, stages.Trained, int], tuple[Model, Any, Selection]]
 Probe = Callable[[RunPlan, Model], Record]
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
-def waited(make: Callable[[], _Found]) -> _Found:
-    """Return what is made; wait while another process is making it."""
+def retry_while_locked(function: Callable[[], _Result]) -> _Result:
+    """Return the result of a function; wait while another process does the same work."""
     while True:
         try:
-            return make()
+            return function()
         except LockedError:
-            time.sleep(PAUSE)
+            time.sleep(POLL_SECONDS)
 
 
 class Trials:
-    """Searches and trainings of one experiment, each done once and kept in its folder.
+    """Searches and trainings of one experiment; each is done once and stored in its directory.
 
     Args:
-        job: the experiment.
-        settings: settings of ``select`` beside those of its scale.
+        context: the experiment.
+        settings: further settings of ``select`` besides those of its scale.
 
     """
 
-    def __init__(self, job: Job, **settings: Any) -> None:
-        wanted = check_settings(Settings(**{**job.scale.settings(), **settings}))
-        mark = digest([wanted.to_json(), job.log.fingerprint])[:10]
-        self.job, self.folder, self.kinds = job, job.folder / f"trials-{mark}", job.kinds
-        self.base = build_plan(wanted, job.log, self.folder, True, Console(quiet=True))
-        plan, store = ComparisonPlan(("lpfs++",), (1,), seeds=1), ResultStore(self.folder)
-        self._told = False
-        self.runs = Runner(self.base, plan, store, WorkLocks(self.folder / "claims"), job.console.message)
+    def __init__(self, context: ExperimentContext, **settings: Any) -> None:
+        checked, _ = check_settings(Settings(**{**context.scale.settings(), **settings}))
+        name = digest([checked.to_json(), context.dataset.fingerprint])[:10]
+        self.context, self.kinds = context, context.kinds
+        self.directory = context.work_dir / f"trials-{name}"
+        self.base = build_plan(checked, context.dataset, self.directory, Console(quiet=True), resume=True)
+        plan = ComparisonPlan(("lpfs++",), (1,), seeds=1)  # only used for its options, of which there are none
+        locks = WorkLocks(self.directory / LOCKS_DIR)
+        self.runner = Runner(self.base, plan, ResultStore(self.directory), locks, context.console.message)
+        self._warned = False
 
     @property
     def names(self) -> tuple[str, ...]:
         """What can be kept."""
-        return self.runs.names
+        return self.runner.names
 
-    def size(self, share: float) -> int:
-        """Return so large a part of all fields, at least one."""
+    def count_of(self, share: float) -> int:
+        """Return a share of all fields as a number of fields, at least one."""
         return max(1, min(len(self.names), round(share * len(self.names))))
 
     def search(
@@ -82,85 +91,83 @@ class Trials:
         keep: int | None = None,
         penalty: float | None = None,
         options: Mapping[str, Any] | None = None,
-        find: Finder = stages.search_fields,
+        search: SearchFunction = stages.search_fields,
         probe: Probe | None = None,
-        **said: Any,
+        **key: Any,
     ) -> Record:
-        """Search from a copy of the pretrained model; return what was kept, the gates and how it went.
+        """Search from a copy of the pretrained model; return the kept fields, the gates and the history.
 
         Args:
-            seed: of the pretrained model and of the search.
-            method: a name out of ``lpfs methods``.
-            keep, penalty: what is wanted, in one way.
-            options: of the method.
-            find: does it in place of the method, for what is no method.
-            probe: looks at the model when it is done; what it returns is kept as ``probe``.
-            said: tells this search from others.
+            seed: seed of the pretrained model and of the search.
+            method: a name from ``lpfs methods``.
+            keep, penalty: the target, one of them.
+            options: options of the method.
+            search: replaces the search of the method.
+            probe: called with the model after the search; its result is stored as ``probe``.
+            key: distinguishes this search from others with the same arguments.
 
         """
         options = dict(options or {})
-        told = {name: asdict(each) if is_dataclass(each) else each for name, each in options.items()}  # type: ignore[arg-type]
-        asked = {"method": method, "keep": keep, "penalty": penalty, "options": told, "seed": seed, **said}
-        path = self.folder / "found" / f"{digest(asked)}.json"
-        known = read(path)
-        if known is not None:
-            self._warn_other_version(known)
-            return known
-        wish = Wish(keep=keep, penalty=penalty, must_keep=self.base.target.must_keep)
-        settings = replace(self.base.settings, seed=seed, method=method, options=options)
-        out = self.folder / "work" / path.stem
-        work = replace(self.base, settings=settings, target=wish, run_dir=out, resume=False)
-        shutil.rmtree(out, ignore_errors=True)  # of a search that was interrupted
-        pretrained = copy.deepcopy(waited(lambda: self.runs.pretrained(seed)))
+        plain = {
+            name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+            for name, value in options.items()
+        }
+        request = {"method": method, "keep": keep, "penalty": penalty, "options": plain, "seed": seed, **key}
+        path = self.directory / "searches" / f"{digest(request)}.json"
+        stored: Record | None = read_json(path)
+        if stored is not None:
+            self._warn_other_version(stored)
+            return stored
+        work_dir = self.directory / "work" / path.stem
+        plan = self.base.for_search(
+            work_dir, seed, method=method, options=options, keep=keep, penalty=penalty, resume=False
+        )
+        shutil.rmtree(work_dir, ignore_errors=True)  # of an interrupted search
+        pretrained = copy.deepcopy(retry_while_locked(lambda: self.runner.pretrained(seed)))
         seed_all(seed)
-        begin = time.perf_counter()
+        start = time.perf_counter()
+        record: Record = {"request": request, "code": source_digest()}
         try:
-            model, _, selection = find(work, pretrained, seed)
+            model, _, selection = search(plan, pretrained, seed)
         except (AllGatesZeroError, SearchError) as error:
-            found: Record = {
-                "asked": asked,
-                "code": source_digest(),
-                "kept": [],
-                "gates": {},
-                "history": [],
-                "failed": str(error),
-            }
-            put(path, found)
-            return found
-        history = [{key: each[key] for key in each if key != "gates"} for each in selection.history]
-        found = {
-            "asked": asked,
-            "code": source_digest(),
-            "kept": self.runs.in_order(selection.kept),
+            record |= {"kept": [], "gates": {}, "history": [], "failed": str(error)}
+            write_json_atomic(path, record)
+            return record
+        record |= {
+            "kept": self.runner.in_order(selection.kept),
             "gates": dict(selection.gates),
             "scores": selection.made.get("scores"),
-            "seconds": round(time.perf_counter() - begin, 3),
-            "history": [{key: plain(value) for key, value in each.items()} for each in history],
-            **({} if probe is None else {"probe": probe(work, model)}),
+            "seconds": round(time.perf_counter() - start, 3),
+            "history": [
+                {name: _finite_or_none(value) for name, value in point.items() if name != "gates"}
+                for point in selection.history
+            ],
+            **({} if probe is None else {"probe": probe(plan, model)}),
         }
-        put(path, found)
-        shutil.rmtree(out, ignore_errors=True)
-        return found
+        write_json_atomic(path, record)
+        shutil.rmtree(work_dir, ignore_errors=True)
+        return record
 
-    def _warn_other_version(self, known: Record) -> None:
-        """Say once that searches are taken which another state of the code made."""
-        if known.get("code") != source_digest() and not self._told:
-            self._told = True
-            self.job.console.message(
-                f"  some searches in {self.folder} were made by another state of the code and are taken as they "
-                "are; remove that folder to do them again"
+    def _warn_other_version(self, stored: Record) -> None:
+        """Print once that stored searches were made by another version of the code."""
+        if stored.get("code") != source_digest() and not self._warned:
+            self._warned = True
+            self.context.console.message(
+                f"  some searches in {self.directory} were made by another version of the code and are used as "
+                "they are; remove that directory to repeat them"
             )
 
     def auc(self, kept: Sequence[str], seed: int) -> float:
-        """Return the test AUC of some fields trained from scratch."""
-        found: float = waited(lambda: self.runs.train(kept, seed))["test"]["auc"]
-        return found
+        """Return the test AUC of fields trained from scratch."""
+        auc: float = retry_while_locked(lambda: self.runner.train(kept, seed))["test"]["auc"]
+        return auc
 
-    def evaluate_k(self, keep: int, **asked: Any) -> Record:
-        """Search with every seed; return the sets, their AUC and overlap, and recall where the truth is known."""
-        sets = [self.search(seed, keep=keep, **asked)["kept"] for seed in self.job.seeds]
-        aucs = [self.auc(kept, seed) if kept else None for kept, seed in zip(sets, self.job.seeds, strict=True)]
-        known = [each for each in aucs if each is not None]
+    def evaluate_k(self, keep: int, **arguments: Any) -> Record:
+        """Search with every seed; return the kept fields, AUC and overlap, and recall if the truth is known."""
+        seeds = self.context.seeds
+        sets = [self.search(seed, keep=keep, **arguments)["kept"] for seed in seeds]
+        aucs = [self.auc(kept, seed) if kept else None for kept, seed in zip(sets, seeds, strict=True)]
+        known = [auc for auc in aucs if auc is not None]
         return {
             "keep": keep,
             "auc": mean(known) if known else None,
@@ -171,27 +178,73 @@ class Trials:
         }
 
     def recall(self, sets: Sequence[Sequence[str]]) -> float | None:
-        """Return the share of the true fields that was kept, as a mean over sets; None where it is not known."""
+        """Return the mean share of the true fields that was kept; None if the truth is unknown."""
         true = [name for name in self.names if self.kinds.get(name) in TRUE_KINDS]
-        return mean(statistics.recall(each, true) for each in sets) if true else None
+        return mean(statistics.recall(kept, true) for kept in sets) if true else None
 
-    def search_penalty_for(self, target: int, seed: int, start: float, **asked: Any) -> Record:
-        """Search with a fixed λ until about ``target`` fields are left: λ is doubled or halved, then bisected."""
+    def search_penalty_for(self, count: int, seed: int, start: float, **arguments: Any) -> Record:
+        """Search with fixed λ until about ``count`` fields are kept: λ is doubled or halved, then bisected."""
         low, high, penalty = 0.0, math.inf, start
         best: Record | None = None
-        for _ in range(TRIES):
-            found = {**self.search(seed, penalty=penalty, **asked), "penalty": penalty}
-            count = len(found["kept"])
-            if best is None or abs(count - target) < abs(len(best["kept"]) - target):
-                best = found
-            if abs(count - target) <= max(1, round(0.05 * target)):
+        for _ in range(MAX_PENALTY_TRIALS):
+            record = {**self.search(seed, penalty=penalty, **arguments), "penalty": penalty}
+            kept = len(record["kept"])
+            if best is None or abs(kept - count) < abs(len(best["kept"]) - count):
+                best = record
+            if abs(kept - count) <= max(1, round(COUNT_TOLERANCE * count)):
                 break
-            low, high = (penalty, high) if count > target else (low, penalty)
+            low, high = (penalty, high) if kept > count else (low, penalty)
             penalty = low * 2 if math.isinf(high) else high / 2 if low == 0 else math.sqrt(low * high)
         assert best is not None
         return best
 
 
-def plain(value: Any) -> Any:
-    """Return a number that JSON has; None for one that is none."""
+def _finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def plot_curves(axes: Axes, lines: Mapping[str, Mapping[int, float]], all_fields: float | None = None) -> None:
+    """Draw AUC over the number of kept fields, one line per name, and the AUC of all fields."""
+    for number, (name, points) in enumerate(lines.items()):
+        sizes = sorted(points)
+        color = COLORS[number % len(COLORS)]
+        aucs = [points[size] for size in sizes]
+        axes.plot(sizes, aucs, marker="o", markersize=4, linewidth=1.6, label=name, color=color)
+    if all_fields is not None:
+        axes.axhline(all_fields, color=INK, linewidth=1, linestyle="--", label="all fields")
+    axes.set_xlabel("fields kept")
+    axes.set_ylabel("test AUC")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def plot_points(axes: Axes, rows: Mapping[str, Sequence[float | None]], label: str) -> None:
+    """Draw the values of all seeds and their mean, one line per name."""
+    for number, values in enumerate(rows.values()):
+        known = [value for value in values if value is not None]
+        axes.plot(known, [number] * len(known), "o", color=DROPPED, markersize=5)
+        if known:
+            axes.plot([sum(known) / len(known)], [number], "D", color=KEPT, markersize=6)
+    axes.set_yticks(range(len(rows)), list(rows), fontsize=8)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel(label)
+
+
+def plot_histogram(axes: Axes, values: Sequence[float], title: str) -> None:
+    """Draw a histogram with a separate bar for exact zeros."""
+    nonzero = [value for value in values if value != 0]
+    top = max([1e-12, *map(abs, values)])
+    axes.hist(nonzero, bins=30, range=(0, top), color=KEPT, label="not 0")
+    axes.bar([0.0], [len(values) - len(nonzero)], width=top / 30, color=DROPPED, label="exactly 0")
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_ylabel("fields")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def plot_series(axes: Axes, lines: Mapping[str, Sequence[tuple[Any, Any]]], x: str, y: str) -> None:
+    """Draw lines of (x, y) points, one per name."""
+    for number, (name, pairs) in enumerate(lines.items()):
+        xs, ys = zip(*pairs, strict=True) if pairs else ((), ())
+        axes.plot(xs, ys, label=name, linewidth=1.3, color=COLORS[number % len(COLORS)])
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.legend(frameon=False, fontsize=8)

@@ -1,4 +1,4 @@
-"""The measures against their definitions, spelled out the slow way."""
+"""Statistics against slow implementations of their definitions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = st.sets(st.sampled_from("abcdefgh"))
 
 
 @given(st.dictionaries(st.integers(1, 60), st.floats(0.3, 1.0), min_size=2, max_size=8))
-def test_the_area_is_the_mean_height_of_the_curve(curve):
+def test_area_is_the_mean_height_of_the_curve(curve):
     sizes = sorted(curve)
     fine = np.linspace(sizes[0], sizes[-1], 60 * (sizes[-1] - sizes[0]) + 1)  # every K is one of these points
     heights = np.interp(fine, sizes, [(curve[size] - 0.5) / 0.5 for size in sizes])
@@ -34,7 +34,7 @@ def test_the_area_of_one_size_and_of_any_order():
 
 
 @given(st.lists(NAMES, min_size=2, max_size=5))
-def test_overlap_counts_what_is_shared(sets):
+def test_mean_jaccard(sets):
     slow = []
     for first in range(len(sets)):
         for second in range(first):
@@ -44,11 +44,11 @@ def test_overlap_counts_what_is_shared(sets):
     assert statistics.mean_jaccard(sets) == pytest.approx(mean(slow))
 
 
-def test_overlap_of_one_is_not_known():
+def test_overlap_of_one_set_is_unknown():
     assert statistics.mean_jaccard([["a"]]) is None
 
 
-def test_students_points_are_students():
+def test_t_quantiles_agree_with_scipy():
     stats = pytest.importorskip("scipy.stats")
     for freedom, point in enumerate(statistics.T_QUANTILES, 1):
         assert point == pytest.approx(stats.t.ppf(0.975, freedom), abs=6e-4)
@@ -62,7 +62,7 @@ def test_the_interval_over_seeds():
     assert (found.value, found.low, found.high) == pytest.approx((0.0275, 0.0275 - width, 0.0275 + width))
     assert (found.low > 0) == (width < 0.0275)
     assert statistics.interval_over_seeds([0.1]) is None
-    assert statistics.interval_over_seeds([0.1] * 40).low > 0  # beyond the table
+    assert statistics.interval_over_seeds([0.1] * 40).low > 0  # more degrees of freedom than the table has
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_interval_over_seeds():
     [
         (0.2, 0.1, 0.15, "ahead"),
         (-0.2, 0.1, 0.15, "behind"),
-        (0.2, 0.15, 0.15, "level"),  # beyond each of them, not beyond both together
+        (0.2, 0.15, 0.15, "level"),  # larger than each width, not than both together
         (0.2, 0.1, 0.3, "level"),
         (0.2, 0.3, 0.1, "level"),
         (0.2, None, 0.1, "unknown"),
@@ -79,12 +79,14 @@ def test_the_interval_over_seeds():
         (0.0, None, None, "unknown"),
     ],
 )
-def test_beyond_noise_is_beyond_both_together(value, seeds, rows, expected):
-    made = [None if each is None else Interval(value, value - each, value + each) for each in (seeds, rows)]
-    assert statistics.verdict(*made) == expected
+def test_verdict_combines_both_intervals(value, seeds, rows, expected):
+    intervals = [
+        None if width is None else Interval(value, value - width, value + width) for width in (seeds, rows)
+    ]
+    assert statistics.verdict(*intervals) == expected
 
 
-def test_picks_of_a_known_truth():
+def test_metrics_of_a_known_truth():
     kinds = {"a": "main", "b": "main", "c": "pair", "d": "copy", "e": "noise"}
     assert statistics.count_by_kind(["b", "d", "e"], kinds) == {"main": 1, "pair": 0, "copy": 1, "noise": 1}
     assert statistics.recall(["b", "d", "e"], ["a", "b", "c"]) == pytest.approx(1 / 3)
@@ -94,10 +96,10 @@ def test_picks_of_a_known_truth():
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.integers(0, 3)), min_size=2, max_size=12),
 )
-def test_the_auc_of_a_draw_is_that_of_the_rows_drawn(rows):
-    scores = np.array([each[0] for each in rows], np.float32)
-    labels = np.array([each[1] for each in rows], np.float32)
-    weights = np.array([[each[2] for each in rows]], np.uint8)
+def test_auc_of_a_draw_is_that_of_the_drawn_rows(rows):
+    scores = np.array([row[0] for row in rows], np.float32)
+    labels = np.array([row[1] for row in rows], np.float32)
+    weights = np.array([[row[2] for row in rows]], np.uint8)
     found = rank_scores(scores, labels).aucs(weights, np.flatnonzero(labels == 1))[0]
     drawn = np.repeat(np.arange(len(rows)), weights[0])
     pairs = [(scores[i], scores[j]) for i in drawn for j in drawn if labels[i] == 1 and labels[j] == 0]
@@ -107,7 +109,7 @@ def test_the_auc_of_a_draw_is_that_of_the_rows_drawn(rows):
         assert found == pytest.approx(mean(float(one > other) + 0.5 * float(one == other) for one, other in pairs))
 
 
-def test_the_bootstrap_is_that_of_resampled_rows():
+def test_bootstrap_agrees_with_resampled_rows():
     draw = np.random.default_rng(3)
     labels = (draw.random(600) < 0.3).astype(np.float32)
     good = (labels + draw.normal(0, 1.2, 600)).astype(np.float32)
@@ -115,8 +117,8 @@ def test_the_bootstrap_is_that_of_resampled_rows():
     slow: list[list[list[float]]] = [[], []]
     for _ in range(1500):
         rows = draw.integers(0, 600, 600)
-        for measure, each in zip((auc, logloss), slow, strict=True):
-            each.append([measure(scores[rows], labels[rows]) for scores in (good, better)])
+        for metric, values in zip((auc, logloss), slow, strict=True):
+            values.append([metric(scores[rows], labels[rows]) for scores in (good, better)])
     for found, reference in zip(bootstrap([good, better], labels, draws=1500), map(np.array, slow), strict=True):
         assert found.mean(0) == pytest.approx(reference.mean(0), abs=0.003)
         assert found.std(0) == pytest.approx(reference.std(0), rel=0.1)
@@ -125,20 +127,20 @@ def test_the_bootstrap_is_that_of_resampled_rows():
         assert paired.std() < 0.8 * found[:, 0].std()  # a difference on the same rows is less noisy than either
 
 
-def test_the_loss_of_a_row_is_its_logloss_and_never_overflows():
+def test_row_losses_are_loglosses_and_do_not_overflow():
     draw = np.random.default_rng(1)
     labels, logits = (draw.random(50) < 0.5).astype(np.float32), draw.normal(0, 3, 50).astype(np.float32)
     assert row_losses(logits, labels).mean() == pytest.approx(logloss(logits, labels), rel=1e-6)
     assert row_losses(np.array([800.0, -800.0]), np.array([0.0, 0.0])).tolist() == [800.0, 0.0]
 
 
-def test_the_draws_do_not_depend_on_the_models_nor_on_the_memory(monkeypatch):
+def test_draws_depend_neither_on_the_models_nor_on_the_chunk_size(monkeypatch):
     draw = np.random.default_rng(0)
     labels, scores = (draw.random(50) < 0.5).astype(np.float32), draw.random((2, 50)).astype(np.float32)
     both = bootstrap(list(scores), labels, draws=9)
     for found, alone in zip(both, bootstrap([scores[1]], labels, draws=9), strict=True):
         assert np.array_equal(found[:, 1:], alone)
-    monkeypatch.setattr("lpfs.compare.statistics.CELLS", 100)
+    monkeypatch.setattr("lpfs.compare.statistics.MAX_WEIGHTS", 100)
     assert all(map(np.array_equal, both, bootstrap(list(scores), labels, draws=9)))
 
 

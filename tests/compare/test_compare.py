@@ -1,4 +1,4 @@
-"""compare, from the command line: the answer, only what is missing, methods that fail, tuning, mistakes."""
+"""compare from the command line: results, missing runs only, methods that fail, tuning, invalid input."""
 
 from __future__ import annotations
 
@@ -13,34 +13,20 @@ from lpfs.compare.compare import compare
 from lpfs.compare.runner import Runner
 from lpfs.errors import InputError
 from lpfs.pipeline import stages
+from tests.helpers.comparisons import PLAN, QUICK, TINY, read_results
 
-SHAPE = ["--model-option", "dim=2", "--model-option", "hidden=4"]
-TINY = ["--pretrain-steps", "50", "--search-steps", "120", "--batch-size", "64", *SHAPE]
-ASKED = ["--methods", "lpfs++,permutation", "--keep", "4,8", "--seeds", "2"]
-SAME = ("method", "keep", "seed", "status", "kept", "test", "validation", "trained", "options")
-QUICK = {
-    "pretrain_steps": 20,
-    "search_steps": 50,
-    "batch_size": 64,
-    "model_options": {"dim": 2, "hidden": [4]},
-    "quiet": True,
-}
-
-
-def results(folder):
-    found = [json.loads(path.read_text()) for path in sorted((folder / "results").glob("*.json"))]
-    return [{name: each.get(name) for name in SAME} for each in found]
+pytestmark = pytest.mark.long  # whole runs
 
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Counts what is trained and searched."""
+    """Count trainings and searches."""
     counts = {"pretrain": 0, "search": 0, "train": 0}
 
     def counting(name, function):
-        def call(*given):
+        def call(*arguments):
             counts[name] += 1
-            return function(*given)
+            return function(*arguments)
 
         return call
 
@@ -50,10 +36,10 @@ def counted(monkeypatch):
     return counts
 
 
-def test_a_second_call_has_nothing_to_do_and_tells_the_answer(run, log, compared, counted):
+def test_a_second_call_does_no_runs_and_prints_the_result(run, log, compared, counted):
     before = {path: path.stat().st_mtime_ns for path in (compared / "results").iterdir()}
     assert len(before) == 2 * (1 + 2 * 2)
-    code, out, err = run("compare", log, *ASKED, *TINY, "--out", compared, "--json")
+    code, out, err = run("compare", log, *PLAN, *TINY, "--out", compared, "--json")
     assert code == 0, err
     assert counted == {"pretrain": 0, "search": 0, "train": 0}
     assert {path: path.stat().st_mtime_ns for path in (compared / "results").iterdir()} == before
@@ -63,21 +49,21 @@ def test_a_second_call_has_nothing_to_do_and_tells_the_answer(run, log, compared
     assert found["sizes"] == [4, 8]
     assert set(found["methods"]) == {"lpfs++", "permutation"}
     assert found["best"] == next(iter(found["methods"]))
-    for name, each in found["methods"].items():
-        assert each["area"]["value"] == pytest.approx(
-            sum(each["sizes"][size]["auc"]["value"] for size in ("4", "8")) / 2 / 0.5 - 1
+    for name, method in found["methods"].items():
+        assert method["area"]["value"] == pytest.approx(
+            sum(method["sizes"][size]["auc"]["value"] for size in ("4", "8")) / 2 / 0.5 - 1
         )
-        assert (each["against"] == {}) == (name == found["best"] == "lpfs++")
-        assert each["sizes"]["4"]["recall"] <= 4 / 15
-        assert sum(each["sizes"]["8"]["picks"].values()) == 8
-        assert 0 <= each["overlap"] <= 1
-        assert each["search"]["epochs"] > 0
-        assert each["tried"] == 1
+        assert (method["differences"] == {}) == (name == found["best"] == "lpfs++")
+        assert method["sizes"]["4"]["recall"] <= 4 / 15
+        assert sum(method["sizes"]["8"]["kept_by_kind"].values()) == 8
+        assert 0 <= method["overlap"] <= 1
+        assert method["search"]["epochs"] > 0
+        assert method["trials"] == 1
     assert found["kinds"] == {"main": 11, "pair": 4, "copy": 4, "correlated": 3, "noise": 9}
     assert found["folder"] == str(compared)
 
 
-def test_the_tables_agree_with_the_results(compared):
+def test_tables_agree_with_the_results(compared):
     whole = json.loads((compared / "comparison.json").read_text())
     with (compared / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -88,16 +74,16 @@ def test_the_tables_agree_with_the_results(compared):
         assert int(row["count"]) == int(row["keep"]) == len(result["kept"])
     text = (compared / "comparison.md").read_text()
     assert "## Differences to the best" in text
-    assert "## What is picked" in text
+    assert "## Kinds of the kept fields" in text
     assert f"| {whole['best']} | {whole['methods'][whole['best']]['area']['value']:.4f} |" in text
 
 
 def results_in_order(folder, rows):
-    known = {(each["method"], each["keep"], each["seed"]): each for each in results(folder)}
+    known = {(record["method"], record["keep"], record["seed"]): record for record in read_results(folder)}
     return [known[row["method"], int(row["keep"]), int(row["seed"])] for row in rows]
 
 
-def test_a_ranking_is_made_once_and_cut_at_every_size(compared):
+def test_a_ranking_is_made_once_for_all_sizes(compared):
     names = {path.name for path in (compared / "searches").iterdir()}
     assert {name for name in names if name.startswith("permutation")} == {
         "permutation-s0.json",
@@ -107,8 +93,8 @@ def test_a_ranking_is_made_once_and_cut_at_every_size(compared):
         f"lpfs++-s{seed}-k{size}.json" for seed in (0, 1) for size in (4, 8)
     }
     for seed in (0, 1):
-        kept = {each["keep"]: each["kept"] for each in results(compared)
-                if (each["method"], each["seed"]) == ("permutation", seed)}  # fmt: skip
+        kept = {record["keep"]: record["kept"] for record in read_results(compared)
+                if (record["method"], record["seed"]) == ("permutation", seed)}  # fmt: skip
         scores = json.loads((compared / "searches" / f"permutation-s{seed}.json").read_text())["scores"]
         for size in (4, 8):
             assert min(scores[name] for name in kept[size]) >= max(
@@ -116,8 +102,8 @@ def test_a_ranking_is_made_once_and_cut_at_every_size(compared):
             )
 
 
-def test_only_what_is_missing_is_done_and_gives_the_same(run, compared, counted):
-    before = results(compared)
+def test_missing_runs_are_done_and_give_the_same_results(run, compared, counted):
+    before = read_results(compared)
     lost = compared / "results" / "lpfs++-k4-s1.json"
     whole = json.loads(lost.read_text())
     lost.unlink()
@@ -130,13 +116,13 @@ def test_only_what_is_missing_is_done_and_gives_the_same(run, compared, counted)
     code, _, err = run("compare", "--out", compared)
     assert code == 0
     assert "[10/10] lpfs++, keep 4, seed 1: AUC" in err
-    assert counted == {"pretrain": 1, "search": 1, "train": 1}  # the pretrained model is read back
-    assert results(compared) == before
-    assert not any((compared / "claims").iterdir())
+    assert counted == {"pretrain": 1, "search": 1, "train": 1}  # the pretrained model is loaded
+    assert read_results(compared) == before
+    assert not any((compared / "locks").iterdir())
     assert not any((compared / "work").iterdir())
 
 
-def test_tables_of_what_is_there_so_far(run, compared, tmp_path):
+def test_tables_of_the_results_so_far(run, compared, tmp_path):
     shutil.copytree(compared, tmp_path / "cmp")
     for path in (tmp_path / "cmp" / "results").glob("*-s1.json"):
         path.unlink()
@@ -148,46 +134,50 @@ def test_tables_of_what_is_there_so_far(run, compared, tmp_path):
     assert (code, json.loads(out)["best"], json.loads(out)["methods"]) == (0, None, {})
 
 
-def test_a_folder_in_which_another_process_prepares_is_no_strangers(log, fakes, tmp_path):
+def test_a_directory_that_another_process_prepares_is_accepted(log, fakes, tmp_path):
     fakes("one")
-    for name in ("claims", ".data.tmp"):
+    for name in ("locks", ".data.tmp"):
         (tmp_path / "cmp" / name).mkdir(parents=True)
     assert compare(log, tmp_path / "cmp", methods="one", keep=2, seeds=1, **QUICK).best == "one"
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("changes", "message"),
     [
         ({"keep": [2, 99]}, "keep must be between 1 and the 31 fields, found 99"),
         ({"keep": 2, "must_keep": ("nosuch",)}, "nosuch"),
         ({"keep": [1, 3], "must_keep": ("f00", "f01")}, "keep=1, but 2 fields must be kept"),
     ],
 )
-def test_what_cannot_be_had_is_refused_at_once_and_leaves_nothing(log, fakes, tmp_path, counted, asked, said):
+def test_impossible_targets_are_refused_before_training_and_leave_no_files(
+    log, fakes, tmp_path, counted, changes, message
+):
     fakes("one")
-    with pytest.raises(InputError, match=said):
-        compare(log, tmp_path / "cmp", methods="one", seeds=1, **{**QUICK, **asked})
+    with pytest.raises(InputError, match=message):
+        compare(log, tmp_path / "cmp", methods="one", seeds=1, **{**QUICK, **changes})
     assert not any(counted.values())
     found = compare(log, tmp_path / "cmp", methods="one", keep=2, seeds=1, **{**QUICK, "batch_size": 32})
     assert found.best == "one"
 
 
-def test_a_refusal_changes_nothing_that_was_there(log, fakes, tmp_path, counted):
+def test_refused_input_changes_no_existing_files(log, fakes, tmp_path, counted):
     fakes("one")
-    own = tmp_path / "cmp" / "data"
-    lpfs.simulate(own, "small", rows=2000, days=4)  # a Dataset of the user's, where a comparison would put its own
+    data = tmp_path / "cmp" / "data"
+    lpfs.simulate(
+        data, "small", rows=2000, days=4
+    )  # a Dataset of the user, at the path of the data of a comparison
     with pytest.raises(InputError, match="found 99"):
-        compare(own, tmp_path / "cmp", methods="one", keep=[2, 99], seeds=1, **QUICK)
-    assert (own / "dataset.json").is_file()
-    compare(own, tmp_path / "cmp", methods="one", keep=2, seeds=1, **QUICK)
+        compare(data, tmp_path / "cmp", methods="one", keep=[2, 99], seeds=1, **QUICK)
+    assert (data / "dataset.json").is_file()
+    compare(data, tmp_path / "cmp", methods="one", keep=2, seeds=1, **QUICK)
     before = (tmp_path / "cmp" / "plan.json").read_bytes()
     with pytest.raises(InputError, match="found 99"):
-        compare(own, tmp_path / "cmp", methods="one", keep=[2, 99], seeds=1, **QUICK)
+        compare(data, tmp_path / "cmp", methods="one", keep=[2, 99], seeds=1, **QUICK)
     assert (tmp_path / "cmp" / "plan.json").read_bytes() == before
-    assert compare(own, tmp_path / "cmp", **QUICK).best == "one"  # with the sizes that it had
+    assert compare(data, tmp_path / "cmp", **QUICK).best == "one"  # with the sizes of the first call
 
 
-def test_rows_of_one_class_are_refused_and_leave_nothing(fakes, tmp_path):
+def test_rows_of_one_class_are_refused_and_leave_no_files(fakes, tmp_path):
     fakes("one")
     rows = [
         f"{day},{number % 7},{int(day < 3 and number % 5 == 0)},{(day + number) % 4}"
@@ -196,18 +186,20 @@ def test_rows_of_one_class_are_refused_and_leave_nothing(fakes, tmp_path):
     ]
     table = tmp_path / "log.csv"
     table.write_text("\n".join(["day,field,click,other", *rows]) + "\n")
-    asked = {"methods": "one", "keep": 1, "seeds": 1, "label": "click", **QUICK}
+    options = {"methods": "one", "keep": 1, "seeds": 1, "label": "click", **QUICK}
     with pytest.raises(InputError, match="one class"):
-        compare(table, tmp_path / "cmp", time="day", **asked)
-    assert compare(table, tmp_path / "cmp", time="other", **asked).best == "one"
+        compare(table, tmp_path / "cmp", time="day", **options)
+    assert compare(table, tmp_path / "cmp", time="other", **options).best == "one"
 
 
-def test_data_that_was_prepared_otherwise_is_not_taken(fakes, tmp_path):
+def test_data_prepared_with_other_options_is_not_used(fakes, tmp_path):
     fakes("one")
     rows = [f"{number % 4},{number % 7},{number % 2},{number % 3 % 2}" for number in range(1200)]
     table = tmp_path / "log.csv"
     table.write_text("\n".join(["day,field,click,buy", *rows]) + "\n")
-    lpfs.prepare(table, tmp_path / "cmp" / "data", label="buy", time="day", quiet=True)  # and then it was killed
+    lpfs.prepare(
+        table, tmp_path / "cmp" / "data", label="buy", time="day", quiet=True
+    )  # and then the process was killed
     with pytest.raises(InputError, match="was prepared with label='buy', not 'click'"):
         compare(table, tmp_path / "cmp", methods="one", keep=1, seeds=1, label="click", time="day", **QUICK)
     assert (tmp_path / "cmp" / "data" / "dataset.json").is_file()
@@ -219,7 +211,7 @@ def test_the_same_fields_are_trained_once(log, fakes, tmp_path, counted):
     fakes("other", first=3)
     found = compare(log, tmp_path / "cmp", methods=["one", "two", "other"], keep=[2, 3], seeds=1, **QUICK)
     assert counted == {"pretrain": 1, "search": 3, "train": 1 + 2 + 2}
-    known = {(each["method"], each["keep"], each["seed"]): each for each in found.results}
+    known = {(record["method"], record["keep"], record["seed"]): record for record in found.results}
     for size in (2, 3):
         assert known["one", size, 0]["auc"] == known["two", size, 0]["auc"] != known["other", size, 0]["auc"]
 
@@ -229,37 +221,37 @@ def test_more_methods_sizes_and_seeds_may_be_added(log, fakes, tmp_path, counted
     fakes("other", first=3)
     compare(log, tmp_path / "cmp", methods="one", keep=2, seeds=1, **QUICK)
     found = compare(log, tmp_path / "cmp", methods="other", keep=3, seeds=2, **QUICK)
-    assert counted == {"pretrain": 3, "search": 3, "train": 2 + 3}  # one of the three was only read
+    assert counted == {"pretrain": 3, "search": 3, "train": 2 + 3}  # one of them was only loaded
     assert len(found.results) == 2 + 3
-    assert (found.values["sizes"], found.best) == ([2, 3], None)  # none has all of the sizes
-    with pytest.raises(InputError, match="begun with batch_size=64 and cannot go on with 32"):
+    assert (found.values["sizes"], found.best) == ([2, 3], None)  # no method has all sizes
+    with pytest.raises(InputError, match="batch_size=64 and cannot continue with 32"):
         compare(log, tmp_path / "cmp", **{**QUICK, "batch_size": 32})
-    with pytest.raises(InputError, match="begun with tune=0 and cannot go on with 2"):
+    with pytest.raises(InputError, match="tune=0 and cannot continue with 2"):
         compare(log, tmp_path / "cmp", tune=2, **QUICK)
     other = lpfs.simulate(tmp_path / "log", "small", rows=2000, days=4, seed=1)
-    with pytest.raises(InputError, match="begun on other data"):
+    with pytest.raises(InputError, match="started with other data"):
         compare(other, tmp_path / "cmp", **QUICK)
 
 
 def test_a_method_that_searches_for_every_size(log, fakes, tmp_path, counted):
-    fakes("each", each_keep=True)
-    compare(log, tmp_path / "cmp", methods="each", keep=[2, 3, 4], seeds=1, **QUICK)
+    fakes("per_k", search_per_k=True)
+    compare(log, tmp_path / "cmp", methods="per_k", keep=[2, 3, 4], seeds=1, **QUICK)
     assert counted["search"] == 3
 
 
-def test_scores_that_are_not_cut_are_not_taken_for_a_ranking(log, fakes, tmp_path):
-    fakes("odd", how="odd")
-    fakes("odd_each", how="odd", each_keep=True)
+def test_a_method_that_does_not_keep_its_top_scores_is_no_ranking(log, fakes, tmp_path):
+    fakes("odd", failure="inverted")
+    fakes("odd_each", failure="inverted", search_per_k=True)
     found = compare(log, tmp_path / "cmp", methods=["odd", "odd_each"], keep=2, seeds=1, **QUICK)
-    assert "odd does not keep the best of its scores" in found.methods["odd"]["failed"][0]["reason"]
-    assert next(each for each in found.results if each["method"] == "odd_each")["count"] == 29
-    assert found.best is None  # more than was asked for
+    assert "search_per_k" in found.methods["odd"]["failed"][0]["reason"]
+    assert next(result for result in found.results if result["method"] == "odd_each")["count"] == 29
+    assert found.best is None  # it kept more than K
 
 
 def test_a_method_that_fails_is_recorded_and_stops_nothing(run, log, fakes, tmp_path):
-    fakes("refused", how="refused")
-    fakes("dead", how="dead")
-    fakes("broken", how="broken")
+    fakes("refused", failure="refused")
+    fakes("dead", failure="dead")
+    fakes("broken", failure="broken")
     fakes("fine")
     options = [
         "--methods",
@@ -289,48 +281,52 @@ def test_a_method_that_fails_is_recorded_and_stops_nothing(run, log, fakes, tmp_
     assert json.loads((tmp_path / "cmp" / "results" / "dead-k2-s0.json").read_text())["status"] == "done"
 
 
-def test_where_every_method_fails_the_command_does(run, log, fakes, tmp_path):
-    fakes("dead", how="dead")
+def test_the_command_fails_if_every_method_fails(run, log, fakes, tmp_path):
+    fakes("dead", failure="dead")
     code, _, err = run(
         "compare", log, "--methods", "dead", "--keep", "2", "--seeds", "1", *TINY, "-q", "--out", tmp_path / "c"
     )
     assert code == 1
-    assert "no method came to an end; dead: every gate is at zero" in err
+    assert "dead: every gate is at zero" in err
 
 
-def test_a_full_disk_is_no_fault_of_a_method(log, fakes, tmp_path, monkeypatch):
+def test_a_full_disk_is_not_recorded_as_a_failure_of_the_method(log, fakes, tmp_path, monkeypatch):
     fakes("fine")
 
-    def full(*given):
+    def full(*arguments):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Runner, "pretrained", full)
     with pytest.raises(OSError, match="No space left"):
         compare(log, tmp_path / "cmp", methods="fine", keep=2, seeds=1, **QUICK)
-    assert [each.name for each in (tmp_path / "cmp" / "results").iterdir()] == ["all_fields-k31-s0.json"]
-    assert not any((tmp_path / "cmp" / "claims").iterdir())
+    assert [path.name for path in (tmp_path / "cmp" / "results").iterdir()] == ["all_fields-k31-s0.json"]
+    assert not any((tmp_path / "cmp" / "locks").iterdir())
 
 
 def test_every_method_is_tuned_with_the_same_budget(log, fakes, tmp_path):
-    fakes("many", tried=[{"first": 5}, {"first": 9}, {"first": 12}])
+    fakes("many", trial_options=[{"first": 5}, {"first": 9}, {"first": 12}])
     fakes("penalised")
-    fakes("few", tried=[{"how": "dead"}])
+    fakes("few", trial_options=[{"failure": "dead"}])
     found = compare(log, tmp_path / "cmp", methods=["many", "penalised", "few"], keep=4, seeds=1, tune=3, **QUICK)
-    assert {name: each["tried"] for name, each in found.methods.items()} == {"many": 3, "penalised": 3, "few": 2}
+    assert {name: method["trials"] for name, method in found.methods.items()} == {
+        "many": 3,
+        "penalised": 3,
+        "few": 2,
+    }
     record = json.loads((tmp_path / "cmp" / "results" / "many-k4-s0.json").read_text())
-    assert [each["options"] for each in record["tried"]] == [{}, {"first": 5}, {"first": 9}]
-    best = max(record["tried"], key=lambda each: each["validation"]["auc"])
+    assert [trial["options"] for trial in record["trials"]] == [{}, {"first": 5}, {"first": 9}]
+    best = max(record["trials"], key=lambda trial: trial["validation"]["auc"])
     assert (record["options"], record["kept"], record["validation"]) == (
         best["options"],
         best["kept"],
         best["validation"],
     )
     penalised = json.loads((tmp_path / "cmp" / "results" / "penalised-k4-s0.json").read_text())
-    assert [each["options"] for each in penalised["tried"]] == [{}, {"penalty": 0.15}, {"penalty": 1.5}]
+    assert [trial["options"] for trial in penalised["trials"]] == [{}, {"penalty": 0.15}, {"penalty": 1.5}]
     few = json.loads((tmp_path / "cmp" / "results" / "few-k4-s0.json").read_text())
     assert few["status"] == "done"
-    assert few["tried"][1] == {"options": {"how": "dead"}, "reason": "every gate is at zero in step 7"}
-    assert "up to 3 settings" in (tmp_path / "cmp" / "comparison.md").read_text()
+    assert few["trials"][1] == {"options": {"failure": "dead"}, "reason": "every gate is at zero in step 7"}
+    assert "up to 3 option sets" in (tmp_path / "cmp" / "comparison.md").read_text()
 
 
 def test_settings_of_single_methods(run, log, fakes, tmp_path):
@@ -347,48 +343,60 @@ def test_models_that_gate_more_than_fields(fakes, tmp_path, model, level):
     fakes("fake", first=2)
     data = lpfs.simulate(tmp_path / "log", "small", rows=2000, days=4)
     drop = data.schema.names[8:]
-    how = {**QUICK, "model_options": {"dim": 2, "hidden": [4], "bottom": [4]}, "level": level, "model": model}
-    found = compare(data, tmp_path / "cmp", methods="fake", keep=3, seeds=1, must_drop=drop, **how)
+    changes = {**QUICK, "model_options": {"dim": 2, "hidden": [4], "bottom": [4]}, "level": level, "model": model}
+    found = compare(data, tmp_path / "cmp", methods="fake", keep=3, seeds=1, must_drop=drop, **changes)
     assert found.best == "fake"
-    record = next(each for each in found.results if each["method"] == "fake")
+    record = next(result for result in found.results if result["method"] == "fake")
     assert record["count"] == 3
     assert (record["auc"] is not None, "reason" in record) == (True, False)
 
 
-def test_a_log_and_names_that_are_no_formulas(run, fakes, tmp_path):
+def test_a_log_whose_column_names_look_like_formulas(run, fakes, tmp_path):
     fakes("fake")
     table = tmp_path / "clicks.csv"
     lines = ["click,day,=1+1,@x,a|b"]
     lines += [f"{row * 7 % 3 % 2},{row * 4 // 400},v{row % 5},w{row % 3},{row % 7}" for row in range(400)]
     table.write_text("\n".join(lines) + "\n")
-    asked = ["--label", "click", "--time", "day", "--methods", "fake", "--keep", "2", "--seeds", "1", *TINY]
-    code, _, err = run("compare", table, *asked, "--out", tmp_path / "cmp")
+    options = ["--label", "click", "--time", "day", "--methods", "fake", "--keep", "2", "--seeds", "1", *TINY]
+    code, _, err = run("compare", table, *options, "--out", tmp_path / "cmp")
     assert code == 0, err
     assert (tmp_path / "cmp" / "data" / "dataset.json").exists()
     with (tmp_path / "cmp" / "results.csv").open(newline="") as file:
         for row in csv.reader(file):
             assert not any(cell[:1] in ("=", "+", "@") for cell in row)
-    assert "What is picked" not in err
-    code, _, err = run("compare", tmp_path / "other.csv", *asked, "--out", tmp_path / "cmp")
-    assert (code, "begun with source=['clicks.csv'] and cannot go on with ['other.csv']" in err) == (1, True)
-    table.unlink()  # what was prepared is there
+    assert "Kinds of the kept fields" not in err
+    code, _, err = run("compare", tmp_path / "other.csv", *options, "--out", tmp_path / "cmp")
+    assert (code, "source=['clicks.csv'] and cannot continue with ['other.csv']" in err) == (1, True)
+    table.unlink()  # the prepared data is used
     assert run("compare", "--out", tmp_path / "cmp", "-q")[0] == 0
     code, _, err = run("select", "--keep", "2", "--config", tmp_path / "cmp", "--out", tmp_path / "cmp", "-q")
-    assert (code, "holds no run" in err) == (1, True)
+    assert (code, "is not a run" in err) == (1, True)
 
 
-def test_the_truth_of_a_raw_log(run, fakes, tmp_path):
+def test_truth_of_a_raw_log(run, fakes, tmp_path):
     fakes("fake")
     assert (
         run("simulate", "--rows", "2000", "--days", "4", "--format", "csv", "--out", tmp_path / "raw", "-q")[0]
         == 0
     )
-    asked = ["--label", "click", "--time", "day", "--methods", "fake,oracle", "--keep", "2", "--seeds", "1", *TINY]
-    code, out, err = run("compare", tmp_path / "raw" / "log", *asked, "--truth", tmp_path / "raw" / "truth.json",
+    options = [
+        "--label",
+        "click",
+        "--time",
+        "day",
+        "--methods",
+        "fake,oracle",
+        "--keep",
+        "2",
+        "--seeds",
+        "1",
+        *TINY,
+    ]
+    code, out, err = run("compare", tmp_path / "raw" / "log", *options, "--truth", tmp_path / "raw" / "truth.json",
                          "--json", "-q", "--out", tmp_path / "cmp")  # fmt: skip
     assert code == 0, err
-    assert json.loads(out)["methods"]["fake"]["sizes"]["2"]["picks"]
-    assert json.loads(out)["methods"]["oracle"]["sizes"]["2"]["picks"]["noise"] == 0
+    assert json.loads(out)["methods"]["fake"]["sizes"]["2"]["kept_by_kind"]
+    assert json.loads(out)["methods"]["oracle"]["sizes"]["2"]["kept_by_kind"]["noise"] == 0
     code, _, err = run("compare", "--truth", tmp_path / "nowhere.json", "--out", tmp_path / "cmp")
     assert (code, "cannot be read" in err) == (1, True)
 
@@ -396,18 +404,18 @@ def test_the_truth_of_a_raw_log(run, fakes, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--methods", "lpfs+"], 2, "Did you mean 'lpfs++'?"),
-        (["--keep", "5,ten"], 2, "'5,ten' is not a list of whole numbers"),
-        (["--keep", "0"], 1, "keep must be a whole number >= 1, found 0"),
+        (["--methods", "lpfs+"], 2, "did you mean 'lpfs++'?"),
+        (["--keep", "5,ten"], 2, "'5,ten'"),
+        (["--keep", "0"], 1, "keep must be an integer >= 1, found 0"),
         (["--keep", "32"], 1, "keep must be between 1 and the 31 fields, found 32"),
-        (["--seeds", "0"], 1, "seeds must be a whole number >= 1, found 0"),
+        (["--seeds", "0"], 1, "seeds must be an integer >= 1, found 0"),
         (["--method-option", "alpha=2"], 2, "'alpha=2' is not of the form method:name=value"),
         (["--method-option", "lpfs++:alpa=2"], 1, "unknown key 'alpa'"),
-        (["--model-option", "deep=4"], 1, "unknown key 'deep' for model 'mlp'"),
-        (["--tables-only"], 1, "there is no comparison in"),
+        (["--model-option", "deep=4"], 1, "'deep'"),
+        (["--tables-only"], 1, "no comparison in"),
     ],
 )
-def test_mistakes(run, log, tmp_path, arguments, code, message):
+def test_invalid_input(run, log, tmp_path, arguments, code, message):
     found, out, err = run("compare", log, "--keep", "4", *TINY, "-q", "--out", tmp_path / "cmp", *arguments)
     if "--keep" in arguments:
         found, out, err = run("compare", log, *TINY, "-q", "--out", tmp_path / "cmp", *arguments)
@@ -416,23 +424,23 @@ def test_mistakes(run, log, tmp_path, arguments, code, message):
     assert not (tmp_path / "cmp" / "results").exists()
 
 
-def test_what_is_asked_for_in_other_ways_is_refused(log, run, tmp_path):
+def test_reserved_settings_and_other_directories_are_refused(log, run, tmp_path):
     with pytest.raises(InputError, match="method is not a setting of compare"):
         compare(log, tmp_path / "cmp", keep=2, method="lpfs")
-    with pytest.raises(InputError, match="say how many fields to keep"):
+    with pytest.raises(InputError, match="keep="):
         compare(log, tmp_path / "cmp")
     code, _, err = run("compare", "--out", tmp_path / "cmp")
-    assert (code, "Missing argument: the log" in err) == (2, True)
+    assert (code, "Missing argument" in err and "Dataset" in err) == (2, True)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("mine")
-    with pytest.raises(InputError, match="is not empty and holds no comparison"):
+    with pytest.raises(InputError, match="not empty and contains no comparison"):
         compare(log, tmp_path / "mine", keep=2)
 
 
-def test_who_keeps_more_than_was_asked_for_is_listed_last_and_named(log, tmp_path):
-    """All fields have the larger area and are no rival."""
+def test_a_method_that_keeps_more_than_k_is_listed_last_and_not_ranked(log, tmp_path):
+    """All fields have the larger area, but keep more than K."""
     found = compare(log, methods=["all", "random"], keep=4, seeds=1, out=tmp_path / "cmp", **QUICK)
     assert list(found.methods) == ["random", "all"]
     assert found.best == "random"
-    assert found.values["aside"] == ["all"]
-    assert "; no rivals, listed last: all." in (tmp_path / "cmp" / "comparison.md").read_text()
+    assert found.values["unranked"] == ["all"]
+    assert "; not ranked, listed last: all." in (tmp_path / "cmp" / "comparison.md").read_text()

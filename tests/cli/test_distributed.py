@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from known_truth import known_truth
-from ranked import ended, start
 
 from lpfs import cli
+from tests.helpers.known_truth import known_truth
+from tests.helpers.ranked import ended, start
+
+pytestmark = pytest.mark.long  # whole runs
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--model-option", "dim=4", "--model-option", "hidden=8", "--device", "cpu"]
@@ -32,54 +34,54 @@ def run(*arguments: str, world: int = 2, **environment: str) -> list[tuple[int, 
     return found
 
 
-def test_train_is_told_and_written_once(log, tmp_path):
+def test_train_prints_and_writes_once(log, tmp_path):
     out = tmp_path / "two"
     first, second = run("train", log, "--steps", "40", "--json", *SMALL, "--out", out)
     assert (first[0], second[0]) == (0, 0), first[2] + second[2]
     assert (second[1], second[2]) == ("", "")
-    told = json.loads(first[1])
+    record = json.loads(first[1])
     assert "trained 40 steps" in first[2]
     assert cli.run(["train", log, "--steps", "40", "--quiet", *SMALL, "--out", str(tmp_path / "one")]) == 0
     plain = json.loads((tmp_path / "one" / "model" / "model.json").read_text())["extra"]["metrics"]
-    assert told["metrics"]["tasks"]["click"]["auc"] == pytest.approx(plain["tasks"]["click"]["auc"], abs=1e-3)
+    assert record["metrics"]["tasks"]["click"]["auc"] == pytest.approx(plain["tasks"]["click"]["auc"], abs=1e-3)
 
 
-def test_the_second_try_of_torchrun_goes_on(log, tmp_path):
+def test_a_restart_by_torchrun_resumes(log, tmp_path):
     """The same command, which would be refused in a folder that holds a run; in three processes now."""
     out = tmp_path / "again"
     command = ["train", log, "--steps", "20", *SMALL, "--out", out]
     assert cli.run([*map(str, command), "--quiet"]) == 0
     model = (out / "model" / "model.safetensors").read_bytes()
     assert [code for code, _, _ in run(*command)] == [1, 1]
-    said = run(*command, world=3, TORCHELASTIC_RESTART_COUNT="1")
-    assert [code for code, _, _ in said] == [0, 0, 0], said[0][2] + said[1][2]
-    assert "torchrun has started again" in said[0][2]
-    assert "going on from step 20" in said[0][2]
+    results = run(*command, world=3, TORCHELASTIC_RESTART_COUNT="1")
+    assert [code for code, _, _ in results] == [0, 0, 0], results[0][2] + results[1][2]
+    assert "restarted by torchrun" in results[0][2]
+    assert "from step 20" in results[0][2]
     assert (out / "model" / "model.safetensors").read_bytes() == model
 
 
-def test_a_mistake_is_told_once(log, tmp_path):
-    said = run("search", tmp_path / "none", log, "--keep", "3", "--out", tmp_path / "out")
-    assert [code for code, _, _ in said] == [1, 1]
-    assert sum("lpfs: error:" in err for _, _, err in said) == 1
+def test_an_error_is_printed_once(log, tmp_path):
+    results = run("search", tmp_path / "none", log, "--keep", "3", "--out", tmp_path / "out")
+    assert [code for code, _, _ in results] == [1, 1]
+    assert sum("lpfs: error:" in err for _, _, err in results) == 1
 
 
-def test_other_commands_are_done_by_one(log, tmp_path):
-    said = run("methods", "--json")
-    assert [code for code, _, _ in said] == [0, 0]
-    assert (bool(said[0][1]), bool(said[1][1])) == (True, False)
+def test_other_commands_run_on_rank_0(log, tmp_path):
+    results = run("methods", "--json")
+    assert [code for code, _, _ in results] == [0, 0]
+    assert (bool(results[0][1]), bool(results[1][1])) == (True, False)
 
 
 @pytest.mark.long
 def test_select_search_and_compare(log, tmp_path):
     """All of it in two processes, against one."""
     two, one = tmp_path / "two", tmp_path / "one"
-    how = ["--keep", "2", *STEPS]
-    said = run("select", log, *how, "--out", two)
-    assert [code for code, _, _ in said] == [0, 0], said[0][2] + said[1][2]
-    assert said[1][2] == ""
-    assert cli.run(["select", log, *how, "--quiet", "--out", str(one)]) == 0
-    kept = [(each / "kept_fields.txt").read_text() for each in (one, two)]
+    options = ["--keep", "2", *STEPS]
+    results = run("select", log, *options, "--out", two)
+    assert [code for code, _, _ in results] == [0, 0], results[0][2] + results[1][2]
+    assert results[1][2] == ""
+    assert cli.run(["select", log, *options, "--quiet", "--out", str(one)]) == 0
+    kept = [(path / "kept_fields.txt").read_text() for path in (one, two)]
     assert kept[0] == kept[1]
     assert (two / "report.html").exists()
 
@@ -88,22 +90,21 @@ def test_select_search_and_compare(log, tmp_path):
         code for code, _, _ in run("train", log, "--rows", "early", "--steps", "80", *SMALL, "--out", trained)
     ] == [0, 0]
     found = tmp_path / "found"
-    said = run("search", trained, log, "--keep", "2", "--search-steps", "80", "--device", "cpu", "--out", found)
-    assert [code for code, _, _ in said] == [0, 0], said[0][2] + said[1][2]
+    results = run("search", trained, log, "--keep", "2", "--search-steps", "80", "--device", "cpu", "--out", found)
+    assert [code for code, _, _ in results] == [0, 0], results[0][2] + results[1][2]
     assert (found / "kept_fields.txt").read_text() == kept[0]
 
-    said = run("compare", log, "--methods", "lpfs++,chi2,random", "--keep", "2", "--seeds", "2", *STEPS, "--out",
-               tmp_path / "compared")  # fmt: skip
-    assert [code for code, _, _ in said] == [0, 0], said[0][2] + said[1][2]
+    plan = ["--methods", "lpfs++,chi2,random", "--keep", "2", "--seeds", "2"]
+    results = run("compare", log, *plan, *STEPS, "--out", tmp_path / "compared")
+    assert [code for code, _, _ in results] == [0, 0], results[0][2] + results[1][2]
     values = json.loads((tmp_path / "compared" / "comparison.json").read_text())
     assert values
-    results = list((tmp_path / "compared" / "results").glob("*.json"))
-    assert len(results) == 8
-    assert all(json.loads(each.read_text())["status"] == "done" for each in results)
+    records = [json.loads(path.read_text()) for path in (tmp_path / "compared" / "results").glob("*.json")]
+    assert [record["status"] for record in records] == ["done"] * 8
 
 
 @pytest.mark.long
-def test_a_rank_that_is_killed_or_hangs_is_named_and_the_job_goes_on(tmp_path):
+def test_a_killed_or_hanging_rank_is_named_and_the_run_resumes(tmp_path):
     out = tmp_path / "kills.json"
     command = [sys.executable, ROOT / "benchmarks" / "kill_rank.py", "--limit", "15", "--ways", "kill", "hang"]
     ran = subprocess.run([*command, "--out", out], capture_output=True, text=True, check=False)

@@ -1,0 +1,152 @@
+"""Experiments that compare methods: terabyte, terabyte-cross, industrial."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lpfs._console import Console
+from lpfs._text import truncate_middle
+from lpfs.compare.plan import ComparisonPlan
+from lpfs.compare.run_dir import digest, read_plan
+from lpfs.compare.runner import run_comparison
+from lpfs.compare.summary import Comparison
+from lpfs.errors import InputError
+from lpfs.paper.context import ExperimentContext, ExperimentResult
+from lpfs.paper.masks import TERABYTE_MASKS, mask_fields
+from lpfs.paper.trials import Trials, plot_curves
+from lpfs.pipeline.data import with_source
+from lpfs.pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TERABYTE_SIZES = (10, 14, 18, 22, 26)
+TERABYTE_METHODS = ("lpfs++", "lpfs", "fscd", "umec", "permutation", "group_lasso")
+TERABYTE_ALL_FIELDS = {"auc": 0.797948, "accuracy": 0.811079, "logloss": 0.423315}  # of the paper
+TERABYTE_CLAIMS = {
+    "all fields": f"{TERABYTE_ALL_FIELDS['auc']:.6f}",
+    "lpfs++": "best, clearly so around half of the fields",
+    "lpfs": "second",
+    "umec": "poor",
+}
+MASKS = "masks of the paper"
+CROSS_SIZES = {False: (20, 60, 150), True: (20, 40, 60, 80, 100, 150, 200, 300)}  # by ``full``
+CROSS_METHODS = ("lpfs++", "lpfs", "fscd", "permutation", "group_lasso", "autofis")
+CROSS_CLAIMS = {"lpfs++": "ahead, above all if few are left", "lpfs": "ahead of the others"}
+INDUSTRIAL_SHARES = (0.1, 0.3, 0.6)  # of the categorical fields
+INDUSTRIAL_METHODS = ("lpfs++", "lpfs", "fscd", "permutation", "group_lasso")
+INDUSTRIAL_CLAIMS = {"lpfs++": "best, more obviously than on Terabyte", "lpfs": "second"}
+ONLY_DRAWN = "only drawn in the paper"
+
+
+def terabyte(context: ExperimentContext) -> ExperimentResult:
+    """Compare methods on 27 fields, then train the masks of the paper in the same way."""
+    sizes = tuple(TERABYTE_MASKS) if context.full else TERABYTE_SIZES
+    comparison = compare_methods(context, TERABYTE_METHODS, sizes)
+    trials = Trials(context)
+    masks = {
+        size: sum(trials.auc(mask_fields(size), seed) for seed in context.seeds) / len(context.seeds)
+        for size in sorted(sizes)
+        if set(mask_fields(size)) <= set(trials.names)
+    }
+    curves, rows = auc_curves(comparison), comparison_rows(comparison, TERABYTE_CLAIMS)
+    if masks:
+        curves[MASKS] = masks
+        claim = "kept by LPFS++ on the real log" + ("" if context.is_real else "; meaningless on a simulated one")
+        rows.append((MASKS, claim, ", ".join(f"{size}: {auc:.4f}" for size, auc in masks.items())))
+    measured = {**comparison_numbers(comparison), "masks": {str(size): auc for size, auc in masks.items()}}
+    paper = {"all_fields": TERABYTE_ALL_FIELDS, "masks": dict(TERABYTE_MASKS), "curves": ONLY_DRAWN}
+    draw = partial(_draw, curves=curves, comparison=comparison)
+    return ExperimentResult(measured, paper, rows, draw, (7.5, 4.2))
+
+
+def terabyte_cross(context: ExperimentContext) -> ExperimentResult:
+    """Compare methods on 27 fields and all their crosses, 378 features in total."""
+    comparison = compare_methods(context, CROSS_METHODS, CROSS_SIZES[context.full])
+    rows, draw = comparison_rows(comparison, CROSS_CLAIMS), partial(_draw, comparison=comparison)
+    paper = {"features": 378, "curves": ONLY_DRAWN}
+    return ExperimentResult(comparison_numbers(comparison), paper, rows, draw)
+
+
+def industrial(context: ExperimentContext) -> ExperimentResult:
+    """Compare methods on user, item and combine fields; numeric fields are always kept, as in the paper."""
+    schema = context.dataset.schema
+    numeric = tuple(field.name for field in schema if field.kind == "numeric")
+    if context.scale.model != "user_item":
+        raise InputError("industrial needs user and item fields, which this log does not have; leave --data out")
+    categorical = len(schema) - len(numeric)
+    sizes = sorted({max(1, round(share * categorical)) + len(numeric) for share in INDUSTRIAL_SHARES})
+    comparison = compare_methods(context, INDUSTRIAL_METHODS, sizes, must_keep=numeric)
+    paper = {"fields": {"user": 250, "item": 46, "combine": 96, "numeric": 25}, "curves": ONLY_DRAWN}
+    measured = {**comparison_numbers(comparison), "numeric_fields": len(numeric)}
+    label = f"fields kept, including {len(numeric)} numeric fields"
+    draw = partial(_draw, comparison=comparison, label=label)
+    return ExperimentResult(measured, paper, comparison_rows(comparison, INDUSTRIAL_CLAIMS), draw)
+
+
+def compare_methods(
+    context: ExperimentContext, methods: Sequence[str], keep: Sequence[int], **changes: Any
+) -> Comparison:
+    """Compare methods on the log of an experiment; the directory of the comparison contains its report."""
+    values = {**context.scale.settings(), **changes}
+    settings, dataset = with_source(Settings(seed=context.seed, **values), context.dataset)
+    run_dir = context.work_dir / f"compare-{digest([values, dataset.fingerprint, context.seed])[:10]}"
+    saved = read_plan(run_dir)
+    options = {} if context.truth is None else {"oracle": {"truth": os.path.abspath(context.truth)}}
+    options = options if saved is None else saved["options"]
+    plan = ComparisonPlan(tuple(methods), tuple(keep), seeds=context.scale.seeds, options=options)
+    console = Console(quiet=context.console.quiet)
+    return run_comparison(settings, dataset, run_dir, plan, console, truth=context.truth)
+
+
+def _draw(
+    figure: Figure,
+    comparison: Comparison,
+    curves: Mapping[str, Mapping[int, float]] | None = None,
+    label: str = "fields kept",
+) -> None:
+    axes, all_fields = figure.add_subplot(), comparison.values["all_fields"]["auc"]
+    lines = auc_curves(comparison) if curves is None else curves
+    plot_curves(axes, lines, None if all_fields is None else all_fields["value"])
+    axes.set_xlabel(label)
+
+
+def auc_curves(comparison: Comparison) -> dict[str, dict[int, float]]:
+    """Return method -> K -> mean AUC, the best method first."""
+    return {
+        name: {int(size): metrics["auc"]["value"] for size, metrics in method["sizes"].items()}
+        for name, method in comparison.methods.items()
+        if method["sizes"]
+    }
+
+
+def comparison_numbers(comparison: Comparison) -> dict[str, Any]:
+    """Return the results of a comparison that an experiment stores."""
+    names = ("best", "sizes", "seeds", "fields", "all_fields", "kinds", "fingerprint", "splits", "steps")
+    method_names = ("area", "differences", "overlap", "search", "sizes", "failed")
+    result_names = ("method", "keep", "seed", "auc", "kept")
+    return {
+        **{name: comparison.values[name] for name in names},
+        "methods": {
+            method: {name: values[name] for name in method_names} for method, values in comparison.methods.items()
+        },
+        "results": [{name: result.get(name) for name in result_names} for result in comparison.results],
+    }
+
+
+def comparison_rows(comparison: Comparison, claims: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Return one row per method: its area, its verdict against the best method, and its AUC at every K."""
+    all_fields = comparison.values["all_fields"]["auc"]
+    text = "-" if all_fields is None else f"{all_fields['value']:.5f}"
+    rows = [("all fields", claims.get("all fields", "-"), text)]
+    for name, method in comparison.methods.items():
+        aucs = ", ".join(f"{size}: {metrics['auc']['value']:.4f}" for size, metrics in method["sizes"].items())
+        difference = method["differences"].get("best")
+        verdict = "best" if name == comparison.best else "" if difference is None else difference["verdict"]
+        area = "" if method["area"] is None else f"area {method['area']['value']:.4f} ({verdict}); "
+        failed = truncate_middle(method["failed"][0]["reason"], 90) if method["failed"] and not aucs else ""
+        rows.append((name, claims.get(name, "-"), f"{area}{aucs}{failed}"))
+    return rows

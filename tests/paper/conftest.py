@@ -1,0 +1,1 @@
+from tests.helpers.commands import run  # noqa: F401 (a fixture)
