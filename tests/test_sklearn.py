@@ -27,52 +27,52 @@ from lpfs.errors import DataError, FieldError, InputError, MissingPackageError
 from lpfs.schema import Selection
 from lpfs.sklearn.selector import PolarizingSelector
 
-# As short as a search with keep= can be: for tests that are not about which columns are found.
+# The shortest search with keep=, for tests that do not depend on which columns are kept.
 QUICK = {"steps": 60, "pretrain": 10, "hidden": (8,), "random_state": 0}
-# Shorter than by default, and long enough to find the columns.
+# Shorter than the default, but long enough to find the true columns.
 SHORT = {"steps": 400, "pretrain": 200, "random_state": 0}
 
 TRUE = ("city", "colour", "age")
 
 
 def planted(task: str, seed: int, rows: int = 1000, columns: int = 20) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Numbers of which five columns decide about y; some of them only together, or by their size alone."""
-    random = np.random.default_rng(seed)
-    X = random.normal(size=(rows, columns))
-    true = random.permutation(columns)[:5]
+    """Return numeric columns, five of which determine y; some only jointly or by their absolute value."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(rows, columns))
+    true = rng.permutation(columns)[:5]
     a, b, c, d, e = X[:, true].T
     score = a - b + 0.8 * c + 0.8 * d - 0.6 * e
     if task == "binary":
-        y = random.random(rows) < 1 / (1 + np.exp(-2 * score))
+        y = rng.random(rows) < 1 / (1 + np.exp(-2 * score))
     elif task == "multiclass":
-        y = np.digitize(score + 0.5 * random.normal(size=rows), [-1, 1])
+        y = np.digitize(score + 0.5 * rng.normal(size=rows), [-1, 1])
     elif task == "regression":
-        y = score + 0.5 * random.normal(size=rows)
+        y = score + 0.5 * rng.normal(size=rows)
     else:
-        y = np.abs(a) + b * c + d - e**2 / 2 + 0.3 * random.normal(size=rows)
+        y = np.abs(a) + b * c + d - e**2 / 2 + 0.3 * rng.normal(size=rows)
     return X, y, sorted(true.tolist())
 
 
 def mixed(rows: int = 1000, seed: int = 0) -> tuple[pd.DataFrame, np.ndarray]:
-    """Columns of many kinds, with gaps; a city, a colour and an age decide."""
-    random = np.random.default_rng(seed)
+    """Return columns of many kinds with missing values; city, colour and age determine y."""
+    rng = np.random.default_rng(seed)
     cities = list("abcdefgh")
     effect = dict(zip(cities, np.linspace(-3, 3, 8), strict=True))
-    city = random.choice(cities, rows)
-    colour = random.choice(["red", "green", "blue"], rows)
-    age = random.normal(40, 10, rows)
-    score = np.array([effect[each] for each in city]) + 3 * (colour == "red") + 0.2 * (age - 40)
-    y = np.where(random.random(rows) < 1 / (1 + np.exp(-score)), "yes", "no")
+    city = rng.choice(cities, rows)
+    colour = rng.choice(["red", "green", "blue"], rows)
+    age = rng.normal(40, 10, rows)
+    score = np.array([effect[name] for name in city]) + 3 * (colour == "red") + 0.2 * (age - 40)
+    y = np.where(rng.random(rows) < 1 / (1 + np.exp(-score)), "yes", "no")
     frame = pd.DataFrame(
         {
             "city": pd.Categorical(city),
-            "user": [f"u{n}" for n in random.integers(0, rows // 3, rows)],
+            "user": [f"u{n}" for n in rng.integers(0, rows // 3, rows)],
             "colour": colour,
-            "code": random.choice([f"v{n}" for n in range(50)], rows),
-            "flag": random.random(rows) < 0.5,
-            "age": np.where(random.random(rows) < 0.1, np.nan, age),
-            "when": pd.Timestamp("2024-01-01") + pd.to_timedelta(random.integers(0, 10**6, rows), unit="s"),
-            "count": random.integers(0, 9, rows),
+            "code": rng.choice([f"v{n}" for n in range(50)], rows),
+            "flag": rng.random(rows) < 0.5,
+            "age": np.where(rng.random(rows) < 0.1, np.nan, age),
+            "when": pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.integers(0, 10**6, rows), unit="s"),
+            "count": rng.integers(0, 9, rows),
         }
     )
     frame.loc[::11, "colour"] = None
@@ -82,6 +82,7 @@ def mixed(rows: int = 1000, seed: int = 0) -> tuple[pd.DataFrame, np.ndarray]:
 # ------------------------------------------------------------------------------ scikit-learn's own checks
 
 
+@pytest.mark.long
 @parametrize_with_checks(
     [
         PolarizingSelector(),
@@ -89,16 +90,17 @@ def mixed(rows: int = 1000, seed: int = 0) -> tuple[pd.DataFrame, np.ndarray]:
         PolarizingSelector(1, method="lpfs", steps=50, pretrain=0, hidden=(), batch_size=7),
     ]
 )
-def test_scikit_learn_finds_nothing_to_complain_about(estimator, check):
+def test_estimator_checks_of_scikit_learn(estimator, check):
     check(estimator)
 
 
-def test_no_fewer_checks_than_SelectKBest():
+def test_at_least_as_many_checks_as_SelectKBest():
     ours = len(list(estimator_checks_generator(PolarizingSelector())))
     assert ours >= len(list(estimator_checks_generator(SelectKBest()))) >= 40
 
 
-def test_the_check_that_needs_an_environment_variable():
+@pytest.mark.long
+def test_check_that_needs_an_environment_variable():
     """Scikit-learn skips it, for every estimator, unless scipy was imported with this variable set."""
     code = (
         "from sklearn.utils.estimator_checks import check_array_api_input as check\n"
@@ -106,33 +108,35 @@ def test_the_check_that_needs_an_environment_variable():
         "check('Selector', Selector(steps=60), array_namespace='numpy', expect_only_array_outputs=False)\n"
         "print('passed')"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "SCIPY_ARRAY_API": "1"}, capture_output=True, text=True
     )
-    assert done.stdout.strip() == "passed", done.stderr
+    assert process.stdout.strip() == "passed", process.stderr
 
 
-# ----------------------------------------------------------------------------------------- what is found
+# ------------------------------------------------------------------------------------------ selection
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", ["binary", "multiclass", "regression", "nonlinear"])
 def test_the_true_columns_are_found(task):
-    """At least nine of the ten true columns of two tables; by chance it would be two or three."""
-    found = 0
+    """Nine of the ten true columns of two tables are kept; at random it would be two or three."""
+    kept_true = 0
     for seed in range(2):
         X, y, true = planted(task, seed)
         selector = PolarizingSelector(keep=5, **{**SHORT, "random_state": seed}).fit(X, y)
-        found += len(set(selector.get_support(indices=True).tolist()) & set(true))
+        kept_true += len(set(selector.get_support(indices=True).tolist()) & set(true))
         assert selector.task_ == ("regression" if task == "nonlinear" else task)
-    assert found >= 9
+    assert kept_true >= 9
 
 
-def test_the_other_method_finds_them_too():
+def test_lpfs_finds_the_true_columns():
     X, y, true = planted("regression", 0)
     selector = PolarizingSelector(5, method="lpfs", **SHORT).fit(X, y)
     assert selector.get_support(indices=True).tolist() == true
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("load", "keep", "rival", "model"),
     [
@@ -153,6 +157,7 @@ def test_on_toy_sets_the_columns_are_as_good_as_those_of_SelectKBest(load, keep,
     assert ours > score(SelectKBest(lambda X, y: -rival(X, y)[0], k=keep)) + 0.03  # the worst columns: it can fail
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_a_frame_of_many_kinds_of_columns(library):
     frame, y = mixed()
@@ -185,7 +190,7 @@ def test_an_array_and_a_frame_of_the_same_numbers_give_the_same_gates():
 # ------------------------------------------------------------------------------------------ what it gives
 
 
-def test_exactly_K_are_kept_and_the_rest_is_exactly_zero():
+def test_exactly_K_columns_are_kept_and_other_gates_are_zero():
     X, y, _ = planted("binary", 0, rows=100)
     for keep, count in [(1, 1), (7, 7), (19, 19), (20, 20), (0.5, 10), (0.01, 1), (1.0, 20)]:
         selector = PolarizingSelector(keep, **QUICK).fit(X, y)
@@ -196,7 +201,7 @@ def test_exactly_K_are_kept_and_the_rest_is_exactly_zero():
         assert np.array_equal(selector.transform(X), X[:, selector.support_])
 
 
-def test_the_selection_says_how_it_was_made():
+def test_selection_records_settings_and_history():
     frame, y = mixed(200)
     selector = PolarizingSelector(3, **QUICK).fit(frame, y)
     selection = selector.selection_
@@ -204,13 +209,13 @@ def test_the_selection_says_how_it_was_made():
     assert Selection.from_json(selection.to_json()) == selection
     assert selection.made["keep"] == 3
     assert selection.made["task"] == "binary"
-    assert [each["step"] for each in selection.history] == list(range(1, 61))
+    assert [record["step"] for record in selection.history] == list(range(1, 61))
     assert selection.history[0]["alive"] == 8
     assert selection.history[-1]["alive"] == 3
-    assert all(np.isfinite(each["loss"]) for each in selection.history)
+    assert all(np.isfinite(record["loss"]) for record in selection.history)
 
 
-def test_columns_that_must_stay_do():
+def test_must_keep_by_number_and_by_name():
     X, y, true = planted("regression", 0, rows=200)
     noise = sorted(set(range(20)) - set(true))[:2]
     by_number = PolarizingSelector(4, must_keep=noise, **QUICK).fit(X, y)
@@ -229,10 +234,10 @@ def test_verbose_prints(capsys):
     assert re.search(r"^loss 0\.\d+, step 60 of 60: 5 of 20 gates alive", capsys.readouterr().out, re.MULTILINE)
 
 
-# ------------------------------------------------------------------------------------- repeatable, harmless
+# ------------------------------------------------------------------------------------- repeatability
 
 
-def test_the_same_seed_gives_the_same_gates_and_no_other_random_numbers_are_touched():
+def test_same_seed_same_gates_and_global_random_state_unchanged():
     X, y, _ = planted("binary", 0, rows=600)
     torch.manual_seed(5)
     np.random.seed(5)
@@ -247,23 +252,23 @@ def test_the_same_seed_gives_the_same_gates_and_no_other_random_numbers_are_touc
 
 
 @pytest.mark.parametrize("rows", [100, 600])
-def test_order_repetition_and_weights_of_rows_say_the_same(rows):
-    """With 100 rows every step sees them all, with 600 they are drawn."""
+def test_weighted_rows_equal_repeated_rows_in_any_order(rows):
+    """With 100 rows every step uses all rows, with 600 they are sampled."""
     frame, y = mixed(rows)
-    random = np.random.default_rng(0)
-    weight = random.integers(0, 4, rows)
+    rng = np.random.default_rng(0)
+    weight = rng.integers(0, 4, rows)
     weighted = PolarizingSelector(3, **QUICK).fit(frame, y, sample_weight=weight)
-    rows = random.permutation(np.repeat(np.arange(rows), weight))
+    rows = rng.permutation(np.repeat(np.arange(rows), weight))
     repeated = PolarizingSelector(3, **QUICK).fit(frame.iloc[rows], y[rows])
     assert np.array_equal(weighted.gates_, repeated.gates_)
     unweighted = PolarizingSelector(3, **QUICK).fit(frame, y)
     assert not np.array_equal(weighted.gates_, unweighted.gates_)
 
 
-def test_weights_steer_the_choice():
+def test_weights_change_the_selection():
     """Column 0 decides in the first half of the rows, column 1 in the second."""
-    random = np.random.default_rng(0)
-    X = random.normal(size=(600, 4))
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 4))
     first = np.arange(600) < 300
     y = np.where(first, X[:, 0], X[:, 1]) > 0
     for heavy, column in [(first, 0), (~first, 1)]:
@@ -284,7 +289,7 @@ def test_clone_and_pickle():
     assert np.array_equal(copy.fit(frame, y).gates_, selector.gates_)
 
 
-def test_the_data_are_left_alone():
+def test_data_are_not_changed():
     frame, y = mixed(100)
     before = frame.copy(deep=True)
     selector = PolarizingSelector(3, **QUICK).set_output(transform="pandas").fit(frame, y)
@@ -296,6 +301,7 @@ def test_the_data_are_left_alone():
 # -------------------------------------------------------------------------------- pipelines and containers
 
 
+@pytest.mark.long
 def test_in_a_pipeline_with_a_grid_search():
     X, y, true = planted("regression", 0, rows=300, columns=8)
     pipeline = make_pipeline(StandardScaler(), PolarizingSelector(**SHORT), Ridge())
@@ -313,27 +319,26 @@ def test_weights_are_routed_through_a_pipeline():
     assert np.array_equal(pipeline[0].gates_, alone.gates_)
 
 
-@pytest.mark.parametrize("given", ["pandas", "polars"])
-@pytest.mark.parametrize("wanted", ["default", "pandas", "polars"])
-def test_set_output_from_any_frame_to_any(given, wanted):
+@pytest.mark.parametrize("source", ["pandas", "polars"])
+@pytest.mark.parametrize("output", ["default", "pandas", "polars"])
+def test_set_output_from_any_frame_to_any(source, output):
     frame, y = mixed(100)
     keep = ["city", "colour", "flag", "age"]
     values = frame[keep].astype(object).where(frame[keep].notna(), None).to_numpy()
-    table = frame if given == "pandas" else pl.from_pandas(frame)
-    selector = PolarizingSelector(4, must_keep=keep, **QUICK).set_output(transform=wanted).fit(table, y)
+    table = frame if source == "pandas" else pl.from_pandas(frame)
+    selector = PolarizingSelector(4, must_keep=keep, **QUICK).set_output(transform=output).fit(table, y)
     after = selector.transform(table)
-    kind = {"default": np.ndarray, "pandas": pd.DataFrame, "polars": pl.DataFrame}[wanted]
+    kind = {"default": np.ndarray, "pandas": pd.DataFrame, "polars": pl.DataFrame}[output]
     assert isinstance(after, kind)
-    if wanted != "default":
+    if output != "default":
         assert list(after.columns) == keep
         assert str(after["age"].dtype).lower() == "float64"
         assert str(after["flag"].dtype) in ("bool", "Boolean")
-    rows = after.rows() if wanted == "polars" else np.asarray(after, dtype=object)
-    found = [[None if pd.isna(each) else each for each in row] for row in rows]
-    assert found == values.tolist()
+    rows = after.rows() if output == "polars" else np.asarray(after, dtype=object)
+    assert [[None if pd.isna(value) else value for value in row] for row in rows] == values.tolist()
 
 
-def test_columns_without_names_of_text_are_called_by_number():
+def test_columns_without_text_names_are_numbered():
     frame, y = mixed(100)
     frame.columns = range(frame.shape[1])
     selector = PolarizingSelector(2, must_keep=[0], **QUICK).fit(frame, y)
@@ -342,7 +347,7 @@ def test_columns_without_names_of_text_are_called_by_number():
     assert selector.get_feature_names_out()[0] == "x0"
 
 
-def test_odd_columns_are_taken_as_what_they_are():
+def test_unusual_columns():
     """Constant, all missing, huge and tiny numbers, numbers as objects, nullable integers, durations."""
     rows = 60
     y = np.arange(rows) % 2
@@ -352,7 +357,7 @@ def test_odd_columns_are_taken_as_what_they_are():
             "missing": np.full(rows, np.nan),
             "huge": np.where(y, 1e308, -1e308),
             "tiny": np.where(y, 1e-300, -1e-300),
-            "object": pd.Series([0.5 + each if each else None for each in y], dtype=object),
+            "object": pd.Series([0.5 + label if label else None for label in y], dtype=object),
             "nullable": pd.array([None, *range(rows - 1)], dtype="Int64"),
             "took": pd.to_timedelta(np.arange(rows), unit="s"),
             "text": ["a"] * rows,
@@ -379,12 +384,12 @@ def test_odd_columns_are_taken_as_what_they_are():
         (pl.Series(["u", "v"] * 30), "binary"),
     ],
 )
-def test_what_y_is_taken_for(y, task):
+def test_task_is_guessed_from_y(y, task):
     X = np.random.default_rng(0).normal(size=(60, 4))
     assert PolarizingSelector(2, **QUICK).fit(X, y).task_ == task
 
 
-def test_a_task_can_be_said():
+def test_task_can_be_given():
     X = np.random.default_rng(0).normal(size=(60, 4))
     y = np.arange(60) % 5
     assert PolarizingSelector(2, **QUICK).fit(X, y).task_ == "multiclass"
@@ -395,18 +400,18 @@ def test_a_task_can_be_said():
         PolarizingSelector(2, task="regression").fit(X, y.astype(str) + np.array(["a"]))
 
 
-# ------------------------------------------------------------------------------------------------ refusals
+# -------------------------------------------------------------------------------------------------- errors
 
 BAD = [
-    ({"keep": 0}, InputError, "keep must be a whole number of at least 1, found 0"),
+    ({"keep": 0}, InputError, "keep must be an integer >= 1, found 0"),
     ({"keep": 9}, InputError, "keep=9, but X has only 4 column(s)"),
-    ({"keep": 1.5}, InputError, "keep as a share must be in (0, 1], found 1.5"),
-    ({"keep": "all"}, InputError, "keep must be a whole number"),
-    ({"keep": True}, InputError, "keep must be a whole number"),
+    ({"keep": 1.5}, InputError, "keep as a fraction must be in (0, 1], found 1.5"),
+    ({"keep": "all"}, InputError, "keep must be an integer"),
+    ({"keep": True}, InputError, "keep must be an integer"),
     ({"method": "lasso"}, InputError, "method must be one of 'lpfs++', 'lpfs', found 'lasso'"),
     ({"steps": 10}, InputError, "at least 50 steps"),
-    ({"steps": 1.5}, InputError, "steps must be a whole number"),
-    ({"pretrain": -1}, InputError, "pretrain must be a whole number of at least 0"),
+    ({"steps": 1.5}, InputError, "steps must be an integer"),
+    ({"pretrain": -1}, InputError, "pretrain must be an integer >= 0"),
     ({"batch_size": 0}, InputError, "batch_size must be"),
     ({"hidden": 64}, InputError, "hidden must be a sequence of widths"),
     ({"hidden": (0,)}, InputError, "a width in hidden must be"),
@@ -420,14 +425,14 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("change", "error", "said"), BAD)
-def test_arguments_that_make_no_sense(change, error, said):
+@pytest.mark.parametrize(("change", "error", "message"), BAD)
+def test_invalid_arguments(change, error, message):
     X = np.random.default_rng(0).normal(size=(20, 4))
-    with pytest.raises(error, match=re.escape(said)):
+    with pytest.raises(error, match=re.escape(message)):
         PolarizingSelector(**{"keep": 2, **change}).fit(X, X[:, 0] > 0)
 
 
-def test_data_that_make_no_sense():
+def test_invalid_data():
     X = np.random.default_rng(0).normal(size=(20, 4))
     y = X[:, 0] > 0
     selector = PolarizingSelector(2)
@@ -441,18 +446,18 @@ def test_data_that_make_no_sense():
         (pd.DataFrame(np.where(X > 2, np.inf, X)), y, None, "column 3 contains infinity"),
         (pd.DataFrame({"a": [[1]] * 20, "b": X[:, 0]}), y, None, "column 'a' has values of type object"),
         (pl.DataFrame({"a": [[1]] * 20, "b": X[:, 0]}), y, None, "column 'a' has values of type List"),
-        (X, y, -np.ones(20), "sample_weight must hold numbers >= 0"),
+        (X, y, -np.ones(20), "sample_weight must contain numbers >= 0"),
         (X, y, np.zeros(20), "all sample weights are zero"),
         (X, y, np.where(y, 1, 0), "y has one class only"),
         (X[:10], y, None, "inconsistent numbers of samples"),
         (pd.DataFrame(X)[:0], y[:0], None, "0 sample"),
     ]
-    for table, target, weight, said in cases:
-        with pytest.raises(ValueError, match=re.escape(said)):
+    for table, target, weight, message in cases:
+        with pytest.raises(ValueError, match=re.escape(message)):
             selector.fit(table, target, weight)
 
 
-def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch):
+def test_missing_scikit_learn_names_the_extra(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("lpfs.sklearn")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sklearn", None)

@@ -1,6 +1,6 @@
-"""A search of a model whose tables TorchRec spreads over processes: what the test starts in each of them.
+"""One process of a search whose tables TorchRec shards over processes; started by test_model_parallel.py.
 
-python tests/adapters/model_parallel.py FOLDER HOW      HOW: plain, table_wise or row_wise
+python tests/adapters/model_parallel.py FOLDER SHARDING      SHARDING: plain, table_wise or row_wise
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VALUES, DIM, BATCH, STEPS, KEEP, RATE = 24, 8, 64, 120, 2, 0.5
 
 
 class Pick(nn.Module):
-    """One field of what an EmbeddingBagCollection returns, (B, D)."""
+    """Return one field of the output of an EmbeddingBagCollection, (B, D)."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -62,28 +62,28 @@ class Net(nn.Module):
 
 
 def rows(step: int) -> tuple[Tensor, Tensor]:
-    """The ids (B, F) and clicks (B,) of a global batch; the first two fields tell everything."""
-    draw = torch.Generator().manual_seed(step)
-    ids = torch.randint(VALUES, (BATCH, len(NAMES)), generator=draw)
+    """Return ids (B, F) and clicks (B,) of a global batch; clicks depend on the first two fields."""
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(VALUES, (BATCH, len(NAMES)), generator=generator)
     odds = 3.0 * ((ids[:, 0] % 2) * 2 - 1) + 3.0 * ((ids[:, 1] % 3 == 0).float() * 2 - 1)
-    return ids, (torch.rand(BATCH, generator=draw) < torch.sigmoid(odds)).float()
+    return ids, (torch.rand(BATCH, generator=generator) < torch.sigmoid(odds)).float()
 
 
 def jagged(ids: Tensor) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(list(NAMES), ids.t().reshape(-1), lengths=torch.ones(ids.numel(), dtype=torch.int32))
 
 
-def sharded(model: Net, start: dict[str, Tensor], how: str, world: int) -> DistributedModelParallel:
-    """Spread the tables by hand: the planner has no row-wise option on a CPU, and tables train in 'fused' only."""
-    kind = {
-        name: table_wise(rank=number % world, compute_kernel="fused") if how == "table_wise"
+def shard_model(model: Net, start: dict[str, Tensor], sharding: str, world: int) -> DistributedModelParallel:
+    """Shard by an explicit plan: the planner has no row-wise option on a CPU, and only 'fused' tables train."""
+    plans = {
+        name: table_wise(rank=number % world, compute_kernel="fused") if sharding == "table_wise"
         else row_wise(compute_kernel="fused")
         for number, name in enumerate(NAMES)
     }  # fmt: skip
     fused = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": RATE}
     sharders = [EmbeddingBagCollectionSharder(fused_params=fused)]
     plan = construct_module_sharding_plan(
-        model.sparse, per_param_sharding=kind, local_size=world, world_size=world, device_type="cpu",
+        model.sparse, per_param_sharding=plans, local_size=world, world_size=world, device_type="cpu",
         sharder=sharders[0],
     )  # fmt: skip
     assert torch.distributed.group.WORLD is not None
@@ -94,57 +94,57 @@ def sharded(model: Net, start: dict[str, Tensor], how: str, world: int) -> Distr
         plan=ShardingPlan({"sparse": plan}),
         sharders=sharders,  # type: ignore[arg-type]
     )
-    for name, each in parallel.state_dict().items():  # tables are drawn anew where they are spread
-        for shard in each.local_shards() if hasattr(each, "local_shards") else ():
+    for name, tensor in parallel.state_dict().items():  # sharded tables are initialized again
+        for shard in tensor.local_shards() if hasattr(tensor, "local_shards") else ():
             first = shard.metadata.shard_offsets[0]
             shard.tensor.copy_(start[name][first : first + shard.tensor.shape[0]])
     return parallel
 
 
-def main(folder: Path, how: str) -> None:
+def main(folder: Path, sharding: str) -> None:
     torch.set_num_threads(1)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     torch.manual_seed(0)
     model = Net("cpu")
-    start = {name: each.clone() for name, each in model.state_dict().items()}
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     gates = lpfs.attach(model, dict(model.fields.items()), steps=STEPS)
-    dense = [each for each in gates.model_parameters() if each.shape != (VALUES, DIM)]
+    dense = [weight for weight in gates.model_parameters() if weight.shape != (VALUES, DIM)]
     prox = gates.optimizer(keep=KEEP)
-    refused = []
+    errors = []
     trained: nn.Module = model
-    if how == "plain":
-        tables = torch.optim.SGD(model.sparse.parameters(), lr=RATE)
+    if sharding == "plain":
+        table_optimizer = torch.optim.SGD(model.sparse.parameters(), lr=RATE)
     else:
         torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
-        trained = sharded(model, start, how, world)
-        for verb in (lpfs.attach, lpfs.absorb):
+        trained = shard_model(model, start, sharding, world)
+        for function in (lpfs.attach, lpfs.absorb):
             try:
-                verb(trained)
+                function(trained)
             except StateError as error:
-                refused.append(str(error))
-        tables = None
-    moving = torch.optim.SGD(dense, lr=RATE)
-    part = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
-    course = []
+                errors.append(str(error))
+        table_optimizer = None
+    dense_optimizer = torch.optim.SGD(dense, lr=RATE)
+    share = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
+    trajectory = []
     for step in range(STEPS):
         ids, clicks = rows(step)
-        for each in (moving, prox, *([tables] if tables is not None else [])):
-            each.zero_grad()
-        logits = trained(jagged(ids[part]))
-        binary_cross_entropy_with_logits(logits, clicks[part]).backward()
-        moving.step()
-        if tables is not None:
-            tables.step()
+        for optimizer in (dense_optimizer, prox, *([table_optimizer] if table_optimizer is not None else [])):
+            optimizer.zero_grad()
+        logits = trained(jagged(ids[share]))
+        binary_cross_entropy_with_logits(logits, clicks[share]).backward()
+        dense_optimizer.step()
+        if table_optimizer is not None:
+            table_optimizer.step()
         prox.step()
         gates.step()
-        course.append(gates.x.detach().clone())
+        trajectory.append(gates.x.detach().clone())
     torch.save(
-        {"course": torch.stack(course), "kept": gates.kept, "refused": refused},
-        folder / f"{how}-{rank}.pt",
+        {"trajectory": torch.stack(trajectory), "kept": gates.kept, "errors": errors},
+        folder / f"{sharding}-{rank}.pt",
     )
     if world > 1:
         torch.distributed.barrier()
-        os._exit(0)  # threads of gloo can hold up a process that ends in the ordinary way
+        os._exit(0)  # threads of gloo can block an ordinary exit
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Writes the table in docs/adapters.md from what the tests found.
-
-python tests/adapters/table.py
-"""
+"""Write the table in docs/adapters.md from the results of the tests: python tests/adapters/table.py."""
 
 from __future__ import annotations
 
@@ -23,19 +20,19 @@ COLUMNS = {
 
 
 def table() -> str:
-    """Return the table in Markdown: a row a model, a column a check."""
+    """Return the table in Markdown: one row per model, one column per check."""
     lines = ["| | model | " + " | ".join(COLUMNS.values()) + " |", "|---" * (len(COLUMNS) + 2) + "|"]
     for package, title in PACKAGES.items():
         path = HERE / "results" / f"{package}.json"
         rows = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        for model, found in rows.items():
-            cells = [found.get(check, "not tested").replace("|", "\\|") for check in COLUMNS]
+        for model, results in rows.items():
+            cells = [results.get(check, "not tested").replace("|", "\\|") for check in COLUMNS]
             lines.append(f"| {title} | {model} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def page(text: str) -> str:
-    """Return the page with the table of now."""
+    """Return the page with the current table."""
     before, _, rest = text.partition(BEGIN)
     return before + BEGIN + table() + END + rest.partition(END)[2]
 

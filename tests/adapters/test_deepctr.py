@@ -1,4 +1,4 @@
-"""DeepCTR-Torch under the contract of all adapters, and what it alone has: one matrix, histories, a trainer."""
+"""DeepCTR-Torch under the contract of all adapters; its input matrix, histories and trainer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,24 @@ from typing import Any
 
 import pytest
 import torch
-from contract import CHECKS, FIELDS, NUMBERS, TRUE, VALUES, Case, Log, complete, prove, real
-from loud import loud
 from torch import Tensor
-from zoo import set_gates
 
-real("deepctr_torch")
+from tests.helpers.adapter_contract import (
+    CHECKS,
+    FIELDS,
+    NUMBERS,
+    TRUE,
+    VALUES,
+    Case,
+    Log,
+    check_complete,
+    randomize,
+    require_package,
+    run_check,
+)
+from tests.helpers.zoo import set_gates
+
+require_package("deepctr_torch")
 
 from deepctr_torch import models  # noqa: E402
 from deepctr_torch.inputs import DenseFeat, SparseFeat, VarLenSparseFeat  # noqa: E402
@@ -25,12 +37,12 @@ from deepctr_torch.models.multitask import ESMM, MMOE, PLE, SharedBottom  # noqa
 import lpfs  # noqa: E402
 from lpfs.adapters.deepctr import DeepCTR  # noqa: E402
 from lpfs.errors import AbsenceError, InputError, LeakError, MissingPackageError, SharedTableError  # noqa: E402
-from lpfs.gates.logits import logits_of, max_change  # noqa: E402
+from lpfs.gates.verification import compute_logits, max_abs_difference  # noqa: E402
 
 DIM = 4
 IDS = [SparseFeat(name, VALUES, DIM) for name in FIELDS]
 COLUMNS = [DenseFeat(f"n{n}", 1) for n in range(NUMBERS)]
-# what the user did before, in four events, of which the last may be missing; it decides nothing
+# a history of four events, of which the last may be missing; the label does not depend on it
 HISTORY = VarLenSparseFeat(
     SparseFeat("hist_f0", VALUES, DIM, embedding_name="f0"), maxlen=4, length_name="hist_length"
 )
@@ -82,14 +94,14 @@ def din(linear: Columns, dnn: Columns) -> Any:
 
 
 def case(name: str, make: Any, columns: Columns, feed: Any = feed, adapter: Any = DeepCTR) -> Case:
-    made = adapter(make, untie=True)
-    return Case(name, lambda: loud(made.prepare(make(columns, columns))), lambda: made, feed)
+    instance = adapter(make, untie=True)
+    return Case(name, lambda: randomize(instance.prepare(make(columns, columns))), lambda: instance, feed)
 
 
 ALL = IDS + COLUMNS
 CASES = {
-    each.model: each
-    for each in (
+    contract.model: contract
+    for contract in (
         case("DeepFM", deepfm, ALL),
         case("xDeepFM", xdeepfm, ALL),
         case("DCNMix", dcnmix, ALL),
@@ -105,17 +117,17 @@ CASES = {
 }
 
 
-# gated, absorbed and pruned as exactly; but a short search finds the truth on some logs only: not in the table
-EXACT_ALONE = [
+# exact too, but a short search finds the true fields only on some logs: not in the table
+EXACT_ONLY = [
     case("NFM", lambda linear, dnn: models.NFM(linear, dnn, **HIDDEN), ALL),
     case("FiBiNET", lambda linear, dnn: models.FiBiNET(linear, dnn, **HIDDEN), ALL),
     case("AFM", lambda linear, dnn: models.AFM(linear, dnn), IDS, feed_ids),
 ]
-CUT = {"NFM": "rounding", "FiBiNET": "refused: columns cannot be cut", "AFM": "refused: columns cannot be cut"}
+CUT = {"NFM": "rounding", "FiBiNET": "refused: columns cannot be removed", "AFM": "refused: columns cannot be cut"}
 
 
-@pytest.mark.parametrize("case", EXACT_ALONE, ids=lambda case: case.model)
-def test_models_that_are_exact_but_not_sure_to_find_the_truth_in_a_short_search(case: Case) -> None:
+@pytest.mark.parametrize("case", EXACT_ONLY, ids=lambda case: case.model)
+def test_models_that_are_exact_but_need_a_longer_search(case: Case) -> None:
     attach, leak, _, absorb, prune, cut = CHECKS
     assert attach(case) == "bit-equal"
     assert leak(case).startswith("found and gated: 8 further parts")
@@ -126,15 +138,15 @@ def test_models_that_are_exact_but_not_sure_to_find_the_truth_in_a_short_search(
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", CASES)
-def test_the_contract(name: str, check: Any) -> None:
-    prove("deepctr", CASES[name], check)
+def test_contract(name: str, check: Any) -> None:
+    run_check("deepctr", CASES[name], check)
 
 
-def test_the_table_has_these_models_and_no_others():
-    complete("deepctr", list(CASES.values()))
+def test_results_have_exactly_these_models():
+    check_complete("deepctr", list(CASES.values()))
 
 
-def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(Path(__file__).parents[2] / "examples" / "deepctr_model.py"), run_name="__main__")
     out = capsys.readouterr().out
     assert "predictions bit-identical: True" in out
@@ -142,17 +154,17 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "columns that stay: ['field_00', 'field_01', 'field_02', 'field_03', 'number_0']" in out
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = CASES["DeepFM"].fresh()
+def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = CASES["DeepFM"].new_model()
     package = "deepctr_torch"
-    for name in [package, *(each for each in sys.modules if each.startswith(package + "."))]:
-        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
-    with pytest.raises(MissingPackageError, match=r"needs deepctr_torch .* pip install 'lpfs\[deepctr\]'"):
+    for name in [package, *(module for module in sys.modules if module.startswith(package + "."))]:
+        monkeypatch.setitem(sys.modules, name, None)  # as if not installed
+    with pytest.raises(MissingPackageError, match=r"deepctr_torch .* pip install 'lpfs\[deepctr\]'"):
         DeepCTR().sites(model)
 
 
 def gated(adapter: DeepCTR, model: Any, dropped: tuple[str, ...], batch: Any) -> lpfs.Selection:
-    """Put gates on a model, drop these fields, halve the others, and absorb."""
+    """Attach gates, set those of dropped fields to 0 and the others to 0.5, and absorb."""
     gates = adapter.attach(model)
     set_gates(gates, [0.0 if name in dropped else 0.5 for name in gates.names])
     return adapter.absorb(model, batch=batch)
@@ -161,15 +173,15 @@ def gated(adapter: DeepCTR, model: Any, dropped: tuple[str, ...], batch: Any) ->
 # ----------------------------------------------------------------------------------- dense columns
 
 
-def test_dense_columns_are_gated_where_the_model_reads_them_and_prepare_changes_nothing():
-    model, adapter, batch = loud(deepfm(ALL, ALL)), DeepCTR(deepfm), CASES["DeepFM"].batch()
-    before, keys = logits_of(model, batch, adapter.call), list(model.state_dict())
+def test_dense_columns_are_gated_and_prepare_changes_nothing():
+    model, adapter, batch = randomize(deepfm(ALL, ALL)), DeepCTR(deepfm), CASES["DeepFM"].batch()
+    before, keys = compute_logits(model, batch, adapter.call), list(model.state_dict())
     adapter.prepare(adapter.prepare(model))
     assert list(model.state_dict()) == keys
-    assert max_change(before, logits_of(model, batch, adapter.call)) == 0.0
+    assert max_abs_difference(before, compute_logits(model, batch, adapter.call)) == 0.0
     assert len(model._forward_pre_hooks) == 1
     selection = gated(adapter, model, ("n1", "f5"), batch)
-    assert {name for name, how in selection.made["absorbed"].items() if how == "constant"} == {
+    assert {name for name, location in selection.made["absorbed"].items() if location == "constant"} == {
         "n0",
         "n1",
         "n2",
@@ -178,13 +190,13 @@ def test_dense_columns_are_gated_where_the_model_reads_them_and_prepare_changes_
     for cut in (False, True):
         assert adapter.prune(model, selection, batch=batch, cut=cut).certificate.certified
     linear, dnn = adapter.columns(model, selection)
-    assert [each.name for each in dnn] == [each.name for each in ALL if each.name not in ("n1", "f5")]
-    assert {each.name for each in linear} == {each.name for each in dnn}
+    assert [column.name for column in dnn] == [column.name for column in ALL if column.name not in ("n1", "f5")]
+    assert {column.name for column in linear} == {column.name for column in dnn}
 
 
-def test_a_dense_column_of_several_numbers_is_one_field():
+def test_dense_column_of_several_numbers_is_one_field():
     columns = [*IDS, DenseFeat("vector", 3), DenseFeat("price", 1)]
-    model, adapter, batch = loud(deepfm(columns, columns)), DeepCTR(deepfm), CASES["DeepFM"].batch()
+    model, adapter, batch = randomize(deepfm(columns, columns)), DeepCTR(deepfm), CASES["DeepFM"].batch()
     selection = gated(adapter, model, ("vector",), batch)
     for cut in (False, True):
         pruned = adapter.prune(model, selection, batch=batch, cut=cut)
@@ -192,28 +204,33 @@ def test_a_dense_column_of_several_numbers_is_one_field():
     assert adapter.narrow(model, batch, pruned.model).shape[1] == len(FIELDS) + 1
 
 
-def test_what_was_absorbed_can_be_saved_and_restored():
-    adapter, model, batch = DeepCTR(untie=True), loud(din([], [*IDS, HISTORY])), CASES["DIN"].batch()
+def test_absorbed_model_can_be_saved_and_restored():
+    adapter, model, batch = DeepCTR(untie=True), randomize(din([], [*IDS, HISTORY])), CASES["DIN"].batch()
     selection = gated(adapter, model, ("f7",), batch)
-    fresh = adapter.prepare(din([], [*IDS, HISTORY]))
-    lpfs.restore(fresh, selection)
-    fresh.load_state_dict(model.state_dict())
-    assert max_change(logits_of(model, batch, adapter.call), logits_of(fresh, batch, adapter.call)) == 0.0
-    numbers = loud(deepfm(ALL, ALL))
+    restored = adapter.prepare(din([], [*IDS, HISTORY]))
+    lpfs.restore(restored, selection)
+    restored.load_state_dict(model.state_dict())
+    assert (
+        max_abs_difference(
+            compute_logits(model, batch, adapter.call), compute_logits(restored, batch, adapter.call)
+        )
+        == 0.0
+    )
+    numbers = randomize(deepfm(ALL, ALL))
     selection = gated(adapter, numbers, ("n0",), CASES["DeepFM"].batch())
-    again = adapter.prepare(deepfm(ALL, ALL))
-    lpfs.restore(again, selection)
-    again.load_state_dict(numbers.state_dict())
-    whole = pickle.loads(pickle.dumps(again))
-    want = logits_of(numbers, CASES["DeepFM"].batch(), adapter.call)
-    for each in (again, whole, copy.deepcopy(again)):
-        assert max_change(want, logits_of(each, CASES["DeepFM"].batch(), adapter.call)) == 0.0
+    restored = adapter.prepare(deepfm(ALL, ALL))
+    lpfs.restore(restored, selection)
+    restored.load_state_dict(numbers.state_dict())
+    unpickled = pickle.loads(pickle.dumps(restored))
+    expected = compute_logits(numbers, CASES["DeepFM"].batch(), adapter.call)
+    for other in (restored, unpickled, copy.deepcopy(restored)):
+        assert max_abs_difference(expected, compute_logits(other, CASES["DeepFM"].batch(), adapter.call)) == 0.0
 
 
 # ----------------------------------------------------------------------------- histories and tables
 
 
-def test_fields_that_share_a_table_are_refused_without_untie():
+def test_shared_table_is_refused_without_untie():
     model = din([], [*IDS, HISTORY])
     with pytest.raises(SharedTableError, match=r"\['f0', 'hist_f0'\] share the table 'f0'"):
         DeepCTR().attach(model)
@@ -221,12 +238,12 @@ def test_fields_that_share_a_table_are_refused_without_untie():
 
 
 @pytest.mark.parametrize("dropped", [("f0",), ("hist_f0",), ("f0", "hist_f0")])
-def test_a_history_and_its_query_have_gates_of_their_own(dropped: tuple[str, ...]) -> None:
+def test_history_and_query_have_separate_gates(dropped: tuple[str, ...]) -> None:
     adapter, batch = DeepCTR(din, untie=True), CASES["DIN"].batch()
-    model = loud(din([], [*IDS, HISTORY]))
-    before = logits_of(model, batch, adapter.call)
+    model = randomize(din([], [*IDS, HISTORY]))
+    before = compute_logits(model, batch, adapter.call)
     adapter.prepare(model)
-    assert max_change(before, logits_of(model, batch, adapter.call)) == 0.0
+    assert max_abs_difference(before, compute_logits(model, batch, adapter.call)) == 0.0
     assert model.embedding_dict["hist_f0"].weight is model.embedding_dict["f0"].weight
     selection = gated(adapter, model, dropped, batch)
     pruned = adapter.prune(model, selection, batch=batch)
@@ -237,56 +254,72 @@ def test_a_history_and_its_query_have_gates_of_their_own(dropped: tuple[str, ...
 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean"])
-def test_pooled_sequences_leave_without_a_trace(combiner: str) -> None:
+def test_pooled_sequences_are_pruned(combiner: str) -> None:
     tags = [
         VarLenSparseFeat(SparseFeat(name, VALUES, DIM, embedding_name="tags"), maxlen=2, combiner=combiner)
         for name in ("tags_here", "tags_there")
     ]
     columns = [*IDS[:4], *tags]
-    model, adapter, batch = loud(deepfm(columns, columns)), DeepCTR(deepfm, untie=True), Log(2).rows(64)[0].float()
-    before = logits_of(model, batch, adapter.call)
+    model, adapter, batch = (
+        randomize(deepfm(columns, columns)),
+        DeepCTR(deepfm, untie=True),
+        Log(2).rows(64)[0].float(),
+    )
+    before = compute_logits(model, batch, adapter.call)
     adapter.prepare(model)
-    assert max_change(before, logits_of(model, batch, adapter.call)) == 0.0
+    assert max_abs_difference(before, compute_logits(model, batch, adapter.call)) == 0.0
     selection = gated(adapter, model, ("tags_here", "f1"), batch)
     for cut in (False, True):
         assert adapter.prune(model, selection, batch=batch, cut=cut).certificate.certified
 
 
-def test_the_maximum_over_an_empty_sequence_is_found_by_the_leak_check():
-    """It is -1e9 there, which no gate on the table can take away."""
+def test_maximum_over_an_empty_sequence_is_a_leak():
+    """The maximum is -1e9, which a gate on the table cannot remove."""
     tags = VarLenSparseFeat(SparseFeat("tags", VALUES, DIM), maxlen=2, combiner="max")
     columns = [*IDS[:6], tags]
-    model, adapter, batch = loud(deepfm(columns, columns)), DeepCTR(deepfm), Log(2).rows(64)[0].float()
+    model, adapter, batch = (
+        randomize(deepfm(columns, columns)),
+        DeepCTR(deepfm),
+        Log(2).rows(64)[0].float(),
+    )
     batch[:5, 6:] = 0
     selection = gated(adapter, model, ("tags",), batch)
     with pytest.raises(LeakError, match="'tags'"):
         adapter.prune(model, selection, batch=batch)
 
 
-def test_tables_of_a_model_that_it_hides_are_found_by_the_leak_check():
-    """ONN has further tables, one a pair of fields."""
-    model, adapter, batch = loud(models.ONN(IDS, IDS, **HIDDEN)), DeepCTR(), Log(2).rows(64)[0].float()
+def test_ungated_tables_are_a_leak():
+    """ONN has further tables, one per pair of fields."""
+    model, adapter, batch = (
+        randomize(models.ONN(IDS, IDS, **HIDDEN)),
+        DeepCTR(),
+        Log(2).rows(64)[0].float(),
+    )
     selection = gated(adapter, model, ("f6",), batch)
     with pytest.raises(LeakError, match="'f6'"):
         adapter.prune(model, selection, batch=batch)
 
 
-def test_predictions_that_are_made_of_one_another_have_all_logits_checked_and_a_loss_of_their_own():
-    """ESMM runs one activation for both, and multiplies what it gives."""
+def test_combined_predictions_need_their_own_loss():
+    """ESMM runs one activation for both tasks and multiplies its outputs."""
 
     class Chain(DeepCTR):
         def loss(self, output: Any, labels: Tensor) -> Tensor:
             click, bought = torch.sigmoid(output).unbind(1)
-            chances = torch.stack([click, click * bought], dim=1)
-            return torch.nn.functional.binary_cross_entropy(chances, labels)
+            probabilities = torch.stack([click, click * bought], dim=1)
+            return torch.nn.functional.binary_cross_entropy(probabilities, labels)
 
-    adapter, model, batch = Chain(), loud(ESMM(IDS, tower_dnn_hidden_units=(8,))), Log(2).rows(64)[0].float()
+    adapter, model, batch = (
+        Chain(),
+        randomize(ESMM(IDS, tower_dnn_hidden_units=(8,))),
+        Log(2).rows(64)[0].float(),
+    )
     logits = adapter.call(model, batch)
-    want = torch.sigmoid(logits)
-    assert torch.allclose(model(batch), torch.stack([want[:, 0], want.prod(1)], 1))
+    expected = torch.sigmoid(logits)
+    assert torch.allclose(model(batch), torch.stack([expected[:, 0], expected.prod(1)], 1))
     labels = torch.randint(2, (64, 2)).float()
     optimizer = torch.optim.Adagrad(model.parameters())
-    with pytest.raises(InputError, match="ESMM: its predictions are made of one another"):
+    with pytest.raises(InputError, match="ESMM: its predictions are combined"):
         DeepCTR().search(model, [(batch, labels)], optimizer, steps=1, penalty=0.0)
     assert adapter.search(model, [(batch, labels)], optimizer, steps=1, penalty=0.0).kept == FIELDS
 
@@ -294,7 +327,7 @@ def test_predictions_that_are_made_of_one_another_have_all_logits_checked_and_a_
 # ----------------------------------------------------------------------------------------- trainer
 
 
-def test_its_own_trainer_trains_what_was_pruned():
+def test_fit_of_the_library_trains_the_pruned_model():
     model, adapter, log = deepfm(IDS, IDS), DeepCTR(deepfm), Log()
     ids, _, labels = log.rows(20_000)
     model.compile(torch.optim.Adam(model.parameters(), lr=0.01), "binary_crossentropy", metrics=["auc"])
@@ -310,64 +343,64 @@ def test_its_own_trainer_trains_what_was_pruned():
     batch = log.rows(64)[0].float()
     selection = adapter.absorb(model, batch=batch)
     smaller: Any = adapter.prune(model, selection, batch=batch, cut=True).model
-    few = {name: ids[:, n].numpy() for n, name in enumerate(TRUE)}
+    kept_columns = {name: ids[:, n].numpy() for n, name in enumerate(TRUE)}
     smaller.compile(torch.optim.Adam(smaller.parameters(), lr=0.001), "binary_crossentropy", metrics=["auc"])
-    smaller.fit(few, labels.numpy(), 256, verbose=0)
-    assert smaller.evaluate([each.copy() for each in few.values()], labels.numpy())["auc"] > 0.8
+    smaller.fit(kept_columns, labels.numpy(), 256, verbose=0)
+    assert smaller.evaluate([column.copy() for column in kept_columns.values()], labels.numpy())["auc"] > 0.8
 
 
-def test_pruned_with_zeros_it_holds_nothing_of_the_dropped_tables():
-    adapter, model, batch = DeepCTR(), CASES["DeepFM"].fresh(), CASES["DeepFM"].batch()
+def test_pruned_model_keeps_no_reference_to_dropped_tables():
+    adapter, model, batch = DeepCTR(), CASES["DeepFM"].new_model(), CASES["DeepFM"].batch()
     model.compile("adam", "binary_crossentropy")
     selection = gated(adapter, model, FIELDS[3:], batch)
     before = model.get_regularization_loss()
     pruned: Any = adapter.prune(model, selection, batch=batch)
-    own = {id(each) for each in pruned.model.parameters()}
-    assert {id(each) for group in pruned.model.optim.param_groups for each in group["params"]} == own
-    listed = [each for several, *_ in pruned.model.regularization_weight for each in several]
-    assert {id(each[1] if isinstance(each, tuple) else each) for each in listed} <= own
-    assert torch.allclose(pruned.model.get_regularization_loss(), before)  # what was dropped is zero by now
+    parameters = {id(weight) for weight in pruned.model.parameters()}
+    assert {id(weight) for group in pruned.model.optim.param_groups for weight in group["params"]} == parameters
+    entries = [entry for weights, *_ in pruned.model.regularization_weight for entry in weights]
+    assert {id(entry[1] if isinstance(entry, tuple) else entry) for entry in entries} <= parameters
+    assert torch.allclose(pruned.model.get_regularization_loss(), before)  # the dropped weights are zero
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_step_of_a_search_is_one_of_its_trainer_where_the_optimizer_is_its_own(own: bool) -> None:
-    """Its trainer sums the loss over rows; Adagrad's state of there would stop weights at gradients of a mean."""
-    adapter, model = DeepCTR(), loud(deepfm(IDS, IDS))
+def test_search_step_equals_fit_step_with_the_models_optimizer(own: bool) -> None:
+    """``fit`` sums the loss over rows; with its Adagrad state, gradients of a mean would be too small."""
+    adapter, model = DeepCTR(), randomize(deepfm(IDS, IDS))
     other = copy.deepcopy(model)
     ids, _, labels = Log().rows(50)
-    for each in (model, other):
-        each.compile(torch.optim.SGD(each.parameters(), lr=0.001), "binary_crossentropy")
+    for net in (model, other):
+        net.compile(torch.optim.SGD(net.parameters(), lr=0.001), "binary_crossentropy")
     optimizer = model.optim if own else torch.optim.SGD(model.parameters(), lr=0.001)
     adapter.search(model, [(ids.float(), labels)], optimizer, steps=1, penalty=0.0)
-    given = {name: ids[:, n].numpy() for n, name in enumerate(FIELDS)}
-    other.fit(given, labels.numpy(), batch_size=50, verbose=0)
-    same = [torch.allclose(each, dict(model.named_parameters())[path]) for path, each in other.named_parameters()]
-    assert all(same) == own
+    columns = {name: ids[:, n].numpy() for n, name in enumerate(FIELDS)}
+    other.fit(columns, labels.numpy(), batch_size=50, verbose=0)
+    trained = dict(model.named_parameters())
+    assert all(torch.allclose(weight, trained[path]) for path, weight in other.named_parameters()) == own
 
 
-def test_a_search_adds_what_deepctr_adds_to_its_loss_for_each_row():
-    adapter, model = DeepCTR(), loud(deepfm(IDS, IDS))
+def test_penalty_is_the_regularization_per_row():
+    adapter, model = DeepCTR(), randomize(deepfm(IDS, IDS))
     gates = adapter.attach(model)
-    found = adapter.penalty(model, 10)
-    assert torch.equal(found, model.get_regularization_loss().sum() / 10)
-    found.backward()
+    penalty = adapter.penalty(model, 10)
+    assert torch.equal(penalty, model.get_regularization_loss().sum() / 10)
+    penalty.backward()
     assert gates.x.grad is None
 
 
 # ------------------------------------------------------------------------------------------ errors
 
 
-def test_what_is_wrong_is_said():
-    model, batch = CASES["DeepFM"].fresh(), CASES["DeepFM"].batch()
+def test_errors():
+    model, batch = CASES["DeepFM"].new_model(), CASES["DeepFM"].batch()
     with pytest.raises(InputError, match="no feature_index"):
         DeepCTR().sites(torch.nn.Linear(1, 1))
     with pytest.raises(InputError, match=r"DeepCTR\(make=lambda"):
         DeepCTR().prune(model, gated(DeepCTR(), model, ("f7",), batch), batch=batch, cut=True)
-    line = models.DeepFM(IDS, IDS, task="regression", **HIDDEN)
+    regression = models.DeepFM(IDS, IDS, task="regression", **HIDDEN)
     with pytest.raises(InputError, match="DeepFM: not all of its tasks are binary"):
-        DeepCTR().search(line, [], torch.optim.SGD(line.parameters()), steps=1, penalty=0.0)
+        DeepCTR().search(regression, [], torch.optim.SGD(regression.parameters()), steps=1, penalty=0.0)
     large = [SparseFeat("user", 2**24 + 1, 1)]
     with pytest.raises(InputError, match="16,777,217 values, but DeepCTR-Torch passes ids as float32"):
         DeepCTR().attach(models.DeepFM(large, large, dnn_hidden_units=(2,)))
-    with pytest.raises(InputError, match="does not run the activation"):
+    with pytest.raises(InputError, match="does not run a final activation"):
         DeepCTR().call(models.MLR(IDS), Log().rows(8)[0].float())

@@ -1,4 +1,4 @@
-"""FuxiCTR under the contract of all adapters, and what it alone has: feature maps, shared tables, its trainer."""
+"""FuxiCTR under the contract of all adapters; its feature maps, shared tables and trainer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,25 @@ from typing import Any
 
 import pytest
 import torch
-from contract import CHECKS, FIELDS, NUMBERS, TRUE, VALUES, Case, Log, complete, prove, real
-from loud import loud
 from torch import Tensor
-from zoo import set_gates
 
-real("fuxictr")
+from tests.helpers.adapter_contract import (
+    CHECKS,
+    FIELDS,
+    NUMBERS,
+    TRUE,
+    VALUES,
+    Case,
+    Log,
+    check_complete,
+    randomize,
+    require_package,
+    run_check,
+)
+from tests.helpers.zoo import set_gates
 
-import fuxi_zoo  # noqa: E402
+require_package("fuxictr")
+
 from fuxictr.features import FeatureMap  # noqa: E402
 from fuxictr.preprocess import FeatureProcessor  # noqa: E402
 from fuxictr.pytorch.layers import LogisticRegression, MLP_Block  # noqa: E402
@@ -32,7 +43,8 @@ from lpfs.errors import (  # noqa: E402
     MissingPackageError,
     SharedTableError,
 )
-from lpfs.gates.logits import logits_of, max_change  # noqa: E402
+from lpfs.gates.verification import compute_logits, max_abs_difference  # noqa: E402
+from tests.helpers import fuxi_zoo  # noqa: E402
 
 IDS = {name: {"type": "categorical", "vocab_size": VALUES} for name in FIELDS}
 COLUMNS = {f"n{n}": {"type": "numeric"} for n in range(NUMBERS)}
@@ -45,7 +57,7 @@ def feed(ids: Tensor, numbers: Tensor) -> dict[str, Tensor]:
 
 def case(name: str) -> Case:
     make: Any = getattr(fuxi_zoo, name)
-    return Case(name, lambda: loud(make(fuxi_zoo.feature_map(IDS | COLUMNS))), lambda: FuxiCTR(make), feed)
+    return Case(name, lambda: randomize(make(fuxi_zoo.feature_map(IDS | COLUMNS))), lambda: FuxiCTR(make), feed)
 
 
 CASES = {name: case(name) for name in ("DNN", "DeepFM", "DCNv2", "AutoInt", "FinalMLP")}
@@ -53,15 +65,15 @@ CASES = {name: case(name) for name in ("DNN", "DeepFM", "DCNv2", "AutoInt", "Fin
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", CASES)
-def test_the_contract(name: str, check: Any) -> None:
-    prove("fuxictr", CASES[name], check)
+def test_contract(name: str, check: Any) -> None:
+    run_check("fuxictr", CASES[name], check)
 
 
-def test_the_table_has_these_models_and_no_others():
-    complete("fuxictr", list(CASES.values()))
+def test_results_have_exactly_these_models():
+    check_complete("fuxictr", list(CASES.values()))
 
 
-def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(Path(__file__).parents[2] / "examples" / "fuxictr_model.py"), run_name="__main__")
     out = capsys.readouterr().out
     assert "predictions bit-identical: True" in out
@@ -69,17 +81,17 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "feature_map now has ['field_00', 'field_01', 'field_02', 'field_03']" in out
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = CASES["DeepFM"].fresh()
+def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = CASES["DeepFM"].new_model()
     package = "fuxictr"
-    for name in [package, *(each for each in sys.modules if each.startswith(package + "."))]:
-        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
-    with pytest.raises(MissingPackageError, match=r"needs fuxictr .* pip install 'lpfs\[fuxictr\]'"):
+    for name in [package, *(module for module in sys.modules if module.startswith(package + "."))]:
+        monkeypatch.setitem(sys.modules, name, None)  # as if not installed
+    with pytest.raises(MissingPackageError, match=r"fuxictr .* pip install 'lpfs\[fuxictr\]'"):
         FuxiCTR().sites(model)
 
 
 def gated(adapter: FuxiCTR, model: Any, dropped: tuple[str, ...], batch: Any) -> lpfs.Selection:
-    """Put gates on a model, drop these fields, halve the others, and absorb."""
+    """Attach gates, set those of dropped fields to 0 and the others to 0.5, and absorb."""
     gates = adapter.attach(model)
     set_gates(gates, [0.0 if name in dropped else 0.5 for name in gates.names])
     return adapter.absorb(model, batch=batch)
@@ -89,7 +101,7 @@ def gated(adapter: FuxiCTR, model: Any, dropped: tuple[str, ...], batch: Any) ->
 
 
 class LinearFirst(fuxi_zoo.Zoo):
-    """A linear part that stands before the embedding among the modules."""
+    """A linear part registered before the embedding."""
 
     def __init__(self, feature_map: FeatureMap) -> None:
         super().__init__(feature_map)
@@ -99,20 +111,20 @@ class LinearFirst(fuxi_zoo.Zoo):
         self.lr = LogisticRegression(self.feature_map)
         self.mlp = MLP_Block(self.width, hidden_units=[8], output_dim=1)
 
-    def logits(self, given: Any, embedded: Tensor) -> Tensor:
-        return self.lr(given) + self.mlp(embedded.flatten(start_dim=1))
+    def logits(self, inputs: Any, embedded: Tensor) -> Tensor:
+        return self.lr(inputs) + self.mlp(embedded.flatten(start_dim=1))
 
 
-def test_widths_and_shared_tables_are_those_of_the_embedding_and_not_of_a_linear_part():
+def test_widths_and_shared_tables_are_those_of_the_embedding():
     features = {**IDS, "f7": {**IDS["f7"], "share_embedding": "f6"}}
     adapter, model = FuxiCTR(LinearFirst, untie=True), LinearFirst(fuxi_zoo.feature_map(features))
     assert next(path for path, _ in model.named_children()) == "lr"
     assert set(adapter.layout(model).widths.values()) == {fuxi_zoo.DIM}
-    everything = lpfs.Selection(FIELDS, (), {})
-    assert adapter.feature_map(model, everything).features["f7"]["share_embedding"] == "f6"
+    selection = lpfs.Selection(FIELDS, (), {})
+    assert adapter.feature_map(model, selection).features["f7"]["share_embedding"] == "f6"
 
 
-def test_sequences_and_given_vectors_are_fields_like_any_other():
+def test_sequences_and_pretrained_vectors_are_fields():
     features = {
         **IDS,
         "seen": {
@@ -128,12 +140,12 @@ def test_sequences_and_given_vectors_are_fields_like_any_other():
     batch = feed(ids, numbers)
     batch = {name: batch[name] for name in FIELDS} | {"seen": ids[:, 5:], "picture": torch.randn(64, 5)}
     for dropped in ("seen", "picture"):
-        adapter, model = FuxiCTR(fuxi_zoo.DNN), loud(fuxi_zoo.DNN(fuxi_zoo.feature_map(features)))
+        adapter, model = FuxiCTR(fuxi_zoo.DNN), randomize(fuxi_zoo.DNN(fuxi_zoo.feature_map(features)))
         with torch.no_grad():
             model.embedding_layer.embedding_layer.embedding_layers["seen"].weight[0] = 0.0  # the padding
-        plain = logits_of(model, batch, adapter.call)
+        plain = compute_logits(model, batch, adapter.call)
         adapter.attach(model)
-        assert max_change(plain, logits_of(model, batch, adapter.call)) == 0.0
+        assert max_abs_difference(plain, compute_logits(model, batch, adapter.call)) == 0.0
         lpfs.detach(model)
         selection = gated(adapter, model, (dropped,), batch)
         assert "constant" not in selection.made["absorbed"].values()
@@ -143,27 +155,31 @@ def test_sequences_and_given_vectors_are_fields_like_any_other():
         assert not [path for path, _ in cut.model.named_parameters() if dropped in path]
 
 
-def test_normalisation_of_the_concatenation_is_pruned_with_zeros_but_not_cut():
+def test_batch_norm_is_pruned_with_zeros_but_not_cut():
     case_ = case("NormedDNN")
-    adapter, model, batch = case_.adapter(), case_.fresh(), case_.batch()
+    adapter, model, batch = case_.adapter(), case_.new_model(), case_.batch()
     for _ in range(3):
-        model.train()(batch)  # means and variances that are not those of the start
+        model.train()(batch)  # statistics that differ from the initial ones
     selection = gated(adapter, model, FIELDS[3:], batch)
     assert adapter.prune(model, selection, batch=batch).certificate.max_logit_change == 0.0
     with pytest.raises(AbsenceError, match="BatchNorm1d"):
         adapter.prune(model, selection, batch=batch, cut=True)
 
 
-def test_a_table_past_its_layers_is_found_by_the_leak_check():
+def test_ungated_table_is_a_leak():
     class Hidden(fuxi_zoo.DNN):
         def build(self) -> None:
             super().build()
             self.hidden = torch.nn.Embedding(VALUES, 1)
 
-        def logits(self, given: Any, embedded: Tensor) -> Tensor:
-            return super().logits(given, embedded) + self.hidden(given["f6"])
+        def logits(self, inputs: Any, embedded: Tensor) -> Tensor:
+            return super().logits(inputs, embedded) + self.hidden(inputs["f6"])
 
-    model, adapter, batch = loud(Hidden(fuxi_zoo.feature_map(IDS))), FuxiCTR(Hidden), CASES["DNN"].batch()
+    model, adapter, batch = (
+        randomize(Hidden(fuxi_zoo.feature_map(IDS))),
+        FuxiCTR(Hidden),
+        CASES["DNN"].batch(),
+    )
     batch = {name: batch[name] for name in FIELDS}
     selection = gated(adapter, model, ("f5", "f6"), batch)
     with pytest.raises(LeakError, match="'f6'"):
@@ -171,8 +187,8 @@ def test_a_table_past_its_layers_is_found_by_the_leak_check():
 
 
 @pytest.mark.parametrize("name", ["DCNv2", "FinalMLP"])
-def test_models_of_long_histories_that_the_wheel_has(name: str, tmp_path: Any) -> None:
-    """Their batches are (columns, columns of items: the history, then the target, and a mask)."""
+def test_models_of_long_histories_in_the_wheel(name: str, tmp_path: Any) -> None:
+    """A batch is (columns, columns of items (history, then target), mask)."""
     module = pytest.importorskip(f"model_zoo.LongCTR.{name}.{name}")
     features = {
         "user": {"type": "categorical", "vocab_size": VALUES, "source": "user"},
@@ -186,20 +202,20 @@ def test_models_of_long_histories_that_the_wheel_has(name: str, tmp_path: Any) -
     def make(feature_map: FeatureMap) -> Any:
         return getattr(module, name)(feature_map, **settings)
 
-    model, adapter = loud(make(fuxi_zoo.feature_map(features, 4))), FuxiCTR(make)
-    draw = torch.Generator().manual_seed(0)
-    users = {each: torch.randint(VALUES, (32,), generator=draw) for each in ("user", "city")}
-    items = {each: torch.randint(VALUES, (32 * 4,), generator=draw) for each in ("item", "brand")}
+    model, adapter = randomize(make(fuxi_zoo.feature_map(features, 4))), FuxiCTR(make)
+    generator = torch.Generator().manual_seed(0)
+    users = {name: torch.randint(VALUES, (32,), generator=generator) for name in ("user", "city")}
+    items = {name: torch.randint(VALUES, (32 * 4,), generator=generator) for name in ("item", "brand")}
     batch = (users, items, torch.ones(32, 3))
-    before = logits_of(model, batch, adapter.call)
+    before = compute_logits(model, batch, adapter.call)
     gates = adapter.attach(model)
-    assert max_change(before, logits_of(model, batch, adapter.call)) == 0.0
+    assert max_abs_difference(before, compute_logits(model, batch, adapter.call)) == 0.0
     set_gates(gates, [1.0, 0.0, 1.0, 0.0])
     selection = adapter.absorb(model, batch=batch)
     pruned = adapter.prune(model, selection, batch=batch)
     assert pruned.certificate.checked == ("city", "brand")
     assert pruned.certificate.max_logit_change == 0.0
-    with pytest.raises(AbsenceError, match="columns cannot be cut"):  # items stand there twice
+    with pytest.raises(AbsenceError, match="columns cannot be removed"):  # the concatenation has the items twice
         adapter.prune(model, selection, batch=batch, cut=True)
 
 
@@ -208,7 +224,7 @@ def test_models_of_long_histories_that_the_wheel_has(name: str, tmp_path: Any) -
 SHARED = {**IDS, "f5": {**IDS["f5"], "share_embedding": "f4"}, "f6": {**IDS["f6"], "share_embedding": "f4"}}
 
 
-def test_features_that_share_a_table_are_refused_without_untie():
+def test_shared_table_is_refused_without_untie():
     model = fuxi_zoo.DeepFM(fuxi_zoo.feature_map(SHARED))
     with pytest.raises(SharedTableError, match=r"\['f4', 'f5', 'f6'\]"):
         FuxiCTR().attach(model)
@@ -216,12 +232,15 @@ def test_features_that_share_a_table_are_refused_without_untie():
 
 
 @pytest.mark.parametrize("dropped", [("f4",), ("f5",), ("f4", "f5", "f7")])
-def test_features_that_share_a_table_have_gates_of_their_own_and_then_tables(dropped: tuple[str, ...]) -> None:
-    adapter, model = FuxiCTR(fuxi_zoo.DeepFM, untie=True), loud(fuxi_zoo.DeepFM(fuxi_zoo.feature_map(SHARED)))
+def test_untied_features_have_separate_gates_and_then_tables(dropped: tuple[str, ...]) -> None:
+    adapter, model = (
+        FuxiCTR(fuxi_zoo.DeepFM, untie=True),
+        randomize(fuxi_zoo.DeepFM(fuxi_zoo.feature_map(SHARED))),
+    )
     batch = {name: column for name, column in CASES["DNN"].batch().items() if name in FIELDS}
-    before, keys = logits_of(model, batch, adapter.call), list(model.state_dict())
+    before, keys = compute_logits(model, batch, adapter.call), list(model.state_dict())
     gates = adapter.attach(model)
-    assert max_change(before, logits_of(model, batch, adapter.call)) == 0.0
+    assert max_abs_difference(before, compute_logits(model, batch, adapter.call)) == 0.0
     assert [key for key in model.state_dict() if not key.startswith("lpfs_gates")] == keys
     tables = model.embedding_layer.embedding_layer.embedding_layers
     assert tables["f4"].weight is tables["f6"].weight
@@ -233,17 +252,17 @@ def test_features_that_share_a_table_have_gates_of_their_own_and_then_tables(dro
     for cut in (False, True):
         assert adapter.prune(model, selection, batch=batch, cut=cut).certificate.certified
     kept = adapter.feature_map(model, selection).features
-    assert not [name for name in kept if "share_embedding" in kept[name]]  # as the weights are by now
+    assert not [name for name in kept if "share_embedding" in kept[name]]  # as the weights are no longer shared
 
 
 # ----------------------------------------------------------------------------------- configuration
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_the_feature_map_is_the_one_that_fuxictr_makes_of_the_emitted_configuration(tmp_path: Any) -> None:
+def test_feature_map_equals_the_one_prepared_from_the_configuration(tmp_path: Any) -> None:
     """FuxiCTR's own preprocessing, run on the emitted dataset_config, gives the emitted feature_map.
 
-    (It leaves its pickle file open; and it reads no CSV with polars 2, whose scan_csv has no ``dtypes`` any more.)
+    (FuxiCTR leaves its pickle file open, and it cannot read CSV with polars 2, whose scan_csv has no ``dtypes``.)
     """
     pandas = pytest.importorskip("pandas")
     ids, numbers, labels = Log(1).rows(300)
@@ -285,29 +304,31 @@ def test_the_feature_map_is_the_one_that_fuxictr_makes_of_the_emitted_configurat
         )
         adapter.feature_map(model, selection).save(str(tmp_path / "kept" / "feature_map.json"))
         emitted = json.loads((tmp_path / "kept" / "feature_map.json").read_text("utf-8"))
-        made = prepared(adapter.dataset_config(config, selection), "again")
-        assert made.pop("dataset_id") != emitted.pop("dataset_id")
-        if "f5" in dropped:  # its own vocabulary, learnt anew from its own values
-            for each in (made, emitted):
-                each.pop("total_features")
-                each["features"][-1]["seen"].pop("vocab_size")
-        assert made == emitted
+        expected = prepared(adapter.dataset_config(config, selection), "again")
+        assert expected.pop("dataset_id") != emitted.pop("dataset_id")
+        if "f5" in dropped:  # the vocabulary is fitted again on its own values
+            for values in (expected, emitted):
+                values.pop("total_features")
+                values["features"][-1]["seen"].pop("vocab_size")
+        assert expected == emitted
         assert emitted["num_fields"] == 10 - len(dropped)
-    assert config["feature_cols"][0]["name"] == list(FIELDS)  # untouched
+    assert config["feature_cols"][0]["name"] == list(FIELDS)  # not changed
 
 
-def test_a_configuration_that_lacks_a_dropped_field_is_refused():
+def test_configuration_without_a_dropped_field_is_refused():
     with pytest.raises(FieldError, match="'brand'"):
         FuxiCTR().dataset_config({"feature_cols": []}, lpfs.Selection((), ("brand",), {}))
 
 
-def test_a_dropped_column_hands_its_vocabulary_to_the_first_that_shares_it():
+def test_first_sharing_column_owns_the_vocabulary_of_a_dropped_column():
     columns = [
         {"name": "item", "active": True, "type": "categorical"},
         {"name": ["seen", "liked"], "active": True, "type": "sequence", "share_embedding": "item"},
     ]
-    found = FuxiCTR().dataset_config({"feature_cols": columns}, lpfs.Selection(("seen", "liked"), ("item",), {}))
-    assert [(each["name"], each["active"], each.get("share_embedding")) for each in found["feature_cols"]] == [
+    config = FuxiCTR().dataset_config({"feature_cols": columns}, lpfs.Selection(("seen", "liked"), ("item",), {}))
+    assert [
+        (column["name"], column["active"], column.get("share_embedding")) for column in config["feature_cols"]
+    ] == [
         ("item", False, None),
         ("seen", True, None),
         ("liked", True, "seen"),
@@ -317,9 +338,9 @@ def test_a_dropped_column_hands_its_vocabulary_to_the_first_that_shares_it():
 # ----------------------------------------------------------------------------------------- trainer
 
 
-def test_a_search_regularises_the_weights_as_fuxictr_does_but_not_the_gates():
+def test_search_regularizes_weights_but_not_gates():
     features = fuxi_zoo.feature_map(IDS)
-    model = loud(fuxi_zoo.DeepFM(features, net_regularizer=0.1, embedding_regularizer=0.2))
+    model = randomize(fuxi_zoo.DeepFM(features, net_regularizer=0.1, embedding_regularizer=0.2))
     plain, adapter = model.regularization_loss(), FuxiCTR()
     gates = adapter.attach(model)
     found = adapter.penalty(model, 7)
@@ -361,7 +382,7 @@ def test_its_own_trainer_trains_what_was_pruned(tmp_path: Any) -> None:
 
 
 def test_pruned_with_zeros_it_holds_nothing_of_the_dropped_tables():
-    adapter, model, batch = FuxiCTR(), CASES["DeepFM"].fresh(), CASES["DeepFM"].batch()
+    adapter, model, batch = FuxiCTR(), CASES["DeepFM"].new_model(), CASES["DeepFM"].batch()
     pruned: Any = adapter.prune(model, gated(adapter, model, FIELDS[3:], batch), batch=batch)
     held = {id(each) for group in pruned.model.optimizer.param_groups for each in group["params"]}
     assert held == {id(each) for each in pruned.model.parameters()}
@@ -370,15 +391,15 @@ def test_pruned_with_zeros_it_holds_nothing_of_the_dropped_tables():
 # ------------------------------------------------------------------------------------------ errors
 
 
-def test_what_is_wrong_is_said():
-    model, batch = CASES["DNN"].fresh(), CASES["DNN"].batch()
+def test_errors():
+    model, batch = CASES["DNN"].new_model(), CASES["DNN"].batch()
     with pytest.raises(InputError, match="no FeatureEmbedding layer"):
         FuxiCTR().attach(torch.nn.Linear(1, 1))
     with pytest.raises(InputError, match=r"FuxiCTR\(make=lambda"):
         FuxiCTR().prune(model, gated(FuxiCTR(), model, ("f7",), batch), batch=batch, cut=True)
     with pytest.raises(InputError, match="no batch"):
         next(FuxiCTR().batches(model, []))
-    with pytest.raises(InputError, match=r"logits \(4, 1\), but labels are \(5,\)"):
+    with pytest.raises(InputError, match=r"\(4, 1\), the labels \(5,\)"):
         FuxiCTR().loss(torch.zeros(4, 1), torch.zeros(5))
 
     line = fuxi_zoo.DNN(fuxi_zoo.feature_map(IDS), task="regression")
@@ -389,5 +410,5 @@ def test_what_is_wrong_is_said():
         def forward(self, inputs: Any) -> Any:
             return {"y_pred": self.mlp(self.embedding_layer(self.get_inputs(inputs)).flatten(start_dim=1))}
 
-    with pytest.raises(InputError, match="does not run the activation"):
+    with pytest.raises(InputError, match="does not run a final activation"):
         FuxiCTR().call(NoEnd(fuxi_zoo.feature_map(IDS | COLUMNS)), batch)

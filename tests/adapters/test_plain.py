@@ -1,15 +1,15 @@
-"""Hand-written models in plain torch, under the contract of all adapters."""
+"""Hand-written models in plain torch under the contract of all adapters."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from contract import CHECKS, FIELDS, VALUES, Case, complete, prove
 from torch import Tensor, nn
-from zoo import set_gates
 
 from lpfs.adapters.plain import Each, Fused, Plain
 from lpfs.errors import ExactnessError, FieldError, SharedTableError
+from tests.helpers.adapter_contract import CHECKS, FIELDS, VALUES, Case, check_complete, run_check
+from tests.helpers.zoo import set_gates
 
 D = 4
 INPUTS = {name: (0, n) for n, name in enumerate(FIELDS)}
@@ -20,13 +20,13 @@ def mlp(width: int) -> nn.Sequential:
 
 
 def table(rows: int = VALUES, dim: int = D) -> nn.Embedding:
-    made = nn.Embedding(rows, dim)
-    nn.init.normal_(made.weight, std=0.1)
-    return made
+    embedding = nn.Embedding(rows, dim)
+    nn.init.normal_(embedding.weight, std=0.1)
+    return embedding
 
 
 class ByDict(nn.Module):
-    """A dict of tables, and a wide weight for every id beside them."""
+    """A dict of tables, and a dict of wide weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,13 +35,13 @@ class ByDict(nn.Module):
         self.top = mlp(len(FIELDS) * D)
 
     def forward(self, ids: Tensor) -> Tensor:
-        deep = torch.cat([each(ids[:, n]) for n, each in enumerate(self.emb.values())], 1)
-        wide = sum(each(ids[:, n]) for n, each in enumerate(self.wide.values()))
+        deep = torch.cat([embed(ids[:, n]) for n, embed in enumerate(self.emb.values())], 1)
+        wide = sum(embed(ids[:, n]) for n, embed in enumerate(self.wide.values()))
         return (self.top(deep) + wide).squeeze(1)
 
 
 class ByList(nn.Module):
-    """A list of tables, normalised together: zero is a value like any other there."""
+    """A list of tables, optionally with a LayerNorm, for which zero is an ordinary value."""
 
     def __init__(self, norm: bool = False) -> None:
         super().__init__()
@@ -50,11 +50,11 @@ class ByList(nn.Module):
         self.top = mlp(len(FIELDS) * D)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.top(self.norm(torch.cat([each(ids[:, n]) for n, each in enumerate(self.emb)], 1))).squeeze(1)
+        return self.top(self.norm(torch.cat([embed(ids[:, n]) for n, embed in enumerate(self.emb)], 1))).squeeze(1)
 
 
 class ByOffsets(nn.Module):
-    """One table for all, by offsets; a wide one in the same way; an MLP and the second order of a FM."""
+    """One table for all fields, by offsets; a wide one likewise; an MLP and the second order of an FM."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,19 +63,19 @@ class ByOffsets(nn.Module):
         self.top = mlp(len(FIELDS) * D)
 
     def forward(self, ids: Tensor) -> Tensor:
-        each = self.rows(ids + self.offsets)  # (B, F, D)
-        pairs = (each.sum(1) ** 2 - (each**2).sum(1)).sum(1) / 2
-        return self.top(each.flatten(1)).squeeze(1) + pairs + self.wide(ids + self.offsets).sum((1, 2))
+        tokens = self.rows(ids + self.offsets)  # (B, F, D)
+        pairs = (tokens.sum(1) ** 2 - (tokens**2).sum(1)).sum(1) / 2
+        return self.top(tokens.flatten(1)).squeeze(1) + pairs + self.wide(ids + self.offsets).sum((1, 2))
 
 
 class Sharing(nn.Module):
-    """f0 and f4, f1 and f5 look up one table, which stands in the dict under both names."""
+    """f0 and f4 share a table, f1 and f5 too; the dict has it under both names."""
 
     def __init__(self) -> None:
         super().__init__()
-        own = {name: table() for name in FIELDS}
-        own["f4"], own["f5"] = own["f0"], own["f1"]
-        self.emb = nn.ModuleDict(own)
+        tables = {name: table() for name in FIELDS}
+        tables["f4"], tables["f5"] = tables["f0"], tables["f1"]
+        self.emb = nn.ModuleDict(tables)
         self.top = mlp(len(FIELDS) * D)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -118,15 +118,15 @@ CASES = [
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.model)
-def test_the_contract(case, check):
-    prove("plain", case, check)
+def test_contract(case, check):
+    run_check("plain", case, check)
 
 
-def test_the_results_are_of_these_models():
-    complete("plain", CASES)
+def test_results_have_exactly_these_models():
+    check_complete("plain", CASES)
 
 
-def test_a_table_under_two_names_is_refused_unless_untied():
+def test_shared_table_is_refused_without_untie():
     adapter = Plain(Each("emb"), inputs=INPUTS)
     with pytest.raises(SharedTableError, match="Pass untie=True"):
         adapter.attach(Sharing())
@@ -148,20 +148,20 @@ def test_calls_of_one_module_cannot_be_told_apart():
             return (self.item(ids[:, 0]) * self.item(ids[:, 1])).sum(1)
 
     model = Twice()
-    with pytest.raises(FieldError, match="cannot be told apart"):
+    with pytest.raises(FieldError, match="'seen' and 'shown' are both the output of 'item'"):
         Plain({"seen": "item", "shown": "item"}).attach(model)
 
 
-def test_modules_that_torch_does_not_see():
+def test_modules_that_torch_does_not_register():
     class Hidden(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.emb, self.rest = {"f0": table()}, [table()]
             self.top = nn.Linear(1, 1)
 
-    with pytest.raises(FieldError, match="'emb' is a dict: torch does not see .* nn.ModuleDict"):
+    with pytest.raises(FieldError, match="'emb' is a dict.* nn.ModuleDict"):
         Plain(Each("emb")).attach(Hidden())
-    with pytest.raises(FieldError, match="'rest' is a list: .* nn.ModuleList"):
+    with pytest.raises(FieldError, match="'rest' is a list.* nn.ModuleList"):
         Plain(Each("rest", ["f0"])).attach(Hidden())
     with pytest.raises(FieldError, match="no module 'embedding'"):
         Plain(Each("embedding")).attach(Hidden())
@@ -171,34 +171,34 @@ def test_modules_that_torch_does_not_see():
         Plain(Each("top")).attach(Hidden())
 
 
-def test_groups_that_do_not_fit():
-    with pytest.raises(FieldError, match="'emb' holds 8 modules, but 2 fields are named"):
+def test_groups_that_do_not_match_the_model():
+    with pytest.raises(FieldError, match="'emb' has 8 modules, but 2 fields are named"):
         Plain(Each("emb", ["f0", "f1"])).attach(ByList())
-    with pytest.raises(FieldError, match="'emb' holds 8 modules, but 0 fields are named"):
+    with pytest.raises(FieldError, match="'emb' has 8 modules, but 0 fields are named"):
         Plain(Each("emb")).attach(ByList())
-    with pytest.raises(FieldError, match="'rows' has 80 rows, but the fields need 160"):
+    with pytest.raises(FieldError, match="'rows' has 80 rows, .* 160"):
         Plain(Fused("rows", dict.fromkeys(FIELDS, 2 * VALUES))).attach(ByOffsets())
-    odd = ByList()
-    odd.emb[1] = nn.Sequential(table(), nn.Tanh())
-    with pytest.raises(FieldError, match="'f1': the width of 'emb.1' is not known"):
-        Plain(Each("emb", FIELDS, reader="top.0")).attach(odd)
+    model = ByList()
+    model.emb[1] = nn.Sequential(table(), nn.Tanh())
+    with pytest.raises(FieldError, match="'f1': the width of 'emb.1' is unknown"):
+        Plain(Each("emb", FIELDS, reader="top.0")).attach(model)
 
 
-def test_offsets_that_are_wrong_are_found_before_anything_changes():
-    """Two fields said to stand the other way round: absorbing would move the output."""
+def test_wrong_offsets_are_refused_before_the_model_changes():
+    """The rows of f1 are attributed to f0: absorbing would change the output."""
     model, ids = ByOffsets(), (torch.arange(64).reshape(8, 8) % VALUES,)
-    turned = {**dict.fromkeys(("f0",), 20), **dict.fromkeys(FIELDS[1:7], VALUES)}  # f0 would have f1's rows too
-    adapter = Plain(Fused("rows", turned), Fused("wide", turned), inputs=INPUTS)
+    wrong = {**dict.fromkeys(("f0",), 20), **dict.fromkeys(FIELDS[1:7], VALUES)}  # f0 with the rows of f1 too
+    adapter = Plain(Fused("rows", wrong), Fused("wide", wrong), inputs=INPUTS)
     set_gates(adapter.attach(model), [0.5, *[1.0] * 6])
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    with pytest.raises(ExactnessError, match="absorbing would move the output"):
+    with pytest.raises(ExactnessError, match="absorb would change the output"):
         adapter.absorb(model, batch=ids)
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in state.items())
 
 
-def test_the_fused_table_of_a_pruned_model_has_fewer_rows():
+def test_fused_table_of_a_pruned_model_has_fewer_rows():
     case = CASES[3]
-    model, adapter, batch = case.fresh(), case.adapter(), case.batch()
+    model, adapter, batch = case.new_model(), case.adapter(), case.batch()
     set_gates(adapter.attach(model), [1.0, 0.0, 1.0, *[0.0] * 5])
     pruned = adapter.prune(model, adapter.absorb(model), batch=batch, cut=True)
     assert pruned.model.rows.weight.shape == (2 * VALUES, D)

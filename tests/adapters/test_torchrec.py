@@ -1,4 +1,4 @@
-"""TorchRec's own models, and models around its collections, under the contract of all adapters."""
+"""TorchRec's own models, and models with its collections, under the contract of all adapters."""
 
 from __future__ import annotations
 
@@ -9,11 +9,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from contract import CHECKS, FIELDS, NUMBERS, VALUES, Case, Log, complete, prove, real
 from torch import Tensor, nn
-from zoo import set_gates
 
-torchrec = real("torchrec")
+from tests.helpers.adapter_contract import (
+    CHECKS,
+    FIELDS,
+    NUMBERS,
+    VALUES,
+    Case,
+    Log,
+    check_complete,
+    require_package,
+    run_check,
+)
+from tests.helpers.zoo import set_gates
+
+torchrec = require_package("torchrec")
 
 from torchrec.datasets.utils import Batch as RecBatch  # noqa: E402
 from torchrec.models.deepfm import SimpleDeepFMNN  # noqa: E402
@@ -34,7 +45,7 @@ D = 4
 
 def collection(dim: int = D, shared: bool = False, prefix: str = "t_") -> EmbeddingBagCollection:
     tables = [[name] for name in FIELDS]
-    if shared:  # f0 and f4, f1 and f5 look up one table
+    if shared:  # f0 and f4 share a table, f1 and f5 too
         tables = [["f0", "f4"], ["f1", "f5"], ["f2"], ["f3"], ["f6"], ["f7"]]
     configs = [
         EmbeddingBagConfig(
@@ -46,14 +57,14 @@ def collection(dim: int = D, shared: bool = False, prefix: str = "t_") -> Embedd
         )
         for names in tables
     ]
-    made = EmbeddingBagCollection(tables=configs)
-    for each in made.parameters():
-        nn.init.normal_(each, std=0.3)
-    return made
+    bags = EmbeddingBagCollection(tables=configs)
+    for weight in bags.parameters():
+        nn.init.normal_(weight, std=0.3)
+    return bags
 
 
 class Own(nn.Module):
-    """What people write around a collection: its values into an MLP, and perhaps a wide collection."""
+    """A hand-written model: a collection, an MLP, and optionally a wide collection."""
 
     def __init__(self, wide: bool = False, shared: bool = False) -> None:
         super().__init__()
@@ -67,7 +78,7 @@ class Own(nn.Module):
 
 
 def jagged(ids: Tensor) -> KeyedJaggedTensor:
-    """Return one id a row and feature."""
+    """Return one id per row and feature."""
     return KeyedJaggedTensor.from_lengths_sync(
         keys=list(FIELDS), values=ids.T.reshape(-1), lengths=torch.ones(ids.numel(), dtype=torch.int64)
     )
@@ -133,15 +144,15 @@ CASES = [
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.model)
-def test_the_contract(case, check):
-    prove("torchrec", case, check)
+def test_contract(case, check):
+    run_check("torchrec", case, check)
 
 
-def test_the_results_are_of_these_models():
-    complete("torchrec", CASES)
+def test_results_have_exactly_these_models():
+    check_complete("torchrec", CASES)
 
 
-def test_the_example_runs(capsys):
+def test_example_runs(capsys):
     runpy.run_path(str(Path(__file__).parents[2] / "examples" / "torchrec_model.py"), run_name="__main__")
     out = capsys.readouterr().out
     assert "predictions bit-identical: True" in out
@@ -197,32 +208,32 @@ def test_bags_of_any_length_weighted_or_not(pooling, weighted):
         pruned = adapter.prune(model, selection, batch=data, cut=cut)
         assert pruned.certificate.certified
         assert pruned.model.ebc.is_weighted() is weighted
-        assert {each.pooling for each in pruned.model.ebc.embedding_bag_configs()} == {pooling}
+        assert {config.pooling for config in pruned.model.ebc.embedding_bag_configs()} == {pooling}
 
 
-def test_the_smaller_configuration_makes_the_same_model_anew():
-    """What was pruned is a plain DLRM: one built from its configurations takes its checkpoint."""
+def test_model_built_from_the_smaller_configuration_loads_the_checkpoint():
+    """The pruned model is a plain DLRM; one built from its configurations loads its checkpoint."""
     adapter, data = TorchRec(dense=None), both(*Log(1).rows(12)[:2])
     model = DLRM(collection(), NUMBERS, [8, D], [32, 1])
     set_alive(model, adapter, "f1", "f4", "f6", gate=0.5)
     selection = adapter.absorb(model)
     pruned = adapter.prune(model, selection, batch=data, cut=True)
     configs = pruned.model.sparse_arch.embedding_bag_collection.embedding_bag_configs()
-    assert [each.feature_names for each in configs] == [["f1"], ["f4"], ["f6"]]
+    assert [config.feature_names for config in configs] == [["f1"], ["f4"], ["f6"]]
     assert type(pruned.model) is DLRM
     assert type(pruned.model.sparse_arch.embedding_bag_collection) is EmbeddingBagCollection
-    anew = DLRM(EmbeddingBagCollection(tables=list(configs)), NUMBERS, [8, D], [32, 1])
-    anew.load_state_dict(pruned.model.state_dict())
+    rebuilt = DLRM(EmbeddingBagCollection(tables=list(configs)), NUMBERS, [8, D], [32, 1])
+    rebuilt.load_state_dict(pruned.model.state_dict())
     numbers, features = adapter.narrow(model, data, pruned.model)
     assert features.keys() == ["f1", "f4", "f6"]
-    assert torch.equal(anew(numbers, features), pruned.model(numbers, features))
-    assert torch.equal(anew(*data), pruned.model(*data))  # features that nobody looks up may stay in the batch
+    assert torch.equal(rebuilt(numbers, features), pruned.model(numbers, features))
+    assert torch.equal(rebuilt(*data), pruned.model(*data))  # unused features may stay in the batch
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.feed is both], ids=lambda case: case.model)
 @pytest.mark.parametrize("cut", [False, True])
-def test_the_dense_branch_may_go(case, cut):
-    model, adapter, data = case.fresh(), case.adapter(), case.batch()
+def test_dense_branch_can_be_dropped(case, cut):
+    model, adapter, data = case.new_model(), case.adapter(), case.batch()
     set_alive(model, adapter, "f0", "f1", "f5")
     selection = adapter.absorb(model, batch=data)
     assert selection.dropped[0] == "dense"
@@ -233,7 +244,7 @@ def test_the_dense_branch_may_go(case, cut):
     assert "dense" not in adapter.sites(pruned.model)
 
 
-def test_a_pruned_model_is_searched_and_pruned_again():
+def test_pruned_model_can_be_pruned_again():
     adapter, data = TorchRec(readers={"ebc": "top.0"}), (jagged(Log(2).rows(12)[0]),)
     model = Own(shared=True)
     set_alive(model, adapter, "f0", "f1", "f3", "f4", gate=0.5)
@@ -249,7 +260,7 @@ def test_a_pruned_model_is_searched_and_pruned_again():
         assert two.certificate.certified
         assert set(two.certificate.checked) == {"f0", "f3"}
         assert list(two.model.ebc.embedding_bags) == ["t_f0", "t_f1"]
-        assert [each.feature_names for each in two.model.ebc.embedding_bag_configs()] == [["f4"], ["f1"]]
+        assert [config.feature_names for config in two.model.ebc.embedding_bag_configs()] == [["f4"], ["f1"]]
 
 
 def test_one_feature_in_two_tables_has_one_gate():
@@ -262,7 +273,7 @@ def test_one_feature_in_two_tables_has_one_gate():
     model.top = nn.Linear(4 * D, 1)
     adapter, data = TorchRec(readers={"ebc": "top"}), (jagged(Log(2).rows(12)[0]),)
     assert model.ebc(data[0]).keys() == ["f0@one", "f1", "f0@two", "f2"]
-    assert {name: len(places) for name, places in adapter.sites(model).items()} == {"f0": 2, "f1": 1, "f2": 1}
+    assert {name: len(sites) for name, sites in adapter.sites(model).items()} == {"f0": 2, "f1": 1, "f2": 1}
     set_alive(model, adapter, "f1", "f2", gate=0.5)
     selection = adapter.absorb(model, batch=data)
     zeros = adapter.prune(model, selection, batch=data)
@@ -273,21 +284,21 @@ def test_one_feature_in_two_tables_has_one_gate():
     assert cut.model.top.in_features == 2 * D
 
 
-def test_untied_tables_have_the_weights_and_columns_of_before():
+def test_untied_tables_keep_weights_and_columns():
     model, data = Own(shared=True), (jagged(Log(2).rows(12)[0]),)
     before, keys = model(*data), model.ebc(*data).keys()
-    weights = {name: each.weight for name, each in model.ebc.embedding_bags.items()}
+    weights = {name: bag.weight for name, bag in model.ebc.embedding_bags.items()}
     untied(model)
     assert torch.equal(model(*data), before)
     assert model.ebc(*data).keys() == keys == ["f0", "f4", "f1", "f5", "f2", "f3", "f6", "f7"]
     assert list(model.ebc.embedding_bags) == ["t_f0", "t_f0_f4", "t_f1", "t_f1_f5", "t_f2", "t_f3", "t_f6", "t_f7"]
     for name in ("t_f0", "t_f0_f4"):
-        made = model.ebc.embedding_bags[name].weight
-        assert torch.equal(made, weights["t_f0"])
-        assert made is not weights["t_f0"]
-    collection_now = model.ebc
+        weight = model.ebc.embedding_bags[name].weight
+        assert torch.equal(weight, weights["t_f0"])
+        assert weight is not weights["t_f0"]
+    bags = model.ebc
     untied(model)
-    assert model.ebc is collection_now  # nothing is left to untie
+    assert model.ebc is bags  # nothing is left to untie
     TorchRec().attach(model)
     with pytest.raises(StateError, match="untie its tables before attach"):
         untied(model)
@@ -309,7 +320,7 @@ def test_names_of_untied_tables_do_not_collide():
         untied(nn.ModuleDict({"one": EmbeddingBagCollection(tables=configs)}))
 
 
-def test_batches_of_a_prepared_log_are_read():
+def test_inputs_of_converts_a_batch():
     schema = Schema(
         (
             Field("a", cardinality=9),
@@ -327,11 +338,11 @@ def test_batches_of_a_prepared_log_are_read():
     numbers, features = inputs_of(batch, schema)
     assert torch.equal(numbers, batch.dense)
     assert features.keys() == ["a", "tags", "b"]
-    read = {key: [row.tolist() for row in each.to_dense()] for key, each in features.to_dict().items()}
-    assert read == {"a": [[1], [3], [5]], "tags": [[7, 8], [], [7]], "b": [[2], [4], [6]]}
+    values = {key: [row.tolist() for row in jagged.to_dense()] for key, jagged in features.to_dict().items()}
+    assert values == {"a": [[1], [3], [5]], "tags": [[7, 8], [], [7]], "b": [[2], [4], [6]]}
 
 
-def test_every_feature_of_a_collection_may_go():
+def test_every_feature_of_a_collection_can_be_dropped():
     adapter, data = TorchRec(readers={"ebc": "top.0"}), (jagged(Log(2).rows(12)[0]),)
     model = Own()
     set_alive(model, adapter)
@@ -343,7 +354,7 @@ def test_every_feature_of_a_collection_may_go():
         adapter.prune(model, selection, batch=data, cut=True)
 
 
-def test_a_model_inside_another_one():
+def test_model_inside_another_model():
     adapter = TorchRec()
     ids, numbers, labels = Log(2).rows(12)
     data = RecBatch(dense_features=numbers, sparse_features=jagged(ids), labels=labels)
@@ -358,16 +369,16 @@ def test_a_model_inside_another_one():
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_the_next_step_is_that_of_the_absorbed_model(cut):
+def test_next_step_equals_that_of_the_absorbed_model(cut):
     adapter, data = TorchRec(), both(*Log(2).rows(32)[:2])
     model = DLRM_DCN(collection(), NUMBERS, [8, D], [32, 1], 2, 3)
     gates = adapter.attach(model)
     optimizer = torch.optim.Adagrad(gates.model_parameters(), lr=0.1)
 
-    def step(one: nn.Module, its: torch.optim.Optimizer) -> None:
-        its.zero_grad()
-        adapter.loss(one(*data), torch.arange(32) % 2 * 1.0).backward()
-        its.step()
+    def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        adapter.loss(net(*data), torch.arange(32) % 2 * 1.0).backward()
+        optimizer.step()
 
     for _ in range(3):
         step(model, optimizer)
@@ -377,22 +388,22 @@ def test_the_next_step_is_that_of_the_absorbed_model(cut):
     step(pruned.model, pruned.optimizer)
     for path in ("embedding_bags.t_f0.weight", "embedding_bags.t_f2.weight"):
         inside = f"sparse_arch.embedding_bag_collection.{path}"
-        before, after = (one.get_parameter(inside) for one in (model, pruned.model))
+        before, after = (net.get_parameter(inside) for net in (model, pruned.model))
         if cut:  # sums of 12 instead of 36 terms
             torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
         else:
             assert torch.equal(after, before)
 
 
-def test_what_cannot_be_done_is_said():
+def test_errors():
     with pytest.raises(InputError, match="has no EmbeddingBagCollection"):
         TorchRec().attach(nn.Linear(1, 1))
     model, data = Own(), (jagged(Log(2).rows(12)[0]),)
     set_alive(model, TorchRec(), "f0")
     selection = lpfs.absorb(model)
-    with pytest.raises(InputError, match="it is not known what reads 'ebc'; say so, TorchRec"):
+    with pytest.raises(InputError, match="the layer after 'ebc' is unknown; .*TorchRec"):
         TorchRec().prune(model, selection, batch=data, cut=True)
-    with pytest.raises(AbsenceError, match="'top' is a Sequential, no nn.Linear"):
+    with pytest.raises(AbsenceError, match="'top' is a Sequential, not an nn.Linear"):
         TorchRec(readers={"ebc": "top"}).prune(model, selection, batch=data, cut=True)
     with pytest.raises(InputError, match="no field 'x'"):
         TorchRec().attach(Own(), ["f0", "x"])
@@ -407,18 +418,18 @@ def test_what_cannot_be_done_is_said():
         TorchRec().prune(model, lpfs.absorb(model), batch=data)
 
 
-def test_a_search_takes_gates_as_they_are():
+def test_search_refuses_other_settings_than_those_of_attach():
     model = Own()
     TorchRec().attach(model, steps=300)
     optimizer = torch.optim.SGD(model.lpfs_gates.model_parameters(), lr=0.1)
     for steps, settings in ((200, {}), (300, {"gate": "lpfs"})):
-        with pytest.raises(InputError, match="has gates for a search of 300 steps already"):
+        with pytest.raises(InputError, match="has gates already, attached for 300 steps"):
             TorchRec().search(model, [], optimizer, steps=steps, keep=2, **settings)
 
 
-def test_a_search_needs_as_many_batches_as_steps():
+def test_search_needs_one_batch_per_step():
     ids, _, labels = Log(2).rows(12)
     model = Own()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(InputError, match="there were 2 batches for a search of 300 steps"):
+    with pytest.raises(InputError, match="found 2 batches for a search of 300 steps"):
         TorchRec().search(model, [((jagged(ids),), labels[:, None])] * 2, optimizer, steps=300, keep=2)

@@ -1,7 +1,7 @@
-"""Adapters: models that others wrote, with what lpfs has to know of them; nothing else in lpfs imports these.
+"""Adapters for models of other libraries, imported on first use; nothing else in lpfs imports them.
 
 ``TorchRec`` (pip install 'lpfs[torchrec]'), ``FuxiCTR`` ('lpfs[fuxictr]'), ``DeepCTR`` ('lpfs[deepctr]') and
-``Plain``, for hand-written tables in plain torch. Each is imported when it is first used::
+``Plain``, for hand-written tables in plain torch::
 
     from lpfs.adapters import TorchRec
     adapter = TorchRec()
@@ -10,8 +10,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lpfs._imports import lazy_exports
 
 if TYPE_CHECKING:
     from lpfs.adapters.base import Adapter
@@ -20,22 +21,9 @@ if TYPE_CHECKING:
     from lpfs.adapters.plain import Plain
     from lpfs.adapters.torchrec import TorchRec
 
-_HOME = {
-    "Adapter": "adapter",
-    "DeepCTR": "deepctr",
-    "FuxiCTR": "fuxictr",
-    "Plain": "plain",
-    "TorchRec": "torchrec",
-}
-
 __all__ = ["Adapter", "DeepCTR", "FuxiCTR", "Plain", "TorchRec"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'lpfs.adapters' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"lpfs.adapters.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {"Adapter": "base", "DeepCTR": "deepctr", "FuxiCTR": "fuxictr", "Plain": "plain", "TorchRec": "torchrec"},
+)

@@ -1,4 +1,4 @@
-"""Plain torch: hand-written tables, however they are kept: a dict, a list, one fused table, shared ones."""
+"""Plain torch: hand-written tables in a dict, a list, or one fused table; tables may be shared."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from torch import nn
 
 from lpfs.adapters.base import Adapter
 from lpfs.errors import FieldError
-from lpfs.gates.leak import Where
 from lpfs.gates.module import Gates
 from lpfs.gates.sites import Site, SiteLike
+from lpfs.gates.verification import InputPath
 
 
 class Tables(Protocol):
-    """A group of tables of a model: where each of its fields enters."""
+    """A group of tables of a model."""
 
     def sites(self, model: nn.Module) -> dict[str, SiteLike]:
-        """Return field -> its place in this group."""
+        """Return field -> its site in this group."""
         ...
 
 
 @dataclass(frozen=True)
 class Each:
-    """A module for every field: an ``nn.ModuleDict``, or an ``nn.ModuleList`` with names.
+    """One module per field: an ``nn.ModuleDict``, or an ``nn.ModuleList`` with names.
 
     Args:
-        path: of the dict or list in the model.
-        names: the fields, in the order of the list; for a dict its keys are, unless others are given.
-        reader: path of the ``nn.Linear`` that reads the concatenation of these fields in order, if one does.
-        at: the first column that it occupies there.
+        path: path of the dict or list in the model.
+        names: the fields, in the order of the list; by default the keys of a dict.
+        reader: path of the ``nn.Linear`` whose input is the concatenation of these fields in order, if any.
+        at: first column of the concatenation in that input.
 
     >>> tables = Each("emb", names=["user", "item"], reader="top.0")
 
@@ -48,36 +48,38 @@ class Each:
         names = list(keys if self.names is None and keys else self.names or ())
         if len(names) != len(modules):
             raise FieldError(
-                f"{self.path!r} holds {len(modules)} modules, but {len(names)} fields are named: give names= "
-                "one for each, in order"
+                f"{self.path!r} has {len(modules)} modules, but {len(names)} fields are named; give names= "
+                "one per module, in order"
             )
-        found: dict[str, SiteLike] = {}
+        sites: dict[str, SiteLike] = {}
         column = self.at
         for number, name in enumerate(names):
             path = f"{self.path}.{keys[number] if keys else number}"
             width = getattr(modules[number], "embedding_dim", getattr(modules[number], "out_features", None))
             if self.reader is None:
-                found[name] = Site(path)
+                sites[name] = Site(path)
                 continue
             if width is None:
-                raise FieldError(f"field {name!r}: the width of {path!r} is not known; leave out reader= for it")
-            found[name] = Site(path, reader=self.reader, columns=slice(column, column + width))
+                raise FieldError(
+                    f"field {name!r}: the width of {path!r} is unknown; leave out reader= for this group"
+                )
+            sites[name] = Site(path, reader=self.reader, columns=slice(column, column + width))
             column += width
-        return found
+        return sites
 
 
 @dataclass(frozen=True)
 class Fused:
-    """One ``nn.Embedding`` for all fields, called once with ids that were moved by offsets.
+    """One ``nn.Embedding`` for all fields, called once with ids to which the field's offset was added.
 
-    The rows of field n are [Σ_{m<n} sizes_m, Σ_{m≤n} sizes_m), in the order given.
+    The rows of field n are [Σ_{m<n} sizes_m, Σ_{m≤n} sizes_m), in the order of ``sizes``.
 
     Args:
-        path: of the table in the model.
-        sizes: field -> its number of rows, in the order in which the fields stand in the table.
+        path: path of the table in the model.
+        sizes: field -> its number of rows, in the order of the fields in the table.
         dim: the dimension of its output that counts fields; 1 for (B, F, D).
-        reader: path of the ``nn.Linear`` that reads its output, flattened, if one does.
-        at: the first column that it occupies there.
+        reader: path of the ``nn.Linear`` whose input is the flattened output, if any.
+        at: first column of the output in that input.
 
     >>> Fused("rows", {"user": 10, "item": 5}).rows
     {'user': (0, 10), 'item': (10, 15)}
@@ -92,22 +94,22 @@ class Fused:
 
     @property
     def rows(self) -> dict[str, tuple[int, int]]:
-        """Field -> the first row that is its own, and the first that no longer is."""
-        found, start = {}, 0
+        """Field -> its first row, and the row after its last."""
+        rows, start = {}, 0
         for name, size in self.sizes.items():
-            found[name] = (start, start + size)
+            rows[name] = (start, start + size)
             start += size
-        return found
+        return rows
 
     def sites(self, model: nn.Module) -> dict[str, SiteLike]:
         """Return field -> its position in the output and its rows."""
         try:
             table = model.get_submodule(self.path)
         except AttributeError:
-            raise FieldError(f"the model has no module {self.path!r}") from None
+            raise FieldError(f"the model has no module {self.path!r}; give the path of the table") from None
         total = sum(self.sizes.values())
         if isinstance(table, nn.Embedding) and table.num_embeddings < total:
-            raise FieldError(f"{self.path!r} has {table.num_embeddings} rows, but the fields need {total}")
+            raise FieldError(f"{self.path!r} has {table.num_embeddings} rows, but sizes= add up to {total}")
         width = getattr(table, "embedding_dim", 0)
 
         def site(number: int, start: int, stop: int) -> Site:
@@ -119,15 +121,15 @@ class Fused:
 
 
 class Plain(Adapter):
-    """A model in plain torch, by the groups of tables that it has.
+    """A model in plain torch, described by its groups of tables.
 
-    A field that several groups name enters in all of these places: an embedding and a wide weight, say.
+    A field may be in several groups, for example with an embedding and a wide weight.
 
     Args:
-        groups: the tables: :class:`Each`, :class:`Fused`, or field -> place as ``lpfs.attach`` takes it.
+        groups: the tables: :class:`Each`, :class:`Fused`, or field -> site as for ``lpfs.attach``.
         inputs: field -> where its raw value is in a batch (see :func:`lpfs.prune`).
-        untie: where one module is registered under several names, give each field a module of its own around the
-            same weight, and each a weight of its own when gates are absorbed.
+        untie: if one module is registered under several names, give each field its own module around the same
+            weight, and its own weight when gates are absorbed.
 
     >>> adapter = Plain(Fused("rows", {"user": 10, "item": 5}), inputs={"user": (0, 0), "item": (0, 1)})
 
@@ -136,49 +138,49 @@ class Plain(Adapter):
     def __init__(
         self,
         *groups: Tables | Mapping[str, SiteLike],
-        inputs: Mapping[str, Where] | None = None,
+        inputs: Mapping[str, InputPath] | None = None,
         untie: bool = False,
     ) -> None:
         self.groups, self.inputs, self.untie = groups, dict(inputs or {}), untie
 
     def sites(self, model: nn.Module) -> dict[str, list[SiteLike]]:
-        """Return field -> its place in every group that names it."""
-        found: dict[str, list[SiteLike]] = {}
+        """Return field -> its site in every group that contains it."""
+        sites: dict[str, list[SiteLike]] = {}
         for group in self.groups:
             named = dict(group) if isinstance(group, Mapping) else group.sites(model)
             for name, site in named.items():
-                found.setdefault(name, []).append(site)
-        return found
+                sites.setdefault(name, []).append(site)
+        return sites
 
-    def inputs_of_fields(self, model: nn.Module) -> dict[str, Where]:
-        """Return what was given."""
+    def inputs_of_fields(self, model: nn.Module) -> dict[str, InputPath]:
+        """Return the argument ``inputs``."""
         return self.inputs
 
     def attach(self, model: nn.Module, fields: Sequence[str] | None = None, **settings: Any) -> Gates:
-        """Put gates on the fields of the model, in place (see :func:`lpfs.attach`)."""
+        """Attach gates to the fields of the model, in place (see :func:`lpfs.attach`)."""
         return super().attach(model, fields, **{"untie": self.untie, **settings})
 
     def absorb(self, model: nn.Module, optimizer: Any = None, **settings: Any) -> Any:
-        """Move the gates into the weights, in place (see :func:`lpfs.absorb`)."""
+        """Fold the gates into the weights, in place (see :func:`lpfs.absorb`)."""
         return super().absorb(model, optimizer, **{"untie": self.untie, **settings})
 
 
 def _children(model: nn.Module, path: str) -> tuple[list[str], list[nn.Module]]:
-    """Return the keys, none for a list, and the modules of a container."""
+    """Return the keys (none for a list) and the modules of a container."""
     try:
-        holder = model.get_submodule(path)
+        container = model.get_submodule(path)
     except AttributeError:
         parent, _, name = path.rpartition(".")
-        held = getattr(model.get_submodule(parent), name, None)
-        if isinstance(held, dict | list | tuple):
-            kind = "ModuleDict" if isinstance(held, dict) else "ModuleList"
+        plain = getattr(model.get_submodule(parent), name, None)
+        if isinstance(plain, dict | list | tuple):
+            kind = "ModuleDict" if isinstance(plain, dict) else "ModuleList"
             raise FieldError(
-                f"{path!r} is a {type(held).__name__}: torch does not see the modules in it, so no optimizer "
-                f"trains them and no checkpoint holds them. Make it an nn.{kind}"
+                f"{path!r} is a {type(plain).__name__}: torch does not register the modules in it, so optimizers "
+                f"and checkpoints miss them. Make it an nn.{kind}"
             ) from None
-        raise FieldError(f"the model has no module {path!r}") from None
-    if isinstance(holder, nn.ModuleDict):
-        return list(holder.keys()), list(holder.values())
-    if isinstance(holder, nn.ModuleList):
-        return [], list(holder)
-    raise FieldError(f"{path!r} is a {type(holder).__name__}; Each needs an nn.ModuleDict or an nn.ModuleList")
+        raise FieldError(f"the model has no module {path!r}; give the path of the tables") from None
+    if isinstance(container, nn.ModuleDict):
+        return list(container.keys()), list(container.values())
+    if isinstance(container, nn.ModuleList):
+        return [], list(container)
+    raise FieldError(f"{path!r} is a {type(container).__name__}; Each needs an nn.ModuleDict or an nn.ModuleList")

@@ -1,6 +1,6 @@
-"""TorchRec: fields are the features of its EmbeddingBagCollections; a smaller model has smaller collections.
+"""Adapter for TorchRec: fields are the features of EmbeddingBagCollections; pruning makes the collections smaller.
 
-Its own DLRM, DLRM_DCN, DLRM_Projection and SimpleDeepFMNN are known down to the columns that read each feature.
+For TorchRec's own DLRM, DLRM_DCN, DLRM_Projection and SimpleDeepFMNN the dense columns of each feature can be cut.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from lpfs.adapters._torchrec_modules import (
     COLUMN_CUTS,
-    Kept,
+    KeptColumns,
     KeyedTensor,
-    collections,
     cut_linear,
+    embedding_collections,
     gather,
+    get_slots,
     rehook,
-    slots_of,
     smaller_collection,
     still_looked_up,
     untie_collection,
@@ -28,34 +28,34 @@ from lpfs.adapters._torchrec_modules import (
 from lpfs.adapters.base import Adapter
 from lpfs.adapters.torchrec_batches import drop_features, perturb_dense, perturb_feature
 from lpfs.errors import AbsenceError, InputError, StateError
-from lpfs.gates.hooks import HOLDERS
-from lpfs.gates.leak import Where
-from lpfs.gates.module import NAME
+from lpfs.gates.hooks import OUTPUT_TYPES
+from lpfs.gates.module import ATTRIBUTE
 from lpfs.gates.prune import ZeroBranch
-from lpfs.gates.rebuild import bare_copy
+from lpfs.gates.rebuild import copy_without_factors
 from lpfs.gates.sites import Site, SiteLike, paths_by_module
+from lpfs.gates.verification import InputPath
 
 
 def _with_values(output: Any, values: Tensor) -> Any:
-    """Return a KeyedTensor with other values under the same keys."""
+    """Return a KeyedTensor with the same keys and these values."""
     return KeyedTensor(output.keys(), output.length_per_key(), values, output.key_dim())
 
 
-HOLDERS[KeyedTensor] = (KeyedTensor.values, _with_values)
+OUTPUT_TYPES[KeyedTensor] = (KeyedTensor.values, _with_values)
 
 
 class TorchRec(Adapter):
-    """Models around TorchRec's ``EmbeddingBagCollection``, its own DLRM and DeepFM among them.
+    """Adapter for models with TorchRec's ``EmbeddingBagCollection``, including its own DLRM and DeepFM.
 
-    A feature is a field; its gate multiplies its columns of the ``KeyedTensor``. ``absorb`` puts it into the table
-    of the feature, or leaves a constant where features share a table. A feature of several collections (a deep and
-    a wide one, say) has one gate for all of them.
+    A feature is a field; its gate multiplies its columns of the ``KeyedTensor``. ``absorb`` folds the gate into
+    the feature's table, or leaves a constant if features share the table. A feature of several collections (for
+    example a deep and a wide one) has one gate for all of them.
 
     Args:
-        dense: name of the field that is the dense branch of TorchRec's own models; None leaves it without a gate.
-        readers: for a model of yours, path of a collection -> path of the ``nn.Linear`` that reads its values,
-            or (path, first column), or None where they are only summed: ``prune(…, cut=True)`` then cuts columns.
-        probabilities: whether the model returns probabilities, as SimpleDeepFMNN does, and not logits.
+        dense: name of the field for the dense branch of TorchRec's own models; None leaves it without a gate.
+        readers: for your own model, path of a collection -> path of the ``nn.Linear`` whose input are its values,
+            or (path, first column), or None if they are only summed; ``prune(…, cut=True)`` needs it.
+        probabilities: whether the model returns probabilities, as SimpleDeepFMNN does, instead of logits.
 
     """
 
@@ -69,135 +69,139 @@ class TorchRec(Adapter):
         self.dense, self.readers, self.probabilities = dense, dict(readers or {}), probabilities
 
     def sites(self, model: nn.Module) -> dict[str, list[SiteLike]]:
-        """Return field -> its tables, its columns of a KeyedTensor, or the dense branch."""
-        found: dict[str, list[SiteLike]] = {}
+        """Return field -> its columns of each KeyedTensor, or the dense branch."""
+        sites: dict[str, list[SiteLike]] = {}
         if self.dense is not None:
             for path, _ in _known_models(model):
                 inner = f"{path}.dense_arch" if path else "dense_arch"
                 branch = model.get_submodule(inner)
-                plain = (
-                    type(getattr(branch, "model", None)) is nn.Sequential
-                )  # its last Linear can take the gate in
                 if not isinstance(branch, ZeroBranch):
-                    found.setdefault(self.dense, []).append(Site(f"{inner}.model" if plain else inner))
-        for path, collection in collections(model):
-            for slot, held in zip(slots_of(collection), still_looked_up(collection), strict=True):
-                if held:
-                    # outputs are float32: a gate that multiplied them fits into a table of float32 alone
-                    own = slot.alone and collection.embedding_bags[slot.table].weight.dtype == torch.float32
-                    inside = f"{path}.embedding_bags.{slot.table}" if path else f"embedding_bags.{slot.table}"
-                    site = Site(path, index=slice(slot.start, slot.stop), table=inside if own else None)
-                    found.setdefault(slot.feature, []).append(site)
-        if not found:
-            raise InputError(
-                f"{type(model).__name__} has no EmbeddingBagCollection: nothing can be selected in it"
-            )
-        return found
+                    # the gate of an nn.Sequential can be folded into its last Linear
+                    is_sequential = type(getattr(branch, "model", None)) is nn.Sequential
+                    sites.setdefault(self.dense, []).append(Site(f"{inner}.model" if is_sequential else inner))
+        for path, collection in embedding_collections(model):
+            for slot, looked_up in zip(get_slots(collection), still_looked_up(collection), strict=True):
+                if looked_up:
+                    # outputs are float32, so a gate can only be folded into a float32 table
+                    foldable = slot.alone and collection.embedding_bags[slot.table].weight.dtype == torch.float32
+                    table = f"{path}.embedding_bags.{slot.table}" if path else f"embedding_bags.{slot.table}"
+                    site = Site(path, index=slice(slot.start, slot.stop), table=table if foldable else None)
+                    sites.setdefault(slot.feature, []).append(site)
+        if not sites:
+            raise InputError(f"{type(model).__name__} has no EmbeddingBagCollection; give a model of TorchRec")
+        return sites
 
-    def inputs_of_fields(self, model: nn.Module) -> dict[str, Where]:
-        """Return how a batch gets other values in a feature: those of other rows."""
-        names = dict.fromkeys(slot.feature for _, each in collections(model) for slot in slots_of(each))
-        found: dict[str, Where] = {name: partial(perturb_feature, name=name) for name in names}
+    def inputs_of_fields(self, model: nn.Module) -> dict[str, InputPath]:
+        """Return field -> function that replaces its values in a batch by those of other rows."""
+        names = dict.fromkeys(
+            slot.feature for _, module in embedding_collections(model) for slot in get_slots(module)
+        )
+        inputs: dict[str, InputPath] = {name: partial(perturb_feature, name=name) for name in names}
         if self.dense is not None and any(True for _ in _known_models(model)):
-            found[self.dense] = perturb_dense
-        return found
+            inputs[self.dense] = perturb_dense
+        return inputs
 
     def untie(self, model: nn.Module) -> None:
-        """Give every feature a table of its own with the weights of before, in place; predictions stay the same.
+        """Give every feature its own table with the same weights, in place; predictions do not change.
 
-        To be done before ``attach``, and before the optimizer is made. Gates of features that share a table stay
-        as constants on the collection, which ``DistributedModelParallel`` loses; those of untied ones go into
-        their tables.
+        Call it before ``attach`` and before the optimizer is created. Gates of features that share a table stay
+        constants on the collection, which ``DistributedModelParallel`` loses; gates of untied features are folded
+        into their tables.
         """
-        if hasattr(model, NAME):
-            raise StateError("untie: this model has gates already; untie its tables before attach")
-        made = {module: untie_collection(path, module) for path, module in collections(model)}
+        if hasattr(model, ATTRIBUTE):
+            raise StateError("untie: the model has gates already; untie its tables before attach")
+        untied = {module: untie_collection(path, module) for path, module in embedding_collections(model)}
         for module, paths in paths_by_module(model).items():
             for path in paths:
-                if made.get(module) is not None:
+                if untied.get(module) is not None:
                     parent, _, child = path.rpartition(".")
-                    model.get_submodule(parent)._modules[child] = made[module]
+                    model.get_submodule(parent)._modules[child] = untied[module]
 
     def rehook(self, parallel: nn.Module) -> None:
-        """Put the gates on the sharded collections of a DistributedModelParallel, in place, once it is made.
+        """Attach the gates to the sharded collections of a DistributedModelParallel, in place.
 
-        It replaces plain collections, and the hooks of gates with them. What follows is as before: gates are in
-        its data-parallel part, so that every rank has the same gradient of them.
+        DistributedModelParallel replaces plain collections, and with them the hooks of the gates. The gates are in
+        its data-parallel part, so that every rank has the same gradient for them.
         """
         rehook(parallel)
 
     def gather(self, parallel: nn.Module, model: nn.Module | None, *, to: int = 0) -> None:
         """Load weights and gates of a DistributedModelParallel into a plain model on one rank, to absorb it there.
 
-        Every rank calls it; ``model`` is a plain one with the same gates attached, and may be None on other ranks
-        than ``to``. A table at a time stands whole in memory on every rank.
+        Every rank must call it; ``model`` is a plain model with the same gates attached, and may be None on ranks
+        other than ``to``. Every rank needs memory for one full table at a time.
         """
         gather(parallel, model, to)
 
-    # ------------------------------------------------------------------------------- the smaller model
-
-    def smaller(self, model: nn.Module, kept: Sequence[str], cut: bool) -> tuple[nn.Module, Kept]:
-        """Return a copy with smaller collections, and which columns stay of the layers that read them."""
+    def smaller(self, model: nn.Module, kept: Sequence[str], cut: bool) -> tuple[nn.Module, KeptColumns]:
+        """Return a copy with smaller collections, and the kept columns of the layers after them."""
         memo: dict[int, Any] = {}
-        for path, collection in collections(model):
-            if any(slot.feature not in kept for slot in slots_of(collection)):
-                memo[id(collection)] = smaller_collection(path, collection, kept, cut)
+        for path, collection in _changed_collections(model, kept).items():
+            memo[id(collection)] = smaller_collection(path, collection, kept, cut)
         for path, _ in _known_models(model):
             branch = model.get_submodule(f"{path}.dense_arch" if path else "dense_arch")
             if self.dense is not None and self.dense not in kept and not isinstance(branch, ZeroBranch):
-                last = [each for each in branch.modules() if isinstance(each, nn.Linear)][-1]
+                last = [module for module in branch.modules() if isinstance(module, nn.Linear)][-1]
                 memo[id(branch)] = ZeroBranch((last.out_features,), last.weight)
-        copied = bare_copy(model, memo)
-        return copied, self._cut(model, copied, kept) if cut else {}
+        copied = copy_without_factors(model, memo)
+        return copied, self._cut_columns(model, copied, kept) if cut else {}
 
-    def _cut(self, model: nn.Module, smaller: nn.Module, kept: Sequence[str]) -> Kept:
-        """Make the layers of the copy narrower that read a collection, and return which columns stay."""
-        changed = {
-            path: each for path, each in collections(model) if any(s.feature not in kept for s in slots_of(each))
-        }
-        index: Kept = {}
+    def _cut_columns(self, model: nn.Module, smaller: nn.Module, kept: Sequence[str]) -> KeptColumns:
+        """Cut the columns of dropped features in the layers of the copy, and return the kept columns."""
+        changed = _changed_collections(model, kept)
+        index: KeptColumns = {}
         for path, module in _known_models(model):
-            inside = (
-                f"{path}.sparse_arch.embedding_bag_collection" if path else "sparse_arch.embedding_bag_collection"
-            )
-            collection = changed.pop(inside, None)
+            prefix = f"{path}." if path else ""
+            collection = changed.pop(f"{prefix}sparse_arch.embedding_bag_collection", None)
             if collection is not None:
-                stay = [number for number, slot in enumerate(slots_of(collection)) if slot.feature in kept]
-                found = COLUMN_CUTS[type(module)](smaller.get_submodule(path), stay)
-                index |= {f"{path}.{name}" if path else name: each for name, each in found.items()}
+                positions = [number for number, slot in enumerate(get_slots(collection)) if slot.feature in kept]
+                kept_columns = COLUMN_CUTS[type(module)](smaller.get_submodule(path), positions)
+                index |= {prefix + name: columns for name, columns in kept_columns.items()}
         for path, collection in changed.items():
             if path not in self.readers:
                 raise InputError(
-                    f"columns cannot be cut: it is not known what reads {path!r}; say so, "
+                    f"columns cannot be removed: the layer after {path!r} is unknown; give it, "
                     f"TorchRec(readers={{{path!r}: 'path of the Linear'}}), or prune without cut"
                 )
-            given = self.readers[path]
-            if given is None:
+            location = self.readers[path]
+            if location is None:
                 continue
-            reader, first = (given, 0) if isinstance(given, str) else given
+            reader, first = (location, 0) if isinstance(location, str) else location
             linear = smaller.get_submodule(reader)
             if type(linear) is not nn.Linear:
-                raise AbsenceError(f"columns cannot be cut: {reader!r} is a {type(linear).__name__}, no nn.Linear")
-            gone = [slice(first + s.start, first + s.stop) for s in slots_of(collection) if s.feature not in kept]
-            index[f"{reader}.weight"] = {1: cut_linear(linear, gone)}
+                raise AbsenceError(
+                    f"columns cannot be removed: {reader!r} is a {type(linear).__name__}, not an nn.Linear"
+                )
+            dropped = [slot for slot in get_slots(collection) if slot.feature not in kept]
+            spans = [slice(first + slot.start, first + slot.stop) for slot in dropped]
+            index[f"{reader}.weight"] = {1: cut_linear(linear, spans)}
         return index
 
     def narrow(self, model: nn.Module, batch: Any, smaller: nn.Module) -> Any:
-        """Return the batch without the features that nothing in the smaller model looks up."""
-        before, after = (
-            {
-                slot.feature
-                for _, each in collections(one)
-                for slot, held in zip(slots_of(each), still_looked_up(each), strict=True)
-                if held
-            }
-            for one in (model, smaller)
-        )
-        return drop_features(batch, before - after)
+        """Return the batch without the features that the smaller model does not look up."""
+        return drop_features(batch, _looked_up_features(model) - _looked_up_features(smaller))
+
+
+def _changed_collections(model: nn.Module, kept: Sequence[str]) -> dict[str, Any]:
+    """Return path -> collection for those with a dropped feature."""
+    return {
+        path: collection
+        for path, collection in embedding_collections(model)
+        if any(slot.feature not in kept for slot in get_slots(collection))
+    }
+
+
+def _looked_up_features(model: nn.Module) -> set[str]:
+    return {
+        slot.feature
+        for _, collection in embedding_collections(model)
+        for slot, looked_up in zip(get_slots(collection), still_looked_up(collection), strict=True)
+        if looked_up
+    }
 
 
 def _known_models(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield path and module of TorchRec's own models, wherever they are inside this one."""
+    """Yield path and module of TorchRec's own models inside this one."""
     for path, module in model.named_modules():
         if type(module) in COLUMN_CUTS:
             yield path, module

@@ -1,4 +1,4 @@
-"""Batches of TorchRec: from those of lpfs; other values in one feature; features that nobody looks up left out."""
+"""Batches of TorchRec: converted from those of lpfs, with perturbed values, or without some features."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lpfs.adapters._torchrec_modules import INSTALL_HINT
-from lpfs.adapters.need import package
+from lpfs.adapters._torchrec_modules import import_torchrec
 from lpfs.data.batch import Batch
-from lpfs.gates.leak import other_values
+from lpfs.gates.verification import permuted_values
 from lpfs.schema import Schema
 
-KeyedJaggedTensor: Any = package("torchrec.sparse.jagged_tensor", "torchrec", INSTALL_HINT).KeyedJaggedTensor
+KeyedJaggedTensor: Any = import_torchrec("sparse.jagged_tensor").KeyedJaggedTensor
 
 
-def _change(at: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Return a batch in which every part of a kind is changed; the batch itself if nothing is."""
-    if isinstance(at, kind):
-        return change(at)
-    if isinstance(at, Mapping):
-        values = {key: _change(each, kind, change) for key, each in at.items()}
-        return values if any(values[key] is not each for key, each in at.items()) else at
-    if isinstance(at, tuple | list):
-        several = [_change(each, kind, change) for each in at]
-        if all(new is old for new, old in zip(several, at, strict=True)):
-            return at
-        return type(at)(*several) if hasattr(at, "_fields") else type(at)(several)
-    if is_dataclass(at) and not isinstance(at, type):
-        parts = {each.name: getattr(at, each.name) for each in fields(at) if each.init}
-        changed = {name: _change(each, kind, change) for name, each in parts.items()}
-        return replace(at, **changed) if any(changed[name] is not parts[name] for name in parts) else at
-    return at
+def _map_batch(batch: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """Return a nested batch with ``change`` applied to every part of a type; the batch itself if none changes."""
+    if isinstance(batch, kind):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        values = {key: _map_batch(value, kind, change) for key, value in batch.items()}
+        return values if any(values[key] is not value for key, value in batch.items()) else batch
+    if isinstance(batch, tuple | list):
+        items = [_map_batch(item, kind, change) for item in batch]
+        if all(new is old for new, old in zip(items, batch, strict=True)):
+            return batch
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    if is_dataclass(batch) and not isinstance(batch, type):
+        old_values = {field.name: getattr(batch, field.name) for field in fields(batch) if field.init}
+        new_values = {name: _map_batch(value, kind, change) for name, value in old_values.items()}
+        is_changed = any(new_values[name] is not old_values[name] for name in old_values)
+        return replace(batch, **new_values) if is_changed else batch
+    return batch
 
 
 def inputs_of(batch: Batch, schema: Schema) -> tuple[Tensor, Any]:
-    """Return the numbers (B, C) and the features, a KeyedJaggedTensor, of a batch of a prepared log.
+    """Return the numbers (B, C) and the features, a KeyedJaggedTensor, of a batch of a Dataset.
 
-    Features stand in the order of the schema: one id a row for categorical fields, a bag for multi ones.
+    Features have the order of the schema: one id per row for categorical fields, a bag for multi fields.
     """
     rows, column = len(batch), 0
     keys: list[str] = []
     values: list[Tensor] = []
     lengths: list[Tensor] = []
-    for each in schema:
-        if each.kind == "numeric":
+    for field in schema:
+        if field.kind == "numeric":
             continue
-        keys.append(each.name)
-        if each.kind == "multi":
-            ids, starts = batch.bags[each.name]
+        keys.append(field.name)
+        if field.kind == "multi":
+            ids, starts = batch.bags[field.name]
             ends = torch.cat([starts[1:], starts.new_tensor([ids.numel()])])
             lengths.append((ends - starts).long())
         else:
@@ -67,21 +67,21 @@ def inputs_of(batch: Batch, schema: Schema) -> tuple[Tensor, Any]:
 
 
 def perturb_feature(batch: Any, name: str) -> Any:
-    """Return a batch with other ids in one feature, of those that it has in other rows."""
-    return _change(batch, KeyedJaggedTensor, partial(_with_other_ids, name=name))
+    """Return a batch in which one feature has the ids of other rows."""
+    return _map_batch(batch, KeyedJaggedTensor, partial(_perturb_ids, name=name))
 
 
-def _with_other_ids(features: Any, name: str) -> Any:
+def _perturb_ids(features: Any, name: str) -> Any:
     keys = features.keys()
     if name not in keys:
         return features
-    at = keys.index(name)
-    start, stop = features.offset_per_key()[at], features.offset_per_key()[at + 1]
-    other = other_values(features.values()[start:stop], 1) if stop > start else None
-    if other is None:
+    position = keys.index(name)
+    start, stop = features.offset_per_key()[position : position + 2]
+    perturbed = permuted_values(features.values()[start:stop], 1) if stop > start else None
+    if perturbed is None:
         return features
     values = features.values().clone()
-    values[start:stop] = other
+    values[start:stop] = perturbed
     varying = features.variable_stride_per_key()
     return KeyedJaggedTensor(
         keys=keys,
@@ -95,26 +95,27 @@ def _with_other_ids(features: Any, name: str) -> Any:
 
 
 def _drop(features: Any, names: set[str]) -> Any:
-    stay = [number for number, key in enumerate(features.keys()) if key not in names]
-    if len(stay) == len(features.keys()):
+    kept = [number for number, key in enumerate(features.keys()) if key not in names]
+    if len(kept) == len(features.keys()):
         return features
-    return features.permute(stay or [0])  # one at least: it knows the number of rows
+    return features.permute(kept or [0])  # at least one: it defines the number of rows
 
 
 def perturb_dense(batch: Any) -> Any:
-    """Return a batch with other numbers in its first tensor of floats, which is what the dense branch reads."""
-    seen: list[Tensor] = []
+    """Return a batch with perturbed values in its first float tensor, the input of the dense branch."""
+    is_done = False
 
     def change(tensor: Tensor) -> Tensor:
-        if seen or not tensor.is_floating_point():
+        nonlocal is_done
+        if is_done or not tensor.is_floating_point():
             return tensor
-        seen.append(tensor)
-        other = other_values(tensor, 1)
-        return tensor if other is None else other
+        is_done = True
+        perturbed = permuted_values(tensor, 1)
+        return tensor if perturbed is None else perturbed
 
-    return _change(batch, Tensor, change)
+    return _map_batch(batch, Tensor, change)
 
 
 def drop_features(batch: Any, names: set[str]) -> Any:
     """Return a batch without some features."""
-    return _change(batch, KeyedJaggedTensor, partial(_drop, names=names))
+    return _map_batch(batch, KeyedJaggedTensor, partial(_drop, names=names))

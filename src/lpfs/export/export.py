@@ -1,7 +1,4 @@
-"""export: a model as one file that serves without lpfs, checked before it is kept.
-
-An ONNX file: raw values in, probabilities out.
-"""
+"""Write a model as one file, and keep the file only if it predicts what the model predicts."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import lpfs
 from lpfs._fileio import fsync_path
@@ -23,29 +21,34 @@ from lpfs.data.batch import Batch
 from lpfs.data.dataset import Dataset
 from lpfs.errors import CheckpointError, DataError, ExactnessError, InputError
 from lpfs.export.onnx_graph import Graph, external_data_file, old_external_files
-from lpfs.export.onnx_models import EncodedInputs, add_inputs, logits
+from lpfs.export.onnx_models import EncodedInputs, add_inputs, add_logits
 from lpfs.export.parity import Parity, check_ids, check_logits, onnx_runtime, raw_inputs, reencode, sample_batch
 from lpfs.export.preprocessing import InputColumn, build_columns
+from lpfs.export.torch_export import check_torch, write_torch
 from lpfs.models import registered_name
 from lpfs.models.base import Model
 from lpfs.serialization import check_no_gates, load, load_metadata
 
 Format = Literal["onnx", "torch"]
 SUFFIX = {"onnx": ".onnx", "torch": ".pt2"}
-ROWS = 4096  # checked, if nothing else is said
+CHECKED_ROWS = 4096  # rows that a file is checked on by default
+ONNX_DESCRIPTION = (
+    "A click model of lpfs. There is one input per field; it takes raw values (metadata 'lpfs.inputs' describes "
+    "them). The outputs are 'logit' and 'probability'."
+)
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how it was checked; stands for its path wherever a path is taken.
+    """A written file and the result of its check; can be used wherever a path is accepted.
 
     Args:
         path: the file.
         format: ``onnx`` or ``torch``.
-        rows: how many rows it was checked on.
-        max_logit_change: how far its logits are from the model's.
-        bound: how far rounding may move them.
-        checked_with: what ran the file.
+        rows: number of rows that the file was checked on.
+        max_logit_change: largest absolute difference between its logits and the model's.
+        bound: largest difference that rounding can explain.
+        checked_with: name and version of the runtime that ran the file.
 
     """
 
@@ -63,7 +66,7 @@ class Exported:
         return str(self.path)
 
     def describe(self) -> str:
-        """Say in one sentence what was written and checked."""
+        """Return one sentence about the file and its check."""
         return (
             f"{self.path}: the logits of {self.rows:,} rows differ from the model's by at most "
             f"{self.max_logit_change:.3g} (rounding explains {self.bound:.3g}), run by {self.checked_with}"
@@ -79,26 +82,25 @@ def export(
     rows: Batch | int | None = None,
     replace: bool = False,
 ) -> Exported:
-    """Write a model as one file; one that predicts otherwise is not kept.
+    """Write a model as one file that is checked before it is kept.
 
-    The file is written aside, read back and run on real rows; only if its logits are the model's, to rounding, is
-    it renamed. The model is not changed.
+    The file is written to a temporary directory, read back and run on real rows. It is moved to ``path`` only if
+    its logits equal the model's up to rounding. The model is not changed.
 
     Args:
         model: one of ``lpfs.models``, without gates: absorb or detach them first.
-        path: of the file.
-        dataset: the Dataset that the model was trained on: its vocabularies, scales and bins become part of an
-            ONNX file, and its rows are what the file is checked on. Without it the file takes ids, and ``rows``
-            must be a Batch.
+        path: path of the file.
+        dataset: the Dataset that the model was trained on. Its vocabularies, scales and bins become part of an
+            ONNX file, and the file is checked on its rows. Without it the file takes ids, and ``rows`` must be a
+            Batch.
         format: ``onnx``: raw values in, probabilities out. ``torch``: ids in, logits out, by ``torch.export``;
             loading such a file runs pickle, so open only files that you trust.
-        rows: how many rows to check, from several places of the Dataset; or a Batch of the fields that the model
-            reads.
-        replace: put it in the place of a file that is there.
+        rows: number of rows to check, taken from several positions of the Dataset; or a Batch of the fields that
+            the model uses as inputs.
+        replace: replace an existing file.
 
     """
-    if format not in get_args(Format):
-        raise InputError(f"format must be onnx or torch, found {format!r}")
+    _check_format(format)
     _check_model(model)
     data = dataset if dataset is None or isinstance(dataset, Dataset) else Dataset(dataset)
     if data is not None:
@@ -106,30 +108,30 @@ def export(
     batch = _check_batch(model, data, rows)
     out = Path(path)
     if out.is_dir():
-        raise InputError(f"{out} is a folder; give the path of a file")
+        raise InputError(f"{out} is a directory; give the path of a file")
     if out.exists() and not replace:
-        raise InputError(f"{out} is there already; choose another name, or replace it")
+        raise InputError(f"{out} exists already; choose another name, or replace it with replace=True")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{out.name[:80]}.", suffix=".tmp", dir=out.parent))
+        staging = Path(tempfile.mkdtemp(prefix=f".{out.name[:80]}.", suffix=".tmp", dir=out.parent))
         try:
-            file = aside / ("model" + SUFFIX[format])
-            made = (_onnx if format == "onnx" else _torch)(model, data, batch, file, out)
-            beside = [each for each in aside.iterdir() if each != file]
-            for each in (*beside, file):  # the weights first: the file names them
-                fsync_path(each)
-                each.replace(out if each == file else out.parent / each.name)
+            file = staging / ("model" + SUFFIX[format])
+            exported = (_export_onnx if format == "onnx" else _export_torch)(model, data, batch, file, out)
+            external = [written for written in staging.iterdir() if written != file]
+            for written in (*external, file):  # weights first: the model file refers to them
+                fsync_path(written)
+                written.replace(out if written == file else out.parent / written.name)
             fsync_path(out.parent)
-            for each in old_external_files(out):
-                if each.name not in {new.name for new in beside}:
-                    each.unlink()
+            for old in old_external_files(out):
+                if old.name not in {written.name for written in external}:
+                    old.unlink()
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
         raise CheckpointError(
-            f"cannot write {out}: {error.strerror or error}; what was there before is intact"
+            f"cannot write {out}: {error.strerror or error}; an existing file was not changed"
         ) from error
-    return made
+    return exported
 
 
 def export_run(
@@ -144,54 +146,43 @@ def export_run(
     """Export the model of a run of ``select``, with the preprocessing of its Dataset.
 
     Args:
-        folder: of the run; its model is in ``model``.
-        path: of the file; by default ``model.onnx`` or ``model.pt2`` in the folder.
-        dataset: where the Dataset is now; by default ``data`` in the folder, or where it was.
-        format: as :func:`export` takes it.
-        rows: how many rows to check.
-        replace: put it in the place of a file that is there; without a path that is always done.
+        folder: directory of the run; its model is in ``model``.
+        path: path of the file; by default ``model.onnx`` or ``model.pt2`` in the run directory.
+        dataset: the Dataset, if it was moved; by default ``data`` in the run directory, or the recorded path.
+        format: as in :func:`export`.
+        rows: number of rows to check.
+        replace: replace an existing file; the default path is always replaced.
 
     """
-    run = Path(folder)
-    if format not in get_args(Format):
-        raise InputError(f"format must be onnx or torch, found {format!r}")
-    if not (run / "model").is_dir():
-        raise InputError(f"there is no model in {run}; give the folder of a run of select, train or prune")
-    model, extra = load(run / "model"), load_metadata(run / "model")
+    _check_format(format)
+    run_dir = Path(folder)
+    if not (run_dir / "model").is_dir():
+        raise InputError(f"{run_dir} has no model; give the directory of a run of select, train or prune")
+    model, metadata = load(run_dir / "model"), load_metadata(run_dir / "model")
     if dataset is None:
-        inside = run / "data"
-        dataset = inside if (inside / "dataset.json").exists() else extra.get("data")
+        inside = run_dir / "data"
+        dataset = inside if (inside / "dataset.json").exists() else metadata.get("data")
         if dataset is not None and not Path(dataset).exists():
-            raise DataError(f"the Dataset of {run} is not at {dataset} any more; give dataset= its new place")
+            raise DataError(f"the Dataset of {run_dir} is no longer at {dataset}; give its new path as dataset=")
     if dataset is None:
-        raise InputError(f"{run} does not say which Dataset its model was trained on; give dataset=")
+        raise InputError(f"{run_dir} does not record which Dataset its model was trained on; give dataset=")
     data = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
-    known = extra.get("fingerprint")
-    if known is not None and data.fingerprint != known:
+    expected = metadata.get("fingerprint")
+    if expected is not None and data.fingerprint != expected:
         raise DataError(
-            f"{data.path} is not the Dataset that the model of {run} was trained on (fingerprint "
-            f"{data.fingerprint}, expected {known}); give dataset= the right one"
+            f"{data.path} is not the Dataset that the model of {run_dir} was trained on (fingerprint "
+            f"{data.fingerprint}, expected {expected}); give the right one as dataset="
         )
-    out = run / f"model{SUFFIX[format]}" if path is None else path
+    out = run_dir / f"model{SUFFIX[format]}" if path is None else path
     return export(model, out, dataset=data, format=format, rows=rows, replace=replace or path is None)
 
 
-def _onnx(model: Model, data: Dataset | None, batch: Batch, file: Path, out: Path) -> Exported:
-    pass
-
-    large = external_data_file(model, out)
-    built = build_onnx(model, data, None if large is None else file.with_name(large))
-    write_onnx(built, model, data, file)
-    parity, name = check_onnx(built, model, data, batch, file)
-    return Exported(out, "onnx", parity.rows, parity.max_logit_change, parity.bound, name)
+# ------------------------------------------------------------------------------------------- arguments
 
 
-def _torch(model: Model, data: Dataset | None, batch: Batch, file: Path, out: Path) -> Exported:
-    from lpfs.export import torch_export
-
-    torch_export.write_torch(model, data, file)
-    parity = torch_export.check_torch(model, batch, file)
-    return Exported(out, "torch", parity.rows, parity.max_logit_change, parity.bound, f"torch {torch.__version__}")
+def _check_format(format: str) -> None:
+    if format not in get_args(Format):
+        raise InputError(f"format must be onnx or torch, found {format!r}")
 
 
 def _check_model(model: Model) -> None:
@@ -199,82 +190,98 @@ def _check_model(model: Model) -> None:
         raise InputError(f"export writes models of lpfs.models, found {type(model).__name__}")
     check_no_gates(model)
     if not len(model.reads):
-        raise InputError("the model reads no field: there is nothing to export")
-    for name, each in model.named_parameters():
-        if each.dtype != torch.float32:
-            raise InputError(f"export writes float32 models, {name!r} is {each.dtype}; use model.float()")
+        raise InputError("the model has no input field; there is nothing to export")
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise InputError(f"export writes float32 models, {name!r} is {parameter.dtype}; use model.float()")
 
 
 def _check_fields(model: Model, data: Dataset) -> None:
-    """Refuse a Dataset whose ids are not those of the model."""
+    """Raise InputError if the ids of the Dataset are not those of the model."""
     absent = [name for name in model.reads.names if name not in data.schema.names]
     if absent:
-        raise InputError(f"{data.path} has no field {absent[0]!r}, which the model reads; give its own Dataset")
-    for own, other in zip(model.reads, data.schema.subset(model.reads.names), strict=True):
-        for what in ("name", "kind", "dim" if own.kind == "numeric" else "cardinality"):
-            if getattr(own, what) != getattr(other, what):
+        raise InputError(
+            f"{data.path} has no field {absent[0]!r}, an input of the model; give the Dataset that the model was "
+            "trained on"
+        )
+    for field, stored in zip(model.reads, data.schema.subset(model.reads.names), strict=True):
+        for attribute in ("name", "kind", "dim" if field.kind == "numeric" else "cardinality"):
+            if getattr(field, attribute) != getattr(stored, attribute):
                 raise InputError(
-                    f"field {own.name!r} has {what} {getattr(own, what)!r} in the model and "
-                    f"{getattr(other, what)!r} in {data.path}; give the Dataset that the model was trained on"
+                    f"field {field.name!r} has {attribute} {getattr(field, attribute)!r} in the model and "
+                    f"{getattr(stored, attribute)!r} in {data.path}; give the Dataset that the model was "
+                    "trained on"
                 )
 
 
 def _check_batch(model: Model, data: Dataset | None, rows: Batch | int | None) -> Batch:
+    """Return the rows that the file is checked on."""
     if isinstance(rows, Batch):
         batch = rows.to("cpu")
     elif data is None:
         raise InputError("a file is checked on real rows before it is kept: give dataset=, or a Batch as rows=")
     elif rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
-        raise InputError(f"rows must be a Batch or a whole number of at least 1, found {rows!r}")
+        raise InputError(f"rows must be a Batch or an integer of at least 1, found {rows!r}")
     else:
-        batch = sample_batch(data, model.reads, ROWS if rows is None else rows)
+        batch = sample_batch(data, model.reads, CHECKED_ROWS if rows is None else rows)
     model.check(batch)
     if not len(batch):
-        raise InputError("there are no rows to check the file on")
+        raise InputError("there are no rows to check the file on; give at least one")
     return batch
 
 
-ABOUT = (
-    "A click model of lpfs. Inputs take raw values, one a field (metadata 'inputs' says which and how); "
-    "'logit' and 'probability' come out."
-)
+# --------------------------------------------------------------------------------------------- formats
+
+
+def _export_torch(model: Model, data: Dataset | None, batch: Batch, file: Path, out: Path) -> Exported:
+    write_torch(model, data, file)
+    parity = check_torch(model, batch, file)
+    return Exported(out, "torch", parity.rows, parity.max_logit_change, parity.bound, f"torch {torch.__version__}")
+
+
+def _export_onnx(model: Model, data: Dataset | None, batch: Batch, file: Path, out: Path) -> Exported:
+    external = external_data_file(model, out)
+    built = build_onnx(model, data, None if external is None else file.with_name(external))
+    write_onnx(built, model, data, file)
+    parity, runtime = check_onnx(built, model, data, batch, file)
+    return Exported(out, "onnx", parity.rows, parity.max_logit_change, parity.bound, runtime)
 
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """The graph of a model, and the columns that it reads."""
+    """The graph of a model and the input columns of the graph."""
 
     graph: Graph
     columns: list[InputColumn]
     encoded: EncodedInputs
-    rate: float | None
+    negative_rate: float | None
 
 
-def build_onnx(model: Model, dataset: Dataset | None, large: Path | None = None) -> OnnxModel:
-    """Return a model as a graph, with the preprocessing that a Dataset knows; large weights may go to a file."""
-    graph = Graph(large)
+def build_onnx(model: Model, dataset: Dataset | None, external_file: Path | None = None) -> OnnxModel:
+    """Return a model as a graph with the preprocessing of a Dataset; large weights may go to a separate file."""
+    graph = Graph(external_file)
     columns = build_columns(model.reads, dataset)
-    given = add_inputs(graph, columns)
+    encoded = add_inputs(graph, columns)
     tasks = 1 + len(model.schema.tasks)
-    both = logits(graph, model, given)  # (B, 1 + tasks)
+    all_logits = add_logits(graph, model, encoded)  # (B, 1 + tasks)
     shape: list[int | str] = ["B", tasks] if tasks > 1 else ["B"]
-    main = graph.add("Gather", both, graph.constant(np.array(0)), axis=1)
-    graph.add("Identity", both if tasks > 1 else main, out="logit")
+    main = graph.add("Gather", all_logits, graph.constant(np.array(0)), axis=1)
+    graph.add("Identity", all_logits if tasks > 1 else main, out="logit")
     graph.add("Sigmoid", "logit", out="probability")
-    of = ", ".join((model.schema.label, *model.schema.tasks))
-    graph.add_output("probability", shape, f"of {of}, as the model was trained")
-    graph.add_output("logit", shape, f"of {of}: log(p / (1 - p))")
-    rate = negative_rate(dataset)
+    labels = ", ".join((model.schema.label, *model.schema.tasks))
+    graph.add_output("probability", shape, f"of {labels}, as the model was trained")
+    graph.add_output("logit", shape, f"of {labels}: log(p / (1 - p))")
+    rate = get_negative_rate(dataset)
     if rate is not None:
-        moved = graph.add("Add", main, graph.constant(np.array(math.log(rate), np.float32)))
-        graph.add("Sigmoid", moved, out="corrected_probability")
-        about = f"of {model.schema.label} before negatives were down-sampled to a share of {rate:g}"
-        graph.add_output("corrected_probability", ["B"], about)
-    return OnnxModel(graph, columns, given, rate)
+        shifted = graph.add("Add", main, graph.constant(np.array(math.log(rate), np.float32)))
+        graph.add("Sigmoid", shifted, out="corrected_probability")
+        description = f"of {model.schema.label} before negatives were down-sampled to a fraction of {rate:g}"
+        graph.add_output("corrected_probability", ["B"], description)
+    return OnnxModel(graph, columns, encoded, rate)
 
 
-def negative_rate(dataset: Dataset | None) -> float | None:
-    """Return the share of negatives that a Dataset kept; None if it is unknown, not one number, or all of them."""
+def get_negative_rate(dataset: Dataset | None) -> float | None:
+    """Return the fraction of negatives that a Dataset kept; None if unknown, not the same every day, or 1."""
     rates = set() if dataset is None else {day.negative_rate for day in dataset.table}
     rate = rates.pop() if len(rates) == 1 else 1.0
     return rate if 0.0 < rate < 1.0 else None
@@ -282,52 +289,52 @@ def negative_rate(dataset: Dataset | None) -> float | None:
 
 def write_onnx(built: OnnxModel, model: Model, dataset: Dataset | None, file: Path) -> None:
     """Write the graph with its metadata."""
-    proto = built.graph.model(ABOUT)
-    told: dict[str, Any] = {
-        "inputs": [each.metadata() for each in built.columns],
+    proto = built.graph.to_model(ONNX_DESCRIPTION)
+    metadata: dict[str, Any] = {
+        "inputs": [column.metadata() for column in built.columns],
         "schema": model.reads.to_json(),
         "model": {"name": registered_name(model), "config": model.config, "silent": list(model.silent)},
         "data": None if dataset is None else {"fingerprint": dataset.fingerprint},
-        "negative_rate": built.rate,
+        "negative_rate": built.negative_rate,
     }
-    props = {f"lpfs.{key}": json.dumps(value) for key, value in told.items()}
-    built.graph.onnx.helper.set_model_props(proto, {"lpfs.version": lpfs.__version__, **props})
-    with file.open("wb") as out:
-        out.write(proto.SerializeToString())
+    properties = {f"lpfs.{key}": json.dumps(value) for key, value in metadata.items()}
+    built.graph.onnx.helper.set_model_props(proto, {"lpfs.version": lpfs.__version__, **properties})
+    file.write_bytes(proto.SerializeToString())
 
 
 def check_onnx(
     built: OnnxModel, model: Model, dataset: Dataset | None, batch: Batch, file: Path
 ) -> tuple[Parity, str]:
     """Run the file on rows and on every value of every vocabulary; raise ExactnessError where it differs."""
-    run, name = onnx_runtime(file)
+    run, runtime = onnx_runtime(file)
     feeds = raw_inputs(built.columns, batch)
     if dataset is not None:
         batch = reencode(built.columns, feeds, batch, dataset)
-    found = {key: torch.from_numpy(np.array(each)) for key, each in run(feeds).items()}
-    parity = check_logits(model, batch, found["logit"])
-    main = found["logit"][:, 0] if model.schema.tasks else found["logit"]
-    _check_equal("probability", torch.sigmoid(found["logit"].double()), found["probability"])
-    if built.rate is not None:
-        moved = main.double() + math.log(built.rate)
-        _check_equal("corrected_probability", torch.sigmoid(moved), found["corrected_probability"])
-    for each in built.columns:
-        _check_values(built, each)
-    return parity, name
+    outputs = {name: torch.from_numpy(np.array(value)) for name, value in run(feeds).items()}
+    logit = outputs["logit"]
+    parity = check_logits(model, batch, logit)
+    _check_sigmoid("probability", logit.double(), outputs)
+    if built.negative_rate is not None:
+        main = logit[:, 0] if model.schema.tasks else logit
+        _check_sigmoid("corrected_probability", main.double() + math.log(built.negative_rate), outputs)
+    for column in built.columns:
+        _check_column(built, column)
+    return parity, runtime
 
 
-def _check_equal(name: str, expected: torch.Tensor, found: torch.Tensor) -> None:
-    if found.shape != expected.shape or not torch.allclose(found.double(), expected, rtol=1e-5, atol=1e-6):
-        raise ExactnessError(f"the file's {name!r} is not the sigmoid of its logits; nothing was written")
+def _check_sigmoid(name: str, logits: Tensor, outputs: dict[str, Tensor]) -> None:
+    expected, output = torch.sigmoid(logits), outputs[name]
+    if output.shape != expected.shape or not torch.allclose(output.double(), expected, rtol=1e-5, atol=1e-6):
+        raise ExactnessError(f"output {name!r} of the file is not the sigmoid of its logits; nothing was written")
 
 
-def _check_values(built: OnnxModel, column: InputColumn) -> None:
-    """Ask the file for the id of every value of a field, of missing, of an unseen one, and of none in a bag."""
-    raw, ids = column.examples()
+def _check_column(built: OnnxModel, column: InputColumn) -> None:
+    """Run the encoding of one field on every value, a missing and an unseen one, and padding in a bag."""
+    values, ids = column.examples()
     if not len(ids):
         return
     name = column.field.name
-    part = built.graph.part(built.encoded.ids[name], built.graph.onnx.TensorProto.INT64)
+    part = built.graph.subgraph(built.encoded.ids[name], built.graph.onnx.TensorProto.INT64)
     run, _ = onnx_runtime(part.SerializeToString())
-    [found] = run({column.input: raw[None] if column.multi else raw}).values()
-    check_ids(name, ids, found.reshape(-1), raw)
+    [found] = run({column.input: values[None] if column.multi else values}).values()
+    check_ids(name, ids, found.reshape(-1), values)

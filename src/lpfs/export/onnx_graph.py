@@ -1,4 +1,4 @@
-"""Graph: nodes and weights of an ONNX graph, as they are added."""
+"""Graph: an ONNX graph under construction, and the separate file of large weights."""
 
 from __future__ import annotations
 
@@ -11,33 +11,35 @@ from typing import Any
 
 import numpy as np
 
+from lpfs._imports import import_optional
 from lpfs.data.store.format import AnyArray
-from lpfs.errors import InputError, MissingPackageError
+from lpfs.errors import InputError
 
-OPSET, ML_OPSET, IR = 18, 4, 9  # ai.onnx.ml 4: LabelEncoder with float64 keys
-MAX_FILE_BYTES = (1 << 31) - (1 << 20)  # bytes of one file: protobuf stops at 2 GiB
-EXTERNAL_DATA_BYTES = 1 << 30  # bytes of all weights from which on large ones go to a file of their own
-LEAST, ALIGNED = 1 << 20, 4096  # bytes of a large one, and of a page
+OPSET, ML_OPSET, IR_VERSION = 18, 4, 9  # ai.onnx.ml 4 is the first with float64 keys in LabelEncoder
+MAX_FILE_BYTES = (1 << 31) - (1 << 20)  # protobuf limit of one file: 2 GiB, minus a margin
+EXTERNAL_DATA_BYTES = 1 << 30  # total bytes of weights from which on large weights go to a separate file
+MIN_EXTERNAL_BYTES = 1 << 20  # bytes from which on a weight counts as large
+PAGE_BYTES = 4096  # alignment of weights in the separate file
 
 
 class Graph:
-    """An ONNX graph that grows; every method that computes returns the name of its result.
+    """An ONNX graph that grows node by node; every method that adds a computation returns the result's name.
 
-    Names of inputs and outputs hold no / and no dot, names of all else hold one: they never meet.
+    Names of inputs and outputs contain neither / nor a dot, all other names contain one: they never collide.
 
     Args:
-        large: a file that large weights are written to, beside the one that the graph is written to.
+        external_file: file that large weights are written to, in the directory of the model file.
 
     """
 
-    def __init__(self, large: Path | None = None) -> None:
-        self.large = large
-        self.onnx = need_onnx()
+    def __init__(self, external_file: Path | None = None) -> None:
+        self.external_file = external_file
+        self.onnx = import_onnx()
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
         self.inputs: list[Any] = []
         self.outputs: list[Any] = []
-        self._small: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._unnamed: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._bytes = 0
 
     def add(self, op: str, *inputs: str, out: str | None = None, domain: str = "", **attributes: Any) -> str:
@@ -49,7 +51,7 @@ class Graph:
         return result
 
     def split(self, value: str, sizes: Sequence[int], axis: int) -> list[str]:
-        """Cut a value along one axis."""
+        """Split a value along one axis."""
         name = f"/Split_{len(self.nodes)}"
         results = [f"{name}/out_{number}" for number in range(len(sizes))]
         inputs = [value, self.constant(np.array(sizes, np.int64))]
@@ -57,52 +59,52 @@ class Graph:
         return results
 
     def constant(self, values: AnyArray, name: str | None = None) -> str:
-        """Add a weight under its name, or a constant, which is there once however often it is asked for."""
+        """Add a weight under its name, or an unnamed constant; equal unnamed constants are stored once."""
         key = (values.dtype.str, values.shape, values.tobytes() if name is None else b"")
-        if name is None and key in self._small:
-            return self._small[key]
-        found = name or f"/constant_{len(self.constants)}"
-        if name is not None and self.large is not None and values.nbytes >= LEAST:
-            self.constants[found] = self._apart(np.asarray(values, order="C"), found, self.large)
+        if name is None and key in self._unnamed:
+            return self._unnamed[key]
+        result = name or f"/constant_{len(self.constants)}"
+        values = np.asarray(values, order="C")
+        if name is not None and self.external_file is not None and values.nbytes >= MIN_EXTERNAL_BYTES:
+            self.constants[result] = self._write_external(values, result, self.external_file)
         else:
-            self.room(values.nbytes)
-            self.constants[found] = self.onnx.numpy_helper.from_array(np.asarray(values, order="C"), found)
+            self.count_bytes(values.nbytes)
+            self.constants[result] = self.onnx.numpy_helper.from_array(values, result)
         if name is None:
-            self._small[key] = found
-        return found
+            self._unnamed[key] = result
+        return result
 
-    def _apart(self, values: AnyArray, name: str, large: Path) -> Any:
-        """Write a weight to the file of large ones, and say where it is."""
-        with large.open("ab") as file:
-            file.write(b"\0" * (-file.tell() % ALIGNED))
+    def _write_external(self, values: AnyArray, name: str, path: Path) -> Any:
+        """Append a weight to the file of large weights, and return a tensor that refers to it."""
+        with path.open("ab") as file:
+            file.write(b"\0" * (-file.tell() % PAGE_BYTES))
             start = file.tell()
             values.tofile(file)
-        helper = self.onnx.helper
         tensor = self.onnx.TensorProto(name=name, dims=values.shape)
-        tensor.data_type = helper.np_dtype_to_tensor_dtype(values.dtype)
+        tensor.data_type = self.onnx.helper.np_dtype_to_tensor_dtype(values.dtype)
         tensor.data_location = self.onnx.TensorProto.EXTERNAL
-        for key, value in (("location", large.name), ("offset", start), ("length", values.nbytes)):
+        for key, value in (("location", path.name), ("offset", start), ("length", values.nbytes)):
             tensor.external_data.add(key=key, value=str(value))
         return tensor
 
-    def room(self, size: int) -> None:
-        """Count bytes, and refuse what no file can hold."""
+    def count_bytes(self, size: int) -> None:
+        """Add to the size of the file; raise InputError if it exceeds the limit."""
         self._bytes += size
         if self._bytes > MAX_FILE_BYTES:
             raise InputError(
-                f"an ONNX file holds at most 2 GiB, and vocabularies and small weights take {self._bytes:,} "
-                "bytes and more; cap vocabularies or hash fields, or keep the model's own folder"
+                f"an ONNX file holds at most 2 GiB, but vocabularies and small weights take at least "
+                f"{self._bytes:,} bytes; limit vocabularies or hash fields, or serve the saved model directory"
             )
 
-    def add_input(self, name: str, kind: Any, shape: Sequence[int | str], about: str) -> str:
+    def add_input(self, name: str, dtype: Any, shape: Sequence[int | str], description: str) -> str:
         """Add an input."""
-        self.inputs.append(self.onnx.helper.make_tensor_value_info(name, kind, list(shape), about))
+        self.inputs.append(self.onnx.helper.make_tensor_value_info(name, dtype, list(shape), description))
         return name
 
-    def add_output(self, name: str, shape: Sequence[int | str], about: str) -> None:
-        """Say that a float result of this name is an output."""
-        kind = self.onnx.TensorProto.FLOAT
-        self.outputs.append(self.onnx.helper.make_tensor_value_info(name, kind, list(shape), about))
+    def add_output(self, name: str, shape: Sequence[int | str], description: str) -> None:
+        """Declare the float result of this name as an output."""
+        dtype = self.onnx.TensorProto.FLOAT
+        self.outputs.append(self.onnx.helper.make_tensor_value_info(name, dtype, list(shape), description))
 
     def linear(self, value: str, module: Any, path: str) -> str:
         """Add an ``nn.Linear``: x Wᵀ + b."""
@@ -111,60 +113,60 @@ class Graph:
             weights.append(self.constant(to_array(module.bias), f"{path}.bias"))
         return self.add("Gemm", value, *weights, transB=1)
 
-    def part(self, wanted: str, kind: Any) -> Any:
-        """Return a model of those nodes that one result depends on; its input is what they read."""
-        made = {result: node for node in self.nodes for result in node.output}
-        nodes: dict[str, Any] = {}
-        waiting, leaves = [wanted], set()
-        while waiting:
-            name = waiting.pop()
-            if name not in made:
+    def subgraph(self, result: str, dtype: Any) -> Any:
+        """Return a model of the nodes that one result depends on, with only the inputs that they use."""
+        producers = {output: node for node in self.nodes for output in node.output}
+        used: set[str] = set()
+        pending, leaves = [result], set()
+        while pending:
+            name = pending.pop()
+            if name not in producers:
                 leaves.add(name)
-            elif made[name].name not in nodes:
-                nodes[made[name].name] = made[name]
-                waiting += made[name].input
+            elif producers[name].name not in used:
+                used.add(producers[name].name)
+                pending += producers[name].input
         helper = self.onnx.helper
         graph = helper.make_graph(
-            [node for node in self.nodes if node.name in nodes],
+            [node for node in self.nodes if node.name in used],
             "part",
-            [each for each in self.inputs if each.name in leaves],
-            [helper.make_tensor_value_info(wanted, kind, None)],
-            [each for name, each in self.constants.items() if name in leaves],
+            [value for value in self.inputs if value.name in leaves],
+            [helper.make_tensor_value_info(result, dtype, None)],
+            [tensor for name, tensor in self.constants.items() if name in leaves],
         )
-        return self._model(graph)
+        return self._make_model(graph)
 
-    def model(self, about: str) -> Any:
+    def to_model(self, description: str) -> Any:
         """Return the whole graph as a model."""
         constants = list(self.constants.values())
         graph = self.onnx.helper.make_graph(
-            self.nodes, "lpfs", self.inputs, self.outputs, constants, doc_string=about
+            self.nodes, "lpfs", self.inputs, self.outputs, constants, doc_string=description
         )
-        return self._model(graph)
+        return self._make_model(graph)
 
-    def _model(self, graph: Any) -> Any:
+    def _make_model(self, graph: Any) -> Any:
         helper = self.onnx.helper
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]
-        return helper.make_model(graph, opset_imports=opsets, ir_version=IR, producer_name="lpfs")
+        return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="lpfs")
 
 
 def external_data_file(model: Any, out: Path) -> str | None:
-    """Return the name of the file of large weights; None if all of them fit into one file.
+    """Return the name of the file of large weights; None if all weights fit into the model file.
 
-    It holds a digest of the weights: an older file at ``out`` never reads weights that are not its own.
+    The name contains a digest of the weights, so that an older model file never refers to newer weights.
     """
-    weights = [to_array(each) for each in model.parameters()]
-    if sum(each.nbytes for each in weights) < EXTERNAL_DATA_BYTES:
+    weights = [to_array(parameter) for parameter in model.parameters()]
+    if sum(weight.nbytes for weight in weights) < EXTERNAL_DATA_BYTES:
         return None
     digest = hashlib.sha256()
-    for each in weights:
-        digest.update(np.asarray(each, order="C").data)
+    for weight in weights:
+        digest.update(np.asarray(weight, order="C").data)
     return f"{out.name}.{digest.hexdigest()[:12]}.data"
 
 
 def old_external_files(out: Path) -> list[Path]:
-    """Return the files of large weights that belong to what was written to ``out``."""
+    """Return all files of large weights that were written for ``out``."""
     name = re.compile(re.escape(out.name) + r"\.[0-9a-f]{12}\.data")
-    return [each for each in out.parent.iterdir() if name.fullmatch(each.name)]
+    return [path for path in out.parent.iterdir() if name.fullmatch(path.name)]
 
 
 def to_array(tensor: Any) -> AnyArray:
@@ -172,14 +174,9 @@ def to_array(tensor: Any) -> AnyArray:
     return np.asarray(tensor.detach().cpu().numpy())
 
 
-def need_onnx() -> Any:
-    """Return the package ``onnx``, or say what to install."""
-    try:
-        onnx = import_module("onnx")
-    except ImportError as error:
-        raise MissingPackageError(
-            f"format='onnx' needs the package onnx ({error}); install: pip install 'lpfs[onnx]'"
-        ) from None
-    for part in ("helper", "numpy_helper", "reference"):
-        import_module(f"onnx.{part}")
+def import_onnx() -> Any:
+    """Return the package ``onnx`` with its submodules; raise MissingPackageError if it is not installed."""
+    onnx = import_optional("onnx", "onnx", "format='onnx'")
+    for submodule in ("helper", "numpy_helper", "reference"):
+        import_module(f"onnx.{submodule}")
     return onnx

@@ -1,18 +1,12 @@
-"""Columns: a field as an input of the graph, from the raw value to the id that the model reads.
+"""The inputs of an ONNX file: one column per field, with the nodes that turn its raw values into ids.
 
-Names of inputs: fields have any text as a name, inputs of a graph only letters, digits and _.
-
-Marks: what stands for a missing value, and for no value at all, where a tensor has no place for either.
-
-Columns of numbers: as ids of bins, or compressed and standardised.
-
-The fields of a model as inputs, with what its Dataset says about how they were encoded.
+A tensor has no null, so every column defines a value that means "missing" and, in a bag, one that means "padding".
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -27,69 +21,78 @@ from lpfs.export.onnx_graph import Graph
 from lpfs.schema import Field, Schema
 
 OUTPUTS = ("probability", "logit", "corrected_probability")
-VALID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+VALID_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+MIN_INT64, MAX_INT64 = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+PAD_ID = -1  # id of padding in a row of a bag
+OUT_OF_RANGE = 1 << 40  # an id beyond every table: the runtime raises an error
+HASHED = {  # the number that is taken modulo the range, by type of value; see lpfs.data.encoders.vocabulary
+    "text": "BLAKE2b(UTF-8) of 8 bytes, little endian,",
+    "whole": "the value (a negative one plus 2**64)",
+    "fraction": "the 64 bits of the float64",
+}
 
 
-def input_names(fields: Sequence[str], taken: Sequence[str] = OUTPUTS) -> dict[str, str]:
-    """Return a name for the input of each field: its own where that is valid and free, else the nearest that is.
+def input_names(fields: Sequence[str], reserved: Sequence[str] = OUTPUTS) -> dict[str, str]:
+    """Return field -> name of its input: the field's name if it is valid and free, else a similar valid name.
 
     >>> input_names(["a.b", "a_b", "logit", "7"])
     {'a.b': 'a_b_2', 'a_b': 'a_b', 'logit': 'logit_2', '7': '_7'}
     """
-    used = set(taken)
-    names = {name: name for name in fields if VALID.fullmatch(name) and name not in used}
+    used = set(reserved)
+    names = {name: name for name in fields if VALID_NAME.fullmatch(name) and name not in used}
     used.update(names)
     for name in fields:
         if name in names:
             continue
         base = re.sub(r"[^A-Za-z0-9_]", "_", name)
         base = "_" + base if base[0].isdigit() else base
-        number, found = 2, base
-        while found in used:
-            number, found = number + 1, f"{base}_{number}"
-        names[name] = found
-        used.add(found)
+        candidates = (base if number == 1 else f"{base}_{number}" for number in count(1))
+        names[name] = _first_unused(used, candidates)
+        used.add(names[name])
     return {name: names[name] for name in fields}
 
 
-LOWEST, HIGHEST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+# ------------------------------------------------------------------------------- values for missing, padding
 
 
-def missing_value(values: Any) -> Any:
-    """Return what stands for missing beside the values of a vocabulary: "", the lowest int64, or NaN.
+def missing_value(vocabulary: Any) -> Any:
+    """Return the value that means missing: "", the lowest int64, or NaN; another one if that is in the vocabulary.
 
-    >>> missing_mark(["a"]), missing_mark(["a", ""])
+    >>> missing_value(["a"]), missing_value(["a", ""])
     ('', '<missing>')
     """
-    if isinstance(values, list):
-        return _unused_value(values, _texts("", "<missing>"))
-    return float("nan") if values.dtype.kind == "f" else _unused_value(as_whole(values).tolist(), count(LOWEST))
+    if isinstance(vocabulary, list):
+        return _first_unused(vocabulary, _texts("", "<missing>"))
+    if vocabulary.dtype.kind == "f":
+        return float("nan")
+    return _first_unused(as_int64(vocabulary).tolist(), count(MIN_INT64))
 
 
-def padding_value(values: Any) -> Any:
-    """Return what fills up the rows of a bag: "<pad>", the highest int64, or -inf.
+def padding_value(vocabulary: Any) -> Any:
+    """Return the value that fills the rows of a bag: "<pad>", the highest int64, or -inf.
 
-    >>> pad_mark(["a", "<pad>"])
+    >>> padding_value(["a", "<pad>"])
     '<pad>2'
     """
-    if isinstance(values, list):
-        return _unused_value(values, _texts("<pad>"))
-    if values.dtype.kind == "f":
-        return _unused_value(values.tolist(), (-np.inf, np.inf, *np.arange(-1e300, -2e300, -1e298).tolist()))
-    return _unused_value(as_whole(values).tolist(), count(HIGHEST, -1))
+    if isinstance(vocabulary, list):
+        return _first_unused(vocabulary, _texts("<pad>"))
+    if vocabulary.dtype.kind == "f":
+        candidates = (-np.inf, np.inf, *np.arange(-1e300, -2e300, -1e298).tolist())
+        return _first_unused(vocabulary.tolist(), candidates)
+    return _first_unused(as_int64(vocabulary).tolist(), count(MAX_INT64, -1))
 
 
-def unseen_value(values: Any, missing: Any, pad: Any) -> Any:
-    """Return a value that is not in a vocabulary and no mark."""
-    if isinstance(values, list):
-        return _unused_value([*values, missing, pad], _texts("<unseen>"))
-    if values.dtype.kind == "f":
-        return _unused_value([*values.tolist(), pad], (number + 0.5 for number in count()))
-    return _unused_value([*as_whole(values).tolist(), missing, pad], count())
+def unseen_value(vocabulary: Any, missing: Any, pad: Any) -> Any:
+    """Return a value that is neither in the vocabulary nor means missing or padding."""
+    if isinstance(vocabulary, list):
+        return _first_unused([*vocabulary, missing, pad], _texts("<unseen>"))
+    if vocabulary.dtype.kind == "f":
+        return _first_unused([*vocabulary.tolist(), pad], (number + 0.5 for number in count()))
+    return _first_unused([*as_int64(vocabulary).tolist(), missing, pad], count())
 
 
-def as_whole(values: AnyArray) -> AnyArray:
-    """Return whole numbers as int64; those from 2**63 on keep their bits."""
+def as_int64(values: AnyArray) -> AnyArray:
+    """Return integers as int64; values of 2**63 and above keep their bits."""
     return values.view(np.int64) if values.dtype == np.uint64 else values.astype(np.int64)
 
 
@@ -98,25 +101,19 @@ def _texts(*first: str) -> Iterator[str]:
     yield from (f"{first[-1]}{number}" for number in count(2))
 
 
-def _unused_value(taken: Any, wanted: Any) -> Any:
-    known = set(taken)
-    return next(each for each in wanted if each not in known)
+def _first_unused(used: Iterable[Any], candidates: Iterable[Any]) -> Any:
+    taken = set(used)
+    return next(value for value in candidates if value not in taken)
 
 
-PAD_ID = -1  # in a row of a bag: no value
-HASHED = {  # what is taken modulo the range, by the sort of values; see lpfs.data.encoders.vocabulary.hashed_ids
-    "text": "BLAKE2b(UTF-8) of 8 bytes, little endian,",
-    "whole": "the value (a negative one plus 2**64)",
-    "fraction": "the 64 bits of the float64",
-}
-OUT_OF_RANGE = 1 << 40  # no table has so many rows: the runtime refuses the id
+# ------------------------------------------------------------------------------------------------ columns
 
 
 @dataclass(frozen=True)
 class InputColumn:
     """One field as one input: (B,), (B, L) for a bag of up to L values, (B, w) for w numbers.
 
-    ``encode`` adds the nodes that make ids of raw values; ``raw`` goes the other way, for the check.
+    ``encode`` adds the nodes that turn raw values into ids; ``example_values`` is the inverse, for the check.
     """
 
     field: Field
@@ -129,68 +126,78 @@ class InputColumn:
 
     @property
     def shape(self) -> tuple[int | str, ...]:
-        """The shape of the input; B and L may change from call to call."""
+        """Shape of the input; B and L are dynamic."""
         return ("B", f"{self.input}_length") if self.multi else ("B",)
 
+    def description(self) -> str:
+        """Return which values the input takes, for the metadata."""
+        raise NotImplementedError
+
     def encode(self, graph: Graph) -> str:
-        """Add the input, and what makes ids of it; a place without a value gets ``PAD_ID``."""
+        """Add the input and the nodes that compute its ids; padding gets ``PAD_ID``."""
         raise NotImplementedError
 
     def example_values(self, ids: AnyArray) -> AnyArray:
-        """Return values that have these ids, (B,) or (B, L)."""
+        """Return raw values that have these ids, (B,) or (B, L)."""
         raise NotImplementedError
 
     def examples(self) -> tuple[AnyArray, AnyArray]:
-        """Return raw values that try everything that can become an id, and their ids; none where ids come in."""
-        none = np.zeros(0, np.int64)
-        return none, none
+        """Return raw values that cover every case of the encoding, and their ids; empty if ids are the input."""
+        empty = np.zeros(0, np.int64)
+        return empty, empty
 
     def metadata(self) -> dict[str, Any]:
-        """Return what a caller needs to know, as JSON values."""
-        return {"field": self.field.name, "input": self.input, "kind": self.field.kind}
+        """Return the description of the input as JSON values."""
+        return {
+            "field": self.field.name,
+            "input": self.input,
+            "kind": self.field.kind,
+            "takes": self.description(),
+        }
 
 
 @dataclass(frozen=True)
 class IdColumn(InputColumn):
-    """A field whose ids the caller gives: it is hashed, or the Dataset does not say how ids were made."""
+    """A field whose ids the caller computes: it is hashed, or there is no Dataset that defines its ids."""
 
     modulo: int | None = None
     of: str | None = None
 
+    def description(self) -> str:
+        """Return the range of ids, and how hashed ids are computed."""
+        text = f"ids from 0 to {self.field.cardinality - 1}"
+        if self.modulo is not None:
+            number = HASHED.get(self.of or "", "the value")
+            text += f": {FIRST_ID} + {number} modulo {self.modulo}; {MISSING_ID} if missing"
+        return text + (f"; {PAD_ID} is padding" if self.multi else "")
+
     def encode(self, graph: Graph) -> str:
-        """Pass ids on; one that the field does not have is an error in the runtime, as it is in the model."""
-        ids = graph.add_input(self.input, graph.onnx.TensorProto.INT64, self.shape, self._takes())
+        """Pass the ids on; an id out of range is an error in the runtime, as it is in the model."""
+        ids = graph.add_input(self.input, graph.onnx.TensorProto.INT64, self.shape, self.description())
         lowest = PAD_ID if self.multi else 0
         above = graph.add("GreaterOrEqual", ids, graph.constant(np.array(lowest, np.int64)))
         below = graph.add("Less", ids, graph.constant(np.array(self.field.cardinality, np.int64)))
-        outside = graph.constant(np.array(OUT_OF_RANGE, np.int64))
-        return graph.add("Where", graph.add("And", above, below), ids, outside)
+        invalid = graph.constant(np.array(OUT_OF_RANGE, np.int64))
+        return graph.add("Where", graph.add("And", above, below), ids, invalid)
 
     def example_values(self, ids: AnyArray) -> AnyArray:
         """Return the ids."""
         return ids.astype(np.int64)
 
-    def _takes(self) -> str:
-        takes = f"ids from 0 to {self.field.cardinality - 1}"
-        if self.modulo is not None:
-            number = HASHED.get(self.of or "", "the value")
-            takes += f": {FIRST_ID} + {number} modulo {self.modulo}; {MISSING_ID} if missing"
-        return takes + (f"; {PAD_ID} fills up a row" if self.multi else "")
-
     def metadata(self) -> dict[str, Any]:
-        """Return what a caller needs to know, as JSON values."""
-        known = {"takes": self._takes(), "hash_modulo": self.modulo, "hash_of": self.of}
-        return {**super().metadata(), **known, **({"pad": PAD_ID} if self.multi else {})}
+        """Return the description of the input as JSON values."""
+        hashing = {"hash_modulo": self.modulo, "hash_of": self.of}
+        return {**super().metadata(), **hashing, **({"pad": PAD_ID} if self.multi else {})}
 
 
 @dataclass(frozen=True)
 class VocabularyColumn(InputColumn):
-    """A field with a vocabulary: a LabelEncoder makes ids of its raw values.
+    """A field with a vocabulary: a LabelEncoder node maps raw values to ids.
 
     Args:
-        values: the vocabulary in id order: text, or an array of whole numbers or of fractions.
-        also_missing: further text that reads as missing.
-        hexadecimal: whether the numbers are written in hexadecimal in the log.
+        values: the vocabulary in id order: a list of text, or an array of integers or of floats.
+        also_missing: further text that means missing.
+        hexadecimal: whether the integers are written in hexadecimal in the log.
 
     """
 
@@ -199,50 +206,60 @@ class VocabularyColumn(InputColumn):
     hexadecimal: bool = False
 
     @property
-    def sort(self) -> str:
-        """What the values are."""
+    def value_type(self) -> str:
+        """``text``, ``integer`` or ``float``."""
         if isinstance(self.values, list):
             return "text"
-        return "fraction" if self.values.dtype.kind == "f" else "whole"
+        return "float" if self.values.dtype.kind == "f" else "integer"
 
     @cached_property
     def missing(self) -> Any:
-        """What stands for a missing value."""
+        """The value that means missing."""
         return missing_value(self.values)
 
     @cached_property
     def pad(self) -> Any:
-        """What stands for no value, in a bag."""
+        """The value that means padding, in a bag."""
         return padding_value(self.values)
 
-    def keys(self) -> tuple[AnyArray, AnyArray]:
-        """Return all keys and their ids; a missing fraction is NaN, which is no key."""
-        marks: dict[Any, int] = {} if self.sort == "fraction" else {self.missing: MISSING_ID}
-        known = set(self.values) if self.also_missing else set()
-        marks.update({text: MISSING_ID for text in self.also_missing if text not in known})
-        if self.multi:
-            marks[self.pad] = PAD_ID
-        ids = np.arange(FIRST_ID, FIRST_ID + len(self.values), dtype=np.int64)
-        keys = np.concatenate([self.array(self.values), self.array(list(marks))])
-        return keys, np.concatenate([ids, np.array(list(marks.values()), np.int64)])
+    def description(self) -> str:
+        """Return the type of the values, and which of them mean missing and padding."""
+        text = {"text": "text", "integer": "integers", "float": "numbers"}[self.value_type]
+        if self.hexadecimal:
+            text += ", hexadecimal ones as int(text, 16)"
+        text += f"; {self.missing!r} if missing"
+        return text + (f"; {self.pad!r} is padding" if self.multi else "")
 
-    def array(self, values: Any) -> AnyArray:
+    def keys(self) -> tuple[AnyArray, AnyArray]:
+        """Return all keys and their ids; a missing float is NaN, which cannot be a key."""
+        special: dict[Any, int] = {} if self.value_type == "float" else {self.missing: MISSING_ID}
+        known = set(self.values) if self.also_missing else set()
+        special.update({text: MISSING_ID for text in self.also_missing if text not in known})
+        if self.multi:
+            special[self.pad] = PAD_ID
+        ids = np.arange(FIRST_ID, FIRST_ID + len(self.values), dtype=np.int64)
+        keys = np.concatenate([self.to_array(self.values), self.to_array(list(special))])
+        return keys, np.concatenate([ids, np.array(list(special.values()), np.int64)])
+
+    def to_array(self, values: Any) -> AnyArray:
         """Return values as the input takes them."""
-        if self.sort == "text":
+        if self.value_type == "text":
             return np.array(values, object)
-        if isinstance(values, np.ndarray) and self.sort == "whole":
-            return as_whole(values)
-        return np.asarray(values, np.int64 if self.sort == "whole" else np.float64)
+        if isinstance(values, np.ndarray) and self.value_type == "integer":
+            return as_int64(values)
+        return np.asarray(values, np.int64 if self.value_type == "integer" else np.float64)
 
     def encode(self, graph: Graph) -> str:
         """Add the LabelEncoder."""
-        kinds = graph.onnx.TensorProto
-        kind = {"text": kinds.STRING, "whole": kinds.INT64, "fraction": kinds.DOUBLE}[self.sort]
-        value = graph.add_input(self.input, kind, self.shape, self._takes())
+        types = graph.onnx.TensorProto
+        dtype = {"text": types.STRING, "integer": types.INT64, "float": types.DOUBLE}[self.value_type]
+        value = graph.add_input(self.input, dtype, self.shape, self.description())
         keys, ids = self.keys()
-        graph.room(ids.nbytes + (sum(len(each) + 4 for each in keys) if self.sort == "text" else keys.nbytes))
+        graph.count_bytes(
+            ids.nbytes + (sum(len(key) + 4 for key in keys) if dtype == types.STRING else keys.nbytes)
+        )
         tensor = graph.onnx.numpy_helper.from_array
-        found = graph.add(
+        encoded = graph.add(
             "LabelEncoder",
             value,
             domain="ai.onnx.ml",
@@ -250,135 +267,129 @@ class VocabularyColumn(InputColumn):
             values_tensor=tensor(ids, "ids"),
             default_tensor=tensor(np.array([UNSEEN_ID], np.int64), "unseen"),
         )
-        if self.sort != "fraction":
-            return found
-        return graph.add("Where", graph.add("IsNaN", value), graph.constant(np.array(MISSING_ID, np.int64)), found)
+        if self.value_type != "float":
+            return encoded
+        missing = graph.constant(np.array(MISSING_ID, np.int64))
+        return graph.add("Where", graph.add("IsNaN", value), missing, encoded)
 
     def example_values(self, ids: AnyArray) -> AnyArray:
         """Return the values of these ids."""
         pad = self.pad if self.multi else self.missing
         special = [self.missing, unseen_value(self.values, self.missing, pad)]  # MISSING_ID, UNSEEN_ID
-        known = np.concatenate([self.array(special), self.array(self.values), self.array([pad])])
-        return known[ids]  # PAD_ID is the last
+        values = np.concatenate([self.to_array(special), self.to_array(self.values), self.to_array([pad])])
+        return values[ids]  # PAD_ID is the last
 
     def examples(self) -> tuple[AnyArray, AnyArray]:
-        """Return every value, an unseen and a missing one, and no value if there can be none."""
+        """Return every value, a missing and an unseen one, and padding in a bag."""
         special = [MISSING_ID, UNSEEN_ID, *([PAD_ID] if self.multi else [])]
         ids = np.concatenate([np.arange(FIRST_ID, FIRST_ID + len(self.values)), special]).astype(np.int64)
         return self.example_values(ids), ids
 
-    def _takes(self) -> str:
-        takes = {"text": "text", "whole": "whole numbers", "fraction": "numbers"}[self.sort]
-        if self.hexadecimal:
-            takes += ", hexadecimal ones as int(text, 16)"
-        takes += f"; {self.missing!r} if missing"
-        return takes + (f"; {self.pad!r} fills up a row" if self.multi else "")
-
     def metadata(self) -> dict[str, Any]:
-        """Return what a caller needs to know, as JSON values."""
-        missing = None if self.sort == "fraction" else self.missing
-        known = {"takes": self._takes(), "missing": missing, "hexadecimal": self.hexadecimal}
-        return {**super().metadata(), **known, **({"pad": _plain(self.pad)} if self.multi else {})}
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, float) else value
+        """Return the description of the input as JSON values."""
+        missing = None if self.value_type == "float" else self.missing
+        pad = str(self.pad) if isinstance(self.pad, float) else self.pad
+        special = {"missing": missing, "hexadecimal": self.hexadecimal}
+        return {**super().metadata(), **special, **({"pad": pad} if self.multi else {})}
 
 
 @dataclass(frozen=True)
 class BinnedColumn(InputColumn):
-    """Numbers that become ids of bins: FIRST_ID + how many edges are not above the number."""
+    """Numbers that become ids of bins: FIRST_ID + number of edges that are not above the value."""
 
     edges: AnyArray
 
+    def description(self) -> str:
+        """Return the type of the values."""
+        return "numbers; NaN if missing"
+
     def encode(self, graph: Graph) -> str:
-        """Count edges; NaN and infinite numbers are missing."""
-        kinds = graph.onnx.TensorProto
-        value = graph.add_input(self.input, kinds.DOUBLE, self.shape, "numbers; NaN if missing")
+        """Count the edges; NaN and infinite numbers are missing."""
+        types = graph.onnx.TensorProto
+        value = graph.add_input(self.input, types.DOUBLE, self.shape, self.description())
         missing = graph.add("Or", graph.add("IsNaN", value), graph.add("IsInf", value))
-        tall = graph.add("Unsqueeze", value, graph.constant(np.array([1])))
-        above = graph.add("GreaterOrEqual", tall, graph.constant(self.edges[None]))
-        place = graph.add(
-            "ReduceSum", graph.add("Cast", above, to=kinds.INT64), graph.constant(np.array([1])), keepdims=0
+        axis = graph.constant(np.array([1]))
+        reached = graph.add(
+            "GreaterOrEqual", graph.add("Unsqueeze", value, axis), graph.constant(self.edges[None])
         )
-        ids = graph.add("Add", place, graph.constant(np.array(FIRST_ID)))
+        bins = graph.add("ReduceSum", graph.add("Cast", reached, to=types.INT64), axis, keepdims=0)
+        ids = graph.add("Add", bins, graph.constant(np.array(FIRST_ID)))
         return graph.add("Where", missing, graph.constant(np.array(MISSING_ID)), ids)
 
     def example_values(self, ids: AnyArray) -> AnyArray:
-        """Return the lower edge of each bin; of the first, the next number below its upper edge."""
+        """Return the lower edge of each bin; for the first bin, the next number below its upper edge."""
         first = np.nextafter(self.edges[:1], -np.inf) if len(self.edges) else np.zeros(1)
-        known = np.concatenate([[np.nan, np.nan], first, self.edges])
-        return known[ids]
+        values = np.concatenate([[np.nan, np.nan], first, self.edges])
+        return values[ids]
 
     def examples(self) -> tuple[AnyArray, AnyArray]:
-        """Return every edge, the next number below it, and what is missing."""
-        places = np.arange(FIRST_ID, FIRST_ID + len(self.edges))
-        raw = np.concatenate([self.edges, np.nextafter(self.edges, -np.inf), [np.nan, np.inf, -np.inf, 0.0]])
+        """Return every edge, the next number below it, missing values and zero."""
+        bins = np.arange(FIRST_ID, FIRST_ID + len(self.edges))
+        values = np.concatenate([self.edges, np.nextafter(self.edges, -np.inf), [np.nan, np.inf, -np.inf, 0.0]])
         zero = FIRST_ID + int((self.edges <= 0).sum())
-        return raw, np.concatenate([places + 1, places, [MISSING_ID] * 3, [zero]])
+        return values, np.concatenate([bins + 1, bins, [MISSING_ID] * 3, [zero]])
 
     def metadata(self) -> dict[str, Any]:
-        """Return what a caller needs to know, as JSON values."""
-        return {**super().metadata(), "takes": "numbers; NaN if missing", "bins": len(self.edges) + 1}
+        """Return the description of the input as JSON values."""
+        return {**super().metadata(), "bins": len(self.edges) + 1}
 
 
 @dataclass(frozen=True)
 class NumericColumn(InputColumn):
-    """Numbers that are compressed and standardised, or that the caller gives as the Dataset stores them."""
+    """Numbers that are transformed and standardised, or that the caller gives standardised.
+
+    ``add_inputs`` encodes all columns of this kind together.
+    """
 
     scale: tuple[str, AnyArray, AnyArray] | None = None  # transform, means and deviations
 
     @property
     def shape(self) -> tuple[int | str, ...]:
-        """The shape of the input."""
+        """Shape of the input."""
         return ("B",) if self.field.dim == 1 else ("B", self.field.dim)
 
-    def example_values(self, ids: AnyArray) -> AnyArray:
-        """Return the numbers (B, w) that are standardised to these."""
-        scaled = ids.astype(np.float64)
-        if self.scale is not None:
-            transform, mean, deviation = self.scale
-            scaled = scaled * deviation + mean
-            if transform == "log":
-                with np.errstate(over="ignore"):
-                    large = np.minimum(np.expm1(np.abs(scaled)), np.finfo(float).max)
-                scaled = np.copysign(large, scaled)
-        return scaled[:, 0] if self.field.dim == 1 else scaled
-
-    def takes(self) -> str:
-        """Say what the input takes."""
+    def description(self) -> str:
+        """Return the type of the values."""
         return f"numbers{'' if self.scale else ' as the Dataset stores them, standardised'}; NaN if missing"
 
-    def metadata(self) -> dict[str, Any]:
-        """Return what a caller needs to know, as JSON values."""
-        return {**super().metadata(), "takes": self.takes()}
+    def example_values(self, ids: AnyArray) -> AnyArray:
+        """Return the raw numbers that are standardised to these (B, w)."""
+        values = ids.astype(np.float64)
+        if self.scale is not None:
+            transform, mean, deviation = self.scale
+            values = values * deviation + mean
+            if transform == "log":
+                with np.errstate(over="ignore"):
+                    magnitude = np.minimum(np.expm1(np.abs(values)), np.finfo(float).max)
+                values = np.copysign(magnitude, values)
+        return values[:, 0] if self.field.dim == 1 else values
 
 
 def build_columns(schema: Schema, dataset: Dataset | None) -> list[InputColumn]:
-    """Return the fields of a model as inputs, with what a Dataset says about how they were encoded."""
+    """Return the fields of a model as inputs, encoded as the Dataset encoded them."""
     names = input_names(schema.names)
-    known = dataset is not None and dataset.settings.get("made_by") == "prepare"
-    if dataset is None or not known:
-        kinds = [NumericColumn if each.kind == "numeric" else IdColumn for each in schema]
-        return [kind(each, names[each.name]) for kind, each in zip(kinds, schema, strict=True)]
+    if dataset is None or dataset.settings.get("made_by") != "prepare":
+        return [
+            (NumericColumn if field.kind == "numeric" else IdColumn)(field, names[field.name]) for field in schema
+        ]
     try:
-        return [_column_from_dataset(dataset, each, names[each.name]) for each in schema]
+        return [_column_from_dataset(dataset, field, names[field.name]) for field in schema]
     except KeyError as error:
         raise DataError(
-            f"{dataset.path}: {error} is not stored, an older lpfs made this Dataset; prepare its log again"
+            f"{dataset.path} does not store {error}: an older version of lpfs made it; prepare the log again"
         ) from None
 
 
 def _column_from_dataset(dataset: Dataset, field: Field, name: str) -> InputColumn:
-    about = dataset.settings["fields"][field.name]
+    encoding = dataset.settings["fields"][field.name]
     if field.kind == "numeric":
-        scale = about["transform"], np.array(about["mean"], float), np.array(about["deviation"], float)
+        scale = encoding["transform"], np.array(encoding["mean"], float), np.array(encoding["deviation"], float)
         return NumericColumn(field, name, scale)
-    if about["ids"] == "hash":
-        return IdColumn(field, name, about["modulo"], about["of"])
-    if about["ids"] == "bins":
-        return BinnedColumn(field, name, np.array(about["edges"], float))
+    if encoding["ids"] == "hash":
+        return IdColumn(field, name, encoding["modulo"], encoding["value_type"])
+    if encoding["ids"] == "bins":
+        return BinnedColumn(field, name, np.array(encoding["edges"], float))
     values = dataset.vocabulary(field.name)
-    text = isinstance(values, list) and field.kind != "multi"  # marks are for a whole value of the log
-    marks: Sequence[str] = dataset.settings["options"]["missing"] if text else ()
-    return VocabularyColumn(field, name, values, tuple(marks), bool(about["hexadecimal"]))
+    is_text = isinstance(values, list) and field.kind != "multi"  # missing-value texts apply to whole cells only
+    missing_texts: Sequence[str] = dataset.settings["options"]["missing"] if is_text else ()
+    return VocabularyColumn(field, name, values, tuple(missing_texts), bool(encoding["hexadecimal"]))

@@ -1,6 +1,6 @@
-"""A file of torch.export: ids and numbers in, logits out.
+"""Files of ``torch.export``: ids and numbers in, logits out.
 
-Loading such a file runs pickle inside: open only files that you trust.
+Loading such a file runs pickle: open only files that you trust.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from lpfs.models.base import Model
 from lpfs.models.crosses import Crosses
 from lpfs.models.inputs import fields_by_kind
 
-ABOUT = "lpfs.json"  # the file within the file that says what goes in
+METADATA_FILE = "lpfs.json"  # extra file inside the .pt2 file that describes the inputs
 
 
 class ExportableTable(nn.Module):
-    """A Table in operations that torch.export knows; an id outside its field is an error here too."""
+    """A Table in operations that torch.export supports; an id out of range is an error, as in the Table."""
 
     starts: Tensor
     sizes: Tensor
@@ -47,45 +47,44 @@ class ExportableTable(nn.Module):
         return embedding(self._rows(ids, slice(0, self.fields)), self.weight)
 
     def bags(self, bags: Sequence[tuple[Tensor, Tensor]], gate: None = None) -> Tensor:
-        """Return (B, F, D) for all bags: of each its ids (V,), and where those of a row begin (B,)."""
-        found = []
-        for at, (ids, offsets) in enumerate(bags, self.fields):
-            rows = self._rows(ids, slice(at, at + 1))
-            found.append(embedding_bag(rows, self.weight, offsets.long(), mode=self.mode))
-        return torch.stack(found, 1)
+        """Return (B, F, D) for bags, each given by its ids (V,) and the offset of every row (B,)."""
+        pooled = []
+        for field, (ids, offsets) in enumerate(bags, self.fields):
+            rows = self._rows(ids, slice(field, field + 1))
+            pooled.append(embedding_bag(rows, self.weight, offsets.long(), mode=self.mode))
+        return torch.stack(pooled, 1)
 
     def _rows(self, ids: Tensor, fields: slice) -> Tensor:
         ids = ids.long()
-        inside = (ids >= 0) & (ids < self.sizes[fields])
-        return torch.where(inside, ids + self.starts[fields], self.rows)
+        valid = (ids >= 0) & (ids < self.sizes[fields])
+        return torch.where(valid, ids + self.starts[fields], self.rows)
 
 
 class ExportableCrosses(nn.Module):
-    """Crosses in operations that torch.export knows."""
+    """Crosses in operations that torch.export supports."""
 
     first: Tensor
     second: Tensor
-    alone: Tensor
+    single: Tensor
     order: Tensor
 
     def __init__(self, crosses: Crosses) -> None:
         super().__init__()
         plan = crosses.plan
-        alone = [number for number, part in enumerate(plan.parts) if len(part) == 1]
+        singles = [number for number, part in enumerate(plan.parts) if len(part) == 1]
         pairs = [number for number, part in enumerate(plan.parts) if len(part) == 2]
-        order = torch.full((plan.slots,), len(plan.parts))  # the last is a place of zeros
-        order[[plan.places[number] for number in (*alone, *pairs)]] = torch.arange(len(plan.parts))
-        self.register_buffer("alone", torch.tensor([plan.parts[number][0] for number in alone], dtype=torch.long))
-        for name, factor in (("first", 0), ("second", 1)):
-            index = [plan.parts[number][factor] for number in pairs]
+        order = torch.full((plan.slots,), len(plan.parts))  # the last part is zeros
+        order[[plan.places[number] for number in (*singles, *pairs)]] = torch.arange(len(plan.parts))
+        for name, numbers, factor in (("single", singles, 0), ("first", pairs, 0), ("second", pairs, 1)):
+            index = [plan.parts[number][factor] for number in numbers]
             self.register_buffer(name, torch.tensor(index, dtype=torch.long))
         self.register_buffer("order", order)
 
     def forward(self, tokens: Tensor, beside: Tensor | None = None) -> Tensor:
-        """Return (B, slots·D + E) for embeddings (B, N, D) and what stands after them (B, E)."""
+        """Return (B, slots·D + E) for embeddings (B, N, D) and a tensor (B, E) to append."""
         products = tokens.index_select(1, self.first) * tokens.index_select(1, self.second)
         zeros = torch.zeros_like(tokens[:, :1])
-        parts = torch.cat([tokens.index_select(1, self.alone), products, zeros], 1).index_select(1, self.order)
+        parts = torch.cat([tokens.index_select(1, self.single), products, zeros], 1).index_select(1, self.order)
         return parts.flatten(1) if beside is None else torch.cat([parts.flatten(1), beside], 1)
 
 
@@ -97,38 +96,40 @@ class ExportableModel(nn.Module):
         self.model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
         self.bags = bag_names(model)
         for path, module in list(self.model.named_modules()):
-            plain = {Table: ExportableTable, Crosses: ExportableCrosses}.get(type(module))
-            if plain is not None:
-                self.model.set_submodule(path, plain(module))
+            exportable = {Table: ExportableTable, Crosses: ExportableCrosses}.get(type(module))
+            if exportable is not None:
+                self.model.set_submodule(path, exportable(module))
 
     def forward(self, ids: Tensor, dense: Tensor, missing: Tensor, bags: list[Tensor]) -> Tensor:
         """Return logits (B,), or (B, 1 + tasks); ``bags`` holds values, offsets, values, offsets, …"""
-        named = {name: (bags[2 * at], bags[2 * at + 1]) for at, name in enumerate(self.bags)}
+        named = {name: (bags[2 * number], bags[2 * number + 1]) for number, name in enumerate(self.bags)}
         out = self.model.outputs(Batch(ids, dense, ids, missing, named))
         return out if self.model.schema.tasks else out[:, 0]
 
 
 def export_inputs(model: Model, batch: Batch) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Return a batch as the file takes it."""
+    """Return a batch as the arguments of the exported program."""
     batch = batch.to("cpu")
     missing = torch.zeros_like(batch.dense, dtype=torch.bool) if batch.missing is None else batch.missing
-    return batch.ids, batch.dense, missing, [each for name in bag_names(model) for each in batch.bags[name]]
+    return batch.ids, batch.dense, missing, [tensor for name in bag_names(model) for tensor in batch.bags[name]]
 
 
 def bag_names(model: Model) -> tuple[str, ...]:
-    """Return the names of the bags, in the order in which the file takes them."""
-    return tuple(each.name for each in fields_by_kind(model.reads)[1])
+    """Return the names of the bags, in the order of the program's arguments."""
+    return tuple(field.name for field in fields_by_kind(model.reads)[1])
 
 
 def write_torch(model: Model, dataset: Dataset | None, file: Path) -> None:
-    """Trace the model and write it."""
+    """Trace the model and write it with its metadata."""
     rows, bags = torch.export.Dim("B"), bag_names(model)
-    several: list[Any] = [each for at in range(len(bags)) for each in ({0: torch.export.Dim(f"V{at}")}, {0: rows})]
-    shapes = ({0: rows}, {0: rows}, {0: rows}, several)
-    made = torch.export.export(
+    bag_shapes: list[Any] = []
+    for number in range(len(bags)):
+        bag_shapes += [{0: torch.export.Dim(f"V{number}")}, {0: rows}]
+    shapes = ({0: rows}, {0: rows}, {0: rows}, bag_shapes)
+    program = torch.export.export(
         ExportableModel(model), export_inputs(model, _tracing_batch(model)), dynamic_shapes=shapes
     )
-    told = {
+    metadata = {
         "lpfs": lpfs.__version__,
         "model": {"name": registered_name(model), "config": model.config, "silent": list(model.silent)},
         "schema": model.reads.to_json(),
@@ -136,27 +137,27 @@ def write_torch(model: Model, dataset: Dataset | None, file: Path) -> None:
         "bags": list(bags),
         "fingerprint": None if dataset is None else dataset.fingerprint,
     }
-    torch.export.save(made, file, extra_files={ABOUT: json.dumps(told)})
+    torch.export.save(program, file, extra_files={METADATA_FILE: json.dumps(metadata)})
 
 
 def _tracing_batch(model: Model) -> Batch:
-    """Return rows to trace with: no length of 0 or 1, which would become a constant, and no tensor twice.
+    """Return rows to trace with: no size of 0 or 1, which would become a constant, and no tensor used twice.
 
-    The tracer takes two arguments that are one tensor for one argument.
+    The tracer would merge two arguments that are the same tensor.
     """
     ids, bags, dense = fields_by_kind(model.reads)
     count = 3
     values = {
-        each.name: (torch.zeros(5 + at, dtype=torch.int32), torch.tensor([0, 2, 4], dtype=torch.int32))
-        for at, each in enumerate(bags)
+        field.name: (torch.zeros(5 + number, dtype=torch.int32), torch.tensor([0, 2, 4], dtype=torch.int32))
+        for number, field in enumerate(bags)
     }
-    numbers = torch.zeros(count, sum(each.dim for each in dense))
+    numbers = torch.zeros(count, sum(field.dim for field in dense))
     labels = torch.zeros(count, 1)
     return Batch(torch.zeros(count, len(ids), dtype=torch.int32), numbers, labels, numbers.bool(), values)
 
 
 def check_torch(model: Model, batch: Batch, file: Path) -> Parity:
-    """Read the file back and run it on rows; raise ExactnessError where it differs."""
+    """Read the file back and run it on rows; raise ExactnessError if its logits differ from the model's."""
     program = torch.export.load(file).module()
     with torch.no_grad():
         return check_logits(model, batch, program(*export_inputs(model, batch)))

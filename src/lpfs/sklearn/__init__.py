@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from lpfs.errors import MissingPackageError
+from lpfs._imports import import_optional
 
-try:
-    import sklearn as _sklearn  # type: ignore[import-untyped]  # noqa: F401
-except ImportError as error:
-    raise MissingPackageError(
-        "lpfs.sklearn needs scikit-learn 1.6 or newer; install it with: pip install 'lpfs[sklearn]'"
-    ) from error
+import_optional("sklearn", "sklearn", "lpfs.sklearn")
 
-from lpfs.sklearn.selector import PolarizingSelector
+from lpfs.sklearn.selector import PolarizingSelector  # noqa: E402
 
 __all__ = ["PolarizingSelector"]

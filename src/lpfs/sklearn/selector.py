@@ -23,6 +23,7 @@ from lpfs.errors import DataError
 from lpfs.schema import Selection
 from lpfs.sklearn.search import resolve_settings, search
 from lpfs.sklearn.tables import (
+    Floats,
     dataframe_library,
     encode,
     merge_rows,
@@ -32,43 +33,41 @@ from lpfs.sklearn.tables import (
     take_columns,
 )
 
-Floats = NDArray[np.float64]
-
 
 class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
-    """Keep the columns that a small net really needs, found by learnable polarizing gates (LPFS, LPFS++).
+    """Select the columns that a small network needs, by learnable polarizing gates (LPFS, LPFS++).
 
-    ``fit`` trains a net on all columns, then trains it on with one gate g(x) a column until exactly K gates are
-    alive and the others are exactly 0.0; ``transform`` selects those K columns as they are.
-    Columns are judged together, by how they help to predict rows that the net was not trained on.
+    ``fit`` trains a network on all columns, then continues with one gate g(x) per column until exactly K gates are
+    non-zero and the others are exactly 0.0; ``transform`` returns those K columns unchanged. Columns are evaluated
+    together, by how much they help to predict rows that the network was not trained on.
 
-    X may be an array, or a pandas or polars DataFrame with columns of any mixture of numbers, dates, text,
-    categories and truth values; missing values are allowed. y may be binary, multi-class or continuous. The order
-    of the rows does not matter, and a row of weight 3 is the same as three equal rows.
+    X may be an array, or a pandas or polars DataFrame with columns of numbers, dates, text, categories and
+    booleans; missing values are allowed. y may be binary, multi-class or continuous. The order of the rows does
+    not matter, and a row of weight 3 is the same as three equal rows.
 
     Args:
-        keep: how many columns to keep; a float in (0, 1] is a share of them, rounded down, but never none.
+        keep: number of columns to keep; a float in (0, 1] is a fraction of them, rounded down to at least one.
         method: the gate function: ``"lpfs++"``, whose dropped columns can come back, or ``"lpfs"``.
         steps: training steps of the search; None chooses by the size of the data.
-        pretrain: training steps on all columns before it; None for half as many.
-        batch_size: rows a step; with no more rows than this, each step sees them all.
-        hidden: widths of the layers of the net.
-        lr: learning rate of the net (AdamW).
-        weight_decay: of the net; it keeps small tables from being learnt by heart.
-        must_keep: names or numbers of columns that stay in any case; they count within ``keep``.
-        task: ``"binary"``, ``"multiclass"``, ``"regression"``, or ``"auto"``, which looks at y: see
+        pretrain: training steps on all columns before the search; None for half of ``steps``.
+        batch_size: rows per step; if there are at most this many rows, each step uses all of them.
+        hidden: widths of the hidden layers of the network.
+        lr: learning rate of the network (AdamW).
+        weight_decay: weight decay of the network; it prevents the network from memorizing small tables.
+        must_keep: names or numbers of columns that are always kept; they count towards ``keep``.
+        task: ``"binary"``, ``"multiclass"``, ``"regression"``, or ``"auto"``, which depends on y: see
             :func:`lpfs.sklearn.tables.guess_task`.
-        random_state: a seed makes the answer repeatable; no random numbers but the selector's own are touched.
-        verbose: 1 prints five lines while it searches, 2 prints fifty.
+        random_state: a seed makes the result repeatable; the global random state is never changed.
+        verbose: 1 prints five lines during the search, 2 prints fifty.
 
     Attributes:
-        support_: which columns stay (N,).
-        gates_: the gates (N,), exactly 0.0 where a column was dropped. Sizes of gates are no ranking.
-        selection_: the same as :class:`lpfs.Selection`, with the history of the search and how it was made.
-        n_features_: how many columns stay.
-        task_: what y was taken for.
-        n_features_in_: how many columns X had.
-        feature_names_in_: their names, where X was a DataFrame with names of text.
+        support_: mask of the kept columns (N,).
+        gates_: the gates (N,), exactly 0.0 where a column was dropped. The size of a gate is not a ranking.
+        selection_: the result as a :class:`lpfs.Selection`, with the history and the settings of the search.
+        n_features_: number of kept columns.
+        task_: the task, resolved if it was ``"auto"``.
+        n_features_in_: number of columns of X in ``fit``.
+        feature_names_in_: their names, if X was a DataFrame whose column names are all text.
 
     >>> import numpy as np
     >>> X = np.random.default_rng(0).normal(size=(200, 6))
@@ -111,35 +110,35 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         """Find the columns to keep.
 
         Args:
-            X: an array (n, N) of numbers, or a DataFrame; NaN and null are taken as missing.
+            X: an array (n, N) of numbers, or a DataFrame; NaN and null mean missing.
             y: the target (n,).
-            sample_weight: weights of the rows (n,), >= 0; a row of weight 0 is as good as absent.
+            sample_weight: weights of the rows (n,), >= 0; a row of weight 0 is ignored.
 
         """
         validate_data(self, X, y, skip_check_array=True)
         if dataframe_library(X) is None:
-            table = self._array(X)
+            table = self._check_array(X)
             categorical = np.zeros(table.shape[1], dtype=np.bool_)
         else:
             table, categorical = read_frame(X)
-        target = self._target(y)
+        target = self._check_target(y)
         check_consistent_length(X, target, sample_weight)
-        weight = _weights(sample_weight, len(table))
-        there = weight > 0
-        table = renumber_codes(table[there], categorical)
-        numbers, task, outputs = read_target(target[there], self.task)
-        rows, weight = merge_rows(np.column_stack([table, numbers]), weight[there])
-        names = [f"x{at}" for at in range(table.shape[1])]
-        given = [str(name) for name in getattr(self, "feature_names_in_", ())]
-        if len(set(given)) == len(names) and all(given):
-            names = given
-        how = resolve_settings(self, rows.shape[0], names, check_random_state(self.random_state))
-        if how.keep == len(names):
+        weight = _check_weights(sample_weight, len(table))
+        used = weight > 0
+        table = renumber_codes(table[used], categorical)
+        target, task, outputs = read_target(target[used], self.task)
+        rows, weight = merge_rows(np.column_stack([table, target]), weight[used])
+        names = [f"x{number}" for number in range(table.shape[1])]
+        column_names = [str(name) for name in getattr(self, "feature_names_in_", ())]
+        if len(set(column_names)) == len(names) and all(column_names):
+            names = column_names
+        settings = resolve_settings(self, rows.shape[0], names, check_random_state(self.random_state))
+        if settings.keep == len(names):
             gates = dict.fromkeys(names, 1.0)
-            selection = Selection(tuple(names), (), gates, made={"keep": how.keep, "steps": 0, "task": task})
+            selection = Selection(tuple(names), (), gates, made={"keep": settings.keep, "steps": 0, "task": task})
         else:
-            data = encode(rows[:, :-1], categorical, weight)
-            selection = search(data, rows[:, -1], weight, task, outputs, names, how)
+            encoded = encode(rows[:, :-1], categorical, weight)
+            selection = search(encoded, rows[:, -1], weight, task, outputs, names, settings)
         self.selection_ = selection
         self.gates_ = np.array([selection.gates[name] for name in names])
         self.support_ = self.gates_ != 0
@@ -148,13 +147,13 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def transform(self, X: Any) -> Any:  # noqa: N803
-        """Return the kept columns of X: an array, or what ``set_output`` asks for, with the dtypes X has."""
-        wanted = _get_output_config("transform", self)["dense"]
-        if wanted == "default" or dataframe_library(X) is None:
+        """Return the kept columns of X: an array, or the container of ``set_output`` with the dtypes of X."""
+        container = _get_output_config("transform", self)["dense"]
+        if container == "default" or dataframe_library(X) is None:
             return super().transform(X)
         check_is_fitted(self)
         validate_data(self, X, reset=False, skip_check_array=True)
-        return take_columns(X, self.get_support(indices=True).tolist(), wanted)
+        return take_columns(X, self.get_support(indices=True).tolist(), container)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -168,8 +167,8 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         mask: NDArray[np.bool_] = self.support_
         return mask
 
-    def _array(self, X: Any) -> Floats:  # noqa: N803
-        """Return an array of numbers, checked."""
+    def _check_array(self, X: Any) -> Floats:  # noqa: N803
+        """Return X as an array of numbers."""
         try:
             table: Floats = check_array(
                 X, dtype=np.float64, ensure_all_finite="allow-nan", input_name="X", estimator=self
@@ -178,16 +177,16 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
             if "could not convert string" not in str(error):
                 raise
             raise DataError(
-                f"X is an array that holds text ({error}); give a DataFrame, whose text columns are categories"
+                f"X is an array that contains text ({error}); give a DataFrame, whose text columns are categories"
             ) from error
         return table
 
-    def _target(self, y: Any) -> NDArray[Any]:
-        """Return y (n,), checked."""
+    def _check_target(self, y: Any) -> NDArray[Any]:
+        """Return y as an array (n,)."""
         shape = np.asarray(y).shape
         if len(shape) == 2 and shape[1] > 1:
             raise DataError(
-                f"y has {shape[1]} columns, but a selector has one target: y should be a 1d array; fit one "
+                f"y has {shape[1]} columns, but a selector has one target: y should be a 1d array. Fit one "
                 "selector for each column of y"
             )
         target: NDArray[Any] = column_or_1d(y, warn=True)
@@ -195,17 +194,17 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         return target
 
 
-def _weights(sample_weight: Any, rows: int) -> Floats:
-    """Return the weights (n,), checked; ones where none are given."""
+def _check_weights(sample_weight: Any, rows: int) -> Floats:
+    """Return the weights (n,); ones if None."""
     if sample_weight is None:
         return np.ones(rows)
     weight = np.asarray(sample_weight, dtype=np.float64)
     if weight.ndim == 0:
         weight = np.full(rows, float(weight))
     if weight.shape != (rows,):
-        raise DataError(f"sample_weight must have one number a row, shape ({rows},), found {weight.shape}")
+        raise DataError(f"sample_weight must have one number per row, shape ({rows},), found {weight.shape}")
     if not bool(np.isfinite(weight).all()) or bool((weight < 0).any()):
-        raise DataError("sample_weight must hold numbers >= 0; found a negative, infinite or missing one")
+        raise DataError("sample_weight must contain numbers >= 0; found a negative, infinite or missing one")
     if not bool(weight.any()):
         raise DataError("all sample weights are zero: give at least two rows of different y a positive weight")
     return weight
