@@ -1,11 +1,13 @@
-# make demo   the main job on data it makes itself        make lint    style, format, strict types
-# make test   lint, then every test                       make bench   the benchmarks, as JSON
-# make coverage    the same tests, and which lines they run
-# make test-long   the tests that make test leaves out because they take long
-# make test-adapters   models of others (TorchRec, FuxiCTR, DeepCTR-Torch) from their own packages, in .venv-adapters
-# make test-spark  the Spark engine against the embedded one, in a venv of its own; needs java 17
-# make test-browser   the report in a real Chromium; pictures of it go to artefacts/
-# make docs   the site, in site/                           make test-docs   the site, and every code block of README and docs is run
+# make demo           the main job, on data that it simulates
+# make test           lint, types and the fast tests: before every commit
+# make test-all       everything else: long searches, documentation, browser
+# make lint           style, format, strict types            make format      format the code
+# make coverage       the fast tests with coverage           make bench       the benchmarks, as JSON
+# make docs           the site, in site/                     make test-docs   the site and every code block of README and docs
+# make test-long      long searches and control matrices
+# make test-browser   the report in a real Chromium; screenshots go to artefacts/
+# make test-adapters  TorchRec, FuxiCTR and DeepCTR-Torch models, with these packages in .venv-adapters
+# make test-spark     the Spark engine against the embedded one, in .venv-spark; needs java 17
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -15,10 +17,10 @@ PAGES  := $(VENV)/.ready-docs
 SPARK  := .venv-spark
 INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
-.PHONY: demo test coverage test-long test-adapters test-spark test-browser docs test-docs lint format bench setup clean
+.PHONY: demo test test-all coverage test-long test-adapters test-spark test-browser docs test-docs lint format bench setup clean
 .DEFAULT_GOAL := demo
 
-# The pinned install: made once, and again only when one of these two files changes; its tools where they are needed.
+# The pinned install, repeated only if one of these two files changes; the tools are installed when they are needed.
 $(BASE): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing lpfs into $(VENV)"
@@ -43,14 +45,16 @@ demo: $(BASE)
 test: lint
 	$(BIN)/python -m pytest
 
+test-all: test-long test-docs test-browser
+
 coverage: $(READY)
 	$(BIN)/python -m pytest --cov=lpfs --cov-report=term
 
 test-long: $(READY)
 	$(BIN)/python -m pytest -m long
 
-# An environment of its own: these packages ask for others that nothing else here needs. torchrec's metadata asks
-# for a CUDA package, hence --no-deps; then what it really imports.
+# A separate environment, because these packages require others that nothing else here needs. The metadata of torchrec
+# requires a CUDA package, hence --no-deps, followed by the packages that it imports.
 ADAPTERS := .venv-adapters
 PIP_ADAPTERS := $(ADAPTERS)/bin/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt --constraint constraints-adapters.txt
@@ -78,7 +82,11 @@ test-spark: $(SPARK)/.ready
 	$(SPARK)/bin/python -m pytest -m spark -n 0 tests/data/engines/test_spark.py
 
 test-browser: $(READY)
-	LPFS_BROWSER=required $(BIN)/python -m pytest -m browser -n 0 tests/browser
+	@if command -v chromium >/dev/null; then \
+		LPFS_BROWSER=required $(BIN)/python -m pytest -m browser -n 0 tests/browser; \
+	else \
+		echo "chromium is not installed: the report was not tested in a browser"; \
+	fi
 
 docs: $(PAGES)
 	$(BIN)/python tools/pages.py

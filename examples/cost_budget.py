@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import lpfs
-from lpfs.methods.costs import Costs
+from lpfs.methods.target import Costs
 
 BUDGET = 14.0
 
@@ -52,7 +52,7 @@ def main(rows: int = 30_000) -> None:
         print(f"  {told:<12} {len(run.kept)} fields for {price.total(run.kept):4.1f} ms, AUC {auc:.4f}")
         print(f"  {'':<12} dear ones: {len(dear)}; of the group: {len(group)}")
     print(f"AUC of all fields {paid.metrics['all_fields']['auc']:.4f}")
-    print(f"{time.perf_counter() - started:.0f} seconds. Next: docs/choosing.md")
+    print(f"{time.perf_counter() - started:.0f} seconds. Next: docs/select.md")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python examples/criteo.py --days /data/terabyte  # on the real day_0 … day_23, a day longer than this page
 
 A line has no header: the click, 13 counts (I1 … I13) and 26 hashed categories (C1 … C26), cut by tabs. The same on
-the command line, for the files you have downloaded (docs/criteo.md):
+the command line, for the files you have downloaded (docs/data.md):
 
     lpfs prepare terabyte/ --preset criteo-terabyte --negatives 0.125 --out data/terabyte
     lpfs select data/terabyte --model dlrm --keep 15 --out run
@@ -53,7 +53,7 @@ def main() -> None:
         print(f"  {name:<12} AUC {each['auc']:.4f}   log loss {each['logloss']:.4f}")
     tables = [run.savings[name]["table_bytes"] / 1e6 for name in ("all_fields", "kept")]
     print(f"tables {tables[0]:.1f} MB -> {tables[1]:.1f} MB; the report: {run.folder / 'report.html'}")
-    print(f"{time.perf_counter() - started:.0f} seconds. Next: docs/criteo.md")
+    print(f"{time.perf_counter() - started:.0f} seconds. Next: docs/data.md")
 
 
 if __name__ == "__main__":

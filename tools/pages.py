@@ -9,21 +9,17 @@ code.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
 
 from lpfs.cli.app import Command, cli
-from lpfs.errors import LpfsError
-from lpfs.methods.costs import Costs
-from lpfs.methods.registry import METHODS, check_search
-from lpfs.methods.wish import Wish
+from lpfs.methods.base import Method
+from lpfs.methods.registry import METHODS, method_class
 
 DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- made by tools/pages.py -->", "<!-- until here -->"
@@ -63,44 +59,37 @@ def every_option() -> Iterator[str]:
 
 
 def every_method() -> Iterator[str]:
-    """Yield the lines about each method; those of one file have one heading."""
-    files: dict[str, list[str]] = {}
+    """Yield the lines about each method: a table of all, then a section each, from the docstrings of the classes.
+
+    A method that derives from another one is in its section.
+    """
+    sections: dict[type[Method], list[str]] = {}
+    for name in METHODS:
+        cls = method_class(name)
+        sections.setdefault(next((base for base in sections if issubclass(cls, base)), cls), []).append(name)
+    anchors = {name: anchor(", ".join(names)) for names in sections.values() for name in names}
+    yield from ("| name | what it does | one search gives | targets |", "|---|---|---|---|")
     for name, entry in METHODS.items():
-        files.setdefault(entry.module, []).append(name)
-    yield from ("| name | what it does | one search gives | takes |", "|---|---|---|---|")
-    for name, entry in METHODS.items():
-        gives = "one K" if entry.each_keep else "a ranking, cut at every K"
-        linked = f"[`{name}`](#{anchor(', '.join(files[entry.module]))})"
-        yield f"| {linked} | {cell(entry.summary)} | {gives} | {', '.join(taken(name))} |"
-    for path, names in files.items():
-        module, entry = importlib.import_module(path), METHODS[names[0]]
-        yield from ("", f"## {', '.join(names)}", "", *prose(module.__doc__ or ""), *formula_of(module), "")
-        cited = "" if entry.reference == "-" else f" Reference: {entry.reference}."
-        yield f"Code: [{path}](../src/{path.replace('.', '/')}.py).{cited}"
-        yield from options(module.Options, dict(entry.preset))
+        cls = method_class(name)
+        gives = "one K" if cls.search_per_k else "a ranking, for every K"
+        targets = ", ".join(f"`{kind}`" for kind in cls.targets)
+        yield f"| [`{name}`](#{anchors[name]}) | {cell(entry.summary)} | {gives} | {targets} |"
+    for cls, names in sections.items():
+        yield from ("", f"## {', '.join(names)}", "", *prose(cls.__doc__ or ""), *mask_formula(cls))
+        for name in names[1:]:
+            yield from ("", f"`{name}`: {chr(10).join(prose(method_class(name).__doc__ or ''))}")
+        entry = METHODS[names[0]]
+        path = entry.path.partition(":")[0]
+        reference = "" if entry.reference == "-" else f" Reference: {entry.reference}."
+        yield from ("", f"Code: [{path}](../src/{path.replace('.', '/')}.py).{reference}", *options(cls.Options))
     yield ""
 
 
-def taken(name: str) -> Iterator[str]:
-    """Yield the ways to say what is wanted that a method does not refuse."""
-    fields = ["a", "b", "c"]
-    costs = Costs(dict.fromkeys(fields, 1.0))
-    ways = {"keep": Wish(keep=2), "penalty": Wish(penalty=0.1), "max_auc_loss": Wish(max_auc_loss=0.001)}
-    for way, wish in {**ways, "budget": Wish(budget=2.0, costs=costs)}.items():
-        try:
-            check_search(name, {}, wish, fields, 1000)
-        except LpfsError:
-            continue
-        yield f"`{way}`"
-
-
-def formula_of(module: ModuleType) -> Iterator[str]:
-    """Yield what a class of the module says in a formula, where the module itself has none."""
-    if "math::" in (module.__doc__ or ""):
-        return
-    for each in vars(module).values():
-        if inspect.isclass(each) and each.__module__ == module.__name__ and "math::" in (each.__doc__ or ""):
-            yield from ("", *prose(each.__doc__ or ""))
+def mask_formula(cls: type[Method]) -> Iterator[str]:
+    """Yield the docstring of the mask that a method trains, which has the formula."""
+    mask = getattr(cls, "mask_class", None)
+    if mask is not None:
+        yield from ("", *prose(mask.__doc__ or ""))
 
 
 def anchor(name: str) -> str:
@@ -108,15 +97,15 @@ def anchor(name: str) -> str:
     return re.sub(r"[^\w-]", "", name.replace(" ", "-"))
 
 
-def options(kind: Any, preset: dict[str, Any]) -> Iterator[str]:
+def options(kind: Any) -> Iterator[str]:
     """Yield a table of the settings of a method and their defaults."""
     fields = dataclasses.fields(kind)
     if not fields:
         yield from ("", "It has no options.")
         return
     yield from ("", *prose(kind.__doc__ or ""), "", "| `--method-option` | default |", "|---|---|")
-    for each in fields:
-        yield f"| `{each.name}` | `{preset.get(each.name, each.default)}` |"
+    for field in fields:
+        yield f"| `{field.name}` | `{field.default}` |"
 
 
 def prose(docstring: str) -> list[str]:

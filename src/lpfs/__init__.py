@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from lpfs.export.export import export
     from lpfs.gates.absorb import absorb, restore
     from lpfs.gates.attach import attach, detach
-    from lpfs.gates.control import Keep
+    from lpfs.gates.controller import Keep
     from lpfs.gates.functions import FUNCTIONS, GateFunction, gate_function
     from lpfs.gates.module import Gates
     from lpfs.gates.optimizer import ProxSGD
     from lpfs.gates.prune import Certificate, Pruned, prune
     from lpfs.gates.schedule import Decay, Schedule
     from lpfs.gates.sites import Site
-    from lpfs.methods.costs import Costs
     from lpfs.methods.registry import METHODS
     from lpfs.methods.search import search
+    from lpfs.methods.target import Costs
     from lpfs.models import MODELS, make_model
     from lpfs.models.base import Model
     from lpfs.pipeline.results import Outcome
     from lpfs.pipeline.select import select
     from lpfs.pipeline.settings import Settings
-    from lpfs.report.verb import report
+    from lpfs.report import report
     from lpfs.schema import Field, Schema, Selection
     from lpfs.serialization import load, save
     from lpfs.train.callbacks import Callback, State
@@ -59,7 +59,7 @@ _HOME = {
     "restore": "lpfs.gates.absorb",
     "attach": "lpfs.gates.attach",
     "detach": "lpfs.gates.attach",
-    "Keep": "lpfs.gates.control",
+    "Keep": "lpfs.gates.controller",
     "FUNCTIONS": "lpfs.gates.functions",
     "GateFunction": "lpfs.gates.functions",
     "gate_function": "lpfs.gates.functions",
@@ -81,7 +81,7 @@ _HOME = {
     "Settings": "lpfs.pipeline.settings",
     "select": "lpfs.pipeline.select",
     "Outcome": "lpfs.pipeline.results",
-    "Costs": "lpfs.methods.costs",
+    "Costs": "lpfs.methods.target",
     "encode_rows": "lpfs.data.reencode",
     "Field": "lpfs.schema",
     "Schema": "lpfs.schema",
@@ -97,8 +97,8 @@ _HOME = {
     "Scores": "lpfs.train.metrics",
 }
 
-# Verbs with a module of their name, which is called like the function in it.
-_VERBS = ("compare", "report", "export")
+# Packages that can be called like the function of their name.
+_CALLABLE_PACKAGES = ("compare", "report", "export")
 
 __all__ = [
     "FUNCTIONS",
@@ -154,7 +154,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _VERBS:
+    if name in _CALLABLE_PACKAGES:
         return importlib.import_module(f"lpfs.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'lpfs' has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""The code blocks of a Markdown page, and what a comment in front of one says about it.
+"""The code blocks of Markdown pages, and the comment in front of a block.
 
-<!-- not run: reason -->      it is looked at, but not run
+<!-- not run: reason -->      it is checked, but not run
 <!-- file: name.py -->        it is written to that file, and not run by itself
 """
 
@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("**/*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NAV = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+NAV = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
 MARK = re.compile(r"<!-- (not run|file): (.+?) -->\n$")
 
 
 @dataclass(frozen=True)
 class Block:
-    """One block: where it begins, in which language, and what its mark says."""
+    """One block: its place, its language, and what the comment in front of it says."""
 
     page: Path
     line: int
@@ -41,30 +42,28 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """Return the blocks of a page in their order."""
-    text, found = page.read_text("utf-8"), []
-    for each in FENCE.finditer(text):
-        mark = MARK.search(text[: each.start()])
-        said = {mark[1].replace(" ", "_"): mark[2]} if mark else {}
-        found.append(Block(page, text.count("\n", 0, each.start()) + 1, each[1], each[2], **said))
-    return found
+    """Return the blocks of a page in order."""
+    text, result = page.read_text("utf-8"), []
+    for fence in FENCE.finditer(text):
+        mark = MARK.search(text[: fence.start()])
+        options = {mark[1].replace(" ", "_"): mark[2]} if mark else {}
+        result.append(Block(page, text.count("\n", 0, fence.start()) + 1, fence[1], fence[2], **options))
+    return result
 
 
 def every_block(language: str) -> list[Block]:
     """Return the blocks of all pages in one language."""
-    return [each for page in PAGES for each in blocks(page) if each.language == language]
+    return [block for page in PAGES for block in blocks(page) if block.language == language]
 
 
 def anchors(page: Path) -> set[str]:
-    """Return what can be linked to on a page, as code hosts and the site name headings."""
-    found: set[str] = set()
-    for title in re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text("utf-8")), re.MULTILINE):
-        found.add(re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-"))
-    return found
+    """Return the anchors of the headings of a page, as code hosts and the site make them."""
+    titles = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text("utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
 
 
 def tool(name: str) -> Any:
-    """Return a module of tools/, which is no package."""
+    """Return a module of tools/, which is not a package."""
     spec = importlib.util.spec_from_file_location(f"tools_{name}", ROOT / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

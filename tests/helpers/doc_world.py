@@ -1,4 +1,4 @@
-"""A small world in which the commands and programs of the docs run: every file they name, with few rows."""
+"""What the commands and programs of the docs need to run: the files and names they use, with few rows."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 import torch
-from blocks import Block
 from torch import nn
 from torch.nn import functional
 
 import lpfs
 from lpfs import cli
+from tests.helpers.doc_blocks import Block
 
 ROWS = 3000
 NAMES = {  # fields of the simulator -> columns as the docs call them
@@ -33,106 +33,110 @@ fields = ["age", "city", "income"]
 """
 
 
-def clicks() -> pl.DataFrame:
-    """Return the table that stands for the reader's own: 31 columns, ten days."""
+def click_table() -> pl.DataFrame:
+    """Return the reader's own table: 31 columns, ten days."""
     files = lpfs.simulate("simulated", "small", rows=ROWS, format="parquet")
-    table = pl.concat([pl.read_parquet(each) for each in files]).rename(NAMES)
+    table = pl.concat([pl.read_parquet(path) for path in files]).rename(NAMES)
     shutil.rmtree("simulated")
-    stamp = pl.datetime(2026, 1, 1) + pl.duration(days=pl.col("day"))
-    return table.with_columns(pl.col("price") + 0.5, timestamp=stamp)
+    timestamp = pl.datetime(2026, 1, 1) + pl.duration(days=pl.col("day"))
+    return table.with_columns(pl.col("price") + 0.5, timestamp=timestamp)
 
 
-def text(table: pl.DataFrame, path: str) -> None:
+def write_csv(table: pl.DataFrame, path: str) -> None:
     """Write a CSV; a list is joined by |."""
     lists = [pl.col(name).list.join("|") for name, kind in table.schema.items() if kind == pl.List]
     table.with_columns(lists).write_csv(path)
 
 
-def run_of(table: pl.DataFrame, **given: Any) -> None:
-    lpfs.select(table, "run", label="click", time="day", quiet=True, **given)
+def run_select(table: pl.DataFrame, **options: Any) -> None:
+    lpfs.select(table, "run", label="click", time="day", quiet=True, **options)
 
 
-def dataset(path: str) -> None:
-    """Make a Dataset: that of the run, where there is one."""
+def make_dataset(path: str) -> None:
+    """Make a Dataset: a copy of that of the run, if there is one."""
     if Path("run/data").exists():
         shutil.copytree("run/data", path)
     else:
-        lpfs.prepare(clicks(), path, label="click", time="day", quiet=True)
+        lpfs.prepare(click_table(), path, label="click", time="day", quiet=True)
 
 
-def criteo(folder: str) -> None:
+def make_criteo(folder: str) -> None:
     lpfs.simulate("criteo-raw", "terabyte", rows=ROWS, days=6, format="csv")
-    for each in Path("criteo-raw/log").iterdir():
+    for path in Path("criteo-raw/log").iterdir():
         Path(folder).mkdir(exist_ok=True)
-        each.rename(Path(folder) / each.name)
+        path.rename(Path(folder) / path.name)
 
 
-def kaggle() -> None:
-    criteo("days")
+def make_kaggle() -> None:
+    make_criteo("days")
     days = sorted(Path("days").iterdir())
-    Path("train.txt").write_text("".join(each.read_text("utf-8") for each in days), "utf-8")
+    Path("train.txt").write_text("".join(path.read_text("utf-8") for path in days), "utf-8")
 
 
-def avazu() -> None:
-    draw = np.random.default_rng(0)
+def make_avazu() -> None:
+    rng = np.random.default_rng(0)
     names = ["C1", "banner_pos", *(f"site_{name}" for name in ("id", "domain", "category"))]
     names += [f"app_{name}" for name in ("id", "domain", "category")]
     names += [f"device_{name}" for name in ("id", "ip", "model", "type", "conn_type")]
     names += [f"C{number}" for number in range(14, 22)]
-    table = {"id": np.arange(ROWS), "click": draw.integers(0, 2, ROWS)}
+    table = {"id": np.arange(ROWS), "click": rng.integers(0, 2, ROWS)}
     table["hour"] = 14102100 + 100 * (np.arange(ROWS) * 10 // ROWS)
-    table |= {name: draw.integers(0, 30, ROWS) for name in names}
+    table |= {name: rng.integers(0, 30, ROWS) for name in names}
     pl.DataFrame(table).write_csv("train.csv")
 
 
-# what the docs name -> how it is made where it is not there
+def last_day() -> pl.DataFrame:
+    return click_table().filter(pl.col("day") == 9)
+
+
+# name in the docs -> function that makes the file
 FILES: dict[str, Callable[[], Any]] = {
-    "clicks.parquet": lambda: clicks().write_parquet("clicks.parquet"),
-    "clicks.csv": lambda: text(clicks(), "clicks.csv"),
-    "log.csv": lambda: text(clicks().drop("day"), "log.csv"),
-    "new.parquet": lambda: clicks().filter(pl.col("day") == 9).write_parquet("new.parquet"),
-    "tomorrow.parquet": lambda: clicks().filter(pl.col("day") == 9).write_parquet("tomorrow.parquet"),
-    "week.parquet": lambda: clicks().write_parquet("week.parquet"),
+    "clicks.parquet": lambda: click_table().write_parquet("clicks.parquet"),
+    "clicks.csv": lambda: write_csv(click_table(), "clicks.csv"),
+    "log.csv": lambda: write_csv(click_table().drop("day"), "log.csv"),
+    "new.parquet": lambda: last_day().write_parquet("new.parquet"),
+    "tomorrow.parquet": lambda: last_day().write_parquet("tomorrow.parquet"),
+    "week.parquet": lambda: click_table().write_parquet("week.parquet"),
     "costs.toml": lambda: Path("costs.toml").write_text(COSTS, "utf-8"),
-    "data/log": lambda: dataset("data/log"),
-    "run": lambda: run_of(clicks(), keep=20),
+    "data/log": lambda: make_dataset("data/log"),
+    "run": lambda: run_select(click_table(), keep=20),
     "trained": lambda: cli.run(
         ["train", "data/log", "--rows", "early", "--steps", "60", "--out", "trained", "-q"]
     ),
     "found": lambda: cli.run(["search", "trained", "data/log", "--keep", "20", "--out", "found", "-q"]),
-    "train.txt": kaggle,
-    "train.csv": avazu,
-    "day_*": lambda: criteo("."),
+    "train.txt": make_kaggle,
+    "train.csv": make_avazu,
+    "day_*": lambda: make_criteo("."),
 }
 DEFAULT_OUT = {"select": "run", "compare": "comparison"}
 NEEDS = {"trained": ["data/log"], "found": ["data/log", "trained"]}
 
 
 def provide(word: str) -> None:
-    """Make what a command or a program names, if it is ours to make and not there."""
+    """Make the file or folder that a command or a program names, if it is known and missing."""
     name = word.rstrip("/").removesuffix("/model").removesuffix("/data").removesuffix("/config.json")
     if name in FILES and not Path(name).exists():
-        for each in NEEDS.get(name, []):
-            provide(each)
+        for needed in NEEDS.get(name, []):
+            provide(needed)
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         FILES[name]()
 
 
 def run_command(words: list[str]) -> None:
-    """Run a command of lpfs as it stands there, in an empty place unless it goes on with what is there."""
+    """Run a command of lpfs; its output folder is removed first unless the command continues in it."""
     if ">" in words:
         words = words[: words.index(">")]
     out = words[words.index("--out") + 1] if "--out" in words else DEFAULT_OUT.get(words[0])
-    for each in words:
-        if each != out:
-            provide(each)
+    for word in words:
+        if word != out:
+            provide(word)
     if out is not None and {"--resume", "--replace", "--tables-only"} & set(words):
         provide(out)
     elif out is not None and words != ["compare", "--out", out]:
         remove(Path(out))
     if len(words) > 1 and words[0] == "reproduce" and words[1] != "gates":
-        return  # minutes to hours; tests/paper does every experiment in small
-    if any("://" in each for each in words):
+        return  # minutes to hours; tests/paper runs every experiment in small
+    if any("://" in word for word in words):
         return  # needs an object store; tests/data/test_remote.py has one in memory
     code = cli.run(words)
     assert code == 0, f"lpfs {' '.join(words)} ended with {code}"
@@ -146,7 +150,7 @@ def remove(path: Path) -> None:
 
 
 def run_python(block: Block, names: dict[str, Any]) -> None:
-    """Run a program as it stands there, in the names that those before it on the page have left."""
+    """Run a program in the names that the programs before it on the page have left."""
     for word in re.findall(r'"([\w./]+)"', block.text):
         if not re.search(rf'(simulate\("{word}"|(select|compare|prepare)\([^)]*?, "{word}")', block.text):
             provide(word)
@@ -156,13 +160,13 @@ def run_python(block: Block, names: dict[str, Any]) -> None:
         remove(Path("run/model.onnx"))
         remove(Path("run/model.pt2"))
     text = block.text
-    for large, little in SMALLER.get(block.page.name, {}).items():
-        text = text.replace(large, little)
+    for large, small in SMALLER.get(block.page.name, {}).items():
+        text = text.replace(large, small)
     exec(compile(text, str(block), "exec"), names)
 
 
 class TwoFields(nn.Module):
-    """Somebody's model: two tables and a Linear."""
+    """A user's model: two tables and a Linear."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,69 +178,63 @@ class TwoFields(nn.Module):
 
 
 def own_model() -> dict[str, Any]:
-    """Names of a page about a model of the reader's own; only the item tells the click."""
+    """Return the names of a page about a user's model; only the item decides the click."""
     ids = torch.randint(30, (300, 64, 2), generator=torch.Generator().manual_seed(0))
-    stream = [(each, (each[:, 1] % 2).float()) for each in ids]
+    stream = [(rows, (rows[:, 1] % 2).float()) for rows in ids]
 
     def loss_of(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return functional.binary_cross_entropy_with_logits(model(batch[0]), batch[1])
+        return functional.binary_cross_entropy_with_logits(model(batch[0]).float(), batch[1])
 
     return {"torch": torch, "model": TwoFields(), "stream": stream, "loss_of": loss_of, "ids": ids[0]}
 
 
-def of_dataset() -> dict[str, Any]:
-    """Names of a page about models of lpfs: a Dataset, a model, a batch, a table."""
-    dataset = lpfs.prepare(clicks(), "prepared", label="click", time="day", quiet=True)
+def lpfs_model() -> dict[str, Any]:
+    """Return the names of a page about models of lpfs: a Dataset, a model, a batch, a table."""
+    dataset = lpfs.prepare(click_table(), "prepared", label="click", time="day", quiet=True)
     model = lpfs.make_model("mlp", dataset.schema, dim=4, hidden=[8])
     batch = next(iter(dataset.stream(64)))
-    return {
-        "np": np,
-        "torch": torch,
-        "dataset": dataset,
-        "model": model,
-        "batch": batch,
-        "table": clicks().head(20),
-    }
+    table = click_table().head(20)
+    return {"np": np, "torch": torch, "dataset": dataset, "model": model, "batch": batch, "table": table}
 
 
-def to_serve() -> dict[str, Any]:
-    """Names of the page about serving: a run that reads a city, a price and tags."""
-    draw = np.random.default_rng(0)
-    cities = draw.choice(["Basel", "Bern", "Chur"], ROWS)
+def served_model() -> dict[str, Any]:
+    """Return the names of the page about serving: a run that reads a city, a price and tags."""
+    rng = np.random.default_rng(0)
+    cities = rng.choice(["Basel", "Bern", "Chur"], ROWS)
     table = pl.DataFrame(
         {
-            "click": (draw.random(ROWS) < np.where(cities == "Basel", 0.6, 0.2)).astype(int),
+            "click": (rng.random(ROWS) < np.where(cities == "Basel", 0.6, 0.2)).astype(int),
             "day": np.arange(ROWS) * 10 // ROWS,
             "city": cities,
-            "price": draw.random(ROWS) * 20,
-            "tags": [draw.choice(["a", "b", "c"], draw.integers(1, 3)).tolist() for _ in range(ROWS)],
-            "noise": draw.choice(["x", "y", "z"], ROWS),
+            "price": rng.random(ROWS) * 20,
+            "tags": [rng.choice(["a", "b", "c"], rng.integers(1, 3)).tolist() for _ in range(ROWS)],
+            "noise": rng.choice(["x", "y", "z"], ROWS),
         }
     )
-    run_of(table, keep=3, must_keep=("city", "price", "tags"), prepare={"bins": "off"})
+    run_select(table, keep=3, must_keep=("city", "price", "tags"), prepare={"bins": "off"})
     model = lpfs.load("run/model")
     dataset = lpfs.Dataset("run/data")
     batch = next(iter(dataset.stream(64, fields=model.reads.names)))
     return {"torch": torch, "dataset": dataset, "model": model, "batch": batch}
 
 
-def frame() -> dict[str, Any]:
-    """Names of the page about scikit-learn: a table of pandas."""
+def pandas_table() -> dict[str, Any]:
+    """Return the names of the section about scikit-learn: a pandas table."""
     import pandas as pd
 
-    draw = np.random.default_rng(0)
-    table = pd.DataFrame({f"column_{n}": draw.normal(size=400) for n in range(12)})
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({f"column_{n}": rng.normal(size=400) for n in range(12)})
     return {"frame": table, "clicked": (table["column_0"] + table["column_1"] > 0).astype(int)}
 
 
 # page -> numbers in its programs that are made smaller
 SHORT = {"20_000": "300", "keep=20": "keep=1"}
 SMALLER = {"README.md": SHORT, "own-model.md": SHORT}
-# page -> what it takes for granted
+# page -> the names that it uses without defining them
 GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "README.md": own_model,
     "own-model.md": own_model,
-    "sklearn.md": frame,
-    "export.md": to_serve,
-    **dict.fromkeys(["data.md", "models.md", "training.md", "extending.md", "own-table.md"], of_dataset),
+    "adapters.md": pandas_table,
+    "export.md": served_model,
+    **dict.fromkeys(["data.md", "models.md", "extending.md", "getting-started.md"], lpfs_model),
 }
