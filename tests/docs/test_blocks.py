@@ -23,9 +23,9 @@ def small_world(monkeypatch, tmp_path):
     """Short searches and short logs, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(splits, "LEAST_PRETRAIN", 60)
-    monkeypatch.setattr(splits, "LEAST_SEARCH", 60)
-    monkeypatch.setattr("lpfs.methods.permutation.MOST", 1)
+    monkeypatch.setattr(splits, "MIN_PRETRAIN_STEPS", 60)
+    monkeypatch.setattr(splits, "MIN_SEARCH_STEPS", 60)
+    monkeypatch.setattr("lpfs.methods.permutation.MAX_REPEATS", 1)
     real = lpfs.simulate
 
     def simulate(out, preset="small", *, rows=None, **options):

@@ -1,6 +1,6 @@
 """reproduce: repeat one experiment of the paper; write its results as JSON, a figure and a page.
 
-lpfs.paper.verb.reproduce("gates", "paper")
+lpfs.paper.reproduce("gates", "paper")
 """
 
 from __future__ import annotations
@@ -193,6 +193,4 @@ def command_line(name: str, full: bool, data: Any, options: Mapping[str, int | N
     return shlex.join(words)
 
 
-callable_package(
-    __name__, f"{__name__}:reproduce"
-)  # lpfs.paper.verb.reproduce is this module, once it is imported
+callable_package(__name__, f"{__name__}:reproduce")  # lpfs.paper.reproduce is this module, once it is imported
