@@ -197,7 +197,7 @@ def test_kind_and_description():
         "keep": (SelectionTarget(keep=1), "1 field"),
         "penalty": (SelectionTarget(penalty=0.1), "0.1"),
         "budget": (SelectionTarget(budget=4.5, costs=Costs({"ad": 1.0}, unit="ms")), "4.5 ms"),
-        "max_auc_loss": (SelectionTarget(), "0.001 AUC"),
+        "max_auc_loss": (SelectionTarget(), "0.001 of AUC"),
     }
     for kind, (target, text) in targets.items():
         assert target.kind == kind

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lpfs._text import describe_target
 from lpfs._validation import check_int, check_name, is_number
 from lpfs.data.fields import load_toml
 from lpfs.errors import FieldError, InputError
@@ -70,13 +71,8 @@ class SelectionTarget:
         >>> SelectionTarget(keep=20).describe()
         'keep exactly 20 fields'
         """
-        if self.keep is not None:
-            return f"keep exactly {self.keep} field{'s' * (self.keep != 1)}"
-        if self.penalty is not None:
-            return f"a fixed penalty of {self.penalty:g}"
-        if self.budget is not None:
-            return f"a budget of {self.budget:g} {self.costs.unit if self.costs else ''}".rstrip()
-        return f"as few fields as possible, at most {self.max_auc_loss:g} AUC lost"
+        unit = "" if self.costs is None else self.costs.unit
+        return describe_target(self.keep, self.penalty, self.budget, self.max_auc_loss, unit)
 
     def for_model(self, model: Model) -> SelectionTarget:
         """Return the target with the costs of the model's parts instead of those of the fields."""
