@@ -274,7 +274,7 @@ def test_default_target_allows_a_small_loss_and_prints_it(log, tmp_path, capsys)
     printed = capsys.readouterr().err
     allowed = make_target(Settings(), log.schema, split_dataset(log).valid).max_auc_loss
     assert 0.001 < allowed < 0.02  # a quarter of the standard error on a few hundred rows
-    assert f"at most {allowed:g} AUC" in printed
+    assert f"at most {allowed:g} of AUC" in printed
     assert f"{allowed:.5f} was allowed" in printed
     assert {"slot", *STRONG} <= set(outcome.kept)
     assert "price" not in outcome.selection.names
