@@ -33,7 +33,6 @@ class BenchmarkTable:
         preset, rows: of a simulated log.
         file: name of a real table.
         options: further options.
-
     """
 
     keep: str

@@ -64,9 +64,7 @@ def result(folder: Path, true: list[str]) -> dict[str, Any]:
         "test": found["metrics"],
         "validation": found["validation"],
         "hot_start": found["hot_start"],
-        "certificates": {
-            name: {key: each[key] for key in CERTIFIED} for name, each in found["certificates"].items()
-        },
+        "certificates": {name: {key: each[key] for key in CERTIFIED} for name, each in found["certificates"].items()},
         "max_logit_change": found["max_logit_change"],
         "fields": len(found["kept"]) + len(found["dropped"]),
         "kept": found["kept"],

@@ -39,34 +39,10 @@ KINDS: tuple[str, ...] = (
 )
 KINDS += ("toml bytes", "toml options", "dataset bytes", "dataset json")
 TOKENS = [b'"', b",", b"\n", b"\r", b"\r\n", b"\t", b"\0", b"\xff", b"\xc3", b"|", b";", b'""', b'",', b"NA"]
-TOKENS += [
-    b"nan",
-    b"inf",
-    b"-",
-    b"1e999",
-    b"9" * 40,
-    b"2",
-    b"\xef\xbb\xbf",
-    b"../x",
-    "日本".encode(),
-    b" ",
-    b"'",
-]
-TOKENS += [
-    b"[",
-    b"]",
-    b"=",
-    b"#",
-    b"true",
-    b'kind = "multi"\n',
-    b"hash = 3\n",
-    b"[day]\n",
-    b"2020-01-01",
-    b"click",
-]
+TOKENS += [b"nan", b"inf", b"-", b"1e999", b"9" * 40, b"2", b"\xef\xbb\xbf", b"../x", "日本".encode(), b" ", b"'"]
+TOKENS += [b"[", b"]", b"=", b"#", b"true", b'kind = "multi"\n', b"hash = 3\n", b"[day]\n", b"2020-01-01", b"click"]
 CSV = b"click,ad,price,tags,day,code\n" + b"".join(
-    b"%d,%s,%d.5,%s,2020-01-0%d,%d\n"
-    % (i % 2, b"abcd"[i % 4 : i % 4 + 1], i, b"x|y|z"[: 1 + i % 5], 1 + i // 5, i)
+    b"%d,%s,%d.5,%s,2020-01-0%d,%d\n" % (i % 2, b"abcd"[i % 4 : i % 4 + 1], i, b"x|y|z"[: 1 + i % 5], 1 + i // 5, i)
     for i in range(14)
 )
 TOML = b'price = "categorical"\n[ad]\ngroup = "item"\ncost = 2.5\nmin_count = 1\n'
@@ -105,39 +81,8 @@ CELLS += [
     "\u202e",
     "-0.0",
 ]
-CELLS += [
-    '"',
-    "a\nb",
-    "a,b",
-    "\r",
-    "#",
-    "=1+1",
-    "train",
-    "test",
-    "١",
-    "1_000",
-    "+5",
-    ".5",
-    "5.",
-    "\x1f",
-    "é" * 300,
-]
-VALUES: list[Any] = [
-    "numeric",
-    "categorical",
-    "multi",
-    "ignore",
-    "item",
-    "log",
-    "none",
-    "|",
-    "",
-    "x" * 50,
-    0,
-    1,
-    2,
-    3,
-]
+CELLS += ['"', "a\nb", "a,b", "\r", "#", "=1+1", "train", "test", "١", "1_000", "+5", ".5", "5.", "\x1f", "é" * 300]
+VALUES: list[Any] = ["numeric", "categorical", "multi", "ignore", "item", "log", "none", "|", "", "x" * 50, 0, 1, 2, 3]
 VALUES += [
     -1,
     2**31,
@@ -155,18 +100,7 @@ VALUES += [
     {"kind": "numeric"},
 ]
 NAMES = ["ad", "price", "tags", "day", "code", "click", "nothing", "", "../x", "日本"]
-OPTIONS = [
-    "kind",
-    "group",
-    "cost",
-    "separator",
-    "hash",
-    "min_count",
-    "max_values",
-    "bins",
-    "transform",
-    "width",
-]
+OPTIONS = ["kind", "group", "cost", "separator", "hash", "min_count", "max_values", "bins", "transform", "width"]
 OPTIONS += ["hexadecimal", "dim", "why", "name", "typo"]
 
 
@@ -194,31 +128,10 @@ def sensible(rng: random.Random) -> dict[str, Any]:
 
 def settings(rng: random.Random) -> dict[str, Any]:
     """Return options that are mostly allowed."""
-    some: list[dict[str, Any]] = [
-        {},
-        {"parts": 3},
-        {"time": "day"},
-        {"parts": 1},
-        {"parts": "files"},
-        {"time": "code"},
-    ]
+    some: list[dict[str, Any]] = [{}, {"parts": 3}, {"time": "day"}, {"parts": 1}, {"parts": "files"}, {"time": "code"}]
     some += [{"time": "day", "ordered": True}, {"time": "day", "time_format": "%Y-%m-%d"}, {"time": "ad"}]
-    more: list[dict[str, Any]] = [
-        {},
-        {},
-        {"negatives": 0.5},
-        {"bins": 3},
-        {"hash": 10},
-        {"missing": ["a", ""]},
-    ]
-    more += [
-        {"train": 1},
-        {"train": 99},
-        {"min_count": 2},
-        {"max_values": 1},
-        {"tasks": ["code"]},
-        {"positive": "a"},
-    ]
+    more: list[dict[str, Any]] = [{}, {}, {"negatives": 0.5}, {"bins": 3}, {"hash": 10}, {"missing": ["a", ""]}]
+    more += [{"train": 1}, {"train": 99}, {"min_count": 2}, {"max_values": 1}, {"tasks": ["code"]}, {"positive": "a"}]
     more += [{"separator": ","}, {"header": False}, {"seed": 7}]
     keep = {"keep_all": rng.random() < 0.8}
     return {"label": "click", "quiet": True, **rng.choice(some), **rng.choice(more), **keep}
@@ -505,14 +418,7 @@ class Worker:
     def start(self) -> None:
         """Start a process for what is left."""
         self.folder = Path(tempfile.mkdtemp(prefix="lpfs-fuzz-", dir=self.options.place))
-        command = [
-            sys.executable,
-            __file__,
-            "--worker",
-            str(self.folder / "box"),
-            "--seed",
-            str(self.options.seed),
-        ]
+        command = [sys.executable, __file__, "--worker", str(self.folder / "box"), "--seed", str(self.options.seed)]
         command += ["--first", str(self.next), "--inputs", str(self.stop - self.next)]
         errors = None if self.options.show else subprocess.DEVNULL
         environment = {**os.environ, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}

@@ -44,9 +44,7 @@ class Net(nn.Module):
         self.emb = nn.ModuleDict({f"c{n}": nn.Embedding(ROWS, D, sparse=True) for n in range(TABLES)})
         self.dense = nn.Sequential(nn.Linear(DENSE, 64), nn.ReLU(), nn.Linear(64, D))
         width = (TABLES + 1) * D
-        self.top = nn.Sequential(
-            nn.Linear(width, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 1)
-        )
+        self.top = nn.Sequential(nn.Linear(width, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 1))
 
     def forward(self, ids: Tensor, dense: Tensor) -> Tensor:
         """Return logits (B,)."""

@@ -44,17 +44,13 @@ def main() -> None:
     parser.add_argument("--time")
     parser.add_argument("--split")
     parser.add_argument("--keep", type=int, nargs="*", default=[])
-    parser.add_argument(
-        "--part", type=int, nargs="*", default=[], help="keep the number of fields divided by this"
-    )
+    parser.add_argument("--part", type=int, nargs="*", default=[], help="keep the number of fields divided by this")
     parser.add_argument("--methods", nargs="*", default=["lpfs++", "lpfs", "permutation"])
     parser.add_argument("--sweep", type=int, default=0, help="number of fixed λ for LPFS++")
     span_help = "exponents of 2 of the first and the last λ, in units of 1 / (6.4 Ση)"
     parser.add_argument("--span", type=float, nargs=2, default=(0.0, 5.0), help=span_help)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument(
-        "--first", type=int, default=0, help="the first seed, so that processes can share the seeds"
-    )
+    parser.add_argument("--first", type=int, default=0, help="the first seed, so that processes can share the seeds")
     parser.add_argument("--no-reference", action="store_true", help="leave out the model of all fields")
     parser.add_argument("--settings", type=json.loads, default={}, help="settings of select, as JSON")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

@@ -146,11 +146,7 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
         for each in given:
             stepper.train_batch(each, lambda: "a step")
 
-    makers = {
-        "one": (apart, whole if ranks.is_leader else []),
-        "two": (shared, mine),
-        "two, silent": (silent, mine),
-    }
+    makers = {"one": (apart, whole if ranks.is_leader else []), "two": (shared, mine), "two, silent": (silent, mine)}
     seconds: dict[str, list[float]] = {name: [] for name in makers}
     for turn in range(repeats + 1):
         if turn == 1:  # the first turn warms up and compiles

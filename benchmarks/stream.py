@@ -137,10 +137,7 @@ def main() -> None:
             entry |= {"order": order, "first_pass": round(first[name][0])}
             entry |= {"target": TARGETS[order], "met": middle >= TARGETS[order]} if whole else {}
         results["rows_a_second"][name] = entry
-        print(
-            f"{name:40s} {middle / 1e6:6.1f} M rows/s  ({min(found) / 1e6:.1f} to {max(found) / 1e6:.1f})",
-            end="",
-        )
+        print(f"{name:40s} {middle / 1e6:6.1f} M rows/s  ({min(found) / 1e6:.1f} to {max(found) / 1e6:.1f})", end="")
         print(f"   {cpu / 1e6:6.1f} M rows a second of processor time")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(results, indent=1) + "\n")

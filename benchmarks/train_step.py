@@ -59,9 +59,7 @@ def batches(rows: int, number: int, device: str) -> list[Data]:
     source = torch.Generator().manual_seed(1)
     made = []
     for _ in range(number):  # Zipf: the density of an id is that of 1 / (1 + id)
-        columns = [
-            (size + 1) ** torch.rand(rows, generator=source, dtype=torch.float64) - 1 for size in sizes(device)
-        ]
+        columns = [(size + 1) ** torch.rand(rows, generator=source, dtype=torch.float64) - 1 for size in sizes(device)]
         ids = torch.stack([each.clamp(max=size - 1) for each, size in zip(columns, sizes(device), strict=True)], 1)
         dense, clicks = torch.randn(rows, DENSE, generator=source), torch.rand(rows, generator=source).round()
         made.append((ids.to(device, torch.int32), dense.to(device), clicks.to(device)))
@@ -75,9 +73,7 @@ class Dense(nn.Module):
         super().__init__()
         self.bottom = nn.Sequential(nn.Linear(DENSE, 64), nn.ReLU(), nn.Linear(64, D))
         width = (len(CRITEO) + 1) * D
-        self.top = nn.Sequential(
-            nn.Linear(width, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 1)
-        )
+        self.top = nn.Sequential(nn.Linear(width, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 1))
 
     def forward(self, tokens: Tensor, dense: Tensor, gate: Tensor | None = None) -> Tensor:
         """Return logits (B,)."""
@@ -364,9 +360,7 @@ def measure(made: dict[str, Step], rows: int, device: str, repeats: int, inner: 
             times[name].append(seconds(made[name], part, device, CLOCKS[clock]))
     unit = times["fused nn.Embedding"]
     wanted = RATIOS | (GPU_RATIOS if device == "cuda" else {})
-    ratios = {
-        name: [a / b for a, b in zip(times[of], times[to], strict=True)] for name, (of, to) in wanted.items()
-    }
+    ratios = {name: [a / b for a, b in zip(times[of], times[to], strict=True)] for name, (of, to) in wanted.items()}
     return {
         "batch": rows,
         "rows_per_second": {name: round(rows / statistics.median(each)) for name, each in times.items()},

@@ -34,11 +34,7 @@ def main(rows: int = 30_000) -> None:
     costs.write_text("\n".join(lines) + "\n", "utf-8")
     print(costs.read_text("utf-8"))
 
-    quick: dict[str, Any] = {
-        "model_options": {"dim": 4, "hidden": [32]},
-        "pretrain_steps": 500,
-        "search_steps": 500,
-    }
+    quick: dict[str, Any] = {"model_options": {"dim": 4, "hidden": [32]}, "pretrain_steps": 500, "search_steps": 500}
     quick |= {"finish": "retrain", "quiet": True}
     paid = lpfs.select(log, place / "paid", budget=BUDGET, costs=str(costs), **quick)
     free = lpfs.select(log, place / "free", keep=len(paid.kept), **quick)

@@ -34,9 +34,7 @@ def main() -> None:
     if given.days is None:
         files = lpfs.simulate(place / "raw", "terabyte", rows=given.rows, days=6, format="csv")
         first = files[0].read_text("utf-8").splitlines()[0].split("\t")
-        print(
-            f"{len(files)} days in Criteo's layout; a line: click {first[0]}, I1 {first[1]!r}, C1 {first[14]!r} …"
-        )
+        print(f"{len(files)} days in Criteo's layout; a line: click {first[0]}, I1 {first[1]!r}, C1 {first[14]!r} …")
         small = {"pretrain_steps": 400, "search_steps": 600, "model_options": {"dim": 8, "hidden": [64]}}
     else:
         files = given.days

@@ -48,9 +48,7 @@ def main() -> None:
         same = torch.equal(loaded(batch), answer.model.cpu().eval()(batch))
     print(f"\nloaded again from {answer.folder / 'model'}: predictions equal to the last bit: {same}")
     zeros = answer.certificates["zeros"]["max_logit_change"]
-    print(
-        f"removing {len(answer.selection.dropped)} fields moved the logits by {zeros} (zeros fed in their place)"
-    )
+    print(f"removing {len(answer.selection.dropped)} fields moved the logits by {zeros} (zeros fed in their place)")
     print(f"\nopen {answer.folder / 'report.html'} in a browser. Next: docs/getting-started.md")
 
 

@@ -68,9 +68,7 @@ def main(steps: int = 600) -> Pruned:
 
     before = model(*held_out)
     gates = adapter.attach(model, steps=steps)
-    print(
-        f"gates on {len(gates.names)} fields: predictions bit-identical: {torch.equal(before, model(*held_out))}"
-    )
+    print(f"gates on {len(gates.names)} fields: predictions bit-identical: {torch.equal(before, model(*held_out))}")
 
     # products of pairs are all that a DLRM reads: the dense token has to stay, so that one feature alone is heard
     adapter.search(model, stream, optimizer, steps=steps, keep=TRUE + 1, must_keep=["dense"])

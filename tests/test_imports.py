@@ -16,9 +16,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it():
     import json
 
     assert import_optional("json", "x", "this") is json
-    with pytest.raises(
-        MissingPackageError, match=r"mlflow=True needs .* no_such .*pip install 'lpfs\[board\]' soon"
-    ):
+    with pytest.raises(MissingPackageError, match=r"mlflow=True needs .* no_such .*pip install 'lpfs\[board\]' soon"):
         import_optional("no_such.module", "board", "mlflow=True", "soon")
 
 

@@ -119,16 +119,14 @@ def module_level_imports(path: Path) -> set[str]:
     statements = [
         statement
         for statement in parse(path).body
-        if not isinstance(statement, ast.FunctionDef | ast.ClassDef)
-        and "TYPE_CHECKING" not in ast.unparse(statement)
+        if not isinstance(statement, ast.FunctionDef | ast.ClassDef) and "TYPE_CHECKING" not in ast.unparse(statement)
     ]
     return {name for statement in statements for name in imported_modules(statement) if name.startswith("lpfs.")}
 
 
 def test_modules_import_each_other_without_a_cycle():
     modules = {
-        "lpfs" + "".join(f".{part}" for part in path.relative_to(ROOT).with_suffix("").parts): path
-        for path in FILES
+        "lpfs" + "".join(f".{part}" for part in path.relative_to(ROOT).with_suffix("").parts): path for path in FILES
     }
     modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}
     graph = {name: module_level_imports(path) & set(modules) - {name, "lpfs"} for name, path in modules.items()}
@@ -148,7 +146,5 @@ def test_modules_import_each_other_without_a_cycle():
 
 
 def test_no_class_name_is_used_twice():
-    names = Counter(
-        node.name for path in FILES for node in ast.walk(parse(path)) if isinstance(node, ast.ClassDef)
-    )
+    names = Counter(node.name for path in FILES for node in ast.walk(parse(path)) if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1] == []

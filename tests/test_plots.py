@@ -18,18 +18,10 @@ from tests.helpers import hostile
 
 mpl.use("agg")
 HISTORY = [
-    {
-        "step": step,
-        "alive": 3 - step,
-        "penalty": 0.1 / step,
-        "epsilon": 0.1,
-        "gates": [1.0, 0.5 / step, 1 - step / 2],
-    }
+    {"step": step, "alive": 3 - step, "penalty": 0.1 / step, "epsilon": 0.1, "gates": [1.0, 0.5 / step, 1 - step / 2]}
     for step in (1, 2)
 ]
-SELECTION = Selection(
-    ("a", "b"), ("c",), {"a": 0.9, "b": -0.4, "c": 0.0}, history=HISTORY, made={"method": "lpfs++"}
-)
+SELECTION = Selection(("a", "b"), ("c",), {"a": 0.9, "b": -0.4, "c": 0.0}, history=HISTORY, made={"method": "lpfs++"})
 
 
 def drawn(figure):
@@ -127,25 +119,11 @@ def test_a_selection_in_a_notebook():
 
 def test_hostile_names_in_a_notebook():
     names = hostile.names()
-    selection = Selection(
-        tuple(names[:100]), tuple(names[100:]), dict.fromkeys(names, 1.0), made={"method": "<b>"}
-    )
+    selection = Selection(tuple(names[:100]), tuple(names[100:]), dict.fromkeys(names, 1.0), made={"method": "<b>"})
     card = outcome_html(selection, {"<i>": {"auc": 0.5}}, {}, "<s>")
     for text in (selection._repr_html_(), card):
         page = Parsed(text)
-        assert set(page.tags) <= {
-            "div",
-            "b",
-            "span",
-            "table",
-            "tr",
-            "th",
-            "td",
-            "bdi",
-            "details",
-            "summary",
-            "code",
-        }
+        assert set(page.tags) <= {"div", "b", "span", "table", "tr", "th", "td", "bdi", "details", "summary", "code"}
         assert set(page.attributes) <= {"style", "class", "title"}
         for name in names:
             assert truncate_middle(escape_control_chars(name)) in page.text

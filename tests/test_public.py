@@ -14,9 +14,7 @@ import pytest
 import lpfs
 from lpfs import errors
 
-MODULES = [
-    each.name for each in pkgutil.walk_packages(lpfs.__path__, "lpfs.") if not each.name.endswith("__main__")
-]
+MODULES = [each.name for each in pkgutil.walk_packages(lpfs.__path__, "lpfs.") if not each.name.endswith("__main__")]
 
 NEED_TRITON = ("lpfs.gates._triton", "lpfs.models._kernels.triton_crosses", "lpfs.embeddings._triton")
 

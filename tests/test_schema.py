@@ -76,9 +76,7 @@ def test_an_unknown_key_is_an_error():
 
 
 def test_a_selection_can_be_saved_and_loaded(tmp_path):
-    selection = Selection(
-        ("ü ser",), ("b",), {"ü ser": 0.9, "b": 0.0}, {"b": [{"module": "emb.b"}]}, (), {"seed": 1}
-    )
+    selection = Selection(("ü ser",), ("b",), {"ü ser": 0.9, "b": 0.0}, {"b": [{"module": "emb.b"}]}, (), {"seed": 1})
     selection.save(tmp_path / "selection.json")
     assert Selection.load(tmp_path / "selection.json") == selection
     assert selection.names == ("ü ser", "b")

@@ -83,9 +83,7 @@ def select_census(folder: Path, every: int, **settings: Any) -> Record:
 
     table = folder / "census.parquet"
     pl.read_parquet(census_path()).gather_every(every).write_parquet(table)
-    outcome = lpfs.select(
-        table, folder / "run", label="label", split="split", quiet=True, device="cpu", **settings
-    )
+    outcome = lpfs.select(table, folder / "run", label="label", split="split", quiet=True, device="cpu", **settings)
     return describe_outcome(outcome)
 
 
@@ -136,9 +134,7 @@ def compare_methods(folder: Path, rows: int, steps: int, **settings: Any) -> Rec
 def prepare_table(folder: Path, rows: int) -> Record:
     """Record ``lpfs prepare`` of a messy CSV: schema, fingerprint, checksums of the data files and the batches."""
     table = write_messy_table(folder / "messy.csv", rows)
-    run_command(
-        "prepare", table, "--label", "click", "--time", "day", "--missing", "?", "-q", "--out", folder / "data"
-    )
+    run_command("prepare", table, "--label", "click", "--time", "day", "--missing", "?", "-q", "--out", folder / "data")
     dataset = lpfs.Dataset(folder / "data")
     checksums: dict[str, Any] = {"fingerprint": dataset.fingerprint}
     for path in sorted((folder / "data").rglob("*.np[yz]")):
@@ -211,19 +207,12 @@ def search_own_model(folder: Path, rows: int, steps: int, **target: Any) -> Reco
 SMALL: Mapping[str, Any] = {"preset": "small", "rows": 12_000, "pretrain_steps": 150, "search_steps": 300}
 TERABYTE: Mapping[str, Any] = {"preset": "terabyte", "rows": 24_000, "pretrain_steps": 100, "search_steps": 200}
 CROSSES: Mapping[str, Any] = {**TERABYTE, "rows": 12_000, "pretrain_steps": 60, "search_steps": 100}
-INDUSTRIAL: Mapping[str, Any] = {
-    "preset": "industrial-small",
-    "rows": 9_000,
-    "pretrain_steps": 80,
-    "search_steps": 150,
-}
+INDUSTRIAL: Mapping[str, Any] = {"preset": "industrial-small", "rows": 9_000, "pretrain_steps": 80, "search_steps": 150}
 CENSUS_STEPS: Mapping[str, Any] = {"every": 15, "pretrain_steps": 150, "search_steps": 300}
 
 CONFIGURATIONS: dict[str, Callable[[Path], Record]] = {
     "small-keep-lpfs++": partial(select_simulated, **SMALL, keep=10, seeds=2),
-    "small-keep-lpfs": partial(
-        select_simulated, **SMALL, keep=8, method="lpfs", model="deepfm", must_keep=("f03",)
-    ),
+    "small-keep-lpfs": partial(select_simulated, **SMALL, keep=8, method="lpfs", model="deepfm", must_keep=("f03",)),
     "small-penalty-lpfs++": partial(select_simulated, **SMALL, penalty=0.02, model="fm", finish="retrain"),
     "small-penalty-lpfs": partial(select_simulated, **SMALL, penalty=0.1, method="lpfs", finish="hot"),
     "small-budget-lpfs++": partial(select_simulated, **SMALL, budget=14.0, prices=True, model="wide_deep"),
@@ -245,13 +234,7 @@ CONFIGURATIONS: dict[str, Callable[[Path], Record]] = {
     "stages": partial(run_stages, rows=8_000, steps=120),
     "own-model": partial(search_own_model, rows=8_000, steps=300, keep=8),
     "compare-three": partial(
-        compare_methods,
-        rows=4_000,
-        steps=60,
-        methods=["lpfs++", "permutation", "shark"],
-        keep=[5, 10],
-        seeds=2,
-        tune=2,
+        compare_methods, rows=4_000, steps=60, methods=["lpfs++", "permutation", "shark"], keep=[5, 10], seeds=2, tune=2
     ),
     "compare-all": partial(compare_methods, rows=4_000, steps=60, methods="all", keep=[8], seeds=1),
     "prepare-messy": partial(prepare_table, rows=3_000),
@@ -441,9 +424,7 @@ def compare_part(old: Any, new: Any) -> tuple[float, list[str]]:
     """
     before, after = flatten(old), flatten(new)
     pairs = {key: key for key in before if key in after}
-    removed, added = (
-        [key for key in one if key not in other] for one, other in ((before, after), (after, before))
-    )
+    removed, added = ([key for key in one if key not in other] for one, other in ((before, after), (after, before)))
     notes = []
     if len(removed) == len(added):
         pairs |= dict(zip(removed, added, strict=True))
@@ -503,9 +484,7 @@ def main() -> int:
     parser.add_argument("--level", choices=LEVELS, default="bits", help="what must be equal (default: bits)")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time, one thread each (default: 2)")
     parser.add_argument("--data", type=Path, help=f"folder of {CENSUS} (default: $LPFS_SHARED/data)")
-    parser.add_argument(
-        "--selections", type=Path, help="with record: also write all kept fields to this JSON file"
-    )
+    parser.add_argument("--selections", type=Path, help="with record: also write all kept fields to this JSON file")
     options = parser.parse_args()
     if options.data:
         os.environ["LPFS_SHARED"] = str(options.data.resolve().parent)
@@ -580,9 +559,7 @@ def compare(names: Sequence[str], folder: Path, jobs: int, level: str) -> int:
                 verdict, lines = compare_records(old, new)
                 if old["environment"] != new["environment"]:
                     lines.append(f"recorded elsewhere: {old['environment']}, now {new['environment']}")
-            shown = {NUMBERS: "kept fields identical, numbers differ", DIFFERENT: "DIFFERENT"}.get(
-                verdict, verdict
-            )
+            shown = {NUMBERS: "kept fields identical, numbers differ", DIFFERENT: "DIFFERENT"}.get(verdict, verdict)
             print(f"{name:32} {seconds:6.1f} s  {shown}", *(f"    {line}" for line in lines), sep="\n", flush=True)
             verdicts.append(verdict)
     counts = ", ".join(f"{verdicts.count(name)} {name}" for name in (IDENTICAL, NUMBERS, DIFFERENT, MISSING))

@@ -58,16 +58,7 @@ TARGETS = ("src/lpfs/gates", "src/lpfs/embeddings", "src/lpfs/methods/base.py", 
 EXCLUDED = ("*_triton.py",)  # these files need a GPU
 COMPILED = ("*_numba_loops.py",)  # numba compiles these files, so that coverage does not see their lines
 # Not polars, pandas and onnxruntime: they start threads, which a forked process does not have.
-PRELOADED = (
-    "torch",
-    "torch._dynamo",
-    "numpy",
-    "numba",
-    "hypothesis",
-    "coverage",
-    "xdist.plugin",
-    "pytest_cov.plugin",
-)
+PRELOADED = ("torch", "torch._dynamo", "numpy", "numba", "hypothesis", "coverage", "xdist.plugin", "pytest_cov.plugin")
 QUIET = ("-r", "N", "-W", "ignore::pytest.PytestAssertRewriteWarning")  # of packages imported before pytest starts
 PYTEST = ("-n", "0", "-p", "no:cacheprovider", "-q", "--no-header", "--tb=no", *QUIET)
 KILLED, SURVIVED, TIMEOUT, NOT_COVERED, ERROR = "killed", "survived", "timeout", "not covered", "error"
@@ -167,9 +158,7 @@ class Finder(ast.NodeVisitor):
         at_import = self.compiled or not self.in_function
         before = self.source[start:end].decode()
         first, last = self.lines if self.in_function and not self.compiled else (1, len(self.starts))
-        self.mutants.append(
-            Mutant(self.file, line, column, kind, before, after, start, end, first, last, at_import)
-        )
+        self.mutants.append(Mutant(self.file, line, column, kind, before, after, start, end, first, last, at_import))
 
     def add_operator(self, kind: str, left: ast.AST, right: ast.AST, pattern: str, after: str) -> None:
         """Add the mutant that replaces the operator between two operands."""
@@ -333,9 +322,7 @@ def matches(file: str, patterns: Sequence[str]) -> bool:
 def target_files(root: Path, targets: Sequence[str]) -> list[str]:
     """Return the source files of the targets, relative to the root."""
     paths = [
-        path
-        for name in targets
-        for path in ((root / name).rglob("*.py") if (root / name).is_dir() else [root / name])
+        path for name in targets for path in ((root / name).rglob("*.py") if (root / name).is_dir() else [root / name])
     ]
     files = sorted({path.relative_to(root).as_posix() for path in paths})
     return [file for file in files if not matches(file, EXCLUDED)]
@@ -396,9 +383,7 @@ class Recorder:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         order = self.order
         if order is not None:
-            items[:] = sorted(
-                (item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid]
-            )
+            items[:] = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
 
     def switch(self, context: str) -> None:
         self.context = context
@@ -459,14 +444,8 @@ class Recorder:
             for line, contexts in data.contexts_by_lineno(path).items():
                 tests = {test for context in contexts for test in self.users.get(context, {context})}
                 by_line[line] = sorted(position[test] for test in tests & position.keys())
-            lines[Path(path).relative_to(tree).as_posix()] = {
-                line: tests for line, tests in by_line.items() if tests
-            }
-        return {
-            "tests": [[test, round(seconds[test], 4)] for test in passed],
-            "lines": lines,
-            "failed": self.failed,
-        }
+            lines[Path(path).relative_to(tree).as_posix()] = {line: tests for line, tests in by_line.items() if tests}
+        return {"tests": [[test, round(seconds[test], 4)] for test in passed], "lines": lines, "failed": self.failed}
 
 
 def folders(tree: Path) -> list[str]:
@@ -586,10 +565,7 @@ def synchronize(root: Path, tree: Path) -> None:
             path.unlink()
     for name in files:
         source, copy = (root / name).stat(), tree / name
-        if copy.exists() and (copy.stat().st_mtime_ns, copy.stat().st_size) == (
-            source.st_mtime_ns,
-            source.st_size,
-        ):
+        if copy.exists() and (copy.stat().st_mtime_ns, copy.stat().st_size) == (source.st_mtime_ns, source.st_size):
             continue
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(root / name, copy)
@@ -764,9 +740,7 @@ def collect(options: argparse.Namespace) -> list[Json]:
     for line in run_jobs(root, options.jobs, options.preload, tasks) if tasks else ():
         append_line(path, line)
         known[line["file"]] = line
-        failed = (
-            f", without {len(line['failed'])} failed: {', '.join(line['failed'][:3])}" if line["failed"] else ""
-        )
+        failed = f", without {len(line['failed'])} failed: {', '.join(line['failed'][:3])}" if line["failed"] else ""
         print(f"{line['file']}: {len(line['tests'])} tests, {line['seconds']} s{failed}", flush=True)
     return list(known.values())
 
@@ -813,22 +787,16 @@ def run(options: argparse.Namespace) -> None:
     random.Random(0).shuffle(waiting)  # the share so far is then an estimate of the final share
     waiting = waiting[: options.limit]
     tasks = [
-        partial(run_mutant, mutant, covering_tests(options.root, mutant, lines), options.budget)
-        for mutant in waiting
+        partial(run_mutant, mutant, covering_tests(options.root, mutant, lines), options.budget) for mutant in waiting
     ]
     started, caught = time.perf_counter(), 0
     for count, line in enumerate(run_jobs(options.root, options.jobs, options.preload, tasks) if tasks else (), 1):
         append_line(work_dir(options.root) / "results.jsonl", {"source": values["source"], **line})
         caught += line["result"] in CAUGHT
-        print(
-            f"{count}/{len(tasks)} {describe(line)} {line['result']} {line['by']} ({line['seconds']} s)",
-            flush=True,
-        )
+        print(f"{count}/{len(tasks)} {describe(line)} {line['result']} {line['by']} ({line['seconds']} s)", flush=True)
     minutes = (time.perf_counter() - started) / 60
     if tasks:
-        print(
-            f"{caught} of {len(tasks)} caught, {len(tasks) / minutes:.1f} mutants per minute, {options.jobs} jobs"
-        )
+        print(f"{caught} of {len(tasks)} caught, {len(tasks) / minutes:.1f} mutants per minute, {options.jobs} jobs")
 
 
 def describe(line: Json) -> str:
@@ -860,9 +828,7 @@ def report(options: argparse.Namespace) -> None:
         rows[name]["caught"] = round(share, 4)  # type: ignore[assignment]
     print(f"{'':14}" + "".join(f"{key:>13}" for key in rows["all"]))
     for name, row in rows.items():
-        print(
-            f"{name:14}" + "".join(f"{row[key]:>13}" for key in row if key != "caught") + f"{row['caught']:>13.1%}"
-        )
+        print(f"{name:14}" + "".join(f"{row[key]:>13}" for key in row if key != "caught") + f"{row['caught']:>13.1%}")
     survivors = [line for line in done if line["result"] not in CAUGHT]
     for line in survivors:
         print(f"{describe(line)}  {line['result']}, {line['tests']} tests run, {line['left_out']} left out")

@@ -33,9 +33,7 @@ def executed(path: Path) -> Any:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory(prefix="lpfs-") as folder:
-        client = NotebookClient(
-            notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": folder}}
-        )
+        client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": folder}})
         client.execute()
     return notebook
 

@@ -111,9 +111,7 @@ def options(kind: Any) -> Iterator[str]:
 def prose(docstring: str) -> list[str]:
     """Return a docstring as Markdown: formulas between dollars, names as code."""
     text = inspect.cleandoc(docstring)
-    text = re.sub(
-        r"^\.\. math::\s*(.+?)(?=\n\n|\Z)", lambda found: f"$${found[1].strip()}$$", text, flags=re.M | re.S
-    )
+    text = re.sub(r"^\.\. math::\s*(.+?)(?=\n\n|\Z)", lambda found: f"$${found[1].strip()}$$", text, flags=re.M | re.S)
     text = re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", text).replace("``", "`")
     return text.splitlines()
 

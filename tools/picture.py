@@ -40,13 +40,7 @@ def main() -> None:
 def take(program: str, page: Path, picture: Path, size: str, scale: float) -> None:
     """Let the browser draw the page, light, and write what it shows."""
     with tempfile.TemporaryDirectory(prefix="lpfs-") as profile:
-        options = [
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--hide-scrollbars",
-            "--virtual-time-budget=8000",
-        ]
+        options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=8000"]
         options += [f"--window-size={size}", f"--force-device-scale-factor={scale}", f"--user-data-dir={profile}"]
         command = [program, *options, f"--screenshot={picture.resolve()}", page.resolve().as_uri()]
         subprocess.run(command, check=True, capture_output=True, timeout=120)

@@ -70,7 +70,6 @@ class Console:
         quiet: print nothing.
         stream: standard error by default.
         stages: number of headings; with 0 they are not numbered.
-
     """
 
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None, stages: int = 0) -> None:
@@ -95,9 +94,7 @@ class Console:
         """Print text after ``warning:``."""
         self._print(f"warning: {text}", "yellow")
 
-    def table(
-        self, title: str, header: Sequence[str], rows: Iterable[Sequence[str]], *, numeric: bool = True
-    ) -> None:
+    def table(self, title: str, header: Sequence[str], rows: Iterable[Sequence[str]], *, numeric: bool = True) -> None:
         """Print a table.
 
         Args:
@@ -106,7 +103,6 @@ class Console:
             rows: the cells.
             numeric: align all columns but the first to the right; if False, all columns are text and long cells
                 are wrapped.
-
         """
         if self.quiet:
             return

@@ -136,7 +136,6 @@ class StagingDirectory:
         out: the final directory.
         replace: whether ``out`` may exist and contain one of ``markers``.
         markers: files of which one must be in a directory that is replaced.
-
     """
 
     def __init__(self, out: Path, *, replace: bool = False, markers: Collection[str] = DATASET_FILES) -> None:
@@ -179,9 +178,7 @@ def check_output_dir(out: Path, *, replace: bool, markers: Collection[str] = DAT
         raise DataError(f"{out} exists and is not a directory; choose another path")
     names = {path.name for path in out.iterdir()}
     if names and not replace:
-        raise DataError(
-            f"{out} exists and is not empty; choose another path, or replace it (--replace, replace=True)"
-        )
+        raise DataError(f"{out} exists and is not empty; choose another path, or replace it (--replace, replace=True)")
     if names and not names & set(markers):
         raise DataError(f"{out} contains none of {', '.join(markers)} and is not replaced; choose another path")
 

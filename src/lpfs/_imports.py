@@ -24,7 +24,6 @@ def import_optional(module: str, extra: str, purpose: str, advice: str = "") -> 
         extra: extra of lpfs that installs the package.
         purpose: what needs it, the subject of the message: ``"the method gbdt"``, ``"mlflow=True"``.
         advice: further advice, appended to the message.
-
     """
     try:
         return importlib.import_module(module)
@@ -42,7 +41,6 @@ def lazy_exports(package: str, modules: Mapping[str, str]) -> tuple[Callable[[st
         package: ``__name__`` of the package.
         modules: the module of each exported name, relative to the package (``"base"``) or absolute
             (``"lpfs.data.stream"``).
-
     """
 
     def get_attribute(name: str) -> Any:

@@ -36,7 +36,6 @@ def check_name(
         kind: what they name: ``"field"``, ``"method"``.
         context: where the name was given, the start of the message.
         error: class to raise instead of InputError.
-
     """
     known = list(names)
     if name not in known:
@@ -54,9 +53,7 @@ def check_keys(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(
             f"unknown key {unknown[0]!r} for {cls.__name__}{hint}; its keys are {', '.join(names) or 'none'}"
         )
-    required = {
-        field.name for field in fields(cls) if field.default is MISSING and field.default_factory is MISSING
-    }
+    required = {field.name for field in fields(cls) if field.default is MISSING and field.default_factory is MISSING}
     missing = sorted(required - set(values))
     if missing:
         raise InputError(f"{cls.__name__} needs the key {missing[0]!r}; found {sorted(values)}")
@@ -92,7 +89,6 @@ def check_options(
         non_negative: >= 0.
         fraction: > 0 and < 1.
         count: integers >= 1.
-
     """
     for name in positive:
         _check_range(options, name, "> 0", lambda value: value > 0)

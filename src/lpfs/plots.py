@@ -81,11 +81,7 @@ def overview(selection: Selection) -> Figure:
     if has_gates:
         draw_trajectories(figure.add_subplot(1, 2, 2), selection)
     figure.suptitle(
-        f"{len(selection.kept)} of {len(selection.names)} fields kept",
-        x=0.01,
-        ha="left",
-        fontsize=12,
-        weight="bold",
+        f"{len(selection.kept)} of {len(selection.names)} fields kept", x=0.01, ha="left", fontsize=12, weight="bold"
     )
     return style_axes(figure)
 
@@ -102,9 +98,7 @@ def quality(metrics: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str])
         axes.axvline(base, color=DROPPED, linewidth=1.5, zorder=0)
     for number, (name, auc) in enumerate(aucs.items()):
         axes.plot([auc], [number], "o", color=INK if name == "all_fields" else KEPT, markersize=8)
-        axes.annotate(
-            f"{auc:.4f}", (auc, number), xytext=(8, 0), textcoords="offset points", va="center", fontsize=9
-        )
+        axes.annotate(f"{auc:.4f}", (auc, number), xytext=(8, 0), textcoords="offset points", va="center", fontsize=9)
     axes.set_yticks(range(len(aucs)), [titles.get(name, name) for name in aucs])
     axes.set_ylim(len(aucs) - 0.5, -0.5)
     axes.margins(x=0.2)

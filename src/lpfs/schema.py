@@ -30,7 +30,6 @@ class Field:
         dim: embedding width, or the number of values per row of a numeric field.
         group: ``user``, ``item``, ``combine`` or ``context``.
         cost: cost of serving the field, in any unit.
-
     """
 
     name: str
@@ -46,13 +45,10 @@ class Field:
         if self.kind not in KINDS:
             raise FieldError(f"field {self.name!r}: kind must be one of {', '.join(KINDS)}, found {self.kind!r}")
         if self.group not in GROUPS:
-            raise FieldError(
-                f"field {self.name!r}: group must be one of {', '.join(GROUPS)}, found {self.group!r}"
-            )
+            raise FieldError(f"field {self.name!r}: group must be one of {', '.join(GROUPS)}, found {self.group!r}")
         if self.cardinality < 0 or self.dim < 1:
             raise FieldError(
-                f"field {self.name!r}: cardinality must be >= 0 and dim >= 1, "
-                f"found {self.cardinality} and {self.dim}"
+                f"field {self.name!r}: cardinality must be >= 0 and dim >= 1, found {self.cardinality} and {self.dim}"
             )
         if not 0.0 <= self.cost < float("inf"):
             raise FieldError(f"field {self.name!r}: cost must be a number >= 0, found {self.cost!r}")
@@ -106,11 +102,7 @@ class Schema:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values that ``from_json`` can read."""
-        return {
-            "fields": [asdict(field) for field in self.fields],
-            "label": self.label,
-            "tasks": list(self.tasks),
-        }
+        return {"fields": [asdict(field) for field in self.fields], "label": self.label, "tasks": list(self.tasks)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Schema:
@@ -135,7 +127,6 @@ class Selection:
             loaded later.
         history: values recorded during the search.
         made: provenance: method, seed, configuration, fingerprints.
-
     """
 
     kept: tuple[str, ...]

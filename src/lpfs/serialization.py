@@ -46,7 +46,6 @@ def save(model: Model, folder: str | os.PathLike[str], **extra: Any) -> Path:
         model: a model of ``lpfs.models`` without gates; absorb or detach them first.
         folder: a new or empty directory, or one with a saved model.
         extra: JSON values to store with the model, such as ``selection.to_json()`` or metrics.
-
     """
     if not isinstance(model, Model):
         raise InputError(
@@ -153,9 +152,7 @@ def _read_weights(folder: Path, manifest: dict[str, Any]) -> dict[str, Tensor]:
     try:
         return read_tensors(folder / WEIGHTS, manifest["weights"]["sha256"])
     except FileNotFoundError as error:
-        raise CheckpointError(
-            f"the model in {folder} has no {WEIGHTS}; use another copy of the directory"
-        ) from error
+        raise CheckpointError(f"the model in {folder} has no {WEIGHTS}; use another copy of the directory") from error
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
             f"the model in {folder} is damaged: {WEIGHTS}: {error}; save it again, or use another copy"
@@ -170,8 +167,7 @@ def _build_model(folder: Path, manifest: dict[str, Any], tensors: dict[str, Tens
         _assign_weights(model, tensors)
     except (LpfsError, RuntimeError, TypeError, KeyError) as error:
         raise CheckpointError(
-            f"the model in {folder} (of lpfs {manifest['lpfs']}) cannot be built by lpfs {lpfs.__version__}: "
-            f"{error}"
+            f"the model in {folder} (of lpfs {manifest['lpfs']}) cannot be built by lpfs {lpfs.__version__}: {error}"
         ) from error
     return model
 

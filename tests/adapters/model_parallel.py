@@ -17,11 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.sharding_plan import (
-    construct_module_sharding_plan,
-    row_wise,
-    table_wise,
-)
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import lpfs
@@ -139,8 +135,7 @@ def main(folder: Path, sharding: str) -> None:
         gates.step()
         trajectory.append(gates.x.detach().clone())
     torch.save(
-        {"trajectory": torch.stack(trajectory), "kept": gates.kept, "errors": errors},
-        folder / f"{sharding}-{rank}.pt",
+        {"trajectory": torch.stack(trajectory), "kept": gates.kept, "errors": errors}, folder / f"{sharding}-{rank}.pt"
     )
     if world > 1:
         torch.distributed.barrier()

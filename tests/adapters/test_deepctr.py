@@ -43,9 +43,7 @@ DIM = 4
 IDS = [SparseFeat(name, VALUES, DIM) for name in FIELDS]
 COLUMNS = [DenseFeat(f"n{n}", 1) for n in range(NUMBERS)]
 # a history of four events, of which the last may be missing; the label does not depend on it
-HISTORY = VarLenSparseFeat(
-    SparseFeat("hist_f0", VALUES, DIM, embedding_name="f0"), maxlen=4, length_name="hist_length"
-)
+HISTORY = VarLenSparseFeat(SparseFeat("hist_f0", VALUES, DIM, embedding_name="f0"), maxlen=4, length_name="hist_length")
 
 
 def feed(ids: Tensor, numbers: Tensor) -> Tensor:
@@ -211,9 +209,7 @@ def test_absorbed_model_can_be_saved_and_restored():
     lpfs.restore(restored, selection)
     restored.load_state_dict(model.state_dict())
     assert (
-        max_abs_difference(
-            compute_logits(model, batch, adapter.call), compute_logits(restored, batch, adapter.call)
-        )
+        max_abs_difference(compute_logits(model, batch, adapter.call), compute_logits(restored, batch, adapter.call))
         == 0.0
     )
     numbers = randomize(deepfm(ALL, ALL))
@@ -277,11 +273,7 @@ def test_maximum_over_an_empty_sequence_is_a_leak():
     """The maximum is -1e9, which a gate on the table cannot remove."""
     tags = VarLenSparseFeat(SparseFeat("tags", VALUES, DIM), maxlen=2, combiner="max")
     columns = [*IDS[:6], tags]
-    model, adapter, batch = (
-        randomize(deepfm(columns, columns)),
-        DeepCTR(deepfm),
-        Log(2).rows(64)[0].float(),
-    )
+    model, adapter, batch = (randomize(deepfm(columns, columns)), DeepCTR(deepfm), Log(2).rows(64)[0].float())
     batch[:5, 6:] = 0
     selection = gated(adapter, model, ("tags",), batch)
     with pytest.raises(LeakError, match="'tags'"):
@@ -290,11 +282,7 @@ def test_maximum_over_an_empty_sequence_is_a_leak():
 
 def test_ungated_tables_are_a_leak():
     """ONN has further tables, one per pair of fields."""
-    model, adapter, batch = (
-        randomize(models.ONN(IDS, IDS, **HIDDEN)),
-        DeepCTR(),
-        Log(2).rows(64)[0].float(),
-    )
+    model, adapter, batch = (randomize(models.ONN(IDS, IDS, **HIDDEN)), DeepCTR(), Log(2).rows(64)[0].float())
     selection = gated(adapter, model, ("f6",), batch)
     with pytest.raises(LeakError, match="'f6'"):
         adapter.prune(model, selection, batch=batch)
@@ -309,11 +297,7 @@ def test_combined_predictions_need_their_own_loss():
             probabilities = torch.stack([click, click * bought], dim=1)
             return torch.nn.functional.binary_cross_entropy(probabilities, labels)
 
-    adapter, model, batch = (
-        Chain(),
-        randomize(ESMM(IDS, tower_dnn_hidden_units=(8,))),
-        Log(2).rows(64)[0].float(),
-    )
+    adapter, model, batch = (Chain(), randomize(ESMM(IDS, tower_dnn_hidden_units=(8,))), Log(2).rows(64)[0].float())
     logits = adapter.call(model, batch)
     expected = torch.sigmoid(logits)
     assert torch.allclose(model(batch), torch.stack([expected[:, 0], expected.prod(1)], 1))

@@ -175,11 +175,7 @@ def test_ungated_table_is_a_leak():
         def logits(self, inputs: Any, embedded: Tensor) -> Tensor:
             return super().logits(inputs, embedded) + self.hidden(inputs["f6"])
 
-    model, adapter, batch = (
-        randomize(Hidden(fuxi_zoo.feature_map(IDS))),
-        FuxiCTR(Hidden),
-        CASES["DNN"].batch(),
-    )
+    model, adapter, batch = (randomize(Hidden(fuxi_zoo.feature_map(IDS))), FuxiCTR(Hidden), CASES["DNN"].batch())
     batch = {name: batch[name] for name in FIELDS}
     selection = gated(adapter, model, ("f5", "f6"), batch)
     with pytest.raises(LeakError, match="'f6'"):
@@ -233,10 +229,7 @@ def test_shared_table_is_refused_without_untie():
 
 @pytest.mark.parametrize("dropped", [("f4",), ("f5",), ("f4", "f5", "f7")])
 def test_untied_features_have_separate_gates_and_then_tables(dropped: tuple[str, ...]) -> None:
-    adapter, model = (
-        FuxiCTR(fuxi_zoo.DeepFM, untie=True),
-        randomize(fuxi_zoo.DeepFM(fuxi_zoo.feature_map(SHARED))),
-    )
+    adapter, model = (FuxiCTR(fuxi_zoo.DeepFM, untie=True), randomize(fuxi_zoo.DeepFM(fuxi_zoo.feature_map(SHARED))))
     batch = {name: column for name, column in CASES["DNN"].batch().items() if name in FIELDS}
     before, keys = compute_logits(model, batch, adapter.call), list(model.state_dict())
     gates = adapter.attach(model)
@@ -299,9 +292,7 @@ def test_feature_map_equals_the_one_prepared_from_the_configuration(tmp_path: An
     feature_map.load(str(tmp_path / "all" / "feature_map.json"), {"embedding_dim": fuxi_zoo.DIM})
     adapter, model = FuxiCTR(fuxi_zoo.DNN), fuxi_zoo.DNN(feature_map)
     for dropped in (("f3", "f4", "price"), ("f3", "f5")):
-        selection = lpfs.Selection(
-            tuple(name for name in adapter.sites(model) if name not in dropped), dropped, {}
-        )
+        selection = lpfs.Selection(tuple(name for name in adapter.sites(model) if name not in dropped), dropped, {})
         adapter.feature_map(model, selection).save(str(tmp_path / "kept" / "feature_map.json"))
         emitted = json.loads((tmp_path / "kept" / "feature_map.json").read_text("utf-8"))
         expected = prepared(adapter.dataset_config(config, selection), "again")
@@ -326,9 +317,7 @@ def test_first_sharing_column_owns_the_vocabulary_of_a_dropped_column():
         {"name": ["seen", "liked"], "active": True, "type": "sequence", "share_embedding": "item"},
     ]
     config = FuxiCTR().dataset_config({"feature_cols": columns}, lpfs.Selection(("seen", "liked"), ("item",), {}))
-    assert [
-        (column["name"], column["active"], column.get("share_embedding")) for column in config["feature_cols"]
-    ] == [
+    assert [(column["name"], column["active"], column.get("share_embedding")) for column in config["feature_cols"]] == [
         ("item", False, None),
         ("seen", True, None),
         ("liked", True, "seen"),

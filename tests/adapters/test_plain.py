@@ -108,10 +108,7 @@ CASES = [
         by_ids,
     ),
     Case(
-        "shared tables, untied",
-        Sharing,
-        lambda: Plain(Each("emb", reader="top.0"), inputs=INPUTS, untie=True),
-        by_ids,
+        "shared tables, untied", Sharing, lambda: Plain(Each("emb", reader="top.0"), inputs=INPUTS, untie=True), by_ids
     ),
 ]
 

@@ -99,14 +99,7 @@ def untied(model: nn.Module) -> nn.Module:
 
 CASES = [
     # without the dense token a DLRM has products of two fields alone: f0 by itself could not be heard
-    Case(
-        "DLRM",
-        lambda: DLRM(collection(), NUMBERS, [8, D], [32, 1]),
-        TorchRec,
-        both,
-        keep=4,
-        must_keep=("dense",),
-    ),
+    Case("DLRM", lambda: DLRM(collection(), NUMBERS, [8, D], [32, 1]), TorchRec, both, keep=4, must_keep=("dense",)),
     Case("DLRM_DCN", lambda: DLRM_DCN(collection(), NUMBERS, [8, D], [32, 1], 2, 3), TorchRec, both),
     Case(
         "DLRM_Projection",
@@ -127,12 +120,7 @@ CASES = [
         lambda: TorchRec(readers={"ebc": "top.0", "wide": None}),
         sparse,
     ),
-    Case(
-        "own model, shared tables",
-        lambda: Own(shared=True),
-        lambda: TorchRec(readers={"ebc": ("top.0", 0)}),
-        sparse,
-    ),
+    Case("own model, shared tables", lambda: Own(shared=True), lambda: TorchRec(readers={"ebc": ("top.0", 0)}), sparse),
     Case(
         "own model, shared tables, untied",
         lambda: untied(Own(shared=True)),
@@ -265,9 +253,7 @@ def test_pruned_model_can_be_pruned_again():
 
 def test_one_feature_in_two_tables_has_one_gate():
     tables = [("one", ["f0", "f1"]), ("two", ["f0"]), ("three", ["f2"])]
-    configs = [
-        EmbeddingBagConfig(name=n, embedding_dim=D, num_embeddings=VALUES, feature_names=f) for n, f in tables
-    ]
+    configs = [EmbeddingBagConfig(name=n, embedding_dim=D, num_embeddings=VALUES, feature_names=f) for n, f in tables]
     model = Own()
     model.ebc = EmbeddingBagCollection(tables=configs)
     model.top = nn.Linear(4 * D, 1)

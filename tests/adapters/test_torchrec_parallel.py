@@ -72,13 +72,9 @@ def run_rank(rank: int, port: int, out: str) -> None:
     model = make_model()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     gates = attach_gates(model)
-    sharder = EmbeddingBagCollectionSharder(
-        fused_params={"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.0}
-    )
+    sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.0})
     sharding = {
-        name: row_wise(compute_kernel="fused")
-        if n % 2
-        else table_wise(rank=n // 2 % RANKS, compute_kernel="fused")
+        name: row_wise(compute_kernel="fused") if n % 2 else table_wise(rank=n // 2 % RANKS, compute_kernel="fused")
         for n, name in enumerate(model.ebc.embedding_bags)
     }
     plan = construct_module_sharding_plan(model.ebc, sharding, sharder, RANKS, RANKS, "cpu")
@@ -128,9 +124,7 @@ def test_gates_on_sharded_tables(tmp_path):
     logits = plain(jagged(ids))
     binary_cross_entropy_with_logits(logits, labels).backward()
     # sums over shards and means of two halves have another order: a few roundings of values near 1
-    torch.testing.assert_close(
-        torch.cat([result["logits"] for result in results]), logits.detach(), rtol=0, atol=1e-6
-    )
+    torch.testing.assert_close(torch.cat([result["logits"] for result in results]), logits.detach(), rtol=0, atol=1e-6)
     torch.testing.assert_close(results[0]["grad"], gates.x.grad, rtol=0, atol=1e-6)
     assert torch.equal(results[0]["grad"], results[1]["grad"])
     assert results[0]["keys"] != list(plain.ebc(jagged(ids)).keys())  # the order has changed

@@ -77,9 +77,7 @@ def many(tmp_path_factory):
     """A comparison of more methods than colors."""
     rng = random.Random(0)
     results = [
-        Result(
-            f"method_{number}", keep, seed, 0.8 - number / 100, 0.4, tuple(rng.sample(FIELDS, keep)), 1.0 + number
-        )
+        Result(f"method_{number}", keep, seed, 0.8 - number / 100, 0.4, tuple(rng.sample(FIELDS, keep)), 1.0 + number)
         for number in range(25)
         for keep in (5, 20)
         for seed in range(2)
@@ -194,9 +192,7 @@ def test_200_hostile_field_names(browser, tmp_path, artefacts):
     assert browser.run("typeof window.pwned") == "undefined"
     assert browser.run("document.querySelectorAll('script').length") == 3
     assert browser.run("document.querySelectorAll('img, iframe, a, form, object, base, link').length") == 0
-    assert field_names(browser, shown=False) == [
-        truncate_middle(escape_control_chars(name)) for name in hostile_names
-    ]
+    assert field_names(browser, shown=False) == [truncate_middle(escape_control_chars(name)) for name in hostile_names]
     assert browser.run("document.documentElement.scrollWidth") <= 1200
     text = browser.run("window.lpfsCsv()")
     rows = list(csv.reader(io.StringIO(text, newline="")))

@@ -33,18 +33,7 @@ def test_prepare_prints_the_fields_and_the_dataset(run, log, tmp_path):
 
 
 def test_quiet_and_json(run, log, tmp_path):
-    arguments = [
-        "prepare",
-        log,
-        "--label",
-        "click",
-        "--out",
-        tmp_path / "out",
-        "--parts",
-        "2",
-        "--quiet",
-        "--json",
-    ]
+    arguments = ["prepare", log, "--label", "click", "--out", tmp_path / "out", "--parts", "2", "--quiet", "--json"]
     code, out, err = run(*arguments, "--keep-all")
     assert (code, err) == (0, "")
     values = json.loads(out)
@@ -69,19 +58,7 @@ def test_dry_run_and_written_fields(run, log, tmp_path):
 
 
 def test_options_reach_prepare(run, log, tmp_path):
-    options = [
-        "--time",
-        "day",
-        "--ordered",
-        "--train",
-        "2",
-        "--negatives",
-        "0.9",
-        "--seed",
-        "3",
-        "--min-count",
-        "1",
-    ]
+    options = ["--time", "day", "--ordered", "--train", "2", "--negatives", "0.9", "--seed", "3", "--min-count", "1"]
     options += ["--max-values", "5", "--bins", "2", "--separator", ",", "--missing", "?", "--keep-all"]
     code, _, err = run("prepare", log, "--label", "click", "--out", tmp_path / "out", *options)
     assert code == 0, err

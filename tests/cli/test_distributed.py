@@ -86,9 +86,10 @@ def test_select_search_and_compare(log, tmp_path):
     assert (two / "report.html").exists()
 
     trained = tmp_path / "trained"
-    assert [
-        code for code, _, _ in run("train", log, "--rows", "early", "--steps", "80", *SMALL, "--out", trained)
-    ] == [0, 0]
+    assert [code for code, _, _ in run("train", log, "--rows", "early", "--steps", "80", *SMALL, "--out", trained)] == [
+        0,
+        0,
+    ]
     found = tmp_path / "found"
     results = run("search", trained, log, "--keep", "2", "--search-steps", "80", "--device", "cpu", "--out", found)
     assert [code for code, _, _ in results] == [0, 0], results[0][2] + results[1][2]

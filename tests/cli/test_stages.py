@@ -188,11 +188,7 @@ def test_invalid_input(run, trained, clicks, tmp_path):
         (["evaluate", trained, clicks, "--days", "5..1"], 2, "'5..1'"),
         (["evaluate", tmp_path, clicks], 1, "no model in"),
         (["evaluate", trained, tmp_path / "none.csv"], 1, "none.csv"),
-        (
-            ["search", trained, clicks, "--must-drop", "ad", "--out", tmp_path / "x"],
-            1,
-            "must_drop names 'ad'",
-        ),
+        (["search", trained, clicks, "--must-drop", "ad", "--out", tmp_path / "x"], 1, "must_drop names 'ad'"),
         (["train", clicks, *COLUMNS, "--batch-size", "0", "--out", tmp_path / "y"], 1, "batch_size must be"),
         (["train", "--out", tmp_path / "y"], 2, "Missing argument"),
         (["export", tmp_path, "--format", "onx", "--out", tmp_path / "f"], 2, "did you mean 'onnx'?"),

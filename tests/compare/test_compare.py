@@ -85,10 +85,7 @@ def results_in_order(folder, rows):
 
 def test_a_ranking_is_made_once_for_all_sizes(compared):
     names = {path.name for path in (compared / "searches").iterdir()}
-    assert {name for name in names if name.startswith("permutation")} == {
-        "permutation-s0.json",
-        "permutation-s1.json",
-    }
+    assert {name for name in names if name.startswith("permutation")} == {"permutation-s0.json", "permutation-s1.json"}
     assert {name for name in names if name.startswith("lpfs")} == {
         f"lpfs++-s{seed}-k{size}.json" for seed in (0, 1) for size in (4, 8)
     }
@@ -163,9 +160,7 @@ def test_impossible_targets_are_refused_before_training_and_leave_no_files(
 def test_refused_input_changes_no_existing_files(log, fakes, tmp_path, counted):
     fakes("one")
     data = tmp_path / "cmp" / "data"
-    lpfs.simulate(
-        data, "small", rows=2000, days=4
-    )  # a Dataset of the user, at the path of the data of a comparison
+    lpfs.simulate(data, "small", rows=2000, days=4)  # a Dataset of the user, at the path of the data of a comparison
     with pytest.raises(InputError, match="found 99"):
         compare(data, tmp_path / "cmp", methods="one", keep=[2, 99], seeds=1, **QUICK)
     assert (data / "dataset.json").is_file()
@@ -253,17 +248,7 @@ def test_a_method_that_fails_is_recorded_and_stops_nothing(run, log, fakes, tmp_
     fakes("dead", failure="dead")
     fakes("broken", failure="broken")
     fakes("fine")
-    options = [
-        "--methods",
-        "refused,dead,broken,fine",
-        "--keep",
-        "2",
-        "--seeds",
-        "1",
-        *TINY,
-        "--out",
-        tmp_path / "cmp",
-    ]
+    options = ["--methods", "refused,dead,broken,fine", "--keep", "2", "--seeds", "1", *TINY, "--out", tmp_path / "cmp"]
     code, out, err = run("compare", log, *options, "--json")
     assert code == 0, err
     assert json.loads(out)["best"] == "fine"
@@ -308,11 +293,7 @@ def test_every_method_is_tuned_with_the_same_budget(log, fakes, tmp_path):
     fakes("penalised")
     fakes("few", trial_options=[{"failure": "dead"}])
     found = compare(log, tmp_path / "cmp", methods=["many", "penalised", "few"], keep=4, seeds=1, tune=3, **QUICK)
-    assert {name: method["trials"] for name, method in found.methods.items()} == {
-        "many": 3,
-        "penalised": 3,
-        "few": 2,
-    }
+    assert {name: method["trials"] for name, method in found.methods.items()} == {"many": 3, "penalised": 3, "few": 2}
     record = json.loads((tmp_path / "cmp" / "results" / "many-k4-s0.json").read_text())
     assert [trial["options"] for trial in record["trials"]] == [{}, {"first": 5}, {"first": 9}]
     best = max(record["trials"], key=lambda trial: trial["validation"]["auc"])
@@ -375,23 +356,8 @@ def test_a_log_whose_column_names_look_like_formulas(run, fakes, tmp_path):
 
 def test_truth_of_a_raw_log(run, fakes, tmp_path):
     fakes("fake")
-    assert (
-        run("simulate", "--rows", "2000", "--days", "4", "--format", "csv", "--out", tmp_path / "raw", "-q")[0]
-        == 0
-    )
-    options = [
-        "--label",
-        "click",
-        "--time",
-        "day",
-        "--methods",
-        "fake,oracle",
-        "--keep",
-        "2",
-        "--seeds",
-        "1",
-        *TINY,
-    ]
+    assert run("simulate", "--rows", "2000", "--days", "4", "--format", "csv", "--out", tmp_path / "raw", "-q")[0] == 0
+    options = ["--label", "click", "--time", "day", "--methods", "fake,oracle", "--keep", "2", "--seeds", "1", *TINY]
     code, out, err = run("compare", tmp_path / "raw" / "log", *options, "--truth", tmp_path / "raw" / "truth.json",
                          "--json", "-q", "--out", tmp_path / "cmp")  # fmt: skip
     assert code == 0, err

@@ -28,9 +28,7 @@ def test_area_is_the_mean_height_of_the_curve(curve):
 
 def test_the_area_of_one_size_and_of_any_order():
     assert statistics.curve_area({7: 0.8}) == pytest.approx(0.6)
-    assert (
-        statistics.curve_area({20: 0.8, 5: 0.7}) == statistics.curve_area({5: 0.7, 20: 0.8}) == pytest.approx(0.5)
-    )
+    assert statistics.curve_area({20: 0.8, 5: 0.7}) == statistics.curve_area({5: 0.7, 20: 0.8}) == pytest.approx(0.5)
 
 
 @given(st.lists(NAMES, min_size=2, max_size=5))
@@ -80,9 +78,7 @@ def test_the_interval_over_seeds():
     ],
 )
 def test_verdict_combines_both_intervals(value, seeds, rows, expected):
-    intervals = [
-        None if width is None else Interval(value, value - width, value + width) for width in (seeds, rows)
-    ]
+    intervals = [None if width is None else Interval(value, value - width, value + width) for width in (seeds, rows)]
     assert statistics.verdict(*intervals) == expected
 
 
@@ -93,9 +89,7 @@ def test_metrics_of_a_known_truth():
     assert statistics.false_positives(["b", "d", "e"], ["a", "b", "c"]) == 2
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.integers(0, 3)), min_size=2, max_size=12),
-)
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.integers(0, 3)), min_size=2, max_size=12))
 def test_auc_of_a_draw_is_that_of_the_drawn_rows(rows):
     scores = np.array([row[0] for row in rows], np.float32)
     labels = np.array([row[1] for row in rows], np.float32)

@@ -51,8 +51,7 @@ def store(tmp_path):
         }  # fmt: skip
         write_json_atomic(store.result(RunSpec(name, keep, seed)), record)
         write_json_atomic(
-            store.seed(seed) / "cost.json",
-            {"seconds": 4.0, "memory": 20, "first_in_process": seed == 0, "passes": 2.0},
+            store.seed(seed) / "cost.json", {"seconds": 4.0, "memory": 20, "first_in_process": seed == 0, "passes": 2.0}
         )
 
     store.add = add
@@ -73,9 +72,7 @@ def test_a_large_difference_is_significant_and_a_small_one_is_not(store):
         assert near["differences"][key]["verdict"] == "level"
     found = far["sizes"]["2"]["differences"]["best"]
     assert found["value"] == pytest.approx(
-        np.mean(
-            [loaded.series("far", 2)[seed].value - loaded.series("lpfs++", 2)[seed].value for seed in range(3)]
-        )
+        np.mean([loaded.series("far", 2)[seed].value - loaded.series("lpfs++", 2)[seed].value for seed in range(3)])
     )
     assert found["seeds"]["high"] < 0
     assert found["rows"]["high"] < 0
@@ -143,11 +140,7 @@ def test_methods_that_keep_more_than_k_are_detected():
 
 def test_plan():
     plan = ComparisonPlan("permutation", 5, 2)
-    assert (
-        plan
-        == ComparisonPlan.from_json(plan.to_json())
-        == ComparisonPlan(["permutation", "permutation"], [5, 5], 2)
-    )
+    assert plan == ComparisonPlan.from_json(plan.to_json()) == ComparisonPlan(["permutation", "permutation"], [5, 5], 2)
     assert plan.runs(3, 9) == [
         RunSpec(ALL_FIELDS, 9, 3),
         RunSpec("permutation", 5, 3),
@@ -189,9 +182,7 @@ def test_a_lower_logloss_is_ahead(store):
     loaded = LoadedResults(store)
     areas = {name: loaded.areas(name) for name in loaded.methods}
     far = summarize_method(loaded, "far", "lpfs++", areas, {})["sizes"]["2"]
-    means = {
-        name: np.mean([point.value for point in loaded.series(name, 2, "logloss").values()]) for name in areas
-    }
+    means = {name: np.mean([point.value for point in loaded.series(name, 2, "logloss").values()]) for name in areas}
     found = far["logloss_differences"]["lpfs++"]
     assert found["value"] == pytest.approx(means["far"] - means["lpfs++"])
     assert found["verdict"] == ("behind" if found["value"] > 0 else "ahead")

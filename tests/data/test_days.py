@@ -115,11 +115,7 @@ def test_a_split_column_makes_train_valid_and_test(tmp_path):
 def test_scales_come_from_the_training_rows(tmp_path):
     table = with_split(["train", "test", "train", "train"], price=[1.0, 1e6, 2.0, 4.0])
     dataset = prepare(
-        table,
-        tmp_path / "out",
-        split="fold",
-        fields={"price": {"kind": "numeric", "transform": "none"}},
-        **OPTIONS,
+        table, tmp_path / "out", split="fold", fields={"price": {"kind": "numeric", "transform": "none"}}, **OPTIONS
     )
     assert dataset.settings["fields"]["price"]["mean"] == [pytest.approx(7 / 3)]
     assert dataset.settings["split"]["valid"] == []
@@ -194,10 +190,7 @@ def test_options_that_exclude_a_split_column(tmp_path):
         ({"split": "fold", "time": "fold"}, "split must be a separate column"),
         ({"split": "fold", "parts": "files"}, "split must be left out when a day is a file"),
         ({"split": "flod"}, "split: no column 'flod' \\(did you mean 'fold'"),
-        (
-            {"split": "fold", "fields": {"fold": "categorical"}},
-            "'fold' is the split column, and cannot be a field",
-        ),
+        ({"split": "fold", "fields": {"fold": "categorical"}}, "'fold' is the split column, and cannot be a field"),
         ({"split": "fold", "time": "when"}, "column 'when' names a day 'test', as does the split column 'fold'"),
     ]:
         with pytest.raises(InputError, match=message):

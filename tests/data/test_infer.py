@@ -15,10 +15,7 @@ CASES = {
     "codes with missing values": ([None if i % 3 == 0 else float(i % 5) for i in range(ROWS)], "categorical"),
     "counts as floats": ([float(i % 3) for i in range(ROWS)], "numeric"),
     "floats": ([i / 7 for i in range(ROWS)], "numeric"),
-    "floats as text with missing values": (
-        ["NA" if i % 9 == 0 else f"{i / 7:.3f}" for i in range(ROWS)],
-        "numeric",
-    ),
+    "floats as text with missing values": (["NA" if i % 9 == 0 else f"{i / 7:.3f}" for i in range(ROWS)], "numeric"),
     "leading zeros": ([f"{i % 700:05d}" for i in range(ROWS)], "categorical"),
     "ad_id": ([i * i % 997 for i in range(ROWS)], "categorical"),
     "userId": ([i * i % 997 for i in range(ROWS)], "categorical"),
@@ -40,10 +37,7 @@ CASES = {
     "timestamp": ([f"2020-01-{1 + i % 28:02d} 10:00:00" for i in range(ROWS)], "ignore"),
     "date": ([f"2020-01-{1 + i % 28:02d}" for i in range(ROWS)], "ignore"),
     "split": (["train" if i < 1500 else "test" for i in range(ROWS)], "ignore"),
-    "genres": (
-        ["|".join(c for k, c in enumerate("abcdef") if i >> k & 1) or "g" for i in range(ROWS)],
-        "multi",
-    ),
+    "genres": (["|".join(c for k, c in enumerate("abcdef") if i >> k & 1) or "g" for i in range(ROWS)], "multi"),
     "two by two": ([f"{i % 40}|{i % 30}" for i in range(ROWS)], "categorical"),
     "list": ([["a"] * (i % 3) for i in range(ROWS)], "multi"),
     "vector": ([[0.5, i / 3] for i in range(ROWS)], "numeric"),

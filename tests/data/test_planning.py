@@ -5,9 +5,7 @@ import polars as pl
 from lpfs.data.fields import FieldPlan, read_fields, to_toml
 from lpfs.data.planning import field_table, field_table_compact, plan_log
 
-WIDE = pl.DataFrame(
-    {"click": [0, 1] * 50, **{f"x{at}": [0.5, at] * 50 for at in range(400)}, "ad": ["a", "b"] * 50}
-)
+WIDE = pl.DataFrame({"click": [0, 1] * 50, **{f"x{at}": [0.5, at] * 50 for at in range(400)}, "ad": ["a", "b"] * 50})
 
 
 def test_similar_columns_are_merged_only_in_the_compact_table():

@@ -73,9 +73,7 @@ def write_source(tmp_path, form):
     if form == "zst":
         return write(tmp_path / "log.csv.zst", zstandard.compress(CSV.encode()))
     if form == "two zst frames":
-        return write(
-            tmp_path / "l.zst", zstandard.compress(CSV[:40].encode()) + zstandard.compress(CSV[40:].encode())
-        )
+        return write(tmp_path / "l.zst", zstandard.compress(CSV[:40].encode()) + zstandard.compress(CSV[40:].encode()))
     if form == "tsv":
         return write(tmp_path / "log.tsv", tsv)
     if form == "crlf":
@@ -118,18 +116,7 @@ def write_source(tmp_path, form):
     return frame.to_dict(as_series=False)
 
 
-FORMS = [
-    "gz",
-    "zst",
-    "two zst frames",
-    "tsv",
-    "crlf",
-    "bom",
-    "no last line end",
-    "blank lines",
-    "quoted",
-    "parquet",
-]
+FORMS = ["gz", "zst", "two zst frames", "tsv", "crlf", "bom", "no last line end", "blank lines", "quoted", "parquet"]
 FORMS += ["folder", "glob", "list", "other order", "polars", "lazy", "pandas", "arrow", "dict"]
 
 
@@ -149,9 +136,7 @@ def test_every_form_of_source_gives_the_same_dataset(tmp_path, form):
 @pytest.mark.parametrize("block", [16, 64, 100_000])
 def test_the_block_size_does_not_matter(tmp_path, monkeypatch, block):
     rng = np.random.default_rng(0)
-    lines = [
-        f'{rng.integers(2)},"v{rng.integers(40)},\n""{rng.integers(3)}",{rng.normal():.3f}' for _ in range(300)
-    ]
+    lines = [f'{rng.integers(2)},"v{rng.integers(40)},\n""{rng.integers(3)}",{rng.normal():.3f}' for _ in range(300)]
     source = write(tmp_path / "log.csv", "click,ad,price\n" + "\n".join(lines) + "\n")
     options = {"label": "click", "quiet": True, "negatives": 0.5, "seed": 3, "fields": {"ad": "categorical"}}
     whole = prepare(source, tmp_path / "whole", **options)
@@ -165,9 +150,7 @@ def test_the_block_size_does_not_matter(tmp_path, monkeypatch, block):
 
 def test_parquet_in_small_chunks_keeps_the_row_order(tmp_path, monkeypatch):
     monkeypatch.setattr("lpfs.data.sources.parquet.ROWS", 7)
-    frame = pl.DataFrame(
-        {"click": [0, 1] * 50, "n": [f"v{i % 30}" for i in range(100)], "day": sorted([1, 2] * 50)}
-    )
+    frame = pl.DataFrame({"click": [0, 1] * 50, "n": [f"v{i % 30}" for i in range(100)], "day": sorted([1, 2] * 50)})
     frame.write_parquet(tmp_path / "log.parquet", row_group_size=13)
     options = {"label": "click", "time": "day", "train": 2, "quiet": True, "fields": {"n": "categorical"}}
     batch, _ = rows(prepare(tmp_path / "log.parquet", tmp_path / "out", **options))
@@ -313,11 +296,7 @@ def test_row_order_is_split_into_equal_parts(tmp_path):
 def test_negatives_are_sampled_by_day_and_the_rate_is_stored(tmp_path):
     rng = np.random.default_rng(1)
     frame = pl.DataFrame(
-        {
-            "click": (rng.random(20_000) < 0.1).astype(int),
-            "ad": rng.integers(0, 9, 20_000),
-            "day": [0, 1] * 10_000,
-        }
+        {"click": (rng.random(20_000) < 0.1).astype(int), "ad": rng.integers(0, 9, 20_000), "day": [0, 1] * 10_000}
     )
     options = {"label": "click", "time": "day", "quiet": True, "fields": {"ad": "categorical"}}
     dataset = prepare(frame, tmp_path / "a", negatives=0.125, **options)
@@ -357,9 +336,7 @@ def test_tasks_and_a_named_positive(tmp_path):
 
 def test_texts_for_missing_values(tmp_path):
     frame = pl.DataFrame({"click": [0, 1, 0], "ad": ["?", "a", "b"], "n": ["1", "?", "3"]})
-    dataset = prepare(
-        frame, tmp_path / "o", label="click", missing=["?"], fields={"n": "numeric"}, parts=1, quiet=True
-    )
+    dataset = prepare(frame, tmp_path / "o", label="click", missing=["?"], fields={"n": "numeric"}, parts=1, quiet=True)
     batch, _ = rows(dataset)
     assert batch.ids[:, 0].tolist() == [0, 2, 3]
     assert batch.missing[:, 0].tolist() == [False, True, False]
@@ -398,8 +375,7 @@ def test_criteo_kaggle_and_avazu(tmp_path):
         f"C{i}" for i in range(14, 22)
     )
     lines = [
-        f"{i},{i % 3 == 0:d},141021{i % 24:02d},{i % 2}," + ",".join(f"{i % 5}ab" for _ in range(20))
-        for i in range(48)
+        f"{i},{i % 3 == 0:d},141021{i % 24:02d},{i % 2}," + ",".join(f"{i % 5}ab" for _ in range(20)) for i in range(48)
     ]
     avazu = write(tmp_path / "train.csv", "\n".join([header, *lines]) + "\n")
     dataset = prepare(avazu, tmp_path / "a", preset="avazu", quiet=True, keep_all=True)
@@ -407,19 +383,13 @@ def test_criteo_kaggle_and_avazu(tmp_path):
     assert "id" not in dataset.schema.names
     assert len(dataset.schema) == 21
     with pytest.raises(DataError, match="not the layout of avazu"):
-        prepare(
-            write(tmp_path / "other.csv", "click,hour\n1,14102100\n"),
-            tmp_path / "x",
-            preset="avazu",
-            quiet=True,
-        )
+        prepare(write(tmp_path / "other.csv", "click,hour\n1,14102100\n"), tmp_path / "x", preset="avazu", quiet=True)
 
 
 def test_fields_from_toml(tmp_path):
     toml = write(
         tmp_path / "fields.toml",
-        'price = "categorical"\n[ad]\ngroup = "item"\ncost = 2.5\n'
-        '["tags"]\nseparator = "|"\n[day]\nkind = "ignore"\n',
+        'price = "categorical"\n[ad]\ngroup = "item"\ncost = 2.5\n["tags"]\nseparator = "|"\n[day]\nkind = "ignore"\n',
     )
     dataset = log(tmp_path, fields=toml)
     assert dataset.schema["ad"].group == "item"
@@ -546,9 +516,7 @@ def test_train_comes_before_test_in_any_row_order(tmp_path):
 
 
 def test_an_ambiguous_date_is_an_error(tmp_path):
-    frame = pl.DataFrame(
-        {"click": [0, 1, 0], "date": ["01/02/2024", "02/01/2024", "01/02/2024"], "ad": list("aab")}
-    )
+    frame = pl.DataFrame({"click": [0, 1, 0], "date": ["01/02/2024", "02/01/2024", "01/02/2024"], "ad": list("aab")})
     with pytest.raises(DataError, match=r"'01/02/2024' may be a date, .* give time_format"):
         prepare(frame, tmp_path / "out", label="click", time="date", quiet=True)
     options = {"label": "click", "time": "date", "time_format": "%d/%m/%Y", "train": 2, "quiet": True}

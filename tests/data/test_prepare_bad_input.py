@@ -33,10 +33,7 @@ def attempt(tmp_path):
 
 
 BAD = {
-    "label not 0 or 1": (
-        GOOD.replace("0,b", "2,b"),
-        "log.csv, line 3: label 'click' must be 0 or 1, found '2'",
-    ),
+    "label not 0 or 1": (GOOD.replace("0,b", "2,b"), "log.csv, line 3: label 'click' must be 0 or 1, found '2'"),
     "label is text": (GOOD.replace("0,b", "yes,b"), "line 3: label 'click' must be 0 or 1, found 'yes'"),
     "label missing": (GOOD.replace("0,b", ",b"), "line 3: label 'click' is missing"),
     "short row": (GOOD.replace("0,b,2.5", "0,b"), "log.csv, line 3: 2 columns, expected 3: '0,b'"),
@@ -48,10 +45,7 @@ BAD = {
     "empty": ("", "log.csv: the file is empty"),
     "only line ends": ("\n\n\n", "log.csv: the file is empty"),
     "header only": ("click,ad,price\n", "log.csv: the file has a header and no rows"),
-    "two names": (
-        GOOD.replace("price", "ad"),
-        "log.csv, line 1: two columns are named 'ad' \\(numbers 2 and 3\\)",
-    ),
+    "two names": (GOOD.replace("price", "ad"), "log.csv, line 1: two columns are named 'ad' \\(numbers 2 and 3\\)"),
     "open quote": (GOOD + '1,"x,2.5\n', "log.csv, line 5: a quote is opened and never closed"),
     "text after quote": (GOOD + '1,"x"y,2.5\n', "log.csv, line 5: "),
     "not a number": (GOOD.replace("2.5", "cheap"), "line 3: column 'price': 'cheap' is not a number"),
@@ -96,12 +90,7 @@ def test_layout_of_criteo(attempt):
 
 def test_time(attempt):
     log = "click,ad,day\n1,a,2020-01-02\n0,b,2020-01-01\n"
-    attempt(
-        log,
-        "line 3: column 'day': time goes backwards, '2020-01-01' after '2020-01-02'",
-        time="day",
-        ordered=True,
-    )
+    attempt(log, "line 3: column 'day': time goes backwards, '2020-01-01' after '2020-01-02'", time="day", ordered=True)
     attempt(log.replace("2020-01-01", ""), "line 3: column 'day': the time is missing", time="day")
     attempt(log, "line 2: .* cannot be read as a time", time="day", time_format="%d/%m/%Y")
     attempt(log, "time_format .* cannot be used|cannot be read", time="day", time_format="%Q %")
@@ -190,10 +179,7 @@ def test_columns_of_the_wrong_type(tmp_path):
         ({"struct": "categorical"}, "column 'struct': Struct.* cannot be categorical"),
         ({"blob": "numeric"}, "column 'blob': Binary is not a number"),
         ({"ad": "multi"}, "column 'ad' is multi but holds String, not lists"),
-        (
-            {"ragged": {"kind": "numeric", "width": 2}},
-            "the table, row 1: column 'ragged': 1 numbers, expected 2",
-        ),
+        ({"ragged": {"kind": "numeric", "width": 2}}, "the table, row 1: column 'ragged': 1 numbers, expected 2"),
         ({"ad": {"kind": "numeric", "width": 2}}, "column 'ad' holds String, not lists of 2 numbers"),
         ({"ad": {"kind": "numeric", "bins": 3}}, "row 1: column 'ad': 'a' is not a number"),
     ]:

@@ -6,19 +6,7 @@ import pytest
 from lpfs.data.dataset import Dataset
 from lpfs.data.prepare import prepare
 
-NAMES = [
-    "with space",
-    'quo"te',
-    "../../escape",
-    "ünïcødé 日本",
-    "a,b",
-    "line\nend",
-    "/abs",
-    "",
-    "'",
-    "%s{}",
-    "con",
-]
+NAMES = ["with space", 'quo"te', "../../escape", "ünïcødé 日本", "a,b", "line\nend", "/abs", "", "'", "%s{}", "con"]
 
 
 def test_hostile_column_names(tmp_path):

@@ -30,9 +30,7 @@ def reference_dataset(log, min_count, max_values):
     days = sorted({row[1] for row in log})
     train = [row for row in log if row[1] in days[: max(1, len(days) - 1)]]
     counts = Counter(row[2] for row in train if row[2] is not None)
-    kept = sorted(
-        (value for value in counts if counts[value] >= min_count), key=lambda value: (-counts[value], value)
-    )
+    kept = sorted((value for value in counts if counts[value] >= min_count), key=lambda value: (-counts[value], value))
     ids = {value: index + 2 for index, value in enumerate(kept[:max_values])}
 
     def signed_log1p(x):
@@ -81,9 +79,7 @@ def test_labels_ids_and_numbers_equal_the_reference(form, log, min_count, max_va
 LOG = b'click,ad,n,day\n1,a,1.5,2020-01-01\n0,b,,2020-01-02\n0,"c,""d",7,2020-01-02\n'
 DAMAGES = st.lists(
     st.tuples(
-        st.integers(0, 300),
-        st.integers(0, 5),
-        st.one_of(st.binary(max_size=4), st.sampled_from([b'"', b"\n", b","])),
+        st.integers(0, 300), st.integers(0, 5), st.one_of(st.binary(max_size=4), st.sampled_from([b'"', b"\n", b","]))
     ),
     max_size=4,
 )
@@ -149,9 +145,7 @@ option_names = st.sampled_from(
 kinds = st.sampled_from(["numeric", "categorical", "multi", "ignore"])
 
 
-@given(
-    st.dictionaries(st.sampled_from(["ad", "n", "day"]), st.dictionaries(option_names, json_values, max_size=3))
-)
+@given(st.dictionaries(st.sampled_from(["ad", "n", "day"]), st.dictionaries(option_names, json_values, max_size=3)))
 @fuzz_settings
 def test_any_options_of_fields(fields):
     attempt(LOG, keep_all=True, fields=fields)

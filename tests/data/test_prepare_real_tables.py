@@ -26,11 +26,7 @@ KINDS = {
         "year": "categorical",
     },
     "coil2000": {"v1": "categorical", "v47": "categorical"},
-    "open_bandit_bts_all": {
-        "item_id": "categorical",
-        "position": "categorical",
-        "propensity_score": "numeric",
-    },
+    "open_bandit_bts_all": {"item_id": "categorical", "position": "categorical", "propensity_score": "numeric"},
     "open_bandit_random_all": {"item_id": "categorical", "user_feature_0": "categorical"},
 }
 

@@ -55,9 +55,7 @@ def table(rows=60, seed=0):
         "binned": with_missing(rng.normal(size=rows).tolist()),
         "vector": with_missing(rng.normal(size=(rows, 2)).tolist()),
         "bag": with_missing([f"b{n}" for n in rng.integers(0, 9, rng.integers(0, 4))] for _ in range(rows)),
-        "tags": with_missing(
-            "|".join(f"g{n}" for n in rng.integers(0, 9, rng.integers(1, 4))) for _ in range(rows)
-        ),
+        "tags": with_missing("|".join(f"g{n}" for n in rng.integers(0, 9, rng.integers(1, 4))) for _ in range(rows)),
         "bag_hash": with_missing(rng.integers(0, 99, rng.integers(0, 4)).tolist() for _ in range(rows)),
     }
     types = {"vector": pl.List(pl.Float64), "bag": pl.List(pl.String), "bag_hash": pl.List(pl.Int64)}
@@ -395,8 +393,7 @@ def test_the_same_call_reuses_and_another_one_does_not(reference, tmp_path, caps
     assert prepare(table(), tmp_path / "new", like=reference).fingerprint == first.fingerprint
     assert "reused" in capsys.readouterr().err
     assert (
-        prepare(table(), tmp_path / "a", like=reference, fields_only=["ad"], **QUIET).fingerprint
-        != first.fingerprint
+        prepare(table(), tmp_path / "a", like=reference, fields_only=["ad"], **QUIET).fingerprint != first.fingerprint
     )
     other = prepare(table(50), tmp_path / "other", fields=FIELDS, parts=3, **OPTIONS)
     assert prepare(table(), tmp_path / "b", like=other, **QUIET).fingerprint != first.fingerprint

@@ -82,10 +82,7 @@ def test_a_download_opens_as_a_dataset(store, log):
 def test_an_existing_dataset_is_reused_or_replaced(store, log, capsys):
     prepare(log, "memory://data/log", label="click", time="day")
     prepare(log, "memory://data/log", label="click", time="day")
-    assert (
-        "memory://data/log: exists already, made from the same source and options; reused"
-        in capsys.readouterr().err
-    )
+    assert "memory://data/log: exists already, made from the same source and options; reused" in capsys.readouterr().err
     with pytest.raises(DataError, match="memory://data/log exists and is not empty; choose another place, or"):
         prepare(log, "memory://data/log", min_count=11, **OPTIONS)
     first = Dataset("memory://data/log")

@@ -76,10 +76,7 @@ def test_prepared_files_equal_the_simulated_dataset(tmp_path, preset, form, opti
             known = ~expected.missing[:, a]
             assert_same_numbers(expected.dense[known, a], batch.dense[known, b])
             continue
-        simulated, prepared = (
-            field_ids(direct, expected, field.name),
-            field_ids(prepared_dataset, batch, field.name),
-        )
+        simulated, prepared = (field_ids(direct, expected, field.name), field_ids(prepared_dataset, batch, field.name))
         if field.kind == "multi":
             a, b = expected.bags[field.name][1], batch.bags[field.name][1]
             assert torch.equal(a, b)

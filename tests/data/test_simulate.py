@@ -53,12 +53,7 @@ def test_raw_files_do_not_depend_on_the_chunk(tmp_path):
 
 @pytest.mark.parametrize(
     ("preset", "days", "fields", "tasks"),
-    [
-        ("small", 10, 31, 0),
-        ("terabyte", 24, 39, 0),
-        ("industrial-small", 9, 69, 5),
-        ("industrial", 9, 417, 5),
-    ],
+    [("small", 10, 31, 0), ("terabyte", 24, 39, 0), ("industrial-small", 9, 69, 5), ("industrial", 9, 417, 5)],
 )
 def test_presets_have_the_documented_fields(preset, days, fields, tasks):
     spec = preset_spec(preset, None, None, 0)
@@ -124,10 +119,7 @@ def test_a_field_of_a_pair_alone_has_no_effect(small):
         means = np.bincount(values, probability) / count
         error = probability.std() / np.sqrt(count.min())
         assert np.abs(means - probability.mean()).max() < 4.5 * error, "no effect alone"
-        sign = (
-            simulator.value_effects[field.name][values]
-            * simulator.value_effects[str(field.partner)][partner_values]
-        )
+        sign = simulator.value_effects[field.name][values] * simulator.value_effects[str(field.partner)][partner_values]
         assert probability[sign > 0].mean() > probability[sign < 0].mean() + 0.05, "a large effect in combination"
         signs = simulator.value_effects[field.name]
         assert frequencies(FieldSpec("s", values=field.values // 2, zipf=field.zipf)).sum() == pytest.approx(1)
@@ -282,15 +274,7 @@ def test_the_terabyte_layout(tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        {"preset": "huge"},
-        {"rows": 0},
-        {"rows": 1.5},
-        {"days": 0},
-        {"seed": -1},
-        {"chunk": 0},
-        {"format": "xlsx"},
-    ],
+    [{"preset": "huge"}, {"rows": 0}, {"rows": 1.5}, {"days": 0}, {"seed": -1}, {"chunk": 0}, {"format": "xlsx"}],
 )
 def test_invalid_arguments_raise(tmp_path, arguments):
     with pytest.raises(InputError):

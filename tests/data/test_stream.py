@@ -71,11 +71,7 @@ def test_batches_contain_the_written_values(dataset, order, batch_size):
     assert len(batches) == len(stream) == -(-100 // batch_size)
     assert [len(batch) for batch in batches[:-1]] == [batch_size] * (len(batches) - 1)
     for batch in batches:
-        assert (batch.ids.dtype, batch.dense.dtype, batch.labels.dtype) == (
-            torch.int32,
-            torch.float32,
-            torch.float32,
-        )
+        assert (batch.ids.dtype, batch.dense.dtype, batch.labels.dtype) == (torch.int32, torch.float32, torch.float32)
         assert batch.ids.is_contiguous()
         assert batch.dense.is_contiguous()
         check(batch)
@@ -97,10 +93,7 @@ def test_orders_differ_by_pass_and_seed_and_are_reproducible(dataset, order):
 
 @settings(deadline=None, max_examples=60)
 @given(
-    order=st.sampled_from(list(ORDERS)),
-    batch_size=st.integers(1, 40),
-    world=st.integers(1, 6),
-    drop_last=st.booleans(),
+    order=st.sampled_from(list(ORDERS)), batch_size=st.integers(1, 40), world=st.integers(1, 6), drop_last=st.booleans()
 )
 def test_ranks_share_the_rows(dataset, order, batch_size, world, drop_last):
     parts = [

@@ -26,10 +26,7 @@ def test_default_and_requested_backend():
     with use_backend("torch"):
         assert backend_for(torch.zeros(1, 1)) is _torch
     assert backend_for(torch.zeros(1, 1)).name == fast
-    with (
-        pytest.raises(InputError, match="'cuda'.*torch, numba, triton"),
-        use_backend("cuda"),
-    ):
+    with pytest.raises(InputError, match="'cuda'.*torch, numba, triton"), use_backend("cuda"):
         pass
 
 

@@ -61,9 +61,7 @@ def test_lookup_and_sums_to_the_last_bit(cuda, shape, gated, kind):
     again = cuda.reduce(weight, starts, ids, gate, grad)
     assert torch.equal(again[0].values, result.values)
     if gated:
-        torch.testing.assert_close(
-            gate_grad, expected_gate, rtol=1e-4, atol=1e-3
-        )  # a sum of up to 240,000 products
+        torch.testing.assert_close(gate_grad, expected_gate, rtol=1e-4, atol=1e-3)  # a sum of up to 240,000 products
         assert torch.equal(gate_grad, again[1])
 
 

@@ -162,9 +162,7 @@ def test_large_weights_go_to_a_separate_file(tmp_path, dataset, small, monkeypat
     rows = raw_log.table(20, seed=4)
     session, columns = raw_log.session(tmp_path / "m.onnx")
     expected = small(encode_rows(dataset, rows)).detach()
-    np.testing.assert_allclose(
-        session.run(["logit"], raw_log.feeds(rows, columns))[0], expected, rtol=0, atol=1e-6
-    )
+    np.testing.assert_allclose(session.run(["logit"], raw_log.feeds(rows, columns))[0], expected, rtol=0, atol=1e-6)
     with torch.no_grad():
         small.top[0].bias.add_(1.0)
     with monkeypatch.context() as patch:
@@ -187,9 +185,7 @@ def test_wrong_arguments_are_refused(tmp_path, dataset, small):
     assert_refused(tmp_path, InputError, "checked on real rows", small)
     assert_refused(tmp_path, InputError, "rows must be .* found 0", small, dataset=dataset, rows=0)
     assert_refused(tmp_path, InputError, "rows must be .* found True", small, dataset=dataset, rows=True)
-    assert_refused(
-        tmp_path, InputError, "models of lpfs.models, found Linear", torch.nn.Linear(2, 1), dataset=dataset
-    )
+    assert_refused(tmp_path, InputError, "models of lpfs.models, found Linear", torch.nn.Linear(2, 1), dataset=dataset)
     assert_refused(tmp_path, InputError, "float32 models, .* is torch.float64", small.double(), dataset=dataset)
     assert_refused(tmp_path, InputError, "no rows", Case("mlp").make(MIXED), rows=batch_of(MIXED, rows=0))
     with pytest.raises(InputError, match="is a directory"):
@@ -209,11 +205,7 @@ def test_a_dataset_with_other_ids_is_refused(tmp_path, dataset):
     )
     other = Schema((*fields[1:], fields[0]), dataset.schema.label)
     assert_refused(
-        tmp_path,
-        InputError,
-        "'age' has name 'age' in the model and 'city'",
-        make_model("mlp", other),
-        dataset=dataset,
+        tmp_path, InputError, "'age' has name 'age' in the model and 'city'", make_model("mlp", other), dataset=dataset
     )
     other = Schema((Field("absent", cardinality=3),))
     assert_refused(tmp_path, InputError, "no field 'absent'", make_model("mlp", other), dataset=dataset)

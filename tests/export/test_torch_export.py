@@ -58,9 +58,7 @@ def test_empty_bags_and_ids_out_of_range(tmp_path):
     model, batch = Case("mlp").make(MIXED), batch_of(MIXED)
     export(model, tmp_path / "m.pt2", rows=batch, format="torch")
     program = load_program(tmp_path / "m.pt2")
-    empty = replace(
-        batch, bags={name: (values[:0], offsets * 0) for name, (values, offsets) in batch.bags.items()}
-    )
+    empty = replace(batch, bags={name: (values[:0], offsets * 0) for name, (values, offsets) in batch.bags.items()})
     torch.testing.assert_close(program(*export_inputs(model, empty)), model(empty))
     ids = batch.ids.clone()
     ids[3, 0] = MIXED["a.b"].cardinality  # the first row of the next field in the table

@@ -12,19 +12,7 @@ from torch.nn import functional
 import lpfs
 from lpfs import Site
 from lpfs.errors import ExactnessError, InputError, SharedTableError, StateError
-from tests.helpers.zoo import (
-    GATES,
-    OPTIMIZERS,
-    B,
-    D,
-    Plain,
-    Stacked,
-    batch,
-    gated,
-    set_gates,
-    trained,
-    whole_weights,
-)
+from tests.helpers.zoo import GATES, OPTIMIZERS, B, D, Plain, Stacked, batch, gated, set_gates, trained, whole_weights
 
 
 def no_gates_left(model: nn.Module) -> bool:
@@ -150,9 +138,7 @@ def test_slices_stay_as_constants_or_go_into_the_linear_that_reads_them():
     assert not list(model.lpfs_factors.parameters())
 
     model = whole_weights(Stacked()).double()
-    sites = {
-        f"f{n}": Site("table", index=n, reader=model.top[0], columns=slice(n * D, (n + 1) * D)) for n in range(4)
-    }
+    sites = {f"f{n}": Site("table", index=n, reader=model.top[0], columns=slice(n * D, (n + 1) * D)) for n in range(4)}
     set_gates(lpfs.attach(model, sites), [0.0, -2.0, 0.5, 1.0])
     before = model(ids)
     selection = lpfs.absorb(model)
@@ -370,9 +356,7 @@ def test_the_optimizer_state_is_rescaled_with_the_weights(name):
     for field, weight in weights.items():
         for key, old in before[field].items():
             new = optimizer.state[weight][key]
-            power = (
-                0 if name == "rmsprop" and key == "momentum_buffer" else {**POWER, "momentum_buffer": 1}.get(key)
-            )
+            power = 0 if name == "rmsprop" and key == "momentum_buffer" else {**POWER, "momentum_buffer": 1}.get(key)
             if key == "step" or power is None or power == 0:
                 assert torch.equal(torch.as_tensor(new), torch.as_tensor(old))
             elif gates[field] == 0:

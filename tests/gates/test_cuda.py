@@ -105,9 +105,7 @@ def test_autocast_and_compile():
     assert bool(torch.isfinite(gates.x.grad).all())
 
 
-def make_search(
-    steps: int = 300, gate: str = "lpfs++", fused: bool | None = None, kind: str = "graded", **settings
-):
+def make_search(steps: int = 300, gate: str = "lpfs++", fused: bool | None = None, kind: str = "graded", **settings):
     """Gates with a quadratic loss in static tensors, so that a whole step can be captured."""
     gates = lpfs.Gates([f"f{n}" for n in range(27)], lpfs.gate_function(gate), steps)
     gates.fused = fused

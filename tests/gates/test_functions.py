@@ -138,9 +138,7 @@ def test_alpha_and_tau_can_be_changed(name):
 @pytest.mark.parametrize("name", EVERY)
 def test_a_gate_function_can_be_pickled(name):
     gate = pickle.loads(pickle.dumps(FUNCTIONS[name]))
-    assert gate.value(torch.ones(()), torch.tensor(0.1)) == FUNCTIONS[name].value(
-        torch.ones(()), torch.tensor(0.1)
-    )
+    assert gate.value(torch.ones(()), torch.tensor(0.1)) == FUNCTIONS[name].value(torch.ones(()), torch.tensor(0.1))
 
 
 @pytest.mark.parametrize(

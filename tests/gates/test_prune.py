@@ -368,9 +368,7 @@ def test_a_module_that_zeros_cannot_stand_in_for_is_named():
 def test_settings_of_groups_come_along():
     model = gated(Plain())
     optimizer = torch.optim.AdamW(
-        [{"params": model.emb.parameters(), "lr": 0.5}, {"params": model.top.parameters()}],
-        lr=0.1,
-        betas=(0.8, 0.9),
+        [{"params": model.emb.parameters(), "lr": 0.5}, {"params": model.top.parameters()}], lr=0.1, betas=(0.8, 0.9)
     )
     selection = lpfs.absorb(model, optimizer)
     new = lpfs.prune(model, selection, batch=batch(), inputs=INPUTS, optimizer=optimizer).optimizer

@@ -75,7 +75,6 @@ class Case:
         steps: steps of the search.
         keep: number of fields that the search keeps: the true ones and ``must_keep``.
         must_keep: fields that the search may not drop.
-
     """
 
     model: str
@@ -174,9 +173,7 @@ def truth(case: Case) -> str:
         optimizer.zero_grad()
         adapter.loss(adapter.call(model, batch), labels).backward()
         optimizer.step()
-    selection = adapter.search(
-        model, stream, optimizer, steps=case.steps, keep=case.keep, must_keep=case.must_keep
-    )
+    selection = adapter.search(model, stream, optimizer, steps=case.steps, keep=case.keep, must_keep=case.must_keep)
     assert set(selection.kept) == {*TRUE, *case.must_keep}, selection.kept
     gated = compute_logits(model, case.batch(), adapter.call)
     selection = adapter.absorb(model, optimizer, batch=case.batch())

@@ -36,13 +36,7 @@ class Chromium:
             os.dup2(ours[1], 4)
 
         arguments = [
-            *(
-                "--headless=new",
-                "--remote-debugging-pipe",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-dev-shm-usage",
-            ),
+            *("--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
             *("--no-first-run", "--disable-extensions", "--disable-background-networking", "--hide-scrollbars"),
             f"--user-data-dir={self.profile.name}",
         ]
@@ -115,9 +109,7 @@ class Chromium:
 
     def settle(self) -> None:
         """Wait until two frames were drawn."""
-        self.run(
-            "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 30))))"
-        )
+        self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 30))))")
 
     def until(self, code: str, seconds: float = 20.0) -> None:
         """Wait until an expression is true, at most ``seconds``; the caller checks it again."""

@@ -38,9 +38,7 @@ def make_columns(first: int, stop: int) -> dict[str, Any]:
     }
 
 
-def make_dataset(
-    out: Path, days: tuple[int, ...] = (40, 1, 59), chunk: int = 17, schema: Schema = SCHEMA
-) -> Dataset:
+def make_dataset(out: Path, days: tuple[int, ...] = (40, 1, 59), chunk: int = 17, schema: Schema = SCHEMA) -> Dataset:
     """Write days with these numbers of rows; row i of the Dataset has id i in field ``row``."""
     with DatasetWriter(out, schema, fingerprint="made", settings={"by": "tests"}) as writer:
         row = 0

@@ -100,9 +100,7 @@ FILES: dict[str, Callable[[], Any]] = {
     "costs.toml": lambda: Path("costs.toml").write_text(COSTS, "utf-8"),
     "data/log": lambda: make_dataset("data/log"),
     "run": lambda: run_select(click_table(), keep=20),
-    "trained": lambda: cli.run(
-        ["train", "data/log", "--rows", "early", "--steps", "60", "--out", "trained", "-q"]
-    ),
+    "trained": lambda: cli.run(["train", "data/log", "--rows", "early", "--steps", "60", "--out", "trained", "-q"]),
     "found": lambda: cli.run(["search", "trained", "data/log", "--keep", "20", "--out", "found", "-q"]),
     "train.txt": make_kaggle,
     "train.csv": make_avazu,

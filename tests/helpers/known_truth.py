@@ -43,9 +43,7 @@ def known_truth(
     """
     rng = np.random.default_rng(seed)
     schema = Schema(FIELDS, label="click")
-    with DatasetWriter(
-        out, schema, fingerprint=f"known truth {seed} {last}", settings=dict(settings or {})
-    ) as writer:
+    with DatasetWriter(out, schema, fingerprint=f"known truth {seed} {last}", settings=dict(settings or {})) as writer:
         edges = [rows * day // days for day in range(days + 1)]
         for number in range(days):
             size = edges[number + 1] - edges[number]

@@ -85,9 +85,7 @@ class RandomNumbers(Callback):
         self.seen = list(values["seen"])
 
 
-def trained(
-    log: Dataset, folder: Path | None = None, *, steps: int = 30, optimizer: str = "adagrad", **options: Any
-):
+def trained(log: Dataset, folder: Path | None = None, *, steps: int = 30, optimizer: str = "adagrad", **options: Any):
     """Train for some steps, with checkpoints; return the results."""
     model, row_optimizer = make(log, optimizer=optimizer)
     part = log.part(0, ROWS)
@@ -148,13 +146,7 @@ def searched(log: Dataset, *, reverse: bool = False, holdout: bool = False, meth
     gates = getattr(model, "lpfs_gates", None)
     x = None if gates is None else gates.x.detach().clone()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    return {
-        "course": course,
-        "x": x,
-        "kept": list(selection.kept),
-        "state": state,
-        "history": len(selection.history),
-    }
+    return {"course": course, "x": x, "kept": list(selection.kept), "state": state, "history": len(selection.history)}
 
 
 def slope(log: Dataset) -> torch.Tensor:
@@ -190,9 +182,7 @@ def sums(folder: Path, log: Dataset) -> dict[str, Any]:
             row_ids = torch.tensor(rng.permutation(9)[:4])
             weight.row_grads.append(RowGrad(row_ids[:3], torch.tensor(rng.integers(-8, 8, (3, 2)) * 4.0).float()))
             if rank == 0:
-                weight.row_grads.append(
-                    RowGrad(row_ids[2:], torch.tensor(rng.integers(-8, 8, (2, 2)) * 4.0).float())
-                )
+                weight.row_grads.append(RowGrad(row_ids[2:], torch.tensor(rng.integers(-8, 8, (2, 2)) * 4.0).float()))
                 once.grad = torch.full((3, 2), 4.0)
                 narrow.row_grads.append(RowGrad(torch.tensor([4]), torch.tensor([[8.0]])))
             ids = torch.tensor(rng.integers(0, 6, (1, 3)))
@@ -202,9 +192,7 @@ def sums(folder: Path, log: Dataset) -> dict[str, Any]:
         before["sparse"] = torch.zeros(6, 2) if sparse.grad is None else sparse.grad.to_dense()
         before["weight"] = spread(weight)
         parameters = [dense, weight, unused, once, narrow, sparse]
-        total, loss = reduce_grads(
-            current_group(), parameters, rows, torch.tensor(float(rank + 1) if rows else 0.0)
-        )
+        total, loss = reduce_grads(current_group(), parameters, rows, torch.tensor(float(rank + 1) if rows else 0.0))
         assert unused.grad is None
         results[case] = {
             "rows": rows,

@@ -53,9 +53,7 @@ def table(rows: int, seed: int, *, more: int = 0) -> pl.DataFrame:
             "age": pl.Series(with_nulls(rng.integers(-3, 40 + more, rows).tolist()), dtype=pl.Int64),
             "code": with_nulls([f"{i * 2**26 + 5:08x}" for i in rng.integers(0, 30 + more, rows).tolist()]),
             "half": with_nulls([[*HALF, 9.5][i] for i in rng.integers(0, 4 + bool(more), rows)]),
-            "big": pl.Series(
-                with_nulls([BIG + i for i in rng.integers(0, 9 + more, rows).tolist()]), dtype=pl.UInt64
-            ),
+            "big": pl.Series(with_nulls([BIG + i for i in rng.integers(0, 9 + more, rows).tolist()]), dtype=pl.UInt64),
             "price": with_nulls((rng.lognormal(size=rows) * 10 - 3).tolist(), 0.2),
             "tiny": rng.random(rows) * 1e-11,
             "level": with_nulls((rng.integers(-50, 50, rows) / 10).tolist(), 0.2),

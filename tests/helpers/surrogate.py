@@ -37,9 +37,7 @@ class Surrogate:
         self.gates = Gates([f"f{n}" for n in range(size)], gate_function(gate), steps)
         self.prox = self.gates.optimizer(keep=keep, **optimizer)
         self.importance = importance(kind, size, keep or size)
-        self.noise = (
-            0.0 if kind in ("useless", "tied") else 0.01 * float(self.importance.max().clamp(max=1.0)) * 10
-        )
+        self.noise = 0.0 if kind in ("useless", "tied") else 0.01 * float(self.importance.max().clamp(max=1.0)) * 10
 
     def backward(self) -> None:
         """Compute the gradient of x."""

@@ -115,9 +115,7 @@ def look(planted, start):
         options = dict(PARTICULAR.get(method, Facts()).options)
         config = Training(quiet=True, checkpoint_every=EVERY)
         rows = {"stream": log.part(0, 4 * DAY).stream(BATCH), "valid": log.part(4 * DAY, 5 * DAY).stream(4096)}
-        found = search(
-            model, method=method, optimizer=optimizer, steps=steps, config=config, **rows, **options, **how
-        )
+        found = search(model, method=method, optimizer=optimizer, steps=steps, config=config, **rows, **options, **how)
         return model, found
 
     return run

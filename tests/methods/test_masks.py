@@ -107,20 +107,14 @@ def test_a_mask_is_removed_after_an_error(kind):
     with pytest.raises(ZeroDivisionError), apply_mask(model, kind(names, [0.5] * len(names)), "x"):
         raise ZeroDivisionError
     assert not hasattr(model, NAME)
-    assert not any(
-        hooks_on(module) or module._forward_hooks or module._forward_pre_hooks for module in model.modules()
-    )
+    assert not any(hooks_on(module) or module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert torch.equal(model(batch_of(MIXED)), before)
 
 
 @pytest.mark.parametrize(
     ("method", "name", "message"),
     [
-        (
-            "adafs",
-            "user_item",
-            "adafs .*UserItem .*inputs",
-        ),
+        ("adafs", "user_item", "adafs .*UserItem .*inputs"),
         ("cold_se", "user_item", "cold_se .*UserItem"),
         ("adafs", "dlrm_cross", "adafs .*DLRMCross"),
         ("cold_se", "dlrm_cross", "cold_se .*DLRMCross"),
@@ -135,11 +129,7 @@ def test_models_on_which_a_method_is_not_defined(log, method, name, message):
 @pytest.mark.parametrize(
     ("method", "name"),
     [
-        *(
-            (method, name)
-            for method in ("shufflegate", "autofield", "stg")
-            for name in ("user_item", "dlrm_cross")
-        ),
+        *((method, name) for method in ("shufflegate", "autofield", "stg") for name in ("user_item", "dlrm_cross")),
         ("optfs", "user_item"),
         ("optfs", "dlrm"),
         ("adafs", "deepfm"),

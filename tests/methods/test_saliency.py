@@ -89,9 +89,7 @@ def test_the_planted_fields_are_found_and_hooks_are_removed(run_search, pretrain
     before = pretrained(backbone)[0].state_dict()
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(not module._forward_hooks for module in model.modules())
-    assert all(
-        parameter.grad is None and not getattr(parameter, "row_grads", ()) for parameter in model.parameters()
-    )
+    assert all(parameter.grad is None and not getattr(parameter, "row_grads", ()) for parameter in model.parameters())
     again = run_search(method, backbone, keep=2)[1]
     assert again.made["scores"] == found.made["scores"]
 

@@ -85,9 +85,7 @@ def test_complexity_is_the_formula(compute, width, keys):
 
 def test_a_file_of_costs(tmp_path):
     path = tmp_path / "costs.toml"
-    path.write_text(
-        'unit = "ms"\ndefault = 2\n[fields]\nad = 5.5\n[groups.call]\ncost = 3\nfields = ["user", "ad"]\n'
-    )
+    path.write_text('unit = "ms"\ndefault = 2\n[fields]\nad = 5.5\n[groups.call]\ncost = 3\nfields = ["user", "ad"]\n')
     costs = Costs.load(path, SCHEMA)
     assert costs.fields == {"user": 2, "ad": 5.5, "price": 2}
     assert costs.unit == "ms"
@@ -173,11 +171,7 @@ def test_invalid_targets(given, message):
         ({"keep": 1, "costs": Costs({"user": 1.0})}, InputError, r"'ad' \(and 1 others\) has no cost"),
         ({"budget": 0.5, "costs": COSTS}, InputError, "cheapest field costs 1"),
         ({"budget": 3.5, "costs": COSTS, "must_keep": FIELDS[:2]}, InputError, "must be kept cost 4"),
-        (
-            {"keep": 1, "costs": Costs({"user": 0, "ad": 0, "site": 1})},
-            InputError,
-            "keep=1, but 2 fields",
-        ),
+        ({"keep": 1, "costs": Costs({"user": 0, "ad": 0, "site": 1})}, InputError, "keep=1, but 2 fields"),
     ],
 )
 def test_targets_that_cannot_be_reached(given, error, message):

@@ -129,9 +129,7 @@ def task_of(log, **how):
     model = make_model("mlp", log.schema, **SMALL)
     optimizer = make_optimizer(Training(), model.parameters())
     given = {"valid": log.part(1000, 1200).stream(4096)} | how
-    return SearchTask(
-        model, optimizer, log.part(0, 1000).stream(64), target=SelectionTarget(keep=2), steps=10, **given
-    )
+    return SearchTask(model, optimizer, log.part(0, 1000).stream(64), target=SelectionTarget(keep=2), steps=10, **given)
 
 
 def test_holdout_rows_have_the_batch_size_of_the_training(log):
@@ -186,9 +184,7 @@ def test_a_step_on_holdout_rows_changes_only_the_mask(log, kind):
         assert not parameter.requires_grad
         before = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
         driver.within_step(state)
-        assert torch.equal(
-            parameter, before[f"{NAME}.{next(iter(dict(mask.named_parameters())))}"]
-        )  # every second
+        assert torch.equal(parameter, before[f"{NAME}.{next(iter(dict(mask.named_parameters())))}"])  # every second
         state.step = 1
         driver.within_step(state)
         driver.holdout.close()
@@ -239,10 +235,7 @@ def test_rows_are_counted_forward_and_backward(log):
     _, found = short_search(log, "mlp", "stg")
     assert (found.made["forwards"], found.made["backwards"]) == (5 * 64, 5 * 64)
     _, found = short_search(log, "mlp", "shufflegate")
-    assert (found.made["forwards"], found.made["backwards"]) == (
-        10 * 64 - 56,
-        10 * 64 - 56,
-    )  # a held batch has 8 rows
+    assert (found.made["forwards"], found.made["backwards"]) == (10 * 64 - 56, 10 * 64 - 56)  # a held batch has 8 rows
     _, found = short_search(log, "mlp", "permutation", repeats=2)
     assert (found.made["forwards"], found.made["backwards"]) == ((1 + 2 * 7) * 200, 0)
     _, found = short_search(log, "mlp", "lpfs++", steps=60, keep=None, max_auc_loss=0.5)

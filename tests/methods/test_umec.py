@@ -27,9 +27,7 @@ def test_steps_are_the_formula():
     layer = first_layer(model, "umec")
     steps, keep, total = 40, 3, 9
     driver = BudgetConstraint(
-        SearchTask(model, optimizer, [], None, SelectionTarget(keep=keep), steps),
-        layer,
-        UMECOptions(4.0, 50.0, 20.0),
+        SearchTask(model, optimizer, [], None, SelectionTarget(keep=keep), steps), layer, UMECOptions(4.0, 50.0, 20.0)
     )
     state = State(model, optimizer, Training(), steps)
     groups = [block.numpy().astype(np.float64) for block in layer.weight.detach().clone().split(4, 1)]

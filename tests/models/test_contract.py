@@ -338,9 +338,7 @@ def test_cuda_is_close_to_the_cpu_and_prunes_exactly(case, schema):
         selection = absorb(one, batch=on_gpu)
         pruned = prune(one, selection, batch=on_gpu, cut=cut)
         assert pruned.certificate.certified
-        assert all(
-            tensor.device.type == "cuda" for tensor in (*pruned.model.parameters(), *pruned.model.buffers())
-        )
+        assert all(tensor.device.type == "cuda" for tensor in (*pruned.model.parameters(), *pruned.model.buffers()))
 
 
 @cases

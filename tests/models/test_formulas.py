@@ -45,8 +45,7 @@ def embeddings(model, inputs, batch, gates) -> dict:
         elif kind == "numeric":
             width = schema[name].dim
             weight, absent = (
-                tensor.detach()[start : start + width]
-                for tensor in (inputs.numbers.weight, inputs.numbers.missing)
+                tensor.detach()[start : start + width] for tensor in (inputs.numbers.weight, inputs.numbers.missing)
             )
             value = torch.zeros(len(batch), inputs.width, dtype=torch.float64)
             for k, column in enumerate(columns[name]):

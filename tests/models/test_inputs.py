@@ -40,9 +40,7 @@ def test_selected_fields_of_a_batch_are_in_the_order_of_the_schema():
 @pytest.mark.parametrize("widths", [[1, 1, 1], [1, 3, 1, 2, 3], [4], [2, 2]])
 @pytest.mark.parametrize("missing", [False, True])
 def test_numeric_embeddings_equal_their_formula(widths, missing):
-    numbers = NumericEmbeddings(
-        [Field(f"f{n}", "numeric", dim=width) for n, width in enumerate(widths)], 4
-    ).double()
+    numbers = NumericEmbeddings([Field(f"f{n}", "numeric", dim=width) for n, width in enumerate(widths)], 4).double()
     dense = torch.randn(6, sum(widths), dtype=torch.float64)
     absent = torch.rand(6, sum(widths)) < 0.5
     gate = torch.randn(len(widths), dtype=torch.float64)
@@ -132,11 +130,7 @@ def test_a_cross_can_be_kept_without_its_fields():
 
 def groups(**counts) -> Schema:
     return Schema(
-        tuple(
-            Field(f"{group}{n}", cardinality=4, group=group)
-            for group, count in counts.items()
-            for n in range(count)
-        )
+        tuple(Field(f"{group}{n}", cardinality=4, group=group) for group, count in counts.items() for n in range(count))
     )
 
 

@@ -56,8 +56,6 @@ def test_unknown_size():
 
 
 def test_public_names():
-    assert {name: hasattr(lpfs.paper, name) for name in lpfs.paper.__all__} == dict.fromkeys(
-        lpfs.paper.__all__, True
-    )
+    assert {name: hasattr(lpfs.paper, name) for name in lpfs.paper.__all__} == dict.fromkeys(lpfs.paper.__all__, True)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = lpfs.paper.nothing

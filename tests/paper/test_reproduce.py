@@ -181,8 +181,7 @@ def test_criteo_files(smaller, tmp_path):
 
 def test_results_that_hold_at_any_size(out, run, smaller):
     values = {
-        name: run_json(run, name, out)[0]["measured"]
-        for name in ("gates", "distribution", "hot-start", "complexity")
+        name: run_json(run, name, out)[0]["measured"] for name in ("gates", "distribution", "hot-start", "complexity")
     }
     slopes = [point["slope_at_0"] for point in values["gates"]["lpfs"]["by_epsilon"]]
     assert slopes == [0, 0, 0, 0]

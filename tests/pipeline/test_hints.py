@@ -59,9 +59,7 @@ def test_leaking_field_is_reported(tmp_path, capsys, kind):
 
 
 def test_duplicate_columns_are_reported(tmp_path):
-    table = make_table()[0].with_columns(
-        client=pl.col("user").str.replace("u", "client "), negative=-3 * pl.col("age")
-    )
+    table = make_table()[0].with_columns(client=pl.col("user").str.replace("u", "client "), negative=-3 * pl.col("age"))
     must_keep = ("user", "client", "age", "negative")
     hints = run(table, tmp_path / "run", must_keep=must_keep, keep=4, prepare={"keep_all": True}).hints
     assert sorted(hint["fields"] for hint in hints) == [["age", "negative"], ["user", "client"]]

@@ -63,10 +63,7 @@ def test_new_target_replaces_the_old_one():
 def test_paths_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = Settings(
-        source=("a.csv", "days/*.csv"),
-        costs="costs.toml",
-        checkpoint="model",
-        prepare={"fields": "f.toml", "bins": 3},
+        source=("a.csv", "days/*.csv"), costs="costs.toml", checkpoint="model", prepare={"fields": "f.toml", "bins": 3}
     )
     absolute = settings.with_absolute_paths()
     assert absolute.source == (str(tmp_path / "a.csv"), str(tmp_path / "days" / "*.csv"))

@@ -9,34 +9,13 @@ import re
 import pytest
 
 from lpfs._text import escape_control_chars, truncate_middle
-from lpfs.report import (
-    Comparison,
-    Difference,
-    Result,
-    build_report,
-    report,
-    report_comparison,
-    report_experiment,
-)
+from lpfs.report import Comparison, Difference, Result, build_report, report, report_comparison, report_experiment
 from lpfs.report.build import SCRIPTS, STYLES, _asset, _csp_hash
 from lpfs.report.comparison import VERDICT_TEXTS, k_auc_chart
 from tests.helpers import hostile
 
 ALLOWED = {
-    *(
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "script",
-        "noscript",
-        "body",
-        "header",
-        "main",
-        "footer",
-        "section",
-    ),
+    *("html", "head", "meta", "title", "style", "script", "noscript", "body", "header", "main", "footer", "section"),
     *("div", "span", "h1", "h2", "p", "b", "bdi", "dl", "dt", "dd", "figure", "figcaption", "details", "summary"),
     *("table", "thead", "tbody", "tr", "th", "td", "svg", "rect", "pre", "code"),
     *("input", "button", "label", "output", "select", "option"),

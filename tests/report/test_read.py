@@ -65,10 +65,7 @@ def test_a_history_without_gates_and_no_history(make_run_dir):
     assert history_from_records(history, ["a"]).gates == {}
     assert history_from_records((), ["a"]) is None
     record = hostile.selection_record(["a", "b"])
-    assert (
-        "trajectories"
-        not in selection_context(from_record(record, history_from_records(history, ["a"])))["charts"]
-    )
+    assert "trajectories" not in selection_context(from_record(record, history_from_records(history, ["a"])))["charts"]
     assert build_report(record).encode() == report(make_run_dir(["a", "b"], records=0)).read_bytes()
 
 
@@ -115,22 +112,13 @@ def test_the_record_of_compare(tmp_path):
 
 
 def test_scores_of_a_ranking_method():
-    record = {
-        "kept": ["a"],
-        "dropped": ["b"],
-        "gates": {"a": 1.0, "b": 0.0},
-        "made": {"scores": {"a": 0.2, "b": -0.1}},
-    }
+    record = {"kept": ["a"], "dropped": ["b"], "gates": {"a": 1.0, "b": 0.0}, "made": {"scores": {"a": 0.2, "b": -0.1}}}
     assert [row.score for row in from_record(record).rows] == [0.2, -0.1]
 
 
 @pytest.mark.parametrize(
     ("before", "after", "numbers"),
-    [
-        (0.8, 0.79, ("0.0100", "0.8000", "0.7900")),
-        (0.8, 0.8, ("0.8000",)),
-        (0.8, 0.81, ("0.0100", "0.8000", "0.8100")),
-    ],
+    [(0.8, 0.79, ("0.0100", "0.8000", "0.7900")), (0.8, 0.8, ("0.8000",)), (0.8, 0.81, ("0.0100", "0.8000", "0.8100"))],
 )
 def test_the_headline_has_the_change_of_auc(before, after, numbers):
     metrics = {"all_fields": {"auc": before}, "pruned": {"auc": after}}

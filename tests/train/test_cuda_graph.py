@@ -62,9 +62,7 @@ def test_a_graph_trains_as_the_plain_step(optimizer):
     ends = []
     for graph in (False, True):
         model = make()
-        done = lpfs.fit(
-            model, batches(9, 64, last=30), optimizer, epochs=3, schedule="rise", graph=graph, quiet=True
-        )
+        done = lpfs.fit(model, batches(9, 64, last=30), optimizer, epochs=3, schedule="rise", graph=graph, quiet=True)
         assert done.steps == 27
         ends.append([each.detach().cpu() for each in model.parameters()])
     # the dense update rounds differently (one rounding more), nothing else does

@@ -167,14 +167,7 @@ def test_an_optimizer_object_keeps_its_groups_and_rates(data):
 
 def test_the_rate_follows_the_schedule(data, tmp_path):
     fitted(
-        data,
-        optimizer="adagrad",
-        lr=0.01,
-        steps=21,
-        schedule="rise",
-        schedule_steps=20,
-        folder=tmp_path,
-        log_every=1,
+        data, optimizer="adagrad", lr=0.01, steps=21, schedule="rise", schedule_steps=20, folder=tmp_path, log_every=1
     )
     rates = [line["lr"] for line in records(tmp_path, "train")]
     assert (rates[0], rates[10], rates[20]) == (0.01, pytest.approx(0.01 * 10**0.5), pytest.approx(0.1))
@@ -198,9 +191,7 @@ def test_sample_weights_affect_training_and_evaluation(data):
     clicks, done = fitted(data, steps=40, weights=lambda batch: batch.labels[:, 0], valid=data.stream(64))
     assert states_equal(dict(one.state_dict()), dict(none.state_dict()))
     assert clicks(next(iter(data.stream(640)))).mean() > none(next(iter(data.stream(640)))).mean()
-    assert (
-        done.metrics.main.positives == done.metrics.main.calibration * 0 + 231
-    )  # weights count in evaluation too
+    assert done.metrics.main.positives == done.metrics.main.calibration * 0 + 231  # weights count in evaluation too
 
 
 def test_bfloat16_trains_float32_weights(data):
@@ -309,9 +300,7 @@ def test_keep_best_restores_the_best_model(data, tmp_path, monkeypatch, folder):
     if folder:
         assert Checkpoints(tmp_path / "checkpoints").steps() == [20, 40]
         saved = Checkpoints(tmp_path / "checkpoints").load(40)
-        assert not states_equal(
-            saved["model"], dict(at.state_dict())
-        )  # the run itself could go on from its last step
+        assert not states_equal(saved["model"], dict(at.state_dict()))  # the run itself could go on from its last step
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -320,9 +309,7 @@ def test_keep_best_restores_the_optimizer_too(data, tmp_path, monkeypatch, folde
     def trained(steps, **options):
         model = tiny()
         chosen_optimizer = {"adam": Adam, "adagrad": Adagrad}[optimizer](model.parameters(), lr=0.02)
-        fitted(
-            data, model, chosen_optimizer, lr=None, steps=steps, schedule="linear", schedule_steps=80, **options
-        )
+        fitted(data, model, chosen_optimizer, lr=None, steps=steps, schedule="linear", schedule_steps=80, **options)
         return model, chosen_optimizer
 
     scripted(monkeypatch, 0.6, 0.8, 0.7, 0.8)

@@ -22,14 +22,7 @@ from lpfs.train.callbacks import State
 from lpfs.train.config import Training
 from lpfs.train.evaluate import Metrics
 from lpfs.train.fit import fit
-from lpfs.train.loggers import (
-    JsonLinesLogger,
-    LoggerList,
-    MLflowLogger,
-    ProgressBar,
-    TensorBoardLogger,
-    metric_name,
-)
+from lpfs.train.loggers import JsonLinesLogger, LoggerList, MLflowLogger, ProgressBar, TensorBoardLogger, metric_name
 from lpfs.train.metrics import scores
 from tests.helpers.tiny import log, tiny
 
@@ -304,17 +297,7 @@ def test_a_search_logs_gate_histograms(tmp_path):
 
 def test_mlflow_has_parameters_and_metrics_of_a_training(tmp_path, mlflow, request):
     data = log(tmp_path / "log")
-    fit(
-        tiny(),
-        data.stream(64),
-        "adam",
-        valid=data.stream(64),
-        steps=20,
-        log_every=5,
-        mlflow=True,
-        quiet=True,
-        lr=0.02,
-    )
+    fit(tiny(), data.stream(64), "adam", valid=data.stream(64), steps=20, log_every=5, mlflow=True, quiet=True, lr=0.02)
     run = runs_of(mlflow, request)["fit"]
     assert run.data.params["lr"] == "0.02"
     assert run.data.params["optimizer"] == "adam"

@@ -197,9 +197,7 @@ def test_resume_with_another_computation_is_refused_and_changes_nothing(data, tm
     stream = data.stream(64, shuffle=True, seed=2)
     with pytest.raises(InputError, match=r"callbacks \['Momentum'\].*\[\]"):
         fit(model, stream, "adam", folder=run, resume=True, **options)
-    with pytest.raises(
-        InputError, match=r"'head.weight' is torch.float32 \(2, 9\), the checkpoint has .*\(1, 9\)"
-    ):
+    with pytest.raises(InputError, match=r"'head.weight' is torch.float32 \(2, 9\), the checkpoint has .*\(1, 9\)"):
         fit(model, stream, "adam", folder=run, resume=True, callbacks=[Momentum(model)], **options)
     with pytest.raises(InputError, match=r"groups of the optimizer \[3\].*\[4\]"):
         fit(tiny(), stream, "adam", folder=run, resume=True, callbacks=[Momentum(model)], **options)

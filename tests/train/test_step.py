@@ -15,9 +15,7 @@ def test_the_loss_is_binary_cross_entropy_by_task_and_weight():
     p = torch.sigmoid(logits)
     losses = -(labels * p.log() + (1 - labels) * (1 - p).log())
     torch.testing.assert_close(bce_loss(logits, labels), losses.mean(0).sum())
-    torch.testing.assert_close(
-        bce_loss(logits, labels, (1.0, 0.25)), losses[:, 0].mean() + losses[:, 1].mean() / 4
-    )
+    torch.testing.assert_close(bce_loss(logits, labels, (1.0, 0.25)), losses[:, 0].mean() + losses[:, 1].mean() / 4)
     torch.testing.assert_close(bce_loss(logits, labels, None, rows), (losses * rows[:, None]).mean(0).sum())
     with pytest.raises(InputError, match="task_weights.* 2; found 3"):
         bce_loss(logits, labels, (1.0, 1.0, 1.0))
@@ -43,9 +41,7 @@ def test_optimizers_by_name_with_their_rates(name, kind, lr):
         make_optimizer(Training(), [layer.bias])
 
 
-@pytest.mark.parametrize(
-    ("rows", "advice"), [(1000, "batch_size=512"), (512, "batch_size=256"), (2, "batch_size=1")]
-)
+@pytest.mark.parametrize(("rows", "advice"), [(1000, "batch_size=512"), (512, "batch_size=256"), (2, "batch_size=1")])
 def test_no_memory_left_says_which_batch_size_to_try(rows, advice):
     message = rf"{rows} rows; try {advice}\..*\(CUDA out of memory"
     with pytest.raises(DeviceMemoryError, match=message), convert_out_of_memory(rows):

@@ -13,14 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpfs.errors import InputError
-from lpfs.train.tensor_io import (
-    DTYPE_NAMES,
-    flatten_state,
-    read_tensors,
-    restore_state,
-    states_equal,
-    write_tensors,
-)
+from lpfs.train.tensor_io import DTYPE_NAMES, flatten_state, read_tensors, restore_state, states_equal, write_tensors
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 KEYS = st.text() | st.integers() | st.sampled_from(["!tuple", "!tensor", "!items"])

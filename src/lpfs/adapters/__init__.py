@@ -24,6 +24,5 @@ if TYPE_CHECKING:
 __all__ = ["Adapter", "DeepCTR", "FuxiCTR", "Plain", "TorchRec"]
 
 __getattr__, __dir__ = lazy_exports(
-    __name__,
-    {"Adapter": "base", "DeepCTR": "deepctr", "FuxiCTR": "fuxictr", "Plain": "plain", "TorchRec": "torchrec"},
+    __name__, {"Adapter": "base", "DeepCTR": "deepctr", "FuxiCTR": "fuxictr", "Plain": "plain", "TorchRec": "torchrec"}
 )

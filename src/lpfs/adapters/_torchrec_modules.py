@@ -56,7 +56,6 @@ class ZeroPaddedCollection(EmbeddingBagCollection):  # type: ignore[misc]
         keys: its keys, one per slot.
         is_weighted: as in the original collection.
         device: device of the new tables.
-
     """
 
     def __init__(
@@ -157,20 +156,14 @@ def untie_collection(path: str, collection: Any) -> Any:
 def smaller_collection(path: str, collection: Any, kept: Sequence[str], cut: bool) -> Any:
     """Return the smaller collection; its tables are on the meta device until ``rebuild`` fills in the weights."""
     if type(collection) not in (EmbeddingBagCollection, ZeroPaddedCollection):
-        raise InputError(
-            f"{path!r} is a {type(collection).__name__}; only an EmbeddingBagCollection can be pruned"
-        )
+        raise InputError(f"{path!r} is a {type(collection).__name__}; only an EmbeddingBagCollection can be pruned")
     configs, meta = kept_configs(collection, kept), torch.device("meta")
     if cut:
         if not configs:
-            raise AbsenceError(
-                f"columns cannot be removed: every feature of {path!r} is dropped; prune without cut"
-            )
+            raise AbsenceError(f"columns cannot be removed: every feature of {path!r} is dropped; prune without cut")
         smaller = EmbeddingBagCollection(tables=configs, is_weighted=collection.is_weighted(), device=meta)
     else:
-        keys = list(
-            collection.keys if isinstance(collection, ZeroPaddedCollection) else collection._embedding_names
-        )
+        keys = list(collection.keys if isinstance(collection, ZeroPaddedCollection) else collection._embedding_names)
         smaller = ZeroPaddedCollection(configs, get_slots(collection), keys, collection.is_weighted(), meta)
     smaller._device = collection.device
     return smaller
@@ -281,7 +274,6 @@ class ShardedMultiply(Multiply):
         source: the gates.
         at: number of each gate, and its columns in the plain collection.
         keys: key -> its columns in the plain collection.
-
     """
 
     def __init__(
@@ -325,9 +317,7 @@ def rehook(parallel: nn.Module) -> None:
             continue
         configs = getattr(module, "_embedding_bag_configs", None)
         if configs is None:
-            raise StateError(
-                f"rehook: {path!r} is a {type(module).__name__}, not a sharded EmbeddingBagCollection"
-            )
+            raise StateError(f"rehook: {path!r} is a {type(module).__name__}, not a sharded EmbeddingBagCollection")
         keys, start = {}, 0
         key_names = _embedding_modules.get_embedding_names_by_table(configs)
         for config, names in zip(configs, key_names, strict=True):

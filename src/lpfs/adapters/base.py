@@ -36,7 +36,6 @@ class Adapter(ABC):
 
     Attributes:
         probabilities: whether the model returns probabilities instead of logits.
-
     """
 
     probabilities = False
@@ -97,7 +96,6 @@ class Adapter(ABC):
             steps: number of steps.
             keep, penalty, must_keep: the selection target (see :meth:`Gates.optimizer`).
             settings: keywords of :func:`lpfs.attach`, if gates are attached here.
-
         """
         gates = getattr(model, ATTRIBUTE, None)
         if gates is None:
@@ -127,13 +125,7 @@ class Adapter(ABC):
         return absorb(model, optimizer, call=self.call, **settings)
 
     def prune(
-        self,
-        model: nn.Module,
-        selection: Selection,
-        *,
-        batch: Any = None,
-        optimizer: Any = None,
-        cut: bool = False,
+        self, model: nn.Module, selection: Selection, *, batch: Any = None, optimizer: Any = None, cut: bool = False
     ) -> Pruned:
         """Return the smaller model with its certificate (see :func:`lpfs.prune`)."""
         inputs = self.inputs_of_fields(model)
@@ -157,7 +149,6 @@ class FieldLayout:
     tensor([2, 3, 4, 5, 6, 7])
     >>> layout.kept_indices(6, 3, ["item", "price"])  # 3 entries per token
     tensor([3, 4, 5])
-
     """
 
     widths: dict[str, int]
@@ -198,7 +189,6 @@ class RebuildingAdapter(Adapter):
         make: function that builds your model from the description of fewer fields; needed by ``prune(cut=True)``.
         untie: if fields share a table, give each its own module when gates are attached, and its own copy of the
             table when they are absorbed; without it, shared tables raise an error.
-
     """
 
     optimizer_attribute: str  # attribute of a model that is its optimizer
@@ -265,11 +255,7 @@ class RebuildingAdapter(Adapter):
         return super().loss(output, target)
 
     def search(
-        self,
-        model: nn.Module,
-        batches: Iterable[tuple[Any, Tensor]],
-        optimizer: torch.optim.Optimizer,
-        **settings: Any,
+        self, model: nn.Module, batches: Iterable[tuple[Any, Tensor]], optimizer: torch.optim.Optimizer, **settings: Any
     ) -> Selection:
         """Train the model and its gates together, in place (see :meth:`Adapter.search`)."""
         reason = self.loss_mismatch(model)
@@ -286,13 +272,7 @@ class RebuildingAdapter(Adapter):
         return absorb(model, optimizer, call=self.call, **{"untie": self.untie, **settings})
 
     def prune(
-        self,
-        model: nn.Module,
-        selection: Selection,
-        *,
-        batch: Any = None,
-        optimizer: Any = None,
-        cut: bool = False,
+        self, model: nn.Module, selection: Selection, *, batch: Any = None, optimizer: Any = None, cut: bool = False
     ) -> Pruned:
         """Return the smaller model with its certificate; the model's own optimizer is transferred.
 
@@ -361,8 +341,7 @@ def _record_inputs(modules: Sequence[nn.Module]) -> Iterator[list[list[Tensor]]]
         return record
 
     handles = [
-        module.register_forward_pre_hook(make_hook(values))
-        for module, values in zip(modules, recorded, strict=True)
+        module.register_forward_pre_hook(make_hook(values)) for module, values in zip(modules, recorded, strict=True)
     ]
     try:
         yield recorded

@@ -172,7 +172,6 @@ class DeepCTR(RebuildingAdapter):
         make: function that builds your model from its linear and its other feature columns; needed by
             ``prune(cut=True)``.
         untie: for columns with the same ``embedding_name`` (histories of DIN): give each its own table.
-
     """
 
     optimizer_attribute = "optim"
@@ -224,11 +223,7 @@ class DeepCTR(RebuildingAdapter):
         return super().attach(self.prepare(model), fields, **settings)
 
     def search(
-        self,
-        model: nn.Module,
-        batches: Iterable[tuple[Any, Tensor]],
-        optimizer: torch.optim.Optimizer,
-        **settings: Any,
+        self, model: nn.Module, batches: Iterable[tuple[Any, Tensor]], optimizer: torch.optim.Optimizer, **settings: Any
     ) -> Selection:
         """Train the model and its gates together, in place, and return the fields to keep.
 

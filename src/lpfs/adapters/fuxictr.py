@@ -41,7 +41,6 @@ def deactivate_columns(config: Mapping[str, Any], dropped: Collection[str]) -> d
     >>> columns = [{"name": ["user", "city"], "active": True, "dtype": "str", "type": "categorical"}]
     >>> deactivate_columns({"feature_cols": columns}, ["city"])["feature_cols"][1]
     {'name': ['city'], 'active': False, 'dtype': 'str', 'type': 'categorical'}
-
     """
     result = copy.deepcopy(dict(config))
     columns: list[dict[str, Any]] = []
@@ -174,7 +173,6 @@ class FuxiCTR(RebuildingAdapter):
     Args:
         make: function that builds your model from a feature_map; needed by ``prune(cut=True)``.
         untie: for features with ``share_embedding``: give each its own table.
-
     """
 
     optimizer_attribute = "optimizer"

@@ -34,7 +34,6 @@ class Each:
         at: first column of the concatenation in that input.
 
     >>> tables = Each("emb", names=["user", "item"], reader="top.0")
-
     """
 
     path: str
@@ -60,9 +59,7 @@ class Each:
                 sites[name] = Site(path)
                 continue
             if width is None:
-                raise FieldError(
-                    f"field {name!r}: the width of {path!r} is unknown; leave out reader= for this group"
-                )
+                raise FieldError(f"field {name!r}: the width of {path!r} is unknown; leave out reader= for this group")
             sites[name] = Site(path, reader=self.reader, columns=slice(column, column + width))
             column += width
         return sites
@@ -83,7 +80,6 @@ class Fused:
 
     >>> Fused("rows", {"user": 10, "item": 5}).rows
     {'user': (0, 10), 'item': (10, 15)}
-
     """
 
     path: str
@@ -132,7 +128,6 @@ class Plain(Adapter):
             weight, and its own weight when gates are absorbed.
 
     >>> adapter = Plain(Fused("rows", {"user": 10, "item": 5}), inputs={"user": (0, 0), "item": (0, 1)})
-
     """
 
     def __init__(

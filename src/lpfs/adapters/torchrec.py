@@ -56,7 +56,6 @@ class TorchRec(Adapter):
         readers: for your own model, path of a collection -> path of the ``nn.Linear`` whose input are its values,
             or (path, first column), or None if they are only summed; ``prune(…, cut=True)`` needs it.
         probabilities: whether the model returns probabilities, as SimpleDeepFMNN does, instead of logits.
-
     """
 
     def __init__(
@@ -93,9 +92,7 @@ class TorchRec(Adapter):
 
     def inputs_of_fields(self, model: nn.Module) -> dict[str, InputPath]:
         """Return field -> function that replaces its values in a batch by those of other rows."""
-        names = dict.fromkeys(
-            slot.feature for _, module in embedding_collections(model) for slot in get_slots(module)
-        )
+        names = dict.fromkeys(slot.feature for _, module in embedding_collections(model) for slot in get_slots(module))
         inputs: dict[str, InputPath] = {name: partial(perturb_feature, name=name) for name in names}
         if self.dense is not None and any(True for _ in _known_models(model)):
             inputs[self.dense] = perturb_dense

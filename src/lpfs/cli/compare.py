@@ -69,9 +69,7 @@ compare_option, experiment_option = section("Comparison"), section("Experiment")
 @compare_option(
     "--tune", type=int, help="Number of option sets of each method to try on the validation rows (0: defaults)."
 )
-@compare_option(
-    "--method-option", "options", multiple=True, help="Option of a method, as lpfs++:alpha=20; repeatable."
-)
+@compare_option("--method-option", "options", multiple=True, help="Option of a method, as lpfs++:alpha=20; repeatable.")
 @compare_option("--must-keep", multiple=True, help="Fields that are always kept, as a,b; repeatable.")
 @compare_option("--must-drop", multiple=True, help="Fields that are never used, as a,b; repeatable.")
 @compare_option("--truth", type=PATH, help="truth.json of a simulated log; a simulated Dataset contains it.")
@@ -112,9 +110,7 @@ def compare(
         print_json({"folder": str(out), **{name: comparison.values[name] for name in JSON_KEYS}})
     failed = [result for result in comparison.results if result["status"] == "failed"]
     if comparison.best is None and failed and not arguments["tables_only"]:
-        raise click.ClickException(
-            f"no method is complete and ranked; {failed[0]['method']}: {failed[0]['reason']}"
-        )
+        raise click.ClickException(f"no method is complete and ranked; {failed[0]['method']}: {failed[0]['reason']}")
 
 
 def parse_methods(names: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -144,9 +140,7 @@ def parse_method_options(texts: tuple[str, ...]) -> dict[str, dict[str, Any]] | 
         head, sign, value = text.partition("=")
         method, colon, name = head.partition(":")
         if not (sign and colon and name.strip()):
-            raise click.BadParameter(
-                f"{text!r} is not of the form method:name=value", param_hint="--method-option"
-            )
+            raise click.BadParameter(f"{text!r} is not of the form method:name=value", param_hint="--method-option")
         options.setdefault(method.strip(), {})[name.strip().replace("-", "_")] = parse_value(value.strip())
     return options or None
 
@@ -181,9 +175,7 @@ def report(folder: Path, out: Path | None, quiet: bool, as_json: bool) -> None:
     ],
 )
 @click.argument("name", required=False, metavar="[NAME]", type=SuggestingChoice(tuple(EXPERIMENTS)))
-@experiment_option(
-    "--data", type=PATH, help="Real log: days of Criteo Terabyte, Kaggle's train.txt, or a Dataset."
-)
+@experiment_option("--data", type=PATH, help="Real log: days of Criteo Terabyte, Kaggle's train.txt, or a Dataset.")
 @experiment_option("--full", is_flag=True, help="Full size; by default small, which takes minutes.")
 @experiment_option("--rows", type=int, help="Number of rows of the simulated log.")
 @experiment_option("--steps", type=int, help="Number of steps of pretraining and of every search.")

@@ -63,9 +63,7 @@ log_option = section("Log")
 @output("--out", type=PATH, help="Directory to write.")
 @output("--dry-run", is_flag=True, help="Print how each column would be encoded; write no Dataset.")
 @output("--replace", is_flag=True, help="Replace another Dataset.")
-@output(
-    "--engine", type=SuggestingChoice(ENGINES), default="embedded", show_default=True, help="What reads the log."
-)
+@output("--engine", type=SuggestingChoice(ENGINES), default="embedded", show_default=True, help="What reads the log.")
 @OUTPUT_OPTIONS
 def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **options: Any) -> None:
     """Convert a click log to a Dataset."""

@@ -44,11 +44,7 @@ BACKENDS = {"torch": "any device", "numba": "CPU", "triton": "GPU"}  # of embedd
 
 @cli.command(
     short_help="List the search methods.",
-    examples=[
-        "lpfs methods",
-        "lpfs methods --json",
-        "lpfs select clicks.csv --label click --keep 10 --method lpfs",
-    ],
+    examples=["lpfs methods", "lpfs methods --json", "lpfs select clicks.csv --label click --keep 10 --method lpfs"],
 )
 @JSON
 def methods(as_json: bool) -> None:

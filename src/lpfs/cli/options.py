@@ -87,9 +87,7 @@ DAYS = combine_options(
 ENCODING = combine_options(
     encoding("--fields", type=PATH, help="TOML file that corrects the inferred fields."),
     encoding("--min-count", type=int, help="Rarer values share the id of unseen values."),
-    encoding(
-        "--max-values", type=int, help="Maximum number of values of a field; the most frequent ones are kept."
-    ),
+    encoding("--max-values", type=int, help="Maximum number of values of a field; the most frequent ones are kept."),
     encoding("--hash", type=int, help="Hash values to this many ids instead of storing vocabularies."),
     encoding("--bins", type=BinsType(), help="Number of quantile bins of numeric columns, auto, or off."),
     encoding("--keep-all", is_flag=True, help="Keep constant and duplicate columns."),
@@ -117,17 +115,10 @@ SEARCH = combine_options(
     search_option("--alpha", type=float, help="Weight α of the odd term of the gate."),
     search_option("--tau", type=float, help="τ of the odd term, in which ε is raised to 1/τ."),
     search_option("--epsilon", type=float, help="Initial ε of the gate."),
+    search_option("--schedule", type=SuggestingChoice(SCHEDULES), help="Schedule of ε and of the gate learning rate."),
+    search_option("--rescale", type=SuggestingChoice(("epsilon", "rms", "off")), help="What the gates are divided by."),
     search_option(
-        "--schedule", type=SuggestingChoice(SCHEDULES), help="Schedule of ε and of the gate learning rate."
-    ),
-    search_option(
-        "--rescale", type=SuggestingChoice(("epsilon", "rms", "off")), help="What the gates are divided by."
-    ),
-    search_option(
-        "--method-option",
-        "options",
-        multiple=True,
-        help="Any other option of the method, as name=value; repeatable.",
+        "--method-option", "options", multiple=True, help="Any other option of the method, as name=value; repeatable."
     ),
     search_option("--search-steps", type=int, help="Number of search steps."),
 )
@@ -136,11 +127,7 @@ TRAINING = combine_options(
     model("--lr", type=float, help="Learning rate of the optimizer."),
     model("--batch-size", type=int, help="Rows per step. Default: from the size of the data."),
     model("--precision", type=SuggestingChoice(PRECISIONS), help="Arithmetic precision (float32)."),
-    model(
-        "--graph",
-        type=SuggestingChoice(GRAPH_VALUES),
-        help="Capture GPU steps as CUDA graphs (auto: if possible).",
-    ),
+    model("--graph", type=SuggestingChoice(GRAPH_VALUES), help="Capture GPU steps as CUDA graphs (auto: if possible)."),
     model("--device", help="auto, cpu, cuda, cuda:1 … (auto)."),
 )
 MODEL = combine_options(
@@ -170,9 +157,7 @@ CONFIG = output("--config", type=PATH, help="Settings of an earlier run: its con
 
 def drop_none(values: dict[str, Any]) -> dict[str, Any]:
     """Return the options that were given."""
-    return {
-        name: value for name, value in values.items() if value is not None and value is not False and value != ()
-    }
+    return {name: value for name, value in values.items() if value is not None and value is not False and value != ()}
 
 
 def prepare_options(values: dict[str, Any]) -> dict[str, Any]:
@@ -216,9 +201,7 @@ def build_settings(
     for name in ("must_keep", "must_drop"):
         options[name] = split_names(options.pop(name, ()))
     graph = options.pop("graph", None)
-    changes = {
-        name: str(value) if isinstance(value, Path) else value for name, value in drop_none(options).items()
-    }
+    changes = {name: str(value) if isinstance(value, Path) else value for name, value in drop_none(options).items()}
     if "fields" in prepare:
         prepare["fields"] = str(prepare["fields"])
     changes |= {

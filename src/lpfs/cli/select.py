@@ -129,14 +129,7 @@ def select(
 @out_option
 @RUN
 def train(
-    data: tuple[str, ...],
-    out: Path,
-    rows: str,
-    resume: bool,
-    replace: bool,
-    quiet: bool,
-    as_json: bool,
-    **options: Any,
+    data: tuple[str, ...], out: Path, rows: str, resume: bool, replace: bool, quiet: bool, as_json: bool, **options: Any
 ) -> None:
     """Train a model and save it."""
     resume, replace = resume_after_restart(resume, replace)
@@ -173,14 +166,7 @@ def train(
 @out_option
 @RUN
 def search(
-    data: tuple[str, ...],
-    out: Path,
-    rows: str,
-    resume: bool,
-    replace: bool,
-    quiet: bool,
-    as_json: bool,
-    **options: Any,
+    data: tuple[str, ...], out: Path, rows: str, resume: bool, replace: bool, quiet: bool, as_json: bool, **options: Any
 ) -> None:
     """Search from a trained model."""
     resume, replace = resume_after_restart(resume, replace)
@@ -188,9 +174,7 @@ def search(
     with resume_hint(f"lpfs search {options['checkpoint']} --resume --rows {rows} --out {out}"):
         from lpfs.pipeline.single_stage import run_search_stage
 
-        record = run_search_stage(
-            settings, out, all_rows=rows == "all", resume=resume, replace=replace, quiet=quiet
-        )
+        record = run_search_stage(settings, out, all_rows=rows == "all", resume=resume, replace=replace, quiet=quiet)
     if as_json:
         print_json(record)
 
@@ -203,9 +187,7 @@ def search(
 @click.argument("folder", type=PATH)
 @data_argument
 @model(
-    "--zeros",
-    is_flag=True,
-    help="Replace dropped fields by zeros instead of cutting columns: bit-equal, but larger.",
+    "--zeros", is_flag=True, help="Replace dropped fields by zeros instead of cutting columns: bit-equal, but larger."
 )
 @out_option
 @output("--replace", is_flag=True, help="Replace an older result.")

@@ -61,7 +61,6 @@ def compare(
         tables_only: only write the tables of the results so far.
         quiet: print nothing.
         changes: single settings: ``label``, ``time``, ``model``, ``batch_size`` …
-
     """
     for name in RESERVED_SETTINGS:
         if changes.get(name) is not None:

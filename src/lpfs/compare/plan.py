@@ -42,7 +42,6 @@ class ComparisonPlan:
         seeds: number of seeds.
         tune: number of option sets of each method to try on the validation rows; 0: only the first one, untuned.
         options: options of single methods instead of their defaults.
-
     """
 
     methods: tuple[str, ...]

@@ -105,7 +105,6 @@ def copy_truth(run_dir: Path, dataset: Dataset, truth: str | os.PathLike[str] | 
         run_dir: directory of the comparison.
         dataset: its data; a simulated Dataset contains the truth.
         truth: ``truth.json`` of a simulated log; None: that of the Dataset or of the comparison.
-
     """
     path = run_dir / TRUTH_FILE
     if truth is not None:
@@ -132,9 +131,7 @@ def copy_truth(run_dir: Path, dataset: Dataset, truth: str | os.PathLike[str] | 
     return dict(sorted(kinds.items(), key=lambda item: order.get(item[1], len(order))))
 
 
-def open_comparison_dir(
-    run_dir: Path, settings: Settings, plan: ComparisonPlan, *, tables_only: bool = False
-) -> None:
+def open_comparison_dir(run_dir: Path, settings: Settings, plan: ComparisonPlan, *, tables_only: bool = False) -> None:
     """Make the directory of a comparison; raise InputError if it contains other files or another comparison."""
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         config = _read_config(run_dir)
@@ -174,12 +171,8 @@ def _check_same_settings(run_dir: Path, settings: Settings, plan: ComparisonPlan
     values = settings.to_json()
     pairs = [(name, config.get(name), value) for name, value in values.items() if name not in MAY_DIFFER]
     pairs += [(name, saved[name], value) for name, value in plan.to_json().items() if name in MUST_MATCH]
-    if (
-        run_dir / DATA_DIR
-    ).exists():  # the directory of the files may differ between machines, their names may not
-        old_names, new_names = (
-            [Path(path).name for path in paths] for paths in (config["source"], settings.source)
-        )
+    if (run_dir / DATA_DIR).exists():  # the directory of the files may differ between machines, their names may not
+        old_names, new_names = ([Path(path).name for path in paths] for paths in (config["source"], settings.source))
         pairs.append(("source", old_names, new_names))
     for name, old, new in pairs:
         if old != json.loads(json.dumps(new)):

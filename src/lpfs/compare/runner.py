@@ -79,7 +79,6 @@ def run_comparison(
         plan: what to compare.
         console: where messages go.
         truth, retry_failed, tables_only: as of :func:`lpfs.compare.compare.compare`.
-
     """
     settings, saved = check_settings(settings)
     is_leader = current_group().is_leader
@@ -110,9 +109,7 @@ def run_comparison(
     return comparison
 
 
-def run_missing(
-    runner: Runner, specs: Sequence[RunSpec], progress: ComparisonProgress, *, retry_failed: bool
-) -> None:
+def run_missing(runner: Runner, specs: Sequence[RunSpec], progress: ComparisonProgress, *, retry_failed: bool) -> None:
     """Do the missing runs; runs that another process does are skipped and checked again later."""
     store, repeated = runner.store, set[RunSpec]()
 
@@ -244,16 +241,10 @@ class Runner:
         store: paths of the files.
         locks: locks shared with other processes.
         message: called with messages.
-
     """
 
     def __init__(
-        self,
-        base: RunPlan,
-        plan: ComparisonPlan,
-        store: ResultStore,
-        locks: WorkLocks,
-        message: Callable[[str], None],
+        self, base: RunPlan, plan: ComparisonPlan, store: ResultStore, locks: WorkLocks, message: Callable[[str], None]
     ) -> None:
         self.base, self.plan, self.store, self.locks, self.message = base, plan, store, locks, message
         self.meta_model = base.meta_model()
@@ -422,12 +413,7 @@ class Runner:
                 write_array_atomic(path.with_suffix(".npy"), predicted.logits[:, 0])
                 if not self.store.labels.exists():
                     write_array_atomic(self.store.labels, predicted.labels[:, 0])
-        record = {
-            "trained": path.stem,
-            **metrics,
-            "train_seconds": measurement.seconds,
-            "code": source_digest(),
-        }
+        record = {"trained": path.stem, **metrics, "train_seconds": measurement.seconds, "code": source_digest()}
         write_json_atomic(path, record)
         shutil.rmtree(plan.run_dir, ignore_errors=True)
         return record

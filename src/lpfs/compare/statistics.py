@@ -173,7 +173,6 @@ class ScoreRanks:
         negative_order: negative rows, sorted by score.
         rank_low: for every positive row, number of negative rows with a lower score.
         rank_high: for every positive row, number of negative rows with a lower or equal score.
-
     """
 
     negative_order: npt.NDArray[np.int64]
@@ -268,9 +267,7 @@ def intervals(series: SeedSeries) -> tuple[Interval | None, Interval | None]:
     return interval_over_seeds(values), interval_over_rows(mean(values), mean_draws)
 
 
-def paired_difference(
-    series: SeedSeries, other: SeedSeries, *, lower_is_better: bool = False
-) -> dict[str, Any] | None:
+def paired_difference(series: SeedSeries, other: SeedSeries, *, lower_is_better: bool = False) -> dict[str, Any] | None:
     """Return the difference to another series, paired by seed and by row, with its verdict.
 
     ``lower_is_better`` is for losses.

@@ -189,9 +189,7 @@ def summarize_method(
             "validation_auc": average(records, lambda record: record["validation"]["auc"]),
             "count": average(records, lambda record: len(record["kept"])),
             "overlap": statistics.mean_jaccard([record["kept"] for record in records]),
-            "differences": {
-                key: paired_difference(auc, loaded.series(other, size)) for key, other in others.items()
-            },
+            "differences": {key: paired_difference(auc, loaded.series(other, size)) for key, other in others.items()},
             "logloss_differences": {
                 key: paired_difference(logloss, loaded.series(other, size, "logloss"), lower_is_better=True)
                 for key, other in others.items()
@@ -239,8 +237,7 @@ def search_costs(loaded: LoadedResults, name: str) -> Record:
     seconds, memory = (median_cost(searches.values(), key) for key in ("seconds", "memory"))
     pretraining = loaded.pretraining.values()
     epoch = median_cost(
-        [{**cost, "seconds": cost["seconds"] and cost["seconds"] / cost["passes"]} for cost in pretraining],
-        "seconds",
+        [{**cost, "seconds": cost["seconds"] and cost["seconds"] / cost["passes"]} for cost in pretraining], "seconds"
     )
     peak = median_cost(pretraining, "memory")
     return {

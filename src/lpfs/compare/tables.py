@@ -33,9 +33,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     over = "one seed" if seeds == 1 else f"mean of {seeds} seeds"
     console.table(f"AUC on the test rows of K fields trained from scratch, {over}", *main_table(values))
     console.message(f"  {all_fields_note(values)}")
-    console.message(
-        "  area: under the K-AUC curve; search: in epochs of pretraining; memory: relative to pretraining"
-    )
+    console.message("  area: under the K-AUC curve; search: in epochs of pretraining; memory: relative to pretraining")
     for line in (significance_note(values), *failures(values), *mixed_versions_note(values)):
         console.message(f"  {line}")
     true = sum(count for kind, count in values["kinds"].items() if kind in TRUE_KINDS)
@@ -118,17 +116,7 @@ def size_table(values: Record, size: int) -> Table:
     """Return AUC and logloss with their intervals, validation AUC and overlap of one K."""
     others = rivals(values)
     to_others = [f"logloss to {title}" for title in others.values()]
-    header = [
-        "method",
-        "AUC",
-        *INTERVALS,
-        "logloss",
-        *INTERVALS,
-        *to_others,
-        "validation AUC",
-        "overlap",
-        "fields",
-    ]
+    header = ["method", "AUC", *INTERVALS, "logloss", *INTERVALS, *to_others, "validation AUC", "overlap", "fields"]
     rows = []
     for name, method in values["methods"].items():
         metrics = method["sizes"].get(str(size))
@@ -220,9 +208,7 @@ def as_markdown(comparison: Comparison) -> str:
     values = comparison.values
     rows = {name: split["rows"] for name, split in values["splits"].items()}
     tune, steps, best = values["plan"]["tune"], values["steps"], values["best"]
-    tuning = (
-        f"Each method was tried with up to {tune} option sets on the validation rows." if tune else "No tuning."
-    )
+    tuning = f"Each method was tried with up to {tune} option sets on the validation rows." if tune else "No tuning."
     parts = [
         "# Comparison",
         f"{values['fields']} fields, K = {', '.join(map(str, values['sizes']))}, seeds "

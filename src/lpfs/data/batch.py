@@ -30,7 +30,6 @@ class Batch:
             missing numbers.
         bags: for each multi field its values and the (B,) offsets at which the rows start, both int32, as
             ``torch.nn.EmbeddingBag`` expects them.
-
     """
 
     ids: Tensor

@@ -33,7 +33,6 @@ class DayAssigner(ABC):
         days: names of the days in time order.
         column: column that determines the day, if any.
         roles: days of each part of a split, if there is one.
-
     """
 
     days: list[str]
@@ -213,7 +212,6 @@ class DayBySplit(DayAssigner):
         column: column with the role of each row.
         train: assigner of the training rows; it gets no other rows.
         counts: number of rows of each role.
-
     """
 
     def __init__(self, column: str, train: DayAssigner, counts: dict[str, int]) -> None:

@@ -39,7 +39,6 @@ class FieldPlan:
         hexadecimal: values are hexadecimal numbers of at most eight digits.
         dim: embedding width written to the schema.
         why: reason for the kind.
-
     """
 
     name: str
@@ -111,9 +110,7 @@ def check_columns(required: Iterable[str], names: Iterable[str], origin: str) ->
             listed = ", ".join(map(repr, names[:LISTED_NAMES])) + (" …" if len(names) > LISTED_NAMES else "")
             looks_like_data = any(column.replace(".", "", 1).isdecimal() for column in names)
             hint = "; is its first line a header? if not: --no-header, or header=False" if looks_like_data else ""
-            raise FieldError(
-                f"{origin}: no column {name!r}{did_you_mean(name, names)}; the source has {listed}{hint}"
-            )
+            raise FieldError(f"{origin}: no column {name!r}{did_you_mean(name, names)}; the source has {listed}{hint}")
 
 
 def read_fields(fields: Any) -> dict[str, dict[str, Any]]:

@@ -27,7 +27,6 @@ class FitResult:
         label_copies: columns that determine the label in every row.
         rows: number of rows, after sampling of negatives.
         positives: number of positive rows.
-
     """
 
     encoders: Sequence[Encoder]
@@ -42,9 +41,7 @@ def training_days(assigner: DayAssigner, options: PrepareOptions) -> int:
     if assigner.roles:
         default = available = len(assigner.roles["train"])
         if not available:
-            raise DataError(
-                f"the split column {options.split!r}: no row is for training; the days are {assigner.days}"
-            )
+            raise DataError(f"the split column {options.split!r}: no row is for training; the days are {assigner.days}")
     else:
         available = len(assigner.days)
         default = max(1, available - 1)
@@ -118,9 +115,7 @@ def _check_labels(plan: PreparePlan, fit: FitResult, console: Console) -> None:
                 f"label {label!r}: no row of the training days holds {positive!r}; "
                 f"the first rows hold {', '.join(map(repr, values))}"
             )
-        console.message(
-            f"label {label!r} is {int(fit.positives > 0)} in every training row: no model can be trained"
-        )
+        console.message(f"label {label!r} is {int(fit.positives > 0)} in every training row: no model can be trained")
 
 
 def _report_dropped(dropped: Mapping[str, str], console: Console, *, kept: bool) -> None:

@@ -7,15 +7,7 @@ import re
 import polars as pl
 
 from lpfs.data.fields import FieldPlan
-from lpfs.data.parsing import (
-    DATE,
-    DECIMAL_COMMA,
-    INTEGER,
-    LEADING_ZERO,
-    MISSING_NUMBER_TEXTS,
-    SPLIT_WORDS,
-    unix_unit,
-)
+from lpfs.data.parsing import DATE, DECIMAL_COMMA, INTEGER, LEADING_ZERO, MISSING_NUMBER_TEXTS, SPLIT_WORDS, unix_unit
 
 SAMPLE_ROWS = 100_000  # rows from which kinds are inferred
 MAX_CODES = 50  # integers with at most this many distinct values are codes

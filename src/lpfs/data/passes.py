@@ -41,7 +41,6 @@ class PieceStart:
         row: number of rows; of training rows, where the log has a split column.
         days: number of rows of each day.
         trained: number of rows of the training days, after sampling of negatives.
-
     """
 
     row: int = 0
@@ -61,7 +60,6 @@ class DayRows:
         frame: the rows.
         labels: label and tasks as 0 and 1.
         locate: describes the location of a row, for messages.
-
     """
 
     days: tuple[tuple[int, int], ...]
@@ -209,9 +207,7 @@ class LabelCopies:
         for name, pairs in list(self._pairs.items()):
             column = frame[name]
             dtype = column.dtype
-            unsupported = (
-                dtype.is_nested() or dtype.is_temporal() or dtype == pl.Object
-            )  # a date may be out of range
+            unsupported = dtype.is_nested() or dtype.is_temporal() or dtype == pl.Object  # a date may be out of range
             if unsupported or column.head(FIRST_ROWS).n_unique() > 2:
                 del self._pairs[name]
                 continue

@@ -58,10 +58,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "time": "hour",
         "time_format": "%y%m%d%H",
         "min_count": 2,
-        "fields": {
-            "id": {"kind": "ignore"},
-            **{name: {"kind": "categorical"} for name in AVAZU_IDS},
-        },
+        "fields": {"id": {"kind": "ignore"}, **{name: {"kind": "categorical"} for name in AVAZU_IDS}},
     },
 }
 
@@ -94,7 +91,6 @@ class PrepareOptions:
         missing: further texts that mean a missing value.
         positive: label value that counts as 1, where the label is not 0 and 1.
         keep_all: keep constant and duplicate columns.
-
     """
 
     label: str
@@ -154,11 +150,7 @@ class PrepareOptions:
         valid_format = time_format is None or "%" in time_format or time_format in TIME_FORMATS
         require(valid_format, "time_format", f"a strptime format with %, or one of {', '.join(TIME_FORMATS)}")
         FieldPlan(  # checks the options that hold for every field
-            "every field",
-            min_count=self.min_count,
-            max_values=self.max_values,
-            hash=self.hash,
-            bins=self.bins,
+            "every field", min_count=self.min_count, max_values=self.max_values, hash=self.hash, bins=self.bins
         )
 
     def apply_defaults(self, plan: FieldPlan) -> FieldPlan:
@@ -196,7 +188,6 @@ class PreparePlan:
         options: options of prepare.
         plans: one plan per column, label and tasks excluded.
         labelled: whether the source has the label and the tasks.
-
     """
 
     source: Source

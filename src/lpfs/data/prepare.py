@@ -72,7 +72,6 @@ def prepare(
     Raises:
         DataError: the source cannot be used; names the file, the line or column, and the value. Nothing is
             written in that case.
-
     """
     options = {"label": label, "time": time, "fields": fields, "preset": preset, **options}
     plan = plan_source(source, like=like, fields_only=fields_only, **options)

@@ -39,7 +39,6 @@ class ReencodePlan(PreparePlan):
         like: the reference, source of vocabularies, scales, bins and hashes.
         encoders: of its fields, or of the requested ones.
         extra: columns of the source that the reference does not have.
-
     """
 
     like: Dataset
@@ -69,9 +68,7 @@ class ReencodePlan(PreparePlan):
             console.message(f"no label {self.options.label!r}{hint}: labels are stored as 0 and are not valid")
 
 
-def plan_like(
-    source: Any, like: Like, *, fields_only: Sequence[str] | None = None, **options: Any
-) -> ReencodePlan:
+def plan_like(source: Any, like: Like, *, fields_only: Sequence[str] | None = None, **options: Any) -> ReencodePlan:
     """Plan to encode a source as a Dataset was encoded; reads the first rows only and writes nothing.
 
     Args:
@@ -82,14 +79,11 @@ def plan_like(
 
     Raises:
         DataError: the source does not fit; names the missing and retyped columns.
-
     """
     options = {name: value for name, value in options.items() if value is not None}
     for name in FITTING_OPTIONS:
         if name in options:
-            raise InputError(
-                f"with like, everything that is fitted comes from the other Dataset; leave out {name!r}"
-            )
+            raise InputError(f"with like, everything that is fitted comes from the other Dataset; leave out {name!r}")
     like = open_reference(like)
     encoders = reference_encoders(like, fields_only)
     reference = like.settings["options"]
@@ -108,9 +102,7 @@ def plan_like(
     targets = (settings.label, *settings.tasks)
     labelled = any(name in table.names for name in targets)
     if not labelled and settings.negatives != 1.0:
-        raise InputError(
-            f"negatives: without the label {settings.label!r} negatives are unknown; leave negatives out"
-        )
+        raise InputError(f"negatives: without the label {settings.label!r} negatives are unknown; leave negatives out")
     extra = unknown_columns(like, table.names, (*targets, settings.time, settings.split))
     present = [encoder for encoder in encoders if encoder.name in table.names]
     required = [*(encoder.name for encoder in encoders), *(targets if labelled else ())]
@@ -209,7 +201,6 @@ class RowEncoder:
         fields: only these of its fields, in its order; the columns of the others may be absent.
 
     ``encoder(table)`` returns bit for bit the ids and numbers that ``prepare(table, out, like=…)`` stores.
-
     """
 
     def __init__(self, like: Like, fields: Sequence[str] | None = None) -> None:

@@ -46,9 +46,7 @@ def file_system(url: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError:
-        raise MissingPackageError(
-            f"{url}: object stores need fsspec; install: pip install 'lpfs[fsspec]'"
-        ) from None
+        raise MissingPackageError(f"{url}: object stores need fsspec; install: pip install 'lpfs[fsspec]'") from None
     try:
         system, path = url_to_fs(url)
     except ImportError as error:

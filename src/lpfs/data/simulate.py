@@ -104,7 +104,6 @@ def simulate(
     >>> dataset = simulate(tempfile.mkdtemp() + "/log", "small", rows=1000)
     >>> dataset.rows, len(dataset.days())
     (1000, 10)
-
     """
     if format not in ("dataset", "csv", "parquet"):
         raise InputError(f"format must be dataset, csv or parquet, found {format!r}")

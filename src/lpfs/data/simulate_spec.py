@@ -39,7 +39,6 @@ class FieldSpec:
         partner: the other field of a pair.
         drift: ``steady``, ``in`` (the effect grows from 0 over the days) or ``out`` (it declines to 0).
         group: ``user``, ``item``, ``combine`` or ``context``.
-
     """
 
     name: str
@@ -246,9 +245,7 @@ def industrial(sizes: tuple[int, int, int, int], rng: np.random.Generator) -> tu
     widths = np.rint(np.geomspace(1, 128, sizes[3])).astype(int).tolist()
     true_count = max(1, sizes[3] // 4)
     numbers = [
-        FieldSpec(
-            "", "numeric", role="main" if index % 4 == 0 and index // 4 < true_count else "noise", width=width
-        )
+        FieldSpec("", "numeric", role="main" if index % 4 == 0 and index // 4 < true_count else "noise", width=width)
         for index, width in enumerate(widths)
     ]
     numbers = [replace(spec, effect=0.3 if spec.true else 0.0) for spec in numbers]
@@ -268,14 +265,7 @@ def noisy_copies(specs: Sequence[FieldSpec], names: Sequence[str], likeness: flo
     by_name = {spec.name: spec for spec in specs}
     return [
         replace(
-            by_name[name],
-            name="",
-            source=name,
-            role="copy",
-            effect=0.0,
-            drift="steady",
-            missing=0.0,
-            likeness=likeness,
+            by_name[name], name="", source=name, role="copy", effect=0.0, drift="steady", missing=0.0, likeness=likeness
         )
         for name in names
     ]
@@ -289,9 +279,7 @@ def correlated_fields(name: str, count: int, sizes: Sequence[int], likeness: flo
     ]
 
 
-def _anonymized(
-    specs: Sequence[FieldSpec], rng: np.random.Generator, names: Sequence[str]
-) -> tuple[FieldSpec, ...]:
+def _anonymized(specs: Sequence[FieldSpec], rng: np.random.Generator, names: Sequence[str]) -> tuple[FieldSpec, ...]:
     """Return the fields in random order with new names, so that neither reveals a role."""
     order = [specs[index] for index in rng.permutation(len(specs))]
     new = {spec.name: name for spec, name in zip(order, names, strict=True) if spec.name}

@@ -36,7 +36,6 @@ class SimulatedRows:
         bags: values and lengths of each multi field.
         labels: (n,) bool of the click and of each task.
         logit: (n,) true logit of the click.
-
     """
 
     ids: dict[str, Array]
@@ -73,9 +72,7 @@ class Simulator:
 
     def _calibrate(self) -> None:
         """Compute scales and intercepts from rows that are not part of the log."""
-        draws = [
-            self._draw(CALIBRATION_ROWS // 4, np.random.default_rng([self.seed, 3, part])) for part in range(4)
-        ]
+        draws = [self._draw(CALIBRATION_ROWS // 4, np.random.default_rng([self.seed, 3, part])) for part in range(4)]
         for field in self.spec.specs:
             if field.kind == "numeric" and field.width == 1:
                 logs = np.log1p(np.concatenate([numbers[field.name] for _, numbers, _ in draws]))
@@ -108,9 +105,7 @@ class Simulator:
             labels[task.name] = positive & labels[self.spec.label] if task.after else positive
         return SimulatedRows(ids, numbers, bags, labels, logit)
 
-    def _draw(
-        self, rows: int, rng: np.random.Generator
-    ) -> tuple[dict[str, Array], dict[str, Array], dict[str, Bag]]:
+    def _draw(self, rows: int, rng: np.random.Generator) -> tuple[dict[str, Array], dict[str, Array], dict[str, Bag]]:
         """Draw the values of all fields: first the independent ones, then those that depend on another field."""
         ids: dict[str, Array] = {}
         numbers: dict[str, Array] = {}
@@ -274,10 +269,7 @@ def concat_blocks(blocks: Sequence[SimulatedRows]) -> SimulatedRows:
         {name: concat([block.ids[name] for block in blocks]) for name in first.ids},
         {name: concat([block.numbers[name] for block in blocks]) for name in first.numbers},
         {
-            name: (
-                concat([block.bags[name][0] for block in blocks]),
-                concat([block.bags[name][1] for block in blocks]),
-            )
+            name: (concat([block.bags[name][0] for block in blocks]), concat([block.bags[name][1] for block in blocks]))
             for name in first.bags
         },
         {name: concat([block.labels[name] for block in blocks]) for name in first.labels},

@@ -60,7 +60,6 @@ class Stream:
     ``state_dict`` returns the position after the last batch that was yielded. A stream that loads it continues
     with the next row, with any batch size and number of ranks; with the same ones its batches are bitwise
     identical. A pass that is left early starts from the beginning when the stream is iterated again.
-
     """
 
     def __init__(
@@ -203,9 +202,7 @@ class Stream:
                 raise InputError(f"the saved stream has {name} {state[name]!r}, this one has {value!r}")
         epoch, position = state["epoch"], state["position"]
         if not (isinstance(epoch, int) and isinstance(position, int) and 0 <= position <= self._plan.rows):
-            raise InputError(
-                f"invalid position in the state: epoch {epoch!r}, row {position!r} of {self._plan.rows}"
-            )
+            raise InputError(f"invalid position in the state: epoch {epoch!r}, row {position!r} of {self._plan.rows}")
         if next(self._plan.bounds(position), None) is None:  # saved after the last batch of a pass
             epoch, position = epoch + 1, 0
         self._epoch, self._position, self._resume = epoch, position, position

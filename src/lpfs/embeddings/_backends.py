@@ -79,7 +79,5 @@ def _load_or_torch(name: str) -> ModuleType:
     except Exception as error:  # a broken installation raises many kinds of errors; none of them may stop training
         text = next(iter(str(error).strip().splitlines()), "")
         reason = f"is installed but does not work: {type(error).__name__}: {text}"
-    warnings.warn(
-        f"embedding tables use plain torch, which is slower: {name} {reason}", BackendWarning, stacklevel=3
-    )
+    warnings.warn(f"embedding tables use plain torch, which is slower: {name} {reason}", BackendWarning, stacklevel=3)
     return _load("torch")

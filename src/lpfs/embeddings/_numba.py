@@ -50,9 +50,7 @@ def reduce(
     _buffers.fit(*id_array.shape)
     positions, unique_ids, counts = _buffers.positions, _buffers.unique_ids, _buffers.counts
     threads = min(thread_count(grad.numel()), max(1, len(counts)))
-    _run(
-        threads, _numba_loops.group_equal_ids, first_rows, id_array, _buffers.slots, positions, unique_ids, counts
-    )
+    _run(threads, _numba_loops.group_equal_ids, first_rows, id_array, _buffers.slots, positions, unique_ids, counts)
     first = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=first[1:])
     rows = torch.empty(int(first[-1]), dtype=torch.int64)
@@ -142,10 +140,7 @@ os.register_at_fork(after_in_child=lambda: _threads_safe.__setitem__(slice(None)
 def check_works() -> None:
     """Compile and run the smallest loop; a broken numba raises here."""
     _update(
-        _numba_loops.sgd,
-        (torch.zeros(1, 1),),
-        RowGrad(torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1)),
-        (0.0,),
+        _numba_loops.sgd, (torch.zeros(1, 1),), RowGrad(torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1)), (0.0,)
     )
 
 

@@ -45,9 +45,7 @@ def prefetch_row(context: Any, array: Any, row: Any) -> Any:
 
 # out[b, f] = g_f · W[start_f + id]; invalid[k] counts the ids outside their field. An empty gate: no gates.
 @compile_loop
-def gather(
-    k: int, n: int, weight: Array, starts: Array, ids: Array, gate: Array, out: Array, invalid: Array
-) -> None:
+def gather(k: int, n: int, weight: Array, starts: Array, ids: Array, gate: Array, out: Array, invalid: Array) -> None:
     rows, fields = ids.shape
     width = weight.shape[1]
     end = (k + 1) * rows // n

@@ -154,13 +154,9 @@ def reduce(
     if total:
         heads = torch.empty(fields * chunks, width, dtype=weight.dtype, device=device)
         sizes: dict[str, Any] = {"D": width, "W": triton.next_power_of_2(width)}
-        _make_keys[(triton.cdiv(batch, 256), fields)](
-            ids, starts, keys, batch, ids.stride(0), ids.stride(1), SIZE=256
-        )
+        _make_keys[(triton.cdiv(batch, 256), fields)](ids, starts, keys, batch, ids.stride(0), ids.stride(1), SIZE=256)
         keys, order = torch.sort(keys, stable=True)
-        _sum_runs[(chunks, fields)](
-            keys, order, grad, rows, values, heads, batch, fields, chunks, SIZE=CHUNK, **sizes
-        )
+        _sum_runs[(chunks, fields)](keys, order, grad, rows, values, heads, batch, fields, chunks, SIZE=CHUNK, **sizes)
         _finalize_runs[(chunks, fields)](
             weight, keys, rows, values, heads, weight if gate is None else gate, heads if parts is None else parts,
             batch, chunks, GATED=gate is not None, SIZE=CHUNK, MANY=HEADS, **sizes,

@@ -259,9 +259,7 @@ class SGD(_RowOptimizer, torch.optim.SGD):
 
     def _update_dense(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         if group["momentum"]:
-            raise InputError(
-                "a captured graph supports SGD only without momentum; set momentum to 0 or graph=False"
-            )
+            raise InputError("a captured graph supports SGD only without momentum; set momentum to 0 or graph=False")
         if weights:
             updates = torch._foreach_mul(_grads(weights), group["lr"])
             torch._foreach_sub_(weights, updates)

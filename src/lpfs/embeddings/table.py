@@ -140,7 +140,6 @@ class Table(nn.Module):
     >>> table = Table([10, 5], dim=4)
     >>> table(torch.tensor([[9, 0], [3, 4]], dtype=torch.int32)).shape
     torch.Size([2, 2, 4])
-
     """
 
     starts: Tensor

@@ -49,7 +49,6 @@ class Exported:
         max_logit_change: largest absolute difference between its logits and the model's.
         bound: largest difference that rounding can explain.
         checked_with: name and version of the runtime that ran the file.
-
     """
 
     path: Path
@@ -98,7 +97,6 @@ def export(
         rows: number of rows to check, taken from several positions of the Dataset; or a Batch of the fields that
             the model uses as inputs.
         replace: replace an existing file.
-
     """
     _check_format(format)
     _check_model(model)
@@ -152,7 +150,6 @@ def export_run(
         format: as in :func:`export`.
         rows: number of rows to check.
         replace: replace an existing file; the default path is always replaced.
-
     """
     _check_format(format)
     run_dir = Path(folder)
@@ -302,9 +299,7 @@ def write_onnx(built: OnnxModel, model: Model, dataset: Dataset | None, file: Pa
     file.write_bytes(proto.SerializeToString())
 
 
-def check_onnx(
-    built: OnnxModel, model: Model, dataset: Dataset | None, batch: Batch, file: Path
-) -> tuple[Parity, str]:
+def check_onnx(built: OnnxModel, model: Model, dataset: Dataset | None, batch: Batch, file: Path) -> tuple[Parity, str]:
     """Run the file on rows and on every value of every vocabulary; raise ExactnessError where it differs."""
     run, runtime = onnx_runtime(file)
     feeds = raw_inputs(built.columns, batch)

@@ -29,7 +29,6 @@ class Graph:
 
     Args:
         external_file: file that large weights are written to, in the directory of the model file.
-
     """
 
     def __init__(self, external_file: Path | None = None) -> None:

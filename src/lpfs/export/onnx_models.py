@@ -116,9 +116,7 @@ def add_embeddings(graph: Graph, inputs: Inputs, path: str, encoded: EncodedInpu
         shape = graph.constant(np.array([len(inputs.slots), inputs.width]))
         return graph.add("ConstantOfShape", graph.add("Concat", encoded.rows, shape, axis=0))
     parts = _concat(graph, pieces)
-    return (
-        parts if inputs.filled is None else place_parts(graph, parts, to_array(inputs.filled), len(inputs.slots))
-    )
+    return parts if inputs.filled is None else place_parts(graph, parts, to_array(inputs.filled), len(inputs.slots))
 
 
 def place_parts(graph: Graph, parts: str, positions: AnyArray, slots: int) -> str:
@@ -195,9 +193,7 @@ def add_logits(graph: Graph, model: Model, encoded: EncodedInputs) -> str:
 
 def mlp(graph: Graph, model: MLP, encoded: EncodedInputs) -> str:
     """Concatenated embeddings, then dense layers."""
-    return add_layers(
-        graph, model.top, "top", _flatten(graph, add_embeddings(graph, model.inputs, "inputs", encoded))
-    )
+    return add_layers(graph, model.top, "top", _flatten(graph, add_embeddings(graph, model.inputs, "inputs", encoded)))
 
 
 def wide_deep(graph: Graph, model: WideDeep, encoded: EncodedInputs) -> str:

@@ -97,9 +97,7 @@ def onnx_runtime(model: bytes | str | os.PathLike[str]) -> tuple[OnnxRunner, str
 
 def _reference_runtime(model: bytes | str) -> tuple[OnnxRunner, str]:
     onnx = import_onnx()
-    evaluator = onnx.reference.ReferenceEvaluator(
-        model if isinstance(model, str) else onnx.load_from_string(model)
-    )
+    evaluator = onnx.reference.ReferenceEvaluator(model if isinstance(model, str) else onnx.load_from_string(model))
 
     def run(feeds: dict[str, AnyArray]) -> dict[str, AnyArray]:
         return dict(zip(evaluator.output_names, evaluator.run(None, feeds), strict=True))

@@ -148,12 +148,7 @@ class InputColumn:
 
     def metadata(self) -> dict[str, Any]:
         """Return the description of the input as JSON values."""
-        return {
-            "field": self.field.name,
-            "input": self.input,
-            "kind": self.field.kind,
-            "takes": self.description(),
-        }
+        return {"field": self.field.name, "input": self.input, "kind": self.field.kind, "takes": self.description()}
 
 
 @dataclass(frozen=True)
@@ -198,7 +193,6 @@ class VocabularyColumn(InputColumn):
         values: the vocabulary in id order: a list of text, or an array of integers or of floats.
         also_missing: further text that means missing.
         hexadecimal: whether the integers are written in hexadecimal in the log.
-
     """
 
     values: Any
@@ -255,9 +249,7 @@ class VocabularyColumn(InputColumn):
         dtype = {"text": types.STRING, "integer": types.INT64, "float": types.DOUBLE}[self.value_type]
         value = graph.add_input(self.input, dtype, self.shape, self.description())
         keys, ids = self.keys()
-        graph.count_bytes(
-            ids.nbytes + (sum(len(key) + 4 for key in keys) if dtype == types.STRING else keys.nbytes)
-        )
+        graph.count_bytes(ids.nbytes + (sum(len(key) + 4 for key in keys) if dtype == types.STRING else keys.nbytes))
         tensor = graph.onnx.numpy_helper.from_array
         encoded = graph.add(
             "LabelEncoder",
@@ -309,9 +301,7 @@ class BinnedColumn(InputColumn):
         value = graph.add_input(self.input, types.DOUBLE, self.shape, self.description())
         missing = graph.add("Or", graph.add("IsNaN", value), graph.add("IsInf", value))
         axis = graph.constant(np.array([1]))
-        reached = graph.add(
-            "GreaterOrEqual", graph.add("Unsqueeze", value, axis), graph.constant(self.edges[None])
-        )
+        reached = graph.add("GreaterOrEqual", graph.add("Unsqueeze", value, axis), graph.constant(self.edges[None]))
         bins = graph.add("ReduceSum", graph.add("Cast", reached, to=types.INT64), axis, keepdims=0)
         ids = graph.add("Add", bins, graph.constant(np.array(FIRST_ID)))
         return graph.add("Where", missing, graph.constant(np.array(MISSING_ID)), ids)
@@ -369,9 +359,7 @@ def build_columns(schema: Schema, dataset: Dataset | None) -> list[InputColumn]:
     """Return the fields of a model as inputs, encoded as the Dataset encoded them."""
     names = input_names(schema.names)
     if dataset is None or dataset.settings.get("made_by") != "prepare":
-        return [
-            (NumericColumn if field.kind == "numeric" else IdColumn)(field, names[field.name]) for field in schema
-        ]
+        return [(NumericColumn if field.kind == "numeric" else IdColumn)(field, names[field.name]) for field in schema]
     try:
         return [_column_from_dataset(dataset, field, names[field.name]) for field in schema]
     except KeyError as error:

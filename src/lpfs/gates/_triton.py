@@ -215,9 +215,7 @@ class GateValues(torch.autograd.Function):
     """The gate values (N,); the slope comes from the same kernel."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, function: GateFunction, epsilon: Tensor, norm: Tensor, scale: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, function: GateFunction, epsilon: Tensor, norm: Tensor, scale: Tensor) -> Tensor:
         """Return g(x) / (norm · scale)."""
         value, slope = values(x, function, epsilon, norm, scale)
         ctx.save_for_backward(slope)
@@ -229,9 +227,7 @@ class GateValues(torch.autograd.Function):
         return grad * ctx.saved_tensors[0], None, None, None, None
 
 
-def values(
-    x: Tensor, function: GateFunction, epsilon: Tensor, norm: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor]:
+def values(x: Tensor, function: GateFunction, epsilon: Tensor, norm: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gate values (N,) at some x, and their slopes."""
     value, slope = torch.empty_like(x), torch.empty_like(x)
     _values[(1,)](

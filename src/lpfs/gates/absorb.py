@@ -56,7 +56,6 @@ def absorb(
 
     Returns:
         the Selection; ``made["absorbed"]`` names the location of each gate.
-
     """
     gates = require_gates(model, "absorb")
     gates.check()
@@ -341,8 +340,7 @@ def check_overflow(folds: Sequence[Fold]) -> None:
                 top = float(part.abs().amax()) * abs(fold.gate)
                 if top > torch.finfo(weight.dtype).max:
                     raise InputError(
-                        f"field {fold.field!r}: its weights times its gate ({fold.gate:.3g}) overflow "
-                        f"{weight.dtype}"
+                        f"field {fold.field!r}: its weights times its gate ({fold.gate:.3g}) overflow {weight.dtype}"
                     )
 
 

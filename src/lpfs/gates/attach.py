@@ -56,7 +56,6 @@ def attach(
         untie: if one module is registered under several names for several fields, give each field a separate
             module; these still share the weight.
         seed: for noise and for breaking ties.
-
     """
     check_not_wrapped(model, "attach")
     if hasattr(model, ATTRIBUTE):

@@ -254,7 +254,6 @@ class PenaltyController:
         total: N, the number of gates.
         steps: length of the search.
         base_penalty: λ is not reduced below this value before the freeze.
-
     """
 
     keep: Keep

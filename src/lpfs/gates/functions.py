@@ -133,7 +133,6 @@ class GateFunction:
 
     >>> round(gate_function("lpfs").value(torch.ones(()), torch.tensor(0.1)).item(), 5)
     0.90909
-
     """
 
     name: str
@@ -247,9 +246,7 @@ def gate_function(
         if gate not in FUNCTIONS:
             close = difflib.get_close_matches(gate, FUNCTIONS, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise InputError(
-                f"unknown gate function {gate!r}; the gate functions are {', '.join(FUNCTIONS)}{hint}"
-            )
+            raise InputError(f"unknown gate function {gate!r}; the gate functions are {', '.join(FUNCTIONS)}{hint}")
         gate = FUNCTIONS[gate]
     constants = {"alpha": alpha, "tau": tau, "epsilon": epsilon, "noise": noise}
     changes = {name: value for name, value in constants.items() if value is not None}

@@ -124,9 +124,7 @@ class Multiply:
             return output * gate.to(output.device, output.dtype)
         values = (self.source() if live is None else live[0]).to(output.device)
         if not -output.ndim <= place.dim < output.ndim:
-            raise FieldError(
-                f"{place.module!r} returned {output.ndim} dimensions, but its site has dim={place.dim}"
-            )
+            raise FieldError(f"{place.module!r} returned {output.ndim} dimensions, but its site has dim={place.dim}")
         size = output.shape[place.dim]
         if self.index is None or self.index.shape[0] != size or self.index.device != values.device:
             with torch.inference_mode(False):
@@ -157,7 +155,6 @@ class GateTap:
         at: index of each gate, and its site.
         parts: number of parts; parts without a gate get 1.0.
         before: an earlier tap, of constants; its values are multiplied in.
-
     """
 
     def __init__(
@@ -240,9 +237,7 @@ def install_factors(
 
 def hooks_on(module: nn.Module) -> list[Multiply | GateTap]:
     """Return the hooks and taps, of gates and of constants, on one module."""
-    hooks: list[Multiply | GateTap] = [
-        hook for hook in module._forward_hooks.values() if isinstance(hook, Multiply)
-    ]
+    hooks: list[Multiply | GateTap] = [hook for hook in module._forward_hooks.values() if isinstance(hook, Multiply)]
     tap = getattr(module, "gate", None)
     while isinstance(tap, GateTap):
         hooks.append(tap)

@@ -50,7 +50,6 @@ class Gates(nn.Module):
 
     Attributes:
         fused: whether Triton kernels take the steps on a GPU; None: where Triton supports these gates.
-
     """
 
     x: nn.Parameter
@@ -248,7 +247,6 @@ class Gates(nn.Module):
                 gate function would change its sign there; ``l0``, for the ablation.
             threshold: see :class:`ProxSGD`.
             control: constants of the control of λ, instead of the defaults.
-
         """
         if prox is None:
             changes_sign = self.function.odd and keep is not None and bool((self.x >= 0).all())
@@ -257,8 +255,7 @@ class Gates(nn.Module):
         alive = int((self.x != 0).sum())
         if spec.keep is not None and spec.keep.keep > alive and not self.function.revives:
             raise InputError(
-                f"keep={keep}, but only {alive} gates are alive, and dead gates of {self.function.name!r} cannot "
-                "revive"
+                f"keep={keep}, but only {alive} gates are alive, and dead gates of {self.function.name!r} cannot revive"
             )
         if lr is not None and isinstance(self._preset, Schedule):
             raise InputError("give the learning rate either as lr= or as Schedule(…, lr=Decay(…)), not both")
@@ -384,9 +381,7 @@ class Gates(nn.Module):
     def _optimizer(self) -> ProxSGD | None:
         """Return the optimizer that ``optimizer()`` made, after checking that it still holds x."""
         x = self._parameters["x"]
-        if self._prox is not None and all(
-            parameter is not x for parameter in self._prox.param_groups[0]["params"]
-        ):
+        if self._prox is not None and all(parameter is not x for parameter in self._prox.param_groups[0]["params"]):
             raise StateError("the optimizer of these gates holds another x: call gates.optimizer(…) again")
         return self._prox
 

@@ -90,7 +90,6 @@ class ProxSGD(torch.optim.Optimizer):
     >>> prox.step()
     >>> x.data
     tensor([0.9900, 0.0000])
-
     """
 
     def __init__(

@@ -91,9 +91,7 @@ def check_part(optimizer: torch.optim.Optimizer, weight: nn.Parameter, part: Wei
             raise InputError(f"the row-wise state {key!r} of a Linear cannot be rescaled by columns")
 
 
-def add_copied_parameter(
-    optimizer: torch.optim.Optimizer, old: nn.Parameter, new: nn.Parameter, name: str
-) -> None:
+def add_copied_parameter(optimizer: torch.optim.Optimizer, old: nn.Parameter, new: nn.Parameter, name: str) -> None:
     """Add a weight that is a copy of another one, with a copy of its state."""
     for group in optimizer.param_groups:
         positions = [index for index, parameter in enumerate(group["params"]) if parameter is old]
@@ -134,7 +132,6 @@ def transfer_optimizer(
         optimizer: the old one; it is not changed.
         replaced: old weight -> its replacement, or None if it was removed.
         kept: old weight -> what is kept of it, if it was cut.
-
     """
     check_state(optimizer)
     groups = []

@@ -39,7 +39,6 @@ class Certificate:
             removed.
         checked: dropped fields whose raw values were replaced without changing one bit of the output.
         unchecked: dropped fields that could not be checked.
-
     """
 
     max_logit_change: float | None
@@ -148,7 +147,6 @@ def prune(
         call: how to run the model on the batch (see :func:`absorb`).
         by: the builder of the smaller model, if the model cannot build it: an object with the methods of
             :class:`~lpfs.gates.rebuild.Rebuilds` with the model as first argument, for example an adapter.
-
     """
     check_not_wrapped(model, "prune")
     if hasattr(model, ATTRIBUTE):
@@ -241,9 +239,7 @@ def _dropped_places(model: nn.Module, selection: Selection) -> dict[str, tuple[R
     places = {}
     for name in selection.dropped:
         if name not in selection.sites:
-            raise FieldError(
-                f"the selection has no site for field {name!r}; pass the Selection that absorb returned"
-            )
+            raise FieldError(f"the selection has no site for field {name!r}; pass the Selection that absorb returned")
         places[name] = tuple(ResolvedSite.from_json(site) for site in selection.sites[name])
         for place in places[name]:
             try:
@@ -253,9 +249,7 @@ def _dropped_places(model: nn.Module, selection: Selection) -> dict[str, tuple[R
     return places
 
 
-def _branch_outputs(
-    model: nn.Module, paths: Iterable[str], batch: Any, call: ForwardCall | None
-) -> dict[str, Tensor]:
+def _branch_outputs(model: nn.Module, paths: Iterable[str], batch: Any, call: ForwardCall | None) -> dict[str, Tensor]:
     """Return the outputs of dropped branches, for their shape: by running the model, or from their last Linear."""
     branches = {
         path: module
@@ -298,9 +292,7 @@ def _zeros_for(module: nn.Module, output: Tensor | None, empty: bool) -> Zeros:
         result = Zeros((0 if empty else module.embedding_dim,), module.weight)
     else:
         if output is None:
-            raise InputError(
-                "a dropped branch did not run on this batch: its shape is unknown; pass another batch"
-            )
+            raise InputError("a dropped branch did not run on this batch: its shape is unknown; pass another batch")
         result = ZeroBranch((*output.shape[1:-1], 0 if empty else output.shape[-1]), output)
     return result.train(module.training)
 
@@ -313,9 +305,7 @@ def _remove_unused_factors(model: nn.Module) -> None:
             del model._modules[name]
 
 
-def _columns_to_cut(
-    model: nn.Module, places: Mapping[str, Sequence[ResolvedSite]]
-) -> dict[str, list[ResolvedSite]]:
+def _columns_to_cut(model: nn.Module, places: Mapping[str, Sequence[ResolvedSite]]) -> dict[str, list[ResolvedSite]]:
     """Return the dropped sites whose columns can be removed, by reader."""
     cuts: dict[str, list[ResolvedSite]] = {}
     for name, several in places.items():
@@ -325,9 +315,7 @@ def _columns_to_cut(
                 names = [path for path, weight in model.named_parameters(remove_duplicate=False)
                          if weight is linear.weight]  # fmt: skip
                 if len(names) > 1:
-                    raise InputError(
-                        f"columns cannot be removed: the weight of {place.reader!r} is shared: {names}"
-                    )
+                    raise InputError(f"columns cannot be removed: the weight of {place.reader!r} is shared: {names}")
                 cuts.setdefault(place.reader, []).append(place)
     if places and not cuts:
         reason = _layers_where_zero_counts(model)
@@ -358,12 +346,7 @@ def _cut_linear(model: nn.Module, path: str, columns: Tensor) -> None:
 
 
 def _compare(
-    model: nn.Module,
-    smaller: nn.Module,
-    batch: Any,
-    call: ForwardCall | None,
-    cut: bool,
-    convert: Callable[[Any], Any],
+    model: nn.Module, smaller: nn.Module, batch: Any, call: ForwardCall | None, cut: bool, convert: Callable[[Any], Any]
 ) -> tuple[float, float]:
     """Return the largest change of the output and its bound; raise an error if the change is larger."""
     before = compute_logits(model, batch, call)
@@ -376,9 +359,7 @@ def _compare(
         if cut and precise is not model:  # half precision: compare in float64
             reference = compute_logits(precise, data, call)
             moved, limit = (
-                max_abs_difference(
-                    reference, compute_logits(float64_copies(smaller, batch)[0], converted_data, call)
-                ),
+                max_abs_difference(reference, compute_logits(float64_copies(smaller, batch)[0], converted_data, call)),
                 rounding_bound(reference),
             )
     except (RuntimeError, AttributeError, TypeError) as error:

@@ -150,9 +150,7 @@ def _carry_constants(model: nn.Module, smaller: nn.Module, builder: Any) -> None
         places: dict[str, tuple[ResolvedSite, ...]] = {}
         for number, name in enumerate(factors.names):
             if name not in before or (name in after and len(before[name]) != len(after[name])):
-                raise ExactnessError(
-                    f"field {name!r} has a constant, but the smaller model declares no site for it"
-                )
+                raise ExactnessError(f"field {name!r} has a constant, but the smaller model declares no site for it")
             current = [place for hook in hooks if hook.source is factors for at, place in hook.at if at == number]
             if name in after:
                 pairs = zip(before[name], after[name], strict=True)
@@ -174,7 +172,6 @@ class CompactedEmbedding(nn.Module):
         dropped: positions of the dropped fields along ``dim``.
         omitted: those of them that are omitted from the output.
         dim: the dimension of the ids that counts fields.
-
     """
 
     stops: Tensor

@@ -129,9 +129,7 @@ def _absolute(gate: GateFunction, lr: float | None, rate: float, every: int, rat
     )
 
 
-def make_schedule(
-    schedule: Preset | Schedule, gate: GateFunction, steps: int, lr: float | None = None
-) -> Schedule:
+def make_schedule(schedule: Preset | Schedule, gate: GateFunction, steps: int, lr: float | None = None) -> Schedule:
     """Return a schedule by name: ``scaled`` to ``steps``, or one of the paper's. A Schedule is returned unchanged.
 
     >>> from lpfs.gates.functions import gate_function

@@ -33,7 +33,6 @@ class Site:
 
     >>> Site("embeddings", index=3)                       # field 3 of (B, F, D)
     Site(module='embeddings', index=3, dim=1, reader=None, columns=None, rows=None, table=None)
-
     """
 
     module: nn.Module | str
@@ -55,7 +54,6 @@ class PartWeight:
         start: where the slice starts.
         stop: where it ends.
         exact: whether the output is then bitwise equal (one product per value), or equal up to rounding (sums).
-
     """
 
     parameter: str
@@ -76,7 +74,6 @@ class TakesGates(Protocol):
     Attributes:
         gate: returns the gates; None without gates.
         parts: number of parts, fields or crosses, of its output.
-
     """
 
     gate: Callable[[], Tensor | None] | None
@@ -218,13 +215,9 @@ def _resolve_site(model: nn.Module, paths: dict[nn.Module, list[str]], name: str
     site = value if isinstance(value, Site) else Site(value)
     path = _module_path(model, paths, name, site.module)
     if isinstance(model.get_submodule(path), nn.ModuleDict | nn.ModuleList):
-        raise FieldError(
-            f"field {name!r}: {path!r} is a container that is never called; give the modules inside it"
-        )
+        raise FieldError(f"field {name!r}: {path!r} is a container that is never called; give the modules inside it")
     if not isinstance(site.index, int | slice | None) or not isinstance(site.dim, int):
-        raise FieldError(
-            f"field {name!r}: index must be a position or a slice, found {site.index!r}, {site.dim!r}"
-        )
+        raise FieldError(f"field {name!r}: index must be a position or a slice, found {site.index!r}, {site.dim!r}")
     start: int | None = None
     stop: int | None = None
     if isinstance(site.index, slice):
@@ -237,27 +230,19 @@ def _resolve_site(model: nn.Module, paths: dict[nn.Module, list[str]], name: str
             raise FieldError(f"field {name!r}: an index counts from 0, found {start}")
     module = model.get_submodule(path)
     if stop is not None and isinstance(module, TakesGates) and stop > module.parts:
-        raise FieldError(
-            f"field {name!r}: {path!r} has {module.parts} parts, but the field is at [{start}:{stop}]"
-        )
+        raise FieldError(f"field {name!r}: {path!r} has {module.parts} parts, but the field is at [{start}:{stop}]")
     reader = None if site.reader is None else _module_path(model, paths, name, site.reader)
     columns: tuple[int, int] | None = None
     if reader is not None:
         linear = check_reader(model, name, reader)
         if site.columns is None:
-            raise FieldError(
-                f"field {name!r}: reader= needs the columns that the field occupies: columns=slice(a, b)"
-            )
+            raise FieldError(f"field {name!r}: reader= needs the columns that the field occupies: columns=slice(a, b)")
         columns = (site.columns.start or 0, site.columns.stop or 0)
         if not 0 <= columns[0] < columns[1] <= linear.in_features:
             raise FieldError(
                 f"field {name!r}: columns {columns} do not fit the {linear.in_features} columns of {reader!r}"
             )
-    table = (
-        None
-        if site.table is None
-        else _table_path(model, _module_path(model, paths, name, site.table), name, site)
-    )
+    table = None if site.table is None else _table_path(model, _module_path(model, paths, name, site.table), name, site)
     return ResolvedSite(path, start, stop, site.dim, reader, columns, _row_range(module, name, site), table)
 
 
@@ -284,8 +269,7 @@ def _row_range(module: nn.Module, name: str, site: Site) -> tuple[int, int] | No
     start, stop = site.rows.start or 0, site.rows.stop
     if site.rows.step not in (None, 1) or stop is None or not 0 <= start < stop <= module.num_embeddings:
         raise FieldError(
-            f"field {name!r}: {site.rows} is outside the {module.num_embeddings} rows of the table; give "
-            "slice(a, b)"
+            f"field {name!r}: {site.rows} is outside the {module.num_embeddings} rows of the table; give slice(a, b)"
         )
     return start, stop
 
@@ -333,9 +317,7 @@ def _assign_columns(
     for name, (first, *others) in places.items():
         width = output_width(model.get_submodule(first.module)) if first.whole else None
         if width is None:
-            raise FieldError(
-                f"field {name!r}: its width is unknown; use Site(…, reader=…, columns=slice(a, b)) for it"
-            )
+            raise FieldError(f"field {name!r}: its width is unknown; use Site(…, reader=…, columns=slice(a, b)) for it")
         place = ResolvedSite(first.module, first.start, first.stop, first.dim, reader, (at, at + width))
         result[name] = (place, *others)
         at += width

@@ -137,9 +137,7 @@ def check_leaks(
         raise InputError("the batch is empty; pass a batch with rows to check on")
     again = compute_logits(model, batch, call)
     if max_abs_difference(before, again) != 0.0:
-        raise InputError(
-            "the model returns different outputs for the same batch in eval mode: it cannot be checked"
-        )
+        raise InputError("the model returns different outputs for the same batch in eval mode: it cannot be checked")
     for name, batches in changed.items():
         moved = max(max_abs_difference(before, compute_logits(model, other, call)) for other in batches)
         if moved != 0.0:
@@ -168,9 +166,7 @@ def _replace(value: Any, path: tuple[str | int, ...], name: str, attempt: int) -
     key, rest = path[0], path[1:]
     if isinstance(value, Tensor):
         if rest or not isinstance(key, int) or value.ndim < 2 or not -value.shape[1] <= key < value.shape[1]:
-            raise InputError(
-                f"inputs[{name!r}]: {key!r} is not a column of a tensor of shape {tuple(value.shape)}"
-            )
+            raise InputError(f"inputs[{name!r}]: {key!r} is not a column of a tensor of shape {tuple(value.shape)}")
         column = permuted_values(value[:, key], attempt)
         if column is None:
             return None

@@ -25,15 +25,7 @@ if TYPE_CHECKING:
     from lpfs.methods.registry import METHODS, MethodEntry
     from lpfs.methods.target import Costs, SelectionTarget
 
-__all__ = [
-    "METHODS",
-    "Costs",
-    "Method",
-    "MethodEntry",
-    "SearchTask",
-    "SelectionTarget",
-    "rank_fields",
-]
+__all__ = ["METHODS", "Costs", "Method", "MethodEntry", "SearchTask", "SelectionTarget", "rank_fields"]
 
 __getattr__, __dir__ = lazy_exports(
     __name__,

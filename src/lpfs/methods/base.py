@@ -42,7 +42,6 @@ class SearchTask:
         training: settings of the training loop.
         holdout: batches of rows that the weights are not trained on, for gates and masks. None: the rows of
             ``stream`` are new at every step, so gates and masks are trained on them too.
-
     """
 
     model: nn.Module
@@ -72,7 +71,6 @@ class SearchTask:
             model, optimizer: used instead of those of the task.
             steps: number of steps, if not that of the task.
             subfolder: directory inside that of the task.
-
         """
         fit(
             model or self.model,
@@ -154,7 +152,6 @@ class HistoryCallback(Callback):
 
     Args:
         steps: number of steps of the search.
-
     """
 
     def __init__(self, steps: int) -> None:
@@ -192,7 +189,6 @@ class Method(ABC):
     Args:
         name: the name it is registered under.
         options: its options; by default ``Options()``.
-
     """
 
     Options: ClassVar[type] = NoOptions
@@ -213,7 +209,6 @@ class Method(ABC):
             target: what to search for.
             names: fields, or parts of the model, to select from.
             steps: number of steps of the search.
-
         """
         if target.kind not in self.targets:
             supported = " or ".join(f"{kind}={'K' if kind == 'keep' else '…'}" for kind in self.targets)
@@ -268,7 +263,6 @@ def select_by_scores(
         scores: score of every part.
         selected: parts that the method itself selects; None: it only ranks.
         facts: further entries of ``Selection.made``.
-
     """
     if selected is None:
         return rank_fields(task, method, scores, **facts)
@@ -293,7 +287,6 @@ def rank_fields(task: SearchTask, method: str, scores: Mapping[str, float], **fa
         method: name of the method.
         scores: score of every part, higher is better.
         facts: further entries of ``Selection.made``.
-
     """
     target = task.target
     target.check(list(scores))

@@ -42,7 +42,6 @@ class GateSearch(HistoryCallback):
         holdout: batches that the gates are trained on, and the weights of the model are not; None: both are
             trained on the batch of the step.
         cost: counts the rows outside of the steps.
-
     """
 
     def __init__(
@@ -173,7 +172,6 @@ class BudgetSearch(DescendingSearch):
         budget: upper limit of the total cost.
         must_keep: fields that are always kept.
         holdout, cost: see :class:`GateSearch`.
-
     """
 
     def __init__(
@@ -258,7 +256,6 @@ class AucLossSearch(DescendingSearch):
         max_loss: AUC that may be lost.
         cost: counts the rows of the evaluations.
         holdout: see :class:`GateSearch`.
-
     """
 
     def __init__(

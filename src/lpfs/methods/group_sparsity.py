@@ -43,7 +43,6 @@ class FirstLayer:
         weight: (H, columns).
         names: the parts, in order.
         segments: owners of the columns, in order; columns of other owners (their input is zero) stay unchanged.
-
     """
 
     def __init__(self, path: str, weight: nn.Parameter, names: Sequence[str], segments: Segments) -> None:
@@ -75,9 +74,7 @@ def first_layer(model: nn.Module, method: str) -> FirstLayer:
     model = require_model(model, method)
     inputs = {path: module for path, module in model.named_modules() if isinstance(module, Inputs)}
     weights = {
-        name: dims
-        for name, dims in model.layout().items()
-        if not any(name.startswith(f"{path}.") for path in inputs)
+        name: dims for name, dims in model.layout().items() if not any(name.startswith(f"{path}.") for path in inputs)
     }
     segments = [segment for dims in weights.values() for segment in dims.get(1, ())]
     reason = _other_paths(model, list(inputs.values()), segments)
@@ -118,7 +115,6 @@ class GroupShrinkage(HistoryCallback):
         task: the search.
         names: names of the N groups.
         delay: fraction of the search before the first shrinkage.
-
     """
 
     def __init__(self, task: SearchTask, names: Sequence[str], delay: float = 0.0) -> None:
@@ -177,9 +173,7 @@ class GroupShrinkage(HistoryCallback):
         elif self.fixed_penalty is None:
             time, total, alive = state.step / self.steps, len(self.names), self.count_alive(norms)
             too_few = alive < math.floor(self.control.target(time, total))
-            growth = (
-                -self.control.gain * self.control.most if too_few else self.control.growth_rate(time, total, alive)
-            )
+            growth = -self.control.gain * self.control.most if too_few else self.control.growth_rate(time, total, alive)
             self.penalty.mul_(math.exp(growth / self.steps))
 
     def selection(self, task: SearchTask, method: str, cost: SearchCost) -> Selection:

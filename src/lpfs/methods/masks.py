@@ -40,7 +40,6 @@ class Mask(nn.Module):
         names: the parts of the model, in order.
         steps: number of steps of the search.
         seed: seed of the random numbers.
-
     """
 
     def __init__(self, names: Sequence[str], steps: int, seed: int) -> None:

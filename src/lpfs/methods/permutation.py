@@ -108,9 +108,7 @@ class UnseenBatches:
 class _ShuffledBatches:
     """Batches with some fields shuffled."""
 
-    def __init__(
-        self, rows: UnseenBatches, model: Model, names: tuple[str, ...], generator: torch.Generator
-    ) -> None:
+    def __init__(self, rows: UnseenBatches, model: Model, names: tuple[str, ...], generator: torch.Generator) -> None:
         self.rows, self.model, self.names, self.generator = rows, model, names, generator
 
     def __iter__(self) -> Iterator[Batch]:

@@ -22,7 +22,6 @@ class MethodEntry:
         path: module and class of the :class:`~lpfs.methods.base.Method`, ``"package.module:Class"``.
         summary: one line on what it does.
         reference: the paper that proposed it; "-" if there is none.
-
     """
 
     path: str

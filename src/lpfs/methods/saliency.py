@@ -115,9 +115,7 @@ class SHARK(RankingMethod):
             return captured.by_name({path: changes / rows for path, changes in total.items()}), {"rows": rows}
 
 
-def mean_embeddings(
-    task: SearchTask, captured: CapturedEmbeddings, max_rows: int, cost: SearchCost
-) -> EmbeddingStacks:
+def mean_embeddings(task: SearchTask, captured: CapturedEmbeddings, max_rows: int, cost: SearchCost) -> EmbeddingStacks:
     """Return the mean of each embedding (slots, D) over the sampled rows."""
     total: EmbeddingStacks = {}
     rows = 0
@@ -135,7 +133,6 @@ class CapturedEmbeddings:
 
     Args:
         model: in evaluation mode inside :meth:`capture`, afterwards in its previous mode.
-
     """
 
     def __init__(self, model: Model) -> None:

@@ -34,7 +34,6 @@ class SampledRows:
         ids: of each categorical field (R,).
         numbers: of each numeric field (R, width); NaN where missing.
         bags: of each multi field its ids, row after row, and their number in each row (R,).
-
     """
 
     labels: Reals

@@ -74,7 +74,6 @@ def search(
         resume: continue from the newest checkpoint there.
         config: settings of the training loop.
         options: options of the method.
-
     """
     chosen = make_method(method, options)
     if costs is not None and not isinstance(costs, Costs):

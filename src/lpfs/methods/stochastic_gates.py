@@ -182,12 +182,7 @@ class FSCD(FieldMask):
     costs: Tensor
 
     def __init__(
-        self,
-        names: Sequence[str],
-        steps: int,
-        seed: int,
-        options: FSCDOptions,
-        costs: Sequence[float] | None = None,
+        self, names: Sequence[str], steps: int, seed: int, options: FSCDOptions, costs: Sequence[float] | None = None
     ) -> None:
         super().__init__(names, steps, seed)
         self.options = options

@@ -34,7 +34,6 @@ class SelectionTarget:
         max_auc_loss: keep as few fields as possible with a validation AUC at most this much below that of all.
         must_keep: fields that are always kept; they count towards ``keep`` and ``budget``.
         costs: cost of each field, required by ``budget``; with ``keep`` they weight λ.
-
     """
 
     keep: int | None = None
@@ -146,9 +145,7 @@ class Costs:
         for group in self.groups.values():
             members = set(group.fields)
             share = group.cost / max(1, len(members & alive_names))
-            weights = [
-                cost + share if name in members else cost for name, cost in zip(names, weights, strict=True)
-            ]
+            weights = [cost + share if name in members else cost for name, cost in zip(names, weights, strict=True)]
         return weights
 
     def cheapest(self, names: Sequence[str]) -> float:

@@ -42,7 +42,6 @@ class MaskMethod(Method):
         holdout_only: whether the mask is always trained on holdout rows, if need be on the validation rows.
             Otherwise it is if the task has holdout rows, and on the rows of the step elsewhere.
         update_every: steps between two updates of the mask on holdout rows.
-
     """
 
     mask_class: ClassVar[type[Mask]]
@@ -283,7 +282,6 @@ def center_embeddings(model: Model, batches: Iterable[Batch], rows: int = CENTER
 
     Returns:
         Whether the model has such a Linear.
-
     """
     path = model.entrance()
     table = model.inputs.table

@@ -82,7 +82,6 @@ class Model(nn.Module):
         silent: parts that are replaced by zeros and have no weights; the batch does not contain their fields
             unless another part needs them. ``prune`` creates them so that the later layers keep their shape.
         config: the arguments of the subclass, as plain JSON values.
-
     """
 
     inputs: Inputs

@@ -35,7 +35,6 @@ class DLRM(Model):
         pooling: a bag is the ``mean`` or the ``sum`` of its embeddings.
         token: name of the embedding of the numeric fields; a ' is appended while a field with ids has that name.
         silent: parts replaced by zeros (see :class:`Model`).
-
     """
 
     pairs: Tensor | None

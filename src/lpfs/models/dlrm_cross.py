@@ -39,7 +39,6 @@ class DLRMCross(Model):
         token: name of the embedding of the numeric fields; a ' is appended while a field with ids has that name.
         parts: names of the embeddings and crosses in the model; None for all.
         silent: parts replaced by zeros (see :class:`Model`).
-
     """
 
     def __init__(

@@ -34,12 +34,9 @@ class FM(Model):
         dim: width of an embedding.
         pooling: a bag is the ``mean`` or the ``sum`` of its embeddings.
         silent: parts replaced by zeros (see :class:`Model`).
-
     """
 
-    def __init__(
-        self, schema: Schema, *, dim: int = 16, pooling: Pooling = "mean", silent: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, schema: Schema, *, dim: int = 16, pooling: Pooling = "mean", silent: Sequence[str] = ()) -> None:
         super().__init__(schema, silent, {"dim": dim, "pooling": pooling})
         self.inputs = Inputs(
             self.reads, self.reads.names, dim, wide=self.outputs_count, pooling=pooling, slots=self.slots()

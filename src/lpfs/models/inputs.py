@@ -54,7 +54,6 @@ class Inputs(nn.Module):
         slots: the parts in the order of the result; a slot whose field is not embedded is zero. Default:
             ``names``.
         numbers: creates the module for numeric fields; by default every field has its own weights.
-
     """
 
     table: Table | None

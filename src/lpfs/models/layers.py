@@ -84,7 +84,6 @@ class DenseToken(nn.Module):
         dim: width of the embedding.
         hidden: widths of the hidden layers.
         name: name of the part.
-
     """
 
     parts = 1

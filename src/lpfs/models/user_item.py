@@ -36,7 +36,6 @@ class UserItem(Model):
         head: widths of the hidden layers of each head.
         pooling: a bag is the ``mean`` or the ``sum`` of its embeddings.
         silent: parts replaced by zeros (see :class:`Model`).
-
     """
 
     def __init__(

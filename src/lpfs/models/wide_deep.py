@@ -25,7 +25,6 @@ class WideDeep(Model):
         hidden: widths of the hidden layers.
         pooling: a bag is the ``mean`` or the ``sum`` of its embeddings.
         silent: parts replaced by zeros (see :class:`Model`).
-
     """
 
     def __init__(

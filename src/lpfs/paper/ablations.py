@@ -194,11 +194,7 @@ def l0_prox(context: ExperimentContext) -> ExperimentResult:
             "shrinks by a small step λη, whatever x is",
             ", ".join(map(str, counts["l1"])),
         ),
-        (
-            "ℓ0: fields kept, λ increasing",
-            "hardly penalised, or zero very quickly",
-            ", ".join(map(str, counts["l0"])),
-        ),
+        ("ℓ0: fields kept, λ increasing", "hardly penalised, or zero very quickly", ", ".join(map(str, counts["l0"]))),
         ("ℓ0: λ relative to 1/(2η)", "-", ", ".join(map(str, L0_FACTORS))),
         ("different numbers of kept fields", "-", f"{distinct}, of {len(L0_FACTORS)} λ each"),
     ]
@@ -230,12 +226,7 @@ def robustness(context: ExperimentContext) -> ExperimentResult:
         sets = [trials.search(seed, method, keep=keep)["kept"] for seed in context.seeds]
         overlap = statistics.mean_jaccard(sets)
         in_all = len(set.intersection(*map(set, sets)))
-        by_method[method] = {
-            "overlap": overlap,
-            "in_all_runs": in_all,
-            "recall": trials.recall(sets),
-            "kept": sets,
-        }
+        by_method[method] = {"overlap": overlap, "in_all_runs": in_all, "recall": trials.recall(sets), "kept": sets}
         text = "-" if overlap is None else f"{overlap:.3f}; {in_all} of {keep} in all {len(sets)} runs"
         claim = ROBUSTNESS_CLAIM if method.startswith("lpfs") else "-"
         rows.append((f"{method}: overlap (Jaccard)", claim, text))

@@ -35,7 +35,6 @@ class ExperimentData:
         seed: seed of the simulator.
         truth: ``truth.json`` of a simulated log.
         name: name of the files of a real log.
-
     """
 
     dataset: Dataset
@@ -128,7 +127,6 @@ class ExperimentContext:
         seed: the first seed.
         full: whether it has its full size.
         console: where messages go.
-
     """
 
     data: ExperimentData | None
@@ -176,7 +174,6 @@ class ExperimentResult:
         rows: name of a result, what the paper says about it, what was measured.
         draw: draws the figure.
         size: size of the figure in inches.
-
     """
 
     measured: Mapping[str, Any]

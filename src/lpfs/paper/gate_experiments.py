@@ -45,11 +45,7 @@ FUNCTIONS_SHARE = 1 / 3  # share of the fields that is kept in gate-functions
 PAPER_CLAIMS = {"lpfs": "its first method", "lpfs++": "its best method", "lpfs-noise": "named as another solution"}
 NORM_GATES = "x = norm of W (lpfs++)"
 DISTRIBUTION_SHARE = 0.5  # share of the fields that is kept in distribution
-DISTRIBUTION_CLAIMS = (
-    "continuous; some 0, many very close to 0",
-    "exactly 0, or around 1",
-    "exactly 0, or around 1",
-)
+DISTRIBUTION_CLAIMS = ("continuous; some 0, many very close to 0", "exactly 0, or around 1", "exactly 0, or around 1")
 NEAR_ZERO = 0.2  # of the median of the non-zero values: a smaller one is near zero
 TINY = 1e-12  # below the square root, so that a block at zero has a gradient
 
@@ -176,10 +172,7 @@ def search_norm_gates(plan: RunPlan, pretrained: stages.Trained, seed: int) -> t
     layer = first_layer(model, "norm gates")
     mask = NormGates(layer, gate_function("lpfs++"), steps, seed)
     shrinkage, cost = ColumnShrinkage(task, layer), SearchCost()
-    with (
-        apply_mask(model, mask, "norm gates"),
-        stages.scaled_learning_rate(optimizer, plan.steps.lr_factor),
-    ):
+    with apply_mask(model, mask, "norm gates"), stages.scaled_learning_rate(optimizer, plan.steps.lr_factor):
         task.fit(_SetMaskStep(mask), shrinkage, cost)
     return model, optimizer, shrinkage.selection(task, "norm gates", cost)
 

@@ -17,7 +17,6 @@ class ExperimentScale:
         batch_size: rows per step.
         pretrain, search: number of steps of pretraining and of a search.
         seeds: number of seeds.
-
     """
 
     rows: int | None = None
@@ -53,7 +52,6 @@ class Experiment:
         claim: what the paper says about it.
         small, full: default size, and size with ``--full``.
         presets: simulated logs of the small and of the full size; None: it needs no data.
-
     """
 
     run: str
@@ -115,13 +113,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "27 fields and their 351 crosses",
         "LPFS and LPFS++ are ahead, above all where few of the 378 features are left.",
         ExperimentScale(
-            400_000,
-            "dlrm_cross",
-            {"dim": 4, "hidden": [32, 16]},
-            batch_size=256,
-            pretrain=500,
-            search=500,
-            seeds=1,
+            400_000, "dlrm_cross", {"dim": 4, "hidden": [32, 16]}, batch_size=256, pretrain=500, search=500, seeds=1
         ),
         ExperimentScale(model="dlrm_cross", model_options=LARGE_MODEL, batch_size=512, seeds=3),
         TERABYTE_PRESETS,

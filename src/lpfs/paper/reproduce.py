@@ -22,14 +22,7 @@ from lpfs._validation import check_int, check_name
 from lpfs.data.dataset import Dataset
 from lpfs.errors import InputError
 from lpfs.gates.controller import MIN_STEPS
-from lpfs.paper.context import (
-    NO_DATA,
-    ExperimentContext,
-    ExperimentData,
-    ExperimentResult,
-    open_given,
-    simulate_preset,
-)
+from lpfs.paper.context import NO_DATA, ExperimentContext, ExperimentData, ExperimentResult, open_given, simulate_preset
 from lpfs.paper.registry import EXPERIMENTS, Experiment, ExperimentScale
 from lpfs.pipeline.results import versions
 from lpfs.plots import new_figure, style_axes
@@ -75,7 +68,6 @@ def reproduce(
         steps: number of steps of pretraining and of every search.
         seeds: number of seeds.
         quiet: print nothing.
-
     """
     check_arguments(name, data=data, rows=rows, steps=steps, seeds=seeds)
     experiment, console, directory = EXPERIMENTS[name], Console(quiet=quiet), Path(out)
@@ -103,9 +95,7 @@ def reproduce(
         "full": full,
         "seed": seed,
         "settings": scale.to_json(),
-        "command": command_line(
-            name, full, data, {"seed": seed or None, "rows": rows, "steps": steps, "seeds": seeds}
-        ),
+        "command": command_line(name, full, data, {"seed": seed or None, "rows": rows, "steps": steps, "seeds": seeds}),
         "seconds": round(seconds, 1),
         "versions": versions(),
     }

@@ -60,7 +60,6 @@ class Trials:
     Args:
         context: the experiment.
         settings: further settings of ``select`` besides those of its scale.
-
     """
 
     def __init__(self, context: ExperimentContext, **settings: Any) -> None:
@@ -105,7 +104,6 @@ class Trials:
             search: replaces the search of the method.
             probe: called with the model after the search; its result is stored as ``probe``.
             key: distinguishes this search from others with the same arguments.
-
         """
         options = dict(options or {})
         plain = {

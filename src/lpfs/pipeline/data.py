@@ -118,7 +118,6 @@ def dataset_for_model(
         like: the Dataset that the model was trained on, if it was moved.
         quiet: print nothing.
         options: options of ``prepare`` that fit nothing.
-
     """
     if is_dataset(source):
         dataset = Dataset(source[0])

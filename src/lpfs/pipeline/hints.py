@@ -51,7 +51,6 @@ def find_hints(plan: RunPlan, full: Model, kept: Sequence[str]) -> list[Hint]:
         plan: the run; click rates come from training rows, evaluations from validation rows.
         full: the model of all fields.
         kept: the kept fields.
-
     """
     try:
         return _find_hints(plan.splits, full, kept, plan.device)
@@ -66,9 +65,7 @@ def _find_hints(splits: DataSplits, full: Model, kept: Sequence[str], device: to
     valid = splits.valid.part(0, min(VALID_ROWS, splits.valid.rows))
     stream = valid.stream(EVAL_BATCH_SIZE, fields=fields, device=device)
     train_rows = splits.train.rows
-    train_values, train_labels = read_fields(
-        splits.train.part(max(0, train_rows - TRAIN_ROWS), train_rows), fields
-    )
+    train_values, train_labels = read_fields(splits.train.part(max(0, train_rows - TRAIN_ROWS), train_rows), fields)
     valid_values, valid_labels = read_fields(valid, fields)
     full_auc = evaluate(full, stream).auc
     duplicates = duplicate_hints({name: train_values[name] for name in kept}, len(train_labels))
@@ -76,8 +73,7 @@ def _find_hints(splits: DataSplits, full: Model, kept: Sequence[str], device: to
     if full_auc is None or len(fields) == 1 or min(positives, len(valid_labels) - positives) < MIN_POSITIVES:
         return duplicates
     alone = {
-        name: single_field_auc(train_values[name], train_labels, valid_values[name], valid_labels)
-        for name in fields
+        name: single_field_auc(train_values[name], train_labels, valid_values[name], valid_labels) for name in fields
     }
     without = {name: evaluate(full, ShuffledStream(stream, name)).auc or full_auc for name in fields}
     return [*leak_hints(full_auc, alone, without), *duplicates]
@@ -107,7 +103,6 @@ def leak_hints(full_auc: float, alone: Mapping[str, float], without: Mapping[str
 
     >>> [hint["fields"] for hint in leak_hints(0.9, {"a": 0.86, "b": 0.7}, {"a": 0.8, "b": 0.9})]
     [['a']]
-
     """
     gain = full_auc - 0.5 if full_auc >= MIN_AUC else float("inf")
     certain = {name for name in alone if alone[name] > NEAR_CERTAIN_AUC}
@@ -168,7 +163,6 @@ class FieldValues:
         rows: row of each value.
         raw: the numbers, NaN if missing; None for ids.
         edges: between the bins; None for ids.
-
     """
 
     ids: Ids
@@ -211,8 +205,7 @@ def read_fields(rows: Dataset, fields: Sequence[str]) -> tuple[dict[str, list[Fi
 def _numeric_values(batches: Sequence[Batch], column: int) -> FieldValues:
     raw = np.concatenate([batch.dense[:, column].numpy() for batch in batches]).astype(np.float64)
     missing = [
-        np.zeros(len(batch), bool) if batch.missing is None else batch.missing[:, column].numpy()
-        for batch in batches
+        np.zeros(len(batch), bool) if batch.missing is None else batch.missing[:, column].numpy() for batch in batches
     ]
     raw[np.concatenate(missing)] = np.nan
     present = raw[~np.isnan(raw)]

@@ -54,7 +54,6 @@ class RunPlan:
         resume: continue stages that were interrupted.
         console: where messages go.
         saved_model: trained model that the search starts from, instead of pretraining.
-
     """
 
     settings: Settings
@@ -128,7 +127,6 @@ class RunPlan:
             keep_last_optimizer: keep the last state of the optimizer with the best state of the model. The
                 accumulated squares of Adagrad then make smaller steps, and a search overfits less.
             graph: capture the step as a CUDA graph.
-
         """
         evaluate = record_auc or (keep_best and self.steps.shuffle)
         return Training(

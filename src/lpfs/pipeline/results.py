@@ -55,7 +55,6 @@ class Outcome:
         hot_start: after how many steps the hot start equalled training from scratch.
         hints: possible problems: fields that may leak the label, duplicate columns.
         record: everything above as JSON values, as in ``selection.json``.
-
     """
 
     selection: Selection
@@ -81,9 +80,7 @@ class Outcome:
     def __repr__(self) -> str:
         before, after = (self.metrics.get(name, {}).get("auc") for name in ("all_fields", self.chosen))
         auc = "" if before is None or after is None else f", test AUC {after:.4f} ({before:.4f} with all fields)"
-        return (
-            f"Outcome({len(self.kept)} of {len(self.selection.names)} fields kept{auc}, in {str(self.folder)!r})"
-        )
+        return f"Outcome({len(self.kept)} of {len(self.selection.names)} fields kept{auc}, in {str(self.folder)!r})"
 
     def plot(self) -> Figure:
         """Return a figure of the AUC of the models; ``selection.plot()`` draws the gates."""
@@ -261,7 +258,6 @@ def steps_saved(
     >>> points = [(0, 0.74), (50, 0.70), (100, 0.74), (150, 0.75), (200, 0.69)]
     >>> steps_saved(points, 0.74, 400)["steps_saved"]
     300
-
     """
     best = max(range(len(points)), key=lambda number: points[number][1])
     matched_at = None
@@ -306,9 +302,7 @@ def print_results(outcome: Outcome, plan: RunPlan) -> None:
     console.message(f"  kept: {_list_names(selection.kept)}")
     searches = plan.settings.seeds
     if searches > 1:
-        unsure = [
-            f"{name} {count}/{searches}" for name, count in outcome.chosen_in.items() if 0 < count < searches
-        ]
+        unsure = [f"{name} {count}/{searches}" for name, count in outcome.chosen_in.items() if 0 < count < searches]
         console.message(f"  not kept in all {searches} searches: {', '.join(unsure[:MAX_LISTED]) or 'none'}")
     for hint in outcome.hints:
         console.message(f"  hint: {hint['text']}")
@@ -324,12 +318,8 @@ def _print_tasks(console: Console, metrics: Mapping[str, Record]) -> None:
     """Print the AUC of every task if there are several."""
     tasks = next(iter(metrics.values())).get("tasks", ())
     if tasks:
-        rows = [
-            [task, *(_format_auc(scores["tasks"][task]["auc"]) for scores in metrics.values())] for task in tasks
-        ]
-        console.table(
-            "AUC of every task on the test rows", ["task", *(MODEL_LABELS[name] for name in metrics)], rows
-        )
+        rows = [[task, *(_format_auc(scores["tasks"][task]["auc"]) for scores in metrics.values())] for task in tasks]
+        console.table("AUC of every task on the test rows", ["task", *(MODEL_LABELS[name] for name in metrics)], rows)
 
 
 def _describe_stop(selection: Selection) -> list[str]:

@@ -70,7 +70,6 @@ def starting_run(
         resume: continue the run in the directory.
         replace: replace an older run.
         inputs: paths that the run reads besides ``settings.source``; they must not be inside a replaced run.
-
     """
     previous = open_run_dir(run_dir, settings, resume=resume, replace=replace, inputs=inputs)
     try:
@@ -102,9 +101,7 @@ def open_run_dir(
         if replace:
             for path in (*settings.source, *inputs):
                 if Path(path).resolve().is_relative_to(run_dir.resolve()):
-                    raise InputError(
-                        f"{path} is inside {run_dir}, which would be replaced; choose another directory"
-                    )
+                    raise InputError(f"{path} is inside {run_dir}, which would be replaced; choose another directory")
             previous.stash()
         elif any(name not in FILES_BEFORE_TRAINING for name in visible):
             raise InputError(f"{run_dir} contains a run; continue it with --resume, or replace it with --replace")
@@ -147,9 +144,7 @@ def mlflow_run(settings: Settings, run_dir: Path) -> Iterator[ModuleType | None]
 def log_run(mlflow: ModuleType, run_dir: Path, record: Mapping[str, Any]) -> None:
     """Log the metrics, the files and the model of a finished run; an error becomes a warning."""
     try:
-        values = [
-            value for key, name in METRIC_GROUPS.items() for value in flatten_numbers(name, record.get(key, {}))
-        ]
+        values = [value for key, name in METRIC_GROUPS.items() for value in flatten_numbers(name, record.get(key, {}))]
         values += [("fields/kept", len(record["kept"])), ("fields/dropped", len(record["dropped"]))]
         mlflow.log_metrics({metric_name(name): float(value) for name, value in values})
         for file in LOGGED_FILES:

@@ -50,7 +50,6 @@ def select(
         replace: replace an older run in ``out``.
         quiet: print nothing.
         changes: single settings, see :class:`Settings`; they override those of ``settings``.
-
     """
     settings = (settings or Settings()).updated(**changes)
     settings, source = with_source(settings, source)
@@ -125,10 +124,7 @@ def _run_stages(
     speeds = current_group().run_on_leader(
         lambda: stages.serving_speed(plan, compared), "measuring the speed of the models"
     )
-    metrics["all_fields"], choices["all_fields"] = (
-        stages.test_metrics(plan, full),
-        stages.valid_metrics(plan, full),
-    )
+    metrics["all_fields"], choices["all_fields"] = (stages.test_metrics(plan, full), stages.valid_metrics(plan, full))
     changes = (selection.made["max_logit_change"], cut.certificate.max_logit_change)
     outcome = Outcome(
         selection=selection,

@@ -46,7 +46,6 @@ class Settings:
         device: ``auto``, ``cpu``, ``cuda`` …
         tensorboard: write TensorBoard files into the directory of every training.
         mlflow: log to MLflow at MLFLOW_TRACKING_URI: one run, with its trainings and its files.
-
     """
 
     source: tuple[str, ...] = ()

@@ -33,7 +33,6 @@ def _plan_stage(
         run_dir: directory of the run.
         rows: the choice of rows, and all choices; a run is not resumed on other rows.
         resume, replace, quiet: as of ``select``.
-
     """
     settings, saved = check_settings(settings)
     console = Console(quiet=quiet or not current_group().is_leader)
@@ -62,7 +61,6 @@ def run_train(
         run_dir: directory to write.
         early: leave out the rows that ``select`` searches on as well.
         resume, replace, quiet: as of ``select``.
-
     """
     name = "early" if early else "train"
     rows = (name, ROWS["train"])
@@ -101,7 +99,6 @@ def run_search_stage(
         run_dir: directory to write.
         all_rows: search on all rows instead of those that ``select`` searches on.
         resume, replace, quiet: as of ``select``.
-
     """
     if settings.checkpoint is None:
         raise InputError("search needs a trained model: give the directory of a run of lpfs train")
@@ -159,13 +156,7 @@ def _with_steps(plan: RunPlan, **changes: Any) -> RunPlan:
 
 
 def run_prune(
-    search_dir: Path,
-    data: Sequence[str],
-    out: Path,
-    *,
-    cut: bool = True,
-    replace: bool = False,
-    quiet: bool = False,
+    search_dir: Path, data: Sequence[str], out: Path, *, cut: bool = True, replace: bool = False, quiet: bool = False
 ) -> dict[str, Any]:
     """Prune the model that a search wrote and verify its logits; return what to print.
 
@@ -176,7 +167,6 @@ def run_prune(
         cut: remove the dense columns too; False replaces the dropped fields by zeros, which is bit-equal.
         replace: replace an older result in ``out``.
         quiet: print nothing.
-
     """
     selection, record = results.read_record(search_dir)
     saved = load_saved(find_model_dir(search_dir))
@@ -188,9 +178,7 @@ def run_prune(
         raise InputError(f"{out} is not empty; choose another directory, or replace an older result (--replace)")
     with tempfile.TemporaryDirectory(prefix="lpfs-") as staging:
         dataset = (
-            dataset_for_model(saved, data, Path(staging) / "data", quiet=quiet)
-            if data
-            else training_dataset(saved)
+            dataset_for_model(saved, data, Path(staging) / "data", quiet=quiet) if data else training_dataset(saved)
         )
         batch = next(iter(dataset.stream(EVAL_BATCH_SIZE, fields=saved.model.reads.names)))
     pruned = prune(saved.model, selection, batch=batch, cut=cut)

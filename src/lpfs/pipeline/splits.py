@@ -39,7 +39,6 @@ class DataSplits:
         valid: the last tenth of the search period, held out: every choice is made on these rows.
         test: rows that are read once, at the end.
         train: early and search rows together, to retrain on.
-
     """
 
     early: Dataset
@@ -56,8 +55,7 @@ class DataSplits:
     def to_json(self) -> dict[str, object]:
         """Return the number of rows and the first and last day of each split."""
         return {
-            name: {"rows": rows.rows, "days": [rows.days()[0], rows.days()[-1]]}
-            for name, rows in vars(self).items()
+            name: {"rows": rows.rows, "days": [rows.days()[0], rows.days()[-1]]} for name, rows in vars(self).items()
         }
 
 
@@ -141,11 +139,7 @@ def _split_with_holdout(dataset: Dataset, early: int, stop: int, test: Dataset) 
 def _split_at(dataset: Dataset, early: int, search: int, valid: int, test: Dataset) -> DataSplits:
     """Split at row numbers: where the early, the search and the validation rows end."""
     return DataSplits(
-        dataset.part(0, early),
-        dataset.part(early, search),
-        dataset.part(search, valid),
-        test,
-        dataset.part(0, search),
+        dataset.part(0, early), dataset.part(early, search), dataset.part(search, valid), test, dataset.part(0, search)
     )
 
 
@@ -180,7 +174,6 @@ class StagePlan:
             memorized.
         gate_batch_size: rows per step of the gates if their rows are separate.
         lr_factor: factor on the learning rate of the weights during the search.
-
     """
 
     batch_size: int
@@ -211,11 +204,7 @@ def plan_stages(
     pretraining. A small table is read several times, shuffled, in smaller batches, so that pretraining and search
     have 2,000 steps each.
     """
-    for name, value in (
-        ("batch_size", batch_size),
-        ("pretrain_steps", pretrain_steps),
-        ("search_steps", search_steps),
-    ):
+    for name, value in (("batch_size", batch_size), ("pretrain_steps", pretrain_steps), ("search_steps", search_steps)):
         if value is not None:
             check_int(name, value, 1)
     rows = splits.early.rows

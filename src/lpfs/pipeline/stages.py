@@ -105,7 +105,6 @@ def train(
         seed: seed of the training.
         history: records the validation AUC.
         keep_last_optimizer: see :meth:`RunPlan.training`.
-
     """
     fields = model.reads.names
     evaluated = plan.steps.shuffle or history is not None

@@ -45,7 +45,6 @@ def report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = Non
     Args:
         run: directory that ``select``, ``search`` or ``compare`` wrote.
         out: file to write; by default ``report.html`` in the run directory.
-
     """
     run_dir = Path(run)
     if not run_dir.is_dir():
@@ -64,7 +63,6 @@ def build_report(record: Mapping[str, Any], history: Records = (), *, name: str 
         record: the values of ``selection.json``, or those of ``comparison.json`` as ``compare`` writes them.
         history: ``Selection.history``.
         name: name of the run in the page; ``report`` uses the name of the directory.
-
     """
     if record.get("format") == FORMAT:
         return render("comparison.html", comparison_context(from_record(record, name)))
@@ -124,7 +122,6 @@ def render(template: str, context: Mapping[str, Any]) -> str:
     Args:
         template: file in ``templates/``.
         context: its variables; ``picture`` allows images inside the page.
-
     """
     scripts, styles = [_asset(name) for name in SCRIPTS], [_asset(name) for name in STYLES]
     policy = [

@@ -67,10 +67,7 @@ def selection_charts(selection: SelectionReport) -> dict[str, Any]:
                     history.steps, [series], x_label="step", y_label=title, log=log, stepped=name == "alive"
                 )
     if "histogram" not in charts and any(row.gate is not None for row in selection.rows):
-        charts["histogram"] = {
-            "type": "histogram",
-            "gates": [_scaled_gate(row.gate or 0.0) for row in selection.rows],
-        }
+        charts["histogram"] = {"type": "histogram", "gates": [_scaled_gate(row.gate or 0.0) for row in selection.rows]}
     return charts | _quality_charts(selection)
 
 

@@ -97,9 +97,7 @@ def k_auc_chart(comparison: ComparisonReport) -> dict[str, Any]:
     series = []
     for name in comparison.methods:
         aucs = [list(comparison.aucs(name, keep).values()) for keep in comparison.keeps]
-        means, lows, highs = (
-            [reduce(values) if values else None for values in aucs] for reduce in (mean, min, max)
-        )
+        means, lows, highs = ([reduce(values) if values else None for values in aucs] for reduce in (mean, min, max))
         color = _color(comparison, name)
         low, high = (None, None) if color == GRAY else (lows, highs)  # gray bands could not be distinguished
         series.append(line(name, means, color=color, low=low, high=high))
@@ -213,9 +211,7 @@ def _mean_costs(comparison: ComparisonReport) -> dict[str, tuple[float, float]]:
     costs = {}
     for method in comparison.methods:
         pairs = [(result.seconds, result.auc) for result in comparison.results_of(method)]
-        known = [
-            (seconds, auc) for seconds, auc in pairs if seconds is not None and auc is not None and seconds > 0
-        ]
+        known = [(seconds, auc) for seconds, auc in pairs if seconds is not None and auc is not None and seconds > 0]
         if known:
             costs[method] = (mean(seconds for seconds, _ in known), mean(auc for _, auc in known))
     return costs

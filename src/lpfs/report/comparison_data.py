@@ -35,7 +35,6 @@ class Result:
         kept: the kept fields.
         seconds: duration of the search.
         memory: peak memory of the search in bytes.
-
     """
 
     method: str
@@ -61,7 +60,6 @@ class Difference:
         p: p-value of a test, if there was one.
         rows: interval over test rows.
         verdict: ``ahead``, ``behind``, ``level`` or ``unknown``; derived from the interval if it is None.
-
     """
 
     method: str
@@ -99,7 +97,6 @@ class ComparisonReport:
         order: the methods, the best one first; sorted by mean AUC if empty.
         unranked: methods that cannot be the best one, such as an oracle.
         record: command, configuration, fingerprint, versions.
-
     """
 
     results: tuple[Result, ...]
@@ -160,9 +157,7 @@ class ComparisonReport:
             results=results,
             fields=tuple(names),
             name=name,
-            differences=tuple(
-                Difference(**known) for known in _known_fields(Difference, values.get("differences"))
-            ),
+            differences=tuple(Difference(**known) for known in _known_fields(Difference, values.get("differences"))),
             record={key: value for key, value in values.items() if key not in ("results", "differences")},
             **{key: values[key] for key in ("all_fields", "measures", "failed") if key in values},
         )

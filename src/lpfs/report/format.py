@@ -129,7 +129,6 @@ def command_line(
 
     >>> command_line({"source": ["my log.csv"], "label": "click", "keep": 20, "seeds": 1})
     "lpfs select 'my log.csv' --label click --keep 20 --out run"
-
     """
     if not settings.get("source"):
         return None

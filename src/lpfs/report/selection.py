@@ -186,9 +186,7 @@ def _quality_table(selection: SelectionReport) -> ReportTable | None:
     return ReportTable(["Model", "Test AUC", "vs all fields", "Logloss", "Validation AUC"], rows)
 
 
-def _quality_cells(
-    name: str, test: Mapping[str, Any], valid: Mapping[str, Any], saved_model: object
-) -> list[Cell]:
+def _quality_cells(name: str, test: Mapping[str, Any], valid: Mapping[str, Any], saved_model: object) -> list[Cell]:
     auc, base = _auc(test.get(name)), _auc(test.get("all_fields"))
     delta = None if auc is None or base is None else auc - base
     return [

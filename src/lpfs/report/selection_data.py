@@ -33,7 +33,6 @@ class Cell(NamedTuple):
         style: CSS class of the pill or the bar.
         share: length of the bar, from 0 to 1.
         badge: text of a pill after the text.
-
     """
 
     text: object
@@ -97,7 +96,6 @@ class SelectionReport:
         seeds: number of searches.
         history: None if the search recorded none.
         record: the values of ``selection.json``: metrics, certificates, savings, configuration, …
-
     """
 
     name: str
@@ -189,10 +187,7 @@ def history_from_records(history: Records, names: Sequence[str]) -> SearchHistor
             return [history[row]["gates"][position] for row in rows]
         return [history[row].get(name) for row in rows]
 
-    columns = [
-        *dict.fromkeys(key for record in history for key in record),
-        *(GATE_COLUMN + name for name in index),
-    ]
+    columns = [*dict.fromkeys(key for record in history for key in record), *(GATE_COLUMN + name for name in index)]
     return _thin_history(len(history), columns, column)
 
 
@@ -208,9 +203,7 @@ def read_history(path: Path) -> SearchHistory | None:
     return _thin_history(len(frame), frame.columns, lambda name, rows: frame[name].gather(rows).to_list())
 
 
-def _thin_history(
-    records: int, columns: Sequence[str], column: Callable[[str, list[int]], list[Any]]
-) -> SearchHistory:
+def _thin_history(records: int, columns: Sequence[str], column: Callable[[str, list[int]], list[Any]]) -> SearchHistory:
     gates = evenly_spaced([name for name in columns if name.startswith(GATE_COLUMN)], MAX_TRAJECTORIES)
     rows = evenly_spaced(range(records), max(MIN_RECORDS, MAX_POINTS // max(1, len(gates))))
     return SearchHistory(

@@ -131,9 +131,7 @@ def _resolve_columns(must_keep: Any, names: Sequence[str]) -> tuple[str, ...]:
         elif column in names:
             resolved.append(column)
         else:
-            raise FieldError(
-                f"must_keep names {column!r}, but X has no such column; it has {', '.join(names[:20])}"
-            )
+            raise FieldError(f"must_keep names {column!r}, but X has no such column; it has {', '.join(names[:20])}")
     return tuple(dict.fromkeys(resolved))
 
 
@@ -253,9 +251,7 @@ def search(
     generator = torch.Generator().manual_seed(settings.seed)
     network = ColumnMLP(table.numbers.shape[1], table.sizes, settings.hidden, outputs, generator)
     weight_rows, gate_rows = split_rows(table, y, weight, task, settings.batch_size, settings.seed)
-    optimizer = torch.optim.AdamW(
-        network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True
-    )
+    optimizer = torch.optim.AdamW(network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
 
     def train_weights() -> None:
         optimizer.zero_grad()

@@ -74,7 +74,6 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
     >>> y = X[:, 1] > X[:, 4]
     >>> PolarizingSelector(keep=2, random_state=0).fit(X, y).get_support(indices=True)
     array([1, 4])
-
     """
 
     def __init__(
@@ -113,7 +112,6 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
             X: an array (n, N) of numbers, or a DataFrame; NaN and null mean missing.
             y: the target (n,).
             sample_weight: weights of the rows (n,), >= 0; a row of weight 0 is ignored.
-
         """
         validate_data(self, X, y, skip_check_array=True)
         if dataframe_library(X) is None:

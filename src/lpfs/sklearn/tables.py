@@ -24,12 +24,7 @@ TASKS = ("auto", "binary", "multiclass", "regression")
 MAX_CLASSES = 20  # distinct integers in y up to which they are always classes
 CLIP = 5.0  # standardized numbers are clipped here, so that one extreme value cannot dominate the search
 MISSING_ID, RARE_ID, FIRST_ID = 0, 1, 2  # ids of a categorical column; frequent values start at FIRST_ID
-NUMBER_TYPES = (
-    "integer",
-    "floating",
-    "mixed-integer-float",
-    "decimal",
-)  # pandas' inferred types of object columns
+NUMBER_TYPES = ("integer", "floating", "mixed-integer-float", "decimal")  # pandas' inferred types of object columns
 
 
 # ------------------------------------------------------------------------------------------------ DataFrames
@@ -77,9 +72,7 @@ def read_frame(frame: Any) -> tuple[Floats, NDArray[np.bool_]]:
     Numbers, dates and times become numbers; text, categories and booleans become codes 0, 1, … in sorted order.
     """
     if not frame.shape[0] or not frame.shape[1]:
-        raise DataError(
-            f"X has {frame.shape[0]} sample(s) and {frame.shape[1]} column(s): give at least one of each"
-        )
+        raise DataError(f"X has {frame.shape[0]} sample(s) and {frame.shape[1]} column(s): give at least one of each")
     read = _read_pandas if dataframe_library(frame) == "pandas" else _read_polars
     table = np.empty((frame.shape[0], frame.shape[1]), dtype=np.float64)
     categorical = np.zeros(frame.shape[1], dtype=np.bool_)
@@ -261,7 +254,6 @@ class EncodedTable:
         ids: (n, M).
         sizes: number of ids of each categorical column.
         order: original column at each position of the network (N,).
-
     """
 
     numbers: Tensor

@@ -40,7 +40,6 @@ class State:
         note: function that logs a record of a kind with numbers by name; arrays under the key ``values`` become
             histograms.
         recapture: set it to True after a change to anything that a captured graph uses; see ``within_step``.
-
     """
 
     model: nn.Module

@@ -65,18 +65,14 @@ class Checkpoints:
         """Return the directory of a checkpoint."""
         return self.folder / f"step-{step:012d}"
 
-    def save(
-        self, step: int, state: dict[str, Any], needs: Sequence[int] = (), ranks: RankGroup | None = None
-    ) -> Path:
+    def save(self, step: int, state: dict[str, Any], needs: Sequence[int] = (), ranks: RankGroup | None = None) -> Path:
         """Write a checkpoint, then remove the oldest ones, except those at steps that a kept one needs."""
         out, ranks = self.path(step), ranks or RankGroup()
         staging = self.folder / f".{out.name}.tmp"
         try:
             ranks.run_on_leader(lambda: self._create_staging(staging), "creating a checkpoint directory")
             files = write_rank_part(staging, state, ranks)
-            ranks.run_on_leader(
-                lambda: self._commit(staging, out, step, state, needs, files), "writing a checkpoint"
-            )
+            ranks.run_on_leader(lambda: self._commit(staging, out, step, state, needs, files), "writing a checkpoint")
         except OSError as error:
             shutil.rmtree(staging, ignore_errors=True)
             raise CheckpointError(
@@ -96,13 +92,7 @@ class Checkpoints:
         staging.mkdir()
 
     def _commit(
-        self,
-        staging: Path,
-        out: Path,
-        step: int,
-        state: dict[str, Any],
-        needs: Sequence[int],
-        files: dict[str, Any],
+        self, staging: Path, out: Path, step: int, state: dict[str, Any], needs: Sequence[int], files: dict[str, Any]
     ) -> None:
         """Write the manifest and rename the staging directory."""
         write_manifest(staging, step, state, needs, files)
@@ -324,9 +314,7 @@ def _check_model(saved: Mapping[str, Any], model: Mapping[str, Any]) -> None:
             raise InputError(f"this is not the model of the run: only {owner} has {name!r}")
         current, expected = _describe_value(model[name]), _describe_value(saved[name])
         if current != expected:
-            raise InputError(
-                f"this is not the model of the run: {name!r} is {current}, the checkpoint has {expected}"
-            )
+            raise InputError(f"this is not the model of the run: {name!r} is {current}, the checkpoint has {expected}")
 
 
 def _describe_value(value: Any) -> str:
@@ -338,9 +326,7 @@ def _stream_position(stream: Iterable[Batch] | None) -> dict[str, Any] | None:
     """Return position and batch size of a stream; None if it is not resumable."""
     if not isinstance(stream, Resumable):
         return None
-    rows = getattr(
-        stream, "step_rows", getattr(stream, "batch_size", None)
-    )  # of all ranks, whose number may change
+    rows = getattr(stream, "step_rows", getattr(stream, "batch_size", None))  # of all ranks, whose number may change
     return {
         "batch_size": rows,
         "drop_last": getattr(stream, "drop_last", None),

@@ -89,7 +89,6 @@ class Training:
         tensorboard: write TensorBoard files into the directory of the run.
         mlflow: log to MLflow (MLFLOW_TRACKING_URI) as a child of the active run.
         quiet: print nothing.
-
     """
 
     optimizer: Literal["adagrad", "rowwise-adagrad", "adam", "sgd"] = "adagrad"

@@ -85,9 +85,7 @@ class GraphStepper(Stepper):
             kind = type(optimizer).__name__
             raise InputError(f"graph=True needs an optimizer by name or one of lpfs.embeddings, found {kind}")
         if self.state.config.clip is not None:
-            raise InputError(
-                "graph=True does not support clip, which needs a GPU value in every step; leave one out"
-            )
+            raise InputError("graph=True does not support clip, which needs a GPU value in every step; leave one out")
         if not rates_on_device(optimizer):
             move_rates_to_device(optimizer, self.device)
         self.stream = torch.cuda.Stream()

@@ -112,9 +112,7 @@ class Metrics:
         """Return plain JSON values; ``from_json`` reads them back."""
         return {
             "tasks": {name: task.to_json() for name, task in self.tasks.items()},
-            "days": {
-                day: {name: task.to_json() for name, task in tasks.items()} for day, tasks in self.days.items()
-            },
+            "days": {day: {name: task.to_json() for name, task in tasks.items()} for day, tasks in self.days.items()},
         }
 
     @classmethod
@@ -160,7 +158,6 @@ def evaluate(
         negative_rate: fraction of the negatives that was kept, for the corrected calibration; default: that of the
             Dataset, if it is the same for all its days.
         precision: ``bfloat16`` runs the model under autocast.
-
     """
     predicted = predictions(model, stream, weights=weights, precision=precision)
     z, y, w = predicted.logits, predicted.labels, predicted.weights
@@ -188,7 +185,6 @@ class Predictions:
         labels: (rows, T).
         weights: (rows,), if there are any.
         first: position of the first row in the stream.
-
     """
 
     logits: npt.NDArray[np.float32]
@@ -198,11 +194,7 @@ class Predictions:
 
 
 def predictions(
-    model: nn.Module,
-    stream: Iterable[Batch],
-    *,
-    weights: Weights | None = None,
-    precision: Precision = "float32",
+    model: nn.Module, stream: Iterable[Batch], *, weights: Weights | None = None, precision: Precision = "float32"
 ) -> Predictions:
     """Return logits and labels over one pass of a stream; the model is not changed. See :func:`evaluate`."""
     _check_labelled(stream)

@@ -59,9 +59,7 @@ class TrainingRun:
         self.state, self.config = stepper.state, stepper.state.config
         self.state.note = self._write
         self.ranks = stepper.ranks
-        self.progress = ProgressBar(
-            quiet=self.config.quiet or not self.ranks.is_leader, extra_text=stepper.describe
-        )
+        self.progress = ProgressBar(quiet=self.config.quiet or not self.ranks.is_leader, extra_text=stepper.describe)
         self.log = LoggerList(loggers)
         self.checkpoints: Checkpoints | None = None
         if folder is not None:
@@ -123,9 +121,7 @@ class TrainingRun:
             try:
                 lines = JsonLinesLogger(folder / LOG_FILE, position)
             except OSError as error:
-                warnings.warn(
-                    f"cannot write {folder / LOG_FILE}: {error}; training continues without it", stacklevel=2
-                )
+                warnings.warn(f"cannot write {folder / LOG_FILE}: {error}; training continues without it", stacklevel=2)
         if self.config.mlflow:
             loggers.append(MLflowLogger("fit" if folder is None else folder.name, settings))
         self.log = LoggerList([*loggers, *self._loggers], lines)
@@ -225,9 +221,7 @@ class TrainingRun:
                 saved = self.checkpoints.load(self.state.best_step)
                 best = {"model": saved["model"], "optimizer": saved["optimizer"]["state"]}
             except CheckpointError as error:
-                warnings.warn(
-                    f"{error}; the last model is kept instead of the best", CheckpointWarning, stacklevel=2
-                )
+                warnings.warn(f"{error}; the last model is kept instead of the best", CheckpointWarning, stacklevel=2)
         if best is not None:
             self.state.model.load_state_dict(best["model"])
             if self.config.keep_optimizer == "best":
@@ -264,7 +258,6 @@ class Trained:
         best_step: the step of the best evaluation.
         stopped: the reason of an early end; empty otherwise.
         resumed: step of the checkpoint from which the run was resumed; None for a new run.
-
     """
 
     steps: int
@@ -309,7 +302,6 @@ def fit(
         loggers: functions that receive every log record; if one fails, training continues without it.
         config: the settings, see :class:`Training`.
         settings: single settings, which override those of ``config``; an unknown one is an error.
-
     """
     config = replace(config or Training(), **check_keys(Training, settings))
     if isinstance(optimizer, str):
@@ -355,9 +347,7 @@ def _training_loop(run: TrainingRun, stream: Iterable[Batch]) -> None:
         else:
             passes += 1
             if state.step == first_step:
-                raise InputError(
-                    "the stream gave no batch in a pass; if it is a generator, use a list or a Stream"
-                )
+                raise InputError("the stream gave no batch in a pass; if it is a generator, use a list or a Stream")
 
 
 def _check_distributed(model: nn.Module, config: Training) -> None:
@@ -389,9 +379,7 @@ def _check_arguments(
     if valid is None and (config.patience is not None or config.keep == "best"):
         raise InputError("early stopping and keep='best' need evaluations; give valid=")
     if folder is None and (resume or config.tensorboard):
-        raise InputError(
-            f"{'resume' if resume else 'tensorboard'}=True needs the directory of the run; give folder="
-        )
+        raise InputError(f"{'resume' if resume else 'tensorboard'}=True needs the directory of the run; give folder=")
     if isinstance(optimizer, torch.optim.Optimizer):
         if config.lr is not None:
             raise InputError("an optimizer object has its own learning rate; leave out lr=")

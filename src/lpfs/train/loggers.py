@@ -200,15 +200,10 @@ class ProgressBar:
         quiet: print nothing.
         stream: output stream; default standard error.
         extra_text: returns additional text, such as the number of non-zero gates.
-
     """
 
     def __init__(
-        self,
-        *,
-        quiet: bool = False,
-        stream: TextIO | None = None,
-        extra_text: Callable[[State], str] | None = None,
+        self, *, quiet: bool = False, stream: TextIO | None = None, extra_text: Callable[[State], str] | None = None
     ) -> None:
         self.console = Console(quiet=quiet, stream=stream)
         self.extra_text = extra_text
@@ -217,11 +212,7 @@ class ProgressBar:
 
     def start(self, state: State) -> None:
         """Start the clock, and the bar on a terminal."""
-        self.started = self.first = (
-            state.step,
-            state.rows,
-            time.monotonic(),
-        )  # at the start, after the first step
+        self.started = self.first = (state.step, state.rows, time.monotonic())  # at the start, after the first step
         self._warm = False
         self._bar = self.console.step_bar(state.steps, completed=state.step)
 

@@ -35,7 +35,6 @@ class Scores:
         entropy: normalized entropy, logloss / entropy of the mean label; None for a single class.
         calibration: sum of predictions / sum of labels; None without clicks.
         corrected: calibration before negatives were sampled; None without clicks or a known rate.
-
     """
 
     rows: int
@@ -52,9 +51,7 @@ class Scores:
         return asdict(self)
 
 
-def scores(
-    logits: Values, labels: Values, weights: Values | None = None, negative_rate: float | None = None
-) -> Scores:
+def scores(logits: Values, labels: Values, weights: Values | None = None, negative_rate: float | None = None) -> Scores:
     """Return all metrics of one task.
 
     >>> scores([-1.0, 2.0, 0.5, -3.0], [0, 1, 1, 0]).auc
@@ -164,9 +161,7 @@ def probabilities(logits: Values, negative_rate: float = 1.0) -> Floats:
 def check_rate(rate: float) -> float:
     """Return the rate; raise InputError if it is not in (0, 1]."""
     if not 0 < rate <= 1:
-        raise InputError(
-            f"negative_rate must be in (0, 1], the fraction of negatives that was kept; found {rate!r}"
-        )
+        raise InputError(f"negative_rate must be in (0, 1], the fraction of negatives that was kept; found {rate!r}")
     return rate
 
 

@@ -168,11 +168,7 @@ def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
             dtype, shape = DTYPES[entry["dtype"]], entry["shape"]
             tensor = torch.empty(shape, dtype=dtype)
             start, stop = entry["data_offsets"]
-            if (
-                start != offset
-                or stop - start != tensor.numel() * tensor.element_size()
-                or 8 + count + stop > size
-            ):
+            if start != offset or stop - start != tensor.numel() * tensor.element_size() or 8 + count + stop > size:
                 raise ValueError(f"the offsets of tensor {name!r} do not match its shape")
             if tensor.numel():
                 data = as_bytes(tensor).numpy().data

@@ -16,9 +16,7 @@ def test_a_line_that_is_too_long_is_an_error(tmp_path, monkeypatch):
     path = tmp_path / "log.csv"
     path.write_text("click,ad\n1," + "x" * 500)
     original = blocks.LineBlocks.__init__
-    monkeypatch.setattr(
-        blocks.LineBlocks, "__init__", lambda self, *a, **k: original(self, *a, **{**k, "size": 64})
-    )
+    monkeypatch.setattr(blocks.LineBlocks, "__init__", lambda self, *a, **k: original(self, *a, **{**k, "size": 64}))
     with pytest.raises(DataError, match="a line is longer than"):
         prepare(path, tmp_path / "out", label="click", quiet=True)
     path.write_text("x" * 500)

@@ -19,9 +19,7 @@ def parsed(block, columns):
     return result.frame, [result.line(row) for row in range(result.frame.height)]
 
 
-@given(
-    st.lists(st.lists(cells, min_size=3, max_size=3), min_size=1, max_size=4), st.permutations(NAMES), st.data()
-)
+@given(st.lists(st.lists(cells, min_size=3, max_size=3), min_size=1, max_size=4), st.permutations(NAMES), st.data())
 @settings(max_examples=300)
 def test_rows_do_not_depend_on_the_columns_read(rows, names, data):
     block = "".join(",".join(row) + "\n" for row in rows).encode()

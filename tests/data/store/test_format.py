@@ -21,11 +21,7 @@ def test_a_column_changes_to_a_wider_type_and_reads_back(tmp_path_factory, chunk
     read = np.load(path)
     assert read.tolist() == everything
     assert read.dtype == id_dtype(max(everything, default=0))
-    assert entry == {
-        "bytes": path.stat().st_size,
-        "checksum": file_checksum(path),
-        "dtype": read.dtype.str,
-    }
+    assert entry == {"bytes": path.stat().st_size, "checksum": file_checksum(path), "dtype": read.dtype.str}
     assert len(np.load(path, mmap_mode="r")) == len(everything)
 
 

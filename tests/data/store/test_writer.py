@@ -205,11 +205,7 @@ def test_a_final_schema_that_does_not_fit_raises(tmp_path):
 
         final = Schema(fields, label="y")
         with pytest.raises((DataError, FieldError), match=message):
-            write_with(
-                tmp_path / "log",
-                lambda writer, final=final: change(writer, final),
-                Schema((Field("a"),), "y"),
-            )
+            write_with(tmp_path / "log", lambda writer, final=final: change(writer, final), Schema((Field("a"),), "y"))
     assert is_empty(tmp_path)
 
 

@@ -226,9 +226,7 @@ class BagEncoder(CategoricalEncoder):
         if column.dtype == pl.Null:
             return cast_column(column, pl.List(pl.String))
         if self.plan.separator is None:
-            raise DataError(
-                f"column {self.name!r} is multi but holds {column.dtype}, not lists; give its separator"
-            )
+            raise DataError(f"column {self.name!r} is multi but holds {column.dtype}, not lists; give its separator")
         text = cast_column(canonical_values(column, hexadecimal=False, locate=str), pl.String)
         return text.str.split(self.plan.separator)
 

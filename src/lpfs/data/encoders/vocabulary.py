@@ -115,7 +115,6 @@ class Vocabulary:
         lookup: ids by key.
         seen: number of distinct values in the training days.
         covered: share of the training values that have an id.
-
     """
 
     values: pl.Series
@@ -157,9 +156,7 @@ class Vocabulary:
             values = cast_to_vocabulary(values, self.values.dtype)
         ids = self.lookup(value_keys(values))
         if values.null_count():
-            ids[values.is_null().to_numpy()] = (
-                UNSEEN_ID  # a value that does not exist in the type of the vocabulary
-            )
+            ids[values.is_null().to_numpy()] = UNSEEN_ID  # a value that does not exist in the type of the vocabulary
         ids[missing] = MISSING_ID
         return ids
 

@@ -91,7 +91,6 @@ class PieceResults:
         counts: counts of each field, of the values that can get an id; columns as in ``COUNT_COLUMNS``.
         left_out: for each field with one type, the number of values that are not in ``counts``, and of their rows.
         samples: rows with the lowest hashes of each field.
-
     """
 
     chunks: list[ChunkState] = field(default_factory=list)

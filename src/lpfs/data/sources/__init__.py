@@ -39,7 +39,6 @@ def open_source(source: Any, *, separator: str | None = None, header: bool | Seq
         source: see above; tables may be polars, pandas, Arrow, or any object with the Arrow stream protocol.
         separator: separator of a text table; detected from the first line if None.
         header: whether text tables have a header line; or the column names, where they have none.
-
     """
     try:
         from lpfs.data.sources.base import TableSource
@@ -109,9 +108,7 @@ def _check_duplicates(paths: Sequence[LogFile]) -> None:
     for path in paths:
         name = _uncompressed_name(os.path.realpath(path) if isinstance(path, Path) else str(path))
         if name in seen:
-            raise DataError(
-                f"{path}: the same log as {seen[name]}, its rows would count twice; name one of them only"
-            )
+            raise DataError(f"{path}: the same log as {seen[name]}, its rows would count twice; name one of them only")
         seen[name] = path
 
 

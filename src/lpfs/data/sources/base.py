@@ -30,7 +30,6 @@ class Chunk:
         file: index of the file.
         locate: describes the location of a row, for messages.
         consumed: bytes of the source that were read for this chunk.
-
     """
 
     frame: pl.DataFrame
@@ -55,7 +54,6 @@ class Source(ABC):
         names: the columns.
         files: names of the files, for messages.
         size: size in bytes.
-
     """
 
     names: tuple[str, ...]

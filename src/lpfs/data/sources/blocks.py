@@ -92,7 +92,6 @@ class LineBlocks:
         size: bytes read at a time.
         first: first block to read; the blocks before it must not contain quotes.
         stop: block to stop before.
-
     """
 
     def __init__(

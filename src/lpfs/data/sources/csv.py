@@ -12,14 +12,7 @@ import polars as pl
 
 from lpfs.data.remote import LogFile
 from lpfs.data.sources.base import Chunk, FileSource, Piece
-from lpfs.data.sources.blocks import (
-    BLOCK,
-    LineBlocks,
-    convert_read_errors,
-    inside_quotes,
-    is_compressed,
-    open_bytes,
-)
+from lpfs.data.sources.blocks import BLOCK, LineBlocks, convert_read_errors, inside_quotes, is_compressed, open_bytes
 from lpfs.errors import DataError
 
 SEPARATORS = (",", "\t", ";", "|", "\x01")
@@ -50,14 +43,7 @@ class ParsedBlock:
 
 
 def parse(
-    block: bytes,
-    names: Sequence[str],
-    selected: Sequence[str],
-    dialect: Dialect,
-    *,
-    file: str,
-    first: int,
-    last: bool,
+    block: bytes, names: Sequence[str], selected: Sequence[str], dialect: Dialect, *, file: str, first: int, last: bool
 ) -> ParsedBlock:
     """Parse a block that starts at line ``first``; every row must have as many columns as ``names``.
 
@@ -144,9 +130,7 @@ def decode(block: bytes, *, file: str, first: int) -> str:
         ) from None
 
 
-def records(
-    text: str, dialect: Dialect, *, file: str, first: int, last: bool
-) -> Iterator[tuple[int, int, list[str]]]:
+def records(text: str, dialect: Dialect, *, file: str, first: int, last: bool) -> Iterator[tuple[int, int, list[str]]]:
     """Yield (line, lines parsed so far, values) of each record; stop before an incomplete one."""
     lines = text.split("\n")
     lines = [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
@@ -179,14 +163,7 @@ def records(
 
 
 def parse_with_csv_module(
-    block: bytes,
-    names: Sequence[str],
-    selected: Sequence[str],
-    dialect: Dialect,
-    *,
-    file: str,
-    first: int,
-    last: bool,
+    block: bytes, names: Sequence[str], selected: Sequence[str], dialect: Dialect, *, file: str, first: int, last: bool
 ) -> ParsedBlock:
     """Parse with the csv module: skip blank lines; raise DataError with the line for other irregular rows."""
     text = decode(block, file=file, first=first)
@@ -223,7 +200,6 @@ class CsvSource(FileSource):
         paths: the files, in order.
         separator: one character; detected from the first line if None.
         header: True (the first line names the columns), False (column_1 …), or the names.
-
     """
 
     block = BLOCK  # bytes read at a time; the boundaries of chunks affect the last digits of means

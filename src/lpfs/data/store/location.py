@@ -147,9 +147,7 @@ def check_remote_target(url: str, *, replace: bool) -> None:
     with convert_remote_errors(url):
         names = {path[len(root) + 1 :] for path in system.find(root)} if system.exists(root) else set()
     if names and not replace:
-        raise DataError(
-            f"{url} exists and is not empty; choose another place, or replace it (--replace, replace=True)"
-        )
+        raise DataError(f"{url} exists and is not empty; choose another place, or replace it (--replace, replace=True)")
     if names and "dataset.json" not in names:
         raise DataError(f"{url} contains other files than a Dataset and is not replaced; choose another place")
 

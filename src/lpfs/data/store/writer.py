@@ -55,7 +55,6 @@ class DatasetWriter:
     >>> with DatasetWriter(out, schema, fingerprint="1") as writer:
     ...     day = writer.day("2014-05-01")
     ...     day.append(ids={"ad": np.array([2, 3, 0])}, labels={"click": np.array([0, 1, 0])})
-
     """
 
     def __init__(
@@ -215,7 +214,6 @@ class DayWriter:
             labels: (n,) numbers for the label and for each task.
 
         All columns are checked before anything is written.
-
         """
         if self._closed:
             raise StateError(f"day {self.name!r} is closed; append rows before the `with` block ends")
@@ -322,9 +320,7 @@ class DayWriter:
         numbers = values.astype(np.float32)
         if not np.isfinite(numbers).all():
             row = int(np.nonzero(~np.isfinite(numbers))[0][0])
-            raise DataError(
-                f"label {name!r} must be a finite number, found {values[row]!r} in row {row} of a chunk"
-            )
+            raise DataError(f"label {name!r} must be a finite number, found {values[row]!r} in row {row} of a chunk")
         small_integers = (numbers >= 0) & (numbers <= 255) & (numbers == np.floor(numbers))
         return numbers.astype(np.uint8) if small_integers.all() else numbers
 

@@ -87,16 +87,7 @@ def _compiled() -> tuple[Any, Any]:
 
 
 def _forward(
-    rows: Any,
-    first: Any,
-    second: Any,
-    slot: Any,
-    single: Any,
-    dim: Any,
-    gate: Any,
-    out: Any,
-    start: int,
-    stop: int,
+    rows: Any, first: Any, second: Any, slot: Any, single: Any, dim: Any, gate: Any, out: Any, start: int, stop: int
 ) -> None:
     for row in range(start, stop):
         values, target = rows[row], out[row]

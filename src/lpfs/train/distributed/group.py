@@ -269,7 +269,6 @@ def joined(limit: float | None = None) -> Iterator[RankGroup]:
 
     Args:
         limit: seconds after which a rank that does not reach a collective is reported as missing.
-
     """
     if current_group().is_distributed:
         raise StateError("the processes have already joined; do not nest joined()")
@@ -314,7 +313,5 @@ def joined(limit: float | None = None) -> Iterator[RankGroup]:
                 raise
     finally:
         heartbeat.close()
-        if torch.distributed.is_initialized() and (
-            succeeded or backend == "gloo"
-        ):  # NCCL would wait for lost ranks
+        if torch.distributed.is_initialized() and (succeeded or backend == "gloo"):  # NCCL would wait for lost ranks
             torch.distributed.destroy_process_group()

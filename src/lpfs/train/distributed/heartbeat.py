@@ -37,7 +37,6 @@ class Heartbeat:
         store: key-value store shared by all ranks.
         rank, world: rank of this process and number of ranks.
         limit: seconds after which a missing rank is reported.
-
     """
 
     def __init__(self, store: Store, rank: int, world: int, limit: float) -> None:

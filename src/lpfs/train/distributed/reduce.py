@@ -28,9 +28,7 @@ from lpfs.train.tensor_io import DTYPE_NAMES, DTYPES, as_bytes, flatten_state, r
 COUNTS, DENSE, ROWS = "counting rows", "summing gradients", "gathering gradients by rows"  # purposes
 
 
-def reduce_grads(
-    ranks: RankGroup, parameters: Sequence[nn.Parameter], rows: int, loss: Tensor
-) -> tuple[int, Tensor]:
+def reduce_grads(ranks: RankGroup, parameters: Sequence[nn.Parameter], rows: int, loss: Tensor) -> tuple[int, Tensor]:
     """Replace the gradients of this rank by those of all ranks; return the total number of rows and the loss.
 
     Args:
@@ -38,7 +36,6 @@ def reduce_grads(
         parameters: all parameters, with or without a gradient, in the same order on every rank.
         rows: number of rows of this rank; 0 means that it has no gradients.
         loss: mean loss over these rows.
-
     """
     tables = [weight for weight in parameters if isinstance(weight, RowParameter)]
     others = [weight for weight in parameters if not isinstance(weight, RowParameter) and weight.requires_grad]
@@ -96,11 +93,7 @@ def merged_row_grad(weight: RowParameter) -> RowGrad | None:
 
 
 def gather_rows(
-    ranks: RankGroup,
-    tables: Sequence[RowParameter],
-    row_grads: Sequence[RowGrad | None],
-    counts: Tensor,
-    share: float,
+    ranks: RankGroup, tables: Sequence[RowParameter], row_grads: Sequence[RowGrad | None], counts: Tensor, share: float
 ) -> None:
     """Replace the gradients by rows of the tables by their sums over the ranks; ``counts`` is (W, tables).
 
