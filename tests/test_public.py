@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 import subprocess
 import sys
@@ -14,7 +15,9 @@ import pytest
 import lpfs
 from lpfs import errors
 
-MODULES = [each.name for each in pkgutil.walk_packages(lpfs.__path__, "lpfs.") if not each.name.endswith("__main__")]
+MODULES = [
+    module.name for module in pkgutil.walk_packages(lpfs.__path__, "lpfs.") if not module.name.endswith("__main__")
+]
 
 NEED_TRITON = ("lpfs.gates._triton", "lpfs.models._kernels.triton_crosses", "lpfs.embeddings._triton")
 
@@ -55,7 +58,7 @@ def test_every_error_is_ours_and_in_the_tree_that_is_drawn():
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_examples_in_docstrings_run(name):
+def test_docstrings_exist_and_their_examples_run(name):
     if name in NEED_TRITON:
         pytest.importorskip("triton")
     if name == "lpfs.data.engines.spark":
@@ -67,3 +70,11 @@ def test_the_examples_in_docstrings_run(name):
         pytest.skip(str(error))
     result = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert result.failed == 0
+    undocumented = [
+        f"{name}.{cls.__name__}.{method}"
+        for cls in vars(module).values()
+        if inspect.isclass(cls) and cls.__module__ == name and not cls.__name__.startswith("_")
+        for method, function in vars(cls).items()
+        if inspect.isfunction(function) and not method.startswith("_") and not inspect.getdoc(function)
+    ]
+    assert not undocumented
