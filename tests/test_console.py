@@ -6,12 +6,10 @@ import io
 import subprocess
 import sys
 
-import polars as pl
 import pytest
 
 from lpfs import _console
 from lpfs._console import Console, encodable, fit_to_width, sparkline
-from lpfs.data.sources.base import Chunk
 
 
 class Terminal(io.StringIO):
@@ -39,9 +37,11 @@ def immediate(monkeypatch):
         monkeypatch.setattr(_console, name, 0.0)
 
 
-def chunks():
-    for _ in range(3):
-        yield Chunk(pl.DataFrame({"x": [1, 2]}), 0, str, 10)
+def count_rows(console):
+    with console.progress("counting") as update:
+        for chunk in range(1, 4):
+            yield chunk
+            update(10 * chunk, 30, 2 * chunk)
 
 
 def test_headings_messages_and_warnings():
@@ -121,7 +121,7 @@ def test_quiet(immediate):
     console.message("b")
     console.warning("c")
     console.table("t", ["a"], [["b"]])
-    assert len(list(console.track_chunks(chunks(), "counting", 30))) == 3
+    list(count_rows(console))
     with console.progress("simulating") as update:
         update(5, 10)
     bar = console.step_bar(10)
@@ -130,10 +130,10 @@ def test_quiet(immediate):
     assert stream.getvalue() == ""
 
 
-def test_chunks_are_tracked(immediate):
+def test_progress_shows_a_count_of_its_own(immediate):
     plain, terminal = io.StringIO(), Terminal()
     for stream in (plain, terminal):
-        assert len(list(Console(stream=stream).track_chunks(chunks(), "counting", 30))) == 3
+        list(count_rows(Console(stream=stream)))
         assert "rows/s" in stream.getvalue()
     assert "counting: 2 rows, " in plain.getvalue()
     assert "s left" in plain.getvalue()
@@ -166,7 +166,7 @@ def test_quick_tasks_show_nothing():
     for stream in (io.StringIO(), Terminal()):
         with Console(stream=stream).progress("identifying", "MB") as update:
             update(1, 1)
-        assert len(list(Console(stream=stream).track_chunks(chunks(), "counting", 30))) == 3
+        list(count_rows(Console(stream=stream)))
         assert stream.getvalue() == ""
 
 
@@ -182,7 +182,7 @@ def test_an_error_in_a_task_removes_the_bar(immediate):
     with pytest.raises(ValueError, match="stop"):
         fail_after_an_update()
     assert console._active is None
-    iterator = console.track_chunks(chunks(), "counting", 30)
+    iterator = count_rows(console)
     next(iterator)
     next(iterator)
     iterator.close()

@@ -12,145 +12,93 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from lpfs.compare.compare import compare
-    from lpfs.data.batch import Batch
-    from lpfs.data.dataset import Dataset
-    from lpfs.data.prepare import prepare
-    from lpfs.data.reencode import encode_rows
-    from lpfs.data.simulate import simulate
-    from lpfs.data.store.writer import DatasetWriter
-    from lpfs.data.stream import Stream
-    from lpfs.export.export import export
-    from lpfs.gates.absorb import absorb, restore
-    from lpfs.gates.attach import attach, detach
-    from lpfs.gates.controller import Keep
-    from lpfs.gates.functions import FUNCTIONS, GateFunction, gate_function
-    from lpfs.gates.module import Gates
-    from lpfs.gates.optimizer import ProxSGD
-    from lpfs.gates.prune import Certificate, Pruned, prune
-    from lpfs.gates.schedule import Decay, Schedule
-    from lpfs.gates.sites import Site
-    from lpfs.methods.registry import METHODS
-    from lpfs.methods.search import search
-    from lpfs.methods.target import Costs
-    from lpfs.models import MODELS, make_model
-    from lpfs.models.base import Model
-    from lpfs.pipeline.results import Outcome
-    from lpfs.pipeline.select import select
-    from lpfs.pipeline.settings import Settings
-    from lpfs.report import report
-    from lpfs.schema import Field, Schema, Selection
-    from lpfs.serialization import load, save
-    from lpfs.train.callbacks import Callback, State
-    from lpfs.train.config import Training
-    from lpfs.train.distributed.group import joined
-    from lpfs.train.evaluate import Metrics, evaluate
-    from lpfs.train.fit import Trained, fit
-    from lpfs.train.metrics import Scores
+    from lpfs.compare.compare import compare as compare
+    from lpfs.data.batch import Batch as Batch
+    from lpfs.data.dataset import Dataset as Dataset
+    from lpfs.data.prepare import prepare as prepare
+    from lpfs.data.reencode import encode_rows as encode_rows
+    from lpfs.data.simulate import simulate as simulate
+    from lpfs.data.store.writer import DatasetWriter as DatasetWriter
+    from lpfs.data.stream import Stream as Stream
+    from lpfs.export.export import export as export
+    from lpfs.gates.absorb import absorb as absorb
+    from lpfs.gates.absorb import restore as restore
+    from lpfs.gates.attach import attach as attach
+    from lpfs.gates.attach import detach as detach
+    from lpfs.gates.controller import Keep as Keep
+    from lpfs.gates.functions import FUNCTIONS as FUNCTIONS
+    from lpfs.gates.functions import GateFunction as GateFunction
+    from lpfs.gates.functions import gate_function as gate_function
+    from lpfs.gates.module import Gates as Gates
+    from lpfs.gates.optimizer import ProxSGD as ProxSGD
+    from lpfs.gates.prune import Certificate as Certificate
+    from lpfs.gates.prune import Pruned as Pruned
+    from lpfs.gates.prune import prune as prune
+    from lpfs.gates.schedule import Decay as Decay
+    from lpfs.gates.schedule import Schedule as Schedule
+    from lpfs.gates.sites import Site as Site
+    from lpfs.methods.registry import METHODS as METHODS
+    from lpfs.methods.search import search as search
+    from lpfs.methods.target import Costs as Costs
+    from lpfs.models import MODELS as MODELS
+    from lpfs.models import make_model as make_model
+    from lpfs.models.base import Model as Model
+    from lpfs.pipeline.results import Outcome as Outcome
+    from lpfs.pipeline.select import select as select
+    from lpfs.pipeline.settings import Settings as Settings
+    from lpfs.report import report as report
+    from lpfs.schema import Field as Field
+    from lpfs.schema import Schema as Schema
+    from lpfs.schema import Selection as Selection
+    from lpfs.serialization import load as load
+    from lpfs.serialization import save as save
+    from lpfs.train.callbacks import Callback as Callback
+    from lpfs.train.callbacks import State as State
+    from lpfs.train.config import Training as Training
+    from lpfs.train.distributed.group import joined as joined
+    from lpfs.train.evaluate import Metrics as Metrics
+    from lpfs.train.evaluate import evaluate as evaluate
+    from lpfs.train.fit import Trained as Trained
+    from lpfs.train.fit import fit as fit
+    from lpfs.train.metrics import Scores as Scores
 
-_HOME = {
-    "Batch": "lpfs.data.batch",
-    "Dataset": "lpfs.data.dataset",
-    "DatasetWriter": "lpfs.data.store.writer",
-    "Stream": "lpfs.data.stream",
-    "prepare": "lpfs.data.prepare",
-    "simulate": "lpfs.data.simulate",
-    "absorb": "lpfs.gates.absorb",
-    "restore": "lpfs.gates.absorb",
-    "attach": "lpfs.gates.attach",
-    "detach": "lpfs.gates.attach",
-    "Keep": "lpfs.gates.controller",
-    "FUNCTIONS": "lpfs.gates.functions",
-    "GateFunction": "lpfs.gates.functions",
-    "gate_function": "lpfs.gates.functions",
-    "Gates": "lpfs.gates.module",
-    "ProxSGD": "lpfs.gates.optimizer",
-    "Certificate": "lpfs.gates.prune",
-    "Pruned": "lpfs.gates.prune",
-    "prune": "lpfs.gates.prune",
-    "Decay": "lpfs.gates.schedule",
-    "Schedule": "lpfs.gates.schedule",
-    "Site": "lpfs.gates.sites",
-    "Model": "lpfs.models.base",
-    "MODELS": "lpfs.models",
-    "make_model": "lpfs.models",
-    "save": "lpfs.serialization",
-    "load": "lpfs.serialization",
-    "search": "lpfs.methods.search",
-    "METHODS": "lpfs.methods.registry",
-    "Settings": "lpfs.pipeline.settings",
-    "select": "lpfs.pipeline.select",
-    "Outcome": "lpfs.pipeline.results",
-    "Costs": "lpfs.methods.target",
-    "encode_rows": "lpfs.data.reencode",
-    "Field": "lpfs.schema",
-    "Schema": "lpfs.schema",
-    "Selection": "lpfs.schema",
-    "Callback": "lpfs.train.callbacks",
-    "State": "lpfs.train.callbacks",
-    "Training": "lpfs.train.config",
-    "Metrics": "lpfs.train.evaluate",
-    "evaluate": "lpfs.train.evaluate",
-    "Trained": "lpfs.train.fit",
-    "fit": "lpfs.train.fit",
-    "joined": "lpfs.train.distributed.group",
-    "Scores": "lpfs.train.metrics",
+_NAMES = {  # the public names of each module
+    "lpfs.data.batch": ["Batch"],
+    "lpfs.data.dataset": ["Dataset"],
+    "lpfs.data.prepare": ["prepare"],
+    "lpfs.data.reencode": ["encode_rows"],
+    "lpfs.data.simulate": ["simulate"],
+    "lpfs.data.store.writer": ["DatasetWriter"],
+    "lpfs.data.stream": ["Stream"],
+    "lpfs.gates.absorb": ["absorb", "restore"],
+    "lpfs.gates.attach": ["attach", "detach"],
+    "lpfs.gates.controller": ["Keep"],
+    "lpfs.gates.functions": ["FUNCTIONS", "GateFunction", "gate_function"],
+    "lpfs.gates.module": ["Gates"],
+    "lpfs.gates.optimizer": ["ProxSGD"],
+    "lpfs.gates.prune": ["Certificate", "Pruned", "prune"],
+    "lpfs.gates.schedule": ["Decay", "Schedule"],
+    "lpfs.gates.sites": ["Site"],
+    "lpfs.methods.registry": ["METHODS"],
+    "lpfs.methods.search": ["search"],
+    "lpfs.methods.target": ["Costs"],
+    "lpfs.models": ["MODELS", "make_model"],
+    "lpfs.models.base": ["Model"],
+    "lpfs.pipeline.results": ["Outcome"],
+    "lpfs.pipeline.select": ["select"],
+    "lpfs.pipeline.settings": ["Settings"],
+    "lpfs.schema": ["Field", "Schema", "Selection"],
+    "lpfs.serialization": ["load", "save"],
+    "lpfs.train.callbacks": ["Callback", "State"],
+    "lpfs.train.config": ["Training"],
+    "lpfs.train.distributed.group": ["joined"],
+    "lpfs.train.evaluate": ["Metrics", "evaluate"],
+    "lpfs.train.fit": ["Trained", "fit"],
+    "lpfs.train.metrics": ["Scores"],
 }
-
-# Packages that can be called like the function of their name.
-_CALLABLE_PACKAGES = ("compare", "report", "export")
-
-__all__ = [
-    "FUNCTIONS",
-    "METHODS",
-    "MODELS",
-    "Batch",
-    "Callback",
-    "Certificate",
-    "Costs",
-    "Dataset",
-    "DatasetWriter",
-    "Decay",
-    "Field",
-    "GateFunction",
-    "Gates",
-    "Keep",
-    "Metrics",
-    "Model",
-    "Outcome",
-    "ProxSGD",
-    "Pruned",
-    "Schedule",
-    "Schema",
-    "Scores",
-    "Selection",
-    "Settings",
-    "Site",
-    "State",
-    "Stream",
-    "Trained",
-    "Training",
-    "absorb",
-    "attach",
-    "compare",
-    "detach",
-    "encode_rows",
-    "evaluate",
-    "export",
-    "fit",
-    "gate_function",
-    "joined",
-    "load",
-    "make_model",
-    "prepare",
-    "prune",
-    "report",
-    "restore",
-    "save",
-    "search",
-    "select",
-    "simulate",
-]
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+_CALLABLE_PACKAGES = ("compare", "report", "export")  # they can be called like the function of their name
+__all__ = sorted([*_HOME, *_CALLABLE_PACKAGES])
 
 
 def __getattr__(name: str) -> Any:

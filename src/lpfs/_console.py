@@ -2,17 +2,10 @@
 
 ::
 
-    console = Console(quiet=quiet, stages=7)          # pass quiet=True on every rank but the leader
+    console = Console(quiet=quiet, stages=7)           # pass quiet=True on every rank but the leader
     console.heading("search: keep exactly 20 fields")  # [1/7] search: …
-    console.message("resumed from step 1,200")
-    console.warning("column 'id' has a different value in every row")
-    console.table("2 of 9 fields kept", ["on the test rows", "AUC"], [["all fields", "0.80"]])
-    console.table("Fields", ["column", "kind"], rows, numeric=False)   # all columns are text
-
-    with console.progress("simulating") as update:     # unit="MB": other units than rows
+    with console.progress("simulating") as update:
         update(done, total)
-    for chunk in console.track_chunks(chunks, "counting", total_bytes):
-        ...
     bar = console.step_bar(total=10_000)               # training; total=None if it is unknown
     bar.update(step, lambda: f"{alive} gates alive {sparkline(history, total)}, loss 0.41, 3 s left")
     bar.close()
@@ -30,13 +23,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lpfs._text import escape_unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
 LINE_SECONDS = 5.0  # between two plain lines
 REFRESH_SECONDS = 0.1  # between two updates of a bar
@@ -46,31 +39,8 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 REPLACEMENTS = str.maketrans({**dict(zip(BLOCKS, "_..--==#", strict=True)), "…": "...", "–": "-", "−": "-"})
 
 
-class _Height(Protocol):
-    @property
-    def height(self) -> int: ...
-
-
-class _LogChunk(Protocol):
-    """Rows of a log: ``frame`` is a polars frame, ``consumed`` the number of bytes that were read for it."""
-
-    @property
-    def frame(self) -> _Height: ...
-    @property
-    def consumed(self) -> int: ...
-
-
-ChunkType = TypeVar("ChunkType", bound=_LogChunk)
-
-
 class Console:
-    """Headings, messages, tables and progress; see the module for examples.
-
-    Args:
-        quiet: print nothing.
-        stream: standard error by default.
-        stages: number of headings; with 0 they are not numbered.
-    """
+    """Headings, messages, tables and progress. ``stages`` is the number of headings; with 0 they are not numbered."""
 
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None, stages: int = 0) -> None:
         self.quiet, self.stages, self.stage = quiet, stages, 0
@@ -95,15 +65,7 @@ class Console:
         self._print(f"warning: {text}", "yellow")
 
     def table(self, title: str, header: Sequence[str], rows: Iterable[Sequence[str]], *, numeric: bool = True) -> None:
-        """Print a table.
-
-        Args:
-            title: line above the table.
-            header: names of the columns.
-            rows: the cells.
-            numeric: align all columns but the first to the right; if False, all columns are text and long cells
-                are wrapped.
-        """
+        """Print a table; if ``numeric``, columns after the first are aligned right, otherwise long text is wrapped."""
         if self.quiet:
             return
         from rich.box import HEAVY_HEAD
@@ -112,12 +74,9 @@ class Console:
         from rich.text import Text
 
         boxed = not numeric and self.is_terminal
-        table = Table(
-            box=HEAVY_HEAD if boxed else None,
-            padding=(0, 1) if boxed else (0, 2, 0, 0),
-            pad_edge=boxed,
-            header_style=self._style("bold"),
-        )
+        padding = (0, 1) if boxed else (0, 2, 0, 0)
+        box, style = HEAVY_HEAD if boxed else None, self._style("bold")
+        table = Table(box=box, padding=padding, pad_edge=boxed, header_style=style)
         for number, name in enumerate(header):
             align = "right" if numeric and number else "left"
             table.add_column(Text(self._safe(name)), justify=align, overflow="fold")  # type: ignore[arg-type]
@@ -135,27 +94,14 @@ class Console:
             self._write(line.rstrip())
 
     @contextmanager
-    def progress(self, description: str, unit: str = "rows") -> Iterator[Callable[[int, int], None]]:
-        """Yield ``update(done, total)``, which shows how much is done, the rate and the remaining time."""
+    def progress(self, description: str, unit: str = "rows") -> Iterator[Callable[..., None]]:
+        """Yield ``update(done, total, count=done)``, which shows the count, its rate and the remaining time."""
         meter = _Meter(self, description, unit)
         try:
-            yield lambda done, total: meter.update(done, total, done)
+            yield meter.update
             meter.finish()
         finally:
-            meter.close()
-
-    def track_chunks(self, chunks: Iterator[ChunkType], description: str, total_bytes: int) -> Iterator[ChunkType]:
-        """Yield the chunks of a log; show rows, rows per second and the remaining time, estimated from bytes."""
-        meter, rows, done = _Meter(self, description, "rows"), 0, 0
-        try:
-            for chunk in chunks:
-                yield chunk
-                rows += chunk.frame.height
-                done += chunk.consumed
-                meter.update(done, total_bytes, rows)
-            meter.finish()
-        finally:
-            meter.close()
+            self._stop_bar(meter.bar)
 
     def step_bar(self, total: int | None = None, *, completed: int = 0, description: str = "train") -> StepBar:
         """Return the progress of training steps, which must be closed."""
@@ -217,56 +163,50 @@ class _Meter:
         self.start = self.last_line = time.monotonic()
         self.count = self.total = 0
         self.bar: Progress | None = None
-        self.task: TaskID | None = None
 
-    def update(self, done: int, total: int, count: int) -> None:
+    def update(self, done: int, total: int, count: int | None = None) -> None:
         """Show that ``done`` of ``total`` is done; ``count`` is the number that is shown."""
         if self.console.quiet:
             return
         now = time.monotonic()
         seconds = max(now - self.start, 1e-6)
+        count = done if count is None else count
         self.count, self.total = count, total
         if self.console.is_terminal:
             if self.bar is None and seconds >= QUICK_SECONDS:
                 self._start()
-            if self.bar is not None and self.task is not None:
-                self.bar.update(self.task, completed=done, total=total, count=count, rate=count / seconds)
+            if self.bar is not None:
+                rate = count / seconds
+                self.bar.update(self.bar.task_ids[0], completed=done, total=total, count=count, rate=rate)
         elif now - self.last_line >= LINE_SECONDS:
             self.last_line = now
             remaining = seconds * max(0.0, total / max(1, done) - 1.0)
-            rate = f"{count / seconds:,.0f} {self.unit}/s"
-            self.console.message(f"{self.description}: {count:,} {self.unit}, {rate}, {remaining:,.0f} s left")
+            speed = f"{count / seconds:,.0f} {self.unit}/s"
+            self.console.message(f"{self.description}: {count:,} {self.unit}, {speed}, {remaining:,.0f} s left")
 
     def _start(self) -> None:
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-        counts = (
-            f"{{task.percentage:>3.0f}} %  {{task.fields[count]:,}} {self.unit}  "
-            f"{{task.fields[rate]:,.0f}} {self.unit}/s"
-        )
+        counts = "{task.percentage:>3.0f} %  {task.fields[count]:,} UNIT  {task.fields[rate]:,.0f} UNIT/s"
         self.bar = self.console._start_bar(
             TextColumn("{task.description:<12}", markup=False),
             BarColumn(),
-            TextColumn(counts, markup=False),
+            TextColumn(counts.replace("UNIT", self.unit), markup=False),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
         if self.bar is not None:
-            self.task = self.bar.add_task(self.console._safe(self.description), total=None, count=0, rate=0.0)
+            self.bar.add_task(self.console._safe(self.description), total=None, count=0, rate=0.0)
             self.bar.tasks[0].start_time = self.start  # the elapsed time includes the time before the bar
 
     def finish(self) -> None:
         """Complete the bar, or print the total where there is no terminal."""
         seconds = max(time.monotonic() - self.start, 1e-6)
-        if self.bar is not None and self.task is not None:
-            self.bar.update(self.task, completed=self.total)
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], completed=self.total)
         elif not self.console.is_terminal and self.total and seconds >= QUICK_SECONDS:
             rate = f"{self.count / seconds:,.0f} {self.unit}/s"
             self.console.message(f"{self.description}: {self.count:,} {self.unit} in {seconds:,.1f} s, {rate}")
-
-    def close(self) -> None:
-        """Remove the bar."""
-        self.console._stop_bar(self.bar)
 
 
 class StepBar:
@@ -291,10 +231,7 @@ class StepBar:
                 self._task = self.bar.add_task(description, total=total, completed=completed, text="")
 
     def update(self, step: int, text: Callable[[], str]) -> None:
-        """Show the step and a text of parts separated by commas; ``text`` is only called if it is time to show it.
-
-        Last parts that do not fit into the terminal are left out.
-        """
+        """Show the step and the comma-separated parts of a text that fit; ``text`` is called only when it is shown."""
         now = time.monotonic()
         if self.console.quiet or now - self.last < (LINE_SECONDS if self.bar is None else REFRESH_SECONDS):
             return

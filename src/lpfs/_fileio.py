@@ -1,9 +1,4 @@
-"""Files that are complete or absent: atomic writes, fsync, checksums, JSON, staging directories.
-
-``write_text_atomic``, ``write_json_atomic`` and ``write_array_atomic`` replace one file: the data is written to a
-hidden file beside it, synced to disk and renamed. ``StagingDirectory`` does the same for a directory.
-``read_json`` returns None for a missing file.
-"""
+"""Files that are complete or absent: atomic writes, fsync, checksums, JSON, staging directories."""
 
 from __future__ import annotations
 
@@ -37,32 +32,34 @@ DATASET_FILES = ("dataset.json", "truth.json")
 
 
 @contextmanager
-def open_atomic(path: Path) -> Iterator[BinaryIO]:
-    """Open a binary file for writing that replaces ``path`` when the block ends without an error."""
+def replace_atomic(path: Path, suffix: str = ".new") -> Iterator[Path]:
+    """Yield the path of a hidden file, which is renamed to ``path`` when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{uuid.uuid4().hex}.new")
+    temporary = path.with_name(f".{uuid.uuid4().hex}{suffix}")
     try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def open_atomic(path: Path) -> Iterator[BinaryIO]:
+    """Open a binary file for writing that replaces ``path`` when the block ends without an error."""
+    with replace_atomic(path) as temporary, temporary.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def write_text_atomic(path: Path, text: str) -> None:
     """Write UTF-8 text; a reader sees the old or the new file, never a part. Make missing parent directories."""
-    data = text.encode()
     with open_atomic(path) as file:
-        file.write(data)
+        file.write(text.encode())
 
 
 def write_json_atomic(path: Path, values: Any, *, allow_nan: bool = False) -> None:
-    """Write JSON atomically, indented by one space; NumPy scalars become numbers and other objects text.
-
-    Raise ValueError for NaN and infinity unless ``allow_nan`` is set.
-    """
+    """Write JSON atomically; raise ValueError for NaN and infinity unless ``allow_nan`` is set."""
     text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=allow_nan, default=plain_value)
     write_text_atomic(path, text + "\n")
 
@@ -78,10 +75,9 @@ def write_array_atomic(path: Path, array: npt.NDArray[Any]) -> None:
 def read_json(path: Path) -> Any:
     """Return the values of a JSON file; None if the file does not exist. Raise ValueError for invalid JSON."""
     try:
-        text = path.read_text("utf-8")
+        return json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return None
-    return json.loads(text)
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -129,8 +125,9 @@ def fsync_tree(directory: Path) -> None:
 class StagingDirectory:
     """A temporary directory beside ``out`` that :meth:`commit` renames to ``out``.
 
-    ``path`` is the directory to fill. It is locked while its process lives. A killed process leaves it behind
-    without the lock, and the next staging directory for the same ``out`` removes it.
+    ``path`` is the directory to fill; a ``with`` block yields it, and commits it unless an error is raised. It is
+    locked while its process lives. A killed process leaves it behind without the lock, and the next staging
+    directory for the same ``out`` removes it.
 
     Args:
         out: the final directory.
@@ -149,18 +146,33 @@ class StagingDirectory:
     def _make_directory(self) -> Path:
         return Path(tempfile.mkdtemp(prefix=_staging_prefix(self.out), suffix=".tmp", dir=self.out.parent))
 
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
+            self.discard()
+
     def commit(self) -> None:
-        """Rename the directory to ``out``; what was there before is removed afterwards."""
+        """Rename the directory to ``out``; what was there before is removed, or restored if this fails."""
         check_output_dir(self.out, replace=self.replace, markers=self.markers)
-        self.path.chmod(0o777 & ~_umask())
-        old = None
-        if self.out.exists():
-            old = self._make_directory()
-            self.out.rename(old / "old")
-        self.path.rename(self.out)
-        fsync_path(self.out.parent)
-        if old is not None:
-            shutil.rmtree(old, ignore_errors=True)
+        umask = os.umask(0)
+        os.umask(umask)
+        self.path.chmod(0o777 & ~umask)
+        old = self._make_directory() if self.out.exists() else None
+        try:
+            if old is not None:
+                self.out.rename(old / "old")
+            self.path.rename(self.out)
+            fsync_path(self.out.parent)
+        finally:
+            if old is not None:
+                if not self.out.exists():
+                    (old / "old").rename(self.out)
+                shutil.rmtree(old, ignore_errors=True)
 
     def discard(self) -> None:
         """Remove the directory if it still exists, and release the lock. Safe after :meth:`commit`."""
@@ -188,10 +200,8 @@ def remove_stale_staging(out: Path) -> None:
     for path in out.parent.iterdir():
         if not (path.name.startswith(_staging_prefix(out)) and path.name.endswith(".tmp") and path.is_dir()):
             continue
-        if time.time() - path.stat().st_mtime < STALE_SECONDS:
-            continue
-        descriptor = _lock_dir(path)
-        if descriptor is not None:
+        is_stale = time.time() - path.stat().st_mtime >= STALE_SECONDS
+        if is_stale and (descriptor := _lock_dir(path)) is not None:
             shutil.rmtree(path, ignore_errors=True)
             os.close(descriptor)
 
@@ -211,9 +221,3 @@ def _lock_dir(path: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
-
-
-def _umask() -> int:
-    value = os.umask(0)
-    os.umask(value)
-    return value

@@ -19,11 +19,7 @@ Array = Any  # argument of a compiled loop: numba knows its type, mypy does not
 def import_optional(module: str, extra: str, purpose: str, advice: str = "") -> Any:
     """Return an optional module, or raise MissingPackageError with the command that installs it.
 
-    Args:
-        module: dotted name; its first part is the package that is missing.
-        extra: extra of lpfs that installs the package.
-        purpose: what needs it, the subject of the message: ``"the method gbdt"``, ``"mlflow=True"``.
-        advice: further advice, appended to the message.
+    The message is ``purpose`` ("the method gbdt") needs the package; the command installs the ``extra`` of lpfs.
     """
     try:
         return importlib.import_module(module)
@@ -37,22 +33,17 @@ def import_optional(module: str, extra: str, purpose: str, advice: str = "") -> 
 def lazy_exports(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package whose names are imported on first use.
 
-    Args:
-        package: ``__name__`` of the package.
-        modules: the module of each exported name, relative to the package (``"base"``) or absolute
-            (``"lpfs.data.stream"``).
+    ``modules`` has the module of each name, relative to the package (``"base"``) or absolute (``"lpfs.schema"``).
     """
 
     def get_attribute(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         path = modules[name]
-        module = importlib.import_module(path if path.startswith("lpfs.") else f"{package}.{path}")
-        return getattr(module, name)
+        return getattr(importlib.import_module(path if path.startswith("lpfs.") else f"{package}.{path}"), name)
 
     def list_names() -> list[str]:
-        public = [name for name in vars(sys.modules[package]) if name.startswith("__")]
-        return sorted({*modules, *public})
+        return sorted({*modules, *(name for name in vars(sys.modules[package]) if name.startswith("__"))})
 
     return get_attribute, list_names
 

@@ -71,10 +71,7 @@ def multiline_html(text: str) -> Markup:
 
 
 def html_environment(loader: BaseLoader | None = None) -> Environment:
-    """Return a Jinja2 environment that escapes every value, control characters included.
-
-    Filters: ``field_name`` (:func:`field_name_html`) and ``multiline`` (:func:`multiline_html`).
-    """
+    """Return a Jinja2 environment with the filters below that escapes every value, control characters included."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
@@ -102,9 +99,7 @@ def json_script(values: Any, element_id: str) -> Markup:
 
 
 def csv_cell(value: object) -> str:
-    """Return a value as a CSV cell: quoted where needed, and never read as a formula by a spreadsheet.
-
-    Lists and mappings become JSON.
+    """Return a value (a list or mapping as JSON) as a CSV cell that no spreadsheet reads as a formula.
 
     >>> print(csv_cell("=1+2"), csv_cell("a,b"), csv_cell(-0.5))
     '=1+2 "a,b" -0.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from numbers import Integral
 from typing import Any
@@ -28,14 +28,9 @@ def did_you_mean(name: Any, names: Iterable[str]) -> str:
 def check_name(
     name: Any, names: Iterable[str], kind: str, context: str = "", error: type[InputError] = InputError
 ) -> None:
-    """Raise InputError, with the nearest name, if a name is not one of ``names``.
+    """Raise ``error`` with the nearest name if a name is not one of ``names``.
 
-    Args:
-        name: to check.
-        names: the valid ones.
-        kind: what they name: ``"field"``, ``"method"``.
-        context: where the name was given, the start of the message.
-        error: class to raise instead of InputError.
+    ``kind`` is what they name (``"field"``), ``context`` where the name was given, the start of the message.
     """
     known = list(names)
     if name not in known:
@@ -47,15 +42,11 @@ def check_name(
 def check_keys(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``values`` as keyword arguments of a dataclass; raise InputError for an unknown or missing key."""
     names = sorted(field.name for field in fields(cls))
-    unknown = sorted(set(values) - set(names))
-    if unknown:
-        hint = did_you_mean(unknown[0], names)
-        raise InputError(
-            f"unknown key {unknown[0]!r} for {cls.__name__}{hint}; its keys are {', '.join(names) or 'none'}"
-        )
+    if unknown := sorted(set(values) - set(names)):
+        hint, keys = did_you_mean(unknown[0], names), ", ".join(names) or "none"
+        raise InputError(f"unknown key {unknown[0]!r} for {cls.__name__}{hint}; its keys are {keys}")
     required = {field.name for field in fields(cls) if field.default is MISSING and field.default_factory is MISSING}
-    missing = sorted(required - set(values))
-    if missing:
+    if missing := sorted(required - set(values)):
         raise InputError(f"{cls.__name__} needs the key {missing[0]!r}; found {sorted(values)}")
     return dict(values)
 
@@ -81,26 +72,16 @@ def check_options(
     fraction: Sequence[str] = (),
     count: Sequence[str] = (),
 ) -> None:
-    """Raise InputError if an attribute is not in its range.
-
-    Args:
-        options: the object.
-        positive: attributes that must be numbers > 0.
-        non_negative: >= 0.
-        fraction: > 0 and < 1.
-        count: integers >= 1.
-    """
-    for name in positive:
-        _check_range(options, name, "> 0", lambda value: value > 0)
-    for name in non_negative:
-        _check_range(options, name, ">= 0", lambda value: value >= 0)
-    for name in fraction:
-        _check_range(options, name, "between 0 and 1", lambda value: 0 < value < 1)
+    """Raise InputError if an attribute is not a number in its range; ``fraction`` is > 0 and < 1, ``count`` >= 1."""
+    ranges: tuple[tuple[str, Sequence[str], Callable[[float], bool]], ...] = (
+        ("> 0", positive, lambda value: value > 0),
+        (">= 0", non_negative, lambda value: value >= 0),
+        ("between 0 and 1", fraction, lambda value: 0 < value < 1),
+    )
+    for text, names, is_inside in ranges:
+        for name in names:
+            value = getattr(options, name)
+            if not is_number(value) or not math.isfinite(value) or not is_inside(value):
+                raise InputError(f"{name} must be a number {text}, found {value!r}")
     for name in count:
         check_int(name, getattr(options, name), 1)
-
-
-def _check_range(options: Any, name: str, text: str, is_inside: Any) -> None:
-    value = getattr(options, name)
-    if not is_number(value) or not math.isfinite(value) or not is_inside(value):
-        raise InputError(f"{name} must be a number {text}, found {value!r}")

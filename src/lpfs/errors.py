@@ -1,24 +1,4 @@
-"""The exceptions that lpfs raises.
-
-::
-
-    LpfsError
-    ├── InputError (ValueError)        an argument is invalid; nothing was changed
-    │   ├── FieldError                 a field is unknown, a duplicate, or matches nothing
-    │   └── DataError                  a log or a prepared Dataset cannot be used
-    ├── StateError (RuntimeError)      a valid call in the wrong state; nothing was changed
-    ├── ExactnessError (RuntimeError)  the predictions would change; nothing was changed
-    │   ├── SharedTableError           fields with different gates share one weight
-    │   ├── LeakError                  a dropped field reaches the prediction around its gate
-    │   └── AbsenceError               a zero input is not the same as an absent one (normalization, attention)
-    ├── SearchError (RuntimeError)     a search cannot continue
-    │   ├── AllGatesZeroError          every gate is zero
-    │   └── NonFiniteError             a loss or a gradient is NaN or infinite
-    ├── CheckpointError (RuntimeError)  a checkpoint cannot be written or read; older checkpoints are intact
-    ├── RankError (RuntimeError)       another rank has exited or does not respond
-    ├── DeviceMemoryError (RuntimeError)   the GPU is out of memory; the message suggests a batch size
-    └── MissingPackageError (ImportError)   an optional package is missing; the message says what to install
-"""
+"""The exceptions that lpfs raises; all are subclasses of LpfsError."""
 
 
 class LpfsError(Exception):

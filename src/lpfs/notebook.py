@@ -24,9 +24,7 @@ ROW = """
 </tr>
 {%- endmacro -%}
 """
-SELECTION = (
-    ROW
-    + """
+SELECTION = """
 {%- macro gate_table(names) -%}
 <table style="margin:4px 0">{{ row(["field", "gate"], "th") }}
 {%- for name in names -%}
@@ -49,16 +47,12 @@ SELECTION = (
 {%- endif -%}
 </div>
 """
-)
-OUTCOME = (
-    ROW
-    + """
+OUTCOME = """
 <table style="margin:4px 0">{{ row(["on the test rows", "AUC", "logloss"], "th") }}
 {%- for title, auc, logloss in rows %}{{ row([title, auc, logloss]) }}{% endfor -%}
 </table>{{ selection }}
 <div style="opacity:.7">in <code>{{ folder }}</code>: report.html, selection.json, model/</div>
 """
-)
 
 
 def selection_html(selection: Selection) -> str:
@@ -77,16 +71,13 @@ def outcome_html(
     selection: Selection, metrics: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str], folder: object
 ) -> str:
     """Return an Outcome as HTML: AUC and logloss of its models, then the Selection."""
-    rows = [
-        (
-            titles.get(name, name),
-            *("–" if value is None else f"{value:.5f}" for value in map(model.get, ("auc", "logloss"))),
-        )
-        for name, model in metrics.items()
-    ]
+    rows = []
+    for name, model in metrics.items():
+        scores = [model.get("auc"), model.get("logloss")]
+        rows.append([titles.get(name, name), *("–" if score is None else f"{score:.5f}" for score in scores)])
     return _template(OUTCOME).render(rows=rows, selection=Markup(selection_html(selection)), folder=folder)
 
 
 @cache
 def _template(source: str) -> Template:
-    return html_environment().from_string(source)
+    return html_environment().from_string(ROW + source)

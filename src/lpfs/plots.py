@@ -1,9 +1,4 @@
-"""Matplotlib figures for notebooks and papers: each function returns a figure and shows nothing.
-
-lpfs.plots.overview(run.selection).savefig("selection.png")
-
-``Selection.plot()`` and ``Outcome.plot()`` call these.
-"""
+"""Matplotlib figures for notebooks and papers: each function returns a figure and shows nothing."""
 
 from __future__ import annotations
 
@@ -20,6 +15,7 @@ if TYPE_CHECKING:
 
 KEPT, DROPPED, INK, SECOND = "#0e7c7b", "#b9c1cc", "#161a22", "#c2570c"
 MAX_BARS = 60  # fields that have a bar
+BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center", "parse_math": False}  # of a text
 BINS = 25  # of the histogram
 TITLES = {"alive": "gates alive", "penalty": "penalty λ", "epsilon": "smoothing ε"}
 
@@ -29,10 +25,9 @@ def gates(selection: Selection) -> Figure:
     names = sorted(selection.gates, key=lambda name: (name not in selection.kept, -abs(selection.gates[name])))
     hidden, names = len(names) - MAX_BARS, names[:MAX_BARS]
     figure = new_figure(6.4, 0.6 + 0.2 * len(names))
-    axes = figure.add_subplot()
-    kept = set(selection.kept)
-    values = [selection.gates[name] for name in names]
-    axes.barh(range(len(names)), values, color=[KEPT if name in kept else DROPPED for name in names], height=0.7)
+    axes, values = figure.add_subplot(), [selection.gates[name] for name in names]
+    colors = [KEPT if name in selection.kept else DROPPED for name in names]
+    axes.barh(range(len(names)), values, color=colors, height=0.7)
     axes.set_yticks(range(len(names)), [_axis_label(name) for name in names], fontsize=8, parse_math=False)
     axes.invert_yaxis()
     axes.set_xlabel("gate" + (f" (and {hidden:,} more fields)" if hidden > 0 else ""))
@@ -59,13 +54,11 @@ def trajectories(selection: Selection, highlight: Sequence[str] = ()) -> Figure:
 def search(selection: Selection) -> Figure:
     """Draw gates alive, λ and ε over the steps of the search."""
     history = _history(selection)
-    figure = new_figure(9, 2.6)
+    figure, steps = new_figure(9, 2.6), [record["step"] for record in history]
     names = [name for name in TITLES if name in history[0]]
     for number, name in enumerate(names):
         axes = figure.add_subplot(1, len(names), number + 1)
-        axes.plot(
-            [record["step"] for record in history], [record[name] for record in history], color=INK, linewidth=1.2
-        )
+        axes.plot(steps, [record[name] for record in history], color=INK, linewidth=1.2)
         axes.set_title(TITLES[name], fontsize=10, loc="left")
         axes.set_xlabel("step")
         if name != "alive" and any(record[name] > 0 for record in history):
@@ -80,9 +73,8 @@ def overview(selection: Selection) -> Figure:
     draw_histogram(figure.add_subplot(1, 1 + has_gates, 1), selection)
     if has_gates:
         draw_trajectories(figure.add_subplot(1, 2, 2), selection)
-    figure.suptitle(
-        f"{len(selection.kept)} of {len(selection.names)} fields kept", x=0.01, ha="left", fontsize=12, weight="bold"
-    )
+    title = f"{len(selection.kept)} of {len(selection.names)} fields kept"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, weight="bold")
     return style_axes(figure)
 
 
@@ -93,12 +85,11 @@ def quality(metrics: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str])
         raise InputError("no AUC to draw: the test rows contain only one class")
     figure = new_figure(6.4, 0.9 + 0.35 * len(aucs))
     axes = figure.add_subplot()
-    base = aucs.get("all_fields")
-    if base is not None:
-        axes.axvline(base, color=DROPPED, linewidth=1.5, zorder=0)
+    if "all_fields" in aucs:
+        axes.axvline(aucs["all_fields"], color=DROPPED, linewidth=1.5, zorder=0)
     for number, (name, auc) in enumerate(aucs.items()):
         axes.plot([auc], [number], "o", color=INK if name == "all_fields" else KEPT, markersize=8)
-        axes.annotate(f"{auc:.4f}", (auc, number), xytext=(8, 0), textcoords="offset points", va="center", fontsize=9)
+        axes.annotate(f"{auc:.4f}", (auc, number), xytext=(8, 0), fontsize=9, **BESIDE)
     axes.set_yticks(range(len(aucs)), [titles.get(name, name) for name in aucs])
     axes.set_ylim(len(aucs) - 0.5, -0.5)
     axes.margins(x=0.2)
@@ -113,10 +104,8 @@ def draw_histogram(axes: Axes, selection: Selection) -> None:
         raise InputError("the selection has no gates to draw")
     alive = [value for value in values if value != 0]
     edges = (min(0.0, *values), max(1.0, *values))
-    if len(alive) < len(values):
-        axes.bar(
-            [0.0], [len(values) - len(alive)], width=(edges[1] - edges[0]) / BINS, color=DROPPED, label="exactly 0"
-        )
+    if zeros := len(values) - len(alive):
+        axes.bar([0.0], [zeros], width=(edges[1] - edges[0]) / BINS, color=DROPPED, label="exactly 0")
     axes.hist(alive, bins=BINS, range=edges, color=KEPT, label="alive")
     axes.set_xlabel("gate")
     axes.set_ylabel("fields")
@@ -131,26 +120,13 @@ def draw_trajectories(axes: Axes, selection: Selection, highlight: Sequence[str]
     kept, steps = set(selection.kept), [record["step"] for record in history]
     for number, name in sorted(enumerate(selection.gates), key=lambda item: item[1] in kept):
         highlighted = name in highlight
-        color = SECOND if highlighted and name not in kept else KEPT if name in kept else DROPPED
-        axes.plot(
-            steps,
-            [record["gates"][number] for record in history],
-            color=color,
-            alpha=1.0 if highlighted or not highlight else 0.2,
-            linewidth=2.2 if highlighted else 0.9,
-            zorder=3 if highlighted else 2 if name in kept else 1,
-        )
+        color = KEPT if name in kept else SECOND if highlighted else DROPPED
+        alpha, width = 1.0 if highlighted or not highlight else 0.2, 2.2 if highlighted else 0.9
+        order = 3 if highlighted else 2 if name in kept else 1
+        values = [record["gates"][number] for record in history]
+        axes.plot(steps, values, color=color, alpha=alpha, linewidth=width, zorder=order)
         if highlighted:
-            end = (steps[-1], history[-1]["gates"][number])
-            axes.annotate(
-                _axis_label(name),
-                end,
-                xytext=(4, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8,
-                parse_math=False,
-            )
+            axes.annotate(_axis_label(name), (steps[-1], values[-1]), xytext=(4, 0), fontsize=8, **BESIDE)
     axes.set_xlabel("step")
     axes.set_ylabel("gate")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -42,10 +43,9 @@ class Field:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise FieldError(f"a field needs a name, found {self.name!r}")
-        if self.kind not in KINDS:
-            raise FieldError(f"field {self.name!r}: kind must be one of {', '.join(KINDS)}, found {self.kind!r}")
-        if self.group not in GROUPS:
-            raise FieldError(f"field {self.name!r}: group must be one of {', '.join(GROUPS)}, found {self.group!r}")
+        for name, value, choices in (("kind", self.kind, KINDS), ("group", self.group, GROUPS)):
+            if value not in choices:
+                raise FieldError(f"field {self.name!r}: {name} must be one of {', '.join(choices)}, found {value!r}")
         if self.cardinality < 0 or self.dim < 1:
             raise FieldError(
                 f"field {self.name!r}: cardinality must be >= 0 and dim >= 1, found {self.cardinality} and {self.dim}"
@@ -72,11 +72,9 @@ class Schema:
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", tuple(self.fields))
         object.__setattr__(self, "tasks", tuple(self.tasks))
-        seen: set[str] = set()
-        for field in self.fields:
-            if field.name in seen:
-                raise FieldError(f"field {field.name!r} occurs twice in the schema; give every field its own name")
-            seen.add(field.name)
+        for name, count in Counter(self.names).items():
+            if count > 1:
+                raise FieldError(f"field {name!r} occurs twice in the schema; give every field its own name")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -108,11 +106,8 @@ class Schema:
     def from_json(cls, values: Mapping[str, Any]) -> Schema:
         """Build a schema from the result of ``to_json``; raise InputError for an unknown key."""
         values = check_keys(cls, values)
-        return cls(
-            tuple(Field(**check_keys(Field, record)) for record in values["fields"]),
-            values.get("label", "label"),
-            tuple(values.get("tasks", ())),
-        )
+        fields = tuple(Field(**check_keys(Field, record)) for record in values["fields"])
+        return cls(**{**values, "fields": fields})
 
 
 @dataclass(frozen=True)
@@ -196,19 +191,13 @@ class Selection:
         """Return the selection with its fields in the order of ``names``; fields not in ``names`` come last."""
         position = {name: index for index, name in enumerate(names)}
 
-        def key(name: str) -> int:
-            return position.get(name, len(position))
+        def sort(fields: Iterable[str]) -> tuple[str, ...]:
+            return tuple(sorted(fields, key=lambda name: position.get(name, len(position))))
 
-        before = list(self.gates)
-        after = sorted(before, key=key)
-        indices = [before.index(name) for name in after]
-        return replace(
-            self,
-            kept=tuple(sorted(self.kept, key=key)),
-            dropped=tuple(sorted(self.dropped, key=key)),
-            gates={name: self.gates[name] for name in after},
-            history=tuple(
-                {**record, "gates": [record["gates"][index] for index in indices]} if "gates" in record else record
-                for record in self.history
-            ),
-        )
+        gates = {name: self.gates[name] for name in sort(self.gates)}
+        indices = [list(self.gates).index(name) for name in gates]
+        history = [
+            {**record, "gates": [record["gates"][index] for index in indices]} if "gates" in record else record
+            for record in self.history
+        ]
+        return replace(self, kept=sort(self.kept), dropped=sort(self.dropped), gates=gates, history=history)

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 import lpfs
-from lpfs._fileio import fsync_path, json_checksum, write_json
+from lpfs._fileio import StagingDirectory, fsync_path, json_checksum, write_json
 from lpfs.errors import CheckpointError, InputError, LpfsError, StateError
 from lpfs.models import make_model, registered_name
 from lpfs.models.base import Model
@@ -26,6 +23,7 @@ from lpfs.schema import Schema
 from lpfs.train.tensor_io import read_tensors, write_tensors
 
 FORMAT, VERSION = "lpfs-model", 1
+ADVICE = "save the model again, or use another copy of the directory"
 MANIFEST, WEIGHTS = "model.json", "model.safetensors"
 KEYS = {"format", "version", "lpfs", "model", "config", "silent", "schema", "extra", "weights"}
 
@@ -52,6 +50,10 @@ def save(model: Model, folder: str | os.PathLike[str], **extra: Any) -> Path:
             f"lpfs.save supports models of lpfs.models, found {type(model).__name__}; use torch.save for others"
         )
     check_no_gates(model)
+    try:
+        extra = json.loads(json.dumps(extra, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"values saved with a model must be plain JSON values: {error}") from error
     out = Path(folder)
     manifest = {
         "format": FORMAT,
@@ -61,23 +63,17 @@ def save(model: Model, folder: str | os.PathLike[str], **extra: Any) -> Path:
         "config": model.config,
         "silent": list(model.silent),
         "schema": model.schema.to_json(),
-        "extra": _as_json(extra),
+        "extra": extra,
     }
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / MANIFEST).is_file())):
         raise InputError(f"{out} exists and is not a saved model; choose another directory")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{out.name[:80]}.", suffix=".tmp", dir=out.parent))
-        try:
-            _write_files(staging / "new", manifest, model)
-            if out.exists():
-                out.rename(staging / "old")
-            (staging / "new").rename(out)
-            fsync_path(out.parent)
-        finally:
-            if (staging / "old").exists() and not out.exists():
-                (staging / "old").rename(out)
-            shutil.rmtree(staging, ignore_errors=True)
+        with StagingDirectory(out, replace=True, markers=(MANIFEST,)) as staging:
+            tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+            manifest["weights"] = write_tensors(staging / WEIGHTS, tensors)
+            write_json(staging / MANIFEST, {**manifest, "checksum": json_checksum(manifest)})
+            fsync_path(staging / MANIFEST)
+            fsync_path(staging)
     except OSError as error:
         raise CheckpointError(
             f"cannot write the model to {out}: {error.strerror or error}; the previous content is intact"
@@ -94,7 +90,7 @@ def load_saved(folder: str | os.PathLike[str]) -> SavedModel:
     """Return the model that ``save`` wrote, on the CPU, with the values saved as ``extra``."""
     path = Path(folder)
     manifest = _read_manifest(path)
-    return SavedModel(_build_model(path, manifest, _read_weights(path, manifest)), manifest["extra"], path)
+    return SavedModel(_build_model(path, manifest), manifest["extra"], path)
 
 
 def load_metadata(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -109,25 +105,8 @@ def check_no_gates(model: Model) -> None:
             raise StateError(f"the model has gates or gate constants at {path!r}; absorb or detach them first")
 
 
-def _as_json(extra: dict[str, Any]) -> Any:
-    try:
-        return json.loads(json.dumps(extra, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"values saved with a model must be plain JSON values: {error}") from error
-
-
-def _write_files(folder: Path, manifest: dict[str, Any], model: Model) -> None:
-    folder.mkdir()
-    tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    manifest = {**manifest, "weights": write_tensors(folder / WEIGHTS, tensors)}
-    write_json(folder / MANIFEST, {**manifest, "checksum": json_checksum(manifest)})
-    fsync_path(folder / MANIFEST)
-    fsync_path(folder)
-
-
 def _read_manifest(folder: Path) -> dict[str, Any]:
     """Return the content of ``model.json``; raise CheckpointError if it is missing or damaged."""
-    advice = "save the model again, or use another copy of the directory"
     try:
         manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
         if not isinstance(manifest, dict):
@@ -135,49 +114,38 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
             raise ValueError(f"{MANIFEST} does not have the format {FORMAT} {VERSION} of lpfs {lpfs.__version__}")
         checksum = manifest.pop("checksum", None)
-        unknown, absent = sorted(set(manifest) - KEYS), sorted(KEYS - set(manifest))
-        if unknown or absent:
-            problem = f"an unknown key {unknown[0]!r}" if unknown else f"no {absent[0]!r}"
-            raise ValueError(f"{MANIFEST} has {problem}")
+        if different := sorted(set(manifest) ^ KEYS):
+            problem = "an unknown key" if different[0] in manifest else "no"
+            raise ValueError(f"{MANIFEST} has {problem} {different[0]!r}")
         if json_checksum(manifest) != checksum:
             raise ValueError(f"the checksum of {MANIFEST} does not match")
     except FileNotFoundError as error:
-        raise CheckpointError(f"no saved model in {folder}: {MANIFEST} is missing; {advice}") from error
+        raise CheckpointError(f"no saved model in {folder}: {MANIFEST} is missing; {ADVICE}") from error
     except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"the model in {folder} is damaged: {error}; {advice}") from error
+        raise CheckpointError(f"the model in {folder} is damaged: {error}; {ADVICE}") from error
     return manifest
 
 
-def _read_weights(folder: Path, manifest: dict[str, Any]) -> dict[str, Tensor]:
+def _build_model(folder: Path, manifest: dict[str, Any]) -> Model:
     try:
-        return read_tensors(folder / WEIGHTS, manifest["weights"]["sha256"])
+        tensors = read_tensors(folder / WEIGHTS, manifest["weights"]["sha256"])
     except FileNotFoundError as error:
         raise CheckpointError(f"the model in {folder} has no {WEIGHTS}; use another copy of the directory") from error
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(
-            f"the model in {folder} is damaged: {WEIGHTS}: {error}; save it again, or use another copy"
-        ) from error
-
-
-def _build_model(folder: Path, manifest: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
+        raise CheckpointError(f"the model in {folder} is damaged: {WEIGHTS}: {error}; {ADVICE}") from error
     try:
         schema = Schema.from_json(manifest["schema"])
         with torch.random.fork_rng([]):
             model = make_model(manifest["model"], schema, **manifest["config"], silent=manifest["silent"])
-        _assign_weights(model, tensors)
+        for name, parameter in model.named_parameters():
+            if name in tensors:
+                parameter.data = parameter.data.to(tensors[name].dtype)
+        model.load_state_dict(tensors)
     except (LpfsError, RuntimeError, TypeError, KeyError) as error:
         raise CheckpointError(
             f"the model in {folder} (of lpfs {manifest['lpfs']}) cannot be built by lpfs {lpfs.__version__}: {error}"
         ) from error
     return model
-
-
-def _assign_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Set the weights of a model, including their dtypes."""
-    for name, parameter in model.named_parameters():
-        if name in tensors:
-            parameter.data = parameter.data.to(tensors[name].dtype)
-    model.load_state_dict(tensors)
 
 
 def find_model_dir(path: str | os.PathLike[str]) -> Path:

@@ -191,7 +191,7 @@ def test_options_that_exclude_a_split_column(tmp_path):
         ({"split": "fold", "parts": "files"}, "split must be left out when a day is a file"),
         ({"split": "flod"}, "split: no column 'flod' \\(did you mean 'fold'"),
         ({"split": "fold", "fields": {"fold": "categorical"}}, "'fold' is the split column, and cannot be a field"),
-        ({"split": "fold", "time": "when"}, "column 'when' names a day 'test', as does the split column 'fold'"),
+        ({"split": "fold", "time": "when"}, "column 'when' and the split column 'fold' both name a day 'test'"),
     ]:
         with pytest.raises(InputError, match=message):
             prepare(table, tmp_path / "out", **options, **OPTIONS)

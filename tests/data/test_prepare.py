@@ -412,7 +412,7 @@ def test_wrong_arguments(tmp_path):
         ({"label": "click", "min_cuont": 3}, "did you mean 'min_count'"),
         ({"label": "click", "preset": "criteo"}, "no preset 'criteo'"),
         ({}, "say which column is the label.*; the columns are "),
-        ({"lable": "click"}, "unknown option 'lable'.*label"),
+        ({"lable": "click"}, "no option 'lable'.*label"),
         ({"label": "click", "negatives": 0.0}, "negatives must be"),
         ({"label": "click", "negatives": {"9": 0.5}}, "no such day '9'"),
         ({"label": "click", "max_values": 0}, "keeps no value"),

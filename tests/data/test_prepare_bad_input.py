@@ -145,7 +145,7 @@ def test_bad_fields_toml(tmp_path):
         ("[ad", "fields.toml: not valid TOML"),
         ('[adz]\nkind = "numeric"', "no column 'adz' .did you mean 'ad'"),
         ('[ad]\nkind = "number"', "kind must be one of"),
-        ("[ad]\nsize = 3", "unknown option 'size'"),
+        ("[ad]\nsize = 3", "no option 'size'"),
         ("[ad]\nmax_values = 0", "max_values must be an integer from 1"),
         ("[ad]\nhash = 1.5", "hash must be an integer"),
         ("[ad]\ncost = nan", "cost must be a number"),

@@ -123,7 +123,7 @@ def test_missing_urls(tmp_path, store, log):
         Dataset("memory://none")
     with pytest.raises(DataError, match="memory://none: no such file or directory"):
         prepare("memory://none", tmp_path / "out", **OPTIONS)
-    with pytest.raises(DataError, match="nosuch://x: unknown kind of URL"):
+    with pytest.raises(DataError, match="nosuch://x/dataset.json: unknown kind of URL"):
         Dataset("nosuch://x")
 
 

@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpfs.data.simulate import BestPossibleScores, _binned_auc, simulate
+from lpfs.data.simulate import simulate
 from lpfs.data.simulate_spec import PRESETS, FieldSpec, drift_factors, preset_spec
 from lpfs.data.simulate_world import (
     BLOCK_ROWS,
+    BestPossibleScores,
     Simulator,
+    _binned_auc,
     bag_to_ids,
     draw_zipf,
     frequencies,
-    iter_chunks,
     scramble_ids,
     sigmoid,
 )
@@ -25,7 +26,7 @@ from lpfs.errors import DataError, InputError
 @pytest.fixture(scope="module")
 def small() -> tuple[Simulator, list]:
     simulator = Simulator(preset_spec("small", 200_000, 4, 0), 0)
-    return simulator, [next(iter_chunks(simulator, day, 50_000, 50_000)) for day in range(4)]
+    return simulator, [next(simulator.chunks(day, 50_000, 50_000)) for day in range(4)]
 
 
 def digest(folder: Path) -> str:

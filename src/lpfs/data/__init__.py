@@ -7,7 +7,6 @@
     dataset.py    store/                                                        a Dataset, or some of its days
     stream.py     store/ -> reader -> batch                                     batches, in order or shuffled
     reencode.py   sources/ -> encoders/ -> store/ or batch                      other rows, encoded alike
-
 """
 
 from __future__ import annotations

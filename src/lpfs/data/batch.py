@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from lpfs.schema import Schema
 
 Index = npt.NDArray[np.int64]
 Bag = tuple[AnyArray, Index]  # values, and (n + 1,) offsets
+Rows = TypeVar("Rows", "Batch", "RowBlock")
 
 
 @dataclass(frozen=True)
@@ -39,47 +40,33 @@ class Batch:
     bags: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return self.labels.shape[0]
+        return len(self.labels)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
         """Return the batch on a device."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return map_rows(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory, from which copies to CUDA are asynchronous."""
-        return self._map(Tensor.pin_memory)
+        return map_rows(self, Tensor.pin_memory)
 
     def select(self, schema: Schema, names: Sequence[str]) -> Batch:
         """Return the batch with only these fields, in the order of ``schema``, the schema of this batch."""
         kept = {schema[name].name for name in names}
         if len(kept) == len(schema):
             return self
-        ids: list[int] = []
-        dense: list[int] = []
-        id_column = dense_column = 0
-        for item in schema:
-            if item.kind == "numeric":
-                dense += range(dense_column, dense_column + item.dim) if item.name in kept else ()
-                dense_column += item.dim
-            elif item.kind != "multi":
-                ids += [id_column] if item.name in kept else []
-                id_column += 1
-        columns = torch.tensor(dense, dtype=torch.long, device=self.dense.device)
+        id_names = [item.name for item in schema if item.kind == "categorical"]
+        dense_names = [item.name for item in schema if item.kind == "numeric" for _ in range(item.dim)]
+        ids, columns = (
+            torch.tensor([i for i, name in enumerate(names) if name in kept], dtype=torch.long, device=self.ids.device)
+            for names in (id_names, dense_names)
+        )
         return Batch(
-            self.ids.index_select(1, torch.tensor(ids, dtype=torch.long, device=self.ids.device)),
+            self.ids.index_select(1, ids),
             self.dense.index_select(1, columns),
             self.labels,
             None if self.missing is None else self.missing.index_select(1, columns),
             {name: bag for name, bag in self.bags.items() if name in kept},
-        )
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        return Batch(
-            function(self.ids),
-            function(self.dense),
-            function(self.labels),
-            None if self.missing is None else function(self.missing),
-            {name: (function(values), function(offsets)) for name, (values, offsets) in self.bags.items()},
         )
 
 
@@ -98,23 +85,11 @@ class RowBlock:
 
     def take(self, index: Index) -> RowBlock:
         """Return a copy of the rows at ``index``, in this order."""
-        return RowBlock(
-            self.ids.take(index, 0),
-            self.dense.take(index, 0),
-            self.labels.take(index, 0),
-            None if self.missing is None else self.missing.take(index, 0),
-            {name: take_bag(bag, index) for name, bag in self.bags.items()},
-        )
+        return map_rows(self, lambda array: array.take(index, 0), lambda _, bag: take_bag(bag, index))
 
     def slice(self, start: int, stop: int) -> RowBlock:
         """Return a view of rows ``start`` to ``stop`` (exclusive)."""
-        return RowBlock(
-            self.ids[start:stop],
-            self.dense[start:stop],
-            self.labels[start:stop],
-            None if self.missing is None else self.missing[start:stop],
-            {name: slice_bag(bag, start, stop) for name, bag in self.bags.items()},
-        )
+        return map_rows(self, lambda array: array[start:stop], lambda _, bag: slice_bag(bag, start, stop))
 
     def batch(self) -> Batch:
         """Return the rows as tensors that share this memory."""
@@ -128,6 +103,16 @@ class RowBlock:
                 for name, (values, offsets) in self.bags.items()
             },
         )
+
+
+def map_rows(rows: Rows, function: Callable[[Any], Any], bag_function: Callable[[str, Any], Any] | None = None) -> Rows:
+    """Apply a function to each array or tensor, and another one to the name and value of each bag."""
+    bags: Any = {
+        name: (function(bag[0]), function(bag[1])) if bag_function is None else bag_function(name, bag)
+        for name, bag in rows.bags.items()
+    }
+    missing = None if rows.missing is None else function(rows.missing)
+    return type(rows)(function(rows.ids), function(rows.dense), function(rows.labels), missing, bags)
 
 
 def concat_rows(blocks: Sequence[RowBlock]) -> RowBlock:
@@ -154,8 +139,7 @@ def take_bag(bag: Bag, index: Index) -> Bag:
     """Return the rows of a bag at ``index``, in this order."""
     values, offsets = bag
     starts, lengths = offsets[index], offsets[index + 1] - offsets[index]
-    ends = np.zeros(len(index) + 1, np.int64)
-    np.cumsum(lengths, out=ends[1:])
+    ends = bag_offsets(lengths)
     positions = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
     return values.take(positions), ends
 
@@ -163,6 +147,11 @@ def take_bag(bag: Bag, index: Index) -> Bag:
 def concat_bags(bags: Sequence[Bag]) -> Bag:
     """Return the rows of all bags, one bag after another."""
     lengths = np.concatenate([np.diff(offsets) for _, offsets in bags])
+    return np.concatenate([values for values, _ in bags]), bag_offsets(lengths)
+
+
+def bag_offsets(lengths: AnyArray) -> Index:
+    """Return the offsets of bags with the given numbers of values."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    return np.concatenate([values for values, _ in bags]), offsets
+    return offsets

@@ -65,22 +65,16 @@ class Dataset:
         )
 
     def label_counts(self) -> tuple[int, int]:
-        """Return the number of positive and of negative rows; positive is a non-zero label.
-
-        The counts of complete days come from ``dataset.json``. The label column is read only for days that are
-        partly in this Dataset.
-        """
+        """Return the number of positive (non-zero) and of negative labels; complete days are not read again."""
         if self.span not in self._label_counts:
             labels = Schema((), self.schema.label)  # no fields, no tasks: the reader opens the label files only
             reader = RowReader(self.location, labels, labels, self._manifest.days)
             positives = 0
             for day in self.table:
                 first, stop = self._starts[day.index], self._starts[day.index + 1]
-                low, high = max(first, self.span[0]), min(stop, self.span[1])
-                if (low, high) == (first, stop):
-                    positives += day.positives
-                else:
-                    positives += int(np.count_nonzero(reader.read([(low, high)]).labels))
+                part = max(first, self.span[0]), min(stop, self.span[1])
+                complete = part == (first, stop)
+                positives += day.positives if complete else int(np.count_nonzero(reader.read([part]).labels))
             self._label_counts[self.span] = positives, self.rows - positives
         return self._label_counts[self.span]
 
@@ -125,10 +119,7 @@ class Dataset:
             return tuple(self.days(first, stop) for first, stop in pairwise(edges))
         if min(fractions) <= 0 or abs(sum(fractions) - 1.0) > 1e-9:
             raise InputError(f"fractions must be above 0 and add up to 1, found {fractions}")
-        edges, total = [0], 0.0
-        for fraction in fractions:
-            total += fraction
-            edges.append(round(total * self.rows))
+        edges = [0, *(round(total * self.rows) for total in accumulate(fractions))]
         return tuple(self.part(first, stop) for first, stop in pairwise(edges))
 
     def stream(

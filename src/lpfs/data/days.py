@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy.typing as npt
 import polars as pl
 
 from lpfs.data.hashing import shuffled_positions
-from lpfs.data.parsing import SPLIT_WORDS, cast_column, detect_time_format, read_days, to_python_list
+from lpfs.data.parsing import SPLIT_WORDS, cast_column, detect_time_format, read_days, to_python_list, value_error
 from lpfs.data.sources.base import Chunk, Source
 from lpfs.errors import DataError
 
@@ -27,17 +26,11 @@ Progress = Callable[[Iterator[Chunk]], Iterator[Chunk]]
 
 
 class DayAssigner(ABC):
-    """Assigns rows to days.
+    """Assigns rows to days."""
 
-    Attributes:
-        days: names of the days in time order.
-        column: column that determines the day, if any.
-        roles: days of each part of a split, if there is one.
-    """
-
-    days: list[str]
-    column: str | None = None
-    roles: dict[str, list[str]] | None = None
+    days: list[str]  # names, in time order
+    column: str | None = None  # column that determines the day, if any
+    roles: dict[str, list[str]] | None = None  # days of each part of a split, if there is one
 
     @abstractmethod
     def assign(self, chunk: Chunk) -> list[DayPart]:
@@ -61,11 +54,9 @@ class DayByFile(DayAssigner):
         self.days = stems
 
     def assign(self, chunk: Chunk) -> list[DayPart]:
-        """Assign all rows of a file to its day."""
         return [(chunk.file, None)]
 
     def files(self, days: set[int]) -> list[int] | None:
-        """Return the files, whose indices are those of the days."""
         return sorted(days)
 
 
@@ -77,33 +68,24 @@ class DayByOrder(DayAssigner):
         width = len(str(parts - 1))
         self.days = [f"part_{index:0{width}d}" for index in range(parts)]
         self._starts = np.array([index * rows // parts for index in range(parts)])
-        self._rows, self._seed = rows, seed
-        self._row = 0
+        self._rows, self._seed, self._row = rows, seed, 0
 
     def start_at(self, row: int = 0) -> None:
-        """Start at a row."""
         self._row = row
 
     def assign(self, chunk: Chunk) -> list[DayPart]:
-        """Split a chunk where a part ends, or assign its rows at random."""
         start, stop = self._row, self._row + chunk.frame.height
         if stop > self._rows:
             raise _source_changed_error(chunk)
         self._row = stop
+        positions: Rows = np.arange(start, stop)
         if self._seed is not None:
-            return self._shuffled_days(start, stop, self._seed)
-        first, last = np.searchsorted(self._starts, [start, stop - 1], side="right") - 1
-        if first == last:
-            return [(int(first), None)]
-        bounds = [start, *self._starts[first + 1 : last + 1].tolist(), stop]
-        return [(int(first) + i, np.arange(a - start, b - start)) for i, (a, b) in enumerate(pairwise(bounds))]
-
-    def _shuffled_days(self, start: int, stop: int, seed: int) -> list[DayPart]:
-        """Assign each row to the part that contains its position in a random permutation of all rows."""
-        positions = shuffled_positions(np.arange(start, stop), self._rows, seed).astype(np.int64)
+            positions = shuffled_positions(positions, self._rows, self._seed).astype(np.int64)
         parts = np.searchsorted(self._starts, positions, side="right") - 1
         order = np.argsort(parts, kind="stable")  # keeps the row order within a part
         days, firsts = np.unique(parts[order], return_index=True)
+        if len(days) == 1:
+            return [(int(days[0]), None)]
         return [(int(day), rows) for day, rows in zip(days, np.split(order, firsts[1:]), strict=True)]
 
 
@@ -111,12 +93,10 @@ class DayByColumn(DayAssigner):
     """A column of days, dates or timestamps."""
 
     def __init__(self, column: str, format: str | None) -> None:
-        self.column = column
-        self.format = format
-        self.days = []
+        self.column, self.format, self.days = column, format, []
         self._index: dict[Any, int] = {}
         self._keys: dict[Any, None] = {}
-        self._last: Any = None
+        self._last: pl.Series | None = None  # the time of the last row
         self._detected: str | None = None
 
     def copy_empty(self) -> DayByColumn:
@@ -137,10 +117,8 @@ class DayByColumn(DayAssigner):
         for day in days:
             self._keys.setdefault(day)
         if len(self._keys) > MAX_DAYS:
-            raise DataError(
-                f"column {self.column!r}: more than {MAX_DAYS} days; is it the right time column? "
-                "give time_format if it is"
-            )
+            advice = "is it the right time column? give time_format if it is"
+            raise DataError(f"column {self.column!r}: more than {MAX_DAYS} days; {advice}")
 
     def seen(self) -> list[Any]:
         """Return the recorded days, in order of appearance."""
@@ -157,7 +135,6 @@ class DayByColumn(DayAssigner):
         self.days = [str(key) for key in keys]
 
     def assign(self, chunk: Chunk) -> list[DayPart]:
-        """Group the rows of a chunk by day, keeping their order."""
         days, _ = self._read(chunk)
         unique = to_python_list(days.unique())
         known = sorted((self._index[day], day) for day in unique if day in self._index)
@@ -168,19 +145,15 @@ class DayByColumn(DayAssigner):
         return [(index, np.flatnonzero((days == day).to_numpy())) for index, day in known]
 
     def _check_order(self, chunk: Chunk, order: pl.Series) -> None:
-        if not len(order):
-            return
-        full = order
-        if self._last is not None:
-            full = pl.concat([pl.Series(order.name, [self._last], order.dtype), order])
-        backwards = (full.slice(1) < full.head(len(full) - 1)).to_numpy()
-        self._last = order[-1]
+        before_first = order.head(1) if self._last is None else self._last.cast(order.dtype)
+        previous = pl.concat([before_first, order.head(len(order) - 1)])
+        self._last = order.tail(1)
+        backwards = order < previous
         if backwards.any():
-            before = int(backwards.argmax())
-            row = before + (len(order) == len(full))
+            row = int(backwards.arg_max() or 0)
             raise DataError(
                 f"{chunk.locate(row)}: column {self.column!r}: time goes backwards, {order[row]!r} after "
-                f"{full[before]!r}; sort the rows, or leave ordered out"
+                f"{previous[row]!r}; sort the rows, or leave ordered out"
             )
 
     def _read(self, chunk: Chunk) -> tuple[pl.Series, pl.Series]:
@@ -197,21 +170,15 @@ class DayByColumn(DayAssigner):
             self._detected = "date" if is_date else self.format or detect_time_format(values)
         days, order = read_days(values, self._detected)
         if days.null_count():
-            row = int(days.is_null().arg_max() or 0)
-            raise DataError(
-                f"{chunk.locate(row)}: column {self.column!r}: {values[row]!r:.60} cannot be read as a time "
-                f"({self._detected}); give time_format, for example '%y%m%d%H'"
-            )
+            problem = f"cannot be read as a time ({self._detected}); give time_format, for example '%y%m%d%H'"
+            raise value_error(values, days.is_null(), chunk.locate, problem)
         return days, order
 
 
 class DayBySplit(DayAssigner):
-    """Training rows by another assigner, followed by one day ``valid`` and one day ``test`` where they have rows.
+    """Training rows by the assigner ``train``, followed by one day ``valid`` and one day ``test`` if they have rows.
 
-    Args:
-        column: column with the role of each row.
-        train: assigner of the training rows; it gets no other rows.
-        counts: number of rows of each role.
+    ``column`` holds the role of each row, ``counts`` the number of rows of each role.
     """
 
     def __init__(self, column: str, train: DayAssigner, counts: dict[str, int]) -> None:
@@ -219,24 +186,20 @@ class DayBySplit(DayAssigner):
         holdout = [role for role in ROLES[1:] if counts[role]]
         duplicates = sorted(set(holdout) & set(train.days))
         if duplicates:
-            raise DataError(
-                f"column {train.column!r} names a day {duplicates[0]!r}, as does the split column {column!r}; "
-                "give only one of them"
-            )
+            both = f"column {train.column!r} and the split column {column!r} both name a day {duplicates[0]!r}"
+            raise DataError(f"{both}; give only one of them")
         self.days = [*train.days, *holdout]
         self.roles = {"train": list(train.days)} | {role: [role] if role in holdout else [] for role in ROLES[1:]}
 
     def start_at(self, row: int = 0) -> None:
-        """Prepare for another pass; ``row`` counts training rows."""
-        self._train.start_at(row)
+        self._train.start_at(row)  # counts training rows only
 
     def assign(self, chunk: Chunk) -> list[DayPart]:
-        """Assign training rows with the assigner of the training rows, the others to the days of their roles."""
         roles = read_roles(chunk, self.column or "")
         parts: list[DayPart] = []
         train_rows = np.flatnonzero(roles == 0)
         if len(train_rows):
-            for day, rows in self._train.assign(_take_rows(chunk, train_rows)):
+            for day, rows in self._train.assign(chunk.take(train_rows)):
                 parts.append((day, train_rows if rows is None else train_rows[rows]))
         for role in (1, 2):
             role_rows = np.flatnonzero(roles == role)
@@ -246,13 +209,7 @@ class DayBySplit(DayAssigner):
 
 
 def _source_changed_error(chunk: Chunk) -> DataError:
-    """Build the error for rows that do not match those from which the days were determined."""
     return DataError(f"{chunk.locate(0)}: the source changed while it was read; prepare it again")
-
-
-def _take_rows(chunk: Chunk, rows: Rows) -> Chunk:
-    """Return some rows of a chunk."""
-    return Chunk(chunk.frame[rows], chunk.file, lambda row: chunk.locate(int(rows[row])), chunk.consumed)
 
 
 def read_roles(chunk: Chunk, column: str) -> Rows:
@@ -263,19 +220,15 @@ def read_roles(chunk: Chunk, column: str) -> Rows:
     if values.null_count():
         row = int(values.is_null().arg_max() or 0)
         raise DataError(f"{chunk.locate(row)}: the split column {column!r} is missing; write train, valid or test")
-    names = cast_column(values, pl.String).str.strip_chars().str.to_lowercase()
-    roles = names.replace_strict(SPLIT_WORDS, default=None, return_dtype=pl.Int64)
+    names = cast_column(values, pl.String)
+    lower = names.str.strip_chars().str.to_lowercase()
+    roles = lower.replace_strict(SPLIT_WORDS, default=None, return_dtype=pl.Int64)
     if roles.null_count():
-        row = int(roles.is_null().arg_max() or 0)
-        words = cast_column(values, pl.String).unique(maintain_order=True)
-        listed = ", ".join(f"{word!r:.60}" for word in words.head(MAX_QUOTED))
-        listed += " …" if len(words) > MAX_QUOTED else ""
-        raise DataError(
-            f"{chunk.locate(row)}: the split column {column!r} holds {listed}; allowed values are "
-            f"{', '.join(SPLIT_WORDS)}"
-        )
-    result: Rows = roles.to_numpy()
-    return result
+        row, words = int(roles.is_null().arg_max() or 0), names.unique(maintain_order=True)
+        listed = ", ".join(f"{word!r:.60}" for word in words.head(MAX_QUOTED)) + " …" * (len(words) > MAX_QUOTED)
+        allowed = ", ".join(SPLIT_WORDS)
+        raise DataError(f"{chunk.locate(row)}: the split column {column!r} holds {listed}; allowed are {allowed}")
+    return np.asarray(roles, np.int64)
 
 
 def make_day_assigner(
@@ -322,11 +275,10 @@ def count_roles(
             continue
         if split is not None:
             roles = read_roles(chunk, split)
-            for index, role in enumerate(ROLES):
-                counts[role] += int(np.count_nonzero(roles == index))
-            chunk = _take_rows(chunk, np.flatnonzero(roles == 0))
-        else:
-            counts["train"] += chunk.frame.height
+            for index in (1, 2):
+                counts[ROLES[index]] += int(np.count_nonzero(roles == index))
+            chunk = chunk.take(np.flatnonzero(roles == 0))
+        counts["train"] += chunk.frame.height
         if by_time is not None and chunk.frame.height:
             by_time.scan(chunk, ordered=ordered)
     return counts
@@ -336,10 +288,7 @@ def day_assigner_from_counts(
     split: str | None, by_time: DayByColumn | None, counts: Counter[str], parts: int | str, shuffle: int | None
 ) -> DayAssigner:
     """Return the day assigner of a scanned source; time and row order are those of the training rows."""
-    train: DayAssigner
-    if by_time is None:
-        train = DayByOrder(counts["train"], int(parts), shuffle)
-    else:
+    if by_time is not None:
         by_time.finalize()
-        train = by_time
+    train = by_time or DayByOrder(counts["train"], int(parts), shuffle)
     return train if split is None else DayBySplit(split, train, counts)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lpfs._console import Console
 from lpfs.data.days import DayAssigner
 from lpfs.data.encoders import make_encoder
 from lpfs.data.encoders.base import Encoder
-from lpfs.data.passes import DayRows, LabelCopies, observe
+from lpfs.data.passes import DayRows, DuplicateColumns, LabelCopies, hash_arrays, make_pool, map_fields
 from lpfs.data.planning import PrepareOptions, PreparePlan
 from lpfs.errors import DataError
 
@@ -19,37 +19,25 @@ MIN_COVERED = 0.5  # share of the training values below which a vocabulary is re
 
 @dataclass(frozen=True)
 class FitResult:
-    """Result of a pass over the training days.
+    """Result of a pass over the training days."""
 
-    Args:
-        encoders: one fitted encoder per field.
-        duplicates: {column: an earlier column with the same content}.
-        label_copies: columns that determine the label in every row.
-        rows: number of rows, after sampling of negatives.
-        positives: number of positive rows.
-    """
-
-    encoders: Sequence[Encoder]
-    duplicates: Mapping[str, str]
-    label_copies: Sequence[str]
-    rows: int
+    encoders: Sequence[Encoder]  # one fitted encoder per field
+    duplicates: Mapping[str, str]  # {column: an earlier column with the same content}
+    label_copies: Sequence[str]  # columns that determine the label in every row
+    rows: int  # after sampling of negatives
     positives: int
 
 
 def training_days(assigner: DayAssigner, options: PrepareOptions) -> int:
     """Return the number of first days on which vocabularies and scales are fitted."""
-    if assigner.roles:
-        default = available = len(assigner.roles["train"])
-        if not available:
-            raise DataError(f"the split column {options.split!r}: no row is for training; the days are {assigner.days}")
-    else:
-        available = len(assigner.days)
-        default = max(1, available - 1)
-    if options.train is not None and options.train > available:
-        raise DataError(
-            f"train: {options.train} training days, but there are {available}; give more rows, or fewer such days"
-        )
-    return default if options.train is None else options.train
+    available = len(assigner.roles["train"] if assigner.roles else assigner.days)
+    if not available:
+        raise DataError(f"the split column {options.split!r}: no row is for training; the days are {assigner.days}")
+    if options.train is None:
+        return available if assigner.roles else max(1, available - 1)
+    if options.train > available:
+        raise DataError(f"train: {options.train} training days, but there are {available}; give fewer, or more rows")
+    return options.train
 
 
 def new_encoders(plan: PreparePlan, first: int = 0) -> list[Encoder]:
@@ -67,19 +55,22 @@ def columns_to_read(plan: PreparePlan, encoders: Sequence[Encoder]) -> list[str]
 
 def observe_training_rows(parts: Iterable[DayRows], plan: PreparePlan) -> FitResult:
     """Fit one encoder per field on the training rows."""
-    encoders, label = new_encoders(plan), plan.options.label
-    rows, positives, copies = 0, 0, LabelCopies(encoder.name for encoder in encoders)
-
-    def counted() -> Iterator[DayRows]:
-        nonlocal rows, positives
+    encoders, rows, positives = new_encoders(plan), 0, 0
+    duplicates, copies = DuplicateColumns(encoders), LabelCopies(encoder.name for encoder in encoders)
+    with make_pool() as pool:
         for part in parts:
-            rows += part.frame.height
-            positives += int(part.labels[label].sum())
-            copies.add(part.frame, part.labels[label])
-            yield part
+            labels = part.labels[plan.options.label]
+            rows, positives = rows + part.frame.height, positives + int(labels.sum())
+            copies.add(part.frame, labels)
 
-    duplicates = observe(counted(), encoders).result()
-    return FitResult(encoders, duplicates, copies.result(), rows, positives)
+            def observe_field(encoder: Encoder, part: DayRows = part) -> bytes | None:
+                signature = encoder.observe(part.frame[encoder.name], part.locate)
+                return hash_arrays(signature()) if duplicates.needs(encoder.name) else None
+
+            digests = map_fields(pool, encoders, observe_field, part.frame.height)
+            duplicates.add({name: digest for name, digest in digests.items() if digest is not None})
+        map_fields(pool, encoders, lambda encoder: encoder.finish(), rows)
+    return FitResult(encoders, duplicates.result(), copies.result(), rows, positives)
 
 
 def select_encoders(plan: PreparePlan, fit: FitResult, console: Console) -> tuple[list[Encoder], dict[str, str]]:
@@ -100,7 +91,9 @@ def select_encoders(plan: PreparePlan, fit: FitResult, console: Console) -> tupl
             f"{plan.source.files[0]}: every column is constant in the training days; "
             "give more rows or other training days, or keep all columns (--keep-all, keep_all=True)"
         )
-    _report_dropped(dropped, console, kept=keep_all)
+    for reason in dict.fromkeys(dropped.values()):
+        names = ", ".join(repr(name) for name in dropped if dropped[name] == reason)
+        console.message(f"{'kept on request' if keep_all else 'dropped'}, {reason}: {names}")
     _warn_small_vocabularies(kept, console)
     return kept, dropped
 
@@ -108,24 +101,14 @@ def select_encoders(plan: PreparePlan, fit: FitResult, console: Console) -> tupl
 def _check_labels(plan: PreparePlan, fit: FitResult, console: Console) -> None:
     """Raise DataError if the positive value never occurs; report if all training labels are equal."""
     label, positive = plan.options.label, plan.options.positive
+    if positive is not None and not fit.positives:
+        values = plan.source.sample(QUOTED_ROWS)[label].unique(maintain_order=True).head(5).to_list()
+        raise DataError(
+            f"label {label!r}: no row of the training days holds {positive!r}; "
+            f"the first rows hold {', '.join(map(repr, values))}"
+        )
     if fit.positives in (0, fit.rows):
-        if positive is not None and not fit.positives:
-            values = plan.source.sample(QUOTED_ROWS)[label].unique(maintain_order=True).head(5).to_list()
-            raise DataError(
-                f"label {label!r}: no row of the training days holds {positive!r}; "
-                f"the first rows hold {', '.join(map(repr, values))}"
-            )
         console.message(f"label {label!r} is {int(fit.positives > 0)} in every training row: no model can be trained")
-
-
-def _report_dropped(dropped: Mapping[str, str], console: Console, *, kept: bool) -> None:
-    """Report columns without information, grouped by reason."""
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in dropped.items():
-        by_reason.setdefault(reason, []).append(name)
-    for reason, names in by_reason.items():
-        verb = "kept on request" if kept else "dropped"
-        console.message(f"{verb}, {reason}: {', '.join(map(repr, names))}")
 
 
 def _warn_small_vocabularies(encoders: list[Encoder], console: Console) -> None:

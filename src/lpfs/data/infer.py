@@ -64,18 +64,16 @@ def infer_list(column: pl.Series) -> FieldPlan:
     if inner.is_nested() or inner in (pl.Binary, pl.Object):
         return FieldPlan(column.name, "ignore", why=f"a list of {inner} cannot be used; flatten it")
     if inner.is_float() or inner.is_decimal():
-        widths = column.drop_nulls().list.len().unique().to_list()
-        if len(widths) == 1 and widths[0]:
-            reason = f"lists of {widths[0]} numbers"
-            return FieldPlan(column.name, "numeric", width=int(widths[0]), transform="none", why=reason)
+        width, *other_widths = column.drop_nulls().list.len().unique().to_list() or [0]
+        if width and not other_widths:
+            return FieldPlan(column.name, "numeric", width=width, transform="none", why=f"lists of {width} numbers")
         return FieldPlan(column.name, "ignore", why="lists of floats of different lengths")
     return FieldPlan(column.name, "multi", why="a list column")
 
 
 def infer_text(column: pl.Series) -> FieldPlan:
     """Distinguish numbers, dates, bags, splits and row identifiers from plain categories."""
-    name = column.name
-    values = column.drop_nulls()
+    name, values = column.name, column.drop_nulls()
     if not len(values):
         return FieldPlan(name, why="no value in the sample")
     numbers = _text_as_numbers(values)
@@ -113,22 +111,18 @@ def _text_as_numbers(values: pl.Series) -> pl.Series | None:
     others = values.filter(numbers.is_null()).unique()
     if numbers.null_count() == len(values) or len(others) > len(MISSING_NUMBER_TEXTS):
         return None
-    if any(text.strip().lower() not in MISSING_NUMBER_TEXTS for text in others.to_list()):
-        return None
-    if bool(values.filter(numbers.is_not_null()).str.contains(LEADING_ZERO).any()):  # a code: 007 is not 7
-        return None
-    return numbers
+    unknown = any(text.strip().lower() not in MISSING_NUMBER_TEXTS for text in others.to_list())
+    codes = bool(values.filter(numbers.is_not_null()).str.contains(LEADING_ZERO).any())  # 007 is not 7
+    return None if unknown or codes else numbers
 
 
 def _max_abs(numbers: pl.Series) -> float:
-    """Return the largest absolute value."""
     return float(numbers.abs().max() or 0)  # type: ignore[arg-type]
 
 
 def infer_integers(column: pl.Series, description: str, numbers: pl.Series | None = None) -> FieldPlan:
     """Distinguish codes and identifiers from counts and amounts."""
-    name = column.name
-    values = column.drop_nulls() if numbers is None else numbers.drop_nulls()
+    name, values = column.name, (column if numbers is None else numbers).drop_nulls()
     if not len(values):
         return FieldPlan(name, why="no value in the sample")
     distinct = values.n_unique()
@@ -140,9 +134,9 @@ def infer_integers(column: pl.Series, description: str, numbers: pl.Series | Non
         return FieldPlan(name, "ignore", why="the row number")
     if max(-low, high) >= MAX_EXACT:
         return infer_long_integers(column)
-    if unique and is_identifier(name):
-        return FieldPlan(name, "ignore", why=ROW_IDENTIFIER)
-    if is_identifier(name):
+    if IDENTIFIER.search(name) or IDENTIFIER.search(name.lower()):
+        if unique:
+            return FieldPlan(name, "ignore", why=ROW_IDENTIFIER)
         return FieldPlan(name, why=f"named like an identifier, {_describe_count(distinct, column)}")
     if distinct <= max(2, min(MAX_CODES, len(values) // 20)):
         return FieldPlan(name, why=f"{description}, only {distinct} values")
@@ -157,21 +151,14 @@ def infer_long_integers(column: pl.Series) -> FieldPlan:
     return FieldPlan(column.name, why=f"too long for an amount, {_describe_count(distinct, column)}")
 
 
-def is_identifier(name: str) -> bool:
-    """Return whether a column is named like an identifier: ad_id, userId, zip."""
-    return bool(IDENTIFIER.search(name) or IDENTIFIER.search(name.lower()))
-
-
 def infer_floats(column: pl.Series) -> FieldPlan:
     """Keep floats as numbers, except codes that are floats only because some are missing."""
     numbers = column.cast(pl.Float64).fill_nan(None)
-    values = numbers.drop_nulls()
-    values = values.filter(values.is_finite())
+    values = numbers.filter(numbers.is_finite())
     if len(values) and numbers.null_count() and bool((values == values.round()).all()):
         return infer_integers(column, "integers, some missing", numbers=values)
     return FieldPlan(column.name, "numeric", why=f"numbers, {_describe_count(values.n_unique(), column)}")
 
 
 def _describe_count(distinct: int, column: pl.Series) -> str:
-    """Return the number of distinct values in the sample as text."""
     return f"{distinct:,} value{'s' * (distinct != 1)} in {len(column):,} rows"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,12 @@ def to_python_list(values: pl.Series) -> list[Any]:
         return values.to_list()
     except (ValueError, OverflowError, pl.exceptions.PanicException) as error:
         raise DataError(f"column {values.name!r} holds an invalid value ({error})") from error
+
+
+def value_error(values: pl.Series, invalid: pl.Series, locate: Callable[[int], str], problem: str) -> DataError:
+    """Return the error for the first of the invalid values of a column."""
+    row = int(invalid.arg_max() or 0)
+    return DataError(f"{locate(row)}: column {values.name!r}: {values[row]!r:.60} {problem}")
 
 
 def decode_dictionary_columns(frame: pl.DataFrame) -> pl.DataFrame:
@@ -85,8 +91,7 @@ def detect_time_format(values: pl.Series) -> str:
     if numbers.null_count() or not bool((numbers == numbers.round()).all()):
         return "name"
     low, high = float(numbers.min() or 0), float(numbers.max() or 0)  # type: ignore[arg-type]
-    unit = unix_unit(low, high)
-    if unit is not None:
+    if unit := unix_unit(low, high):
         return f"unix {unit}"
     return "%Y%m%d" if low >= 19000101 and high <= 21001231 else "number"
 
@@ -126,6 +131,5 @@ def read_days(values: pl.Series, time_format: str) -> tuple[pl.Series, pl.Series
             return cast_column(times, pl.Date), times
         dates = text.str.to_date(time_format, strict=False)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        reason = str(error).splitlines()[0][:120]
-        raise DataError(f"time_format {time_format!r} cannot be used: {reason}") from error
+        raise DataError(f"time_format {time_format!r} cannot be used: {first_line(error)}") from error
     return dates, dates

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,17 +35,11 @@ Columns = dict[str, dict[str, Any]]  # {argument of ``DayWriter.append``: {field
 
 @dataclass(frozen=True)
 class PieceStart:
-    """Counts of the rows before the first chunk of a piece, which need not be the first of the log.
+    """Counts of the rows before the first chunk of a piece, which need not be the first of the log."""
 
-    Args:
-        row: number of rows; of training rows, where the log has a split column.
-        days: number of rows of each day.
-        trained: number of rows of the training days, after sampling of negatives.
-    """
-
-    row: int = 0
-    days: Mapping[int, int] = field(default_factory=dict)
-    trained: int = 0
+    row: int = 0  # number of rows; of training rows, where the log has a split column
+    days: Mapping[int, int] = field(default_factory=dict)  # number of rows of each day
+    trained: int = 0  # number of rows of the training days, after sampling of negatives
 
 
 FIRST_PIECE = PieceStart()
@@ -53,18 +47,11 @@ FIRST_PIECE = PieceStart()
 
 @dataclass(frozen=True)
 class DayRows:
-    """Rows of a chunk sorted by day, after sampling of negatives.
+    """Rows of a chunk sorted by day, after sampling of negatives."""
 
-    Args:
-        days: (day, number of rows) in order.
-        frame: the rows.
-        labels: label and tasks as 0 and 1.
-        locate: describes the location of a row, for messages.
-    """
-
-    days: tuple[tuple[int, int], ...]
+    days: tuple[tuple[int, int], ...]  # (day, number of rows) in order
     frame: pl.DataFrame
-    labels: Labels
+    labels: Labels  # label and tasks as 0 and 1
     locate: RowLocator
 
 
@@ -89,23 +76,19 @@ def day_rows(
         sampled: list[tuple[int, AnyArray]] = []
         for day, rows in parts:
             rows = np.arange(frame.height) if rows is None else rows
-            first = seen[day]
-            seen[day] += len(rows)
             if days is None or day in days:
                 rate = options.negative_rate(assigner.days[day])
-                kept = sample_negatives(rows, labels[options.label], first, rate, options.seed, day)
+                kept = sample_negatives(rows, labels[options.label], seen[day], rate, options.seed, day)
                 sampled.append((day, kept))
+            seen[day] += len(rows)
         counts = tuple((day, len(rows)) for day, rows in sampled if len(rows))
         if len(counts) == 1 and counts[0][1] == frame.height:
             yield DayRows(counts, frame, labels, chunk.locate)
         elif counts:
             selected = np.concatenate([rows for _, rows in sampled])
-            yield DayRows(
-                counts,
-                frame[selected],
-                {name: values[selected] for name, values in labels.items()},
-                lambda row, locate=chunk.locate, selected=selected: locate(int(selected[row])),  # type: ignore[misc]
-            )
+            part = replace(chunk, frame=frame).take(selected)
+            labels = {name: values[selected] for name, values in labels.items()}
+            yield DayRows(counts, part.frame, labels, part.locate)
 
 
 def sample_negatives(rows: AnyArray, labels: AnyArray, first: int, rate: float, seed: int, day: int) -> AnyArray:
@@ -139,8 +122,11 @@ def read_label(values: pl.Series, options: PrepareOptions, locate: RowLocator) -
         if values.dtype.is_nested() or values.dtype in (pl.Binary, pl.Object):
             raise DataError(f"{role} {values.name!r} is a column of {values.dtype}; it must hold 0 and 1")
         return (cast_column(values, pl.String) == options.positive).to_numpy().astype(np.uint8)
-
-    numbers = _labels_as_numbers(values, locate)
+    if values.dtype == pl.String:
+        words = values.str.strip_chars().str.to_lowercase().replace(BOOLEAN_WORDS)
+        numbers = cast_column(words, pl.Float64, strict=False).to_numpy()  # NaN for any other text
+    else:
+        numbers = as_numbers(values, locate)
     invalid = (numbers != 0) & (numbers != 1)
     if invalid.any():
         row = int(invalid.argmax())
@@ -149,14 +135,6 @@ def read_label(values: pl.Series, options: PrepareOptions, locate: RowLocator) -
             "repair the rows, or say which value counts as 1: positive='yes', or --positive yes"
         )
     return numbers.astype(np.uint8)
-
-
-def _labels_as_numbers(values: pl.Series, locate: RowLocator) -> npt.NDArray[np.float64]:
-    """Return labels as numbers, true and false as 1 and 0; NaN for any other text."""
-    if values.dtype != pl.String:
-        return as_numbers(values, locate)
-    words = values.str.strip_chars().str.to_lowercase().replace(BOOLEAN_WORDS)
-    return cast_column(words, pl.Float64, strict=False).to_numpy()
 
 
 class DuplicateColumns:
@@ -180,11 +158,8 @@ class DuplicateColumns:
     def result(self) -> dict[str, str]:
         """Return {column: the first column with the same content}."""
         first: dict[bytes, str] = {}
-        duplicates = {}
-        for name, digest in self._digest.items():
-            if name in self._candidates and first.setdefault(digest, name) != name:
-                duplicates[name] = first[digest]
-        return duplicates
+        equal = {name: first.setdefault(self._digest[name], name) for name in self._digest if self.needs(name)}
+        return {name: original for name, original in equal.items() if name != original}
 
 
 def hash_arrays(arrays: Iterable[AnyArray]) -> bytes:
@@ -205,8 +180,7 @@ class LabelCopies:
     def add(self, frame: pl.DataFrame, labels: AnyArray) -> None:
         """Add rows; a column with more than two values, or with one value for both labels, is removed."""
         for name, pairs in list(self._pairs.items()):
-            column = frame[name]
-            dtype = column.dtype
+            column, dtype = frame[name], frame[name].dtype
             unsupported = dtype.is_nested() or dtype.is_temporal() or dtype == pl.Object  # a date may be out of range
             if unsupported or column.head(FIRST_ROWS).n_unique() > 2:
                 del self._pairs[name]
@@ -240,32 +214,11 @@ def make_pool(threads: int | None = None) -> ThreadPoolExecutor:
 
 
 def map_fields(
-    pool: ThreadPoolExecutor,
-    encoders: Sequence[Encoder],
-    function: Callable[[Encoder], Any],
-    rows: int = MIN_PARALLEL_ROWS,
+    pool: ThreadPoolExecutor, encoders: Sequence[Encoder], function: Callable[[Encoder], Any], rows: int
 ) -> dict[str, Any]:
     """Return {field: result of a function of its encoder}, computed in parallel if there are enough rows."""
     results = pool.map(function, encoders) if rows >= MIN_PARALLEL_ROWS else map(function, encoders)
     return dict(zip((encoder.name for encoder in encoders), results, strict=True))
-
-
-def observe(parts: Iterable[DayRows], encoders: Sequence[Encoder]) -> DuplicateColumns:
-    """Fit every encoder on the training rows; return the duplicate columns."""
-    duplicates = DuplicateColumns(encoders)
-    with make_pool() as pool:
-        rows = 0
-        for part in parts:
-            rows += part.frame.height
-
-            def observe_field(encoder: Encoder, part: DayRows = part) -> bytes | None:
-                signature = encoder.observe(part.frame[encoder.name], part.locate)
-                return hash_arrays(signature()) if duplicates.needs(encoder.name) else None
-
-            digests = map_fields(pool, encoders, observe_field, part.frame.height)
-            duplicates.add({name: digest for name, digest in digests.items() if digest is not None})
-        map_fields(pool, encoders, lambda encoder: encoder.finish(), rows)
-    return duplicates
 
 
 def encode(
@@ -291,14 +244,14 @@ def split_by_day(part: DayRows, columns: Columns) -> Iterator[tuple[int, Columns
     start = 0
     for day, rows in part.days:
         stop = start + rows
-        arrays = {
-            argument: {name: values[start:stop] for name, values in columns[argument].items()}
-            for argument in ("ids", "dense")
+        arrays = {"ids": columns["ids"], "dense": columns["dense"], "labels": part.labels}
+        day_columns: Columns = {
+            argument: {name: values[start:stop] for name, values in fields.items()}
+            for argument, fields in arrays.items()
         }
-        bags = {
+        day_columns["bags"] = {
             name: (values[ends[name][start] : ends[name][stop]], lengths[start:stop])
             for name, (values, lengths) in columns["bags"].items()
         }
-        labels = {name: values[start:stop] for name, values in part.labels.items()}
-        yield day, {**arrays, "bags": bags, "labels": labels}
+        yield day, day_columns
         start = stop

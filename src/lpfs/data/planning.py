@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from lpfs._validation import did_you_mean, is_number
+from lpfs._validation import check_name, is_number
 from lpfs.data.fields import FieldPlan, apply_corrections, check_columns, read_fields
 from lpfs.data.sources import open_source
 from lpfs.errors import DataError, InputError
@@ -17,7 +17,6 @@ from lpfs.errors import DataError, InputError
 if TYPE_CHECKING:
     from lpfs.data.sources.base import Source
 
-NO_LABEL = "say which column is the label: label='click', or --label click"
 MAX_NAMES = 12  # columns listed in an error message
 MAX_PARTS = 4000  # parts of a log without a time column
 TIME_FORMATS = ("iso", "number", "name", "unix s", "unix ms", "unix us", "unix ns")  # besides strptime formats
@@ -65,54 +64,28 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """How a log becomes a Dataset.
+    """How a log becomes a Dataset."""
 
-    Args:
-        label: label column, 0 or 1.
-        tasks: columns of further labels.
-        time: column that orders the rows; None: row order.
-        time_format: format of the time column: strptime ('%y%m%d%H'), or 'unix s', 'unix ms', 'number', 'name',
-            'iso'; detected from the first rows if None.
-        parts: number of parts into which the row order is split without a time column; 'files': one per file.
-        shuffle: assign rows to those parts at random, by ``seed``; for a table sorted by something else than time.
-        split: column with the role of each row, train, valid or test. The days are those of the training rows,
-            followed by ``valid`` and ``test``.
-        ordered: rows must be in time order; a step back in time is an error.
-        train: number of first days on which vocabularies and scales are fitted; None: all but the last, or with
-            ``split`` all days of training rows.
-        negatives: share of the negatives to keep, on every day or {day: share}.
-        seed: seed of the sampling of negatives and of ``shuffle``.
-        min_count: values that occur less often in the training days share the id of unseen values.
-        max_values: keep only this many of the most frequent values of a field.
-        hash: hash all categorical values modulo this range instead of keeping vocabularies.
-        bins: split all numeric columns into this many quantile bins; ``auto``: by the number of training rows.
-        separator: separator of a text table; None: detected from its first line.
-        header: whether text tables have a header; or the column names, where they have none.
-        missing: further texts that mean a missing value.
-        positive: label value that counts as 1, where the label is not 0 and 1.
-        keep_all: keep constant and duplicate columns.
-    """
-
-    label: str
-    tasks: tuple[str, ...] = ()
-    time: str | None = None
-    time_format: str | None = None
-    parts: int | str = 10
-    shuffle: bool = False
-    split: str | None = None
-    ordered: bool = False
-    train: int | None = None
-    negatives: float | Mapping[str, float] = 1.0
-    seed: int = 0
-    min_count: int = 1
-    max_values: int | None = None
-    hash: int | None = None
-    bins: int | str | None = None
-    separator: str | None = None
-    header: bool | Sequence[str] = True
-    missing: tuple[str, ...] = ()
-    positive: str | None = None
-    keep_all: bool = False
+    label: str  # label column, 0 or 1
+    tasks: tuple[str, ...] = ()  # columns of further labels
+    time: str | None = None  # column that orders the rows; None: row order
+    time_format: str | None = None  # strptime format ('%y%m%d%H') or one of TIME_FORMATS; None: detected
+    parts: int | str = 10  # parts into which the row order is split without a time column; 'files': one per file
+    shuffle: bool = False  # assign rows to these parts at random; for a table sorted by something else than time
+    split: str | None = None  # column with the role of each row (train, valid, test); days are those of training rows
+    ordered: bool = False  # rows must be in time order; a step back in time is an error
+    train: int | None = None  # first days on which encoders are fitted; None: all but the last, or all of the split
+    negatives: float | Mapping[str, float] = 1.0  # share of the negatives to keep, on every day or {day: share}
+    seed: int = 0  # seed of the sampling of negatives and of shuffle
+    min_count: int = 1  # values that occur less often in the training days share the id of unseen values
+    max_values: int | None = None  # keep only this many of the most frequent values of a field
+    hash: int | None = None  # hash all categorical values modulo this range instead of keeping vocabularies
+    bins: int | str | None = None  # quantile bins of all numeric columns; auto: by the number of training rows
+    separator: str | None = None  # separator of a text table; None: detected from its first line
+    header: bool | Sequence[str] = True  # whether text tables have a header; or the names, where they have none
+    missing: tuple[str, ...] = ()  # further texts that mean a missing value
+    positive: str | None = None  # label value that counts as 1, where the label is not 0 and 1
+    keep_all: bool = False  # keep constant and duplicate columns
 
     def __post_init__(self) -> None:
         def require(condition: bool, option: str, expected: str) -> None:
@@ -124,16 +97,12 @@ class PrepareOptions:
             object.__setattr__(self, option, (value,) if isinstance(value, str) else tuple(value))
         label, tasks, by_file = self.label, self.tasks, self.parts == "files"
         require(isinstance(label, str) and bool(label), "label", "the name of a column")
-        different = len({label, *tasks}) == 1 + len(tasks)
-        require(different, "tasks", f"different columns, none of them the label {label!r}")
+        require(len({label, *tasks}) == 1 + len(tasks), "tasks", f"different columns, none of them the label {label!r}")
         valid_parts = by_file or (type(self.parts) is int and 1 <= self.parts <= MAX_PARTS)
         require(valid_parts, "parts", f"an integer from 1 to {MAX_PARTS}, or 'files'")
         require(type(self.shuffle) is bool, "shuffle", "true or false")
-        require(
-            not self.shuffle or self.time is None,
-            "shuffle",
-            f"left out: column {self.time!r} orders the rows, a random split would mix past and future",
-        )
+        mixed = f"left out: column {self.time!r} orders the rows, a random split would mix past and future"
+        require(not self.shuffle or self.time is None, "shuffle", mixed)
         require(not self.shuffle or not by_file, "shuffle", "left out when a day is a file (parts 'files')")
         if self.split is not None:
             separate = self.split not in (label, *tasks, self.time)
@@ -146,8 +115,7 @@ class PrepareOptions:
         valid_rates = all(is_number(rate) and 0 < rate <= 1 for rate in rates)
         require(valid_rates, "negatives", "a share above 0 and at most 1")
         require(not self.ordered or self.time is not None, "ordered", "used together with a time column")
-        time_format = self.time_format
-        valid_format = time_format is None or "%" in time_format or time_format in TIME_FORMATS
+        valid_format = self.time_format in (None, *TIME_FORMATS) or "%" in (self.time_format or "")
         require(valid_format, "time_format", f"a strptime format with %, or one of {', '.join(TIME_FORMATS)}")
         FieldPlan(  # checks the options that hold for every field
             "every field", min_count=self.min_count, max_values=self.max_values, hash=self.hash, bins=self.bins
@@ -168,32 +136,21 @@ class PrepareOptions:
 
     def negative_rate(self, day: str) -> float:
         """Return the share of the negatives to keep on a day."""
-        if isinstance(self.negatives, Mapping):
-            return float(self.negatives.get(day, 1.0))
-        return float(self.negatives)
+        return float(self.negatives.get(day, 1.0) if isinstance(self.negatives, Mapping) else self.negatives)
 
     def to_json(self) -> dict[str, Any]:
         """Return the options as JSON values."""
-        values = asdict(self)
-        values["header"] = self.header if isinstance(self.header, bool) else list(self.header)
-        return values
+        return asdict(self) | {"header": self.header if isinstance(self.header, bool) else list(self.header)}
 
 
 @dataclass(frozen=True)
 class PreparePlan:
-    """How a source is prepared.
-
-    Args:
-        source: the opened log.
-        options: options of prepare.
-        plans: one plan per column, label and tasks excluded.
-        labelled: whether the source has the label and the tasks.
-    """
+    """How a source is prepared."""
 
     source: Source
     options: PrepareOptions
-    plans: tuple[FieldPlan, ...]
-    labelled: bool = True
+    plans: tuple[FieldPlan, ...]  # one per column, label and tasks excluded
+    labelled: bool = True  # whether the source has the label and the tasks
 
     @property
     def title(self) -> str:
@@ -211,25 +168,25 @@ def plan_log(
     **options: Any,
 ) -> PreparePlan:
     """Plan from the first rows what ``prepare`` does with each column; writes nothing."""
-    defaults = _preset_options(preset) if preset is not None else {}
+    if preset is not None:
+        check_name(preset, PRESETS, "preset")
+    defaults = dict(PRESETS[preset]) if preset is not None else {}
     layout = defaults.pop("fields", {})
     options = {"label": label, "time": time, **options}
     values = {**defaults, **{name: value for name, value in options.items() if value is not None}}
     corrections = read_fields(fields)
-    if "label" not in values:
-        settings = build_options({**values, "label": "a label"})  # report other mistakes first
-        raise InputError(f"{NO_LABEL}; {_describe_columns(source, settings)}")
-    settings = build_options(values)
+    settings = build_options({"label": "a label", **values})
     table = open_source(source, separator=settings.separator, header=settings.header)
+    if "label" not in values:  # after other mistakes were reported
+        more = f" and {len(table.names) - MAX_NAMES} more" if len(table.names) > MAX_NAMES else ""
+        listed = ", ".join(table.names[:MAX_NAMES]) + more
+        raise InputError(f"say which column is the label: label='click', or --label click; the columns are {listed}")
     targets = (settings.label, *settings.tasks)
     absent = [name for name in layout if name not in table.names]
     if absent:
         raise DataError(f"{table.files[0]}: not the layout of {preset}: column {absent[0]!r} is missing")
     check_columns(targets, table.names, "label")
-    for option in ("time", "split"):
-        column = getattr(settings, option)
-        if column is not None:
-            check_columns([column], table.names, option)
+    check_row_columns(settings, table)
     if settings.split is not None and corrections.get(settings.split, {"kind": "ignore"}) != {"kind": "ignore"}:
         raise InputError(f"fields: {settings.split!r} is the split column, and cannot be a field too")
     check_columns(corrections, table.names, "fields" if isinstance(fields, Mapping) else str(fields))
@@ -247,10 +204,15 @@ def plan_log(
         if name not in targets
     ]
     if settings.time is None and "parts" not in values:
-        times = [field.name for field in inferred if field.why == TIME_REASON]
-        times = [name for name in times if name not in corrections and name != settings.split]
+        excluded = {*corrections, settings.split}
+        times = [field.name for field in inferred if field.why == TIME_REASON and field.name not in excluded]
         if len(times) == 1:
-            settings = _use_time_column(times[0], settings)
+            if settings.shuffle:
+                raise InputError(
+                    f"shuffle: column {times[0]!r} holds times, a random split would mix past and future; "
+                    "leave shuffle out to order the rows by it, or give parts to leave the time out"
+                )
+            settings = replace(settings, time=times[0])
     plans = []
     for field in apply_corrections(inferred, corrections):
         if field.name == settings.time and not corrections.get(field.name):
@@ -263,38 +225,17 @@ def plan_log(
     return PreparePlan(table, settings, tuple(plans))
 
 
-def _preset_options(name: str) -> dict[str, Any]:
-    """Return the options of a preset."""
-    if name not in PRESETS:
-        raise InputError(f"no preset {name!r}{did_you_mean(name, PRESETS)}; there are {', '.join(PRESETS)}")
-    return dict(PRESETS[name])
-
-
-def _use_time_column(time: str, settings: PrepareOptions) -> PrepareOptions:
-    """Order the rows by an inferred timestamp column; raise InputError if a random split was requested."""
-    if settings.shuffle:
-        raise InputError(
-            f"shuffle: column {time!r} holds times, a random split would mix past and future; "
-            "leave shuffle out to order the rows by it, or give parts to leave the time out"
-        )
-    return replace(settings, time=time)
-
-
-def _describe_columns(source: Any, settings: PrepareOptions) -> str:
-    """Describe which columns a log has; raise DataError if the log cannot be opened."""
-    names = open_source(source, separator=settings.separator, header=settings.header).names
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"the columns are {', '.join(names[:MAX_NAMES])}{more}"
+def check_row_columns(options: PrepareOptions, source: Source) -> None:
+    """Raise FieldError if the source does not have the time or the split column."""
+    for option, column in (("time", options.time), ("split", options.split)):
+        if column is not None:
+            check_columns([column], source.names, option)
 
 
 def build_options(values: Mapping[str, Any]) -> PrepareOptions:
     """Build the options; raise InputError for an unknown one."""
-    names = list(PrepareOptions.__dataclass_fields__)
     for name in values:
-        if name not in names:
-            raise InputError(f"unknown option {name!r}{did_you_mean(name, names)}; there are {', '.join(names)}")
-    if "label" not in values:
-        raise InputError(NO_LABEL)
+        check_name(name, PrepareOptions.__dataclass_fields__, "option")
     try:
         return PrepareOptions(**values)
     except TypeError as error:
@@ -351,12 +292,7 @@ def _merge_rows(rows: Sequence[Row]) -> list[Row]:
         return list(rows)
     first, last = rows[0], rows[-1]
     numbers = zip(*(NUMBER.findall(row[-1]) for row in rows), strict=True)
-    ranges = iter([_number_range(column) for column in numbers])
+    ordered = [sorted(set(column), key=lambda number: int(number.replace(",", ""))) for column in numbers]
+    ranges = iter([" to ".join(dict.fromkeys((column[0], column[-1]))) for column in ordered])
     reason = NUMBER.sub(lambda _: next(ranges), last[-1])
     return [(f"{first[0]} … {last[0]} ({len(rows)} columns)", *first[1:-1], reason)]
-
-
-def _number_range(numbers: Iterable[str]) -> str:
-    """Return the smallest and the largest of formatted numbers, as '1 to 8'."""
-    ordered = sorted(set(numbers), key=lambda number: int(number.replace(",", "")))
-    return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"

@@ -7,7 +7,8 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
@@ -18,7 +19,7 @@ from lpfs._fileio import check_output_dir
 from lpfs.data.dataset import Dataset
 from lpfs.data.engines import make_engine
 from lpfs.data.planning import PreparePlan, field_table_compact, plan_log
-from lpfs.data.reencode import Like, ReencodePlan, encoder_settings, plan_like
+from lpfs.data.reencode import Like, ReencodePlan, plan_like
 from lpfs.data.remote import as_url
 from lpfs.data.store.location import check_remote_target, dataset_exists, upload_dataset
 from lpfs.data.store.writer import DatasetWriter
@@ -26,9 +27,8 @@ from lpfs.errors import DataError, InputError
 from lpfs.schema import Schema
 
 if TYPE_CHECKING:
-    from lpfs.data.days import DayAssigner
     from lpfs.data.encoders.base import Encoder
-    from lpfs.data.engines.base import Encoded, Engine
+    from lpfs.data.engines.base import Engine
 
 VERSION = 2  # version of what prepare does with a source and its options; part of the fingerprint
 
@@ -107,7 +107,9 @@ def run_plan(
         else:
             check_remote_target(url, replace=replace)
 
-    existing = _open_existing(out)
+    existing = None
+    with suppress(DataError, OSError):  # an incomplete Dataset
+        existing = Dataset(out) if dataset_exists(out) else None
     if existing is None:  # fail before a large source is read for its fingerprint
         check_output()
     with make_engine(engine, plan, console) as worker:
@@ -153,12 +155,23 @@ def _build_dataset(
         "made_by": "prepare",
         "options": options.to_json(),
         "sources": [Path(file).name for file in plan.source.files],
-        "fields": encoder_settings(encoders),
+        "fields": {encoder.name: {**asdict(encoder.plan), **encoder.metadata()} for encoder in encoders},
         "unlabelled": not plan.labelled,
         **({"split": assigner.roles} if assigner.roles else {}),
         **fit_settings,
     }
-    _write_rows(plan, assigner, encoders, engine.encode(assigner, encoders), out, digest, settings, replace)
+    schema = Schema(tuple(encoder.field for encoder in encoders), options.label, options.tasks)
+    with DatasetWriter(out, schema, fingerprint=digest, settings=settings, replace=replace) as writer:
+        for encoder in encoders:
+            values = encoder.values_to_store()
+            if values is not None:
+                writer.vocabulary(encoder.name, values, **encoder.metadata())
+        days = [writer.day(day, negative_rate=options.negative_rate(day)) for day in assigner.days]
+        for index, columns in engine.encode(assigner, encoders):
+            days[index].append(**columns)
+        for day in days:
+            if not day.rows:
+                raise DataError(f"day {day.name!r}: no row is left; keep a larger share of the negatives")
     return Dataset(out)
 
 
@@ -168,36 +181,9 @@ def _report_result(dataset: Dataset, seconds: float, console: Console) -> None:
     positives = sum(day.positives for day in dataset.table)
     fields = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     span = f"{len(days)} days ({days[0]} to {days[-1]})" if len(days) > 1 else f"one day ({days[0]})"
-    labels = f"{positives:,} positive ({positives / dataset.rows:.2%})"
-    if dataset.settings["unlabelled"]:
-        labels = "no labels"
+    share = f"{positives:,} positive ({positives / dataset.rows:.2%})"
+    labels = "no labels" if dataset.settings["unlabelled"] else share
     console.message(f"{dataset.path}: {dataset.rows:,} rows, {labels}, {span}, fields: {fields}; {seconds:,.1f} s")
-
-
-def _write_rows(
-    plan: PreparePlan,
-    assigner: DayAssigner,
-    encoders: Sequence[Encoder],
-    rows: Iterable[tuple[int, Encoded]],
-    out: Path,
-    digest: str,
-    settings: dict[str, Any],
-    replace: bool,
-) -> None:
-    """Write encoded rows, pairs of a day index and its columns, as a new Dataset."""
-    options = plan.options
-    schema = Schema(tuple(encoder.field for encoder in encoders), options.label, options.tasks)
-    with DatasetWriter(out, schema, fingerprint=digest, settings=settings, replace=replace) as writer:
-        for encoder in encoders:
-            values = encoder.values_to_store()
-            if values is not None:
-                writer.vocabulary(encoder.name, values, **encoder.metadata())
-        days = [writer.day(day, negative_rate=options.negative_rate(day)) for day in assigner.days]
-        for index, columns in rows:
-            days[index].append(**columns)
-        for day in days:
-            if not day.rows:
-                raise DataError(f"day {day.name!r}: no row is left; keep a larger share of the negatives")
 
 
 def fingerprint(plan: PreparePlan, source: list[list[Any]]) -> str:
@@ -211,11 +197,3 @@ def fingerprint(plan: PreparePlan, source: list[list[Any]]) -> str:
     if isinstance(plan, ReencodePlan):
         content["like"] = plan.like.fingerprint
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _open_existing(out: str | os.PathLike[str]) -> Dataset | None:
-    """Return the Dataset at a path or URL, or None if there is no complete one."""
-    try:
-        return Dataset(out) if dataset_exists(out) else None
-    except (DataError, OSError):
-        return None

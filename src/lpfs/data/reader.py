@@ -1,15 +1,12 @@
-"""Rows of a Dataset in any order: batch plans, shuffling windows, reading by position, and gathering.
-
-``BatchPlan`` and ``ShuffleWindows`` are pure functions of row positions. ``RowReader`` reads ranges of rows from
-the column files. The gatherers combine both: they return the rows at given positions of an order.
-"""
+"""Rows of a Dataset in any order: batch plans, shuffling windows, reading by position, and gathering."""
 
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Literal, Protocol
@@ -71,10 +68,9 @@ class BatchPlan:
             left = self.rows - start
             if left < size and self.drop_last:
                 return
-            if 0 < left - size < self.world and not self.drop_last and size > self.world:
+            stop = start + min(left, size)
+            if 0 < left - size < self.world < size and not self.drop_last:
                 stop = self.rows - self.world
-            else:
-                stop = start + min(left, size)
             yield start, stop
             start = stop
 
@@ -93,11 +89,6 @@ def rank_range(start: int, stop: int, rank: int, world: int) -> Span:
     return start + rows * rank // world, start + rows * (rank + 1) // world
 
 
-def make_rng(seed: int, epoch: int, *keys: int) -> np.random.Generator:
-    """Return the random generator of one pass; ``keys`` separate its purposes."""
-    return np.random.default_rng([seed, epoch, *keys])
-
-
 @dataclass(frozen=True)
 class ShuffleWindows:
     """A shuffle that keeps only one window of rows in memory.
@@ -112,19 +103,18 @@ class ShuffleWindows:
     seed: int
     epoch: int
 
-    def __post_init__(self) -> None:
-        count = -(-self.rows // self.block)
-        object.__setattr__(self, "_sequence", make_rng(self.seed, self.epoch).permutation(count))
+    @cached_property
+    def _sequence(self) -> Index:
+        return np.random.default_rng([self.seed, self.epoch]).permutation(-(-self.rows // self.block))
 
     def window(self, number: int) -> list[Span]:
         """Return the spans of rows in a window."""
-        sequence: Index = self._sequence  # type: ignore[attr-defined]
-        blocks = sequence[number * self.blocks : (number + 1) * self.blocks].tolist()
+        blocks = self._sequence[number * self.blocks : (number + 1) * self.blocks].tolist()
         return [(block * self.block, min((block + 1) * self.block, self.rows)) for block in blocks]
 
     def shuffle(self, number: int, rows: int) -> Index:
         """Return the order of the rows inside a window."""
-        return make_rng(self.seed, self.epoch, 1 + number).permutation(rows)
+        return np.random.default_rng([self.seed, self.epoch, 1 + number]).permutation(rows)
 
     def starts(self) -> list[int]:
         """Return the position in the order at which each window starts, and the end."""
@@ -144,10 +134,10 @@ class RowReader:
         self.location, self.fields, self.days = location, fields, days
         self.starts = [0, *accumulate(day.rows for day in days)]
         position = {name: index for index, name in enumerate(schema.names)}
-        self._index = {field.name: position[field.name] for field in fields}
-        self._ids = [field for field in fields if field.kind == "categorical"]
-        self._dense = [field for field in fields if field.kind == "numeric"]
-        self._bags = [field for field in fields if field.kind == "multi"]
+        self._index = {name: position[name] for name in fields.names}
+        self._ids, self._dense, self._bags = (
+            [field for field in fields if field.kind == kind] for kind in ("categorical", "numeric", "multi")
+        )
         self._tasks = 1 + len(schema.tasks)
         self._width = sum(field.dim for field in self._dense)
         names = {field_file(index, part) for index in self._index.values() for part in COLUMN_PARTS}
@@ -165,7 +155,12 @@ class RowReader:
             if out.missing is not None:
                 out.missing[:] = False
         else:
-            out = self._empty(rows)
+            out = RowBlock(
+                np.empty((rows, len(self._ids)), np.int32),
+                np.empty((rows, self._width), np.float32),
+                np.empty((rows, self._tasks), np.float32),
+                np.zeros((rows, self._width), np.bool_) if self._has_missing else None,
+            )
         bags: dict[str, list[Bag]] = {field.name: [] for field in self._bags}
         done = 0
         for start, stop in ranges:
@@ -185,49 +180,40 @@ class RowReader:
     @property
     def row_bytes(self) -> int:
         """Average number of bytes per row in memory, including 8 for its position in an order."""
-        width = 4 * (len(self._ids) + self._width + self._tasks) + 8
-        if self._has_missing:
-            width += self._width
-        rows = self.starts[-1]
+        width = 4 * (len(self._ids) + self._width + self._tasks) + 8 + self._width * self._has_missing
         for field in self._bags:
             items = sum(day.files[field_file(self._index[field.name])][1] for day in self.days)
-            width += 8 + -(-4 * items // max(rows, 1))
+            width += 8 + -(-4 * items // max(self.starts[-1], 1))
         return width
-
-    def _empty(self, rows: int) -> RowBlock:
-        return RowBlock(
-            np.empty((rows, len(self._ids)), np.int32),
-            np.empty((rows, self._width), np.float32),
-            np.empty((rows, self._tasks), np.float32),
-            np.zeros((rows, self._width), np.bool_) if self._has_missing else None,
-        )
 
     def _fill(self, day: DayInfo, first: int, count: int, out: RowBlock) -> None:
         ids = out.ids.view(np.uint32)  # ids are below 2**31, so the bits are the same and no cast is needed
         for column, field in enumerate(self._ids):
-            values = self._column(day, field_file(self._index[field.name]), first, count)
-            _check_id_range(day, field, values)
-            ids[:, column] = values
+            ids[:, column] = self._field_ids(day, field, first, count)
         column = 0
         for field in self._dense:
-            file, width = field_file(self._index[field.name]), field.dim
-            values = self._column(day, file, first * width, count * width)
-            out.dense[:, column : column + width] = values.reshape(count, width)
-            file = field_file(self._index[field.name], "missing")
-            if file in day.files and out.missing is not None:
-                missing = self._column(day, file, first * width, count * width)
-                out.missing.view(np.uint8)[:, column : column + width] = missing.reshape(count, width)
+            index, width = self._index[field.name], field.dim
+            columns = slice(column, column + width)
+            values = self._column(day, field_file(index), first * width, count * width)
+            out.dense[:, columns] = values.reshape(count, width)
+            if out.missing is not None and field_file(index, "missing") in day.files:
+                missing = self._column(day, field_file(index, "missing"), first * width, count * width)
+                out.missing.view(np.uint8)[:, columns] = missing.reshape(count, width)
             column += width
         for column in range(self._tasks):
             out.labels[:, column] = self._column(day, label_file(column), first, count)
 
     def _bag(self, day: DayInfo, field: Field, first: int, count: int) -> Bag:
-        index = self._index[field.name]
-        offsets = self._column(day, field_file(index, "offsets"), first, count + 1)
-        start, stop = int(offsets[0]), int(offsets[-1])
-        values = self._column(day, field_file(index), start, stop - start)
-        _check_id_range(day, field, values)
+        offsets = self._column(day, field_file(self._index[field.name], "offsets"), first, count + 1)
+        values = self._field_ids(day, field, int(offsets[0]), int(offsets[-1] - offsets[0]))
         return values.astype(np.int32), offsets - offsets[0]
+
+    def _field_ids(self, day: DayInfo, field: Field, first: int, count: int) -> AnyArray:
+        """Return ids of a field; raise DataError if one is not below its cardinality."""
+        ids = self._column(day, field_file(self._index[field.name]), first, count)
+        if count and 256**ids.itemsize > field.cardinality and ids.max() >= field.cardinality:
+            raise id_range_error(field, int(ids.max()), day.name)
+        return ids
 
     def _column(self, day: DayInfo, file: str, first: int, count: int) -> AnyArray:
         """Return ``count`` items of a column file, from item ``first``."""
@@ -251,14 +237,6 @@ class RowReader:
         return out
 
 
-def _check_id_range(day: DayInfo, field: Field, values: AnyArray) -> None:
-    """Raise DataError if an id is not below the cardinality of its field."""
-    if values.size and 256**values.itemsize > field.cardinality:
-        largest = int(values.max())
-        if largest >= field.cardinality:
-            raise id_range_error(field, largest, day.name)
-
-
 class RowGatherer(Protocol):
     """Return rows by their positions in an order."""
 
@@ -267,14 +245,13 @@ class RowGatherer(Protocol):
         ...
 
 
-class SequentialGatherer:
+class SequentialGatherer(RowGatherer):
     """Rows in time order, read from disk."""
 
     def __init__(self, reader: RowReader, start: int) -> None:
         self.reader, self.start = reader, start
 
     def rows(self, spans: Sequence[Span]) -> RowBlock:
-        """Read the spans one by one, or slice them from one read where they are short."""
         spans = [(self.start + first, self.start + stop) for first, stop in spans]
         first, last = spans[0][0], spans[-1][1]
         if len(spans) == 1 or spans[0][1] - first >= MIN_SEPARATE_ROWS:
@@ -285,19 +262,18 @@ class SequentialGatherer:
         return concat_rows([block.slice(start - first, stop - first) for start, stop in spans])
 
 
-class ShuffledGatherer:
+class ShuffledGatherer(RowGatherer):
     """Rows in memory, in a new random order for each pass."""
 
     def __init__(self, resident: RowBlock, seed: int, epoch: int) -> None:
         self.resident = resident
-        self.sequence = make_rng(seed, epoch).permutation(len(resident))
+        self.sequence = np.random.default_rng([seed, epoch]).permutation(len(resident))
 
     def rows(self, spans: Sequence[Span]) -> RowBlock:
-        """Copy the rows from memory."""
         return self.resident.take(np.concatenate([self.sequence[first:stop] for first, stop in spans]))
 
 
-class WindowedGatherer:
+class WindowedGatherer(RowGatherer):
     """Rows of a shuffle by windows; only the current window is in memory."""
 
     def __init__(self, reader: RowReader, start: int, windows: ShuffleWindows) -> None:
@@ -307,13 +283,10 @@ class WindowedGatherer:
         self._rows: RowBlock | None = None
 
     def rows(self, spans: Sequence[Span]) -> RowBlock:
-        """Copy the rows from their windows."""
         blocks = []
-        first, last = spans[0][0], spans[-1][1]
-        for number in range(bisect_right(self.starts, first) - 1, len(self.starts) - 1):
+        first, last = bisect_right(self.starts, spans[0][0]) - 1, bisect_left(self.starts, spans[-1][1])
+        for number in range(first, last):
             start, stop = self.starts[number], self.starts[number + 1]
-            if start >= last:
-                break
             inside = [(max(a, start) - start, min(b, stop) - start) for a, b in spans if a < stop and b > start]
             if inside:
                 window = self._window(number)

@@ -6,15 +6,15 @@ import hashlib
 import os
 import posixpath
 import re
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
+from lpfs._fileio import replace_atomic
 from lpfs.errors import DataError, MissingPackageError
 
 URL = re.compile(r"^([a-z][a-z0-9+.\-]+):(/+)(.*)$")
@@ -41,8 +41,9 @@ def absolute_path_or_url(path: str) -> str:
     return as_url(path) or os.path.abspath(path)
 
 
-def file_system(url: str) -> tuple[Any, str]:
-    """Return the fsspec file system of a URL, and the path on it."""
+@contextmanager
+def remote_access(url: str) -> Iterator[tuple[Any, str]]:
+    """Yield the fsspec file system of a URL and the path on it; convert its errors to a DataError with the URL."""
     try:
         from fsspec.core import url_to_fs
     except ImportError:
@@ -53,19 +54,13 @@ def file_system(url: str) -> tuple[Any, str]:
         raise MissingPackageError(f"{url}: {error}") from None
     except ValueError as error:
         raise DataError(f"{url}: unknown kind of URL ({error})") from None
-    return system, str(path).rstrip("/")
-
-
-@contextmanager
-def convert_remote_errors(url: str) -> Iterator[None]:
-    """Convert failures of an object store, whose error types differ, into a DataError that names the URL."""
     try:
-        yield
+        yield system, str(path).rstrip("/")
     except FileNotFoundError:
         raise DataError(f"{url}: not found; check the URL") from None
     except (DataError, MissingPackageError):
         raise
-    except Exception as error:
+    except Exception as error:  # the types of errors differ between object stores
         raise DataError(f"{url}: cannot be accessed: {str(error)[:200] or type(error).__name__}") from error
 
 
@@ -86,18 +81,15 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """The last component of the URL."""
         return posixpath.basename(self.url)
 
     @property
     def suffix(self) -> str:
-        """The suffix of the name, with its dot."""
         return posixpath.splitext(self.name)[1]
 
     @cached_property
     def _size(self) -> int:
-        system, path = file_system(self.url)
-        with convert_remote_errors(self.url):
+        with remote_access(self.url) as (system, path):
             return int(system.size(path))
 
     def stat(self) -> Any:
@@ -106,10 +98,8 @@ class RemoteFile:
 
     def open(self, mode: str = "rb") -> BinaryIO:
         """Open the file for reading; content is downloaded as it is read."""
-        system, path = file_system(self.url)
-        with convert_remote_errors(self.url):
-            stream: BinaryIO = system.open(path, mode)
-            return stream
+        with remote_access(self.url) as (system, path):
+            return cast(BinaryIO, system.open(path, mode))
 
 
 LogFile = Path | RemoteFile
@@ -122,22 +112,14 @@ def fetch_to_local(file: LogFile) -> Path:
     digest = hashlib.sha256(f"{file.url} {file.stat().st_size}".encode()).hexdigest()[:32]
     path = cache_dir() / "raw" / digest / file.name
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{uuid.uuid4().hex}")
-        system, remote_path = file_system(file.url)
-        try:
-            with convert_remote_errors(file.url):
-                system.get_file(remote_path, str(temporary))
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replace_atomic(path) as temporary, remote_access(file.url) as (system, remote_path):
+            system.get_file(remote_path, str(temporary))
     return path
 
 
 def list_remote_files(url: str) -> list[RemoteFile]:
     """Return the file at a URL, all files in a directory, or those that match a glob pattern."""
-    system, path = file_system(url)
-    with convert_remote_errors(url):
+    with remote_access(url) as (system, path):
         if any(character in path for character in "*?["):
             paths = [match for match in system.glob(path) if system.isfile(match)]
         elif system.isdir(path):

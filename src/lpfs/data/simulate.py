@@ -1,8 +1,4 @@
-"""simulate: write a click log whose true fields are known, as a Dataset or as CSV or Parquet files.
-
-``truth.json`` next to the rows records the role and the effect of every field, the drift, and the best AUC and
-logloss that any model can reach.
-"""
+"""simulate: write a click log whose true fields are known, as a Dataset or as CSV or Parquet files."""
 
 from __future__ import annotations
 
@@ -10,35 +6,25 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 import numpy as np
+import polars as pl
 
 from lpfs._fileio import StagingDirectory, fsync_tree, write_json
+from lpfs._validation import check_int
 from lpfs.data.dataset import Dataset
 from lpfs.data.simulate_spec import FieldSpec, SimulationSpec, preset_spec
-from lpfs.data.simulate_world import (
-    BLOCK_ROWS,
-    Array,
-    Reals,
-    SimulatedRows,
-    Simulator,
-    iter_chunks,
-    scramble_ids,
-    sigmoid,
-    writer_columns,
-)
+from lpfs.data.simulate_world import Array, BestPossibleScores, SimulatedRows, Simulator, scramble_ids
 from lpfs.data.store.writer import DatasetWriter, convert_write_errors
 from lpfs.errors import DataError, InputError
 
-if TYPE_CHECKING:
-    import polars as pl  # raw files only: a simulated Dataset needs numpy alone
-
 GENERATOR_VERSION = 1  # part of the fingerprint; increase it if the same seed gives other rows
 CHUNK_ROWS = 1 << 18  # default number of rows in memory
-LOGIT_BINS = 20_000  # bins of the logit from -20 to 20
 BAG_SEPARATOR = "|"  # between the values of a bag in a CSV file
 
 Progress = Callable[[int, int], None]
@@ -107,78 +93,51 @@ def simulate(
     """
     if format not in ("dataset", "csv", "parquet"):
         raise InputError(f"format must be dataset, csv or parquet, found {format!r}")
-    for name, value, minimum in (("seed", seed, 0), ("chunk", chunk, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise InputError(f"{name} must be an integer >= {minimum}, found {value!r}")
-    spec = preset_spec(preset, rows, days, seed)
+    seed, chunk = check_int("seed", seed, 0), check_int("chunk", chunk, 1)
+    spec, folder = preset_spec(preset, rows, days, seed), Path(os.path.abspath(out))
     progress = progress or (lambda done, total: None)
-    if format == "dataset":
-        return _write_dataset(Path(out), spec, seed, chunk, replace=replace, progress=progress)
-    return _write_raw_log(Path(out), spec, seed, chunk, format, replace=replace, progress=progress)
-
-
-def fingerprint(spec: SimulationSpec, seed: int) -> str:
-    """Return the fingerprint of a simulated log."""
-    content = {"generator": GENERATOR_VERSION, "seed": seed, "plan": spec.to_json()}
-    return "simulated-" + hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _write_dataset(
-    out: Path, spec: SimulationSpec, seed: int, chunk: int, *, replace: bool, progress: Progress
-) -> Dataset:
-    """Write a Dataset, unless the same one exists."""
-    identity = fingerprint(spec, seed)
-    if (out / "dataset.json").exists():
-        try:
-            existing = Dataset(out)
-        except DataError:
-            pass
-        else:
-            if existing.fingerprint == identity:
+    if format != "dataset":
+        with convert_write_errors(folder), StagingDirectory(folder, replace=replace) as staging:
+            raw = RawLogWriter(staging / "log", spec, format)
+            truth = _generate(spec, seed, chunk, progress, lambda _, day, block: raw.append(day, block))
+            write_json(staging / "truth.json", truth)
+            fsync_tree(staging)
+        return [folder / "log" / path.name for path in raw.paths]
+    content = {"generator": GENERATOR_VERSION, "seed": seed, "plan": asdict(spec)}
+    fingerprint = "simulated-" + hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+    if (folder / "dataset.json").exists():
+        with suppress(DataError):
+            existing = Dataset(folder)
+            if existing.fingerprint == fingerprint:
                 progress(spec.rows, spec.rows)
                 return existing
     settings = {"simulate": {"preset": spec.preset, "rows": spec.rows, "days": spec.days, "seed": seed}}
-    with DatasetWriter(out, spec.schema(), fingerprint=identity, settings=settings, replace=replace) as writer:
-        simulator, scores = Simulator(spec, seed), BestPossibleScores(spec.days)
-        days = [writer.day(f"day_{day}") for day in range(spec.days)]
-        for day, block in _generate(simulator, scores, chunk, progress):
-            days[day].append(**writer_columns(simulator, block))
-        writer.attach("truth.json", truth_record(simulator, scores))
-    return Dataset(out)
+    with DatasetWriter(folder, spec.schema(), fingerprint=fingerprint, settings=settings, replace=replace) as writer:
+        day_writers = [writer.day(f"day_{day}") for day in range(spec.days)]
 
+        def write(simulator: Simulator, day: int, block: SimulatedRows) -> None:
+            day_writers[day].append(**simulator.writer_columns(block))
 
-def _write_raw_log(
-    out: Path, spec: SimulationSpec, seed: int, chunk: int, format: str, *, replace: bool, progress: Progress
-) -> list[Path]:
-    """Write raw values in ``out/log`` and the truth next to it."""
-    out = Path(os.path.abspath(out))
-    with convert_write_errors(out):
-        staging = StagingDirectory(out, replace=replace)
-        try:
-            (staging.path / "log").mkdir()
-            simulator, scores = Simulator(spec, seed), BestPossibleScores(spec.days)
-            writer = RawLogWriter(staging.path / "log", spec, format)
-            for day, block in _generate(simulator, scores, chunk, progress):
-                writer.append(day, block)
-            write_json(staging.path / "truth.json", truth_record(simulator, scores))
-            fsync_tree(staging.path)
-            staging.commit()
-        finally:
-            staging.discard()
-    return [out / "log" / path.name for path in writer.paths]
+        writer.attach("truth.json", _generate(spec, seed, chunk, progress, write))
+    return Dataset(folder)
 
 
 def _generate(
-    simulator: Simulator, scores: BestPossibleScores, chunk: int, progress: Progress
-) -> Iterator[tuple[int, SimulatedRows]]:
-    """Yield the rows of all days in chunks; add each chunk to the scores and report the progress."""
-    done = 0
-    for day, rows in enumerate(simulator.spec.day_rows()):
-        for block in iter_chunks(simulator, day, rows, chunk):
-            yield day, block
+    spec: SimulationSpec,
+    seed: int,
+    chunk: int,
+    progress: Progress,
+    write: Callable[[Simulator, int, SimulatedRows], None],
+) -> dict[str, Any]:
+    """Pass the rows of all days to ``write``, in chunks; return the truth."""
+    simulator, scores, done = Simulator(spec, seed), BestPossibleScores(spec.days), 0
+    for day, rows in enumerate(spec.day_rows()):
+        for block in simulator.chunks(day, rows, chunk):
+            write(simulator, day, block)
             scores.add(day, block.logit)
             done += len(block.logit)
-            progress(done, simulator.spec.rows)
+            progress(done, spec.rows)
+    return truth_record(simulator, scores)
 
 
 class RawLogWriter:
@@ -186,6 +145,7 @@ class RawLogWriter:
 
     def __init__(self, folder: Path, spec: SimulationSpec, format: str) -> None:
         self.folder, self.spec, self.format = folder, spec, format
+        folder.mkdir()
         self.paths: list[Path] = []
         self._chunks: Counter[int] = Counter()  # number of chunks of each day
         self._bags = [field.name for field in spec.specs if field.kind == "multi"]
@@ -202,10 +162,7 @@ class RawLogWriter:
         terabyte = self.spec.preset == "terabyte"
         if number == 0:
             self.paths.append(self.folder / (f"day_{day}" if terabyte else f"day_{day:0{digits}d}.csv"))
-        if self._bags:
-            import polars as pl
-
-            frame = frame.with_columns(pl.col(self._bags).list.join(BAG_SEPARATOR))
+        frame = frame.with_columns(pl.col(self._bags).list.join(BAG_SEPARATOR))
         with self.paths[-1].open("ab") as file:
             header = number == 0 and not terabyte
             frame.write_csv(file, include_header=header, separator="\t" if terabyte else ",")
@@ -217,8 +174,6 @@ def raw_frame(spec: SimulationSpec, block: SimulatedRows, day: int) -> pl.DataFr
     Categories are text, counts are integers, a numeric field of width w has w columns ``name.0`` …, a bag is a
     list. A missing value is null.
     """
-    import polars as pl
-
     rows = len(block.logit)
     columns: dict[str, Any] = {name: values.astype(np.uint8) for name, values in block.labels.items()}
     if spec.preset != "terabyte":
@@ -231,10 +186,9 @@ def raw_frame(spec: SimulationSpec, block: SimulatedRows, day: int) -> pl.DataFr
             columns.update({f"{field.name}.{column}": wide[:, column] for column in range(field.width)})
         elif field.kind == "multi":
             values, lengths = block.bags[field.name]
-            row = np.repeat(np.arange(rows), lengths)
-            bags = pl.DataFrame({"row": row, "value": hex_text(field, values, spec)})
-            lists = bags.group_by("row", maintain_order=True).agg("value")
             all_rows = pl.DataFrame({"row": np.arange(rows)})
+            bags = pl.DataFrame({"row": np.repeat(np.arange(rows), lengths), "value": hex_text(field, values, spec)})
+            lists = bags.group_by("row", maintain_order=True).agg("value")
             columns[field.name] = all_rows.join(lists, on="row", how="left", maintain_order="left")["value"]
         else:
             columns[field.name] = hex_text(field, block.ids[field.name], spec)
@@ -242,73 +196,20 @@ def raw_frame(spec: SimulationSpec, block: SimulatedRows, day: int) -> pl.DataFr
 
 
 def hex_text(field: FieldSpec, values: Array, spec: SimulationSpec) -> pl.Series:
-    """Return eight hexadecimal digits per value, after an "x" (not in the Terabyte layout), null if missing.
-
-    With the "x" no value can be read as a number.
-    """
-    import polars as pl
-
+    """Return "x", so that no value is read as a number (not in the Terabyte layout), and eight hex digits, or null."""
     distinct, index = np.unique(values, return_inverse=True)
     prefix = "" if spec.preset == "terabyte" else "x"
-    codes = scramble_ids(field, distinct)
-    texts = [
-        None if value < 0 else f"{prefix}{code:08x}"
-        for value, code in zip(distinct.tolist(), codes.tolist(), strict=True)
-    ]
+    codes = zip(distinct.tolist(), scramble_ids(field, distinct).tolist(), strict=True)
+    texts = [None if value < 0 else f"{prefix}{code:08x}" for value, code in codes]
     return pl.Series(texts, dtype=pl.String).gather(index)
 
 
-class BestPossibleScores:
-    """AUC and logloss of a model that knows the probability of every click, by day.
-
-    AUC = Σ p(i)·(1 - p(j)) over rows i above j (ties count half), divided by Σ p · Σ (1 - p). It does not use
-    the labels, so it has no sampling noise. Logits are counted in bins of 0.002, so that memory does not grow with
-    the number of rows.
-    """
-
-    def __init__(self, days: int) -> None:
-        self._clicks = np.zeros((days, LOGIT_BINS))
-        self._others = np.zeros((days, LOGIT_BINS))
-        self._loss = np.zeros(days)
-
-    def add(self, day: int, logit: Reals) -> None:
-        """Add rows of a day, in fixed blocks so that the sums do not depend on the chunks."""
-        for start in range(0, len(logit), BLOCK_ROWS):
-            self._add(day, logit[start : start + BLOCK_ROWS])
-
-    def _add(self, day: int, logit: Reals) -> None:
-        probability = sigmoid(logit)
-        bins = np.clip((logit + 20.0) * (LOGIT_BINS / 40.0), 0, LOGIT_BINS - 1).astype(np.int64)
-        self._clicks[day] += np.bincount(bins, probability, LOGIT_BINS)
-        self._others[day] += np.bincount(bins, 1.0 - probability, LOGIT_BINS)
-        self._loss[day] += float((np.logaddexp(0.0, logit) - probability * logit).sum())
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the scores over all rows and of each day."""
-        rows = (self._clicks + self._others).sum(1)
-        by_day = [_binned_auc(clicks, others) for clicks, others in zip(self._clicks, self._others, strict=True)]
-        return {
-            "auc": _binned_auc(self._clicks.sum(0), self._others.sum(0)),
-            "logloss": float(self._loss.sum() / rows.sum()),
-            "auc_by_day": by_day,
-            "logloss_by_day": (self._loss / rows).tolist(),
-            "click_rate_by_day": (self._clicks.sum(1) / rows).tolist(),
-        }
-
-
-def _binned_auc(clicks: Reals, others: Reals) -> float:
-    """Return the AUC of binned scores; ``clicks`` and ``others`` are the weights per bin."""
-    below = np.cumsum(others) - others / 2
-    return float(clicks @ below / (clicks.sum() * others.sum()))
-
-
 def truth_record(simulator: Simulator, scores: BestPossibleScores) -> dict[str, Any]:
-    """Return the contents of ``truth.json``."""
-    spec = simulator.spec
+    """Return the contents of ``truth.json``: roles, effects and drift, and the best scores that any model can reach."""
+    spec, terms = simulator.spec, list(simulator.weights)
     fields = []
     for field in spec.specs:
-        term = field.name if field.is_first_of_pair else field.partner
-        related = [other.name for other in spec.specs if other.source == field.name or field.source == other.name]
+        term = field.name if field.is_first_of_pair else str(field.partner)
         fields.append(
             {
                 "name": field.name,
@@ -320,15 +221,16 @@ def truth_record(simulator: Simulator, scores: BestPossibleScores) -> dict[str, 
                 "copy_of": field.source if field.role == "copy" else None,
                 "correlated_with": field.source if field.role == "correlated" else None,
                 "pair_with": field.partner,
-                "related": related,
+                "related": [
+                    other.name for other in spec.specs if field.name == other.source or field.source == other.name
+                ],
                 "missing": field.missing,
                 "values": field.values,
                 "width": field.width,
                 "drift": field.drift if field.true else None,
-                "strength_by_day": simulator.drift[str(term)] if field.true else None,
+                "strength_by_day": simulator.drift[term] if field.true else None,
             }
         )
-    terms = list(simulator.weights)
     return {
         "preset": spec.preset,
         "seed": simulator.seed,
@@ -351,5 +253,5 @@ def truth_record(simulator: Simulator, scores: BestPossibleScores) -> dict[str, 
             }
             for index, task in enumerate(spec.tasks)
         },
-        "plan": spec.to_json(),
+        "plan": asdict(spec),
     }

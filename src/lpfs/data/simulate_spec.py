@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
+from lpfs._validation import check_int
 from lpfs.data.store.format import FIRST_ID
 from lpfs.errors import InputError
 from lpfs.schema import Field, Group, Kind, Schema
 
+# a separate effect; an effect only with the partner; a noisy copy of the source; a hidden cause shared with it; none
 Role = Literal["main", "pair", "copy", "correlated", "noise"]
 
 ROWS = {"small": 100_000, "terabyte": 2_000_000, "industrial": 200_000, "industrial-small": 200_000}  # defaults
@@ -21,39 +23,21 @@ PRESETS = tuple(ROWS)
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """One simulated field.
-
-    Args:
-        name: name of the field.
-        kind: ``categorical``, ``numeric`` or ``multi``.
-        role: ``main`` (a separate effect), ``pair`` (an effect only in combination with ``partner``), ``copy``
-            (a noisy copy of ``source``), ``correlated`` (shares a hidden cause with ``source``) or ``noise``.
-        effect: standard deviation of its term in the logit; for a pair, of the common term.
-        values: number of distinct values, without the special ids.
-        zipf: exponent of the frequencies of the values.
-        width: number of values per row of a numeric field.
-        missing: fraction of missing values.
-        length: mean number of values in a bag.
-        likeness: fraction of rows in which a copy equals its source, or a correlated field follows the cause.
-        source: the field that is copied, or that shares the hidden cause.
-        partner: the other field of a pair.
-        drift: ``steady``, ``in`` (the effect grows from 0 over the days) or ``out`` (it declines to 0).
-        group: ``user``, ``item``, ``combine`` or ``context``.
-    """
+    """One simulated field."""
 
     name: str
-    kind: Kind = "categorical"
+    kind: Kind = "categorical"  # or numeric or multi
     role: Role = "noise"
-    effect: float = 0.0
-    values: int = 0
-    zipf: float = 1.1
-    width: int = 1
-    missing: float = 0.0
-    length: float = 3.0
-    likeness: float = 0.0
-    source: str | None = None
-    partner: str | None = None
-    drift: str = "steady"
+    effect: float = 0.0  # standard deviation of its term in the logit; for a pair, of the common term
+    values: int = 0  # number of distinct values, without the special ids
+    zipf: float = 1.1  # exponent of the frequencies of the values
+    width: int = 1  # number of values per row of a numeric field
+    missing: float = 0.0  # fraction of missing values
+    length: float = 3.0  # mean number of values in a bag
+    likeness: float = 0.0  # fraction of rows in which a copy equals its source, or a correlated field follows the cause
+    source: str | None = None  # the field that is copied, or that shares the hidden cause
+    partner: str | None = None  # the other field of a pair
+    drift: str = "steady"  # or "in" (the effect grows from 0 over the days) or "out" (it declines to 0)
     group: Group = "context"
 
     @property
@@ -104,10 +88,6 @@ class SimulationSpec:
         """Return the number of rows of each day; they differ by at most one."""
         return [self.rows * (day + 1) // self.days - self.rows * day // self.days for day in range(self.days)]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values; they are part of the fingerprint of the log."""
-        return asdict(self)
-
 
 def drift_factors(drift: str, days: int) -> list[float]:
     """Return the factor of a field's effect on each day.
@@ -135,12 +115,8 @@ def preset_spec(preset: str, rows: int | None, days: int | None, seed: int) -> S
     """Return the spec of a preset; names and order of the fields do not depend on their roles."""
     if preset not in PRESETS:
         raise InputError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
-    rows = ROWS[preset] if rows is None else rows
-    days = DAYS[preset] if days is None else days
-    for name, value in (("rows", rows), ("days", days)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} must be an integer >= 1, found {value!r}")
-    days = min(days, rows)
+    rows = ROWS[preset] if rows is None else check_int("rows", rows, 1)
+    days = min(rows, DAYS[preset] if days is None else check_int("days", days, 1))
     rng = np.random.default_rng([seed, 1])
     if preset == "small":
         return SimulationSpec(preset, _scale_effects(small(rng), 2.2), days, rows, 0.2)
@@ -243,12 +219,9 @@ def industrial(sizes: tuple[int, int, int, int], rng: np.random.Generator) -> tu
         specs = [replace(spec, group=group) for spec in specs]  # type: ignore[arg-type]
         fields += _anonymized(specs, rng, [f"{group}_{index:03d}" for index in range(count)])
     widths = np.rint(np.geomspace(1, 128, sizes[3])).astype(int).tolist()
-    true_count = max(1, sizes[3] // 4)
-    numbers = [
-        FieldSpec("", "numeric", role="main" if index % 4 == 0 and index // 4 < true_count else "noise", width=width)
-        for index, width in enumerate(widths)
-    ]
-    numbers = [replace(spec, effect=0.3 if spec.true else 0.0) for spec in numbers]
+    numbers = [FieldSpec("", "numeric", width=width) for width in widths]
+    for index in range(0, 4 * max(1, sizes[3] // 4), 4):
+        numbers[index] = replace(numbers[index], role="main", effect=0.3)
     return (*fields, *_anonymized(numbers, rng, [f"dense_{index:02d}" for index in range(sizes[3])]))
 
 

@@ -1,14 +1,11 @@
-"""Simulator: draw the rows of a simulated log from a SimulationSpec and a seed.
-
-Rows are drawn in blocks with one random stream each, so they do not depend on the chunk size.
-"""
+"""Simulator: draw the rows of a simulated log from a SimulationSpec and a seed; the best scores on them."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,29 +17,33 @@ BLOCK_ROWS = 1 << 14  # rows drawn from one random stream; chunks consist of blo
 CALIBRATION_ROWS = 40_000  # rows that determine the intercepts and the scales
 LOG_COUNT_MEAN, LOG_COUNT_STD = 1.5, 1.0  # of the logarithm of a count
 MAX_BAG_LENGTH = 20
+LOGIT_BINS = 20_000  # bins of the logit from -20 to 20
 
 Reals = npt.NDArray[np.float64]
 Array = npt.NDArray[Any]
 Bag = tuple[Array, Array]  # values, lengths
 
 
-@dataclass(frozen=True)
-class SimulatedRows:
-    """Simulated rows as columns.
+class SimulatedRows(NamedTuple):
+    """Simulated rows as columns."""
 
-    Args:
-        ids: (n,) values from 0 of each categorical field; -1 if missing.
-        numbers: (n,) counts or (n, w) numbers of each numeric field; NaN if missing.
-        bags: values and lengths of each multi field.
-        labels: (n,) bool of the click and of each task.
-        logit: (n,) true logit of the click.
-    """
+    ids: dict[str, Array]  # (n,) values from 0 of each categorical field; -1 if missing
+    numbers: dict[str, Array]  # (n,) counts or (n, w) numbers of each numeric field; NaN if missing
+    bags: dict[str, Bag]  # of each multi field
+    labels: dict[str, Array]  # (n,) bool of the click and of each task
+    logit: Reals  # (n,) true logit of the click
 
-    ids: dict[str, Array]
-    numbers: dict[str, Array]
-    bags: dict[str, Bag]
-    labels: dict[str, Array]
-    logit: Reals
+
+def concat_rows(parts: Sequence[Any]) -> Any:
+    """Concatenate SimulatedRows, or parts of them: dictionaries and tuples of arrays."""
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], dict):
+        return {name: concat_rows([part[name] for part in parts]) for name in parts[0]}
+    if isinstance(parts[0], tuple):
+        arrays = map(concat_rows, zip(*parts, strict=True))
+        return SimulatedRows(*arrays) if isinstance(parts[0], SimulatedRows) else tuple(arrays)
+    return np.concatenate(parts)
 
 
 class Simulator:
@@ -58,16 +59,14 @@ class Simulator:
         self.spec, self.seed = spec, seed
         rng = np.random.default_rng([seed, 2])
         self.value_effects = {field.name: draw_effects(field, rng) for field in spec.specs}
-        self._terms = [field.name for field in spec.specs if field.is_first_of_pair]
-        self._fields = {field.name: field for field in spec.specs}
-        self.weights = {name: self._fields[name].effect for name in self._terms}
-        self.drift = {name: drift_factors(self._fields[name].drift, spec.days) for name in self._terms}
+        self._terms = [field for field in spec.specs if field.is_first_of_pair]
+        self.weights = {field.name: field.effect for field in self._terms}
+        self.drift = {field.name: drift_factors(field.drift, spec.days) for field in self._terms}
         task_effects = rng.normal(size=(len(self._terms), len(spec.tasks)))
         click = np.array(list(self.weights.values()))[:, None]
         share = np.array([task.share for task in spec.tasks])
         self.task_weights: Reals = share * click + (1 - share) * (click * task_effects)  # (terms, tasks)
-        self._term_scales: dict[str, tuple[float, float]] = {}  # mean and standard deviation of each term
-        self._count_scales: dict[str, tuple[float, float]] = {}  # the same of log1p of each count
+        self._count_scales: dict[str, tuple[float, float]] = {}  # mean and standard deviation of log1p of each count
         self._calibrate()
 
     def _calibrate(self) -> None:
@@ -77,11 +76,10 @@ class Simulator:
             if field.kind == "numeric" and field.width == 1:
                 logs = np.log1p(np.concatenate([numbers[field.name] for _, numbers, _ in draws]))
                 self._count_scales[field.name] = float(np.nanmean(logs)), float(np.nanstd(logs))
-        effects = [self._effects(*draw) for draw in draws]
-        for index, name in enumerate(self._terms):
-            column = np.concatenate([part[:, index] for part in effects])
-            self._term_scales[name] = float(column.mean()), float(column.std()) or 1.0
-        terms = np.concatenate([self._scale(part) for part in effects])
+        effects = np.concatenate([self._effects(*draw) for draw in draws])
+        columns = np.ascontiguousarray(effects.T)
+        self._term_scales: Reals = np.array([(column.mean(), column.std() or 1.0) for column in columns])
+        terms = self._scale(effects)
         self.intercepts: list[float] = []
         self.task_intercepts: list[list[float]] = []
         rate_factors = np.random.default_rng([self.seed, 4]).uniform(0.9, 1.1, self.spec.days)
@@ -95,15 +93,31 @@ class Simulator:
     def block(self, day: int, number: int, rows: int) -> SimulatedRows:
         """Return the first ``rows`` rows of a block of a day."""
         rng = np.random.default_rng([self.seed, 5, day, number])
-        ids, numbers, bags = self._draw(rows, rng)
-        terms = self._scale(self._effects(ids, numbers, bags))
-        score, tasks = self._scores(terms, day)
+        values = self._draw(rows, rng)
+        score, tasks = self._scores(self._scale(self._effects(*values)), day)
         logit = score + self.intercepts[day]
         labels = {self.spec.label: rng.random(rows) < sigmoid(logit)}
         for index, task in enumerate(self.spec.tasks):
             positive = rng.random(rows) < sigmoid(tasks[:, index] + self.task_intercepts[day][index])
             labels[task.name] = positive & labels[self.spec.label] if task.after else positive
-        return SimulatedRows(ids, numbers, bags, labels, logit)
+        return SimulatedRows(*values, labels, logit)
+
+    def chunks(self, day: int, rows: int, size: int) -> Iterator[SimulatedRows]:
+        """Yield the rows of a day, about ``size`` at a time; the rows do not depend on ``size``."""
+        block_rows = [min(BLOCK_ROWS, rows - first) for first in range(0, rows, BLOCK_ROWS)]
+        step = max(1, size // BLOCK_ROWS)
+        for first in range(0, len(block_rows), step):
+            blocks = enumerate(block_rows[first : first + step], first)
+            yield concat_rows([self.block(day, number, count) for number, count in blocks])
+
+    def writer_columns(self, block: SimulatedRows) -> dict[str, Any]:
+        """Return the arguments of ``DayWriter.append``."""
+        return {
+            "ids": {name: _to_ids(values) for name, values in block.ids.items()},
+            "dense": {name: self.standardize(name, values) for name, values in block.numbers.items()},
+            "bags": {name: bag_to_ids(*bag) for name, bag in block.bags.items()},
+            "labels": block.labels,
+        }
 
     def _draw(self, rows: int, rng: np.random.Generator) -> tuple[dict[str, Array], dict[str, Array], dict[str, Bag]]:
         """Draw the values of all fields: first the independent ones, then those that depend on another field."""
@@ -120,7 +134,10 @@ class Simulator:
             dependent = field.role in ("copy", "correlated")
             follows = rng.random(rows) < field.likeness if dependent else np.zeros(rows, np.bool_)
             if field.kind == "numeric":
-                values = draw_counts(rng, rows) if field.width == 1 else draw_vectors(rng, rows, field.width)
+                if field.width == 1:  # counts with a long tail, similar to the integers of click logs
+                    values = np.floor(np.exp(LOG_COUNT_MEAN + LOG_COUNT_STD * rng.standard_normal(rows)))
+                else:
+                    values = rng.standard_normal((rows, field.width), dtype=np.float32)
                 if dependent:
                     source = numbers[str(field.source)]
                     missing = np.isnan(source) if source.ndim == 1 else np.isnan(source).any(1)
@@ -148,8 +165,8 @@ class Simulator:
     def _effects(self, ids: dict[str, Array], numbers: dict[str, Array], bags: dict[str, Bag]) -> Reals:
         """Return the unscaled terms of the logit, (rows, terms); a missing value adds 0."""
         columns = []
-        for name in self._terms:
-            field, effects = self._fields[name], self.value_effects[name]
+        for field in self._terms:
+            name, effects = field.name, self.value_effects[field.name]
             if field.role == "pair":
                 partner = str(field.partner)
                 columns.append(effects[ids[name]] * self.value_effects[partner][ids[partner]])
@@ -158,8 +175,7 @@ class Simulator:
             elif field.kind == "multi":
                 values, lengths = bags[name]
                 row = np.repeat(np.arange(len(lengths)), lengths)
-                total = np.bincount(row, effects[values], len(lengths))
-                columns.append(total / np.maximum(lengths, 1))
+                columns.append(np.bincount(row, effects[values], len(lengths)) / np.maximum(lengths, 1))
             else:
                 standardized = self.standardize(name, numbers[name]).reshape(len(numbers[name]), -1)
                 columns.append(np.nan_to_num(np.clip(standardized, -3, 3) @ effects))
@@ -173,12 +189,12 @@ class Simulator:
         return (np.log1p(values) - mean) / std
 
     def _scale(self, effects: Reals) -> Reals:
-        scales = np.array([self._term_scales[name] for name in self._terms])
-        return np.asarray((effects - scales[:, 0]) / scales[:, 1])
+        """Return the terms with mean 0 and standard deviation 1."""
+        return np.asarray((effects - self._term_scales[:, 0]) / self._term_scales[:, 1])
 
     def _scores(self, terms: Reals, day: int) -> tuple[Reals, Reals]:
         """Return the logits of the click and of the tasks on a day, without intercepts."""
-        drift = np.array([self.drift[name][day] for name in self._terms])
+        drift = np.array([factors[day] for factors in self.drift.values()])
         weights = np.array(list(self.weights.values()))
         return terms @ (weights * drift), terms @ (self.task_weights * drift[:, None])
 
@@ -199,14 +215,9 @@ def draw_effects(field: FieldSpec, rng: np.random.Generator) -> Array:
 
 
 def frequencies(field: FieldSpec) -> Reals:
-    """Return the probability of each value."""
-    return np.asarray(np.diff(_zipf_cdf(np.arange(field.values + 1), field)))
-
-
-def _zipf_cdf(values: Array, field: FieldSpec) -> Array:
-    """Return the fraction of rows with a smaller value: a power law on 1 … n + 1."""
-    power = 1.0 - field.zipf
-    return np.asarray(((values + 1.0) ** power - 1.0) / ((field.values + 1.0) ** power - 1.0))
+    """Return the probability of each value: a power law on 1 … n + 1."""
+    powers = np.arange(1.0, field.values + 2.0) ** (1.0 - field.zipf)
+    return np.asarray(np.diff((powers - 1.0) / ((field.values + 1.0) ** (1.0 - field.zipf) - 1.0)))
 
 
 def draw_zipf(uniform: Array, field: FieldSpec) -> Array:
@@ -214,25 +225,13 @@ def draw_zipf(uniform: Array, field: FieldSpec) -> Array:
 
     The values 2k and 2k + 1 of a field of a pair are equally frequent and have opposite signs.
     """
-    values = field.values // 2 if field.role == "pair" else field.values
-    power = 1.0 - field.zipf
     if field.role == "pair":
-        uniform = uniform * 2
-        odd = uniform >= 1.0
-        uniform = uniform - odd
-    positions = (uniform * ((values + 1.0) ** power - 1.0) + 1.0) ** (1.0 / power) - 1.0
-    result = np.clip(positions.astype(np.int64), 0, values - 1)
-    return np.asarray(result * 2 + odd) if field.role == "pair" else result
-
-
-def draw_counts(rng: np.random.Generator, rows: int) -> Array:
-    """Return counts with a long tail, similar to the integers of click logs."""
-    return np.floor(np.exp(LOG_COUNT_MEAN + LOG_COUNT_STD * rng.standard_normal(rows)))
-
-
-def draw_vectors(rng: np.random.Generator, rows: int, width: int) -> Array:
-    """Return vectors of independent standard normal numbers."""
-    return rng.standard_normal((rows, width), dtype=np.float32)
+        odd = uniform * 2 >= 1.0
+        half = replace(field, role="noise", values=field.values // 2)
+        return np.asarray(draw_zipf(uniform * 2 - odd, half) * 2 + odd)
+    power = 1.0 - field.zipf
+    positions = (uniform * ((field.values + 1.0) ** power - 1.0) + 1.0) ** (1.0 / power) - 1.0
+    return np.asarray(np.clip(positions.astype(np.int64), 0, field.values - 1))
 
 
 def sigmoid(logit: Reals) -> Reals:
@@ -249,52 +248,13 @@ def fit_intercept(score: Reals, rate: float) -> float:
     return low
 
 
-def iter_chunks(simulator: Simulator, day: int, rows: int, chunk: int) -> Iterator[SimulatedRows]:
-    """Yield the rows of a day, about ``chunk`` at a time; the rows do not depend on ``chunk``."""
-    count = -(-rows // BLOCK_ROWS)
-    step = max(1, chunk // BLOCK_ROWS)
-    for first in range(0, count, step):
-        numbers = range(first, min(first + step, count))
-        yield concat_blocks(
-            [simulator.block(day, number, min(BLOCK_ROWS, rows - number * BLOCK_ROWS)) for number in numbers]
-        )
-
-
-def concat_blocks(blocks: Sequence[SimulatedRows]) -> SimulatedRows:
-    """Return the rows of several blocks."""
-    if len(blocks) == 1:
-        return blocks[0]
-    first, concat = blocks[0], np.concatenate
-    return SimulatedRows(
-        {name: concat([block.ids[name] for block in blocks]) for name in first.ids},
-        {name: concat([block.numbers[name] for block in blocks]) for name in first.numbers},
-        {
-            name: (concat([block.bags[name][0] for block in blocks]), concat([block.bags[name][1] for block in blocks]))
-            for name in first.bags
-        },
-        {name: concat([block.labels[name] for block in blocks]) for name in first.labels},
-        concat([block.logit for block in blocks]),
-    )
-
-
-def writer_columns(simulator: Simulator, block: SimulatedRows) -> dict[str, Any]:
-    """Return the arguments of ``DayWriter.append``."""
-    return {
-        "ids": {name: _to_ids(values) for name, values in block.ids.items()},
-        "dense": {name: simulator.standardize(name, values) for name, values in block.numbers.items()},
-        "bags": {name: bag_to_ids(*bag) for name, bag in block.bags.items()},
-        "labels": block.labels,
-    }
-
-
 def _to_ids(values: Array) -> Array:
     return np.where(values < 0, MISSING_ID, values + FIRST_ID)
 
 
 def bag_to_ids(values: Array, lengths: Array) -> Bag:
     """Return ids and lengths of bags; an empty bag gets the id of a missing value, as in ``prepare``."""
-    ends = np.cumsum(lengths)
-    empty = lengths == 0
+    ends, empty = np.cumsum(lengths), lengths == 0
     return np.insert(_to_ids(values), ends[empty], MISSING_ID), np.where(empty, 1, lengths)
 
 
@@ -308,3 +268,43 @@ def scramble_ids(field: FieldSpec, values: Array) -> Array:
         mixed ^= mixed >> np.uint64(shift)
         mixed = (mixed * np.uint64(factor)) & np.uint64(0xFFFFFFFF)
     return np.asarray(mixed ^ (mixed >> np.uint64(16)), np.uint32)
+
+
+class BestPossibleScores:
+    """AUC and logloss of a model that knows the probability of every click, by day.
+
+    AUC = Σ p(i)·(1 - p(j)) over rows i above j (ties count half), divided by Σ p · Σ (1 - p). It does not use
+    the labels, so it has no sampling noise. Logits are counted in bins of 0.002, so that memory does not grow with
+    the number of rows.
+    """
+
+    def __init__(self, days: int) -> None:
+        self._clicks = np.zeros((days, LOGIT_BINS))
+        self._others = np.zeros((days, LOGIT_BINS))
+        self._loss = np.zeros(days)
+
+    def add(self, day: int, logit: Reals) -> None:
+        """Add rows of a day, in fixed blocks so that the sums do not depend on the chunks."""
+        for block in np.split(logit, range(BLOCK_ROWS, len(logit), BLOCK_ROWS)):
+            probability = sigmoid(block)
+            bins = np.clip((block + 20.0) * (LOGIT_BINS / 40.0), 0, LOGIT_BINS - 1).astype(np.int64)
+            self._clicks[day] += np.bincount(bins, probability, LOGIT_BINS)
+            self._others[day] += np.bincount(bins, 1.0 - probability, LOGIT_BINS)
+            self._loss[day] += float((np.logaddexp(0.0, block) - probability * block).sum())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the scores over all rows and of each day."""
+        rows = (self._clicks + self._others).sum(1)
+        return {
+            "auc": _binned_auc(self._clicks.sum(0), self._others.sum(0)),
+            "logloss": float(self._loss.sum() / rows.sum()),
+            "auc_by_day": list(map(_binned_auc, self._clicks, self._others)),
+            "logloss_by_day": (self._loss / rows).tolist(),
+            "click_rate_by_day": (self._clicks.sum(1) / rows).tolist(),
+        }
+
+
+def _binned_auc(clicks: Reals, others: Reals) -> float:
+    """Return the AUC of binned scores; ``clicks`` and ``others`` are the weights per bin."""
+    below = np.cumsum(others) - others / 2
+    return float(clicks @ below / (clicks.sum() * others.sum()))

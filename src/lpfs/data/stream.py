@@ -5,12 +5,16 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
-from lpfs.data.batch import Batch, Index, RowBlock
+from lpfs._validation import check_int
+from lpfs.data.batch import Batch, Index, RowBlock, map_rows
 from lpfs.data.reader import (
     BatchPlan,
     Order,
@@ -78,10 +82,10 @@ class Stream:
         prefetch: int = 2,
         memory: int = MEMORY_LIMIT,
     ) -> None:
-        integers = {"batch_size": (batch_size, 1), "world": (world, 1), "seed": (seed, 0)}
-        for name, (value, minimum) in {**integers, "prefetch": (prefetch, 0), "memory": (memory, 1)}.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-                raise InputError(f"{name} must be an integer >= {minimum}, found {value!r}")
+        for name, value in (("batch_size", batch_size), ("world", world), ("memory", memory)):
+            check_int(name, value, 1)
+        for name, value in (("seed", seed), ("prefetch", prefetch)):
+            check_int(name, value, 0)
         if not 0 <= rank < world:
             raise InputError(f"rank must be from 0 to {world - 1} (world is {world}), found {rank!r}")
         if together and min(batch_size, dataset.rows) < 2 * world:
@@ -109,19 +113,9 @@ class Stream:
 
     def share(self, rank: int, world: int) -> Stream:
         """Return a stream of one rank's part of every batch of this stream, from the current position."""
+        order: dict[str, Any] = {"shuffle": self.order != "time", "seed": self.seed, "drop_last": self.drop_last}
         part = Stream(
-            self.dataset,
-            self.batch_size,
-            shuffle=self.order != "time",
-            seed=self.seed,
-            rank=rank,
-            world=world,
-            together=True,
-            fields=self.schema.names,
-            drop_last=self.drop_last,
-            device=self.device,
-            prefetch=self.prefetch,
-            memory=self.memory,
+            self.dataset, self.batch_size, rank=rank, world=world, together=True, **order, **self._reading_options()
         )
         part._resident = self._resident
         part.load_state_dict(self.state_dict())
@@ -131,14 +125,11 @@ class Stream:
         """Yield batches ``first`` to ``stop`` (exclusive) in time order; the position does not change."""
         low, high = (min(batch * self.batch_size, self.dataset.rows) for batch in (first, stop))
         if low < high:
-            yield from Stream(
-                self.dataset.part(low, high),
-                self.batch_size,
-                fields=self.schema.names,
-                device=self.device,
-                prefetch=self.prefetch,
-                memory=self.memory,
-            )
+            yield from Stream(self.dataset.part(low, high), self.batch_size, **self._reading_options())
+
+    def _reading_options(self) -> dict[str, Any]:
+        names = self.schema.names
+        return {"fields": names, "device": self.device, "prefetch": self.prefetch, "memory": self.memory}
 
     def __len__(self) -> int:
         """Return the number of batches per pass, the same on every rank."""
@@ -150,7 +141,7 @@ class Stream:
         pin = self.device is not None and self.device.type == "cuda"
         for chunk in prefetch(self._chunks(self._epoch, start, pin=pin), self.prefetch):
             if self.device is not None:
-                chunk = _Chunk(chunk.batch.to(self.device, non_blocking=True), chunk.offsets, chunk.cuts)
+                chunk = replace(chunk, batch=chunk.batch.to(self.device, non_blocking=True))
             for first, stop, position in chunk.cuts:
                 self._position = position
                 yield chunk.cut(first, stop)
@@ -162,12 +153,10 @@ class Stream:
         max_rows = max(MIN_CHUNK_ROWS, CHUNK_BYTES // self._reader.row_bytes)
         spans: list[Span] = []
         ends: list[int] = []
-        chunk_start = start
-        steps = zip(self._plan.bounds(start), self._plan.spans(self.rank, start), strict=True)
-        for (first, stop), span in steps:
-            if spans and stop - chunk_start > max_rows:
+        for (first, stop), span in zip(self._plan.bounds(start), self._plan.spans(self.rank, start), strict=True):
+            if spans and stop - start > max_rows:
                 yield _gather_chunk(gatherer, spans, ends, pin=pin)
-                spans, ends, chunk_start = [], [], first
+                spans, ends, start = [], [], first
             spans.append(span)
             ends.append(stop)
         if spans:
@@ -183,14 +172,12 @@ class Stream:
             return ShuffledGatherer(self._resident, self.seed, epoch)
         window = max(MIN_WINDOW_BLOCKS, self.memory // self._row_bytes)
         block = min(BLOCK_ROWS, window // MIN_WINDOW_BLOCKS)
-        return WindowedGatherer(
-            self._reader, first, ShuffleWindows(last - first, block, window // block, self.seed, epoch)
-        )
+        windows = ShuffleWindows(last - first, block, window // block, self.seed, epoch)
+        return WindowedGatherer(self._reader, first, windows)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as JSON values for ``load_state_dict``."""
-        position = self._resume or self._position
-        return {**self._identity(), "epoch": self._epoch, "position": position}
+        return {**self._identity(), "epoch": self._epoch, "position": self._resume or self._position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved position: the next iteration starts there."""
@@ -227,28 +214,19 @@ class _Chunk:
     cuts: Sequence[tuple[int, int, int]]  # of each batch: first row, end row, position in the order after it
 
     def cut(self, first: int, stop: int) -> Batch:
-        rows = self.batch
-        bags = {}
-        for name, (values, offsets) in rows.bags.items():
+        def cut_bag(name: str, bag: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
             low, high = int(self.offsets[name][first]), int(self.offsets[name][stop])
-            bags[name] = values[low:high], offsets[first:stop] - low
-        return Batch(
-            rows.ids[first:stop],
-            rows.dense[first:stop],
-            rows.labels[first:stop],
-            None if rows.missing is None else rows.missing[first:stop],
-            bags,
-        )
+            return bag[0][low:high], bag[1][first:stop] - low
+
+        return map_rows(self.batch, lambda tensor: tensor[first:stop], cut_bag)
 
 
 def _gather_chunk(gatherer: RowGatherer, spans: Sequence[Span], ends: Sequence[int], *, pin: bool) -> _Chunk:
     """Gather the rows of several batches."""
     rows = gatherer.rows(spans)
     batch = rows.batch()
-    cuts, done = [], 0
-    for (first, stop), end in zip(spans, ends, strict=True):
-        cuts.append((done, done + stop - first, end))
-        done += stop - first
+    bounds = accumulate((stop - first for first, stop in spans), initial=0)
+    cuts = [(first, stop, end) for (first, stop), end in zip(pairwise(bounds), ends, strict=True)]
     offsets = {name: bag[1] for name, bag in rows.bags.items()}
     return _Chunk(batch.pin_memory() if pin else batch, offsets, cuts)
 
@@ -266,11 +244,10 @@ def _check_device(device: torch.device | str | None) -> torch.device | None:
     return result
 
 
-class _End:
+class _End(NamedTuple):
     """The end of the items in the queue: an error, or none."""
 
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.error = error
+    error: BaseException | None = None
 
 
 def prefetch(items: Iterable[Item], depth: int) -> Iterator[Item]:
@@ -287,7 +264,24 @@ def prefetch(items: Iterable[Item], depth: int) -> Iterator[Item]:
         return
     queue_: queue.Queue[Item | _End] = queue.Queue(depth)
     stop = threading.Event()
-    thread = threading.Thread(target=_producer, args=(items, queue_, stop), name="lpfs-prefetch", daemon=True)
+
+    def put(item: Item | _End) -> None:
+        while not stop.is_set():
+            with suppress(queue.Full):
+                queue_.put(item, timeout=POLL_SECONDS)
+                return
+
+    def produce() -> None:
+        try:
+            for item in items:
+                put(item)
+                if stop.is_set():
+                    return
+            put(_End())
+        except BaseException as error:  # every error is raised in the consumer
+            put(_End(error))
+
+    thread = threading.Thread(target=produce, name="lpfs-prefetch", daemon=True)
     thread.start()
     try:
         while not isinstance(item := queue_.get(), _End):
@@ -297,23 +291,3 @@ def prefetch(items: Iterable[Item], depth: int) -> Iterator[Item]:
     finally:
         stop.set()
         thread.join()
-
-
-def _producer(items: Iterable[Item], queue_: queue.Queue[Item | _End], stop: threading.Event) -> None:
-    def put(item: Item | _End) -> bool:
-        while not stop.is_set():
-            try:
-                queue_.put(item, timeout=POLL_SECONDS)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    end = _End()
-    try:
-        for item in items:
-            if not put(item):
-                break
-    except BaseException as error:  # every error is raised in the consumer
-        end = _End(error)
-    put(end)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lpfs.data.batch import Batch
+from lpfs.data.batch import Batch, map_rows
 from lpfs.embeddings.optim import move_rates_to_device, move_rates_to_host, rates_on_device
 from lpfs.embeddings.row_grad import clear_grads
 from lpfs.errors import InputError, LpfsError
@@ -146,4 +146,4 @@ def copy_into(static_batch: Batch, batch: Batch) -> None:
 
 def clone_batch(batch: Batch, device: torch.device) -> Batch:
     """Return a copy of a batch on the device, into which other batches can be copied."""
-    return batch.to(device)._map(Tensor.clone)
+    return map_rows(batch.to(device), Tensor.clone)

@@ -10,7 +10,7 @@ def test_moments_of_chunks_are_those_of_the_whole():
     numbers[::7, 1] = np.nan
     moments = Moments(2)
     for part in np.array_split(numbers, 9):
-        moments.add(part)
+        moments.merge(Moments.of(part))
     np.testing.assert_allclose(moments.mean, np.nanmean(numbers, 0), rtol=1e-12)
     np.testing.assert_allclose(moments.deviation, np.nanstd(numbers, 0), rtol=1e-9)
     assert not moments.constant

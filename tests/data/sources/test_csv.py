@@ -16,7 +16,7 @@ def parsed(block, columns):
         result = parse(block, NAMES, columns, Dialect(), file="log", first=1, last=True)
     except DataError as error:
         return str(error)
-    return result.frame, [result.line(row) for row in range(result.frame.height)]
+    return result.frame, [result.locate(row) for row in range(result.frame.height)]
 
 
 @given(st.lists(st.lists(cells, min_size=3, max_size=3), min_size=1, max_size=4), st.permutations(NAMES), st.data())

@@ -36,7 +36,5 @@ def restore_encoder(settings: Mapping[str, Any], values: Any) -> Encoder:
     try:
         return encoder_type(plan).from_stored(plan, settings, values)
     except KeyError as error:
-        raise DataError(
-            f"field {plan.name!r}: {error} is not stored, another version of lpfs made this Dataset; "
-            "delete the Dataset and prepare its log again"
-        ) from None
+        advice = "another version of lpfs made this Dataset; delete it and prepare its log again"
+        raise DataError(f"field {plan.name!r}: {error} is not stored, {advice}") from None

@@ -18,8 +18,7 @@ RowLocator = Callable[[int], str]  # describes the location of a row, for messag
 class Encoder(ABC):
     """Turns a raw column into a field: ``observe`` training rows, ``finish`` once, then ``encode`` any rows.
 
-    ``from_stored``, given the results of ``metadata`` and ``values_to_store``, returns an encoder that encodes
-    bitwise identically.
+    ``from_stored`` with the results of ``metadata`` and ``values_to_store`` encodes bitwise identically.
     """
 
     kind: str

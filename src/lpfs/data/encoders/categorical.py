@@ -19,16 +19,14 @@ from lpfs.data.encoders.vocabulary import (
 )
 from lpfs.data.fields import FieldPlan
 from lpfs.data.hashing import Ids
-from lpfs.data.parsing import cast_column
+from lpfs.data.parsing import cast_column, value_error
 from lpfs.data.store.format import FIRST_ID, AnyArray
 from lpfs.errors import DataError
 
 
 def value_type(values: pl.Series) -> str:
     """Return the type of canonical values: ``text``, ``whole`` (integers) or ``fraction`` (floats)."""
-    if values.dtype == pl.String:
-        return "text"
-    return "whole" if values.dtype.is_integer() else "fraction"
+    return "text" if values.dtype == pl.String else "whole" if values.dtype.is_integer() else "fraction"
 
 
 def can_contain_values(vocabulary: pl.Series, dtype: pl.DataType) -> bool:
@@ -55,11 +53,9 @@ def hashes_alike(dtype: pl.DataType, fitted_type: str | None, raw_type: str | No
     """
     if fitted_type is None or dtype == pl.Null or str(dtype) == raw_type:
         return True
-    if dtype == pl.String:
-        return fitted_type != "text"  # numbers are parsed from it; dates and booleans may be formatted otherwise
-    if dtype.is_integer():
-        return fitted_type != "text" or raw_type == "String"
-    return dtype.is_float() and fitted_type != "text"
+    if fitted_type == "text":  # dates and booleans may be formatted otherwise
+        return dtype.is_integer() and raw_type == "String"
+    return dtype == pl.String or dtype.is_integer() or dtype.is_float()  # numbers are parsed from text
 
 
 def cast_for_hashing(values: pl.Series, fitted_type: str | None, locate: RowLocator) -> pl.Series:
@@ -73,12 +69,8 @@ def cast_for_hashing(values: pl.Series, fitted_type: str | None, locate: RowLoca
         lost = numbers.is_null() & values.is_not_null()
         if not lost.any():
             return numbers
-    row = int(lost.arg_max() or 0)
     expected = "an integer" if fitted_type == "whole" else "a number"
-    raise DataError(
-        f"{locate(row)}: column {values.name!r}: {values[row]!r:.60} is not {expected}, as all hashed values of "
-        "training were"
-    )
+    raise value_error(values, lost, locate, f"is not {expected}, as all hashed values of training were")
 
 
 class CategoricalEncoder(Encoder):
@@ -99,40 +91,39 @@ class CategoricalEncoder(Encoder):
 
     @classmethod
     def from_stored(cls, plan: FieldPlan, metadata: Mapping[str, Any], values: Any) -> CategoricalEncoder:
-        """Return the encoder with a stored vocabulary, or with the value type that was hashed."""
         encoder = cls(plan)
         encoder._raw_type = metadata["raw_type"]
         if plan.hash is None:
-            encoder._vocabulary = Vocabulary.from_stored(values, metadata["values_seen"], metadata["covered"])
+            stored = pl.Series("value", values, pl.String if isinstance(values, list) else None)
+            encoder._vocabulary = Vocabulary(stored, metadata["values_seen"], metadata["covered"])
         else:
             encoder._value_type = metadata["value_type"]
         encoder._fitting = False
         return encoder
 
     def observe(self, column: pl.Series, locate: RowLocator) -> Callable[[], list[AnyArray]]:
-        """Count values."""
         values = self._values(column, locate)
         if not self._varies and len(values):
-            if not self._started:
-                self._first, self._started = values[0], True
-            nulls = values.null_count()
-            if self._first is None or nulls == len(values):
-                self._varies = nulls < len(values) or self._first is not None
-            else:
-                self._varies = not bool(values.eq_missing(self._first).all())
+            self._track_first(values[0], values.n_unique() > 1)
         if self.plan.hash is None:
             self.counter.add(values)
         return lambda: [value_keys(values), values.is_null().to_numpy()]
+
+    def _track_first(self, first: Any, varies: bool) -> None:
+        """Compare the first value of a chunk, whose values may differ, with the first one of all."""
+        self._varies = self._varies or varies or (self._started and first != self._first)
+        if not self._started:
+            self._first, self._started = first, True
 
     def _values(self, column: pl.Series, locate: RowLocator) -> pl.Series:
         if not self._fitting:
             self._check_type(column.dtype)
         values = canonical_values(column, hexadecimal=self.plan.hexadecimal, locate=locate)
-        if self._fitting:
-            if column.dtype != pl.Null:
-                self._add_type(str(column.dtype), value_type(values))
-            return values
-        return values if self.plan.hash is None else cast_for_hashing(values, self._value_type, locate)
+        if not self._fitting:
+            return values if self.plan.hash is None else cast_for_hashing(values, self._value_type, locate)
+        if column.dtype != pl.Null:
+            self._add_type(str(column.dtype), value_type(values))
+        return values
 
     def _add_type(self, raw_type: str, value_type: str) -> None:
         """Record the type of training; floats, if some files store integers and others floats."""
@@ -144,36 +135,27 @@ class CategoricalEncoder(Encoder):
     def _check_type(self, dtype: pl.DataType) -> None:
         """Raise DataError for a column type that cannot hold any value of training."""
         name = str(dtype)
-        if name == self._raw_type:
-            return
         if name not in self._type_fits:
-            self._type_fits[name] = (
+            self._type_fits[name] = name == self._raw_type or (
                 hashes_alike(dtype, self._value_type, self._raw_type)
                 if self._vocabulary is None
                 else can_contain_values(self._vocabulary.values, dtype)
             )
         if not self._type_fits[name]:
-            raise DataError(
-                f"column {self.name!r} holds {dtype} and held {self._raw_type or 'another type'} in training, all "
-                "its values would be unseen; store it as it was"
-            )
+            types = f"{dtype} and held {self._raw_type or 'another type'} in training"
+            raise DataError(f"column {self.name!r} holds {types}, all its values would be unseen; store it as it was")
 
     def partial_state(self) -> Any:
-        """Return the first value, whether values differ, and their type; counts are merged separately."""
         return self._started, self._first, self._varies, self._raw_type, self._value_type
 
     def merge(self, state: Any) -> None:
-        """Merge whether values differ, and their type."""
         started, first, varies, raw_type, value_type = state
         if started:
-            self._varies = self._varies or varies or (self._started and first != self._first)
-            if not self._started:
-                self._first, self._started = first, True
+            self._track_first(first, varies)
         if raw_type is not None:
             self._add_type(raw_type, value_type)
 
     def finish(self) -> None:
-        """Build the vocabulary."""
         if self.plan.hash is None:
             self._vocabulary = Vocabulary.build(
                 self.counter, min_count=self.plan.min_count or 1, max_values=self.plan.max_values
@@ -183,29 +165,25 @@ class CategoricalEncoder(Encoder):
 
     @property
     def constant(self) -> bool:
-        """Whether all training rows hold the same value, or all are missing."""
         return not self._varies
 
     @property
     def cardinality(self) -> int:
-        """Number of ids, including the special ones."""
-        return FIRST_ID + self.plan.hash if self._vocabulary is None else self._vocabulary.cardinality  # type: ignore[operator]
+        return FIRST_ID + (self.plan.hash or 0 if self._vocabulary is None else len(self._vocabulary.values))
 
     def encode(self, column: pl.Series, locate: RowLocator) -> Any:
-        """Return the id of each row."""
         return self._ids(self._values(column, locate))
 
     def _ids(self, values: pl.Series) -> Ids:
-        if self._vocabulary is None:
-            return hashed_ids(values, self.plan.hash or 1)
-        return self._vocabulary.encode(values)
+        return hashed_ids(values, self.plan.hash or 1) if self._vocabulary is None else self._vocabulary.encode(values)
 
     def values_to_store(self) -> Any:
-        """Return the vocabulary."""
-        return None if self._vocabulary is None else self._vocabulary.values_to_store()
+        if self._vocabulary is None:
+            return None
+        values = self._vocabulary.values  # numbers (also if hexadecimal) are stored as an array, texts as a list
+        return values.to_list() if values.dtype == pl.String else values.to_numpy()
 
     def metadata(self) -> dict[str, Any]:
-        """Return how ids are computed."""
         if self._vocabulary is None:
             types = {"value_type": self._value_type, "raw_type": self._raw_type}
             return {"ids": "hash", "modulo": self.plan.hash, **types}
@@ -241,20 +219,15 @@ class BagEncoder(CategoricalEncoder):
         return super()._values(values, lambda position: locate(int(rows[position]))), lengths
 
     def observe(self, column: pl.Series, locate: RowLocator) -> Callable[[], list[AnyArray]]:
-        """Count the values of all bags."""
         values, lengths = self._flat(column, locate)
         if self.plan.hash is None:
             self.counter.add(values)
         if not self._varies and len(lengths):
-            first = values.head(int(lengths[0]))
-            if not self._started:
-                self._first, self._started = first.to_list(), True
-            size = len(self._first)
-            same = bool((lengths == size).all()) and values.to_list() == self._first * len(lengths)
-            self._varies = not same
+            first = values.head(int(lengths[0])).to_list()
+            same = bool((lengths == lengths[0]).all()) and values.to_list() == first * len(lengths)
+            self._track_first(first, not same)
         return lambda: [value_keys(values), values.is_null().to_numpy(), lengths]
 
     def encode(self, column: pl.Series, locate: RowLocator) -> Any:
-        """Return the ids of all rows, concatenated, and their number per row."""
         values, lengths = self._flat(column, locate)
         return self._ids(values), lengths

@@ -12,10 +12,10 @@ import polars as pl
 
 from lpfs.data.encoders.base import Encoder, RowLocator
 from lpfs.data.fields import FieldPlan
-from lpfs.data.hashing import HashValues, Ids, splitmix64
+from lpfs.data.hashing import HashValues, splitmix64
 from lpfs.data.parsing import MISSING_NUMBER_TEXTS, cast_column
 from lpfs.data.store.format import FIRST_ID, MISSING_ID, AnyArray
-from lpfs.errors import DataError, StateError
+from lpfs.errors import DataError
 
 Numbers = npt.NDArray[np.float64]
 MIN_BINS, MAX_BINS, ROWS_PER_BIN = 16, 256, 500  # for bins="auto"
@@ -48,10 +48,8 @@ def _parse_number(text: str, name: str, locate: RowLocator, row: int) -> float:
     try:
         return float(text.replace("_", "x"))
     except ValueError:
-        raise DataError(
-            f"{locate(row)}: column {name!r}: {text!r:.60} is not a number; "
-            "repair it, or set kind = 'categorical' for this column"
-        ) from None
+        advice = "repair it, or set kind = 'categorical' for this column"
+        raise DataError(f"{locate(row)}: column {name!r}: {text!r:.60} is not a number; {advice}") from None
 
 
 def as_vectors(values: pl.Series, width: int, separator: str | None, locate: RowLocator) -> Numbers:
@@ -62,19 +60,14 @@ def as_vectors(values: pl.Series, width: int, separator: str | None, locate: Row
         values = cast_column(values, pl.List(pl.Float64))
     if values.dtype == pl.String and separator is not None:
         values = values.str.split(separator)
+    name, result = values.name, np.full((len(values), width), np.nan)
     if not isinstance(values.dtype, pl.List):
-        raise DataError(
-            f"column {values.name!r} holds {values.dtype}, not lists of {width} numbers; give its separator"
-        )
-    result = np.full((len(values), width), np.nan)
+        raise DataError(f"column {name!r} holds {values.dtype}, not lists of {width} numbers; give its separator")
     lengths = values.list.len().fill_null(width)
     invalid = lengths != width
     if invalid.any():
         row = int(invalid.arg_max() or 0)
-        raise DataError(
-            f"{locate(row)}: column {values.name!r}: {lengths[row]} numbers, expected {width}; "
-            "all rows must have the same number"
-        )
+        raise DataError(f"{locate(row)}: column {name!r}: {lengths[row]} numbers, expected {width} in all rows")
     rows = np.flatnonzero(values.is_not_null().to_numpy())
     if len(rows):
         flat = as_numbers(values.drop_nulls().explode(), lambda position: locate(int(rows[position // width])))
@@ -110,10 +103,6 @@ class Moments:
         moments.high = np.where(present, numbers, -np.inf).max(0, initial=-np.inf)
         return moments
 
-    def add(self, numbers: Numbers) -> None:
-        """Add (n, width) transformed numbers."""
-        self.merge(Moments.of(numbers))
-
     def merge(self, other: Moments) -> None:
         """Add the moments of the next chunk; the order of chunks affects the last digits."""
         total = np.maximum(self.count + other.count, 1)
@@ -133,9 +122,7 @@ class Moments:
     @property
     def constant(self) -> bool:
         """Whether all rows are equal: the same number in each component, or all missing."""
-        if not self.count.any():
-            return True
-        return not self.missing and bool((self.low == self.high).all())
+        return not self.count.any() or (not self.missing and bool((self.low == self.high).all()))
 
 
 class Quantiles:
@@ -159,59 +146,56 @@ class Quantiles:
         self._hashes = np.concatenate([self._hashes, hashes])
         self._rows = rows
         if len(self._values) > 2 * SAMPLE_SIZE:
-            self._truncate_sample()
+            self.sample()
 
     def sample(self) -> tuple[Numbers, HashValues]:
-        """Return the sampled values and the hashes of their row numbers."""
-        self._truncate_sample()
-        return self._values, self._hashes
-
-    def _truncate_sample(self) -> None:
+        """Truncate the sample to its size; return its values and the hashes of their row numbers."""
         if len(self._values) > SAMPLE_SIZE:
             lowest = np.argpartition(self._hashes, SAMPLE_SIZE)[:SAMPLE_SIZE]
             self._values, self._hashes = self._values[lowest], self._hashes[lowest]
+        return self._values, self._hashes
 
-    def bin_count(self) -> int:
-        """Return the number of bins for ``auto``: one per 500 rows, from 16 to 256."""
-        return min(MAX_BINS, max(MIN_BINS, self._rows // ROWS_PER_BIN))
-
-    def edges(self, bins: int) -> Numbers:
-        """Return at most ``bins`` - 1 increasing inner edges of equally filled bins."""
-        self._truncate_sample()
-        if not len(self._values):
+    def edges(self, bins: int | str | None) -> Numbers:
+        """Return at most ``bins`` - 1 increasing inner edges of equally filled bins; ``auto``: one bin per 500 rows."""
+        if not isinstance(bins, int):
+            bins = min(MAX_BINS, max(MIN_BINS, self._rows // ROWS_PER_BIN))
+        values, _ = self.sample()
+        if not len(values):
             return np.zeros(0)
-        edges = np.unique(np.quantile(self._values, np.arange(1, bins) / bins, method="higher"))
-        above: Numbers = edges[edges > self._values.min()]
-        return above
+        quantiles = np.unique(np.quantile(values, np.arange(1, bins) / bins, method="higher"))
+        edges: Numbers = quantiles[quantiles > values.min()]
+        return edges
 
 
-def bin_ids(numbers: Numbers, edges: Numbers) -> Ids:
-    """Return the id of the bin of each number, ``MISSING_ID`` for NaN."""
-    ids = (np.searchsorted(edges, numbers, side="right") + FIRST_ID).astype(np.uint32)
-    ids[np.isnan(numbers)] = MISSING_ID
-    return ids
+class MomentsEncoder(Encoder):
+    """Base of the encoders of numbers: moments of the training rows."""
+
+    def __init__(self, plan: FieldPlan) -> None:
+        super().__init__(plan)
+        self._moments = Moments(plan.width)
+
+    def partial_state(self) -> Any:
+        return self._moments
+
+    def merge(self, state: Any) -> None:
+        self._moments.merge(state)
+
+    @property
+    def constant(self) -> bool:
+        return self._moments.constant
 
 
-def bin_names(edges: Numbers) -> list[str]:
-    """Return the bounds of each bin as text; the lower bound belongs to the bin."""
-    bounds = ["-inf", *(f"{edge:g}" for edge in edges), "inf"]
-    return [f"[{low}, {high})" for low, high in pairwise(bounds)]
-
-
-class NumericEncoder(Encoder):
+class NumericEncoder(MomentsEncoder):
     """Numbers, transformed and standardized."""
 
     kind = "numeric"
 
     def __init__(self, plan: FieldPlan) -> None:
         super().__init__(plan)
-        self._moments = Moments(plan.width)
-        self._mean, self._deviation = self._moments.mean, self._moments.deviation
-        self._negative = False
+        self.finish()
 
     @classmethod
     def from_stored(cls, plan: FieldPlan, metadata: Mapping[str, Any], values: Any) -> NumericEncoder:
-        """Return the encoder with a stored mean and standard deviation."""
         encoder = cls(plan)
         encoder._mean = np.array(metadata["mean"], float)
         encoder._deviation = np.array(metadata["deviation"], float)
@@ -224,109 +208,62 @@ class NumericEncoder(Encoder):
         return as_vectors(column, self.plan.width, self.plan.separator, locate)
 
     def observe(self, column: pl.Series, locate: RowLocator) -> Callable[[], list[AnyArray]]:
-        """Update mean and standard deviation."""
         numbers = self._numbers(column, locate)
-        self._negative = self._negative or bool((numbers < 0).any())
-        self._moments.add(signed_log1p(numbers, self.plan.transform))
+        self._moments.merge(Moments.of(signed_log1p(numbers, self.plan.transform)))
         return lambda: [numbers]
 
-    def partial_state(self) -> Any:
-        """Return the moments so far, and whether a number is negative."""
-        return self._moments, self._negative
-
-    def merge(self, state: Any) -> None:
-        """Merge the moments."""
-        moments, negative = state
-        self._moments.merge(moments)
-        self._negative = self._negative or negative
-
     def finish(self) -> None:
-        """Fix mean and standard deviation."""
         self._mean, self._deviation = self._moments.mean, self._moments.deviation
-
-    @property
-    def constant(self) -> bool:
-        """Whether all training rows are equal."""
-        return self._moments.constant
+        self._negative = bool((self._moments.low < 0).any())
 
     def encode(self, column: pl.Series, locate: RowLocator) -> Any:
-        """Return standardized numbers, NaN where missing."""
         numbers = signed_log1p(self._numbers(column, locate), self.plan.transform)
-        scaled = (numbers - self._mean) / self._deviation
-        return np.clip(scaled, -MAX_ENCODED, MAX_ENCODED).astype(np.float32)
+        return np.clip((numbers - self._mean) / self._deviation, -MAX_ENCODED, MAX_ENCODED).astype(np.float32)
 
     def metadata(self) -> dict[str, Any]:
-        """Return the transformation, mean and standard deviation."""
         scale = {"mean": self._mean.tolist(), "deviation": self._deviation.tolist()}
         return {"transform": self.plan.transform, "signed": self._negative, **scale}
 
 
-class BinningEncoder(Encoder):
+class BinningEncoder(MomentsEncoder):
     """Numbers as the ids of quantile bins."""
 
     kind = "categorical"
 
     def __init__(self, plan: FieldPlan, seed: int = 0, first: int = 0) -> None:
         super().__init__(plan)
-        self._quantiles: Quantiles | None = Quantiles(seed, first)
-        self._moments = Moments(1)
+        self.quantiles = Quantiles(seed, first)
         self._edges: Numbers = np.zeros(0)
 
     @classmethod
     def from_stored(cls, plan: FieldPlan, metadata: Mapping[str, Any], values: Any) -> BinningEncoder:
-        """Return the encoder with stored edges."""
         encoder = cls(plan)
-        encoder._quantiles, encoder._edges = None, np.array(metadata["edges"], float)
+        encoder._edges = np.array(metadata["edges"], float)
         return encoder
 
     def observe(self, column: pl.Series, locate: RowLocator) -> Callable[[], list[AnyArray]]:
-        """Sample numbers."""
         numbers = as_numbers(column, locate)
-        if self._quantiles is not None:
-            self._quantiles.add(numbers)
-        self._moments.add(signed_log1p(numbers.reshape(-1, 1), "log"))
+        self.quantiles.add(numbers)
+        self._moments.merge(Moments.of(signed_log1p(numbers.reshape(-1, 1), "log")))
         return lambda: [numbers]
 
-    def partial_state(self) -> Any:
-        """Return the moments, which tell whether the numbers differ; the sample is merged separately."""
-        return self._moments
-
-    def merge(self, state: Any) -> None:
-        """Merge the moments."""
-        self._moments.merge(state)
-
-    @property
-    def quantiles(self) -> Quantiles:
-        """The sample; available until ``finish``."""
-        if self._quantiles is None:
-            raise StateError(f"field {self.name!r}: the sample is not available after finish")
-        return self._quantiles
-
     def finish(self) -> None:
-        """Compute the edges."""
-        if self._quantiles is not None:
-            bins = self.plan.bins
-            self._edges = self._quantiles.edges(bins if isinstance(bins, int) else self._quantiles.bin_count())
-        self._quantiles = None
-
-    @property
-    def constant(self) -> bool:
-        """Whether all training rows are equal."""
-        return self._moments.constant
+        self._edges = self.quantiles.edges(self.plan.bins)
+        self.quantiles = Quantiles(self.quantiles.seed)  # the sample is not needed any more
 
     @property
     def cardinality(self) -> int:
-        """Number of ids, including the special ones."""
         return FIRST_ID + len(self._edges) + 1
 
     def encode(self, column: pl.Series, locate: RowLocator) -> Any:
-        """Return the id of the bin of each row."""
-        return bin_ids(as_numbers(column, locate), self._edges)
+        numbers = as_numbers(column, locate)
+        ids = (np.searchsorted(self._edges, numbers, side="right") + FIRST_ID).astype(np.uint32)
+        ids[np.isnan(numbers)] = MISSING_ID
+        return ids
 
     def values_to_store(self) -> Any:
-        """Return the names of the bins."""
-        return bin_names(self._edges)
+        bounds = ["-inf", *(f"{edge:g}" for edge in self._edges), "inf"]
+        return [f"[{low}, {high})" for low, high in pairwise(bounds)]  # the lower bound belongs to the bin
 
     def metadata(self) -> dict[str, Any]:
-        """Return the edges."""
         return {"ids": "bins", "edges": self._edges.tolist(), "missing_id": MISSING_ID}

@@ -12,7 +12,7 @@ import polars as pl
 
 from lpfs.data.encoders.base import RowLocator
 from lpfs.data.hashing import HashTable, Ids, Keys
-from lpfs.data.parsing import cast_column
+from lpfs.data.parsing import cast_column, value_error
 from lpfs.data.store.format import FIRST_ID, MISSING_ID, UNSEEN_ID
 from lpfs.errors import DataError
 
@@ -24,15 +24,13 @@ def canonical_values(values: pl.Series, *, hexadecimal: bool, locate: RowLocator
     name, dtype = values.name, values.dtype
     if hexadecimal:
         return parse_hexadecimal(values, locate)
-    if dtype == pl.String or dtype in (pl.Int64, pl.UInt64):
+    if dtype in (pl.String, pl.Int64, pl.UInt64):
         return values
     if dtype.is_integer() and dtype not in (pl.Int128, pl.UInt128):
         return cast_column(values, pl.Int64)
     if dtype.is_float():
         numbers: pl.Series = cast_column(values, pl.Float64).fill_nan(None)
         return numbers.set(numbers == 0.0, 0.0)  # -0.0 and 0.0 are the same value
-    if dtype == pl.Null:
-        return cast_column(values, pl.String)
     if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
         raise DataError(f"column {name!r}: {dtype} cannot be categorical; set kind = 'multi' or 'ignore'")
     return cast_column(values, pl.String)
@@ -47,11 +45,8 @@ def parse_hexadecimal(values: pl.Series, locate: RowLocator) -> pl.Series:
     text = cast_column(values, pl.String)
     numbers = text.str.to_integer(base=16, dtype=pl.UInt32, strict=False)
     if numbers.null_count() != text.null_count():
-        row = int((numbers.is_null() & text.is_not_null()).arg_max() or 0)
-        raise DataError(
-            f"{locate(row)}: column {values.name!r}: {text[row]!r:.60} is not a hexadecimal number of at most "
-            "eight digits; set hexadecimal = false for this column"
-        )
+        problem = "is not a hexadecimal number of at most eight digits; set hexadecimal = false for this column"
+        raise value_error(text, numbers.is_null() & text.is_not_null(), locate, problem)
     return numbers
 
 
@@ -94,8 +89,7 @@ class ValueCounter:
         if len(parts) == 1:
             self._merged = parts[0]
         elif parts:
-            counts = pl.concat(parts, how="vertical_relaxed").group_by("value")
-            self._merged = counts.agg(pl.col("count").sum())
+            self._merged = pl.concat(parts, how="vertical_relaxed").group_by("value").agg(pl.col("count").sum())
         self._parts, self._part_rows = [], 0
 
     def result(self) -> pl.DataFrame:
@@ -108,19 +102,14 @@ class ValueCounter:
 
 @dataclass
 class Vocabulary:
-    """The values that have an id, in id order from ``FIRST_ID``.
+    """The values that have an id, in id order from ``FIRST_ID``."""
 
-    Args:
-        values: canonical values.
-        lookup: ids by key.
-        seen: number of distinct values in the training days.
-        covered: share of the training values that have an id.
-    """
+    values: pl.Series  # canonical
+    seen: int  # number of distinct values in the training days
+    covered: float  # share of the training values that have an id
 
-    values: pl.Series
-    lookup: HashTable
-    seen: int
-    covered: float
+    def __post_init__(self) -> None:
+        self._lookup = HashTable(value_keys(self.values), FIRST_ID)
 
     @classmethod
     def build(cls, counter: ValueCounter, *, min_count: int, max_values: int | None) -> Vocabulary:
@@ -130,39 +119,19 @@ class Vocabulary:
         if max_values is not None:
             kept = kept.head(max_values)
         total = float((counts["count"].sum() or 0) + rare_rows)
-        values = kept["value"].rechunk()
-        return cls(
-            values,
-            HashTable(value_keys(values), FIRST_ID),
-            counts.height + rare_values,
-            float(kept["count"].sum() or 0) / total if total else 1.0,
-        )
-
-    @classmethod
-    def from_stored(cls, stored: Any, seen: int, covered: float) -> Vocabulary:
-        """Return the vocabulary of the values that ``values_to_store`` returned."""
-        values = pl.Series("value", stored, pl.String if isinstance(stored, list) else None)
-        return cls(values, HashTable(value_keys(values), FIRST_ID), seen, covered)
-
-    @property
-    def cardinality(self) -> int:
-        """Number of ids, including the two special ones."""
-        return FIRST_ID + len(self.values)
+        covered = float(kept["count"].sum() or 0) / total if total else 1.0
+        return cls(kept["value"].rechunk(), counts.height + rare_values, covered)
 
     def encode(self, values: pl.Series) -> Ids:
         """Return the ids of canonical values."""
         missing = values.is_null().to_numpy()
         if len(self.values):
             values = cast_to_vocabulary(values, self.values.dtype)
-        ids = self.lookup(value_keys(values))
+        ids = self._lookup(value_keys(values))
         if values.null_count():
             ids[values.is_null().to_numpy()] = UNSEEN_ID  # a value that does not exist in the type of the vocabulary
         ids[missing] = MISSING_ID
         return ids
-
-    def values_to_store(self) -> Any:
-        """Return the values as they are stored: an array of numbers (also if hexadecimal), or a list of texts."""
-        return self.values.to_list() if self.values.dtype == pl.String else self.values.to_numpy()
 
 
 def cast_to_vocabulary(values: pl.Series, dtype: pl.DataType) -> pl.Series:
@@ -183,7 +152,8 @@ def hashed_ids(values: pl.Series, modulo: int) -> Ids:
     numbers: npt.NDArray[Any]
     if values.dtype == pl.String:
         distinct = values.drop_nulls().unique()
-        codes = [_hash_text(text) % modulo for text in distinct.to_list()]
+        hashes = (hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8) for text in distinct.to_list())
+        codes = [int.from_bytes(digest.digest(), "little") % modulo for digest in hashes]
         table = HashTable(value_keys(distinct), FIRST_ID)
         positions = table(value_keys(values)).astype(np.int64) - FIRST_ID
         numbers = np.asarray([*codes, 0], np.uint32)[positions]
@@ -192,9 +162,3 @@ def hashed_ids(values: pl.Series, modulo: int) -> Ids:
     ids: Ids = numbers.astype(np.uint32) + np.uint32(FIRST_ID)
     ids[missing] = MISSING_ID
     return ids
-
-
-def _hash_text(text: str) -> int:
-    """Return the first 64 bits of the BLAKE2b hash of a text."""
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 from lpfs._console import Console
@@ -46,9 +45,7 @@ class Engine(ABC):
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(  # noqa: B027
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:  # noqa: B027
         """Release the resources of the engine."""
 
 
@@ -56,13 +53,11 @@ class LocalEngine(Engine):
     """Read the source in this process; memory grows with the vocabularies, not with the number of rows."""
 
     def fingerprint(self) -> list[list[Any]]:
-        """Hash every file."""
         source = self.plan.source
         with self.console.progress("identifying", "MB") as update:
             return source.fingerprint(lambda done: update(done >> 20, source.size >> 20))
 
     def assign_days(self) -> DayAssigner:
-        """Read the time and split columns, or count the rows."""
         options = self.plan.options
         return make_day_assigner(
             self.plan.source,
@@ -76,14 +71,12 @@ class LocalEngine(Engine):
         )
 
     def observe(self, assigner: DayAssigner, train: set[int]) -> FitResult:
-        """Fit the encoders on the training days."""
         plan = self.plan
         columns = columns_to_read(plan, new_encoders(plan))
         chunks = self._track("counting", plan.source.chunks(columns, assigner.files(train)))
         return observe_training_rows(day_rows(chunks, assigner, plan.options, train), plan)
 
     def encode(self, assigner: DayAssigner, encoders: Sequence[Encoder]) -> Iterator[tuple[int, Encoded]]:
-        """Encode chunk after chunk."""
         plan = self.plan
         chunks = self._track("encoding", plan.source.chunks(columns_to_read(plan, encoders)))
         rows = day_rows(chunks, assigner, plan.options, labelled=plan.labelled)
@@ -91,5 +84,11 @@ class LocalEngine(Engine):
             yield from split_by_day(part, encoded)
 
     def _track(self, task: str, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-        size = self.plan.source.size
-        return self.console.track_chunks(prefetch(chunks, int(size > MIN_PREFETCH_BYTES)), task, size)
+        """Yield the chunks; show rows, rows per second and the remaining time, estimated from bytes."""
+        rows, done, size = 0, 0, self.plan.source.size
+        with self.console.progress(task) as update:
+            for chunk in prefetch(chunks, int(size > MIN_PREFETCH_BYTES)):
+                yield chunk
+                rows += chunk.frame.height
+                done += chunk.consumed
+                update(done, size, rows)

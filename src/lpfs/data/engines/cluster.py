@@ -9,7 +9,6 @@ rows of one table.
 from __future__ import annotations
 
 import pickle
-import shutil
 import uuid
 from abc import abstractmethod
 from collections import Counter
@@ -17,8 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +33,7 @@ from lpfs.data.fit_encoders import FitResult, columns_to_read, new_encoders
 from lpfs.data.hashing import HashValues
 from lpfs.data.passes import DuplicateColumns, LabelCopies, PieceStart, day_rows, encode, hash_arrays, split_by_day
 from lpfs.data.planning import PreparePlan
-from lpfs.data.remote import as_url, convert_remote_errors, file_system
+from lpfs.data.remote import as_url, remote_access
 from lpfs.data.sources.base import FileSource, Piece
 from lpfs.errors import InputError, StateError
 
@@ -47,6 +45,7 @@ COUNT_COLUMNS = {  # the table of counts of values and samples of numbers
     "count": pl.Int64,  # number of occurrences; of a sample, the 64 bits of the number
 }
 SAMPLE_TYPE = "sample"
+PICKLE_PROTOCOL = 5
 VALUE_TYPES = {str(dtype): dtype for dtype in (pl.String(), pl.Int64(), pl.UInt64(), pl.UInt32(), pl.Float64())}
 SIGN_BIT = np.uint64(1 << 63)
 
@@ -54,16 +53,14 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class PieceWithStart:
+class PieceWithStart(NamedTuple):
     """A piece and the state at its first row."""
 
     piece: Piece
     start: PieceStart
 
 
-@dataclass(frozen=True)
-class ChunkState:
+class ChunkState(NamedTuple):
     """The statistics of the training rows of one chunk, without counts and samples."""
 
     rows: int
@@ -72,8 +69,7 @@ class ChunkState:
     digests: tuple[bytes, ...]  # digest of each column, to find duplicate columns
 
 
-@dataclass(frozen=True)
-class VocabularyLimits:
+class VocabularyLimits(NamedTuple):
     """Limits of the vocabulary of a field."""
 
     min_count: int
@@ -82,23 +78,14 @@ class VocabularyLimits:
 
 @dataclass
 class PieceResults:
-    """The merged results of all pieces.
+    """The merged results of all pieces; dictionaries have the index of a field as key."""
 
-    Args:
-        chunks: state of every chunk, in the order of the log.
-        label_copies: candidates for copies of the label, of every piece.
-        types: types of the values of each field; several if the files store the column with different types.
-        counts: counts of each field, of the values that can get an id; columns as in ``COUNT_COLUMNS``.
-        left_out: for each field with one type, the number of values that are not in ``counts``, and of their rows.
-        samples: rows with the lowest hashes of each field.
-    """
-
-    chunks: list[ChunkState] = field(default_factory=list)
-    label_copies: list[LabelCopies] = field(default_factory=list)
-    types: dict[int, list[str]] = field(default_factory=dict)
-    counts: dict[int, pl.DataFrame] = field(default_factory=dict)
-    left_out: dict[int, tuple[int, int]] = field(default_factory=dict)
-    samples: dict[int, pl.DataFrame] = field(default_factory=dict)
+    chunks: list[ChunkState] = field(default_factory=list)  # in the order of the log
+    label_copies: list[LabelCopies] = field(default_factory=list)  # candidates of every piece
+    types: dict[int, list[str]] = field(default_factory=dict)  # several if the files store different types
+    counts: dict[int, pl.DataFrame] = field(default_factory=dict)  # COUNT_COLUMNS, of values that can get an id
+    left_out: dict[int, tuple[int, int]] = field(default_factory=dict)  # other values and their rows, if one type
+    samples: dict[int, pl.DataFrame] = field(default_factory=dict)  # rows with the lowest hashes
 
 
 class ClusterEngine(Engine):
@@ -142,53 +129,39 @@ class ClusterEngine(Engine):
         """
 
     def fingerprint(self) -> list[list[Any]]:
-        """Hash every file, and divide it into pieces."""
         source = file_source(self.plan)
         results = self.map("identifying", partial(identify_file, source), list(range(len(source.paths))))
         self._pieces = [piece for _, pieces in results for piece in pieces]
         return [identity for identity, _ in results]
 
     def assign_days(self) -> DayAssigner:
-        """Read the time and split columns of every piece, or count its rows."""
         options, source = self.plan.options, file_source(self.plan)
         if options.time is None and options.split is None and options.parts == "files":
             return DayByFile(source)
         timed = None if options.time is None else DayByColumn(options.time, options.time_format)
-        if timed is not None:
-            self._detect_time_format(timed)
+        if timed is not None:  # the format of the times is detected from the first rows, as by the local engine
+            for chunk in source.chunks(day_columns(source, options.split, options.time)):
+                count_roles([chunk], options.split, timed)
+                if timed.seen():
+                    break
         results = self.map("finding days", partial(scan_piece, self.plan, timed), self._all_pieces())
+        self._rows = [counts["train"] for counts, _ in results]
         if timed is not None:
             timed = timed.copy_empty()
             for _, days in results:
                 timed.add_days(days)
-        counts: Counter[str] = Counter()
-        for piece_counts, _ in results:
-            counts.update(piece_counts)
-        self._rows = [piece_counts["train"] for piece_counts, _ in results]
-        return day_assigner_from_counts(
-            options.split, timed, counts, options.parts, options.seed if options.shuffle else None
-        )
-
-    def _detect_time_format(self, timed: DayByColumn) -> None:
-        """Detect the format of the times from the first rows, as the local engine does."""
-        options, source = self.plan.options, file_source(self.plan)
-        for chunk in source.chunks(day_columns(source, options.split, options.time)):
-            count_roles([chunk], options.split, timed)
-            if timed.seen():
-                return
+        total = sum((counts for counts, _ in results), Counter())
+        seed = options.seed if options.shuffle else None
+        return day_assigner_from_counts(options.split, timed, total, options.parts, seed)
 
     def observe(self, assigner: DayAssigner, train: set[int]) -> FitResult:
-        """Count every piece of the training days, and merge the counts."""
-        plan = self.plan
-        encoders = new_encoders(plan)
-        files = assigner.files(train)
+        plan, encoders, files = self.plan, new_encoders(self.plan), assigner.files(train)
         items = [item for item in self._pieces_with_start(assigner) if files is None or item.piece.file in files]
         if any(isinstance(encoder, BinningEncoder) for encoder in encoders):
             rows = self.map("sampling", partial(count_sampled, plan, assigner, train), items)
-            before = accumulate(rows[:-1], initial=0)
             items = [
-                PieceWithStart(item.piece, PieceStart(item.start.row, item.start.days, trained))
-                for item, trained in zip(items, before, strict=True)
+                PieceWithStart(piece, PieceStart(start.row, start.days, trained))
+                for (piece, start), trained in zip(items, accumulate(rows[:-1], initial=0), strict=True)
             ]
         limits = {
             index: VocabularyLimits(encoder.plan.min_count or 1, encoder.plan.max_values)
@@ -199,9 +172,8 @@ class ClusterEngine(Engine):
         return merge_results(encoders, results)
 
     def encode(self, assigner: DayAssigner, encoders: Sequence[Encoder]) -> Iterator[tuple[int, Encoded]]:
-        """Encode every piece; this process receives the rows and writes them."""
-        function = partial(encode_piece, self.plan, assigner, encoders)
-        return self.map_large("encoding", function, self._pieces_with_start(assigner))
+        items = self._pieces_with_start(assigner)
+        return self.map_large("encoding", partial(encode_piece, self.plan, assigner, encoders), items)
 
     def _all_pieces(self) -> list[Piece]:
         if not self._pieces:
@@ -211,7 +183,7 @@ class ClusterEngine(Engine):
     def _pieces_with_start(self, assigner: DayAssigner) -> list[PieceWithStart]:
         """Return the pieces with the rows before each, and the rows before it by day if negatives are sampled."""
         pieces, plan = self._all_pieces(), self.plan
-        rows = [0] * len(pieces) if self._rows is None else [0, *accumulate(self._rows[:-1])]
+        rows = [0] * len(pieces) if self._rows is None else accumulate(self._rows[:-1], initial=0)
         items = [PieceWithStart(piece, PieceStart(row)) for piece, row in zip(pieces, rows, strict=True)]
         if plan.options.negatives == 1.0:
             return items
@@ -259,10 +231,9 @@ def identify_file(source: FileSource, index: int) -> tuple[list[Any], list[Piece
 
 def scan_piece(plan: PreparePlan, timed: DayByColumn | None, piece: Piece) -> tuple[Counter[str], list[Any]]:
     """Return the number of training, validation and test rows of a piece, and the days of its training rows."""
-    options, source = plan.options, file_source(plan)
+    split, source = plan.options.split, file_source(plan)
     timed = None if timed is None else timed.copy_empty()
-    chunks = source.piece(day_columns(source, options.split, options.time), piece)
-    counts = count_roles(chunks, options.split, timed)
+    counts = count_roles(source.piece(day_columns(source, split, plan.options.time), piece), split, timed)
     return counts, [] if timed is None else timed.seen()
 
 
@@ -288,15 +259,11 @@ def observe_piece(
     plan: PreparePlan, assigner: DayAssigner, train: set[int], item: PieceWithStart
 ) -> Iterator[ChunkState | pl.DataFrame | LabelCopies]:
     """Yield the state of each chunk, then the counts of values, the samples of numbers, and the label copies."""
-    encoders = new_encoders(plan)
-    names = [encoder.name for encoder in encoders]
-    label, trained, copies = plan.options.label, item.start.trained, LabelCopies(names)
+    label, trained = plan.options.label, item.start.trained
+    encoders = new_encoders(plan, trained)
+    copies = LabelCopies(encoder.name for encoder in encoders)
     counters = {encoder.name: ValueCounter() for encoder in encoders if has_vocabulary(encoder)}
-    quantiles = {
-        encoder.name: encoder.quantiles
-        for encoder in new_encoders(plan, trained)
-        if isinstance(encoder, BinningEncoder)
-    }
+    quantiles = {encoder.name: encoder.quantiles for encoder in encoders if isinstance(encoder, BinningEncoder)}
     chunks = file_source(plan).piece(columns_to_read(plan, encoders), item.piece)
     for part in day_rows(chunks, assigner, plan.options, train, start=item.start):
         digests = []
@@ -311,11 +278,11 @@ def observe_piece(
         trained += part.frame.height
         states = tuple(encoder.partial_state() for encoder in chunk_encoders)
         yield ChunkState(part.frame.height, int(part.labels[label].sum()), states, tuple(digests))
-    for index, name in enumerate(names):
-        if name in counters:
-            yield counts_to_rows(index, counters[name].result())
-        elif name in quantiles:
-            yield sample_to_rows(index, *quantiles[name].sample())
+    for index, encoder in enumerate(encoders):
+        if encoder.name in counters:
+            yield counts_to_rows(index, counters[encoder.name].result())
+        elif isinstance(encoder, BinningEncoder):
+            yield sample_to_rows(index, *encoder.quantiles.sample())
     yield copies
 
 
@@ -336,10 +303,7 @@ def has_vocabulary(encoder: Encoder) -> bool:
 
 def file_source(plan: PreparePlan) -> FileSource:
     """Return the source of a plan, which ``ClusterEngine`` has checked to be files."""
-    source = plan.source
-    if not isinstance(source, FileSource):
-        raise TypeError(f"not files: {type(source).__name__}")
-    return source
+    return cast(FileSource, plan.source)
 
 
 # Counts and samples as rows of one table.
@@ -347,33 +311,22 @@ def file_source(plan: PreparePlan) -> FileSource:
 
 def counts_to_rows(field: int, counts: pl.DataFrame) -> pl.DataFrame:
     """Return the values and counts of a field as rows of the table."""
-    values, count = counts["value"], counts["count"].cast(pl.Int64)
-    if values.dtype == pl.String:
-        return _table_rows(field, str(values.dtype), values, np.zeros(len(values), np.int64), count)
-    return _table_rows(field, str(values.dtype), None, _as_int64_bits(values), count)
+    values = counts["value"]
+    text, numbers = (
+        (values, np.zeros(len(values), np.int64)) if values.dtype == pl.String else (None, values.to_numpy())
+    )
+    if numbers.dtype.itemsize < 8:
+        numbers = numbers.astype(np.int64)
+    bits, type = np.ascontiguousarray(numbers).view(np.int64), str(values.dtype)
+    rows = {"field": field, "type": type, "text": text, "number": bits, "count": counts["count"].cast(pl.Int64)}
+    return pl.DataFrame(rows, schema=COUNT_COLUMNS)
 
 
 def sample_to_rows(field: int, values: npt.NDArray[np.float64], hashes: HashValues) -> pl.DataFrame:
     """Return a sample as rows of the table: hashes as signed numbers in the same order, values as 64 bits."""
-    bits = pl.Series(np.ascontiguousarray(values).view(np.int64))
-    return _table_rows(field, SAMPLE_TYPE, None, (hashes ^ SIGN_BIT).view(np.int64), bits)
-
-
-def _table_rows(
-    field: int, type: str, text: pl.Series | None, number: npt.NDArray[np.int64], count: pl.Series
-) -> pl.DataFrame:
-    if text is None:
-        text = pl.repeat(None, len(number), dtype=pl.String, eager=True)
-    return pl.DataFrame({"text": text, "number": number, "count": count}).select(
-        pl.lit(field, pl.Int32).alias("field"), pl.lit(type).alias("type"), "text", "number", "count"
-    )
-
-
-def _as_int64_bits(values: pl.Series) -> npt.NDArray[np.int64]:
-    """Return 64-bit numbers as their bits; narrower integers are converted to int64."""
-    numbers = values.to_numpy()
-    wide = numbers if numbers.dtype.itemsize == 8 else numbers.astype(np.int64)
-    return np.ascontiguousarray(wide).view(np.int64)
+    number, bits = (hashes ^ SIGN_BIT).view(np.int64), np.ascontiguousarray(values).view(np.int64)
+    rows = {"field": field, "type": SAMPLE_TYPE, "text": None, "number": number, "count": bits}
+    return pl.DataFrame(rows, schema=COUNT_COLUMNS)
 
 
 def rows_to_counts(rows: pl.DataFrame, type: str) -> pl.DataFrame:
@@ -396,11 +349,6 @@ def rows_to_sample(rows: pl.DataFrame) -> tuple[npt.NDArray[np.float64], HashVal
 # Transfer of values between machines.
 
 
-def to_bytes(value: Any) -> bytes:
-    """Return a pickled value."""
-    return pickle.dumps(value, protocol=5)
-
-
 @dataclass(frozen=True)
 class SharedFolder:
     """A new directory at a path or URL that all machines can access, for values that are passed as files."""
@@ -409,19 +357,17 @@ class SharedFolder:
 
     @classmethod
     def create_in(cls, parent: str) -> SharedFolder:
-        """Return a directory with a unique name in ``parent``; it is created with the first value."""
-        return cls(f"{(as_url(parent) or parent).rstrip('/')}/lpfs-{uuid.uuid4().hex}")
+        """Return a directory with a unique name in ``parent``."""
+        folder = cls(f"{(as_url(parent) or parent).rstrip('/')}/lpfs-{uuid.uuid4().hex}")
+        with remote_access(folder.path) as (system, root):
+            system.makedirs(root, exist_ok=True)
+        return folder
 
     def write(self, value: Any) -> str:
         """Write a value; return its name."""
         name = uuid.uuid4().hex
-        if as_url(self.path) is None:
-            Path(self.path).mkdir(parents=True, exist_ok=True)
-            Path(self.path, name).write_bytes(to_bytes(value))
-        else:
-            system, root = file_system(self.path)
-            with convert_remote_errors(self.path):
-                system.pipe_file(f"{root}/{name}", to_bytes(value))
+        with remote_access(self.path) as (system, root):
+            system.pipe_file(f"{root}/{name}", pickle.dumps(value, PICKLE_PROTOCOL))
         return name
 
     def write_all(self, function: Callable[[Any], Iterator[Any]], item: Any) -> list[str]:
@@ -430,23 +376,13 @@ class SharedFolder:
 
     def pop(self, name: str) -> Any:
         """Return a value and remove its file."""
-        if as_url(self.path) is None:
-            path = Path(self.path, name)
-            data = path.read_bytes()
-            path.unlink()
-        else:
-            system, root = file_system(self.path)
-            with convert_remote_errors(self.path):
-                data = system.cat_file(f"{root}/{name}")
-                system.rm_file(f"{root}/{name}")
+        with remote_access(self.path) as (system, root):
+            data = system.cat_file(f"{root}/{name}")
+            system.rm_file(f"{root}/{name}")
         return pickle.loads(data)
 
     def remove(self) -> None:
         """Remove the directory with all files in it, for example of tasks that ran twice."""
-        if as_url(self.path) is None:
-            shutil.rmtree(self.path, ignore_errors=True)
-        else:
-            system, root = file_system(self.path)
-            with convert_remote_errors(self.path):
-                if system.exists(root):
-                    system.rm(root, recursive=True)
+        with remote_access(self.path) as (system, root):
+            if system.exists(root):
+                system.rm(root, recursive=True)

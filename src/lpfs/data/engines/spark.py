@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from time import monotonic
-from types import TracebackType
 from typing import Any
 
 import ibis
@@ -33,6 +32,7 @@ from lpfs._console import Console
 from lpfs.data.encoders.numeric import SAMPLE_SIZE
 from lpfs.data.engines.cluster import (
     COUNT_COLUMNS,
+    PICKLE_PROTOCOL,
     SAMPLE_TYPE,
     ChunkState,
     ClusterEngine,
@@ -41,16 +41,14 @@ from lpfs.data.engines.cluster import (
     Result,
     SharedFolder,
     VocabularyLimits,
-    to_bytes,
 )
 from lpfs.data.passes import LabelCopies
 from lpfs.data.planning import PreparePlan
 from lpfs.errors import DataError
 
 SHARED_VARIABLE = "LPFS_SHARED"  # environment variable: a directory or URL that all machines can access
-VALUE_SCHEMA = "item long, value binary"  # a pickled value of an item
-TABLE_SCHEMA = f"{VALUE_SCHEMA}, field int, type string, text string, number long, count long"
-TABLE_TYPES = (pa.int32(), pa.string(), pa.string(), pa.int64(), pa.int64())  # of COUNT_COLUMNS
+TABLE_SCHEMA = "item long, value binary, field int, type string, text string, number long, count long"
+TABLE_TYPES = dict(zip(COUNT_COLUMNS, (pa.int32(), pa.string(), pa.string(), pa.int64(), pa.int64()), strict=True))
 NO_LIMITS = VocabularyLimits(0, None)  # for a column with different types in different files
 NO_CAP = 1 << 62
 MAX_FETCH_ROWS = 1 << 22  # rows of counts fetched at a time
@@ -68,9 +66,7 @@ class SparkEngine(ClusterEngine):
         self.ibis = ibis.pyspark.connect(self.session)
         self._persisted: list[DataFrame] = []
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Free the results on the workers; stop the session if it was created here."""
         for frame in self._persisted:
             frame.unpersist()
@@ -78,10 +74,8 @@ class SparkEngine(ClusterEngine):
             self.session.stop()
 
     def map(self, task: str, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Return the result of a function for each item, in order."""
         with self._timed(task, len(items)):
-            frame = self._map_items(partial(yield_result, function), items, to_value_row)
-            rows = frame.select("item", "value").collect()
+            rows = self._map_items(partial(yield_result, function), items).select("item", "value").collect()
         return [pickle.loads(row.value) for row in sorted(rows, key=lambda row: row.item)]
 
     def map_large(
@@ -99,7 +93,7 @@ class SparkEngine(ClusterEngine):
                 shared.remove()
             return
         with self._timed(task, len(items)):
-            frame = self._persist(self._map_items(function, items, to_value_row).select("value"))
+            frame = self._persist(self._map_items(function, items).select("value"))
             frame.count()
         with self._timed("fetching", len(items)):
             for row in frame.toLocalIterator(prefetchPartitions=True):
@@ -112,10 +106,9 @@ class SparkEngine(ClusterEngine):
         items: Sequence[Item],
         limits: Mapping[int, VocabularyLimits],
     ) -> PieceResults:
-        """Sum up the counts of all fields in one expression; only values that can get an id are fetched."""
         results = PieceResults()
         with self._timed(task, len(items)):
-            observed = self._table("observed", self._persist(self._map_items(function, items, to_table_rows)))
+            observed = self._table("observed", self._persist(self._map_items(function, items)))
             pickled = self._fetch(observed.filter(observed["value"].notnull()).select("item", "value"))
             for data in pickled.sort("item", maintain_order=True)["value"].to_list():
                 value = pickle.loads(data)
@@ -124,33 +117,24 @@ class SparkEngine(ClusterEngine):
             values = observed.filter(observed["value"].isnull() & (observed["type"] != SAMPLE_TYPE))
             summed = values.group_by("field", "type", "text", "number").agg(count=values["count"].sum())
             counts = self._table("counted", self._persist(self._to_frame(summed)))
-            grouped = counts.group_by("field", "type").agg(values=counts.count(), rows=counts["count"].sum())
-            totals = self._fetch(grouped)
-            by_field = totals.group_by("field").agg("type", pl.col("values", "rows").sum()).sort("field")
+            by_type = counts.group_by("field", "type").agg(values=counts.count(), rows=counts["count"].sum())
+            by_field = self._fetch(by_type).group_by("field").agg("type", pl.col("values", "rows").sum()).sort("field")
             total = {row["field"]: row for row in by_field.iter_rows(named=True)}
             results.types = {index: row["type"] for index, row in total.items()}
             for fields in fetch_groups({index: row["values"] for index, row in total.items()}):
-                group_limits = {
-                    index: limits[index] if len(results.types[index]) == 1 else NO_LIMITS for index in fields
-                }
+                one_type = {index: len(results.types[index]) == 1 for index in fields}
+                group_limits = {index: limits[index] if one_type[index] else NO_LIMITS for index in fields}
                 frequent = self._fetch(frequent_values(counts, group_limits))
                 for index in fields:
                     results.counts[index] = rows = frequent.filter(pl.col("field") == index)
-                    results.left_out[index] = (
-                        total[index]["values"] - rows.height,
-                        total[index]["rows"] - int(rows["count"].sum()),
-                    )
+                    rows_left_out = total[index]["rows"] - int(rows["count"].sum())
+                    results.left_out[index] = total[index]["values"] - rows.height, rows_left_out
             samples = self._fetch(lowest_hashes(observed.filter(observed["type"] == SAMPLE_TYPE)))
             results.samples = {int(key[0]): rows for key, rows in samples.group_by("field")}
         return results
 
-    def _map_items(
-        self,
-        function: Callable[[Item], Iterator[Any]],
-        items: Sequence[Item],
-        to_rows: Callable[[int, Any], Iterator[pa.RecordBatch]],
-    ) -> DataFrame:
-        """Return a frame with one task per item; function and items are broadcast to the workers."""
+    def _map_items(self, function: Callable[[Item], Iterator[Any]], items: Sequence[Item]) -> DataFrame:
+        """Return ``to_rows`` of all results, with one task per item; function and items are broadcast."""
         shared = self.session.sparkContext.broadcast((function, items))
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -160,14 +144,12 @@ class SparkEngine(ClusterEngine):
                     for value in worker_function(worker_items[index]):
                         yield from to_rows(index, value)
 
-        numbers = self.session.range(0, len(items), 1, len(items))
-        return numbers.mapInArrow(run, TABLE_SCHEMA if to_rows is to_table_rows else VALUE_SCHEMA)
+        return self.session.range(0, len(items), 1, len(items)).mapInArrow(run, TABLE_SCHEMA)
 
     def _persist(self, frame: DataFrame) -> DataFrame:
         """Keep the rows of a frame on the disks of the workers until the engine is closed."""
-        persisted = frame.persist(StorageLevel.DISK_ONLY)
-        self._persisted.append(persisted)
-        return persisted
+        self._persisted.append(frame.persist(StorageLevel.DISK_ONLY))
+        return self._persisted[-1]
 
     def _table(self, name: str, frame: DataFrame) -> ibis.Table:
         name = f"lpfs_{name}_{id(self)}"
@@ -178,8 +160,7 @@ class SparkEngine(ClusterEngine):
         return self.session.sql(str(self.ibis.compile(table)))
 
     def _fetch(self, table: ibis.Table) -> pl.DataFrame:
-        fetched = pl.from_arrow(self._to_frame(table).toArrow())
-        return fetched if isinstance(fetched, pl.DataFrame) else fetched.to_frame()
+        return pl.DataFrame(self._to_frame(table).toArrow())
 
     @contextmanager
     def _timed(self, task: str, count: int) -> Iterator[None]:
@@ -201,8 +182,7 @@ def yield_result(function: Callable[[Item], Result], item: Item) -> Iterator[Res
 def get_session() -> SparkSession:
     """Return the active session, or a new one."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    active = SparkSession.getActiveSession()
-    if active is not None:
+    if (active := SparkSession.getActiveSession()) is not None:
         return active
     builder = SparkSession.builder.appName("lpfs prepare").config("spark.ui.showConsoleProgress", "false")
     try:
@@ -234,8 +214,7 @@ def frequent_values(counts: ibis.Table, limits: Mapping[int, VocabularyLimits]) 
 
 def lowest_hashes(samples: ibis.Table) -> ibis.Table:
     """Return the rows of each field with the lowest hashes, as many as a sample has."""
-    position = ibis.row_number().over(group_by="field", order_by="number")
-    numbered = samples.mutate(position=position)
+    numbered = samples.mutate(position=ibis.row_number().over(group_by="field", order_by="number"))
     return numbered.filter(numbered["position"] < SAMPLE_SIZE).select(*COUNT_COLUMNS)
 
 
@@ -251,32 +230,22 @@ def fetch_groups(values: Mapping[int, int]) -> Iterator[list[int]]:
         yield group
 
 
-def to_value_row(item: int, value: Any) -> Iterator[pa.RecordBatch]:
-    """Yield a value as a row of ``VALUE_SCHEMA``."""
-    data = pa.array([to_bytes(value)], pa.binary())
-    yield pa.record_batch({"item": pa.array([item], pa.int64()), "value": data})
-
-
-def to_table_rows(item: int, value: ChunkState | pl.DataFrame | LabelCopies) -> Iterator[pa.RecordBatch]:
+def to_rows(item: int, value: Any) -> Iterator[pa.RecordBatch]:
     """Yield counts and samples as rows of ``TABLE_SCHEMA``, other values as one row with the pickled value."""
     if not isinstance(value, pl.DataFrame):
-        columns = {name: pa.array([None], type) for name, type in zip(COUNT_COLUMNS, TABLE_TYPES, strict=True)}
-        data = pa.array([to_bytes(value)], pa.binary())
-        yield pa.record_batch({"item": pa.array([item], pa.int64()), "value": data, **columns})
+        nulls = {name: pa.nulls(1, type) for name, type in TABLE_TYPES.items()}
+        data = pa.array([pickle.dumps(value, PICKLE_PROTOCOL)], pa.binary())
+        yield pa.record_batch({"item": pa.array([item], pa.int64()), "value": data, **nulls})
         return
-    for start in range(0, value.height, MAX_BATCH_ROWS):
-        part = value.slice(start, MAX_BATCH_ROWS)
-        columns = {
-            name: part[name].to_arrow().cast(type) for name, type in zip(COUNT_COLUMNS, TABLE_TYPES, strict=True)
-        }
-        indices, nulls = pa.array([item] * part.height, pa.int64()), pa.nulls(part.height, pa.binary())
-        yield pa.record_batch({"item": indices, "value": nulls, **columns})
+    for part in value.iter_slices(MAX_BATCH_ROWS):
+        columns = {name: part[name].to_arrow().cast(type) for name, type in TABLE_TYPES.items()}
+        indices, no_values = pa.array([item] * part.height, pa.int64()), pa.nulls(part.height, pa.binary())
+        yield pa.record_batch({"item": indices, "value": no_values, **columns})
 
 
 def convert_spark_error(error: PySparkException) -> Exception:
     """Return the error of lpfs that a worker raised, or a DataError that quotes Spark."""
-    matches = LPFS_ERROR.findall(str(error))
-    if matches:
+    if matches := LPFS_ERROR.findall(str(error)):
         name, message = matches[-1]
         converted: Exception = getattr(lpfs.errors, name, DataError)(message)
         return converted

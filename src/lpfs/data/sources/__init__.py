@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lpfs.data.remote import LogFile, as_url, list_remote_files
 from lpfs.data.sources.blocks import PARQUET, convert_read_errors, magic
-from lpfs.errors import DataError, InputError, MissingPackageError
+from lpfs.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from lpfs.data.sources.base import Source
@@ -40,29 +40,21 @@ def open_source(source: Any, *, separator: str | None = None, header: bool | Seq
         separator: separator of a text table; detected from the first line if None.
         header: whether text tables have a header line; or the column names, where they have none.
     """
-    try:
-        from lpfs.data.sources.base import TableSource
-        from lpfs.data.sources.csv import CsvSource
-        from lpfs.data.sources.parquet import ParquetSource
-    except ImportError as error:
-        raise MissingPackageError(f"prepare needs polars ({error}); install: pip install polars") from None
+    from lpfs.data.sources.base import TableSource  # these import polars
+    from lpfs.data.sources.csv import CsvSource
+    from lpfs.data.sources.parquet import ParquetSource
+
     if not isinstance(source, (str, os.PathLike, list, tuple)):
         return TableSource(source)
     paths = find_files(source)
     if not paths:
         raise DataError(f"{source}: no file given; name at least one CSV or Parquet file")
     _check_duplicates(paths)
-    is_parquet = {}
-    for path in paths:
-        first_bytes = magic(path)
-        _check_format(path, first_bytes)
-        is_parquet[path] = first_bytes == PARQUET
-    for path in paths:
-        if is_parquet[path] != is_parquet[paths[0]]:
-            raise DataError(f"{path}: text and Parquet files are mixed ({paths[0]}); prepare one kind at a time")
-    if is_parquet[paths[0]]:
-        return ParquetSource(paths)
-    return CsvSource(paths, separator=separator, header=header)
+    is_parquet = [_is_parquet(path) for path in paths]
+    if len(set(is_parquet)) > 1:
+        path = paths[is_parquet.index(not is_parquet[0])]
+        raise DataError(f"{path}: text and Parquet files are mixed ({paths[0]}); prepare one kind at a time")
+    return ParquetSource(paths) if is_parquet[0] else CsvSource(paths, separator=separator, header=header)
 
 
 def find_files(source: Any) -> list[LogFile]:
@@ -86,20 +78,21 @@ def find_files(source: Any) -> list[LogFile]:
             return sorted(entries, key=natural_sort_key)
         if path.exists():
             return [path]
-    matches = sorted(map(Path, glob.glob(text, recursive=True)), key=natural_sort_key)
-    files: list[LogFile] = [match for match in matches if match.is_file()]
-    if not files:
+    matches = [match for match in map(Path, glob.glob(text, recursive=True)) if match.is_file()]
+    if not matches:
         raise DataError(f"{path}: no such file or directory, and no file matches it as a pattern")
-    return files
+    return sorted(matches, key=natural_sort_key)
 
 
-def _check_format(path: LogFile, first_bytes: bytes) -> None:
-    """Raise DataError for a file that starts like one of another format."""
+def _is_parquet(path: LogFile) -> bool:
+    """Return whether a file is Parquet; raise DataError if it starts like one of an unsupported format."""
+    first_bytes = magic(path)
     for prefix, description in UNSUPPORTED_MAGIC.items():
         # a header of a text table may start with [ or {
         certain = "JSON" not in description or path.suffix.startswith((".json", ".ndjson"))
         if first_bytes.startswith(prefix) and certain:
             raise DataError(f"{path} is not a text table or Parquet but {description}")
+    return first_bytes == PARQUET
 
 
 def _check_duplicates(paths: Sequence[LogFile]) -> None:
@@ -113,7 +106,6 @@ def _check_duplicates(paths: Sequence[LogFile]) -> None:
 
 
 def _uncompressed_name(name: str) -> str:
-    """Return a file name without the suffix of its compression."""
     for suffix in COMPRESSED_SUFFIXES:
         name = name.removesuffix(suffix)
     return name

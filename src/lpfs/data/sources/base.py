@@ -6,9 +6,11 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from lpfs.data.parsing import decode_dictionary_columns, first_line
@@ -23,19 +25,16 @@ ByteCounter = Callable[[int], None]  # called with the number of bytes read so f
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive rows of a source.
+    """Consecutive rows of a source."""
 
-    Args:
-        frame: the requested columns; text columns from a text file, typed ones otherwise.
-        file: index of the file.
-        locate: describes the location of a row, for messages.
-        consumed: bytes of the source that were read for this chunk.
-    """
+    frame: pl.DataFrame  # the requested columns; text columns from a text file, typed ones otherwise
+    file: int  # index of the file
+    locate: Callable[[int], str]  # describes the location of a row, for messages
+    consumed: int  # bytes of the source that were read for this chunk
 
-    frame: pl.DataFrame
-    file: int
-    locate: Callable[[int], str]
-    consumed: int
+    def take(self, rows: npt.NDArray[np.int64]) -> Chunk:
+        """Return some of the rows."""
+        return replace(self, frame=self.frame[rows], locate=lambda row: self.locate(int(rows[row])))
 
 
 @dataclass(frozen=True)
@@ -47,18 +46,17 @@ class Piece:
     stop: int | None = None
 
 
+def row_locator(name: str, start: int = 0) -> Callable[[int], str]:
+    """Return a function that describes the location of a row, from row ``start`` on, for messages."""
+    return lambda row: f"{name}, row {start + row + 1}"
+
+
 class Source(ABC):
-    """Rows that can be read several times, in chunks, always in the same order.
+    """Rows that can be read several times, in chunks, always in the same order."""
 
-    Attributes:
-        names: the columns.
-        files: names of the files, for messages.
-        size: size in bytes.
-    """
-
-    names: tuple[str, ...]
-    files: tuple[str, ...]
-    size: int
+    names: tuple[str, ...]  # the columns
+    files: tuple[str, ...]  # names of the files, for messages
+    size: int  # in bytes
 
     @abstractmethod
     def chunks(self, columns: Sequence[str], files: Sequence[int] | None = None) -> Iterator[Chunk]:
@@ -75,11 +73,13 @@ class Source(ABC):
     def sample(self, rows: int) -> pl.DataFrame:
         """Return the first rows."""
         frames: list[pl.DataFrame] = []
+        height = 0
         for chunk in self.chunks(self.names):
             frames.append(chunk.frame)
-            if sum(frame.height for frame in frames) >= rows:
+            height += chunk.frame.height
+            if height >= rows:
                 break
-        if not sum(frame.height for frame in frames):
+        if not height:
             raise DataError(f"{self.files[0]}: the source is empty; it needs at least one row")
         return pl.concat(frames, how="vertical_relaxed").head(rows)
 
@@ -93,29 +93,28 @@ class FileSource(Source):
         self.size = sum(path.stat().st_size for path in paths)
 
     def chunks(self, columns: Sequence[str], files: Sequence[int] | None = None) -> Iterator[Chunk]:
-        """Yield all rows, or those of some files, with these columns only."""
         for index in range(len(self.paths)) if files is None else files:
-            yield from self._file(index, columns)
-
-    @abstractmethod
-    def _file(self, index: int, columns: Sequence[str]) -> Iterator[Chunk]:
-        """Yield the rows of one file."""
+            yield from self.piece(columns, Piece(index))
 
     def pieces(self, index: int) -> list[Piece]:
         """Split a file into pieces that can be read independently; one piece if that is not possible."""
         return [Piece(index)]
 
+    @abstractmethod
     def piece(self, columns: Sequence[str], piece: Piece) -> Iterator[Chunk]:
         """Yield the rows of a piece, in the same chunks as ``chunks``."""
-        return self._file(piece.file, columns)
 
     def identity(self, index: int, progress: ByteCounter = lambda done: None) -> list[Any]:
         """Return name, size and content hash of a file."""
-        path = self.paths[index]
-        return [path.name, path.stat().st_size, hash_file(path, progress)]
+        path, digest, done = self.paths[index], hashlib.sha256(), 0
+        with convert_read_errors(path), path.open("rb") as file:
+            while data := file.read(HASH_BYTES):
+                digest.update(data)
+                done += len(data)
+                progress(done)
+        return [path.name, path.stat().st_size, digest.hexdigest()]
 
     def fingerprint(self, progress: ByteCounter) -> list[list[Any]]:
-        """Return name, size and content hash of every file."""
         result: list[list[Any]] = []
         for index in range(len(self.paths)):
             before = sum(size for _, size, _ in result)
@@ -127,22 +126,10 @@ class FileSource(Source):
         known = set(first)
         different = sorted(known ^ set(names))
         if different:
-            verb = "is missing" if different[0] in known else "is new"
+            problem = f"column {different[0]!r} {'is missing' if different[0] in known else 'is new'} here"
             raise DataError(
-                f"{location}: column {different[0]!r} {verb} here, compared with {self.files[0]}; "
-                "all files must have the same columns"
+                f"{location}: {problem}, compared with {self.files[0]}; all files must have the same columns"
             )
-
-
-def hash_file(path: LogFile, progress: ByteCounter) -> str:
-    """Return the SHA-256 of a file."""
-    digest, done = hashlib.sha256(), 0
-    with convert_read_errors(path), path.open("rb") as file:
-        while data := file.read(HASH_BYTES):
-            digest.update(data)
-            done += len(data)
-            progress(done)
-    return digest.hexdigest()
 
 
 class TableSource(Source):
@@ -159,22 +146,15 @@ class TableSource(Source):
             raise DataError(f"column {self.names.index('') + 1} of the table has no name; give it one")
 
     def rows(self) -> int | None:
-        """Return the number of rows."""
         return self.frame.height
 
     def chunks(self, columns: Sequence[str], files: Sequence[int] | None = None) -> Iterator[Chunk]:
-        """Yield all rows, with these columns only."""
         for start in range(0, self.frame.height, ROWS):
             frame = self.frame.select(list(columns)).slice(start, ROWS)
-            yield Chunk(
-                decode_dictionary_columns(frame),
-                0,
-                lambda row, start=start: f"the table, row {start + row + 1}",  # type: ignore[misc]
-                self.size * frame.height // self.frame.height,
-            )
+            consumed = self.size * frame.height // self.frame.height
+            yield Chunk(decode_dictionary_columns(frame), 0, row_locator("the table", start), consumed)
 
     def fingerprint(self, progress: ByteCounter) -> list[list[Any]]:
-        """Return the number of rows and a hash of names, types and content."""
         digest = hashlib.sha256(repr(self.frame.schema).encode())
         for start in range(0, self.frame.height, ROWS):
             for column in self.frame.slice(start, ROWS):
@@ -183,7 +163,6 @@ class TableSource(Source):
 
 
 def _column_digest(column: pl.Series) -> bytes:
-    """Return bytes that depend on the content of a column."""
     try:
         return column.hash().to_numpy().tobytes()
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
@@ -212,7 +191,5 @@ def to_polars(table: Any) -> pl.DataFrame:
             return pl.DataFrame(table)
     except (pl.exceptions.PolarsError, TypeError, ValueError, ImportError, OverflowError) as error:
         raise DataError(f"the table cannot be read: {first_line(error)}") from error
-    raise InputError(
-        "a source is a path, a directory, a glob pattern, or a polars, pandas or Arrow table, "
-        f"found {type(table).__name__}"
-    )
+    kinds = "a path, a directory, a glob pattern, or a polars, pandas or Arrow table"
+    raise InputError(f"a source is {kinds}, found {type(table).__name__}")

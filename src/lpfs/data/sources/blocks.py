@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from lpfs.data.remote import LogFile
-from lpfs.errors import DataError, MissingPackageError
+from lpfs.errors import DataError
 
 BLOCK = 16 << 20  # bytes read at a time
 BUFFER = 1 << 20  # bytes decompressed at a time
@@ -20,6 +20,7 @@ LOOKBACK = 1 << 16  # bytes read at a time to find the start of a line
 MAX_RECORD = 64 << 20  # maximum bytes of one record, including line breaks inside quotes
 GZIP, ZSTD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"  # first bytes of a file
 BOM = b"\xef\xbb\xbf"  # byte order mark of UTF-8
+QUOTE = b'"'
 
 
 def magic(path: LogFile) -> bytes:
@@ -28,10 +29,12 @@ def magic(path: LogFile) -> bytes:
         return file.read(4)
 
 
-def is_compressed(path: LogFile) -> bool:
-    """Return whether a file is compressed with gzip or zstd."""
-    start = magic(path)
-    return start[:2] == GZIP or start == ZSTD
+def is_splittable(path: LogFile, quoted: bool) -> bool:
+    """Return whether lines can be read from any position: not if compressed, or if line ends may be quoted."""
+    if magic(path)[:2] == GZIP or magic(path) == ZSTD:
+        return False
+    with convert_read_errors(path), path.open("rb") as file:
+        return not (quoted and any(QUOTE in data for data in iter(lambda: file.read(BLOCK), b"")))
 
 
 @contextmanager
@@ -59,12 +62,12 @@ def open_bytes(path: LogFile) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
             with gzip.GzipFile(fileobj=raw) as decompressed:
                 yield io.BufferedReader(decompressed, BUFFER), raw.tell
         elif start == ZSTD:
-            yield zstd_reader(raw, path), raw.tell
+            yield zstd_reader(raw), raw.tell
         else:
             yield raw, raw.tell
 
 
-def zstd_reader(raw: BinaryIO, path: LogFile) -> BinaryIO:
+def zstd_reader(raw: BinaryIO) -> BinaryIO:
     """Decompress zstd with the standard library (Python 3.14), else with ``zstandard``."""
     stream: Any
     try:
@@ -72,10 +75,8 @@ def zstd_reader(raw: BinaryIO, path: LogFile) -> BinaryIO:
 
         stream = zstd.ZstdFile(raw)
     except ImportError:
-        try:
-            import zstandard
-        except ImportError:
-            raise MissingPackageError(f"{path} is compressed with zstd; install: pip install zstandard") from None
+        import zstandard
+
         stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
     return io.BufferedReader(stream, BUFFER)
 
@@ -83,31 +84,16 @@ def zstd_reader(raw: BinaryIO, path: LogFile) -> BinaryIO:
 class LineBlocks:
     """Blocks of a file that end with a line, as far as this can be determined by counting quotes.
 
+    Blocks of ``size`` bytes are read from ``first`` to ``stop``; the blocks before ``first`` must not contain quotes.
     If the parser finds that the last record of a block is incomplete, it returns that part with ``put_back``.
-
-    Args:
-        file: plain, or decompressed as it is read.
-        path: path of the file, for messages.
-        quote: the quote character, if any.
-        size: bytes read at a time.
-        first: first block to read; the blocks before it must not contain quotes.
-        stop: block to stop before.
     """
 
     def __init__(
-        self,
-        file: BinaryIO,
-        path: LogFile,
-        *,
-        quote: bytes | None,
-        size: int = BLOCK,
-        first: int = 0,
-        stop: int | None = None,
+        self, file: BinaryIO, path: LogFile, quoted: bool, size: int, first: int = 0, stop: int | None = None
     ) -> None:
-        self.file, self.path, self.quote, self.size = file, path, quote, size
-        self._rest = b""
-        self._next, self._stop = first, stop
+        self.file, self.path, self.quoted, self.size = file, path, quoted, size
         self.ended = False
+        self._next, self._stop, self._rest = first, stop, b""
         if first:
             with convert_read_errors(path):
                 self._rest = end_of_line(file, first * size)
@@ -124,21 +110,19 @@ class LineBlocks:
                 return b""  # the rest of the last line belongs to the next piece
             with convert_read_errors(self.path):
                 data = self.file.read(self.size)
-            if not self._next and data.startswith(BOM):
-                data = data[len(BOM) :]
+            if not self._next:
+                data = data.removeprefix(BOM)
             self._next += 1
             buffer, self._rest = self._rest + data, b""
             if not data:
                 self.ended = True
                 return buffer
-            end = _last_complete_line(buffer, self.quote)
+            end = _last_complete_line(buffer, self.quoted)
             if not end and len(buffer) >= MAX_RECORD:
                 end = buffer.rfind(b"\n") + 1
                 if not end:
-                    raise DataError(
-                        f"{self.path}: a line is longer than {MAX_RECORD >> 20} MB: {buffer[:40]!r}…; "
-                        "is it a text table?"
-                    )
+                    size = f"{MAX_RECORD >> 20} MB"
+                    raise DataError(f"{self.path}: a line is longer than {size}: {buffer[:40]!r}…; is it a text table?")
             self._rest = buffer[end:]
             if end:
                 return buffer[:end]
@@ -155,15 +139,15 @@ def end_of_line(file: BinaryIO, stop: int) -> bytes:
     return data[data.rfind(b"\n") + 1 :]
 
 
-def _last_complete_line(buffer: bytes, quote: bytes | None) -> int:
+def _last_complete_line(buffer: bytes, quoted: bool) -> int:
     """Return the position after the last line end outside quotes; 0 if there is none."""
-    if quote is None or quote not in buffer:
+    if not quoted or QUOTE not in buffer:
         return buffer.rfind(b"\n") + 1
     bytes_ = np.frombuffer(buffer, np.uint8)
-    ends = np.flatnonzero((bytes_ == 10) & ~inside_quotes(bytes_, quote))
+    ends = np.flatnonzero((bytes_ == 10) & ~inside_quotes(bytes_))
     return int(ends[-1]) + 1 if len(ends) else 0
 
 
-def inside_quotes(values: np.ndarray[Any, Any], quote: bytes) -> np.ndarray[Any, Any]:
+def inside_quotes(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return a mask of the bytes that follow an odd number of quotes; overflow of the count keeps its parity."""
-    return (np.cumsum(values == quote[0], dtype=np.uint8) & 1).view(bool)
+    return (np.cumsum(values == QUOTE[0], dtype=np.uint8) & 1).view(bool)

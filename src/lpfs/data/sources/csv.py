@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from lpfs.data.parsing import replace_missing_marks
 from lpfs.data.remote import LogFile
 from lpfs.data.sources.base import Chunk, FileSource, Piece
-from lpfs.data.sources.blocks import BLOCK, LineBlocks, convert_read_errors, inside_quotes, is_compressed, open_bytes
+from lpfs.data.sources.blocks import BLOCK, QUOTE, LineBlocks, inside_quotes, is_splittable, open_bytes
 from lpfs.errors import DataError
 
 SEPARATORS = (",", "\t", ";", "|", "\x01")
@@ -22,23 +24,18 @@ HEAD = 1 << 20  # bytes in which the first record must end
 
 @dataclass(frozen=True)
 class Dialect:
-    """Separator and quote of a text table; no quote: quotes are plain text."""
+    """Separator of a text table, and whether values may be quoted; if not, quotes are plain text."""
 
     separator: str = ","
-    quote: str | None = '"'
-
-    @property
-    def quote_byte(self) -> bytes | None:
-        """The quote as a byte."""
-        return self.quote.encode() if self.quote else None
+    quoted: bool = True
 
 
 @dataclass(frozen=True)
 class ParsedBlock:
-    """Rows of a block: text columns, the line number of a row, and the number of bytes parsed."""
+    """Rows of a block: text columns, the location of a row, and the number of bytes parsed."""
 
     frame: pl.DataFrame
-    line: Callable[[int], int]
+    locate: Callable[[int], str]
     bytes_used: int
 
 
@@ -52,28 +49,22 @@ def parse(
     """
     rows = regular_rows(block, len(names), dialect)
     if rows is not None:
-        columns = [f"column_{index + 1}" for index in range(len(names))]
-        positions = [columns[names.index(name)] for name in selected]
+        schema = {f"column_{index}": pl.String for index in range(len(names))}
+        columns = [f"column_{names.index(name)}" for name in selected]
+        quote, separator = '"' if dialect.quoted else None, dialect.separator
         try:
             frame = pl.read_csv(
-                block,
-                has_header=False,
-                schema=dict.fromkeys(columns, pl.String),
-                columns=positions,
-                separator=dialect.separator,
-                quote_char=dialect.quote,
+                block, has_header=False, schema=schema, columns=columns, separator=separator, quote_char=quote
             )
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
             frame = None
         if frame is not None and frame.height == rows:
-            frame = frame.select(positions)
+            frame = frame.select(columns)
             frame.columns = list(selected)
-            if dialect.quote and dialect.quote_byte in block:  # type: ignore[operator]
-                frame = frame.with_columns(
-                    pl.when(pl.col(pl.String) == "").then(None).otherwise(pl.col(pl.String)).name.keep()
-                )
-                return ParsedBlock(frame, lambda row: first + quoted_line(block, row, dialect), len(block))
-            return ParsedBlock(frame, lambda row: first + row, len(block))
+            if not dialect.quoted or QUOTE not in block:
+                return ParsedBlock(frame, lambda row: f"{file}, line {first + row}", len(block))
+            frame = replace_missing_marks(frame, [""])
+            return ParsedBlock(frame, lambda row: f"{file}, line {first + quoted_line(block, row)}", len(block))
     return parse_with_csv_module(block, names, selected, dialect, file=file, first=first, last=last)
 
 
@@ -81,39 +72,36 @@ def regular_rows(block: bytes, columns: int, dialect: Dialect) -> int | None:
     """Return the number of rows of a block if its separators and line ends are consistent, else None."""
     if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
         return None
-    separator, quote = dialect.separator.encode(), dialect.quote_byte
-    values = np.frombuffer(block, np.uint8)
-    if quote is None or quote not in block:
-        rows = block.count(b"\n") + (not block.endswith(b"\n"))
-        return rows if int(np.count_nonzero(values == separator[0])) == rows * (columns - 1) else None
-    outside = ~inside_quotes(values, quote)
-    if not outside[-1] or not _quotes_are_regular(values, separator[0], quote[0]):
-        return None
-    rows = int(np.count_nonzero((values == 10) & outside)) + (not block.endswith(b"\n"))
-    separators = int(np.count_nonzero((values == separator[0]) & outside))
+    separator, values = ord(dialect.separator), np.frombuffer(block, np.uint8)
+    if not dialect.quoted or QUOTE not in block:
+        ends, separators = block.count(b"\n"), int(np.count_nonzero(values == separator))
+    else:
+        outside = ~inside_quotes(values)
+        if not outside[-1] or not _quotes_are_regular(values, separator):
+            return None
+        ends, separators = (int(np.count_nonzero((values == byte) & outside)) for byte in (10, separator))
+    rows = ends + (not block.endswith(b"\n"))
     return rows if separators == rows * (columns - 1) else None
 
 
-def _quotes_are_regular(values: npt.NDArray[np.uint8], separator: int, quote: int) -> bool:
+def _quotes_are_regular(values: npt.NDArray[np.uint8], separator: int) -> bool:
     """Return whether every quote opens or closes a value, or is part of a doubled quote inside one.
 
     In 5" pipe it does not: polars would then return different rows for different columns.
     """
+    quote = QUOTE[0]
     positions = np.flatnonzero(values == quote)
     opening, closing = positions[::2], positions[1::2]
     before = values[opening[opening > 0] - 1]
     after = values[closing[closing < len(values) - 1] + 1]
-    valid_before = (before == separator) | (before == 10) | (before == quote)
-    valid_after = (after == separator) | (after == 10) | (after == 13) | (after == quote)
-    return bool(valid_before.all() and valid_after.all())
+    return bool(np.isin(before, (separator, 10, quote)).all() and np.isin(after, (separator, 10, 13, quote)).all())
 
 
-def quoted_line(block: bytes, row: int, dialect: Dialect) -> int:
+def quoted_line(block: bytes, row: int) -> int:
     """Return the number of lines of a block before a row, where quotes may contain line ends."""
     values = np.frombuffer(block, np.uint8)
     ends = values == 10
-    quote = dialect.quote_byte
-    rows = np.flatnonzero(ends & ~inside_quotes(values, quote)) if quote else np.flatnonzero(ends)
+    rows = np.flatnonzero(ends & ~inside_quotes(values))
     return int(np.count_nonzero(ends[: rows[row - 1] + 1])) if row else 0
 
 
@@ -123,43 +111,32 @@ def decode(block: bytes, *, file: str, first: int) -> str:
         return block.decode("utf-8")
     except UnicodeDecodeError as error:
         line = first + block.count(b"\n", 0, error.start)
-        invalid = block[error.start : error.start + 4]
         raise DataError(
-            f"{file}, line {line}: {invalid!r} is not UTF-8 text; "
+            f"{file}, line {line}: {block[error.start : error.start + 4]!r} is not UTF-8 text; "
             "convert the file first, for example: iconv -f latin1 -t utf-8"
         ) from None
 
 
 def records(text: str, dialect: Dialect, *, file: str, first: int, last: bool) -> Iterator[tuple[int, int, list[str]]]:
     """Yield (line, lines parsed so far, values) of each record; stop before an incomplete one."""
-    lines = text.split("\n")
-    lines = [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+    lines = io.StringIO(text, newline="\n").readlines()
     reader = csv.reader(
-        lines,
-        delimiter=dialect.separator,
-        quotechar=dialect.quote,
-        quoting=csv.QUOTE_MINIMAL if dialect.quote else csv.QUOTE_NONE,
-        strict=True,
+        lines, delimiter=dialect.separator, quoting=csv.QUOTE_MINIMAL if dialect.quoted else csv.QUOTE_NONE, strict=True
     )
     parsed = 0
-    while True:
-        try:
-            record = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            if "unexpected end of data" in str(error):
-                if not last and parsed:
-                    return
-                raise DataError(
-                    f"{file}, line {first + parsed}: a quote is opened and never closed: "
-                    f"{lines[parsed].strip()[:60]!r}; close it, or switch quotes off"
-                ) from None
+    try:
+        for record in reader:
+            yield first + parsed, reader.line_num, record
+            parsed = reader.line_num
+    except csv.Error as error:
+        if "unexpected end of data" not in str(error):
+            row = reader.line_num - 1
+            raise DataError(f"{file}, line {first + row}: {error}: {lines[row].strip()[:60]!r}") from None
+        if last or not parsed:
             raise DataError(
-                f"{file}, line {first + reader.line_num - 1}: {error}: {lines[reader.line_num - 1].strip()[:60]!r}"
+                f"{file}, line {first + parsed}: a quote is opened and never closed: "
+                f"{lines[parsed].strip()[:60]!r}; close it, or switch quotes off"
             ) from None
-        yield first + parsed, reader.line_num, record
-        parsed = reader.line_num
 
 
 def parse_with_csv_module(
@@ -180,27 +157,20 @@ def parse_with_csv_module(
             )
         rows.append(record)
         line_numbers.append(line)
-    columns = {}
-    for name in selected:
-        position = names.index(name)
-        columns[name] = pl.Series(name, [row[position] or None for row in rows], pl.String)
-    size = len(block) if block.count(b"\n") <= lines else _offset_of_line(block, lines)
-    return ParsedBlock(pl.DataFrame(columns), line_numbers.__getitem__, size)
+    positions = {name: names.index(name) for name in selected}
+    columns = [pl.Series(name, [row[i] or None for row in rows], pl.String) for name, i in positions.items()]
+    size = _size_of_lines(block, lines)
+    return ParsedBlock(pl.DataFrame(columns), lambda row: f"{file}, line {line_numbers[row]}", size)
 
 
-def _offset_of_line(block: bytes, lines: int) -> int:
-    """Return the position after the given number of lines."""
-    return int(np.flatnonzero(np.frombuffer(block, np.uint8) == 10)[lines - 1]) + 1
+def _size_of_lines(block: bytes, lines: int) -> int:
+    """Return the number of bytes of the first ``lines`` lines."""
+    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
+    return int(ends[lines - 1]) + 1 if 0 < lines <= len(ends) else len(block)
 
 
 class CsvSource(FileSource):
-    """Text tables with the same columns, read one after the other.
-
-    Args:
-        paths: the files, in order.
-        separator: one character; detected from the first line if None.
-        header: True (the first line names the columns), False (column_1 …), or the names.
-    """
+    """Text tables with the same columns, read one after the other; see ``open_source`` for the options."""
 
     block = BLOCK  # bytes read at a time; the boundaries of chunks affect the last digits of means
 
@@ -209,8 +179,7 @@ class CsvSource(FileSource):
     ) -> None:
         super().__init__(paths)
         self.header = header is True
-        first, dialect = first_record(self.paths[0], separator)
-        self.dialect = dialect
+        first, self.dialect = first_record(self.paths[0], separator)
         if header is True:
             self.names = column_names(first, self.files[0])
         elif header is False:
@@ -220,26 +189,19 @@ class CsvSource(FileSource):
             if len(first) != len(self.names):
                 raise DataError(
                     f"{self.files[0]}, line 1: {len(first)} columns, expected {len(self.names)} "
-                    f"({', '.join(self.names[:3])} …): {dialect.separator.join(first)[:60]!r}"
+                    f"({', '.join(self.names[:3])} …): {self.dialect.separator.join(first)[:60]!r}"
                 )
 
     def pieces(self, index: int) -> list[Piece]:
-        """Split a file every ``PIECE_BLOCKS`` blocks; one piece if it is compressed or contains quotes."""
-        path, quote = self.paths[index], self.dialect.quote_byte
+        path = self.paths[index]
         count = -(-path.stat().st_size // self.block)
-        if count <= PIECE_BLOCKS or is_compressed(path) or (quote is not None and _contains_byte(path, quote)):
+        if count <= PIECE_BLOCKS or not is_splittable(path, self.dialect.quoted):
             return [Piece(index)]
         starts = range(0, count, PIECE_BLOCKS)
         return [Piece(index, first, None if first == starts[-1] else first + PIECE_BLOCKS) for first in starts]
 
     def piece(self, columns: Sequence[str], piece: Piece) -> Iterator[Chunk]:
-        """Yield the rows of a piece; line numbers count from its start."""
-        return self._blocks(piece, columns)
-
-    def _file(self, index: int, columns: Sequence[str]) -> Iterator[Chunk]:
-        return self._blocks(Piece(index), columns)
-
-    def _blocks(self, piece: Piece, columns: Sequence[str]) -> Iterator[Chunk]:
+        # line numbers count from the start of the piece
         index, path, file = piece.file, self.paths[piece.file], self.files[piece.file]
         names, line, rows, before = self.names, 1, 0, piece.first * self.block
         if piece.first:
@@ -247,10 +209,10 @@ class CsvSource(FileSource):
         with open_bytes(path) as (stream, tell):
             header_pending = self.header and not piece.first
             if self.header and piece.first:
-                names = self._names(path)
-            blocks = LineBlocks(
-                stream, path, quote=self.dialect.quote_byte, size=self.block, first=piece.first, stop=piece.stop
-            )
+                with open_bytes(path) as (start, _):
+                    head = LineBlocks(start, path, quoted=self.dialect.quoted, size=self.block)
+                    names = self._header(head.next(), path, last=head.ended)[0]
+            blocks = LineBlocks(stream, path, self.dialect.quoted, size=self.block, first=piece.first, stop=piece.stop)
             while block := blocks.next():
                 if header_pending:
                     header_pending = False
@@ -265,42 +227,24 @@ class CsvSource(FileSource):
                 line += block.count(b"\n", 0, parsed.bytes_used)
                 position = tell()
                 rows += parsed.frame.height
-                yield Chunk(
-                    parsed.frame,
-                    index,
-                    lambda row, line_of=parsed.line: f"{file}, line {line_of(row)}",  # type: ignore[misc]
-                    position - before,
-                )
+                yield Chunk(parsed.frame, index, parsed.locate, position - before)
                 before = position
         if not rows and piece == Piece(index):
             problem = "has a header and no rows" if self.header and not header_pending else "is empty"
             raise DataError(f"{file}: the file {problem}; remove it or put rows in it")
 
-    def _names(self, path: LogFile) -> tuple[str, ...]:
-        """Return the column names of a file that is read from the middle."""
-        with open_bytes(path) as (stream, _):
-            blocks = LineBlocks(stream, path, quote=self.dialect.quote_byte, size=self.block)
-            return self._header(blocks.next(), path, last=blocks.ended)[0]
-
     def _header(self, block: bytes, path: LogFile, *, last: bool) -> tuple[tuple[str, ...], int, int]:
         """Return the names of a file, as in the first file, and the size of its header in bytes and lines."""
-        text = decode(block[:HEAD], file=str(path), first=1) if len(block) <= HEAD else _decode_head(block, path)
+        text = _decode_head(block, path)
         _, lines, values = next(records(text, self.dialect, file=str(path), first=1, last=last))
         names = column_names(values, str(path))
         self.check_names(self.names, names, f"{path}, line 1")
-        size = len(block) if block.count(b"\n") < lines else _offset_of_line(block, lines)
-        return names, size, lines
-
-
-def _contains_byte(path: LogFile, byte: bytes) -> bool:
-    """Return whether a file contains a byte."""
-    with convert_read_errors(path), path.open("rb") as file:
-        return any(byte in data for data in iter(lambda: file.read(BLOCK), b""))
+        return names, _size_of_lines(block, lines), lines
 
 
 def _decode_head(block: bytes, path: LogFile) -> str:
-    """Decode the start of a block, up to a line end."""
-    end = block.rfind(b"\n", 0, HEAD) + 1
+    """Decode a block, or the lines in its first ``HEAD`` bytes."""
+    end = block.rfind(b"\n", 0, HEAD) + 1 if len(block) > HEAD else len(block)
     if not end:
         raise DataError(f"{path}, line 1: longer than {HEAD >> 20} MB; is it a text table?")
     return decode(block[:end], file=str(path), first=1)
@@ -311,21 +255,19 @@ def first_record(path: LogFile, separator: str | None) -> tuple[list[str], Diale
     if separator is not None and (len(separator.encode()) != 1 or separator in '"\n\r'):
         raise DataError(f"the separator must be one ASCII character, found {separator!r}")
     with open_bytes(path) as (stream, _):
-        block = LineBlocks(stream, path, quote=b'"', size=HEAD).next()
+        block = LineBlocks(stream, path, quoted=True, size=HEAD).next()
     if not block.strip():
         raise DataError(f"{path}: the file is empty; it needs at least one row")
-    text = _decode_head(block, path) if len(block) > HEAD else decode(block, file=str(path), first=1)
+    text = _decode_head(block, path)
     if separator is None:
         line = text.split("\n", 1)[0]
         separator = max(SEPARATORS, key=lambda character: (line.count(character), -SEPARATORS.index(character)))
     # Tab-separated files rarely use quoting, but may contain quotes as text.
-    quote = None if separator in "\t\x01" and '\t"' not in text and not text.startswith('"') else '"'
-    dialect = Dialect(separator, quote)
-    for _, _, record in records(text, dialect, file=str(path), first=1, last=True):
-        if record:
-            return record, dialect
+    dialect = Dialect(separator, separator not in "\t\x01" or '\t"' in text or text.startswith('"'))
+    _, _, record = next(records(text, dialect, file=str(path), first=1, last=True))
+    if not record:
         raise DataError(f"{path}, line 1: the first line is blank; it should hold the header or the first row")
-    raise DataError(f"{path}: the file is empty; it needs at least one row")
+    return record, dialect
 
 
 def column_names(values: Sequence[str], file: str) -> tuple[str, ...]:
@@ -334,9 +276,7 @@ def column_names(values: Sequence[str], file: str) -> tuple[str, ...]:
     for index, value in enumerate(values):
         name = value or f"column_{index + 1}"
         if name in names:
-            raise DataError(
-                f"{file}, line 1: two columns are named {name!r} "
-                f"(numbers {names.index(name) + 1} and {index + 1}); rename one"
-            )
+            numbers = f"numbers {names.index(name) + 1} and {index + 1}"
+            raise DataError(f"{file}, line 1: two columns are named {name!r} ({numbers}); rename one")
         names.append(name)
     return tuple(names)

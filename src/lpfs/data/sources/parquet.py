@@ -15,12 +15,13 @@ import polars as pl
 
 from lpfs.data.parsing import decode_dictionary_columns, first_line
 from lpfs.data.remote import LogFile, fetch_to_local
-from lpfs.data.sources.base import ROWS, Chunk, FileSource
+from lpfs.data.sources.base import ROWS, Chunk, FileSource, Piece, row_locator
 from lpfs.errors import DataError, InputError
 
 MAX_HEADER = 1 << 16  # bytes read to parse a page header
 MAX_FOOTER = 1 << 26  # bytes; a larger footer is not checked
 MAX_DEPTH = 20  # of nested structs
+MALFORMED = (LookupError, ValueError, TypeError, AttributeError, OSError, OverflowError)  # errors of parsing metadata
 Struct = dict[int, Any]
 
 
@@ -30,18 +31,20 @@ class CompactThriftReader:
     def __init__(self, data: bytes) -> None:
         self.data, self.position = data, 0
 
+    def byte(self) -> int:
+        """Read a byte."""
+        self.position += 1
+        return self.data[self.position - 1]
+
     def varint(self) -> int:
         """Read an unsigned integer."""
-        result = shift = 0
-        while True:
-            byte = self.data[self.position]
-            self.position += 1
+        result = 0
+        for shift in range(0, 77, 7):
+            byte = self.byte()
             result |= (byte & 127) << shift
             if byte < 128:
                 return result
-            shift += 7
-            if shift > 70:
-                raise ValueError("a number is too long")
+        raise ValueError("a number is too long")
 
     def integer(self) -> int:
         """Read a signed integer."""
@@ -52,19 +55,14 @@ class CompactThriftReader:
         """Read a value of a Thrift type."""
         if kind in (1, 2):
             return kind == 1
-        if kind in (3, 7):
-            size = 1 if kind == 3 else 8
-            self.position += size
-            return self.data[self.position - size : self.position]
         if kind in (4, 5, 6):
             return self.integer()
-        if kind == 8:
-            size = self.varint()
+        if kind in (3, 7, 8):  # a byte, a double, a string
+            size = {3: 1, 7: 8}.get(kind) or self.varint()
             self.position += size
             return self.data[self.position - size : self.position]
         if kind in (9, 10):
-            head = self.data[self.position]
-            self.position += 1
+            head = self.byte()
             size = head >> 4 if head >> 4 != 15 else self.varint()
             if size > len(self.data):
                 raise ValueError("a list is too long")
@@ -82,13 +80,10 @@ class CompactThriftReader:
             raise ValueError("nested too deeply")
         result: Struct = {}
         field = 0
-        while True:
-            head = self.data[self.position]
-            self.position += 1
-            if head == 0:
-                return result
+        while head := self.byte():
             field = field + (head >> 4) if head >> 4 else self.integer()
             result[field] = self.value(head & 15, depth)
+        return result
 
 
 def check_pages(path: Path) -> int:
@@ -96,7 +91,7 @@ def check_pages(path: Path) -> int:
     with path.open("rb") as file:
         try:
             chunks = column_chunks(file)
-        except (LookupError, ValueError, TypeError, AttributeError, OSError):
+        except MALFORMED:
             return 0  # the reader reports the error
         return sum(check_chunk(file, path, chunk) for chunk in chunks)
 
@@ -131,16 +126,13 @@ def check_chunk(file: BinaryIO, path: Path, chunk: Struct) -> int:
             max_values = values if 7 not in page else 2**31 - 1
             size = reader.position + page[3]
             if min(counts) < 0 or counts[0] > max_values or position + size > end:
-                raise DataError(
-                    f"{path}: cannot be read as Parquet: column {name!r} has a damaged page at byte {position}; "
-                    "copy or make the file again"
-                )
+                problem = f"column {name!r} has a damaged page at byte {position}; copy or make the file again"
+                raise DataError(f"{path}: cannot be read as Parquet: {problem}")
             position += size
             pages += 1
-    except DataError:
-        raise
-    except (LookupError, ValueError, TypeError, AttributeError, OSError, OverflowError):
-        pass  # the reader reports the error
+    except MALFORMED as error:  # the reader reports it
+        if isinstance(error, DataError):
+            raise
     return pages
 
 
@@ -178,20 +170,16 @@ class ParquetSource(FileSource):
     def _check_schema(self, first: pl.Schema, other: pl.Schema, file: str) -> None:
         self.check_names(first, other, file)
         for name in first:
-            if pl.Null in (first[name], other[name]):
-                continue
-            if _comparable_type(first[name]) != _comparable_type(other[name]):
-                raise DataError(
-                    f"{file}: column {name!r} is {other[name]} here and {first[name]} in {self.files[0]}; "
-                    "store it as one type"
-                )
+            different = _comparable_type(first[name]) != _comparable_type(other[name])
+            if different and pl.Null not in (first[name], other[name]):
+                types = f"{other[name]} here and {first[name]} in {self.files[0]}"
+                raise DataError(f"{file}: column {name!r} is {types}; store it as one type")
 
     def rows(self) -> int | None:
-        """Return the number of rows, from the footers."""
         return sum(self._rows)
 
-    def _file(self, index: int, columns: Sequence[str]) -> Iterator[Chunk]:
-        path, file, rows = self.paths[index], self.files[index], self._rows[index]
+    def piece(self, columns: Sequence[str], piece: Piece) -> Iterator[Chunk]:
+        path, file, rows = self.paths[piece.file], self.files[piece.file], self._rows[piece.file]
         if not rows:
             return
         size, start = path.stat().st_size, 0
@@ -202,19 +190,14 @@ class ParquetSource(FileSource):
                 frame = next(batches, None)
             if frame is None:
                 break
-            yield Chunk(
-                decode_dictionary_columns(frame),
-                index,
-                lambda row, file=file, start=start: f"{file}, row {start + row + 1}",  # type: ignore[misc]
-                size * frame.height // rows,
-            )
+            consumed = size * frame.height // rows
+            yield Chunk(decode_dictionary_columns(frame), piece.file, row_locator(file, start), consumed)
             start += frame.height
         if start != rows:
             raise DataError(f"{file}: {start} rows could be read, its footer says {rows}; is it damaged?")
 
 
 def _comparable_type(dtype: pl.DataType) -> Any:
-    """Return the class of a type; values of the same class can be compared."""
     if dtype in (pl.String, pl.Categorical, pl.Enum):
         return "text"
     return "number" if dtype.is_numeric() else dtype

@@ -33,8 +33,7 @@ from lpfs.data.store.location import DatasetLocation
 from lpfs.errors import DataError, InputError, LpfsError
 from lpfs.schema import Field, Schema
 
-FORMAT = "lpfs dataset"
-VERSION = 1
+FORMAT, VERSION = "lpfs dataset", 1
 MISSING_ID = 0  # id of a missing value
 UNSEEN_ID = 1  # id of a value that is not in the vocabulary
 FIRST_ID = 2  # id of the first value of the vocabulary
@@ -71,13 +70,6 @@ def id_dtype(largest: int) -> np.dtype[Any]:
     return np.min_scalar_type(max(int(largest), 0))
 
 
-def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Return the header of a version 1.0 .npy file, always ``NPY_HEADER_BYTES`` bytes long."""
-    text = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
-    body = text.ljust(NPY_HEADER_BYTES - 11) + "\n"
-    return b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body.encode("latin1")
-
-
 def save_vocabulary(file: BinaryIO, values: Any) -> None:
     """Write raw values in id order: an array of numbers unchanged, other values as UTF-8 text."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "iufb":
@@ -106,18 +98,15 @@ class ColumnWriter:
 
     def __init__(self, path: Path, dtype: np.dtype[Any], width: int = 1) -> None:
         self.path, self.dtype, self.width = path, dtype, width
-        self.items = 0
-        self.items_before = 0  # number of items before the last chunk
+        self.items = self.items_before = 0  # number of items, and of those before the last chunk
         self._crc = 0
         path.write_bytes(b"\0" * NPY_HEADER_BYTES)
 
     def append(self, values: AnyArray) -> None:
         """Append values, (n,) or (n, width); the column changes to a wider type if needed."""
-        if values.dtype != self.dtype:
-            dtype = np.promote_types(values.dtype, self.dtype)
-            if dtype != self.dtype:
-                self._widen(dtype)
-            values = values.astype(self.dtype)
+        if (dtype := np.promote_types(values.dtype, self.dtype)) != self.dtype:
+            self._widen(dtype)
+        values = values.astype(self.dtype, copy=False)
         data = np.ascontiguousarray(values).data.cast("B") if values.size else b""
         with self.path.open("ab") as file:
             file.write(data)
@@ -143,9 +132,12 @@ class ColumnWriter:
         self.dtype = dtype
 
     def close(self) -> dict[str, Any]:
-        """Write the header; return size, checksum and type for ``dataset.json``."""
+        """Write the header of .npy version 1.0; return size, checksum and type for ``dataset.json``."""
         rows = self.items // self.width
-        header = npy_header(self.dtype, (rows,) if self.width == 1 else (rows, self.width))
+        shape = (rows,) if self.width == 1 else (rows, self.width)
+        text = f"{{'descr': {self.dtype.str!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
+        body = text.ljust(NPY_HEADER_BYTES - 11) + "\n"
+        header = b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body.encode("latin1")
         with self.path.open("r+b") as file:
             file.write(header)
         size = NPY_HEADER_BYTES + self.items * self.dtype.itemsize
@@ -169,21 +161,28 @@ class Manifest:
 
     def __init__(self, location: DatasetLocation) -> None:
         self.location, self.path = location, location.folder
-        path = self.path
+        path, file = self.path, self.path / "dataset.json"
         if not path.is_dir():
             raise DataError(f"no Dataset at {path}: it is not a directory; make one with prepare or simulate")
-        values = self._load("dataset.json", f"{path} is not a Dataset: it has no dataset.json")
-        self._check_version(values)
-        self.values = values
+        self.values = values = self.load("dataset.json")
+        if not isinstance(values, dict) or values.get("format") != FORMAT:
+            raise DataError(
+                f"{file} was not written by lpfs, so {path} is not a Dataset; make one with prepare or simulate"
+            )
+        if (version := values.get("version")) != VERSION:
+            raise DataError(
+                f"{path} has format version {version!r} (written by lpfs {values.get('lpfs')!r}); "
+                f"lpfs {lpfs.__version__} reads version {VERSION}: prepare the log again with this lpfs"
+            )
         content = {name: value for name, value in values.items() if name != "checksum"}
         if json_checksum(content) != values.get("checksum"):
-            raise damaged_file_error(path / "dataset.json", "its checksum does not match")
+            raise damaged_file_error(file, "its checksum does not match")
         try:
             self._read(values)
         except LpfsError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise damaged_file_error(path / "dataset.json", f"it has invalid contents ({error!r})") from error
+            raise damaged_file_error(file, f"it has invalid contents ({error!r})") from error
 
     def _read(self, values: dict[str, Any]) -> None:
         self.location.set_entries({**values["files"], **dict(self.files())})
@@ -197,38 +196,20 @@ class Manifest:
             raise damaged_file_error(self.path / "schema.json", str(error)) from error
         for field in self.schema:
             if type(field.dim) is not int or type(field.cardinality) is not int:
-                raise damaged_file_error(
-                    self.path / "schema.json",
-                    f"field {field.name!r} has the dim {field.dim!r} and the cardinality {field.cardinality!r}",
-                )
+                reason = f"field {field.name!r} has the dim {field.dim!r} and the cardinality {field.cardinality!r}"
+                raise damaged_file_error(self.path / "schema.json", reason)
         self.days = [_read_day(index, entry) for index, entry in enumerate(values["days"])]
         for day in self.days:
             _check_columns(self.path, day, self.schema)
         if not isinstance(values["fingerprint"], str) or not isinstance(values["settings"], dict) or not self.days:
             raise damaged_file_error(self.path / "dataset.json", "fingerprint, settings or days are missing")
 
-    def _check_version(self, values: Any) -> None:
-        if not isinstance(values, dict) or values.get("format") != FORMAT:
-            raise DataError(
-                f"{self.path / 'dataset.json'} was not written by lpfs, so {self.path} is not a Dataset; "
-                "make one with prepare or simulate"
-            )
-        version = values.get("version")
-        if version != VERSION:
-            raise DataError(
-                f"{self.path} has format version {version!r} (written by lpfs {values.get('lpfs')!r}); "
-                f"lpfs {lpfs.__version__} reads version {VERSION}: prepare the log again with this lpfs"
-            )
-
     def load(self, name: str) -> Any:
         """Return the JSON values of a small file."""
-        return self._load(name, f"{self.path / name} is missing: the Dataset is damaged")
-
-    def _load(self, name: str, missing_text: str) -> Any:
         try:
             return json.loads(Path(self.location.file(name)).read_text("utf-8"))
         except FileNotFoundError:
-            raise DataError(f"{missing_text}; prepare it again") from None
+            raise DataError(f"{self.path} is not a complete Dataset: it has no {name}; prepare it again") from None
         except (ValueError, RecursionError) as error:
             raise damaged_file_error(self.path / name, str(error)) from error
         except OSError as error:
@@ -236,12 +217,10 @@ class Manifest:
 
     def files(self) -> list[tuple[str, dict[str, Any]]]:
         """Return the column and vocabulary files with their entries."""
-        columns = [
-            (f"{day_folder(index)}/{name}", entry)
-            for index, day in enumerate(self.values["days"])
-            for name, entry in day["files"].items()
-        ]
-        return [*columns, *self.values["vocabularies"].items()]
+        files = []
+        for index, day in enumerate(self.values["days"]):
+            files += [(f"{day_folder(index)}/{name}", entry) for name, entry in day["files"].items()]
+        return [*files, *self.values["vocabularies"].items()]
 
 
 def _read_day(index: int, entry: dict[str, Any]) -> DayInfo:
@@ -257,25 +236,19 @@ def _check_columns(path: Path, day: DayInfo, schema: Schema) -> None:
     if type(day.rows) is not int or day.rows < 1 or not isinstance(day.name, str):
         raise damaged_file_error(path / "dataset.json", f"day {day.name!r} has {day.rows!r} rows")
     if type(day.positives) is not int or not 0 <= day.positives <= day.rows:
-        raise damaged_file_error(
-            path / "dataset.json", f"day {day.name!r} has {day.positives!r} positives in {day.rows} rows"
-        )
+        reason = f"day {day.name!r} has {day.positives!r} positives in {day.rows} rows"
+        raise damaged_file_error(path / "dataset.json", reason)
     expected = {label_file(index): ("uf", day.rows) for index in range(1 + len(schema.tasks))}
     for index, field in enumerate(schema):
+        columns = {"categorical": ("u", day.rows), "numeric": ("f", day.rows * field.dim), "multi": ("u", -1)}
+        expected[field_file(index)] = columns[field.kind]
         if field.kind == "multi":
             expected[field_file(index, "offsets")] = ("i", day.rows + 1)
-            expected[field_file(index)] = ("u", -1)
-        elif field.kind == "numeric":
-            expected[field_file(index)] = ("f", day.rows * field.dim)
-        else:
-            expected[field_file(index)] = ("u", day.rows)
     for name, (kinds, items) in expected.items():
         dtype, size = day.files.get(name, (None, 0))
         if dtype is None or dtype.kind not in kinds or items not in (-1, size):
-            raise damaged_file_error(
-                path / day_folder(day.index) / name,
-                f"day {day.name!r} needs {items} items in it, it has {size} of type {dtype}",
-            )
+            reason = f"day {day.name!r} needs {items} items in it, it has {size} of type {dtype}"
+            raise damaged_file_error(path / day_folder(day.index) / name, reason)
 
 
 def check_file(location: DatasetLocation, name: str, entry: dict[str, Any], *, checksum: bool) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import uuid
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lpfs._fileio import file_checksum
-from lpfs.data.remote import as_url, cache_dir, convert_remote_errors, file_system
+from lpfs._fileio import file_checksum, open_atomic, replace_atomic
+from lpfs.data.remote import as_url, cache_dir, remote_access
 from lpfs.errors import DataError
 
 URL_FILE = "remote.json"  # in a cache directory: the URL of the Dataset
@@ -49,32 +49,25 @@ class RemoteLocation(DatasetLocation):
     def __init__(self, url: str, folder: Path) -> None:
         super().__init__(folder)
         self.url = url
-        self._system, self._root = file_system(url)
         self._entries: Mapping[str, Mapping[str, Any]] = {}
         self._fetched: set[str] = set()
-        self._sizes: dict[str, int] | None = None
 
     @classmethod
     def open(cls, url: str) -> RemoteLocation:
         """Return the location of a URL, with a cache directory for the Dataset that is there now."""
-        system, root = file_system(url)
-        with convert_remote_errors(f"{url}/dataset.json"):
-            manifest = bytes(system.cat_file(f"{root}/dataset.json"))
+        with remote_access(f"{url}/dataset.json") as (system, path):
+            manifest = bytes(system.cat_file(path))
         folder = cache_dir() / hashlib.sha256(url.encode() + b"\0" + manifest).hexdigest()[:32]
-        folder.mkdir(parents=True, exist_ok=True)
         for name, data in (("dataset.json", manifest), (URL_FILE, json.dumps({"url": url}).encode())):
             if not (folder / name).exists():
-                temporary = folder / f".{uuid.uuid4().hex}"
-                temporary.write_bytes(data)
-                temporary.replace(folder / name)
+                with open_atomic(folder / name) as file:
+                    file.write(data)
         return cls(url, folder)
 
     def set_entries(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
-        """Set the entry of every file in ``dataset.json``: size and checksum."""
         self._entries = entries
 
     def file(self, name: str) -> str:
-        """Return the local path of a file; fetch it if it is not in the cache."""
         path = super().file(name)
         if name not in self._fetched:
             if not os.path.exists(path):
@@ -83,47 +76,40 @@ class RemoteLocation(DatasetLocation):
         return path
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Fetch the files that are not in the cache, several at a time."""
         missing = [name for name in names if name not in self._fetched]
         if missing:
             with ThreadPoolExecutor(PARALLEL_TRANSFERS) as pool:
                 list(pool.map(self.file, missing))
 
     def _fetch(self, name: str, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
-        try:
-            with convert_remote_errors(f"{self.url}/{name}"):
-                self._system.get_file(f"{self._root}/{name}", str(temporary))
+        with replace_atomic(path, path.suffix) as temporary:
+            with remote_access(f"{self.url}/{name}") as (system, remote_path):
+                system.get_file(remote_path, str(temporary))
             entry = self._entries.get(name)
             if entry is not None and file_checksum(temporary) != entry["checksum"]:
                 raise DataError(
                     f"{self.url}/{name} does not match the checksum in dataset.json: it is damaged, or the "
                     "Dataset was replaced by another one; open it again"
                 )
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        try:
+            with remote_access(self.url) as (system, root):
+                listing = system.find(root, detail=True)
+                return {path[len(root) + 1 :]: int(info["size"]) for path, info in listing.items()}
+        except Exception:  # a plain web server has no listing; files are checked when they are fetched
+            return {}
 
     def size(self, name: str) -> int | None:
-        """Return the size of a file as the store lists it, or None if the store has no listing."""
-        if self._sizes is None:
-            try:
-                listing = self._system.find(self._root, detail=True)
-                self._sizes = {path[len(self._root) + 1 :]: int(info["size"]) for path, info in listing.items()}
-            except Exception:  # a plain web server has no listing; files are checked when they are fetched
-                self._sizes = {}
-        if not self._sizes:
-            return None
-        if name not in self._sizes:
+        if self._sizes and name not in self._sizes:
             raise FileNotFoundError(name)
-        return self._sizes[name]
+        return self._sizes.get(name)
 
 
 def locate_dataset(path: str | os.PathLike[str]) -> DatasetLocation:
     """Return the location of a directory, of a URL, or of the cache directory of a URL."""
-    url = as_url(path)
-    if url is not None:
+    if (url := as_url(path)) is not None:
         return RemoteLocation.open(url)
     folder = Path(path)
     if (folder / URL_FILE).exists():
@@ -133,18 +119,15 @@ def locate_dataset(path: str | os.PathLike[str]) -> DatasetLocation:
 
 def dataset_exists(path: str | os.PathLike[str]) -> bool:
     """Return whether a directory or a URL contains a Dataset."""
-    url = as_url(path)
-    if url is None:
+    if (url := as_url(path)) is None:
         return (Path(path) / "dataset.json").exists()
-    system, root = file_system(url)
-    with convert_remote_errors(url):
+    with remote_access(url) as (system, root):
         return bool(system.exists(f"{root}/dataset.json"))
 
 
 def check_remote_target(url: str, *, replace: bool) -> None:
     """Raise DataError if a URL is not empty, unless it contains a Dataset and ``replace`` is set."""
-    system, root = file_system(url)
-    with convert_remote_errors(url):
+    with remote_access(url) as (system, root):
         names = {path[len(root) + 1 :] for path in system.find(root)} if system.exists(root) else set()
     if names and not replace:
         raise DataError(f"{url} exists and is not empty; choose another place, or replace it (--replace, replace=True)")
@@ -159,9 +142,8 @@ def upload_dataset(folder: Path, url: str, *, replace: bool) -> None:
     is not taken for a Dataset.
     """
     check_remote_target(url, replace=replace)
-    system, root = file_system(url)
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    with convert_remote_errors(url):
+    with remote_access(url) as (system, root):
         if system.exists(f"{root}/dataset.json"):
             system.rm_file(f"{root}/dataset.json")
             for path in system.find(root):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -67,10 +65,8 @@ class DatasetWriter:
         replace: bool = False,
     ) -> None:
         self.out = Path(os.path.abspath(out))
-        self.schema = schema
-        self.fingerprint = fingerprint
-        self.settings = dict(settings or {})
-        self._initial_schema = schema
+        self.schema = self._initial_schema = schema
+        self.fingerprint, self.settings = fingerprint, dict(settings or {})
         self._replace = replace
         self._days: dict[str, DayWriter] = {}
         self._vocabularies: dict[str, dict[str, Any]] = {}
@@ -109,67 +105,59 @@ class DatasetWriter:
 
     def vocabulary(self, name: str, values: Any, **metadata: Any) -> None:
         """Store the raw values of a field in id order, and JSON values that describe them."""
-        index = self._initial_schema.names.index(self._initial_schema[name].name)
-        buffer = io.BytesIO()
-        save_vocabulary(buffer, values)
-        self._write_file(vocabulary_file(index), buffer.getvalue())
+        path = self.folder / vocabulary_file(self._initial_schema.names.index(self._initial_schema[name].name))
+        with convert_write_errors(self.out), path.open("wb") as file:
+            save_vocabulary(file, values)
         self._vocabularies[name] = {"size": len(values), "metadata": metadata}
 
     def attach(self, name: str, values: Any) -> None:
         """Store JSON values in a separate file next to ``dataset.json``."""
         if Path(name).name != name or name in ("dataset.json", "schema.json"):
             raise DataError(f"cannot attach a file named {name!r}; use a plain name such as 'report.json'")
-        self._write_file(name, (json.dumps(values, indent=1) + "\n").encode())
-        self._attached[name] = self._entry(name)
-
-    def _write_file(self, name: str, data: bytes) -> None:
         with convert_write_errors(self.out):
-            (self.folder / name).write_bytes(data)
+            write_json(self.folder / name, values)
+        self._attached[name] = self._entry(name)
 
     def _entry(self, name: str) -> dict[str, Any]:
         path = self.folder / name
         return {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        staging = self._staging
-        if staging is None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._staging is None:
             return
         try:
             if kind is None:
                 with convert_write_errors(self.out):
                     self._finish()
-                    staging.commit()
+                    self._staging.commit()
         finally:
+            self._staging.discard()
             self._staging = None
-            staging.discard()
         if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS:
-            raise DataError(_write_error_text(self.out, error)) from error
+            with convert_write_errors(self.out):
+                raise error
 
     def _finish(self) -> None:
         final, initial = self.schema, self._initial_schema
         for field in final:
-            if field.kind != initial[field.name].kind:
+            if field.kind != (kind := initial[field.name].kind):
                 raise FieldError(
-                    f"field {field.name!r} was written as {initial[field.name].kind}, but the final schema says "
-                    f"{field.kind}; keep the kind"
+                    f"field {field.name!r} was written as {kind}, but the final schema says {field.kind}; keep the kind"
                 )
         days = [day.close(final) for day in self._days.values()]
         vocabularies: dict[str, Any] = {}
+        new_names: dict[str, str] = {}
         for index, name in enumerate(initial.names):
-            path = self.folder / vocabulary_file(index)
             if name not in final.names:
-                path.unlink(missing_ok=True)
+                (self.folder / vocabulary_file(index)).unlink(missing_ok=True)
             elif name in self._vocabularies:
-                file = vocabulary_file(final.names.index(name))
-                path.rename(self.folder / f"{file}.moved")
+                file = new_names[vocabulary_file(index)] = vocabulary_file(final.names.index(name))
                 vocabularies[file] = self._vocabularies[name]
+        rename_files(self.folder, new_names)
         for file, entry in vocabularies.items():
-            (self.folder / f"{file}.moved").rename(self.folder / file)
             entry.update(self._entry(file))
         write_json(self.folder / "schema.json", final.to_json())
-        values: dict[str, Any] = {
+        manifest = {
             "format": FORMAT,
             "version": VERSION,
             "lpfs": lpfs.__version__,
@@ -179,8 +167,8 @@ class DatasetWriter:
             "vocabularies": vocabularies,
             "files": {"schema.json": self._entry("schema.json"), **self._attached},
         }
-        values = json.loads(json.dumps(values))
-        write_json(self.folder / "dataset.json", {**values, "checksum": json_checksum(values)})
+        manifest = json.loads(json.dumps(manifest))  # the checksum is that of the values in the file
+        write_json(self.folder / "dataset.json", {**manifest, "checksum": json_checksum(manifest)})
         fsync_tree(self.folder)
 
 
@@ -191,8 +179,7 @@ class DayWriter:
         if not 0.0 < negative_rate <= 1.0:
             raise DataError(f"day {name!r}: negative_rate must be in (0, 1], found {negative_rate!r}")
         self.name, self.folder, self.schema, self.negative_rate = name, folder, schema, negative_rate
-        self.rows = 0
-        self.positives = 0
+        self.rows = self.positives = 0
         self._columns: dict[str, ColumnWriter] = {}
         self._largest: dict[str, int] = {}
         self._closed = False
@@ -229,8 +216,8 @@ class DayWriter:
                     "pass categorical fields in ids, numeric ones in dense, multi ones in bags"
                 )
             if field.kind == "multi":
-                values, lengths = (np.asarray(array) for array in column)
-                self._check_bag(field, values, lengths, rows)
+                values, lengths = np.asarray(column[0]), self._check_rows(field.name, column[1], rows)
+                self._check_bag(field, values, lengths)
                 parts[field_file(index)] = self._check_ids(field, values)
                 parts[field_file(index, "offsets")] = np.cumsum(lengths, dtype=np.int64)
             elif field.kind == "numeric":
@@ -238,11 +225,9 @@ class DayWriter:
                 parts[field_file(index, "missing")] = np.isnan(values)
                 parts[field_file(index)] = np.nan_to_num(values, copy=False, nan=0.0)
             else:
-                values = self._check_rows(field.name, np.asarray(column), rows)
-                parts[field_file(index)] = self._check_ids(field, values)
+                parts[field_file(index)] = self._check_ids(field, self._check_rows(field.name, column, rows))
         for index, name in enumerate((self.schema.label, *self.schema.tasks)):
-            values = self._check_rows(name, np.asarray(labels[name]), rows)
-            parts[label_file(index)] = self._check_labels(name, values)
+            parts[label_file(index)] = self._check_labels(name, self._check_rows(name, labels[name], rows))
         for file, part in parts.items():
             self._write(file, part)
         self.rows += rows
@@ -269,13 +254,13 @@ class DayWriter:
     def _check_names(self, columns: Mapping[str, Any], labels: Mapping[str, Any]) -> None:
         targets = (self.schema.label, *self.schema.tasks)
         for kind, names, expected in (("field", columns, self.schema.names), ("label", labels, targets)):
-            missing = [name for name in expected if name not in names]
-            unknown = [name for name in names if name not in expected]
-            if missing or unknown:
-                name, problem = (missing or unknown)[0], "is missing" if missing else "is not in the schema"
+            if different := names.keys() ^ set(expected):
+                name = next(name for name in (*expected, *names) if name in different)
+                problem = "is not in the schema" if name in names else "is missing"
                 raise FieldError(f"day {self.name!r}: {kind} {name!r} {problem}")
 
-    def _check_rows(self, name: str, values: AnyArray, rows: int) -> AnyArray:
+    def _check_rows(self, name: str, column: Any, rows: int) -> AnyArray:
+        values = np.asarray(column)
         if values.shape != (rows,):
             raise DataError(
                 f"day {self.name!r}: {name!r} needs one value for each of {rows} rows, found shape {values.shape}"
@@ -295,9 +280,8 @@ class DayWriter:
         self._largest[field.name] = max(self._largest.get(field.name, 0), largest)
         return values.astype(id_dtype(max(largest, field.cardinality - 1)))
 
-    def _check_bag(self, field: Field, values: AnyArray, lengths: AnyArray, rows: int) -> None:
-        self._check_rows(field.name, lengths, rows)
-        if values.ndim != 1 or lengths.dtype.kind not in "iu" or (rows and int(lengths.min()) < 0):
+    def _check_bag(self, field: Field, values: AnyArray, lengths: AnyArray) -> None:
+        if values.ndim != 1 or lengths.dtype.kind not in "iu" or (lengths < 0).any():
             raise DataError(f"field {field.name!r}: a bag needs a flat array of ids and (n,) lengths >= 0")
         if int(lengths.sum()) != len(values):
             raise DataError(
@@ -306,9 +290,7 @@ class DayWriter:
 
     def _check_numbers(self, field: Field, values: AnyArray, rows: int) -> AnyArray:
         if values.shape not in ((rows, field.dim), *([(rows,)] if field.dim == 1 else [])):
-            raise DataError(
-                f"field {field.name!r}: needs {rows} rows of {field.dim} numbers, found shape {values.shape}"
-            )
+            raise DataError(f"field {field.name!r}: needs {rows} rows of {field.dim} numbers, found {values.shape}")
         with np.errstate(over="ignore"):
             numbers = values.reshape(rows, field.dim).astype(np.float32)
         if np.isinf(numbers).any():
@@ -341,14 +323,9 @@ class DayWriter:
             new_index, largest = position[field.name], self._largest.get(field.name, 0)
             if field.kind != "numeric" and largest >= final.fields[new_index].cardinality:
                 raise id_range_error(final.fields[new_index], largest, self.name)
-            final_files = (field_file(new_index, part) for part in COLUMN_PARTS)
-            new_names.update(zip(files, final_files, strict=True))
+            new_names.update(zip(files, (field_file(new_index, part) for part in COLUMN_PARTS), strict=True))
         entries = {new_names.get(file, file): column.close() for file, column in self._columns.items()}
-        moved = [(file, new_names[file]) for file in self._columns if new_names.get(file, file) != file]
-        for file, new in moved:
-            (self.folder / file).rename(self.folder / f"{new}.moved")
-        for _, new in moved:
-            (self.folder / f"{new}.moved").rename(self.folder / new)
+        rename_files(self.folder, {file: new for file, new in new_names.items() if file in self._columns})
         return {
             "name": self.name,
             "rows": self.rows,
@@ -358,9 +335,13 @@ class DayWriter:
         }
 
 
-def _write_error_text(out: Path, error: OSError) -> str:
-    advice = "free some space or choose" if error.errno in DISK_FULL_ERRORS else "choose"
-    return f"cannot write {out}: {error.strerror or error}; {advice} another place; nothing was written"
+def rename_files(folder: Path, new_names: Mapping[str, str]) -> None:
+    """Rename files; a new name may be the old name of another file."""
+    moved = {name: new for name, new in new_names.items() if name != new}
+    for name, new in moved.items():
+        (folder / name).rename(folder / f"{new}.moved")
+    for new in moved.values():
+        (folder / f"{new}.moved").rename(folder / new)
 
 
 @contextmanager
@@ -369,4 +350,6 @@ def convert_write_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(_write_error_text(out, error)) from error
+        advice = "free some space or choose" if error.errno in DISK_FULL_ERRORS else "choose"
+        reason = f"{error.strerror or error}; {advice} another place; nothing was written"
+        raise DataError(f"cannot write {out}: {reason}") from error
