@@ -161,17 +161,19 @@ def overview(results: Path) -> str:
     header = ["method", *(column_title(name, values) for name, values in comparisons.items()), "mean rank"]
     parts = [
         f"# {len(cells)} methods on {len(comparisons)} tables",
-        "Area under the K-AUC curve, (AUC - .5) / .5, of the kept fields trained from scratch, on test rows, mean "
-        "over seeds, and the rank. ▲ significantly better than lpfs++, ▽ significantly worse (95 % over seeds and "
-        "test rows together; not corrected for the number of comparisons); no mark: not significant. `all` keeps "
-        "every field and `oracle` knows the truth: they have no rank. "
-        "The mean rank is over the tables on which a method ran, which are not the same for all. Each directory "
-        "has the whole comparison: AUC of every K, intervals, logloss, overlap over seeds, cost of a search.",
+        "The table shows the area under the K-AUC curve, (AUC - .5) / .5, and in brackets the rank.\n"
+        "AUC is that of the kept fields trained from scratch, on test rows, mean over seeds.\n"
+        "▲ significantly better than lpfs++, ▽ significantly worse, no mark: not significant (95 % over seeds and test "
+        "rows together; not corrected for the number of comparisons).\n"
+        "`all` keeps every field and `oracle` knows the truth: they have no rank.\n"
+        "The mean rank is over the tables on which a method ran, which are not the same for all.\n"
+        "Each directory has the whole comparison: AUC of every K, intervals, logloss, overlap over seeds, search cost.",
         markdown_table(header, rows),
-        "No method was tuned here (`--tune` is off): all run with their defaults. Those of LPFS and LPFS++ were "
-        "chosen on simulated logs and on training rows of census, COIL and bank, those of the other methods on a "
-        "simulated log where their papers state none: the tables are not new to LPFS. Three seeds give little "
-        "evidence: a difference that is not significant is unknown rather than zero.",
+        "No method was tuned here (`--tune` is off): all run with their defaults.\n"
+        "The defaults of LPFS and LPFS++ were chosen on simulated logs and on training rows of census, COIL and bank, "
+        "so these tables are not new to them.\n"
+        "The defaults of the other methods are those of their papers, or were chosen on a simulated log.\n"
+        "Three seeds give little evidence: a difference that is not significant is unknown rather than zero.",
     ]
     for name, values in comparisons.items():
         if values["kinds"]:
@@ -202,7 +204,7 @@ def kinds_section(name: str, values: dict[str, Any]) -> list[str]:
     header = ["method", *(f"{kind} (of {values['kinds'][kind]})" for kind in kinds), "recall"]
     return [
         f"## {name}: kinds of the kept fields with {size} fields",
-        "Mean over seeds. `pair`: fields that matter only together; `copy`, `correlated`: they repeat true ones.",
+        "Mean over seeds.\n`pair`: fields that matter only together; `copy`, `correlated`: they repeat true fields.",
         markdown_table(header, rows),
     ]
 

@@ -45,22 +45,22 @@ def test_a_second_call_does_no_runs_and_prints_the_result(run, log, compared, co
     assert {path: path.stat().st_mtime_ns for path in (compared / "results").iterdir()} == before
     assert "10 runs, 10 of them done already" in err
     assert "\033" not in err
-    found = json.loads(out)
-    assert found["sizes"] == [4, 8]
-    assert set(found["methods"]) == {"lpfs++", "permutation"}
-    assert found["best"] == next(iter(found["methods"]))
-    for name, method in found["methods"].items():
+    values = json.loads(out)
+    assert values["sizes"] == [4, 8]
+    assert set(values["methods"]) == {"lpfs++", "permutation"}
+    assert values["best"] == next(iter(values["methods"]))
+    for name, method in values["methods"].items():
         assert method["area"]["value"] == pytest.approx(
             sum(method["sizes"][size]["auc"]["value"] for size in ("4", "8")) / 2 / 0.5 - 1
         )
-        assert (method["differences"] == {}) == (name == found["best"] == "lpfs++")
+        assert (method["differences"] == {}) == (name == values["best"] == "lpfs++")
         assert method["sizes"]["4"]["recall"] <= 4 / 15
         assert sum(method["sizes"]["8"]["kept_by_kind"].values()) == 8
         assert 0 <= method["overlap"] <= 1
         assert method["search"]["epochs"] > 0
         assert method["trials"] == 1
-    assert found["kinds"] == {"main": 11, "pair": 4, "copy": 4, "correlated": 3, "noise": 9}
-    assert found["folder"] == str(compared)
+    assert values["kinds"] == {"main": 11, "pair": 4, "copy": 4, "correlated": 3, "noise": 9}
+    assert values["folder"] == str(compared)
 
 
 def test_tables_agree_with_the_results(compared):
@@ -83,7 +83,7 @@ def results_in_order(folder, rows):
     return [known[row["method"], int(row["keep"]), int(row["seed"])] for row in rows]
 
 
-def test_a_ranking_is_made_once_for_all_sizes(compared):
+def test_a_ranking_is_computed_once_for_all_sizes(compared):
     names = {path.name for path in (compared / "searches").iterdir()}
     assert {name for name in names if name.startswith("permutation")} == {"permutation-s0.json", "permutation-s1.json"}
     assert {name for name in names if name.startswith("lpfs")} == {
@@ -146,18 +146,16 @@ def test_a_directory_that_another_process_prepares_is_accepted(log, fakes, tmp_p
         ({"keep": [1, 3], "must_keep": ("f00", "f01")}, "keep=1, but 2 fields must be kept"),
     ],
 )
-def test_impossible_targets_are_refused_before_training_and_leave_no_files(
-    log, fakes, tmp_path, counted, changes, message
-):
+def test_impossible_targets_raise_before_training_and_leave_no_files(log, fakes, tmp_path, counted, changes, message):
     fakes("one")
     with pytest.raises(InputError, match=message):
         compare(log, tmp_path / "cmp", methods="one", seeds=1, **{**QUICK, **changes})
     assert not any(counted.values())
-    found = compare(log, tmp_path / "cmp", methods="one", keep=2, seeds=1, **{**QUICK, "batch_size": 32})
-    assert found.best == "one"
+    comparison = compare(log, tmp_path / "cmp", methods="one", keep=2, seeds=1, **{**QUICK, "batch_size": 32})
+    assert comparison.best == "one"
 
 
-def test_refused_input_changes_no_existing_files(log, fakes, tmp_path, counted):
+def test_invalid_input_changes_no_existing_files(log, fakes, tmp_path, counted):
     fakes("one")
     data = tmp_path / "cmp" / "data"
     lpfs.simulate(data, "small", rows=2000, days=4)  # a Dataset of the user, at the path of the data of a comparison
@@ -172,7 +170,7 @@ def test_refused_input_changes_no_existing_files(log, fakes, tmp_path, counted):
     assert compare(data, tmp_path / "cmp", **QUICK).best == "one"  # with the sizes of the first call
 
 
-def test_rows_of_one_class_are_refused_and_leave_no_files(fakes, tmp_path):
+def test_rows_of_one_class_raise_and_leave_no_files(fakes, tmp_path):
     fakes("one")
     rows = [
         f"{day},{number % 7},{int(day < 3 and number % 5 == 0)},{(day + number) % 4}"
@@ -204,9 +202,9 @@ def test_the_same_fields_are_trained_once(log, fakes, tmp_path, counted):
     fakes("one")
     fakes("two")
     fakes("other", first=3)
-    found = compare(log, tmp_path / "cmp", methods=["one", "two", "other"], keep=[2, 3], seeds=1, **QUICK)
+    comparison = compare(log, tmp_path / "cmp", methods=["one", "two", "other"], keep=[2, 3], seeds=1, **QUICK)
     assert counted == {"pretrain": 1, "search": 3, "train": 1 + 2 + 2}
-    known = {(record["method"], record["keep"], record["seed"]): record for record in found.results}
+    known = {(record["method"], record["keep"], record["seed"]): record for record in comparison.results}
     for size in (2, 3):
         assert known["one", size, 0]["auc"] == known["two", size, 0]["auc"] != known["other", size, 0]["auc"]
 
@@ -215,10 +213,10 @@ def test_more_methods_sizes_and_seeds_may_be_added(log, fakes, tmp_path, counted
     fakes("one")
     fakes("other", first=3)
     compare(log, tmp_path / "cmp", methods="one", keep=2, seeds=1, **QUICK)
-    found = compare(log, tmp_path / "cmp", methods="other", keep=3, seeds=2, **QUICK)
+    comparison = compare(log, tmp_path / "cmp", methods="other", keep=3, seeds=2, **QUICK)
     assert counted == {"pretrain": 3, "search": 3, "train": 2 + 3}  # one of them was only loaded
-    assert len(found.results) == 2 + 3
-    assert (found.values["sizes"], found.best) == ([2, 3], None)  # no method has all sizes
+    assert len(comparison.results) == 2 + 3
+    assert (comparison.values["sizes"], comparison.best) == ([2, 3], None)  # no method has all sizes
     with pytest.raises(InputError, match="batch_size=64 and cannot continue with 32"):
         compare(log, tmp_path / "cmp", **{**QUICK, "batch_size": 32})
     with pytest.raises(InputError, match="tune=0 and cannot continue with 2"):
@@ -234,16 +232,16 @@ def test_a_method_that_searches_for_every_size(log, fakes, tmp_path, counted):
     assert counted["search"] == 3
 
 
-def test_a_method_that_does_not_keep_its_top_scores_is_no_ranking(log, fakes, tmp_path):
+def test_a_method_that_does_not_keep_its_top_scores_fails(log, fakes, tmp_path):
     fakes("odd", failure="inverted")
     fakes("odd_each", failure="inverted", search_per_k=True)
-    found = compare(log, tmp_path / "cmp", methods=["odd", "odd_each"], keep=2, seeds=1, **QUICK)
-    assert "search_per_k" in found.methods["odd"]["failed"][0]["reason"]
-    assert next(result for result in found.results if result["method"] == "odd_each")["count"] == 29
-    assert found.best is None  # it kept more than K
+    comparison = compare(log, tmp_path / "cmp", methods=["odd", "odd_each"], keep=2, seeds=1, **QUICK)
+    assert "search_per_k" in comparison.methods["odd"]["failed"][0]["reason"]
+    assert next(result for result in comparison.results if result["method"] == "odd_each")["count"] == 29
+    assert comparison.best is None  # it kept more than K
 
 
-def test_a_method_that_fails_is_recorded_and_stops_nothing(run, log, fakes, tmp_path):
+def test_a_method_that_fails_is_recorded_and_others_continue(run, log, fakes, tmp_path):
     fakes("refused", failure="refused")
     fakes("dead", failure="dead")
     fakes("broken", failure="broken")
@@ -292,8 +290,12 @@ def test_every_method_is_tuned_with_the_same_budget(log, fakes, tmp_path):
     fakes("many", trial_options=[{"first": 5}, {"first": 9}, {"first": 12}])
     fakes("penalised")
     fakes("few", trial_options=[{"failure": "dead"}])
-    found = compare(log, tmp_path / "cmp", methods=["many", "penalised", "few"], keep=4, seeds=1, tune=3, **QUICK)
-    assert {name: method["trials"] for name, method in found.methods.items()} == {"many": 3, "penalised": 3, "few": 2}
+    comparison = compare(log, tmp_path / "cmp", methods=["many", "penalised", "few"], keep=4, seeds=1, tune=3, **QUICK)
+    assert {name: method["trials"] for name, method in comparison.methods.items()} == {
+        "many": 3,
+        "penalised": 3,
+        "few": 2,
+    }
     record = json.loads((tmp_path / "cmp" / "results" / "many-k4-s0.json").read_text())
     assert [trial["options"] for trial in record["trials"]] == [{}, {"first": 5}, {"first": 9}]
     best = max(record["trials"], key=lambda trial: trial["validation"]["auc"])
@@ -325,9 +327,9 @@ def test_models_that_gate_more_than_fields(fakes, tmp_path, model, level):
     data = lpfs.simulate(tmp_path / "log", "small", rows=2000, days=4)
     drop = data.schema.names[8:]
     changes = {**QUICK, "model_options": {"dim": 2, "hidden": [4], "bottom": [4]}, "level": level, "model": model}
-    found = compare(data, tmp_path / "cmp", methods="fake", keep=3, seeds=1, must_drop=drop, **changes)
-    assert found.best == "fake"
-    record = next(result for result in found.results if result["method"] == "fake")
+    comparison = compare(data, tmp_path / "cmp", methods="fake", keep=3, seeds=1, must_drop=drop, **changes)
+    assert comparison.best == "fake"
+    record = next(result for result in comparison.results if result["method"] == "fake")
     assert record["count"] == 3
     assert (record["auc"] is not None, "reason" in record) == (True, False)
 
@@ -382,15 +384,15 @@ def test_truth_of_a_raw_log(run, fakes, tmp_path):
     ],
 )
 def test_invalid_input(run, log, tmp_path, arguments, code, message):
-    found, out, err = run("compare", log, "--keep", "4", *TINY, "-q", "--out", tmp_path / "cmp", *arguments)
+    exit_code, out, err = run("compare", log, "--keep", "4", *TINY, "-q", "--out", tmp_path / "cmp", *arguments)
     if "--keep" in arguments:
-        found, out, err = run("compare", log, *TINY, "-q", "--out", tmp_path / "cmp", *arguments)
-    assert (found, out) == (code, "")
+        exit_code, out, err = run("compare", log, *TINY, "-q", "--out", tmp_path / "cmp", *arguments)
+    assert (exit_code, out) == (code, "")
     assert message in err
     assert not (tmp_path / "cmp" / "results").exists()
 
 
-def test_reserved_settings_and_other_directories_are_refused(log, run, tmp_path):
+def test_reserved_settings_and_other_directories_raise(log, run, tmp_path):
     with pytest.raises(InputError, match="method is not a setting of compare"):
         compare(log, tmp_path / "cmp", keep=2, method="lpfs")
     with pytest.raises(InputError, match="keep="):
@@ -405,8 +407,8 @@ def test_reserved_settings_and_other_directories_are_refused(log, run, tmp_path)
 
 def test_a_method_that_keeps_more_than_k_is_listed_last_and_not_ranked(log, tmp_path):
     """All fields have the larger area, but keep more than K."""
-    found = compare(log, methods=["all", "random"], keep=4, seeds=1, out=tmp_path / "cmp", **QUICK)
-    assert list(found.methods) == ["random", "all"]
-    assert found.best == "random"
-    assert found.values["unranked"] == ["all"]
+    comparison = compare(log, methods=["all", "random"], keep=4, seeds=1, out=tmp_path / "cmp", **QUICK)
+    assert list(comparison.methods) == ["random", "all"]
+    assert comparison.best == "random"
+    assert comparison.values["unranked"] == ["all"]
     assert "; not ranked, listed last: all." in (tmp_path / "cmp" / "comparison.md").read_text()

@@ -21,26 +21,26 @@ def test_compare_writes_a_report(compared, values):
     text = (compared / "report.html").read_text("utf-8")
     best = next(name for name in values["methods"] if name == values["best"])
     assert f"{best} is best on average over 2 numbers of fields" in text
-    found = read_comparison(compared)
-    assert found.methods == tuple(values["methods"])
-    assert found.keeps == (4, 8)
-    assert len(found.fields) == 31
-    assert found.all_fields == values["all_fields"]["auc"]["value"]
-    assert {result.method for result in found.results} == {"lpfs++", "permutation"}
-    assert all(len(result.kept) == result.keep and result.seconds for result in found.results)
+    report = read_comparison(compared)
+    assert report.methods == tuple(values["methods"])
+    assert report.keeps == (4, 8)
+    assert len(report.fields) == 31
+    assert report.all_fields == values["all_fields"]["auc"]["value"]
+    assert {result.method for result in report.results} == {"lpfs++", "permutation"}
+    assert all(len(result.kept) == result.keep and result.seconds for result in report.results)
 
 
 def test_differences_are_those_of_the_comparison(values):
-    found = from_record(values)
+    report = from_record(values)
     other = next(name for name in values["methods"] if name != values["best"])
     against = values["methods"][other]["differences"]["best"]
-    area, *sizes = found.differences
+    area, *sizes = report.differences
     assert (area.method, area.other, area.keep) == (other, values["best"], None)
     assert (area.mean, area.low) == (against["value"], against["seeds"]["low"])
     assert area.rows == (against["rows"]["low"], against["rows"]["high"])
     assert [difference.keep for difference in sizes] == [4, 8]
-    assert {difference.final_verdict for difference in found.differences} <= {"ahead", "behind", "level"}
-    assert found.measures[other]["Area"] == values["methods"][other]["area"]["value"]
+    assert {difference.final_verdict for difference in report.differences} <= {"ahead", "behind", "level"}
+    assert report.measures[other]["Area"] == values["methods"][other]["area"]["value"]
 
 
 def test_the_command_in_the_report_can_be_run(run, compared, values):
@@ -60,12 +60,12 @@ def test_failed_and_unranked_methods(run, log, tmp_path):
     code, _, err = run("compare", log, *plan, *tiny, "--out", tmp_path / "cmp")
     assert code == 0, err
     assert f"open {tmp_path / 'cmp' / 'report.html'}" in err
-    found = read_comparison(tmp_path / "cmp")
-    assert found.unranked == ("oracle",)
-    assert found.ranked_methods == ("random",)
-    assert "autofis" in found.failed["autofis"]
-    assert "dlrm_cross" in found.failed["autofis"]
-    assert {difference.final_verdict for difference in found.differences} == {"unknown"}
+    report = read_comparison(tmp_path / "cmp")
+    assert report.unranked == ("oracle",)
+    assert report.ranked_methods == ("random",)
+    assert "autofis" in report.failed["autofis"]
+    assert "dlrm_cross" in report.failed["autofis"]
+    assert {difference.final_verdict for difference in report.differences} == {"unknown"}
     text = (tmp_path / "cmp" / "report.html").read_text("utf-8")
     assert "random is best on average" in text
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpfs.compare import statistics
-from lpfs.compare.statistics import Interval, bootstrap, interval_over_rows, rank_scores
+from lpfs.compare.statistics import Interval, ScoreRanks, SeedValue, bootstrap, interval_over_rows
 from lpfs.errors import InputError
 from lpfs.train.metrics import auc, logloss, row_losses
 
@@ -23,12 +23,21 @@ def test_area_is_the_mean_height_of_the_curve(curve):
     fine = np.linspace(sizes[0], sizes[-1], 60 * (sizes[-1] - sizes[0]) + 1)  # every K is one of these points
     heights = np.interp(fine, sizes, [(curve[size] - 0.5) / 0.5 for size in sizes])
     slow = float(((heights[1:] + heights[:-1]) / 2).mean())
-    assert statistics.curve_area(curve) == pytest.approx(slow, abs=1e-9)
+    assert area(curve) == pytest.approx(slow, abs=1e-9)
 
 
-def test_the_area_of_one_size_and_of_any_order():
-    assert statistics.curve_area({7: 0.8}) == pytest.approx(0.6)
-    assert statistics.curve_area({20: 0.8, 5: 0.7}) == statistics.curve_area({5: 0.7, 20: 0.8}) == pytest.approx(0.5)
+def area(curve):
+    """Return the area under a curve of one seed; its bootstrap draws are twice the same curve."""
+    series = {size: {3: SeedValue(auc, np.full(2, auc))} for size, auc in curve.items()}
+    result = statistics.curve_areas(series)[3]
+    assert result.draws == pytest.approx([result.value] * 2)
+    return result.value
+
+
+def test_area_of_one_size_and_of_any_order():
+    assert area({7: 0.8}) == pytest.approx(0.6)
+    assert area({20: 0.8, 5: 0.7}) == area({5: 0.7, 20: 0.8}) == pytest.approx(0.5)
+    assert area({5: 0.75, 10: 0.8, 20: 0.8}) == pytest.approx(0.583333, abs=1e-6)
 
 
 @given(st.lists(NAMES, min_size=2, max_size=5))
@@ -55,10 +64,10 @@ def test_t_quantiles_agree_with_scipy():
 
 def test_the_interval_over_seeds():
     values = [0.01, 0.03, 0.02, 0.05]
-    found = statistics.interval_over_seeds(values)
+    interval = statistics.interval_over_seeds(values)
     width = 3.182 * stdev(values) / 2
-    assert (found.value, found.low, found.high) == pytest.approx((0.0275, 0.0275 - width, 0.0275 + width))
-    assert (found.low > 0) == (width < 0.0275)
+    assert (interval.value, interval.low, interval.high) == pytest.approx((0.0275, 0.0275 - width, 0.0275 + width))
+    assert (interval.low > 0) == (width < 0.0275)
     assert statistics.interval_over_seeds([0.1]) is None
     assert statistics.interval_over_seeds([0.1] * 40).low > 0  # more degrees of freedom than the table has
 
@@ -82,25 +91,20 @@ def test_verdict_combines_both_intervals(value, seeds, rows, expected):
     assert statistics.verdict(*intervals) == expected
 
 
-def test_metrics_of_a_known_truth():
-    kinds = {"a": "main", "b": "main", "c": "pair", "d": "copy", "e": "noise"}
-    assert statistics.count_by_kind(["b", "d", "e"], kinds) == {"main": 1, "pair": 0, "copy": 1, "noise": 1}
-    assert statistics.recall(["b", "d", "e"], ["a", "b", "c"]) == pytest.approx(1 / 3)
-    assert statistics.false_positives(["b", "d", "e"], ["a", "b", "c"]) == 2
-
-
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.integers(0, 3)), min_size=2, max_size=12))
 def test_auc_of_a_draw_is_that_of_the_drawn_rows(rows):
     scores = np.array([row[0] for row in rows], np.float32)
     labels = np.array([row[1] for row in rows], np.float32)
     weights = np.array([[row[2] for row in rows]], np.uint8)
-    found = rank_scores(scores, labels).aucs(weights, np.flatnonzero(labels == 1))[0]
+    weighted_auc = ScoreRanks(scores, labels).aucs(weights)[0]
     drawn = np.repeat(np.arange(len(rows)), weights[0])
     pairs = [(scores[i], scores[j]) for i in drawn for j in drawn if labels[i] == 1 and labels[j] == 0]
     if not pairs:
-        assert np.isnan(found)
+        assert np.isnan(weighted_auc)
     else:
-        assert found == pytest.approx(mean(float(one > other) + 0.5 * float(one == other) for one, other in pairs))
+        assert weighted_auc == pytest.approx(
+            mean(float(one > other) + 0.5 * float(one == other) for one, other in pairs)
+        )
 
 
 def test_bootstrap_agrees_with_resampled_rows():
@@ -113,12 +117,12 @@ def test_bootstrap_agrees_with_resampled_rows():
         rows = draw.integers(0, 600, 600)
         for metric, values in zip((auc, logloss), slow, strict=True):
             values.append([metric(scores[rows], labels[rows]) for scores in (good, better)])
-    for found, reference in zip(bootstrap([good, better], labels, draws=1500), map(np.array, slow), strict=True):
-        assert found.mean(0) == pytest.approx(reference.mean(0), abs=0.003)
-        assert found.std(0) == pytest.approx(reference.std(0), rel=0.1)
-        paired, paired_slow = found[:, 1] - found[:, 0], reference[:, 1] - reference[:, 0]
+    for draws, reference in zip(bootstrap([good, better], labels, draws=1500), map(np.array, slow), strict=True):
+        assert draws.mean(0) == pytest.approx(reference.mean(0), abs=0.003)
+        assert draws.std(0) == pytest.approx(reference.std(0), rel=0.1)
+        paired, paired_slow = draws[:, 1] - draws[:, 0], reference[:, 1] - reference[:, 0]
         assert paired.std() == pytest.approx(paired_slow.std(), rel=0.1)
-        assert paired.std() < 0.8 * found[:, 0].std()  # a difference on the same rows is less noisy than either
+        assert paired.std() < 0.8 * draws[:, 0].std()  # a difference on the same rows is less noisy than either
 
 
 def test_row_losses_are_loglosses_and_do_not_overflow():
@@ -132,16 +136,16 @@ def test_draws_depend_neither_on_the_models_nor_on_the_chunk_size(monkeypatch):
     draw = np.random.default_rng(0)
     labels, scores = (draw.random(50) < 0.5).astype(np.float32), draw.random((2, 50)).astype(np.float32)
     both = bootstrap(list(scores), labels, draws=9)
-    for found, alone in zip(both, bootstrap([scores[1]], labels, draws=9), strict=True):
-        assert np.array_equal(found[:, 1:], alone)
+    for draws, alone in zip(both, bootstrap([scores[1]], labels, draws=9), strict=True):
+        assert np.array_equal(draws[:, 1:], alone)
     monkeypatch.setattr("lpfs.compare.statistics.MAX_WEIGHTS", 100)
     assert all(map(np.array_equal, both, bootstrap(list(scores), labels, draws=9)))
 
 
 def test_an_interval_over_rows():
-    found = interval_over_rows(0.5, np.array([0.4, 0.6, np.nan]))
-    assert found.value == 0.5
-    assert found.high - 0.5 == pytest.approx(1.96 * stdev([0.4, 0.6]))
+    interval = interval_over_rows(0.5, np.array([0.4, 0.6, np.nan]))
+    assert interval.value == 0.5
+    assert interval.high - 0.5 == pytest.approx(1.96 * stdev([0.4, 0.6]))
     assert interval_over_rows(0.5, np.array([np.nan, 0.2])) is None
     with pytest.raises(InputError, match="labels of 0 and 1"):
         bootstrap([np.zeros(2)], np.array([0.0, 0.5]))

@@ -15,7 +15,7 @@ from lpfs.compare.runner import measure
 from lpfs.compare.statistics import paired_difference, summarize
 from lpfs.compare.summary import (
     LoadedResults,
-    kept_as_asked,
+    kind_metrics,
     median_cost,
     search_costs,
     source_versions,
@@ -70,12 +70,12 @@ def test_a_large_difference_is_significant_and_a_small_one_is_not(store):
     for key in ("best", "lpfs++"):
         assert far["differences"][key]["verdict"] == "behind"
         assert near["differences"][key]["verdict"] == "level"
-    found = far["sizes"]["2"]["differences"]["best"]
-    assert found["value"] == pytest.approx(
+    difference = far["sizes"]["2"]["differences"]["best"]
+    assert difference["value"] == pytest.approx(
         np.mean([loaded.series("far", 2)[seed].value - loaded.series("lpfs++", 2)[seed].value for seed in range(3)])
     )
-    assert found["seeds"]["high"] < 0
-    assert found["rows"]["high"] < 0
+    assert difference["seeds"]["high"] < 0
+    assert difference["rows"]["high"] < 0
     assert "verdict" not in far["area"]  # only differences have one
     assert "verdict" not in far["sizes"]["2"]["auc"]
     lost = far["sizes"]["2"]["logloss"]
@@ -128,14 +128,19 @@ def test_soft_labels_have_no_interval_over_rows(store):
     store.add("one", 2, 0, 1.0)
     store.add("one", 2, 1, 1.0)
     write_array_atomic(store.labels, np.full(ROWS, 0.5, np.float32))
-    found = summarize(LoadedResults(store).series("one", 2))
-    assert found["rows"] is None
-    assert found["seeds"] is not None
+    summary = summarize(LoadedResults(store).series("one", 2))
+    assert summary["rows"] is None
+    assert summary["seeds"] is not None
 
 
-def test_methods_that_keep_more_than_k_are_detected():
-    assert kept_as_asked([{"kept": ["a"], "keep": 2}])
-    assert not kept_as_asked([{"kept": ["a"], "keep": 2}, {"kept": ["a", "b", "c"], "keep": 2}])
+def test_metrics_of_a_known_truth():
+    kinds = {"a": "main", "b": "main", "c": "pair", "d": "copy", "e": "noise"}
+    assert kind_metrics([{"kept": ["b", "d", "e"]}], kinds) == {
+        "recall": pytest.approx(1 / 3),
+        "false_positives": 2,
+        "kept_by_kind": {"main": 1, "pair": 0, "copy": 1, "noise": 1},
+    }
+    assert kind_metrics([{"kept": ["b", "x"]}], kinds) == {}
 
 
 def test_plan():
@@ -183,9 +188,9 @@ def test_a_lower_logloss_is_ahead(store):
     areas = {name: loaded.areas(name) for name in loaded.methods}
     far = summarize_method(loaded, "far", "lpfs++", areas, {})["sizes"]["2"]
     means = {name: np.mean([point.value for point in loaded.series(name, 2, "logloss").values()]) for name in areas}
-    found = far["logloss_differences"]["lpfs++"]
-    assert found["value"] == pytest.approx(means["far"] - means["lpfs++"])
-    assert found["verdict"] == ("behind" if found["value"] > 0 else "ahead")
+    difference = far["logloss_differences"]["lpfs++"]
+    assert difference["value"] == pytest.approx(means["far"] - means["lpfs++"])
+    assert difference["verdict"] == ("behind" if difference["value"] > 0 else "ahead")
 
 
 def test_versions_of_the_code_are_listed():

@@ -80,9 +80,9 @@ def picture_size(path):
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in EXPERIMENTS]
 )
 def test_every_experiment_writes_its_files(run, smaller, out, name):
-    found, err = run_json(run, name, out)
+    printed, err = run_json(run, name, out)
     written = json.loads((out / f"{name}.json").read_text("utf-8"))
-    assert written == {key: value for key, value in found.items() if key not in ("path", "figure")}
+    assert written == {key: value for key, value in printed.items() if key not in ("path", "figure")}
     assert (written["format"], written["experiment"]) == ("lpfs-paper", name)
     assert written["claim"] == EXPERIMENTS[name].claim
     assert f"the paper: {written['claim']}" in err
@@ -156,10 +156,10 @@ def test_raw_files_and_simulated_logs_have_separate_directories(tmp_path):
 @pytest.mark.long
 def test_a_given_log_is_real(run, smaller, tmp_path):
     lpfs.simulate(tmp_path / "log", "small", rows=1500)
-    found = reproduce("distribution", tmp_path / "out", data=tmp_path / "log", steps=60, quiet=True)
-    assert found.values["data"]["kind"] == "real"
-    assert found.values["data"]["description"] == "real: log, 1,500 rows, 31 fields"
-    assert found.values["command"] == "lpfs reproduce distribution --data log --steps 60"
+    experiment = reproduce("distribution", tmp_path / "out", data=tmp_path / "log", steps=60, quiet=True)
+    assert experiment.values["data"]["kind"] == "real"
+    assert experiment.values["data"]["description"] == "real: log, 1,500 rows, 31 fields"
+    assert experiment.values["command"] == "lpfs reproduce distribution --data log --steps 60"
     code, _, err = run("reproduce", "robustness", "--data", tmp_path / "log", *TINY[2:], "--out", tmp_path / "out")
     assert code == 0, err
     code, _, err = run("reproduce", "industrial", "--data", tmp_path / "log", *TINY[2:], "--out", tmp_path / "out")
@@ -170,11 +170,11 @@ def test_a_given_log_is_real(run, smaller, tmp_path):
 def test_criteo_files(smaller, tmp_path):
     days = lpfs.simulate(tmp_path / "raw", "terabyte", rows=40_000, days=4, format="csv")
     assert [day.name for day in days] == ["day_0", "day_1", "day_2", "day_3"]
-    found = reproduce("terabyte", tmp_path / "out", data=tmp_path / "raw" / "log", steps=60, seeds=1, quiet=True)
-    assert found.values["data"]["kind"] == "real"
-    assert found.values["data"]["days"] == 4
-    assert 4000 < found.values["data"]["rows"] < 10_000  # one in eight of the negatives
-    assert set(found.values["measured"]["masks"]) == {"10", "26"}
+    experiment = reproduce("terabyte", tmp_path / "out", data=tmp_path / "raw" / "log", steps=60, seeds=1, quiet=True)
+    assert experiment.values["data"]["kind"] == "real"
+    assert experiment.values["data"]["days"] == 4
+    assert 4000 < experiment.values["data"]["rows"] < 10_000  # one in eight of the negatives
+    assert set(experiment.values["measured"]["masks"]) == {"10", "26"}
     with pytest.raises(lpfs.errors.InputError, match="industrial needs user and item fields"):
         reproduce("industrial", tmp_path / "out", data=tmp_path / "raw" / "log", steps=60, seeds=1, quiet=True)
 
@@ -202,7 +202,7 @@ def test_every_experiment_has_a_function():
         assert experiment.summary
 
 
-def test_work_of_another_process_is_waited_for(monkeypatch):
+def test_retry_while_locked_waits_for_another_process(monkeypatch):
     monkeypatch.setattr("lpfs.paper.trials.POLL_SECONDS", 0.0)
     calls = []
 

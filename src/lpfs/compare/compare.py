@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from lpfs._console import Console
-from lpfs.compare.plan import ComparisonPlan
-from lpfs.compare.run_dir import read_plan
 from lpfs.compare.runner import run_comparison
 from lpfs.compare.summary import Comparison
 from lpfs.errors import InputError
@@ -67,23 +65,9 @@ def compare(
             raise InputError(
                 f"{name} is not a setting of compare; use its arguments methods, keep, seeds, tune and options"
             )
-    run_dir = Path(out)
     settings, source = with_source((settings or Settings()).updated(**changes), source)
-    saved = read_plan(run_dir)
     request = {"methods": methods, "keep": keep, "seeds": seeds, "tune": tune, "options": options}
-    if truth is not None and saved is None:
-        request["options"] = {"oracle": {"truth": os.path.abspath(truth)}, **(options or {})}
-    values = {name: value for name, value in request.items() if value is not None}
-    values = {**(saved or {"methods": "all"}), **values}
-    if "keep" not in values:
-        raise InputError("compare needs the numbers of fields to keep: keep=[5, 10, 20]")
+    run_dir, console = Path(out), Console(quiet=quiet)
     return run_comparison(
-        settings,
-        source,
-        run_dir,
-        ComparisonPlan.from_json(values),
-        Console(quiet=quiet),
-        truth=truth,
-        retry_failed=retry_failed,
-        tables_only=tables_only,
+        settings, source, run_dir, request, console, truth=truth, retry_failed=retry_failed, tables_only=tables_only
     )

@@ -14,13 +14,15 @@ import json
 import os
 import socket
 import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 HEARTBEAT_SECONDS = 20.0  # between two updates of a lock
 STALE_SECONDS = 300.0  # without an update, after which a lock is stale
+POLL_SECONDS = 0.5  # between two attempts to get a lock
 
 
 class LockedError(Exception):
@@ -30,25 +32,38 @@ class LockedError(Exception):
 class WorkLocks:
     """The locks in a directory, and those that this process owns."""
 
-    def __init__(
-        self, directory: Path, *, heartbeat: float = HEARTBEAT_SECONDS, stale_after: float = STALE_SECONDS
-    ) -> None:
-        self.directory, self.heartbeat, self.stale_after = directory, heartbeat, stale_after
+    def __init__(self, directory: Path, *, heartbeat: float = HEARTBEAT_SECONDS) -> None:
+        self.directory, self.heartbeat = directory, heartbeat
         self.owned: set[Path] = set()
         self._stop: threading.Event | None = None
         directory.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
-    def acquire(self, name: str) -> Iterator[None]:
-        """Own a lock while the block runs; raise :class:`LockedError` if another process owns it."""
-        path = self.directory / f"{name}.lock"
-        if not (self._create(path) or (self._remove_stale(path) and self._create(path))):
-            raise LockedError(name)
-        self._start_heartbeat(path)
+    def acquire(self, name: str, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+        """Own a lock while the block runs; raise :class:`LockedError` if another process owns it.
+
+        With ``on_wait`` call that function once and wait for the other process instead.
+        """
+        path, waiting = self.directory / f"{name}.lock", False
+        while not (self._create(path) or (self._remove_stale(path) and self._create(path))):
+            if on_wait is None:
+                raise LockedError(name)
+            if not waiting:
+                on_wait()
+            waiting = True
+            time.sleep(POLL_SECONDS)
+        self.owned.add(path)
+        if self._stop is None:
+            self._stop = threading.Event()
+            threading.Thread(target=self._update_locks, args=(self._stop,), daemon=True).start()
         try:
             yield
         finally:
-            self._release(path)
+            self.owned.discard(path)
+            path.unlink(missing_ok=True)
+            if not self.owned:
+                self._stop.set()
+                self._stop = None
 
     def _create(self, path: Path) -> bool:
         try:
@@ -67,47 +82,30 @@ class WorkLocks:
                 guard.unlink(missing_ok=True)
             return False
         try:
-            stale = self._is_stale(path)
+            stale = self._is_of_ended_process(path) or self._is_old(path)
             if stale:
                 path.unlink(missing_ok=True)
             return stale
         finally:
             guard.unlink(missing_ok=True)
 
-    def _is_stale(self, path: Path) -> bool:
+    def _is_of_ended_process(self, path: Path) -> bool:
         try:
             owner = json.loads(path.read_text())
-            if owner["machine"] == machine_id() and not process_exists(owner["pid"]):
-                return True
-        except FileNotFoundError:
-            return True
-        except (ValueError, KeyError, TypeError):
-            pass  # being written, or damaged: its age decides
-        return self._is_old(path)
+            return bool(owner["machine"] == machine_id()) and not process_exists(owner["pid"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return False  # removed, being written, or damaged: its age decides
 
     def _is_old(self, path: Path) -> bool:
         """Return whether a file was not updated for a while, by the clock of the file system."""
         probe = self.directory / f".{uuid.uuid4().hex}"
         probe.touch()
         try:
-            return probe.stat().st_mtime - path.stat().st_mtime > self.stale_after
+            return probe.stat().st_mtime - path.stat().st_mtime > STALE_SECONDS
         except FileNotFoundError:
             return True
         finally:
             probe.unlink()
-
-    def _start_heartbeat(self, path: Path) -> None:
-        self.owned.add(path)
-        if self._stop is None:
-            self._stop = threading.Event()
-            threading.Thread(target=self._update_locks, args=(self._stop,), daemon=True).start()
-
-    def _release(self, path: Path) -> None:
-        self.owned.discard(path)
-        path.unlink(missing_ok=True)
-        if not self.owned and self._stop is not None:
-            self._stop.set()
-            self._stop = None
 
     def _update_locks(self, stop: threading.Event) -> None:
         while not stop.wait(self.heartbeat):
@@ -132,5 +130,5 @@ def process_exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return True
+        pass
     return True

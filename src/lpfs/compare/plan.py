@@ -72,14 +72,9 @@ class ComparisonPlan:
 
     def runs(self, first_seed: int, fields: int) -> list[RunSpec]:
         """Return every run, seed by seed, all fields first."""
-        return [
-            spec
-            for seed in range(first_seed, first_seed + self.seeds)
-            for spec in (
-                RunSpec(ALL_FIELDS, fields, seed),
-                *(RunSpec(method, size, seed) for method in self.methods for size in self.keep),
-            )
-        ]
+        searches = [(method, size) for method in self.methods for size in self.keep]
+        seeds = range(first_seed, first_seed + self.seeds)
+        return [RunSpec(*run, seed) for seed in seeds for run in ((ALL_FIELDS, fields), *searches)]
 
     def trial_settings(self, method: str) -> list[dict[str, Any]]:
         """Return the option sets to try for a method; those of ``options`` come first."""

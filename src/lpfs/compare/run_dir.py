@@ -20,29 +20,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from lpfs._console import Console
 from lpfs._fileio import read_json, write_json_atomic
-from lpfs.compare.locks import LockedError, WorkLocks
+from lpfs.compare.locks import WorkLocks
 from lpfs.compare.plan import ComparisonPlan, RunSpec, file_safe_name
 from lpfs.data.dataset import Dataset
-from lpfs.errors import InputError, LpfsError
+from lpfs.errors import InputError
 from lpfs.pipeline.data import DATA_DIR
 from lpfs.pipeline.settings import CONFIG_FILE, Settings
 
 FORMAT, PLAN_FILE, TRUTH_FILE, LOCKS_DIR = "lpfs-compare", "plan.json", "truth.json", "locks"
 MAY_DIFFER = ("source", "device")  # settings that may differ between machines
 MUST_MATCH = ("tune", "options")  # of the plan: results of other values cannot be compared with each other
-LOCK_POLL_SECONDS = 0.5
 TRUE_KINDS = ("main", "pair")  # the label depends on fields of these kinds
 # kinds of the fields of a simulated log, in the order of the tables
 KINDS = {
@@ -54,15 +46,14 @@ KINDS = {
 }
 
 Record = dict[str, Any]
-ScoreArray = npt.NDArray[np.float32]
 
 
 class ResultStore:
-    """Paths of the files of a comparison."""
+    """Paths of the files of a comparison, and the locks on them."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.labels = directory / "labels.npy"
+        self.directory, self.labels = directory, directory / "labels.npy"
+        self.locks = WorkLocks(directory / LOCKS_DIR)
 
     def seed(self, seed: int) -> Path:
         """Return the directory of the pretrained model of a seed."""
@@ -101,34 +92,36 @@ def digest(values: Any) -> str:
 def copy_truth(run_dir: Path, dataset: Dataset, truth: str | os.PathLike[str] | None) -> dict[str, str]:
     """Return the kind of every field, and write it to the comparison; empty if the truth is unknown.
 
-    Args:
-        run_dir: directory of the comparison.
-        dataset: its data; a simulated Dataset contains the truth.
-        truth: ``truth.json`` of a simulated log; None: that of the Dataset or of the comparison.
+    Without ``truth`` it is that of the comparison or of a simulated Dataset.
     """
     path = run_dir / TRUTH_FILE
     if truth is not None:
-        try:
-            values = json.loads(Path(truth).read_text("utf-8"))
-            write_json_atomic(path, {field["name"]: field["role"] for field in values["fields"]})
-        except OSError as error:
-            raise InputError(
-                f"the truth {os.fspath(truth)} cannot be read: {error.strerror or error}; give the truth.json of "
-                "a simulated log"
-            ) from None
-        except (ValueError, KeyError, TypeError):
-            raise InputError(
-                f"{os.fspath(truth)} is not the truth.json of a simulated log; give the file of lpfs simulate"
-            ) from None
+        write_json_atomic(path, read_kinds(Path(truth)))
     elif not path.exists():
         try:
             values = dataset.attached(TRUTH_FILE)
         except InputError:
             return {}
-        write_json_atomic(path, {field["name"]: field["role"] for field in values["fields"]})
+        write_json_atomic(path, field_kinds(values))
     kinds: dict[str, str] = read_json(path) or {}
     order = {kind: number for number, kind in enumerate(KINDS)}
     return dict(sorted(kinds.items(), key=lambda item: order.get(item[1], len(order))))
+
+
+def field_kinds(truth: Mapping[str, Any]) -> dict[str, str]:
+    """Return the kind of every field from the values of ``truth.json``."""
+    return {field["name"]: field["role"] for field in truth["fields"]}
+
+
+def read_kinds(path: Path) -> dict[str, str]:
+    """Return the kind of every field from the ``truth.json`` of a simulated log."""
+    try:
+        return field_kinds(json.loads(path.read_text("utf-8")))
+    except OSError as error:
+        problem = f"the truth {path} cannot be read: {error.strerror or error}"
+    except (ValueError, KeyError, TypeError):
+        problem = f"{path} is not the truth.json of a simulated log"
+    raise InputError(f"{problem}; give the truth.json that lpfs simulate writes")
 
 
 def open_comparison_dir(run_dir: Path, settings: Settings, plan: ComparisonPlan, *, tables_only: bool = False) -> None:
@@ -168,8 +161,7 @@ def _check_same_settings(run_dir: Path, settings: Settings, plan: ComparisonPlan
     config, saved = _read_config(run_dir), read_plan(run_dir)
     if config is None or saved is None:
         return
-    values = settings.to_json()
-    pairs = [(name, config.get(name), value) for name, value in values.items() if name not in MAY_DIFFER]
+    pairs = [(name, config.get(name), value) for name, value in settings.to_json().items() if name not in MAY_DIFFER]
     pairs += [(name, saved[name], value) for name, value in plan.to_json().items() if name in MUST_MATCH]
     if (run_dir / DATA_DIR).exists():  # the directory of the files may differ between machines, their names may not
         old_names, new_names = ([Path(path).name for path in paths] for paths in (config["source"], settings.source))
@@ -201,33 +193,3 @@ def _read_config(run_dir: Path) -> Record | None:
     except ValueError:
         return None
     return config if isinstance(config, dict) else None
-
-
-@contextmanager
-def remove_data_on_error(data: Path) -> Iterator[None]:
-    """Remove prepared data if the block raises an LpfsError, unless it existed before."""
-    existed = data.exists()
-    try:
-        yield
-    except LpfsError:
-        if not existed:
-            shutil.rmtree(data, ignore_errors=True)
-        raise
-
-
-@contextmanager
-def wait_for_lock(locks: WorkLocks, name: str, console: Console) -> Iterator[None]:
-    """Own a lock while the block runs; wait while another process owns it."""
-    waiting = False
-    while True:
-        try:
-            with locks.acquire(name):
-                yield
-            return
-        except LockedError as error:
-            if error.args != (name,):
-                raise
-        if not waiting:
-            console.message("waiting for another process, which is preparing the data")
-            waiting = True
-        time.sleep(LOCK_POLL_SECONDS)

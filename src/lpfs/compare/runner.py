@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,22 +21,12 @@ import torch
 
 from lpfs._console import Console
 from lpfs._fileio import read_json, write_array_atomic, write_json_atomic, write_text_atomic
-from lpfs.compare.locks import LockedError, WorkLocks
+from lpfs.compare.locks import LockedError
 from lpfs.compare.plan import ALL_FIELDS, ComparisonPlan, RunSpec
-from lpfs.compare.run_dir import (
-    LOCKS_DIR,
-    Record,
-    ResultStore,
-    check_same,
-    copy_truth,
-    open_comparison_dir,
-    remove_data_on_error,
-    wait_for_lock,
-    write_plan,
-)
+from lpfs.compare.run_dir import Record, ResultStore, check_same, copy_truth, open_comparison_dir, read_plan, write_plan
 from lpfs.compare.summary import Comparison, summarize_comparison
 from lpfs.compare.tables import as_csv, as_markdown, print_comparison
-from lpfs.errors import CheckpointError, LpfsError, SearchError
+from lpfs.errors import CheckpointError, InputError, LpfsError, SearchError
 from lpfs.methods.base import top_k
 from lpfs.methods.registry import make_method
 from lpfs.pipeline import stages
@@ -52,8 +42,6 @@ from lpfs.train.distributed.group import current_group, single_process
 from lpfs.train.evaluate import predictions, task_names
 from lpfs.train.metrics import scores
 
-PROC_STATUS, PROC_CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-RESET_PEAK = "5"  # written to clear_refs, resets the peak of the resident memory; see proc(5)
 POLL_SECONDS = 1.0  # between two checks of runs that other processes do
 NOT_METHOD_ERRORS = (LockedError, OSError, CheckpointError)  # not caused by the method: a lock, a full disk
 SEARCH_KEYS = ("seconds", "memory", "first_in_process", "interrupted", "shared_by_all_k", "details", "code")
@@ -63,7 +51,7 @@ def run_comparison(
     settings: Settings,
     source: Any,
     run_dir: Path,
-    plan: ComparisonPlan,
+    request: Mapping[str, Any],
     console: Console,
     *,
     truth: str | os.PathLike[str] | None = None,
@@ -72,33 +60,35 @@ def run_comparison(
 ) -> Comparison:
     """Do the missing runs of a comparison; write and print its tables and its report.
 
-    Args:
-        settings: settings of ``select`` for every run.
-        source: a table or a Dataset in memory; None: the source of the settings.
-        run_dir: directory of the comparison.
-        plan: what to compare.
-        console: where messages go.
-        truth, retry_failed, tables_only: as of :func:`lpfs.compare.compare.compare`.
+    ``request`` are fields of the :class:`ComparisonPlan`; those that are None or missing are taken from the plan of
+    the directory. The other arguments are those of :func:`lpfs.compare.compare.compare`.
     """
-    settings, saved = check_settings(settings)
+    saved_plan = read_plan(run_dir)
+    values = {**(saved_plan or {"methods": "all"}), **{name: x for name, x in request.items() if x is not None}}
+    if truth is not None and saved_plan is None:
+        values["options"] = {"oracle": {"truth": os.path.abspath(truth)}, **values.get("options", {})}
+    if "keep" not in values:
+        raise InputError("compare needs the numbers of fields to keep: keep=[5, 10, 20]")
+    plan = ComparisonPlan.from_json(values)
+    settings, saved_model = check_settings(settings)
     is_leader = current_group().is_leader
     with single_process():  # every rank does complete runs alone
         open_comparison_dir(run_dir, settings, plan, tables_only=tables_only)
-        store, locks = ResultStore(run_dir), WorkLocks(run_dir / LOCKS_DIR)
-        with wait_for_lock(locks, "prepare", console):
-            with remove_data_on_error(run_dir / DATA_DIR):
-                dataset = prepare_dataset(source, settings, run_dir, console, saved=saved, resume=True)
+        store, waiting = ResultStore(run_dir), "waiting for another process, which is preparing the data"
+        with store.locks.acquire("prepare", on_wait=lambda: console.message(waiting)):
+            data_dir = run_dir / DATA_DIR
+            with nullcontext() if data_dir.exists() else remove_on_error(data_dir, LpfsError):
+                dataset = prepare_dataset(source, settings, run_dir, console, saved=saved_model, resume=True)
                 check_same(run_dir, settings, plan, dataset)
-                base = build_plan(settings, dataset, run_dir, Console(quiet=True), saved=saved, resume=True)
-                runner = Runner(base, plan, store, locks, console.message)
+                base = build_plan(settings, dataset, run_dir, Console(quiet=True), saved=saved_model, resume=True)
+                runner = Runner(base, plan, store, console.message)
                 plan.check(runner.names, settings.must_keep)
                 if not tables_only:
                     check_label_classes(base.splits)
                 kinds = copy_truth(run_dir, dataset, truth)
             write_plan(run_dir, settings, plan, dataset)
         if not tables_only:
-            specs = plan.runs(settings.seed, len(runner.names))
-            run_missing(runner, specs, ComparisonProgress(console), retry_failed=retry_failed)
+            run_missing(runner, plan.runs(settings.seed, len(runner.names)), console, retry_failed=retry_failed)
         comparison = summarize_comparison(store, base, plan, kinds, dataset.fingerprint)
         if is_leader:
             write_json_atomic(run_dir / COMPARISON_FILE, comparison.values)
@@ -109,16 +99,18 @@ def run_comparison(
     return comparison
 
 
-def run_missing(runner: Runner, specs: Sequence[RunSpec], progress: ComparisonProgress, *, retry_failed: bool) -> None:
+def run_missing(runner: Runner, specs: Sequence[RunSpec], console: Console, *, retry_failed: bool) -> None:
     """Do the missing runs; runs that another process does are skipped and checked again later."""
-    store, repeated = runner.store, set[RunSpec]()
+    store, repeated, waiting = runner.store, set[RunSpec](), False
 
     def is_missing(spec: RunSpec) -> bool:
         record = read_json(store.result(spec))
         return record is None or (retry_failed and record["status"] == "failed" and spec not in repeated)
 
     left = [spec for spec in specs if is_missing(spec)]
-    progress.start(len(specs), len(left))
+    total, missing_at_start, start = len(specs), len(left), time.monotonic()
+    done = f", {total - len(left)} of them done already" if len(left) < total else ""
+    console.message(f"{total} runs{done}")
     while left:
         some_done = False
         for spec in left:
@@ -126,61 +118,42 @@ def run_missing(runner: Runner, specs: Sequence[RunSpec], progress: ComparisonPr
                 with runner.locks.acquire(spec.name):
                     if not is_missing(spec):
                         continue
-                    start = time.perf_counter()
+                    run_start = time.perf_counter()
                     record = runner.run(spec)
                     repeated.add(spec)
                     write_json_atomic(store.result(spec), record)
             except LockedError:
                 continue
-            some_done = True
-            progress.finish_run(spec, record, time.perf_counter() - start, sum(map(is_missing, left)))
+            some_done, waiting = True, False
+            seconds, missing = time.perf_counter() - run_start, sum(map(is_missing, left))
+            remaining = ""
+            if missing:  # the estimate includes the work of other processes
+                per_run = (time.monotonic() - start) / (missing_at_start - missing)
+                remaining = f"; about {format_duration(missing * per_run)} left"
+            result = describe_result(record)
+            console.message(f"[{total - missing}/{total}] {spec}: {result} ({seconds:.1f} s{remaining})")
         left = [spec for spec in left if is_missing(spec)]
         if left and not some_done:
-            progress.wait(len(left))
+            if not waiting:
+                console.message(f"waiting for other processes, which are doing {len(left)} runs")
+            waiting = True
             time.sleep(POLL_SECONDS)
 
 
-class ComparisonProgress:
-    """One line per run; the estimate of the remaining time includes the work of other processes."""
-
-    def __init__(self, console: Console) -> None:
-        self.console, self.waiting = console, False
-        self.total = self.left = 0
-        self.start_time = 0.0
-
-    def start(self, total: int, left: int) -> None:
-        """Print the number of runs."""
-        self.total, self.left, self.start_time = total, left, time.monotonic()
-        done = f", {total - left} of them done already" if left < total else ""
-        self.console.message(f"{total} runs{done}")
-
-    def finish_run(self, spec: RunSpec, record: Record, seconds: float, left: int) -> None:
-        """Print the result of a run."""
-        self.waiting = False
-        if record["status"] == "failed":
-            result = f"failed: {record['reason']}"
-        else:
-            trials = len(record.get("trials", []))
-            tuning = f", best of {trials} option sets" if trials > 1 else ""
-            result = f"AUC {record['test']['auc']:.5f} with {len(record['kept'])} fields{tuning}"
-        remaining = ""
-        rate = (self.left - left) / max(1e-9, time.monotonic() - self.start_time)
-        if left and rate > 0:
-            remaining = f"; about {format_duration(left / rate)} left"
-        self.console.message(f"[{self.total - left}/{self.total}] {spec}: {result} ({seconds:.1f} s{remaining})")
-
-    def wait(self, left: int) -> None:
-        """Print once that other processes do the remaining runs."""
-        if not self.waiting:
-            self.console.message(f"waiting for other processes, which are doing {left} runs")
-            self.waiting = True
+def describe_result(record: Record) -> str:
+    """Return the result of a run in a few words."""
+    if record["status"] == "failed":
+        return f"failed: {record['reason']}"
+    trials = len(record.get("trials", []))
+    tuning = f", best of {trials} option sets" if trials > 1 else ""
+    return f"AUC {record['test']['auc']:.5f} with {len(record['kept'])} fields{tuning}"
 
 
 @dataclass
 class Measurement:
     """Seconds, and bytes above the memory at the start; None if this machine cannot measure them."""
 
-    seconds: float | None = None
+    seconds: float = 0.0
     memory: int | None = None
 
 
@@ -196,9 +169,7 @@ def measure(device: torch.device) -> Iterator[Measurement]:
     if on_gpu:
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
-        before: int | None = torch.cuda.memory_allocated(device)
-    else:
-        before = _reset_peak()
+    before = torch.cuda.memory_allocated(device) if on_gpu else _reset_peak()
     start = time.perf_counter()
     yield measurement
     if on_gpu:
@@ -213,69 +184,52 @@ def _reset_peak() -> int | None:
     """Return unused memory to the system, reset the peak, and return the resident bytes."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-    try:
-        PROC_CLEAR_REFS.write_text(RESET_PEAK)
-    except OSError:
-        return None
-    return _resident_bytes("VmRSS")
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak of the resident memory, see proc(5)
+        return _resident_bytes("VmRSS")
+    return None
 
 
 def _resident_bytes(name: str) -> int | None:
-    try:
-        lines = PROC_STATUS.read_text().splitlines()
-    except OSError:
-        return None
-    sizes = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
-    return int(sizes[0]) * 1024 if sizes else None
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 class Runner:
     """Does the runs of a comparison.
 
     Results that several runs share (the pretrained model of a seed, a ranking, fields trained from scratch) are
-    computed once and stored. :class:`LockedError` is raised if another process is computing one of them.
-
-    Args:
-        base: plan of all runs; method, seed and target are replaced.
-        plan: what to compare.
-        store: paths of the files.
-        locks: locks shared with other processes.
-        message: called with messages.
+    computed once and stored. :class:`LockedError` is raised if another process is computing one of them. Each run
+    replaces method, seed and target of ``base``.
     """
 
-    def __init__(
-        self, base: RunPlan, plan: ComparisonPlan, store: ResultStore, locks: WorkLocks, message: Callable[[str], None]
-    ) -> None:
-        self.base, self.plan, self.store, self.locks, self.message = base, plan, store, locks, message
+    def __init__(self, base: RunPlan, plan: ComparisonPlan, store: ResultStore, message: Callable[[str], None]) -> None:
+        self.base, self.plan, self.store, self.locks, self.message = base, plan, store, store.locks, message
         self.meta_model = base.meta_model()
+        self.names = self.meta_model.names  # what can be kept: the fields, or all gated parts of the model
         self._pretrained: tuple[int, stages.Trained] | None = None
         self._measured: set[str] = set()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What can be kept: the fields, or all gated parts of a model that has more of them."""
-        return self.meta_model.names
 
     def run(self, spec: RunSpec) -> Record:
         """Return the result of a run; a method that fails becomes a result with a reason."""
         header = {"method": spec.method, "keep": spec.keep, "seed": spec.seed}
         try:
-            result = self.all_fields(spec) if spec.method == ALL_FIELDS else self.best_trial(spec)
+            if spec.method == ALL_FIELDS:
+                result = {"kept": self.in_order(self.names), **self.train(self.names, spec.seed)}
+            else:
+                result = self.best_trial(spec)
             return {**header, "status": "done", **result}
         except NOT_METHOD_ERRORS:
             raise
         except Exception as error:  # a method may fail in any way
             return {**header, "status": "failed", "reason": error_text(error)}
 
-    def all_fields(self, spec: RunSpec) -> Record:
-        """Train all fields from scratch, like every selection."""
-        return {"kept": self.in_order(self.names), **self.train(self.names, spec.seed)}
-
     def best_trial(self, spec: RunSpec) -> Record:
         """Search with each option set and train the kept fields; return the trial with the best validation AUC."""
-        trials: list[Record] = []
-        errors: list[Exception] = []
-        results: list[Record] = []
+        trials, results, errors = list[Record](), list[Record](), list[Exception]()
         for options in self.plan.trial_settings(spec.method):
             try:
                 selected = self.selected_fields(spec, options)
@@ -302,25 +256,20 @@ class Runner:
             with self.locks.acquire(f"search-{path.stem}"):
                 record = read_json(path) or self.search(spec, options, path)
         record["shared_by_all_k"] = shared
-        kept = self.in_order(self.top_k(record["scores"], spec.keep)) if shared else record["kept"]
+        kept = record["kept"]
+        if shared:
+            kept = self.in_order(top_k(record["scores"], spec.keep, self.base.target.must_keep))
         return {"kept": kept, "search": {name: record.get(name) for name in SEARCH_KEYS}}
-
-    def top_k(self, ranking: Mapping[str, float], keep: int) -> tuple[str, ...]:
-        """Return the fields with the ``keep`` highest scores."""
-        return top_k(ranking, keep, self.base.target.must_keep)
 
     def search(self, spec: RunSpec, options: Mapping[str, Any], path: Path) -> Record:
         """Search from a copy of the pretrained model, and write the result."""
-        plan = self.base.for_search(
-            self.store.work(path.stem), spec.seed, method=spec.method, options=options, keep=spec.keep
-        )
-        method = plan.method
-        method.check(plan.target.for_model(self.meta_model), self.names, plan.steps.search)
-        method.check_model(self.meta_model)
+        work_dir = self.store.work(path.stem)
+        plan = self.base.for_search(work_dir, spec.seed, method=spec.method, options=options, keep=spec.keep)
+        plan.method.check(plan.target.for_model(self.meta_model), self.names, plan.steps.search)
+        plan.method.check_model(self.meta_model)
         pretrained = self.pretrained(spec.seed)
-        interrupted = was_started(plan.run_dir)
         seed_all(spec.seed)
-        with remove_on_error(plan.run_dir), measure(plan.device) as measurement:
+        with remove_on_error(work_dir), self.measure_cost(plan, spec.method) as cost:
             selection = stages.search_fields(plan, copy.deepcopy(pretrained), spec.seed)[2]
         record = {
             "kept": self.in_order(selection.kept),
@@ -328,19 +277,17 @@ class Runner:
             "gates": dict(selection.gates),
             "details": {name: value for name, value in selection.made.items() if name != "scores"},
             "code": source_digest(),
-            **self.cost_record(measurement, spec.method, interrupted),
+            **cost,
         }
-        if not method.search_per_k and not self.keeps_top_scores(record, spec.keep):
-            raise SearchError(
-                f"{spec.method} does not keep the fields with the highest scores; set search_per_k in its class"
-            )
+        if not plan.method.search_per_k:  # its scores must serve every K
+            ranking, must_keep = record["scores"], self.base.target.must_keep
+            if ranking is None or set(top_k(ranking, spec.keep, must_keep)) != set(record["kept"]):
+                raise SearchError(
+                    f"{spec.method} does not keep the fields with the highest scores; set search_per_k in its class"
+                )
         write_json_atomic(path, record)
-        shutil.rmtree(plan.run_dir, ignore_errors=True)
+        shutil.rmtree(work_dir, ignore_errors=True)
         return record
-
-    def keeps_top_scores(self, record: Record, keep: int) -> bool:
-        """Return whether a search kept the fields with the highest scores, so that other K need no search."""
-        return record["scores"] is not None and set(self.top_k(record["scores"], keep)) == set(record["kept"])
 
     def pretrained(self, seed: int) -> stages.Trained:
         """Return the model of all fields that every search of a seed starts from."""
@@ -353,29 +300,29 @@ class Runner:
             else:
                 with self.locks.acquire(f"pretrain-s{seed}"):
                     self.message(f"seed {seed}: pretraining all {len(plan.schema)} fields")
-                    interrupted = was_started(plan.run_dir)
-                    with measure(plan.device) as measurement:
+                    with self.measure_cost(plan, "pretraining") as cost:
                         trained = stages.pretrain(plan, seed)
                     passes = plan.steps.pretrain * plan.steps.batch_size / plan.splits.early.rows
-                    cost = self.cost_record(measurement, "pretraining", interrupted)
                     write_json_atomic(cost_file, {"passes": passes, **cost})
             self._pretrained = seed, trained
         return self._pretrained[1]
 
-    def cost_record(self, measurement: Measurement, name: str, interrupted: bool) -> Record:
-        """Return a cost, and whether it is the first of its name in this process, which includes compilation.
+    @contextmanager
+    def measure_cost(self, plan: RunPlan, name: str) -> Iterator[Record]:
+        """Measure the cost of the block; the record is filled in when it ends.
 
-        The seconds of work that was interrupted and resumed are unknown: None.
+        The first work of a name in this process includes compilation. The seconds of work that was interrupted and
+        resumed are unknown: None.
         """
-        first = name not in self._measured
+        interrupted = plan.run_dir.is_dir() and any(plan.run_dir.iterdir())
+        record: Record = {}
+        with measure(plan.device) as measurement:
+            yield record
+        record["seconds"] = None if interrupted else round(measurement.seconds, 4)
+        record["memory"] = measurement.memory
+        record["first_in_process"] = name not in self._measured
+        record["interrupted"] = interrupted
         self._measured.add(name)
-        seconds = measurement.seconds
-        return {
-            "seconds": None if interrupted or seconds is None else round(seconds, 4),
-            "memory": measurement.memory,
-            "first_in_process": first,
-            "interrupted": interrupted,
-        }
 
     def in_order(self, kept: Iterable[str]) -> list[str]:
         """Return fields in the order of the table, followed by other parts of the model."""
@@ -420,24 +367,18 @@ class Runner:
 
 
 @contextmanager
-def remove_on_error(directory: Path) -> Iterator[None]:
-    """Remove the directory of a training if the method fails, so that it is not resumed."""
+def remove_on_error(directory: Path, errors: type[Exception] = Exception) -> Iterator[None]:
+    """Remove the directory of a failed method or of data that cannot be used, so that it is not resumed."""
     try:
         yield
     except NOT_METHOD_ERRORS:
         raise
-    except Exception:
+    except errors:
         shutil.rmtree(directory, ignore_errors=True)
         raise
 
 
-def was_started(directory: Path) -> bool:
-    """Return whether a directory contains an earlier, interrupted training."""
-    return directory.is_dir() and any(directory.iterdir())
-
-
 def error_text(error: Exception) -> str:
     """Return the text of an error on one line."""
-    text = "".join(char if char.isprintable() else " " for char in str(error))
-    text = " ".join(text.split())
+    text = " ".join("".join(char if char.isprintable() else " " for char in str(error)).split())
     return text if isinstance(error, LpfsError) else f"{type(error).__name__}: {text}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations, pairwise
 from statistics import mean, stdev
 from typing import Any
@@ -40,24 +40,6 @@ class Interval:
     value: float
     low: float
     high: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {"value": self.value, "low": self.low, "high": self.high}
-
-
-def curve_area(curve: Mapping[int, float]) -> float:
-    r"""Return the area under the K-AUC curve, divided by the range of K: 0 for random, 1 for perfect scores.
-
-    .. math:: \frac{1}{K_n - K_1} \sum_i \frac{s_i + s_{i+1}}{2} (K_{i+1} - K_i), \quad s = (AUC - .5)/.5
-
-    With one K it is s itself.
-
-    >>> round(curve_area({5: 0.75, 10: 0.8, 20: 0.8}), 6)
-    0.583333
-    """
-    weights = curve_weights(list(curve))
-    return sum(weights[size] * (auc - 0.5) / 0.5 for size, auc in curve.items())
 
 
 def curve_weights(sizes: Collection[int]) -> dict[int, float]:
@@ -100,24 +82,6 @@ def mean_jaccard(sets: Sequence[Collection[str]]) -> float | None:
 def recall(kept: Collection[str], true: Collection[str]) -> float:
     """Return the share of the true fields that was kept; with K fields it is at most K / |true|."""
     return len(set(kept) & set(true)) / len(set(true))
-
-
-def false_positives(kept: Collection[str], true: Collection[str]) -> int:
-    """Return how many kept fields are not true."""
-    return len(set(kept) - set(true))
-
-
-def count_by_kind(kept: Collection[str], kinds: Mapping[str, str]) -> dict[str, int]:
-    """Return the number of kept fields of each kind, in the order of ``kinds``.
-
-    >>> count_by_kind(["a", "c"], {"a": "main", "b": "copy", "c": "noise"})
-    {'main': 1, 'copy': 0, 'noise': 1}
-    """
-    kept = set(kept)
-    counts = dict.fromkeys(kinds.values(), 0)
-    for name, kind in kinds.items():
-        counts[kind] += name in kept
-    return counts
 
 
 def interval_over_seeds(values: Sequence[float]) -> Interval | None:
@@ -165,21 +129,17 @@ def verdict(seeds: Interval | None, rows: Interval | None) -> str:
     return "level" if not significant else "ahead" if seeds.value > 0 else "behind"
 
 
-@dataclass(frozen=True)
 class ScoreRanks:
-    """Ranks of the positive rows of one model among its negative rows.
+    """Ranks of the positive rows of one model among its negative rows; labels (rows,) are 0 and 1."""
 
-    Args:
-        negative_order: negative rows, sorted by score.
-        rank_low: for every positive row, number of negative rows with a lower score.
-        rank_high: for every positive row, number of negative rows with a lower or equal score.
-    """
+    def __init__(self, scores: Numbers, labels: Numbers) -> None:
+        self.positives, negatives = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
+        self.negatives = negatives[np.argsort(scores[negatives], kind="stable")]  # by score
+        ordered, positive_scores = scores[self.negatives], scores[self.positives]
+        self.rank_low = np.searchsorted(ordered, positive_scores, "left")  # negatives with a lower score
+        self.rank_high = np.searchsorted(ordered, positive_scores, "right")  # with a lower or equal score
 
-    negative_order: npt.NDArray[np.int64]
-    rank_low: npt.NDArray[np.int64]
-    rank_high: npt.NDArray[np.int64]
-
-    def aucs(self, weights: Numbers, positives: npt.NDArray[np.int64]) -> Floats:
+    def aucs(self, weights: Numbers) -> Floats:
         r"""Return the AUC under every draw of weights (draws, rows); NaN if a class has no weight.
 
         .. math:: \sum_i w_i \frac{C(low_i) + C(high_i)}{2} \Big/ \sum_i w_i \, C(N)
@@ -187,24 +147,14 @@ class ScoreRanks:
         C(k) is the weight of the k lowest of the N negative rows; the sums are over the positive rows i.
         """
         aucs = np.empty(len(weights))
-        cumulative = np.zeros(len(self.negative_order) + 1)
+        cumulative = np.zeros(len(self.negatives) + 1)
         for draw, row_weights in enumerate(weights):
-            np.cumsum(row_weights[self.negative_order], out=cumulative[1:])
-            positive_weights = row_weights[positives].astype(np.float64)
+            np.cumsum(row_weights[self.negatives], out=cumulative[1:])
+            positive_weights = row_weights[self.positives].astype(np.float64)
             total = positive_weights.sum() * cumulative[-1]
             pairs = positive_weights @ (cumulative[self.rank_low] + cumulative[self.rank_high]) / 2
             aucs[draw] = pairs / total if total else np.nan
         return aucs
-
-
-def rank_scores(scores: Numbers, labels: Numbers) -> ScoreRanks:
-    """Return the ranks of the scores (rows,) of one model; labels are 0 and 1."""
-    negatives = np.flatnonzero(labels == 0)
-    negatives = negatives[np.argsort(scores[negatives], kind="stable")]
-    ordered, positive = scores[negatives], scores[labels == 1]
-    return ScoreRanks(
-        negatives, np.searchsorted(ordered, positive, "left"), np.searchsorted(ordered, positive, "right")
-    )
 
 
 def bootstrap(
@@ -219,8 +169,7 @@ def bootstrap(
     if not np.isin(labels, (0, 1)).all():
         raise InputError("a bootstrap of AUC needs labels of 0 and 1")
     generator = np.random.default_rng(seed)
-    positives = np.flatnonzero(labels == 1)
-    ranks = [rank_scores(values, labels) for values in logits]
+    ranks = [ScoreRanks(values, labels) for values in logits]
     losses = [row_losses(values.astype(np.float64), labels) for values in logits]
     aucs, mean_losses = np.empty((draws, len(logits))), np.empty((draws, len(logits)))
     chunk = max(1, MAX_WEIGHTS // max(1, len(labels)))
@@ -231,7 +180,7 @@ def bootstrap(
         with np.errstate(invalid="ignore"):  # a draw of few rows can be empty
             shares /= shares.sum(1, keepdims=True)
         for number, model_ranks in enumerate(ranks):
-            aucs[first : first + count, number] = model_ranks.aucs(weights, positives)
+            aucs[first : first + count, number] = model_ranks.aucs(weights)
             mean_losses[first : first + count, number] = [row @ losses[number] for row in shares]
     return aucs, mean_losses
 
@@ -254,8 +203,8 @@ def summarize(series: SeedSeries) -> dict[str, Any] | None:
     seeds, rows = intervals(series)
     return {
         "value": mean(point.value for point in series.values()),
-        "seeds": None if seeds is None else seeds.to_json(),
-        "rows": None if rows is None else rows.to_json(),
+        "seeds": None if seeds is None else asdict(seeds),
+        "rows": None if rows is None else asdict(rows),
         "by_seed": {str(seed): point.value for seed, point in series.items()},
     }
 
@@ -268,10 +217,7 @@ def intervals(series: SeedSeries) -> tuple[Interval | None, Interval | None]:
 
 
 def paired_difference(series: SeedSeries, other: SeedSeries, *, lower_is_better: bool = False) -> dict[str, Any] | None:
-    """Return the difference to another series, paired by seed and by row, with its verdict.
-
-    ``lower_is_better`` is for losses.
-    """
+    """Return the difference to another series, paired by seed and by row, with its verdict."""
     differences = {
         seed: SeedValue(point.value - other[seed].value, point.draws - other[seed].draws)
         for seed, point in series.items()
@@ -280,19 +226,22 @@ def paired_difference(series: SeedSeries, other: SeedSeries, *, lower_is_better:
     summary = summarize(differences)
     if summary is None:
         return None
-    gains = differences
+    result = verdict(*intervals(differences))
     if lower_is_better:
-        gains = {seed: SeedValue(-point.value, -point.draws) for seed, point in differences.items()}
-    return {**summary, "verdict": verdict(*intervals(gains))}
+        result = {"ahead": "behind", "behind": "ahead"}.get(result, result)
+    return {**summary, "verdict": result}
 
 
 def curve_areas(curves: Mapping[int, SeedSeries]) -> dict[int, SeedValue]:
-    """Return the area under the K-AUC curve for every seed that has all sizes; ``curves`` are by K."""
-    weights = curve_weights(list(curves))
-    areas = {}
-    for seed in next(iter(curves.values())):
-        if not all(seed in series for series in curves.values()):
-            continue
+    r"""Return the area under the K-AUC curve for every seed that has all sizes; ``curves`` are by K.
+
+    It is divided by the range of K: 0 for random, 1 for perfect scores. With one K it is s itself.
+
+    .. math:: \frac{1}{K_n - K_1} \sum_i \frac{s_i + s_{i+1}}{2} (K_{i+1} - K_i), \quad s = (AUC - .5)/.5
+    """
+    weights, areas = curve_weights(curves), {}
+    common = [seed for seed in next(iter(curves.values())) if all(seed in series for series in curves.values())]
+    for seed in common:
         points = [(weights[size], series[seed]) for size, series in curves.items()]
         value = sum(weight * (point.value - 0.5) / 0.5 for weight, point in points)
         draws = np.sum([weight * (point.draws - 0.5) / 0.5 for weight, point in points], axis=0)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from statistics import mean, median
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
@@ -16,16 +17,7 @@ from lpfs._fileio import read_json
 from lpfs.compare import statistics
 from lpfs.compare.plan import ALL_FIELDS, ComparisonPlan
 from lpfs.compare.run_dir import TRUE_KINDS, Record, ResultStore
-from lpfs.compare.statistics import (
-    BOOTSTRAP_DRAWS,
-    Floats,
-    SeedSeries,
-    SeedValue,
-    bootstrap,
-    curve_areas,
-    paired_difference,
-    summarize,
-)
+from lpfs.compare.statistics import Floats, SeedSeries, SeedValue, paired_difference, summarize
 from lpfs.methods.registry import METHODS
 from lpfs.pipeline.plan import RunPlan
 from lpfs.pipeline.results import versions
@@ -48,20 +40,17 @@ class Comparison:
     @property
     def best(self) -> str | None:
         """The method with the largest area under the K-AUC curve."""
-        best: str | None = self.values["best"]
-        return best
+        return cast("str | None", self.values["best"])
 
     @property
     def methods(self) -> Mapping[str, Record]:
         """The record of each method, the best one first, unranked ones last."""
-        methods: Mapping[str, Record] = self.values["methods"]
-        return methods
+        return cast(Mapping[str, Record], self.values["methods"])
 
     @property
     def results(self) -> Sequence[Record]:
         """One record per method, K and seed."""
-        results: Sequence[Record] = self.values["results"]
-        return results
+        return cast(Sequence[Record], self.values["results"])
 
 
 class LoadedResults:
@@ -69,17 +58,13 @@ class LoadedResults:
 
     def __init__(self, store: ResultStore) -> None:
         order = {name: number for number, name in enumerate((ALL_FIELDS, *METHODS))}
-
-        def sort_key(record: Record) -> tuple[int, str, int, int]:
-            name = record["method"]
-            return order.get(name, len(order)), name, record["keep"], record["seed"]
-
-        self.all = sorted(store.results(), key=sort_key)
+        records = sorted(store.results(), key=itemgetter("method", "keep", "seed"))
+        self.all = sorted(records, key=lambda record: order.get(record["method"], len(order)))
         self.done = [record for record in self.all if record["status"] == "done"]
         self.draws = bootstrap_all(store, sorted({record["trained"] for record in self.done}))
-        names = dict.fromkeys(record["method"] for record in self.all)
-        self.methods = [name for name in names if name != ALL_FIELDS]
-        self.sizes = sorted({record["keep"] for record in self.all if record["method"] != ALL_FIELDS})
+        searched = [record for record in self.all if record["method"] != ALL_FIELDS]
+        self.methods = list(dict.fromkeys(record["method"] for record in searched))
+        self.sizes = sorted({record["keep"] for record in searched})
         self.seeds = sorted({record["seed"] for record in self.all})
         costs = {seed: read_json(store.seed(seed) / "cost.json") for seed in self.seeds}
         self.pretraining = {seed: cost for seed, cost in costs.items() if cost is not None}
@@ -97,7 +82,7 @@ class LoadedResults:
 
     def areas(self, method: str) -> SeedSeries:
         """Return the area under the K-AUC curve of every seed."""
-        return curve_areas({size: self.series(method, size) for size in self.sizes})
+        return statistics.curve_areas({size: self.series(method, size) for size in self.sizes})
 
 
 def bootstrap_all(store: ResultStore, names: Sequence[str]) -> dict[str, dict[Metric, Floats]]:
@@ -108,7 +93,7 @@ def bootstrap_all(store: ResultStore, names: Sequence[str]) -> dict[str, dict[Me
     if not np.isin(labels, (0, 1)).all():  # soft labels cannot be bootstrapped
         return {name: {"auc": np.full(1, np.nan), "logloss": np.full(1, np.nan)} for name in names}
     logits = [np.load(store.directory / "trained" / f"{name}.npy") for name in names]
-    aucs, losses = bootstrap(logits, labels)
+    aucs, losses = statistics.bootstrap(logits, labels)
     return {name: {"auc": aucs[:, number], "logloss": losses[:, number]} for number, name in enumerate(names)}
 
 
@@ -120,7 +105,8 @@ def summarize_comparison(
     areas = {name: loaded.areas(name) for name in loaded.methods}
     area = {name: mean(point.value for point in series.values()) for name, series in areas.items() if series}
     max_seeds = max(map(len, areas.values()), default=0)  # a mean over fewer seeds is less certain
-    unranked = [name for name in loaded.methods if name in NOT_RANKED or not kept_as_asked(loaded.of(name))]
+    too_large = {record["method"] for record in loaded.done if len(record["kept"]) > record["keep"]}
+    unranked = [name for name in loaded.methods if name in NOT_RANKED or name in too_large]
     candidates = [name for name in area if len(areas[name]) == max_seeds and name not in unranked]
     best = max(candidates, key=lambda name: area[name], default=None)
     order = sorted(loaded.methods, key=lambda name: (name in unranked, -area.get(name, -2.0)))
@@ -145,7 +131,7 @@ def summarize_comparison(
         "steps": base.steps.to_json(),
         "splits": base.splits.to_json(),
         "fingerprint": fingerprint,
-        "bootstrap_draws": BOOTSTRAP_DRAWS,
+        "bootstrap_draws": statistics.BOOTSTRAP_DRAWS,
         "code": source_versions(loaded.done),
         "versions": versions(),
     }
@@ -166,11 +152,6 @@ def source_versions(records: Sequence[Record]) -> dict[str, dict[str, list[str]]
     }
 
 
-def kept_as_asked(records: Sequence[Record]) -> bool:
-    """Return whether a method never kept more fields than K."""
-    return all(len(record["kept"]) <= record["keep"] for record in records)
-
-
 def summarize_method(
     loaded: LoadedResults, name: str, best: str | None, areas: Mapping[str, SeedSeries], kinds: Mapping[str, str]
 ) -> Record:
@@ -186,8 +167,8 @@ def summarize_method(
         sizes[str(size)] = {
             "auc": summarize(auc),
             "logloss": summarize(logloss),
-            "validation_auc": average(records, lambda record: record["validation"]["auc"]),
-            "count": average(records, lambda record: len(record["kept"])),
+            "validation_auc": mean(record["validation"]["auc"] for record in records),
+            "count": mean(len(record["kept"]) for record in records),
             "overlap": statistics.mean_jaccard([record["kept"] for record in records]),
             "differences": {key: paired_difference(auc, loaded.series(other, size)) for key, other in others.items()},
             "logloss_differences": {
@@ -210,21 +191,17 @@ def summarize_method(
     }
 
 
-def average(records: Sequence[Record], value: Callable[[Record], float]) -> float | None:
-    """Return the mean of a value over results."""
-    return mean(map(value, records)) if records else None
-
-
 def kind_metrics(records: Sequence[Record], kinds: Mapping[str, str]) -> Record:
     """Return mean recall, false positives and kept fields by kind; nothing if the truth is unknown."""
-    true = [name for name, kind in kinds.items() if kind in TRUE_KINDS]
-    if not true or not all(set(record["kept"]) <= set(kinds) for record in records):
+    true = {name for name, kind in kinds.items() if kind in TRUE_KINDS}
+    sets = [set(record["kept"]) for record in records]
+    if not true or not all(kept <= set(kinds) for kept in sets):
         return {}
-    counts = [statistics.count_by_kind(record["kept"], kinds) for record in records]
+    counts = [Counter(kinds[name] for name in kept) for kept in sets]
     return {
-        "recall": average(records, lambda record: statistics.recall(record["kept"], true)),
-        "false_positives": average(records, lambda record: statistics.false_positives(record["kept"], true)),
-        "kept_by_kind": {kind: mean(count[kind] for count in counts) for kind in counts[0]},
+        "recall": mean(statistics.recall(kept, true) for kept in sets),
+        "false_positives": mean(len(kept - true) for kept in sets),
+        "kept_by_kind": {kind: mean(count[kind] for count in counts) for kind in dict.fromkeys(kinds.values())},
     }
 
 
@@ -235,11 +212,10 @@ def search_costs(loaded: LoadedResults, name: str) -> Record:
         for record in loaded.of(name)
     }
     seconds, memory = (median_cost(searches.values(), key) for key in ("seconds", "memory"))
-    pretraining = loaded.pretraining.values()
-    epoch = median_cost(
-        [{**cost, "seconds": cost["seconds"] and cost["seconds"] / cost["passes"]} for cost in pretraining], "seconds"
-    )
-    peak = median_cost(pretraining, "memory")
+    pretraining = [
+        {**cost, "epoch": cost["seconds"] and cost["seconds"] / cost["passes"]} for cost in loaded.pretraining.values()
+    ]
+    epoch, peak = (median_cost(pretraining, key) for key in ("epoch", "memory"))
     return {
         "seconds": seconds,
         "epochs": seconds / epoch if seconds is not None and epoch else None,
@@ -269,7 +245,6 @@ def flatten_record(record: Record, kinds: Mapping[str, str]) -> Record:
         return {**row, "reason": record["reason"]}
     search = record.get("search", {})
     by_kind = kind_metrics([record], kinds)
-    by_kind.pop("kept_by_kind", None)
     return {
         **row,
         "auc": record["test"]["auc"],
@@ -282,6 +257,6 @@ def flatten_record(record: Record, kinds: Mapping[str, str]) -> Record:
         "train_seconds": record["train_seconds"],
         "trials": len(record.get("trials", [])),
         "options": record.get("options", {}),
-        **by_kind,
+        **{name: by_kind[name] for name in ("recall", "false_positives") if by_kind},
         "kept": record["kept"],
     }

@@ -17,11 +17,6 @@ CSV_COLUMNS = (
     *("recall", "false_positives", "reason", "kept"),
 )
 INTERVALS = ["95 % over seeds", "95 % over rows"]
-SIGNIFICANCE_NOTE = (
-    "ahead, behind: significant at 95 % over seeds and test rows together; level: not significant; not corrected "
-    "for the number of comparisons"
-)
-ONE_SEED_NOTE = "with one seed the variance of the training is unknown, so no difference is called significant"
 
 Table = tuple[list[str], list[list[str]]]
 
@@ -57,20 +52,18 @@ def main_table(values: Record) -> Table:
     sizes, others = values["sizes"], rivals(values)
     header = ["method", "area", *(f"K={size}" for size in sizes), "overlap", "search", "memory"]
     header += [f"to {title}" for title in others.values()]
-    rows = []
-    for name, method in values["methods"].items():
-        search = method["search"]
-        rows.append(
-            [
-                name,
-                format_mean(method["area"], 4),
-                *(format_mean(method["sizes"].get(str(size), {}).get("auc"), 5) for size in sizes),
-                format_number(method["overlap"], 2),
-                f"{format_number(search['epochs'], 2)}{' once' if search['shared_by_all_k'] else ''}",
-                format_number(search["memory_ratio"], 2),
-                *(format_difference(method["differences"].get(key), name == values["best"]) for key in others),
-            ]
-        )
+    rows = [
+        [
+            name,
+            format_mean(method["area"], 4),
+            *(format_mean(method["sizes"].get(str(size), {}).get("auc"), 5) for size in sizes),
+            format_number(method["overlap"], 2),
+            f"{format_number(method['search']['epochs'], 2)}{' once' if method['search']['shared_by_all_k'] else ''}",
+            format_number(method["search"]["memory_ratio"], 2),
+            *(format_difference(method["differences"].get(key), name == values["best"]) for key in others),
+        ]
+        for name, method in values["methods"].items()
+    ]
     return header, rows
 
 
@@ -83,7 +76,10 @@ def all_fields_note(values: Record) -> str:
 
 def significance_note(values: Record) -> str:
     """Return what the verdicts mean."""
-    return SIGNIFICANCE_NOTE if len(values["seeds"]) > 1 else ONE_SEED_NOTE
+    if len(values["seeds"]) > 1:
+        significance = "significant at 95 % over seeds and test rows together"
+        return f"ahead, behind: {significance}; level: not significant; not corrected for the number of comparisons"
+    return "with one seed the variance of the training is unknown, so no difference is called significant"
 
 
 def differences_table(values: Record, rival: str) -> Table:
@@ -138,20 +134,11 @@ def cost_table(values: Record) -> Table:
     rows = []
     for name, method in values["methods"].items():
         search = method["search"]
-        megabytes = None if search["memory"] is None else search["memory"] / 1e6
+        numbers = [format_number(search[key], 2) for key in ("seconds", "epochs", "memory_ratio")]
+        numbers.insert(2, format_number(search["memory"] and search["memory"] / 1e6, 1))
+        searches = "once for all K" if search["shared_by_all_k"] else "one per K"
         options = ", ".join(f"{options} {count}x" for options, count in method["options_used"].items())
-        rows.append(
-            [
-                name,
-                format_number(search["seconds"], 2),
-                format_number(search["epochs"], 2),
-                format_number(megabytes, 1),
-                format_number(search["memory_ratio"], 2),
-                "once for all K" if search["shared_by_all_k"] else "one per K",
-                str(method["trials"]),
-                options or "-",
-            ]
-        )
+        rows.append([name, *numbers, searches, str(method["trials"]), options or "-"])
     return header, rows
 
 
@@ -166,14 +153,7 @@ def mixed_versions_note(values: Record) -> list[str]:
 
 def failures(values: Record) -> list[str]:
     """Return a line for every method and reason."""
-    counts = Counter(
-        (name, failed["reason"]) for name, method in values["methods"].items() for failed in method["failed"]
-    )
-    counts.update(
-        (row["method"], row["reason"])
-        for row in values["results"]
-        if row["status"] == "failed" and row["method"] not in values["methods"]
-    )
+    counts = Counter((row["method"], row["reason"]) for row in values["results"] if row["status"] == "failed")
     return [
         f"failed: {name}, {count} {'run' if count == 1 else 'runs'}: {reason}"
         for (name, reason), count in counts.items()
@@ -221,10 +201,9 @@ def as_markdown(comparison: Comparison) -> str:
         "range of K. Overlap: Jaccard, over pairs of seeds, mean over K. Search and memory: of one search, in "
         f"epochs of pretraining and relative to its peak. {significance_note(values).capitalize()}.",
     ]
-    if best is not None:
-        parts += _section(f"Differences to the best, {best}", differences_table(values, "best"))
-    if REFERENCE_METHOD in values["methods"] and best != REFERENCE_METHOD:
-        parts += _section(f"Differences to {REFERENCE_METHOD}", differences_table(values, REFERENCE_METHOD))
+    for rival in rivals(values):
+        title = f"the best, {best}" if rival == "best" else rival
+        parts += _section(f"Differences to {title}", differences_table(values, rival))
     for size in values["sizes"]:
         parts += _section(f"K = {size}", size_table(values, size))
     parts += _section("Cost of a search", cost_table(values))
@@ -233,8 +212,7 @@ def as_markdown(comparison: Comparison) -> str:
         parts += ["## Kinds of the kept fields", f"Number of kept fields of each kind, mean over seeds. {kinds}."]
         for size in values["sizes"]:
             parts += [f"K = {size}", markdown(*kinds_table(values, size))]
-    failed = failures(values)
-    if failed:
+    if failed := failures(values):
         parts += ["## Failed", "\n".join(f"- {escape_markdown(line)}" for line in failed)]
     parts += [f"{line.capitalize()}." for line in mixed_versions_note(values)]
     versions = ", ".join(f"{name} {version}" for name, version in values["versions"].items())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 from lpfs import plots
@@ -50,6 +50,7 @@ def alpha(context: ExperimentContext) -> ExperimentResult:
     for value in ALPHAS:
         record = trials.search_penalty_for(target, context.seed, FIRST_PENALTY, options={"alpha": value})
         table.append({"alpha": value, "lambda": record["penalty"], "fields": len(record["kept"])})
+    penalties, counts = ([row[key] for row in table] for key in ("lambda", "fields"))
     curves = {
         name: {record["keep"]: record["auc"] for record in records if record["auc"] is not None}
         for name, records in by_alpha.items()
@@ -58,27 +59,23 @@ def alpha(context: ExperimentContext) -> ExperimentResult:
     aucs = ", ".join(f"{name}: {points[smallest]:.4f}" for name, points in curves.items() if smallest in points)
     rows = [
         (f"AUC of {smallest} of {total} fields", "the larger α, the better, in general", aucs),
-        (
-            "λ for α = 10, 50, 100, 200",
-            ", ".join(map(str, PAPER_ALPHA["lambda"])),
-            ", ".join(f"{row['lambda']:.3g}" for row in table),
-        ),
-        (
-            "fields kept",
-            ", ".join(map(str, PAPER_ALPHA["fields"])) + " of 392",
-            ", ".join(str(row["fields"]) for row in table) + f" of {total}",
-        ),
+        ("λ for α = 10, 50, 100, 200", join(PAPER_ALPHA["lambda"]), ", ".join(f"{value:.3g}" for value in penalties)),
+        ("fields kept", f"{join(PAPER_ALPHA['fields'])} of 392", f"{join(counts)} of {total}"),
     ]
     measured = {"fields": total, "by_alpha": by_alpha, "equal_size": table, "target": target}
 
     def draw(figure: Figure) -> None:
         plot_curves(figure.add_subplot(1, 2, 1), curves)
         axes = figure.add_subplot(1, 2, 2)
-        axes.plot([row["alpha"] for row in table], [row["lambda"] for row in table], "o-", color=plots.KEPT)
-        axes.set_xlabel("α")
-        axes.set_ylabel("λ at equal size")
+        axes.plot(ALPHAS, penalties, "o-", color=plots.KEPT)
+        axes.set(xlabel="α", ylabel="λ at equal size")
 
     return ExperimentResult(measured, {"equal_size": PAPER_ALPHA}, rows, draw)
+
+
+def join(values: Iterable[Any]) -> str:
+    """Return values separated by commas."""
+    return ", ".join(map(str, values))
 
 
 def zero_gates(context: ExperimentContext) -> ExperimentResult:
@@ -91,22 +88,15 @@ def zero_gates(context: ExperimentContext) -> ExperimentResult:
         record = trials.search_penalty_for(target, context.seed, FIRST_PENALTY, options={"alpha": value})
         zeros = [(point["step"], total - point["alive"]) for point in record["history"]]
         lines[f"α = {value:g}, λ = {record['penalty']:.3g}"] = zeros
-        by_alpha[f"{value:g}"] = {
-            "penalty": record["penalty"],
-            "kept_count": len(record["kept"]),
-            **zero_gate_facts(zeros),
-        }
-
-    def join(key: str) -> str:
-        return ", ".join(str(facts[key]) for facts in by_alpha.values())
-
-    alphas = ", ".join(f"{value:g}" for value in ALPHAS)
-    rows = [
-        (f"step of the first zero gate; α = {alphas}", "earlier for larger α", join("first_zero")),
-        ("gates revived between records", "more for larger α", join("revived")),
-        ("of them in the last tenth", "the curves stop oscillating", join("revived_late")),
-        ("fields kept", "about the same", join("kept_count")),
-    ]
+        facts = {"penalty": record["penalty"], "kept_count": len(record["kept"]), **zero_gate_facts(zeros)}
+        by_alpha[f"{value:g}"] = facts
+    claims = {
+        "first_zero": (f"step of the first zero gate; α = {join(by_alpha)}", "earlier for larger α"),
+        "revived": ("gates revived between records", "more for larger α"),
+        "revived_late": ("of them in the last tenth", "the curves stop oscillating"),
+        "kept_count": ("fields kept", "about the same"),
+    }
+    rows = [(*claim, join(facts[key] for facts in by_alpha.values())) for key, claim in claims.items()]
     measured = {"fields": total, "target": target, "by_alpha": by_alpha}
 
     def draw(figure: Figure) -> None:
@@ -135,19 +125,13 @@ def epsilon(context: ExperimentContext) -> ExperimentResult:
     trials = Trials(context)
     keep, steps = trials.count_of(EPSILON_SHARE), trials.base.steps.search
     final = {f"ends at {value:g}": epsilon_schedule(steps, value) for value in FINAL_EPSILONS}
-    rates = {
-        f"final at {fraction:.0%}": epsilon_schedule(steps, 1e-5, fraction)
-        for fraction in DECAY_FRACTIONS
-        if fraction < 1
-    }
-    by_schedule = {
-        name: trials.evaluate_k(keep, options={"schedule": schedule}) for name, schedule in (final | rates).items()
-    }
+    rates = {f"final at {part:.0%}": epsilon_schedule(steps, 1e-5, part) for part in DECAY_FRACTIONS if part < 1}
+    schedules = (final | rates).items()
+    by_schedule = {name: trials.evaluate_k(keep, options={"schedule": schedule}) for name, schedule in schedules}
     aucs = {name: record["by_seed"] for name, record in by_schedule.items()}
 
     def spread(names: Sequence[str]) -> str:
-        means = [by_schedule[name]["auc"] for name in names if name in by_schedule]
-        means = [auc for auc in means if auc is not None]
+        means = [by_schedule[name]["auc"] for name in names if by_schedule.get(name, {}).get("auc") is not None]
         return f"{max(means) - min(means):.5f} between the best and the worst mean" if means else "-"
 
     over_seeds = [max(values) - min(values) for values in aucs.values() if None not in values and len(values) > 1]
@@ -189,13 +173,9 @@ def l0_prox(context: ExperimentContext) -> ExperimentResult:
     counts = {prox: [point["kept_count"] for point in points] for prox, points in by_prox.items()}
     distinct = ", ".join(f"{name} {len(set(counts[prox]))}" for name, prox in (("ℓ1", "l1"), ("ℓ0", "l0")))
     rows = [
-        (
-            "ℓ1: fields kept, λ increasing",
-            "shrinks by a small step λη, whatever x is",
-            ", ".join(map(str, counts["l1"])),
-        ),
-        ("ℓ0: fields kept, λ increasing", "hardly penalised, or zero very quickly", ", ".join(map(str, counts["l0"]))),
-        ("ℓ0: λ relative to 1/(2η)", "-", ", ".join(map(str, L0_FACTORS))),
+        ("ℓ1: fields kept, λ increasing", "shrinks by a small step λη, whatever x is", join(counts["l1"])),
+        ("ℓ0: fields kept, λ increasing", "hardly penalised, or zero very quickly", join(counts["l0"])),
+        ("ℓ0: λ relative to 1/(2η)", "-", join(L0_FACTORS)),
         ("different numbers of kept fields", "-", f"{distinct}, of {len(L0_FACTORS)} λ each"),
     ]
     measured = {"fields": total, "critical_lambda": critical, "by_prox": by_prox}
@@ -203,19 +183,15 @@ def l0_prox(context: ExperimentContext) -> ExperimentResult:
     def draw(figure: Figure) -> None:
         for number, (prox, points) in enumerate(by_prox.items()):
             axes = figure.add_subplot(1, 2, number + 1)
-            penalties = [point["lambda"] for point in points]
-            axes.plot(penalties, [point["kept_count"] for point in points], "o-", color=plots.KEPT)
-            axes.set_xscale("log")
-            axes.set_xlabel(f"λ, {prox}")
-            axes.set_ylabel("fields kept")
-            axes.set_ylim(-1, total + 1)
+            axes.plot([point["lambda"] for point in points], counts[prox], "o-", color=plots.KEPT)
+            axes.set(xscale="log", xlabel=f"λ, {prox}", ylabel="fields kept", ylim=(-1, total + 1))
 
     return ExperimentResult(measured, {}, rows, draw, (8.0, 3.2))
 
 
 def robustness(context: ExperimentContext) -> ExperimentResult:
     """Measure how much the kept fields of several runs overlap; every seed has its own pretraining."""
-    names = context.dataset.schema.names
+    names = context.log.dataset.schema.names
     trials = Trials(context, must_drop=names[PAPER_FIELDS:])  # at most as many fields as in the paper
     total = len(trials.names)
     keep = trials.count_of(PAPER_KEPT / PAPER_FIELDS)
@@ -234,11 +210,7 @@ def robustness(context: ExperimentContext) -> ExperimentResult:
 
     def draw(figure: Figure) -> None:
         overlaps = {
-            method: [
-                statistics.jaccard(first, second)
-                for number, first in enumerate(record["kept"])
-                for second in record["kept"][number + 1 :]
-            ]
+            method: [statistics.jaccard(*pair) for pair in combinations(record["kept"], 2)]
             for method, record in by_method.items()
         }
         axes = figure.add_subplot()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lpfs._console import Console
 from lpfs._text import truncate_middle
-from lpfs.compare.plan import ComparisonPlan
-from lpfs.compare.run_dir import digest, read_plan
+from lpfs.compare.run_dir import digest
 from lpfs.compare.runner import run_comparison
 from lpfs.compare.summary import Comparison
 from lpfs.errors import InputError
@@ -32,7 +30,6 @@ TERABYTE_CLAIMS = {
     "lpfs": "second",
     "umec": "poor",
 }
-MASKS = "masks of the paper"
 CROSS_SIZES = {False: (20, 60, 150), True: (20, 40, 60, 80, 100, 150, 200, 300)}  # by ``full``
 CROSS_METHODS = ("lpfs++", "lpfs", "fscd", "permutation", "group_lasso", "autofis")
 CROSS_CLAIMS = {"lpfs++": "ahead, above all if few are left", "lpfs": "ahead of the others"}
@@ -52,38 +49,36 @@ def terabyte(context: ExperimentContext) -> ExperimentResult:
         for size in sorted(sizes)
         if set(mask_fields(size)) <= set(trials.names)
     }
-    curves, rows = auc_curves(comparison), comparison_rows(comparison, TERABYTE_CLAIMS)
+    rows = comparison_rows(comparison, TERABYTE_CLAIMS)
     if masks:
-        curves[MASKS] = masks
-        claim = "kept by LPFS++ on the real log" + ("" if context.is_real else "; meaningless on a simulated one")
-        rows.append((MASKS, claim, ", ".join(f"{size}: {auc:.4f}" for size, auc in masks.items())))
+        simulated = "" if context.log.preset is None else "; meaningless on a simulated one"
+        aucs = ", ".join(f"{size}: {auc:.4f}" for size, auc in masks.items())
+        rows.append(("masks of the paper", f"kept by LPFS++ on the real log{simulated}", aucs))
     measured = {**comparison_numbers(comparison), "masks": {str(size): auc for size, auc in masks.items()}}
     paper = {"all_fields": TERABYTE_ALL_FIELDS, "masks": dict(TERABYTE_MASKS), "curves": ONLY_DRAWN}
-    draw = partial(_draw, curves=curves, comparison=comparison)
+    draw = partial(draw_comparison, comparison, {"masks of the paper": masks} if masks else {})
     return ExperimentResult(measured, paper, rows, draw, (7.5, 4.2))
 
 
 def terabyte_cross(context: ExperimentContext) -> ExperimentResult:
     """Compare methods on 27 fields and all their crosses, 378 features in total."""
     comparison = compare_methods(context, CROSS_METHODS, CROSS_SIZES[context.full])
-    rows, draw = comparison_rows(comparison, CROSS_CLAIMS), partial(_draw, comparison=comparison)
-    paper = {"features": 378, "curves": ONLY_DRAWN}
-    return ExperimentResult(comparison_numbers(comparison), paper, rows, draw)
+    rows, draw = comparison_rows(comparison, CROSS_CLAIMS), partial(draw_comparison, comparison, {})
+    return ExperimentResult(comparison_numbers(comparison), {"features": 378, "curves": ONLY_DRAWN}, rows, draw)
 
 
 def industrial(context: ExperimentContext) -> ExperimentResult:
     """Compare methods on user, item and combine fields; numeric fields are always kept, as in the paper."""
-    schema = context.dataset.schema
-    numeric = tuple(field.name for field in schema if field.kind == "numeric")
     if context.scale.model != "user_item":
         raise InputError("industrial needs user and item fields, which this log does not have; leave --data out")
+    schema = context.log.dataset.schema
+    numeric = tuple(field.name for field in schema if field.kind == "numeric")
     categorical = len(schema) - len(numeric)
     sizes = sorted({max(1, round(share * categorical)) + len(numeric) for share in INDUSTRIAL_SHARES})
     comparison = compare_methods(context, INDUSTRIAL_METHODS, sizes, must_keep=numeric)
     paper = {"fields": {"user": 250, "item": 46, "combine": 96, "numeric": 25}, "curves": ONLY_DRAWN}
     measured = {**comparison_numbers(comparison), "numeric_fields": len(numeric)}
-    label = f"fields kept, including {len(numeric)} numeric fields"
-    draw = partial(_draw, comparison=comparison, label=label)
+    draw = partial(draw_comparison, comparison, {}, label=f"fields kept, including {len(numeric)} numeric fields")
     return ExperimentResult(measured, paper, comparison_rows(comparison, INDUSTRIAL_CLAIMS), draw)
 
 
@@ -91,36 +86,25 @@ def compare_methods(
     context: ExperimentContext, methods: Sequence[str], keep: Sequence[int], **changes: Any
 ) -> Comparison:
     """Compare methods on the log of an experiment; the directory of the comparison contains its report."""
-    values = {**context.scale.settings(), **changes}
-    settings, dataset = with_source(Settings(seed=context.seed, **values), context.dataset)
+    values, log = {**context.scale.settings(), **changes}, context.log
+    settings, dataset = with_source(Settings(seed=context.seed, **values), log.dataset)
     run_dir = context.work_dir / f"compare-{digest([values, dataset.fingerprint, context.seed])[:10]}"
-    saved = read_plan(run_dir)
-    options = {} if context.truth is None else {"oracle": {"truth": os.path.abspath(context.truth)}}
-    options = options if saved is None else saved["options"]
-    plan = ComparisonPlan(tuple(methods), tuple(keep), seeds=context.scale.seeds, options=options)
-    console = Console(quiet=context.console.quiet)
-    return run_comparison(settings, dataset, run_dir, plan, console, truth=context.truth)
+    request = {"methods": methods, "keep": keep, "seeds": context.scale.seeds}
+    return run_comparison(settings, dataset, run_dir, request, Console(quiet=context.console.quiet), truth=log.truth)
 
 
-def _draw(
-    figure: Figure,
-    comparison: Comparison,
-    curves: Mapping[str, Mapping[int, float]] | None = None,
-    label: str = "fields kept",
+def draw_comparison(
+    comparison: Comparison, other_curves: Mapping[str, Mapping[int, float]], figure: Figure, label: str = "fields kept"
 ) -> None:
-    axes, all_fields = figure.add_subplot(), comparison.values["all_fields"]["auc"]
-    lines = auc_curves(comparison) if curves is None else curves
-    plot_curves(axes, lines, None if all_fields is None else all_fields["value"])
-    axes.set_xlabel(label)
-
-
-def auc_curves(comparison: Comparison) -> dict[str, dict[int, float]]:
-    """Return method -> K -> mean AUC, the best method first."""
-    return {
+    """Draw the AUC of every method over K, the best method first, and other curves."""
+    curves = {
         name: {int(size): metrics["auc"]["value"] for size, metrics in method["sizes"].items()}
         for name, method in comparison.methods.items()
         if method["sizes"]
     }
+    axes, all_fields = figure.add_subplot(), comparison.values["all_fields"]["auc"]
+    plot_curves(axes, {**curves, **other_curves}, None if all_fields is None else all_fields["value"])
+    axes.set_xlabel(label)
 
 
 def comparison_numbers(comparison: Comparison) -> dict[str, Any]:

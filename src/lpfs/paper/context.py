@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpfs._console import Console
-from lpfs.compare.run_dir import TRUTH_FILE, digest
+from lpfs.compare.run_dir import TRUTH_FILE, digest, read_kinds
 from lpfs.data.dataset import Dataset
 from lpfs.data.prepare import prepare
 from lpfs.data.simulate import simulate
@@ -20,22 +19,14 @@ from lpfs.paper.registry import ExperimentScale
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NEGATIVE_RATE = 0.125  # fraction of the negative rows of the Terabyte log that is kept, as in the paper
+# options of prepare for the Terabyte log; the fraction of the negative rows is that of the paper
+TERABYTE_OPTIONS: dict[str, Any] = {"preset": "criteo-terabyte", "negatives": 0.125}
 KAGGLE_FILE = "train.txt"
-NO_DATA: dict[str, Any] = {"kind": "none", "description": "no data"}
 
 
 @dataclass(frozen=True)
 class ExperimentData:
-    """The log of an experiment.
-
-    Args:
-        dataset: the prepared log.
-        preset: preset of the simulator; None for a real log.
-        seed: seed of the simulator.
-        truth: ``truth.json`` of a simulated log.
-        name: name of the files of a real log.
-    """
+    """The log of an experiment; a simulated one has a preset, a seed and ``truth.json``, a real one a name."""
 
     dataset: Dataset
     preset: str | None = None
@@ -46,10 +37,7 @@ class ExperimentData:
     @property
     def kinds(self) -> dict[str, str]:
         """The kind of every field of a simulated log; empty for a real log."""
-        if self.truth is None:
-            return {}
-        values = json.loads(self.truth.read_text("utf-8"))
-        return {field["name"]: field["role"] for field in values["fields"]}
+        return {} if self.truth is None else read_kinds(self.truth)
 
     def to_json(self) -> dict[str, Any]:
         """Return which data it is."""
@@ -74,28 +62,20 @@ def open_given(path: Path, out: Path, *, quiet: bool) -> ExperimentData:
     """
     if dataset_exists(path):
         return ExperimentData(Dataset(path))
-    days = sorted(path.glob("day_*"), key=_day_number) if path.is_dir() else []
-    if days:
-        options = {"preset": "criteo-terabyte", "negatives": NEGATIVE_RATE}
-        dataset = prepare_files(path, days, out, quiet=quiet, **options)
-        return ExperimentData(dataset, name=path.resolve().name)
-    file = path / KAGGLE_FILE if path.is_dir() else path
-    if file.name.startswith("train") and file.is_file():
-        dataset = prepare_files(file, [file], out, quiet=quiet, preset="criteo-kaggle")
-        return ExperimentData(dataset, name=file.name)
-    raise InputError(
-        f"{path} is neither the directory of a Dataset, nor of the Terabyte log (day_0 …), nor Kaggle's "
-        f"{KAGGLE_FILE}; convert any other table with lpfs prepare and give its directory"
-    )
-
-
-def prepare_files(path: Path, files: list[Path], out: Path, *, quiet: bool, **options: Any) -> Dataset:
-    """Return raw files as a Dataset; the same files are prepared once."""
+    files, options, name = terabyte_days(path), TERABYTE_OPTIONS, path.resolve().name
+    if not files:
+        file = path / KAGGLE_FILE if path.is_dir() else path
+        if not (file.name.startswith("train") and file.is_file()):
+            raise InputError(
+                f"{path} is neither the directory of a Dataset, nor of the Terabyte log (day_0 …), nor Kaggle's "
+                f"{KAGGLE_FILE}; convert any other table with lpfs prepare and give its directory"
+            )
+        path, files, options, name = file, [file], {"preset": "criteo-kaggle"}, file.name
     stats = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     directory = out / f"real-{digest([str(path.resolve()), stats])[:10]}"
-    if dataset_exists(directory):
-        return Dataset(directory)
-    return prepare(files if len(files) > 1 else files[0], directory, quiet=quiet, **options)
+    if not dataset_exists(directory):
+        prepare(files if len(files) > 1 else files[0], directory, quiet=quiet, **options)
+    return ExperimentData(Dataset(directory), name=name)
 
 
 def simulate_preset(preset: str, rows: int | None, seed: int, out: Path) -> ExperimentData:
@@ -106,78 +86,49 @@ def simulate_preset(preset: str, rows: int | None, seed: int, out: Path) -> Expe
     raw = out / "raw"
     if not (raw / TRUTH_FILE).exists():
         simulate(raw, preset, rows=rows, seed=seed, format="csv")
-    days = sorted((raw / "log").glob("day_*"), key=_day_number)
-    dataset = prepare(days, out / "data", preset="criteo-terabyte", negatives=NEGATIVE_RATE, quiet=True)
+    dataset = prepare(terabyte_days(raw / "log"), out / "data", quiet=True, **TERABYTE_OPTIONS)
     return ExperimentData(dataset, preset, seed, raw / TRUTH_FILE)
 
 
-def _day_number(path: Path) -> tuple[int, str]:
-    digits = "".join(char for char in path.name.split(".")[0] if char.isdigit())
-    return int(digits or 0), path.name
+def terabyte_days(directory: Path) -> list[Path]:
+    """Return the files of the Terabyte log in a directory, in the order of their days; empty if there are none."""
+
+    def day_number(path: Path) -> tuple[int, str]:
+        return int("".join(char for char in path.name.split(".")[0] if char.isdigit()) or 0), path.name
+
+    return sorted(directory.glob("day_*"), key=day_number)
 
 
 @dataclass(frozen=True)
 class ExperimentContext:
-    """What an experiment is given.
+    """What an experiment is given."""
 
-    Args:
-        data: the log; None for an experiment that needs none.
-        work_dir: directory of its searches and trainings; finished ones are not repeated.
-        scale: its size.
-        seed: the first seed.
-        full: whether it has its full size.
-        console: where messages go.
-    """
-
-    data: ExperimentData | None
-    work_dir: Path
+    data: ExperimentData | None  # None for an experiment that needs no log
+    work_dir: Path  # searches and trainings; finished ones are not repeated
     scale: ExperimentScale
-    seed: int
-    full: bool
+    seed: int  # the first seed
+    full: bool  # whether the experiment has its full size
     console: Console
 
     @property
-    def dataset(self) -> Dataset:
-        """The Dataset of an experiment that needs data."""
+    def log(self) -> ExperimentData:
+        """The log of an experiment that needs one."""
         if self.data is None:
             raise InputError("this experiment needs a log; add presets to its entry in EXPERIMENTS")
-        return self.data.dataset
+        return self.data
 
     @property
     def seeds(self) -> range:
         """The seeds."""
         return range(self.seed, self.seed + self.scale.seeds)
 
-    @property
-    def truth(self) -> Path | None:
-        """The ``truth.json`` of a simulated log."""
-        return None if self.data is None else self.data.truth
-
-    @property
-    def kinds(self) -> dict[str, str]:
-        """The kind of every field of a simulated log; empty for a real log."""
-        return {} if self.data is None else self.data.kinds
-
-    @property
-    def is_real(self) -> bool:
-        """Whether the log is not simulated."""
-        return self.data is not None and self.data.preset is None
-
 
 @dataclass(frozen=True)
 class ExperimentResult:
-    """What an experiment returns.
+    """What an experiment returns."""
 
-    Args:
-        measured: results as plain JSON values.
-        paper: those of the paper.
-        rows: name of a result, what the paper says about it, what was measured.
-        draw: draws the figure.
-        size: size of the figure in inches.
-    """
-
-    measured: Mapping[str, Any]
-    paper: Mapping[str, Any]
-    rows: Sequence[tuple[str, str, str]]
+    measured: Mapping[str, Any]  # plain JSON values
+    paper: Mapping[str, Any]  # those of the paper
+    rows: Sequence[tuple[str, str, str]]  # name of a result, what the paper says about it, what was measured
     draw: Callable[[Figure], None]
-    size: tuple[float, float] = (9.0, 3.6)
+    size: tuple[float, float] = (9.0, 3.6)  # of the figure, in inches

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial
 from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,6 @@ import torch
 
 from lpfs._fileio import read_json
 from lpfs.compare.run_dir import Record
-from lpfs.data.batch import Batch
 from lpfs.errors import InputError
 from lpfs.gates.attach import attach
 from lpfs.gates.functions import gate_function
@@ -45,36 +42,36 @@ class MaskedAucProbe:
     """A search that records the test AUC of the model while the mask of the method is still applied."""
 
     def __init__(self) -> None:
-        self.auc: float | None = None
+        self.masked_auc: float | None = None
 
     def search(self, plan: RunPlan, pretrained: stages.Trained, seed: int) -> tuple[Model, Any, Selection]:
         """Search, and record the AUC of the masked model."""
-        with observe_masked_model(partial(self.evaluate, plan)):
+
+        def record_auc(model: Model) -> None:
+            self.masked_auc = stages.test_metrics(plan, model)["auc"]
+
+        with observe_masked_model(record_auc):
             return stages.search_fields(plan, pretrained, seed)
 
-    def evaluate(self, plan: RunPlan, model: Model) -> None:
-        """Record the AUC of a model."""
-        self.auc = stages.test_metrics(plan, model)["auc"]
+    def auc_before_after(self, plan: RunPlan, model: Model) -> Record:
+        """Return the test AUC before and after the dropped fields are removed.
 
-
-def auc_before_after(masked: MaskedAucProbe, plan: RunPlan, model: Model) -> Record:
-    """Return the test AUC before and after the dropped fields are removed.
-
-    Before, the model has the gates or the mask of the method if it has any, otherwise all of its fields.
-    """
-    gates = getattr(model, GATES_ATTRIBUTE)
-    selected = gates.x.detach().clone()
-    if plan.settings.method not in GATED_METHODS:
-        with torch.no_grad():
-            gates.x.fill_(1.0)
-    before = stages.test_metrics(plan, model)["auc"] if masked.auc is None else masked.auc
-    with torch.no_grad():
-        gates.x.copy_(selected)
-    optimizer = plan.optimizer(torch.nn.ParameterList(gates.model_parameters()))
-    zeros, cut, _ = stages.absorb_and_prune(plan, model, optimizer, gates.selection())
-    after = stages.test_metrics(plan, stages.pruned_model(cut))["auc"]
-    change = max(pruned.certificate.max_logit_change or 0.0 for pruned in (zeros, cut))
-    return {"before": before, "after": after, "max_logit_change": change}
+        Before, the model has the gates or the mask of the method if it has any, otherwise all of its fields.
+        """
+        gates = getattr(model, GATES_ATTRIBUTE)
+        before = self.masked_auc
+        if before is None:
+            selected = gates.x.detach().clone()
+            with torch.no_grad():
+                if plan.settings.method not in GATED_METHODS:
+                    gates.x.fill_(1.0)
+                before = stages.test_metrics(plan, model)["auc"]
+                gates.x.copy_(selected)
+        optimizer = plan.optimizer(torch.nn.ParameterList(gates.model_parameters()))
+        zeros, cut, _ = stages.absorb_and_prune(plan, model, optimizer, gates.selection())
+        after = stages.test_metrics(plan, stages.pruned_model(cut))["auc"]
+        change = max(pruned.certificate.max_logit_change or 0.0 for pruned in (zeros, cut))
+        return {"before": before, "after": after, "max_logit_change": change}
 
 
 def hot_start(context: ExperimentContext) -> ExperimentResult:
@@ -85,12 +82,10 @@ def hot_start(context: ExperimentContext) -> ExperimentResult:
     for method in METHODS:
         if method in METHODS_WITHOUT_MASK:
             continue
-        masked = MaskedAucProbe()
-        probe = partial(auc_before_after, masked)
+        probe = MaskedAucProbe()
+        functions: dict[str, Any] = {"search": probe.search, "probe": probe.auc_before_after}
         try:
-            record = trials.search(
-                context.seed, method, keep=keep, search=masked.search, probe=probe, before="with mask"
-            )
+            record = trials.search(context.seed, method, keep=keep, before="with mask", **functions)
         except InputError as error:
             context.console.message(f"  {method}: {error}")
             continue
@@ -98,14 +93,10 @@ def hot_start(context: ExperimentContext) -> ExperimentResult:
             by_method[method] = record["probe"]
     change = {name: values["after"] - values["before"] for name, values in by_method.items()}
     order = sorted(change, key=lambda name: -change[name])
-    rows = [
-        (
-            name,
-            "no change" if name in GATED_METHODS else "damage",
-            f"{by_method[name]['before']:.5f} to {by_method[name]['after']:.5f} ({change[name]:+.5f})",
-        )
-        for name in order
-    ]
+    rows = []
+    for name in order:
+        text = f"{by_method[name]['before']:.5f} to {by_method[name]['after']:.5f} ({change[name]:+.5f})"
+        rows.append((name, "no change" if name in GATED_METHODS else "damage", text))
     measured = {"keep": keep, "fields": len(trials.names), "by_method": by_method}
 
     def draw(figure: Figure) -> None:
@@ -139,9 +130,7 @@ def complexity(context: ExperimentContext) -> ExperimentResult:
         "T2": {"seconds": search, "steps": steps.search},
         "T2/T1": search / pretraining if pretraining else None,
     }
-    ratio = "-"
-    if pretraining:
-        ratio = f"{search / pretraining:.2f} ({steps.search:,} steps to {steps.pretrain:,})"
+    ratio = f"{search / pretraining:.2f} ({steps.search:,} steps to {steps.pretrain:,})" if pretraining else "-"
     rows = [
         ("x of 392 fields", "4N = 1,568 bytes", f"{sizes[392]['x']:,} bytes"),
         ("g, gradient, momentum and x", "about 16N = 6,272 bytes", f"{sizes[392]['x_and_optimizer']:,} bytes"),
@@ -155,8 +144,7 @@ def complexity(context: ExperimentContext) -> ExperimentResult:
         labels = {"x_and_optimizer": "g, x, gradient, momentum", "all": "with all buffers"}
         for (key, label), color in zip(labels.items(), (KEPT, SECOND), strict=True):
             axes.plot(GATE_COUNTS, [sizes[count][key] for count in GATE_COUNTS], "o-", color=color, label=label)
-        axes.set_xlabel("fields")
-        axes.set_ylabel("bytes")
+        axes.set(xlabel="fields", ylabel="bytes")
         axes.legend(frameon=False, fontsize=8)
         axes = figure.add_subplot(1, 2, 2)
         axes.bar(["without", "with gates"], [step["plain"] * 1e3, step["gated"] * 1e3], color=KEPT)
@@ -188,37 +176,25 @@ def _tensor_bytes(value: Any) -> int:
 
 def time_steps(plan: RunPlan, seed: int) -> dict[str, float]:
     """Return the median seconds of a step without and with gates, measured in turns, and their median ratio."""
-    steps: list[Callable[[Batch], None]] = []
-    for gated in (False, True):
-        model = stages.new_model(plan, seed)
-        steppers: list[Any] = [plan.optimizer(model)]
-        if gated:
-            gates = attach(model, steps=10 * TIMED_STEPS)
-            steppers += [gates.optimizer(penalty=0.01), gates]
-
-        def step(batch: Batch, model: Any = model, steppers: Any = steppers) -> None:
-            steppers[0].zero_grad()
-            logits, labels = predict_batch(model, batch)
-            bce_loss(logits, labels).backward()
-            for stepper in steppers:
-                stepper.step()
-
-        steps.append(step)
+    plain, gated = stages.new_model(plan, seed), stages.new_model(plan, seed)
+    models: list[tuple[Model, list[Any]]] = [(plain, [plan.optimizer(plain)]), (gated, [plan.optimizer(gated)])]
+    gates = attach(gated, steps=10 * TIMED_STEPS)
+    models[1][1].extend([gates.optimizer(penalty=0.01), gates])
     stream = plan.stream(plan.splits.early, plan.schema.names, train=True, seed=seed)
     batches = list(islice(iter(stream), WARMUP_STEPS + TIMED_STEPS))
     pairs = []
     for number in range(WARMUP_STEPS + TIMED_STEPS):
-        batch, pair = batches[number % len(batches)], []
-        for run_step in steps:
+        pair = []
+        for model, steppers in models:
             start = time.perf_counter()
-            run_step(batch)
+            steppers[0].zero_grad()
+            bce_loss(*predict_batch(model, batches[number % len(batches)])).backward()
+            for stepper in steppers:
+                stepper.step()
             if plan.device.type == "cuda":
                 torch.cuda.synchronize()
             pair.append(time.perf_counter() - start)
-        if number >= WARMUP_STEPS:
-            pairs.append(pair)
-    return {
-        "plain": median(plain for plain, _ in pairs),
-        "gated": median(gated for _, gated in pairs),
-        "ratio": median(gated / plain for plain, gated in pairs),
-    }
+        pairs.append(pair)
+    pairs = pairs[WARMUP_STEPS:]
+    ratio = median(with_gates / without for without, with_gates in pairs)
+    return {"plain": median(pair[0] for pair in pairs), "gated": median(pair[1] for pair in pairs), "ratio": ratio}

@@ -11,7 +11,7 @@ until K blocks are left (:mod:`lpfs.methods.group_sparsity`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -63,15 +63,9 @@ def gates(context: ExperimentContext) -> ExperimentResult:
             values, slopes = function.value_and_slope(x, tensor)
             curves[name][epsilon] = values.tolist(), slopes.tolist()
             ends = function.value_and_slope(torch.tensor([0.0, 1.0], dtype=torch.float64), tensor)
-            by_epsilon.append(
-                {
-                    "epsilon": epsilon,
-                    "value_at_0": float(ends[0][0]),
-                    "slope_at_0": float(ends[1][0]),
-                    "value_at_1": float(ends[0][1]),
-                    "largest_slope": float(slopes.max()),
-                }
-            )
+            facts = {"value_at_0": ends[0][0], "slope_at_0": ends[1][0], "value_at_1": ends[0][1]}
+            facts["largest_slope"] = slopes.max()
+            by_epsilon.append({"epsilon": epsilon, **{key: float(value) for key, value in facts.items()}})
         measured[name] = {"alpha": function.alpha, "tau": function.tau, "by_epsilon": by_epsilon}
         at_zero = ", ".join(f"{point['slope_at_0']:.3g}" for point in by_epsilon)
         rows.append((f"{name}: slope at 0, ε = .1 to 1e-4", SLOPES_AT_0[name], at_zero))
@@ -99,9 +93,8 @@ def gate_functions(context: ExperimentContext) -> ExperimentResult:
     keep = trials.count_of(FUNCTIONS_SHARE)
     by_function = {name: trials.evaluate_k(keep, options={"gate": name}) for name in FUNCTIONS}
     try:
-        by_function[NORM_GATES] = trials.evaluate_k(
-            keep, method="group_lasso", search=search_norm_gates, norm_gates=True
-        )
+        search = {"method": "group_lasso", "search": search_norm_gates, "norm_gates": True}
+        by_function[NORM_GATES] = trials.evaluate_k(keep, **search)
     except InputError as error:  # the model has no such first layer
         context.console.message(f"  {NORM_GATES}: {error}")
     rows = []
@@ -141,14 +134,11 @@ class NormGates(FieldMask):
         return factors
 
 
+@dataclass(eq=False)
 class _SetMaskStep(Callback):
-    """Sets the step of a mask."""
-
-    def __init__(self, mask: NormGates) -> None:
-        self.mask = mask
+    mask: NormGates
 
     def after_step(self, state: State) -> None:
-        """Set the step."""
         self.mask.set_step(state.step)
 
 
@@ -158,17 +148,7 @@ def search_norm_gates(plan: RunPlan, pretrained: stages.Trained, seed: int) -> t
     stream, _ = stages.search_streams(plan, model.reads.names, seed)
     steps = plan.steps.search
     training = replace(plan.training(steps, seed, keep_best=False), lr=None)
-    task = SearchTask(
-        model,
-        optimizer,
-        stream,
-        valid=None,
-        target=plan.target,
-        steps=steps,
-        seed=seed,
-        folder=plan.run_dir,
-        training=training,
-    )
+    task = SearchTask(model, optimizer, stream, None, plan.target, steps, seed, plan.run_dir, training=training)
     layer = first_layer(model, "norm gates")
     mask = NormGates(layer, gate_function("lpfs++"), steps, seed)
     shrinkage, cost = ColumnShrinkage(task, layer), SearchCost()
@@ -184,18 +164,15 @@ def distribution(context: ExperimentContext) -> ExperimentResult:
     record = trials.search(context.seed, "group_lasso", keep=keep, probe=first_layer_norms)
     values = {"group LASSO: ‖W‖": list(record["probe"].values())}
     for method in GATES:
-        gate_values = trials.search(context.seed, method, keep=keep)["gates"].values()
-        values[f"{method}: gate"] = [abs(value) for value in gate_values]
+        record = trials.search(context.seed, method, keep=keep)
+        values[f"{method}: gate"] = [abs(value) for value in record["gates"].values()]
     measured: dict[str, Any] = {"keep": keep, "fields": len(trials.names)}
     rows = []
     for (name, numbers), claim in zip(values.items(), DISTRIBUTION_CLAIMS, strict=True):
         facts = polarization(numbers)
         measured[name] = {**facts, "values": [round(number, 6) for number in numbers]}
-        text = (
-            f"{facts['zeros']} at 0, {facts['near_zero']} near 0; smallest / median of the rest "
-            f"{facts['smallest_ratio']:.3f}"
-        )
-        rows.append((name, claim, text))
+        ratio = f"smallest / median of the rest {facts['smallest_ratio']:.3f}"
+        rows.append((name, claim, f"{facts['zeros']} at 0, {facts['near_zero']} near 0; {ratio}"))
 
     def draw(figure: Figure) -> None:
         for number, (name, numbers) in enumerate(values.items()):

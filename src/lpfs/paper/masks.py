@@ -13,9 +13,6 @@ from types import MappingProxyType
 from lpfs.data.planning import CATEGORIES
 from lpfs.errors import InputError
 
-DENSE_TOKEN = "dense"  # name of the token of the numeric fields in DLRM
-NAMES = (DENSE_TOKEN, *CATEGORIES)
-
 # number of fields -> mask (appendix of the paper, table "Feature mask for Terabyte dataset")
 TERABYTE_MASKS: Mapping[int, str] = MappingProxyType(
     {
@@ -49,4 +46,5 @@ def mask_fields(size: int) -> tuple[str, ...]:
     if size not in TERABYTE_MASKS:
         known = f"{min(TERABYTE_MASKS)} to {max(TERABYTE_MASKS)}"
         raise InputError(f"the paper has no mask of {size} fields; choose a size from {known}")
-    return tuple(name for name, char in zip(NAMES, TERABYTE_MASKS[size], strict=True) if char == "1")
+    names = ("dense", *CATEGORIES)  # DLRM has one token, "dense", for all numeric fields
+    return tuple(name for name, char in zip(names, TERABYTE_MASKS[size], strict=True) if char == "1")

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True)
 class ExperimentScale:
-    """Size of an experiment; None: as ``select`` derives it from the data.
+    """Size of an experiment; None: as ``select`` derives it from the data."""
 
-    Args:
-        rows: number of rows of the simulated log.
-        model, model_options: the backbone.
-        batch_size: rows per step.
-        pretrain, search: number of steps of pretraining and of a search.
-        seeds: number of seeds.
-    """
-
-    rows: int | None = None
+    rows: int | None = None  # of the simulated log
     model: str = "mlp"
     model_options: Mapping[str, Any] = field(default_factory=dict)
     batch_size: int | None = None
-    pretrain: int | None = None
-    search: int | None = None
+    pretrain: int | None = None  # steps
+    search: int | None = None  # steps
     seeds: int = 3
 
     def settings(self) -> dict[str, Any]:
@@ -37,29 +29,17 @@ class ExperimentScale:
             "search_steps": self.search,
         }
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment of the paper.
+    """An experiment of the paper."""
 
-    Args:
-        run: module and function, ``"package.module:function"``.
-        summary: one line on what it does.
-        claim: what the paper says about it.
-        small, full: default size, and size with ``--full``.
-        presets: simulated logs of the small and of the full size; None: it needs no data.
-    """
-
-    run: str
-    summary: str
-    claim: str
-    small: ExperimentScale
-    full: ExperimentScale
-    presets: tuple[str, str] | None = None
+    run: str  # "package.module:function"
+    summary: str  # one line on what it does
+    claim: str  # what the paper says about it
+    small: ExperimentScale  # the default
+    full: ExperimentScale  # with --full
+    presets: tuple[str, str] | None = None  # simulated logs of both sizes; None: it needs no data
 
 
 DEFAULT_PRESETS = ("small", "terabyte")
@@ -68,6 +48,8 @@ ABLATION_PRESETS = ("industrial-small", "industrial")
 TINY_MODEL = {"dim": 4, "hidden": [64, 32]}
 SMALL_MODEL = {"dim": 8, "hidden": [64, 32]}
 LARGE_MODEL = {"dim": 16, "hidden": [256, 128]}
+CROSS_MODEL = {"dim": 4, "hidden": [32, 16]}
+USER_ITEM_MODEL = {"dim": 4, "other_dim": 4, "hidden": [64, 32]}
 
 
 def _mlp(search: int, seeds: int) -> ExperimentScale:
@@ -112,9 +94,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "lpfs.paper.comparisons:terabyte_cross",
         "27 fields and their 351 crosses",
         "LPFS and LPFS++ are ahead, above all where few of the 378 features are left.",
-        ExperimentScale(
-            400_000, "dlrm_cross", {"dim": 4, "hidden": [32, 16]}, batch_size=256, pretrain=500, search=500, seeds=1
-        ),
+        ExperimentScale(400_000, "dlrm_cross", CROSS_MODEL, batch_size=256, pretrain=500, search=500, seeds=1),
         ExperimentScale(model="dlrm_cross", model_options=LARGE_MODEL, batch_size=512, seeds=3),
         TERABYTE_PRESETS,
     ),
@@ -122,15 +102,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "lpfs.paper.comparisons:industrial",
         "user, item and combine fields, multi-task network",
         "The advantage of LPFS++ is more obvious on a large log with a complex network.",
-        ExperimentScale(
-            60_000,
-            "user_item",
-            {"dim": 4, "other_dim": 4, "hidden": [64, 32]},
-            batch_size=256,
-            pretrain=400,
-            search=400,
-            seeds=1,
-        ),
+        ExperimentScale(60_000, "user_item", USER_ITEM_MODEL, batch_size=256, pretrain=400, search=400, seeds=1),
         _user_item(seeds=3),
         ABLATION_PRESETS,
     ),

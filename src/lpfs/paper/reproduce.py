@@ -11,7 +11,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,10 @@ from lpfs._console import Console
 from lpfs._fileio import read_json, write_json_atomic
 from lpfs._imports import callable_package
 from lpfs._validation import check_int, check_name
-from lpfs.data.dataset import Dataset
 from lpfs.errors import InputError
 from lpfs.gates.controller import MIN_STEPS
-from lpfs.paper.context import NO_DATA, ExperimentContext, ExperimentData, ExperimentResult, open_given, simulate_preset
-from lpfs.paper.registry import EXPERIMENTS, Experiment, ExperimentScale
+from lpfs.paper.context import ExperimentContext, ExperimentData, ExperimentResult, open_given, simulate_preset
+from lpfs.paper.registry import EXPERIMENTS, Experiment
 from lpfs.pipeline.results import versions
 from lpfs.plots import new_figure, style_axes
 from lpfs.report import report_experiment
@@ -69,16 +68,30 @@ def reproduce(
         seeds: number of seeds.
         quiet: print nothing.
     """
-    check_arguments(name, data=data, rows=rows, steps=steps, seeds=seeds)
+    check_name(name, EXPERIMENTS, "experiment")
     experiment, console, directory = EXPERIMENTS[name], Console(quiet=quiet), Path(out)
+    for option, value, minimum in (("rows", rows, 1), ("steps", steps, MIN_STEPS), ("seeds", seeds, 1)):
+        if value is not None:
+            check_int(option, value, minimum)
+    if data is not None and experiment.presets is None:
+        raise InputError(f"the experiment {name} needs no data; leave --data out")
+    if data is not None and rows is not None:
+        raise InputError("rows is the size of a simulated log; leave it out if data is given")
     new_figure(1, 1)  # fails before any training if matplotlib is missing
     sizes: dict[str, Any] = {"rows": rows, "pretrain": steps, "search": steps, "seeds": seeds}
     scale = experiment.full if full else experiment.small
     scale = replace(scale, **{key: value for key, value in sizes.items() if value})
-    log = load_log(experiment, scale, data, directory / "work" / "data", seed, full=full, quiet=quiet)
-    if log is not None and scale.model == "user_item" and not has_user_item_fields(log.dataset):
-        scale = replace(scale, model=REAL_DATA_MODEL, model_options={})
-    description = NO_DATA if log is None else log.to_json()
+    log: ExperimentData | None = None
+    description: dict[str, Any] = {"kind": "none", "description": "no data"}
+    if experiment.presets is not None:
+        data_dir, preset = directory / "work" / "data", experiment.presets[full]
+        if data is not None:
+            log = open_given(Path(data), data_dir, quiet=quiet)
+        else:
+            log = simulate_preset(preset, scale.rows, seed, data_dir / f"{preset}-{scale.rows or 'all'}-{seed}")
+        description = log.to_json()
+        if scale.model == "user_item" and not {"user", "item"} <= {field.group for field in log.dataset.schema}:
+            scale = replace(scale, model=REAL_DATA_MODEL, model_options={})
     console.message(f"{name}: {experiment.summary}; {description['description']}")
     start = time.perf_counter()
     context = ExperimentContext(log, directory / "work" / name, scale, seed, full, console)
@@ -94,32 +107,16 @@ def reproduce(
         "table": [list(row) for row in result.rows],
         "full": full,
         "seed": seed,
-        "settings": scale.to_json(),
+        "settings": asdict(scale),
         "command": command_line(name, full, data, {"seed": seed or None, "rows": rows, "steps": steps, "seeds": seeds}),
         "seconds": round(seconds, 1),
         "versions": versions(),
     }
     files = write_results(json.loads(json.dumps(values)), result, directory, f"{name}: {experiment.summary}")
     console.message(f"  the paper: {files.values['claim']}")
-    title = f"{name}, {description['description']}"
-    console.table(title, ["", "paper", "here"], files.values["table"])
-    page = files.path.with_suffix(".html")
-    console.message(f"  {files.path}, {files.figure.name}; {seconds:.0f} s; open {page}")
+    console.table(f"{name}, {description['description']}", ["", "paper", "here"], files.values["table"])
+    console.message(f"  {files.path}, {files.figure.name}; {seconds:.0f} s; open {files.path.with_suffix('.html')}")
     return files
-
-
-def check_arguments(
-    name: str, *, data: Any = None, rows: int | None = None, steps: int | None = None, seeds: int | None = None
-) -> None:
-    """Raise InputError for an unknown experiment, an invalid size, or data that would not be used."""
-    check_name(name, EXPERIMENTS, "experiment")
-    for option, value, minimum in (("rows", rows, 1), ("steps", steps, MIN_STEPS), ("seeds", seeds, 1)):
-        if value is not None:
-            check_int(option, value, minimum)
-    if data is not None and EXPERIMENTS[name].presets is None:
-        raise InputError(f"the experiment {name} needs no data; leave --data out")
-    if data is not None and rows is not None:
-        raise InputError("rows is the size of a simulated log; leave it out if data is given")
 
 
 def load_function(experiment: Experiment) -> Callable[[ExperimentContext], ExperimentResult]:
@@ -129,30 +126,12 @@ def load_function(experiment: Experiment) -> Callable[[ExperimentContext], Exper
     return function
 
 
-def load_log(
-    experiment: Experiment,
-    scale: ExperimentScale,
-    data: str | os.PathLike[str] | None,
-    directory: Path,
-    seed: int,
-    *,
-    full: bool,
-    quiet: bool,
-) -> ExperimentData | None:
-    """Return the log of an experiment: the one given, or that of its preset; None if it needs no data."""
-    if experiment.presets is None:
-        return None
-    if data is not None:
-        return open_given(Path(data), directory, quiet=quiet)
-    preset = experiment.presets[full]
-    return simulate_preset(preset, scale.rows, seed, directory / f"{preset}-{scale.rows or 'all'}-{seed}")
-
-
 def write_results(values: dict[str, Any], result: ExperimentResult, directory: Path, title: str) -> Reproduced:
     """Write JSON, figure and page; the seconds of an earlier call of the same experiment are added."""
     path = directory / f"{values['experiment']}.json"
     before = read_json(path)
-    if before is not None and is_same_experiment(before, values):
+    same = ("format", "data", "settings", "seed", "full")  # if they are, this call continued an earlier one
+    if before is not None and all(before.get(key) == values[key] for key in same):
         values["seconds"] = round(values["seconds"] + before["seconds"], 1)
     write_json_atomic(path, values)
     figure, picture = new_figure(*result.size), path.with_suffix(".png")
@@ -162,16 +141,6 @@ def write_results(values: dict[str, Any], result: ExperimentResult, directory: P
     figure.savefig(picture, dpi=100)
     report_experiment(values, title, picture, path.with_suffix(".html"))
     return Reproduced(values, path, picture)
-
-
-def is_same_experiment(before: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
-    """Return whether an earlier call ran the same experiment, so that this one continued it."""
-    return all(before.get(key) == values[key] for key in ("format", "data", "settings", "seed", "full"))
-
-
-def has_user_item_fields(dataset: Dataset) -> bool:
-    """Return whether a log has user and item fields."""
-    return {"user", "item"} <= {field.group for field in dataset.schema}
 
 
 def command_line(name: str, full: bool, data: Any, options: Mapping[str, int | None]) -> str:

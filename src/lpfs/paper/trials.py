@@ -10,18 +10,19 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from statistics import mean
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lpfs._console import Console
 from lpfs._fileio import read_json, write_json_atomic
 from lpfs.compare import statistics
-from lpfs.compare.locks import LockedError, WorkLocks
+from lpfs.compare.locks import LockedError
 from lpfs.compare.plan import ComparisonPlan
-from lpfs.compare.run_dir import LOCKS_DIR, TRUE_KINDS, Record, ResultStore, digest
+from lpfs.compare.run_dir import TRUE_KINDS, Record, ResultStore, digest
 from lpfs.compare.runner import POLL_SECONDS, Runner
 from lpfs.errors import AllGatesZeroError, SearchError
+from lpfs.gates.schedule import Schedule
 from lpfs.models.base import Model
 from lpfs.paper.context import ExperimentContext
 from lpfs.pipeline import stages
@@ -57,26 +58,18 @@ def retry_while_locked(function: Callable[[], _Result]) -> _Result:
 class Trials:
     """Searches and trainings of one experiment; each is done once and stored in its directory.
 
-    Args:
-        context: the experiment.
-        settings: further settings of ``select`` besides those of its scale.
+    ``settings`` are settings of ``select`` besides those of the scale of the experiment.
     """
 
     def __init__(self, context: ExperimentContext, **settings: Any) -> None:
         checked, _ = check_settings(Settings(**{**context.scale.settings(), **settings}))
-        name = digest([checked.to_json(), context.dataset.fingerprint])[:10]
-        self.context, self.kinds = context, context.kinds
-        self.directory = context.work_dir / f"trials-{name}"
-        self.base = build_plan(checked, context.dataset, self.directory, Console(quiet=True), resume=True)
+        self.context, self.kinds, dataset = context, context.log.kinds, context.log.dataset
+        self.directory = context.work_dir / f"trials-{digest([checked.to_json(), dataset.fingerprint])[:10]}"
+        self.base = build_plan(checked, dataset, self.directory, Console(quiet=True), resume=True)
         plan = ComparisonPlan(("lpfs++",), (1,), seeds=1)  # only used for its options, of which there are none
-        locks = WorkLocks(self.directory / LOCKS_DIR)
-        self.runner = Runner(self.base, plan, ResultStore(self.directory), locks, context.console.message)
+        self.runner = Runner(self.base, plan, ResultStore(self.directory), context.console.message)
+        self.names = self.runner.names  # what can be kept
         self._warned = False
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What can be kept."""
-        return self.runner.names
 
     def count_of(self, share: float) -> int:
         """Return a share of all fields as a number of fields, at least one."""
@@ -96,25 +89,21 @@ class Trials:
     ) -> Record:
         """Search from a copy of the pretrained model; return the kept fields, the gates and the history.
 
-        Args:
-            seed: seed of the pretrained model and of the search.
-            method: a name from ``lpfs methods``.
-            keep, penalty: the target, one of them.
-            options: options of the method.
-            search: replaces the search of the method.
-            probe: called with the model after the search; its result is stored as ``probe``.
-            key: distinguishes this search from others with the same arguments.
+        ``search`` replaces the search of the method. ``probe`` is called with the model after the search, and its
+        result is stored. ``key`` distinguishes this search from others with the same arguments.
         """
         options = dict(options or {})
-        plain = {
-            name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-            for name, value in options.items()
-        }
+        plain = {name: asdict(value) if isinstance(value, Schedule) else value for name, value in options.items()}
         request = {"method": method, "keep": keep, "penalty": penalty, "options": plain, "seed": seed, **key}
         path = self.directory / "searches" / f"{digest(request)}.json"
         stored: Record | None = read_json(path)
         if stored is not None:
-            self._warn_other_version(stored)
+            if stored.get("code") != source_digest() and not self._warned:
+                self._warned = True
+                self.context.console.message(
+                    f"  some searches in {self.directory} were made by another version of the code and are used as "
+                    "they are; remove that directory to repeat them"
+                )
             return stored
         work_dir = self.directory / "work" / path.stem
         plan = self.base.for_search(
@@ -129,36 +118,25 @@ class Trials:
             model, _, selection = search(plan, pretrained, seed)
         except (AllGatesZeroError, SearchError) as error:
             record |= {"kept": [], "gates": {}, "history": [], "failed": str(error)}
-            write_json_atomic(path, record)
-            return record
-        record |= {
-            "kept": self.runner.in_order(selection.kept),
-            "gates": dict(selection.gates),
-            "scores": selection.made.get("scores"),
-            "seconds": round(time.perf_counter() - start, 3),
-            "history": [
-                {name: _finite_or_none(value) for name, value in point.items() if name != "gates"}
-                for point in selection.history
-            ],
-            **({} if probe is None else {"probe": probe(plan, model)}),
-        }
+        else:
+            record |= {
+                "kept": self.runner.in_order(selection.kept),
+                "gates": dict(selection.gates),
+                "scores": selection.made.get("scores"),
+                "seconds": round(time.perf_counter() - start, 3),
+                "history": [
+                    {name: _finite_or_none(value) for name, value in point.items() if name != "gates"}
+                    for point in selection.history
+                ],
+                **({} if probe is None else {"probe": probe(plan, model)}),
+            }
         write_json_atomic(path, record)
         shutil.rmtree(work_dir, ignore_errors=True)
         return record
 
-    def _warn_other_version(self, stored: Record) -> None:
-        """Print once that stored searches were made by another version of the code."""
-        if stored.get("code") != source_digest() and not self._warned:
-            self._warned = True
-            self.context.console.message(
-                f"  some searches in {self.directory} were made by another version of the code and are used as "
-                "they are; remove that directory to repeat them"
-            )
-
     def auc(self, kept: Sequence[str], seed: int) -> float:
         """Return the test AUC of fields trained from scratch."""
-        auc: float = retry_while_locked(lambda: self.runner.train(kept, seed))["test"]["auc"]
-        return auc
+        return float(retry_while_locked(lambda: self.runner.train(kept, seed))["test"]["auc"])
 
     def evaluate_k(self, keep: int, **arguments: Any) -> Record:
         """Search with every seed; return the kept fields, AUC and overlap, and recall if the truth is known."""
@@ -182,19 +160,15 @@ class Trials:
 
     def search_penalty_for(self, count: int, seed: int, start: float, **arguments: Any) -> Record:
         """Search with fixed λ until about ``count`` fields are kept: λ is doubled or halved, then bisected."""
-        low, high, penalty = 0.0, math.inf, start
-        best: Record | None = None
+        low, high, penalty, records = 0.0, math.inf, start, list[Record]()
         for _ in range(MAX_PENALTY_TRIALS):
-            record = {**self.search(seed, penalty=penalty, **arguments), "penalty": penalty}
-            kept = len(record["kept"])
-            if best is None or abs(kept - count) < abs(len(best["kept"]) - count):
-                best = record
+            records.append({**self.search(seed, penalty=penalty, **arguments), "penalty": penalty})
+            kept = len(records[-1]["kept"])
             if abs(kept - count) <= max(1, round(COUNT_TOLERANCE * count)):
                 break
             low, high = (penalty, high) if kept > count else (low, penalty)
             penalty = low * 2 if math.isinf(high) else high / 2 if low == 0 else math.sqrt(low * high)
-        assert best is not None
-        return best
+        return min(records, key=lambda record: abs(len(record["kept"]) - count))
 
 
 def _finite_or_none(value: Any) -> Any:
@@ -203,16 +177,10 @@ def _finite_or_none(value: Any) -> Any:
 
 def plot_curves(axes: Axes, lines: Mapping[str, Mapping[int, float]], all_fields: float | None = None) -> None:
     """Draw AUC over the number of kept fields, one line per name, and the AUC of all fields."""
-    for number, (name, points) in enumerate(lines.items()):
-        sizes = sorted(points)
-        color = COLORS[number % len(COLORS)]
-        aucs = [points[size] for size in sizes]
-        axes.plot(sizes, aucs, marker="o", markersize=4, linewidth=1.6, label=name, color=color)
     if all_fields is not None:
         axes.axhline(all_fields, color=INK, linewidth=1, linestyle="--", label="all fields")
-    axes.set_xlabel("fields kept")
-    axes.set_ylabel("test AUC")
-    axes.legend(frameon=False, fontsize=8)
+    series = {name: sorted(points.items()) for name, points in lines.items()}
+    plot_series(axes, series, "fields kept", "test AUC", marker="o", markersize=4)
 
 
 def plot_points(axes: Axes, rows: Mapping[str, Sequence[float | None]], label: str) -> None:
@@ -238,11 +206,10 @@ def plot_histogram(axes: Axes, values: Sequence[float], title: str) -> None:
     axes.legend(frameon=False, fontsize=8)
 
 
-def plot_series(axes: Axes, lines: Mapping[str, Sequence[tuple[Any, Any]]], x: str, y: str) -> None:
+def plot_series(axes: Axes, lines: Mapping[str, Sequence[tuple[Any, Any]]], x: str, y: str, **style: Any) -> None:
     """Draw lines of (x, y) points, one per name."""
     for number, (name, pairs) in enumerate(lines.items()):
         xs, ys = zip(*pairs, strict=True) if pairs else ((), ())
-        axes.plot(xs, ys, label=name, linewidth=1.3, color=COLORS[number % len(COLORS)])
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+        axes.plot(xs, ys, label=name, linewidth=1.3, color=COLORS[number % len(COLORS)], **style)
+    axes.set(xlabel=x, ylabel=y)
     axes.legend(frameon=False, fontsize=8)
