@@ -29,7 +29,7 @@ from lpfs.methods.base import top_k
 from lpfs.methods.registry import make_method
 from lpfs.pipeline import stages
 from lpfs.pipeline.data import prepare_dataset
-from lpfs.pipeline.plan import RunPlan, plan_run
+from lpfs.pipeline.plan import RunPlan, build_plan
 from lpfs.pipeline.settings import Settings
 
 FIXED_PENALTY = "lpfs++ at a fixed λ"
@@ -80,7 +80,8 @@ def run(options: argparse.Namespace, scratch: Path) -> None:
     total = len(dataset.schema)
     sizes = sorted({*options.keep, *(max(1, total // part) for part in options.part)})
     for seed in range(options.first, options.first + options.seeds):
-        plan = plan_run(replace(settings, seed=seed), dataset, scratch / f"seed{seed}", console)
+        plan = build_plan(replace(settings, seed=seed), dataset, scratch / f"seed{seed}", console)
+        plan.check()
         SeedRuns(plan, options.out).run(sizes, options)
 
 

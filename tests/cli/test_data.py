@@ -62,8 +62,8 @@ def test_options_reach_prepare(run, log, tmp_path):
     options += ["--max-values", "5", "--bins", "2", "--separator", ",", "--missing", "?", "--keep-all"]
     code, _, err = run("prepare", log, "--label", "click", "--out", tmp_path / "out", *options)
     assert code == 0, err
-    made = Dataset(tmp_path / "out").settings["options"]
-    assert (made["seed"], made["negatives"], made["bins"], made["missing"]) == (3, 0.9, 2, ["?"])
+    saved = Dataset(tmp_path / "out").settings["options"]
+    assert (saved["seed"], saved["negatives"], saved["bins"], saved["missing"]) == (3, 0.9, 2, ["?"])
     code, _, err = run("prepare", log, "--label", "click", "--out", tmp_path / "out", "--hash", "7", "--replace")
     assert code == 0, err
 
@@ -138,8 +138,8 @@ def test_tab_and_no_header(run, tmp_path):
     ],
 )
 def test_invalid_input(run, log, tmp_path, arguments, code, message):
-    found, out, err = run("prepare", log, "--out", tmp_path / "out", *arguments)
-    assert (found, out) == (code, "")
+    status, out, err = run("prepare", log, "--out", tmp_path / "out", *arguments)
+    assert (status, out) == (code, "")
     assert message in err
     assert len(err.splitlines()) <= (4 if code == 2 else 50)
     assert not (tmp_path / "out").exists()
@@ -159,8 +159,8 @@ def test_other_errors_are_one_line(run, monkeypatch, log, tmp_path):
             raise error
 
         monkeypatch.setattr("lpfs.data.prepare.run_plan", fail)
-        found, _, err = run("prepare", log, "--label", "click", "--out", tmp_path / "out", "-q")
-        assert found == code
+        status, _, err = run("prepare", log, "--label", "click", "--out", tmp_path / "out", "-q")
+        assert status == code
         assert err.strip().startswith("lpfs: error:")
         assert message in err
         assert len(err.strip().splitlines()) == 1
@@ -192,7 +192,7 @@ def test_help_version_and_module(run):
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_simulation_leaves_no_files(tmp_path, number):
+def test_interrupted_simulation_leaves_no_files(tmp_path, number):
     command = [sys.executable, "-m", "lpfs", "simulate", "--preset", "terabyte", "--rows", "50000000", "--quiet"]
     process = subprocess.Popen([*command, "--out", tmp_path / "log"], stderr=subprocess.PIPE, text=True)
     for _ in range(600):

@@ -29,9 +29,9 @@ def log(tmp_path_factory):
 
 
 def run(*arguments: str, world: int = 2, **environment: str) -> list[tuple[int, str, str]]:
-    found = ended(start([*LPFS, *map(str, arguments)], world, **environment))
-    assert all("Traceback" not in err for _, _, err in found), found
-    return found
+    results = ended(start([*LPFS, *map(str, arguments)], world, **environment))
+    assert all("Traceback" not in err for _, _, err in results), results
+    return results
 
 
 def test_train_prints_and_writes_once(log, tmp_path):
@@ -46,7 +46,7 @@ def test_train_prints_and_writes_once(log, tmp_path):
     assert record["metrics"]["tasks"]["click"]["auc"] == pytest.approx(plain["tasks"]["click"]["auc"], abs=1e-3)
 
 
-def test_a_restart_by_torchrun_resumes(log, tmp_path):
+def test_restart_by_torchrun_resumes(log, tmp_path):
     """The same command, which would be refused in a folder that holds a run; in three processes now."""
     out = tmp_path / "again"
     command = ["train", log, "--steps", "20", *SMALL, "--out", out]
@@ -60,7 +60,7 @@ def test_a_restart_by_torchrun_resumes(log, tmp_path):
     assert (out / "model" / "model.safetensors").read_bytes() == model
 
 
-def test_an_error_is_printed_once(log, tmp_path):
+def test_error_is_printed_once(log, tmp_path):
     results = run("search", tmp_path / "none", log, "--keep", "3", "--out", tmp_path / "out")
     assert [code for code, _, _ in results] == [1, 1]
     assert sum("lpfs: error:" in err for _, _, err in results) == 1
@@ -90,10 +90,10 @@ def test_select_search_and_compare(log, tmp_path):
         0,
         0,
     ]
-    found = tmp_path / "found"
-    results = run("search", trained, log, "--keep", "2", "--search-steps", "80", "--device", "cpu", "--out", found)
+    search_dir = tmp_path / "found"
+    results = run("search", trained, log, "--keep", "2", "--search-steps", "80", "--device", "cpu", "--out", search_dir)
     assert [code for code, _, _ in results] == [0, 0], results[0][2] + results[1][2]
-    assert (found / "kept_fields.txt").read_text() == kept[0]
+    assert (search_dir / "kept_fields.txt").read_text() == kept[0]
 
     plan = ["--methods", "lpfs++,chi2,random", "--keep", "2", "--seeds", "2"]
     results = run("compare", log, *plan, *STEPS, "--out", tmp_path / "compared")
@@ -105,7 +105,7 @@ def test_select_search_and_compare(log, tmp_path):
 
 
 @pytest.mark.long
-def test_a_killed_or_hanging_rank_is_named_and_the_run_resumes(tmp_path):
+def test_killed_or_hanging_rank_is_named_and_the_run_resumes(tmp_path):
     out = tmp_path / "kills.json"
     command = [sys.executable, ROOT / "benchmarks" / "kill_rank.py", "--limit", "15", "--ways", "kill", "hang"]
     ran = subprocess.run([*command, "--out", out], capture_output=True, text=True, check=False)

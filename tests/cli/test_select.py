@@ -13,7 +13,7 @@ from typing import get_args
 
 import pytest
 
-from lpfs.cli.options import parse_value
+from lpfs.cli.options import build_settings, parse_value
 from lpfs.pipeline.settings import Settings
 from tests.cli.conftest import COLUMNS, MODEL_OPTIONS, TINY
 
@@ -33,14 +33,14 @@ def reproducible(folder):
 
 def test_results_are_in_the_directory_and_on_standard_output(run, clicks, selected, tmp_path):
     assert (selected / "kept_fields.txt").read_text() == "user\nad\n"
-    found = read_record(selected)
-    assert sorted(found["dropped"]) == ["noise", "price", "site"]
-    assert found["configuration"]["model_options"] == {"dim": 4, "hidden": [8]}
+    record = read_record(selected)
+    assert sorted(record["dropped"]) == ["noise", "price", "site"]
+    assert record["configuration"]["model_options"] == {"dim": 4, "hidden": [8]}
     code, out, err = run("select", clicks, *COLUMNS, "--keep", "2", *TINY, "--json", "--out", tmp_path / "run")
     assert code == 0
     printed = json.loads(out)
     assert printed["kept"] == ["user", "ad"]
-    assert printed["metrics"] == found["metrics"]
+    assert printed["metrics"] == record["metrics"]
     assert set(printed["metrics"]) == {"all_fields", "gated", "pruned", "hot_start", "retrained"}
     assert printed["folder"] == str(tmp_path / "run")
     assert "configuration" not in printed
@@ -95,7 +95,7 @@ def test_options_override_the_configuration(run, selected, tmp_path):
 
 
 @pytest.mark.long
-def test_a_killed_run_resumes_with_the_same_result(run, clicks, tmp_path):
+def test_killed_run_resumes_with_the_same_result(run, clicks, tmp_path):
     steps = ["--pretrain-steps", "60", "--search-steps", "1500", *MODEL_OPTIONS, "--finish", "hot"]
     arguments = ["select", str(clicks), *COLUMNS, "--keep", "2", *steps]
     assert run(*arguments, "--out", tmp_path / "whole", "-q")[0] == 0
@@ -125,7 +125,7 @@ def test_a_killed_run_resumes_with_the_same_result(run, clicks, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_prints_how_to_resume(clicks, tmp_path, number):
+def test_interrupted_run_prints_how_to_resume(clicks, tmp_path, number):
     place = tmp_path / "run"
     arguments = [
         "select",
@@ -157,14 +157,14 @@ def test_several_seeds_costs_and_dropped_fields(run, clicks, tmp_path):
     options = ["--budget", "3", "--costs", costs, "--seeds", "2", "--must-drop", "price,noise", "--finish", "none"]
     code, out, err = run("select", clicks, *COLUMNS, *options, *TINY, "--json", "--out", tmp_path / "run")
     assert code == 0, err
-    found = json.loads(out)
-    assert set(found["kept"]) | set(found["dropped"]) == {"user", "ad", "site"}
-    assert sum({"user": 2, "ad": 1, "site": 1}[name] for name in found["kept"]) <= 3
+    record = json.loads(out)
+    assert set(record["kept"]) | set(record["dropped"]) == {"user", "ad", "site"}
+    assert sum({"user": 2, "ad": 1, "site": 1}[name] for name in record["kept"]) <= 3
     assert "not kept in all 2 searches" in err
 
 
 @pytest.mark.long
-def test_a_log_of_two_tasks(run, clicks, tmp_path):
+def test_log_of_two_tasks(run, clicks, tmp_path):
     lines = clicks.read_text().splitlines()
     bought = [f"{int(line[0]) * (number % 3 == 0)},{line}" for number, line in enumerate(lines[1:])]
     log = tmp_path / "log.csv"
@@ -172,15 +172,15 @@ def test_a_log_of_two_tasks(run, clicks, tmp_path):
     place = tmp_path / "run"
     code, out, err = run("select", log, *COLUMNS, "--task", "buy", "--keep", "2", *TINY, "--json", "--out", place)
     assert code == 0, err
-    found = json.loads(out)
-    assert len(found["kept"]) == 2
-    assert all(set(metrics["tasks"]) == {"click", "buy"} for metrics in found["metrics"].values())
+    record = json.loads(out)
+    assert len(record["kept"]) == 2
+    assert all(set(metrics["tasks"]) == {"click", "buy"} for metrics in record["metrics"].values())
     assert "AUC of every task on the test rows" in err
     code, out, err = run("evaluate", place, place / "data", "--days", "last", "--json")
     assert code == 0, err
     by_task = json.loads(out)["metrics"]["tasks"]
     assert {name: metrics["auc"] for name, metrics in by_task.items()} == {
-        name: metrics["auc"] for name, metrics in found["metrics"][found["model"]]["tasks"].items()
+        name: metrics["auc"] for name, metrics in record["metrics"][record["model"]]["tasks"].items()
     }
     for form in ("onnx", "torch"):
         code, _, err = run("export", place, "--format", form)
@@ -193,11 +193,11 @@ def test_rows_without_an_order_are_split_at_random(run, clicks, tmp_path):
                          "--must-drop", "day", "--json", "-q", "--out", tmp_path / "run")  # fmt: skip
     assert code == 0, err
     assert len(json.loads(out)["kept"]) == 2
-    made = json.loads((tmp_path / "run" / "data" / "dataset.json").read_text())
-    assert made["settings"]["options"]["shuffle"] is True
+    dataset = json.loads((tmp_path / "run" / "data" / "dataset.json").read_text())
+    assert dataset["settings"]["options"]["shuffle"] is True
 
 
-def test_a_detected_time_column_orders_the_rows(run, clicks, tmp_path):
+def test_detected_time_column_orders_the_rows(run, clicks, tmp_path):
     lines = clicks.read_text().replace("click,day", "click,when").splitlines()
     dated = [lines[0]]
     for line in lines[1:]:
@@ -207,8 +207,8 @@ def test_a_detected_time_column_orders_the_rows(run, clicks, tmp_path):
     options = ["--label", "click", "--keep", "2", *TINY, "--finish", "none", "-q", "--out", tmp_path / "run"]
     code, _, err = run("select", tmp_path / "dated.csv", *options)
     assert code == 0, err
-    made = json.loads((tmp_path / "run" / "data" / "dataset.json").read_text())
-    assert (made["settings"]["options"]["time"], made["settings"]["options"]["shuffle"]) == ("when", False)
+    dataset = json.loads((tmp_path / "run" / "data" / "dataset.json").read_text())
+    assert (dataset["settings"]["options"]["time"], dataset["settings"]["options"]["shuffle"]) == ("when", False)
 
 
 @pytest.mark.parametrize(
@@ -239,14 +239,14 @@ def test_a_detected_time_column_orders_the_rows(run, clicks, tmp_path):
     ],
 )
 def test_invalid_input(run, clicks, tmp_path, arguments, code, message):
-    found, out, err = run("select", clicks, *COLUMNS, "--out", tmp_path / "run", "-q", *arguments)
-    assert (found, out) == (code, "")
+    status, out, err = run("select", clicks, *COLUMNS, "--out", tmp_path / "run", "-q", *arguments)
+    assert (status, out) == (code, "")
     assert message in err
     assert len(err.splitlines()) <= (4 if code == 2 else 1)
     assert not (tmp_path / "run" / "pretrain").exists()
 
 
-def test_a_refused_run_can_be_started_again_in_its_directory(run, clicks, tmp_path):
+def test_run_with_invalid_settings_can_be_started_again_in_its_directory(run, clicks, tmp_path):
     arguments = ["select", clicks, *COLUMNS, *TINY, "--finish", "none", "--out", tmp_path / "run"]
     assert run(*arguments, "--keep", "2", "--must-keep", "usr")[0] == 1
     code, _, err = run(*arguments, "--keep", "2", "--must-keep", "user")
@@ -263,7 +263,7 @@ def test_a_refused_run_can_be_started_again_in_its_directory(run, clicks, tmp_pa
     assert "is not a run" in err
 
 
-def test_a_source_is_needed(run, tmp_path):
+def test_missing_source_is_wrong_usage(run, tmp_path):
     code, _, err = run("select", "--keep", "2", "--out", tmp_path / "run")
     assert code == 2
     assert "Missing argument" in err
@@ -288,3 +288,12 @@ def test_values_of_options():
     assert [parse_value(text) for text in ("3", "0.5", "64,32", "true", "rms", "a,b")] == [
         3, 0.5, [64, 32], True, "rms", "a,b",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("word", "value"), [("auto", None), ("on", True), ("off", False)])
+def test_graph_option_is_a_setting(tmp_path, word, value):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(Settings(source=("clicks.csv",), graph=not value).to_json()))
+    assert build_settings(["clicks.csv"], tmp_path / "run", resume=False, graph=word).graph is value
+    assert build_settings([], tmp_path / "run", resume=False, config=config, graph=word).graph is value
+    assert build_settings([], tmp_path / "run", resume=False, config=config).graph is (not value)

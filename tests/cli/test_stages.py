@@ -13,7 +13,7 @@ from tests.cli.conftest import COLUMNS
 
 
 @pytest.fixture(scope="module")
-def found(trained, tmp_path_factory):
+def searched(trained, tmp_path_factory):
     """The folder of a search from the trained model."""
     out = tmp_path_factory.mktemp("found") / "found"
     arguments = ["search", trained, trained / "data", "--keep", "2", "--search-steps", "60", "-q", "--out", out]
@@ -39,11 +39,11 @@ def test_train_saves_a_model_and_evaluates_it_on_the_last_day(run, clicks, train
     assert "--rows train and cannot be resumed with early" in err
 
 
-def test_search_from_a_model_equals_select_from_it(run, trained, found, tmp_path):
-    answer = json.loads((found / "selection.json").read_text())
-    assert (found / "kept_fields.txt").read_text().split() == answer["kept"]
+def test_search_from_a_model_equals_select_from_it(run, trained, searched, tmp_path):
+    answer = json.loads((searched / "selection.json").read_text())
+    assert (searched / "kept_fields.txt").read_text().split() == answer["kept"]
     assert len(answer["kept"]) == 2
-    assert load(found / "model").reads.names == ("user", "ad", "site", "noise", "price")
+    assert load(searched / "model").reads.names == ("user", "ad", "site", "noise", "price")
     options = ["--keep", "2", "--search-steps", "60", "--finish", "none", "--json", "-q"]
     code, out, err = run("select", trained / "data", "--checkpoint", trained, *options, "--out", tmp_path / "run")
     assert code == 0, err
@@ -63,7 +63,7 @@ def test_search_on_all_rows_of_a_log(run, trained, clicks, tmp_path):
     assert json.loads(again[1])["gates"] == json.loads(out)["gates"]
 
 
-def test_a_method_that_only_ranks_can_be_pruned_too(run, trained, tmp_path):
+def test_model_of_a_ranking_method_can_be_pruned(run, trained, tmp_path):
     options = ["--keep", "2", "--method", "permutation", "--json", "-q", "--out", tmp_path / "found"]
     code, out, err = run("search", trained, trained / "data", *options)
     assert code == 0, err
@@ -76,8 +76,8 @@ def test_a_method_that_only_ranks_can_be_pruned_too(run, trained, tmp_path):
 
 
 @pytest.mark.parametrize("zeros", [False, True])
-def test_prune_verifies_the_small_model_which_can_be_evaluated(run, trained, found, clicks, tmp_path, zeros):
-    arguments = ["prune", found, *(["--zeros"] if zeros else []), "--out", tmp_path / "small"]
+def test_prune_verifies_the_small_model_which_can_be_evaluated(run, trained, searched, clicks, tmp_path, zeros):
+    arguments = ["prune", searched, *(["--zeros"] if zeros else []), "--out", tmp_path / "small"]
     code, out, err = run(*arguments, "--json")
     assert code == 0, err
     record = json.loads(out)
@@ -95,7 +95,7 @@ def test_prune_verifies_the_small_model_which_can_be_evaluated(run, trained, fou
     assert run(*arguments, "--replace", clicks, "-q")[0] == 0
     values = [
         json.loads(run("evaluate", folder, data, "--days", "last", "--json")[1])["metrics"]["tasks"]["click"]
-        for folder, data in ((found, trained / "data"), (small, trained / "data"), (small, clicks))
+        for folder, data in ((searched, trained / "data"), (small, trained / "data"), (small, clicks))
     ]
     assert values[1] == values[2]
     assert values[0]["auc"] == pytest.approx(values[1]["auc"], abs=1e-6)
@@ -129,7 +129,7 @@ def test_evaluate_agrees_with_select(run, selected):
     assert json.loads(out)["metrics"]["tasks"]["click"]["auc"] == answer["metrics"][answer["model"]]["auc"]
 
 
-def test_a_log_that_does_not_fit_is_refused_with_its_field_names(run, trained, clicks, tmp_path):
+def test_log_that_does_not_fit_is_an_error_that_names_the_fields(run, trained, clicks, tmp_path):
     lines = clicks.read_text().splitlines()
     wrong = tmp_path / "wrong.csv"
     wrong.write_text("\n".join([lines[0].replace("user", "usr"), *(line + "x" for line in lines[1:])]) + "\n")
@@ -140,7 +140,7 @@ def test_a_log_that_does_not_fit_is_refused_with_its_field_names(run, trained, c
     assert "not used: 'usr'" in err
 
 
-def test_a_dataset_that_does_not_fit_is_refused_with_its_field_names(run, trained, clicks, tmp_path):
+def test_dataset_that_does_not_fit_is_an_error_that_names_the_fields(run, trained, clicks, tmp_path):
     text = clicks.read_text()
     other = tmp_path / "other.csv"
     other.write_text(text.replace("user", "person").replace(",a4,", ",a3,"))
@@ -163,7 +163,7 @@ def test_a_dataset_that_does_not_fit_is_refused_with_its_field_names(run, traine
     assert run("evaluate", trained, tmp_path / "like")[0] == 0
 
 
-def test_a_moved_training_dataset(run, trained, clicks, tmp_path):
+def test_moved_training_dataset(run, trained, clicks, tmp_path):
     shutil.copytree(trained / "model", tmp_path / "model")
     about = json.loads((tmp_path / "model" / "model.json").read_text())
     assert about["extra"]["data"] == str(trained / "data")
@@ -193,8 +193,8 @@ def test_invalid_input(run, trained, clicks, tmp_path):
         (["train", "--out", tmp_path / "y"], 2, "Missing argument"),
         (["export", tmp_path, "--format", "onx", "--out", tmp_path / "f"], 2, "did you mean 'onnx'?"),
     ]:
-        found, out, err = run(*arguments)
-        assert (found, out) == (code, "")
+        status, out, err = run(*arguments)
+        assert (status, out) == (code, "")
         assert message in err
 
 

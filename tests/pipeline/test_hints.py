@@ -135,7 +135,7 @@ def test_validation_rows_are_binned_like_training_rows():
     raw = np.array([-5.0, 0.5, np.nan, 9.0])
     valid = FieldValues(np.zeros(4, np.int64), np.arange(4), raw, np.array([3.0]))
     train = FieldValues(np.zeros(1, np.int64), np.arange(1), np.zeros(1), edges)
-    assert valid.binned_like(train).ids.tolist() == bin_numbers(raw, edges).tolist() == [1, 2, 0, 3]
+    assert valid.ids_binned_like(train).tolist() == bin_numbers(raw, edges).tolist() == [1, 2, 0, 3]
 
 
 @pytest.mark.skipif(not BANK.exists(), reason="bank_marketing.parquet is missing")

@@ -14,7 +14,6 @@ from lpfs.pipeline.plan import (
     check_settings,
     load_costs,
     make_target,
-    plan_run,
     resolve_device,
 )
 from lpfs.pipeline.settings import Settings
@@ -31,7 +30,7 @@ def log(tmp_path_factory):
 
 @pytest.fixture
 def plan(log, tmp_path):
-    return plan_run(Settings(keep=3, must_keep=("site",), **TINY), log, tmp_path / "run", CONSOLE)
+    return build_plan(Settings(keep=3, must_keep=("site",), **TINY), log, tmp_path / "run", CONSOLE)
 
 
 def test_plan_holds_everything_that_the_stages_need(plan, log, tmp_path):
@@ -41,6 +40,7 @@ def test_plan_holds_everything_that_the_stages_need(plan, log, tmp_path):
     assert (plan.steps.pretrain, plan.steps.search) == (150, 120)
     assert plan.method.name == "lpfs++"
     assert next(plan.meta_model().parameters()).device.type == "meta"
+    plan.check()
     assert not list(tmp_path.iterdir())  # planning writes nothing
 
 

@@ -27,7 +27,7 @@ def log(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(log, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("trained") / "run"
-    return run_train(Settings(source=(str(log.path),), **TINY), run_dir, early=True, **NEW)
+    return run_train(Settings(source=(str(log.path),), **TINY), run_dir, rows="early", **NEW)
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +58,8 @@ def test_train_saves_a_model_of_all_fields(log, trained):
 def test_run_is_not_resumed_on_other_rows(log, trained):
     settings, run_dir = Settings(source=(str(log.path),), **TINY), Path(trained["folder"])
     with pytest.raises(InputError, match="--rows early.*train"):
-        run_train(settings, run_dir, early=False, resume=True, replace=False, quiet=True)
-    again = run_train(settings, run_dir, early=True, resume=True, replace=False, quiet=True)
+        run_train(settings, run_dir, rows="train", resume=True, replace=False, quiet=True)
+    again = run_train(settings, run_dir, rows="early", resume=True, replace=False, quiet=True)
     assert again["metrics"] == trained["metrics"]
 
 
@@ -82,7 +82,7 @@ def test_search_needs_a_trained_model(log, tmp_path):
 
 def test_search_on_all_rows_has_its_own_directory(log, trained, tmp_path):
     settings = Settings(source=(str(log.path),), checkpoint=trained["folder"], **SEARCH)
-    result = run_search_stage(settings, tmp_path / "run", all_rows=True, **NEW)
+    result = run_search_stage(settings, tmp_path / "run", rows="all", **NEW)
     assert result["splits"]["train"]["rows"] == 2700
     assert (tmp_path / "run" / "all" / "search").is_dir()
     with pytest.raises(InputError, match="--rows all.*search"):
@@ -104,7 +104,7 @@ def test_prune_writes_the_smaller_model(log, searched, tmp_path, cut):
     assert load(tmp_path / "small" / "model").reads.names == tuple(record["kept"])
 
 
-def test_prune_refuses_a_pruned_model_and_occupied_directories(searched, tmp_path):
+def test_prune_raises_on_a_pruned_model_and_on_occupied_directories(searched, tmp_path):
     search_dir = Path(searched[0]["folder"])
     with pytest.raises(InputError, match="contains the model to prune; choose another directory"):
         run_prune(search_dir, [], search_dir, replace=True, quiet=True)

@@ -15,7 +15,7 @@ from lpfs.errors import InputError, StateError
 from lpfs.methods.registry import METHODS, make_method
 from lpfs.models import make_model
 from lpfs.pipeline import stages
-from lpfs.pipeline.plan import plan_run
+from lpfs.pipeline.plan import build_plan
 from lpfs.pipeline.settings import Settings
 from lpfs.pipeline.stages import (
     SHRINK_FACTOR,
@@ -43,7 +43,7 @@ def log(tmp_path_factory):
 
 @pytest.fixture
 def plan(log, tmp_path):
-    return plan_run(Settings(keep=3, **TINY), log, tmp_path / "run", Console(quiet=True))
+    return build_plan(Settings(keep=3, **TINY), log, tmp_path / "run", Console(quiet=True))
 
 
 @pytest.fixture

@@ -48,9 +48,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         command = error.ctx.command_path if error.ctx is not None else "lpfs"
         text = error.format_message()
         dot = "" if text.endswith((".", "?", "?)")) else "."
-        return _fail_on_leader(f"{text}{dot} See: {command} --help", error.exit_code)
+        return fail(f"{text}{dot} See: {command} --help", error.exit_code, on_all_ranks=False)
     except click.ClickException as error:
-        return _fail_on_leader(error.format_message(), error.exit_code)
+        return fail(error.format_message(), error.exit_code, on_all_ranks=False)
     except (click.Abort, KeyboardInterrupt) as stop:
         return fail(f"interrupted; {stop.args[0] if stop.args else 'no files were written'}", 130)
     except LpfsError as error:
@@ -66,15 +66,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return fail("out of memory; limit the vocabularies (--max-values), or hash values (--hash)")
 
 
-def _fail_on_leader(message: str, code: int) -> int:
-    """Print an error that all ranks have, on rank 0 only."""
-    return fail(message, code) if launch_rank() == 0 else code
-
-
-def fail(message: str, code: int = 1) -> int:
-    """Print an error as one line, in red on a terminal unless NO_COLOR is set."""
-    message = " ".join(message.split())
-    start = "lpfs: error:" if not launch_rank() else f"lpfs: error: rank {launch_rank()}:"
-    use_color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    click.echo(f"{click.style(start, fg='red') if use_color else start} {message}", err=True)
+def fail(message: str, code: int = 1, *, on_all_ranks: bool = True) -> int:
+    """Print an error as one line, in red on a terminal unless NO_COLOR is set; return the exit code."""
+    rank = launch_rank()
+    if rank == 0 or on_all_ranks:
+        start = f"lpfs: error: rank {rank}:" if rank else "lpfs: error:"
+        use_color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+        click.echo(f"{click.style(start, fg='red') if use_color else start} {' '.join(message.split())}", err=True)
     return code

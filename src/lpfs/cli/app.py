@@ -12,7 +12,7 @@ import json
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from typing import Any
 
 import click
@@ -40,22 +40,23 @@ DISTRIBUTED_COMMANDS = ("select", "train", "search", "compare")
 
 
 class Option(click.Option):
-    """An option in a section of --help."""
+    """An option in a section of --help; ``choices`` are its values, if they are words."""
 
-    def __init__(self, *names: Any, section: str = "Options", **attributes: Any) -> None:
-        super().__init__(*names, **attributes)
+    def __init__(self, *names: Any, section: str, choices: Iterable[str] = (), **attributes: Any) -> None:
+        if choices:
+            attributes["type"] = SuggestingChoice(choices)
+        super().__init__(*names, **{"show_default": True, **attributes})
         self.section = section
 
 
 class Command(click.Command):
     """A command whose --help has its options in sections and ends with examples."""
 
-    def __init__(self, *names: Any, examples: Sequence[str] = (), **attributes: Any) -> None:
+    def __init__(self, *names: Any, examples: Sequence[str], **attributes: Any) -> None:
         super().__init__(*names, **attributes)
         self.examples = tuple(examples)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, section by section."""
         for title, records in self.sections(ctx).items():
             with formatter.section(title):
                 formatter.write_dl(records)
@@ -70,9 +71,7 @@ class Command(click.Command):
         return sections
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples."""
-        if self.examples:
-            write_examples(formatter, self.examples)
+        write_examples(formatter, self.examples)
 
 
 class Group(click.Group):
@@ -81,19 +80,15 @@ class Group(click.Group):
     command_class = Command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order in which they are used."""
-        return sorted(self.commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+        return list(ORDER)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands, section by section."""
         width = max(map(len, self.commands))
         for title, names in SECTIONS.items():
             with formatter.section(title):
-                records = [(name.ljust(width), self.commands[name].get_short_help_str()) for name in names]
-                formatter.write_dl(records)
+                formatter.write_dl([(name.ljust(width), self.commands[name].get_short_help_str()) for name in names])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write some examples."""
         write_examples(formatter, EXAMPLES)
 
     def resolve_command(
@@ -110,7 +105,6 @@ class SuggestingChoice(click.Choice[str]):
     """One of some words; for another one the nearest is suggested."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the word, or fail with a suggestion."""
         if value not in self.choices:
             hint = did_you_mean(str(value), self.choices)
             self.fail(f"{value!r} is not one of {', '.join(self.choices)}{hint}", param, ctx)
@@ -161,13 +155,12 @@ def distributed_command(arguments: Sequence[str]) -> Iterator[bool]:
     else:
         from lpfs.train.distributed.group import joined
 
-        with joined() as group:
-            if group.is_leader:
-                yield True
-                return
-            with redirect_stdout(io.StringIO()), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # rank 0 prints them
-                yield True
+        with joined() as group, ExitStack() as stack:
+            if not group.is_leader:  # rank 0 prints everything
+                stack.enter_context(redirect_stdout(io.StringIO()))
+                stack.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("ignore")
+            yield True
 
 
 def reported_elsewhere(error: LpfsError) -> bool:

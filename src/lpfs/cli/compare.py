@@ -8,23 +8,9 @@ from typing import Any
 import click
 
 from lpfs._validation import check_name
+from lpfs.cli import options as opt
 from lpfs.cli.app import SuggestingChoice, cli, print_json, resume_hint
-from lpfs.cli.options import (
-    DAYS,
-    ENCODING,
-    FILES,
-    MODEL,
-    OUTPUT_OPTIONS,
-    PATH,
-    SEED,
-    TABLE,
-    build_settings,
-    model,
-    output,
-    parse_value,
-    section,
-    split_names,
-)
+from lpfs.cli.options import build_settings
 from lpfs.errors import InputError
 from lpfs.methods.registry import METHODS
 from lpfs.paper.registry import EXPERIMENTS
@@ -46,10 +32,11 @@ OUT contains NAME.json, NAME.png and NAME.html: the results next to the claims o
 simulated log is used, and the output says so. Trained models are kept in OUT/work, so a second call does only
 what is missing.
 """
+TUNE_HELP = "Number of option sets of each method to try on the validation rows (0: defaults)."
 # keys of comparison.json that --json prints
 JSON_KEYS = ("best", "sizes", "seeds", "fields", "all_fields", "methods", "kinds", "fingerprint", "versions")
 
-compare_option, experiment_option = section("Comparison"), section("Experiment")
+compare_option, experiment_option = opt.section("Comparison"), opt.section("Experiment")
 
 
 @cli.command(
@@ -62,46 +49,35 @@ compare_option, experiment_option = section("Comparison"), section("Experiment")
         "lpfs compare --out cmp --tables-only --json         # the results so far",
     ],
 )
-@click.argument("data", nargs=-1, type=FILES)
+@click.argument("data", nargs=-1, type=opt.FILES)
 @compare_option("--methods", multiple=True, help="Names from lpfs methods, as a,b. Default: all.")
 @compare_option("--keep", multiple=True, help="Numbers of fields to keep, as 5,10,20.")
 @compare_option("--seeds", type=int, help="Number of seeds (3).")
-@compare_option(
-    "--tune", type=int, help="Number of option sets of each method to try on the validation rows (0: defaults)."
-)
+@compare_option("--tune", type=int, help=TUNE_HELP)
 @compare_option("--method-option", "options", multiple=True, help="Option of a method, as lpfs++:alpha=20; repeatable.")
 @compare_option("--must-keep", multiple=True, help="Fields that are always kept, as a,b; repeatable.")
 @compare_option("--must-drop", multiple=True, help="Fields that are never used, as a,b; repeatable.")
-@compare_option("--truth", type=PATH, help="truth.json of a simulated log; a simulated Dataset contains it.")
-@TABLE
-@DAYS
-@ENCODING
-@MODEL
-@model("--pretrain-steps", type=int, help="Number of pretraining steps.")
-@model("--search-steps", type=int, help="Number of steps of every search.")
-@output("--out", type=PATH, default="comparison", show_default=True, help="Directory of the comparison.")
-@output("--retry-failed", is_flag=True, help="Repeat runs that failed.")
-@output("--tables-only", is_flag=True, help="Only write the tables of the results so far.")
-@SEED
-@OUTPUT_OPTIONS
-def compare(
-    data: tuple[str, ...],
-    out: Path,
-    methods: tuple[str, ...],
-    keep: tuple[str, ...],
-    options: tuple[str, ...],
-    quiet: bool,
-    as_json: bool,
-    **others: Any,
-) -> None:
+@compare_option("--truth", type=opt.PATH, help="truth.json of a simulated log; a simulated Dataset contains it.")
+@opt.TABLE
+@opt.DAYS
+@opt.ENCODING
+@opt.MODEL
+@opt.model("--pretrain-steps", type=int, help="Number of pretraining steps.")
+@opt.model("--search-steps", type=int, help="Number of steps of every search.")
+@opt.output("--out", type=opt.PATH, default="comparison", help="Directory of the comparison.")
+@opt.output("--retry-failed", is_flag=True, help="Repeat runs that failed.")
+@opt.output("--tables-only", is_flag=True, help="Only write the tables of the results so far.")
+@opt.SEED
+@opt.OUTPUT_OPTIONS
+def compare(data: tuple[str, ...], out: Path, quiet: bool, as_json: bool, **options: Any) -> None:
     """Compare methods."""
-    arguments = {name: others.pop(name) for name in ("seeds", "tune", "truth", "retry_failed", "tables_only")}
+    arguments = {name: options.pop(name) for name in ("seeds", "tune", "truth", "retry_failed", "tables_only")}
     arguments |= {
-        "methods": parse_methods(split_names(methods)),
-        "keep": parse_sizes(split_names(keep)),
-        "options": parse_method_options(options),
+        "methods": parse_methods(opt.split_names(options.pop("methods"))),
+        "keep": parse_sizes(opt.split_names(options.pop("keep"))),
+        "options": parse_method_options(options.pop("options")),
     }
-    settings = build_settings(data, out, resume=True, **others)
+    settings = build_settings(data, out, resume=True, **options)
     with resume_hint(f"lpfs compare --out {out}"):
         from lpfs.compare.compare import compare as run
 
@@ -128,9 +104,8 @@ def parse_sizes(texts: tuple[str, ...]) -> tuple[int, ...] | None:
     try:
         return tuple(map(int, texts)) or None
     except ValueError:
-        raise click.BadParameter(
-            f"{','.join(texts)!r} is not a list of integers such as 5,10,20", param_hint="--keep"
-        ) from None
+        message = f"{','.join(texts)!r} is not a list of integers such as 5,10,20"
+        raise click.BadParameter(message, param_hint="--keep") from None
 
 
 def parse_method_options(texts: tuple[str, ...]) -> dict[str, dict[str, Any]] | None:
@@ -141,7 +116,7 @@ def parse_method_options(texts: tuple[str, ...]) -> dict[str, dict[str, Any]] | 
         method, colon, name = head.partition(":")
         if not (sign and colon and name.strip()):
             raise click.BadParameter(f"{text!r} is not of the form method:name=value", param_hint="--method-option")
-        options.setdefault(method.strip(), {})[name.strip().replace("-", "_")] = parse_value(value.strip())
+        options.setdefault(method.strip(), {})[name.strip().replace("-", "_")] = opt.parse_value(value.strip())
     return options or None
 
 
@@ -150,9 +125,9 @@ def parse_method_options(texts: tuple[str, ...]) -> dict[str, dict[str, Any]] | 
     short_help="Write the report of a run as HTML.",
     examples=["lpfs report run", "lpfs report run --out selection.html"],
 )
-@click.argument("folder", metavar="RUN", type=PATH)
-@output("--out", type=PATH, help="File to write. Default: report.html in RUN.")
-@OUTPUT_OPTIONS
+@click.argument("folder", metavar="RUN", type=opt.PATH)
+@opt.output("--out", type=opt.PATH, help="File to write. Default: report.html in RUN.")
+@opt.OUTPUT_OPTIONS
 def report(folder: Path, out: Path | None, quiet: bool, as_json: bool) -> None:
     """Write the report of a run."""
     from lpfs.report import report as write_report
@@ -175,18 +150,22 @@ def report(folder: Path, out: Path | None, quiet: bool, as_json: bool) -> None:
     ],
 )
 @click.argument("name", required=False, metavar="[NAME]", type=SuggestingChoice(tuple(EXPERIMENTS)))
-@experiment_option("--data", type=PATH, help="Real log: days of Criteo Terabyte, Kaggle's train.txt, or a Dataset.")
+@experiment_option("--data", type=opt.PATH, help="Real log: days of Criteo Terabyte, Kaggle's train.txt, or a Dataset.")
 @experiment_option("--full", is_flag=True, help="Full size; by default small, which takes minutes.")
 @experiment_option("--rows", type=int, help="Number of rows of the simulated log.")
 @experiment_option("--steps", type=int, help="Number of steps of pretraining and of every search.")
 @experiment_option("--seeds", type=int, help="Number of seeds.")
-@output("--out", type=PATH, default="paper", show_default=True, help="Directory of the results.")
-@SEED
-@OUTPUT_OPTIONS
+@opt.output("--out", type=opt.PATH, default="paper", help="Directory of the results.")
+@opt.SEED
+@opt.OUTPUT_OPTIONS
 def reproduce(name: str | None, quiet: bool, as_json: bool, seed: int | None, out: Path, **options: Any) -> None:
     """Repeat an experiment."""
     if name is None:
-        list_experiments(as_json)
+        entries = {name: {"summary": entry.summary, "claim": entry.claim} for name, entry in EXPERIMENTS.items()}
+        if as_json:
+            print_json([{"name": name, **entry} for name, entry in entries.items()])
+        else:
+            click.echo("\n".join(f"{name}\n    {entry['summary']}" for name, entry in entries.items()))
         return
     with resume_hint(f"lpfs reproduce {name} --out {out}"):
         from lpfs.paper.reproduce import reproduce as run
@@ -194,17 +173,3 @@ def reproduce(name: str | None, quiet: bool, as_json: bool, seed: int | None, ou
         result = run(name, out, seed=seed or 0, quiet=quiet, **options)
     if as_json:
         print_json({"path": str(result.path), "figure": str(result.figure), **result.values})
-
-
-def list_experiments(as_json: bool) -> None:
-    """Print the experiments."""
-    if as_json:
-        print_json(
-            [
-                {"name": name, "summary": experiment.summary, "claim": experiment.claim}
-                for name, experiment in EXPERIMENTS.items()
-            ]
-        )
-        return
-    for name, experiment in EXPERIMENTS.items():
-        click.echo(f"{name}\n    {experiment.summary}")

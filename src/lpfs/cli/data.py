@@ -7,20 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lpfs.cli.app import SuggestingChoice, cli, print_json
-from lpfs.cli.options import (
-    DAYS,
-    ENCODING,
-    FILES,
-    OUTPUT_OPTIONS,
-    PATH,
-    TABLE,
-    days,
-    encoding,
-    output,
-    prepare_options,
-    section,
-)
+from lpfs.cli import options as opt
+from lpfs.cli.app import cli, print_json
 
 if TYPE_CHECKING:
     from lpfs.data.dataset import Dataset
@@ -36,7 +24,7 @@ The kinds of the columns are inferred and printed; correct them with --fields.
 """
 SIMULATE_HELP = "Write a simulated click log whose relevant fields are known; they are saved in truth.json."
 
-log_option = section("Log")
+log_option = opt.section("Log")
 
 
 @cli.command(
@@ -49,22 +37,22 @@ log_option = section("Log")
         "lpfs prepare s3://logs/day_* --preset criteo-terabyte --engine spark --out s3://data/terabyte",
     ],
 )
-@click.argument("source", nargs=-1, required=True, type=FILES)
-@TABLE
-@DAYS
-@days("--ordered", is_flag=True, help="Require rows in time order; fail if they are not.")
-@days("--shuffle", is_flag=True, help="Split the rows into days at random; not with a time column.")
-@days("--train", type=int, help="Number of first days that vocabularies are built from (all but the last).")
-@days("--seed", type=int, help="Seed of --negatives and --shuffle.")
-@ENCODING
-@encoding("--like", type=PATH, help="Encode like this Dataset; no vocabularies are built.")
-@encoding("--only", "fields_only", multiple=True, help="With --like: use only this field; repeatable.")
-@encoding("--write-fields", type=PATH, help="Write the inferred fields as TOML.")
-@output("--out", type=PATH, help="Directory to write.")
-@output("--dry-run", is_flag=True, help="Print how each column would be encoded; write no Dataset.")
-@output("--replace", is_flag=True, help="Replace another Dataset.")
-@output("--engine", type=SuggestingChoice(ENGINES), default="embedded", show_default=True, help="What reads the log.")
-@OUTPUT_OPTIONS
+@click.argument("source", nargs=-1, required=True, type=opt.FILES)
+@opt.TABLE
+@opt.DAYS
+@opt.days("--ordered", is_flag=True, help="Require rows in time order; fail if they are not.")
+@opt.days("--shuffle", is_flag=True, help="Split the rows into days at random; not with a time column.")
+@opt.days("--train", type=int, help="Number of first days that vocabularies are built from (all but the last).")
+@opt.days("--seed", type=int, help="Seed of --negatives and --shuffle.")
+@opt.ENCODING
+@opt.encoding("--like", type=opt.PATH, help="Encode like this Dataset; no vocabularies are built.")
+@opt.encoding("--only", "fields_only", multiple=True, help="With --like: use only this field; repeatable.")
+@opt.encoding("--write-fields", type=opt.PATH, help="Write the inferred fields as TOML.")
+@opt.output("--out", type=opt.PATH, help="Directory to write.")
+@opt.output("--dry-run", is_flag=True, help="Print how each column would be encoded; write no Dataset.")
+@opt.output("--replace", is_flag=True, help="Replace another Dataset.")
+@opt.output("--engine", choices=ENGINES, default="embedded", help="What reads the log.")
+@opt.OUTPUT_OPTIONS
 def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **options: Any) -> None:
     """Convert a click log to a Dataset."""
     from lpfs._console import Console
@@ -77,7 +65,7 @@ def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **options: Any)
     fields_out, engine = options.pop("write_fields"), options.pop("engine")
     if out is None and not dry_run:
         raise click.UsageError("Missing option '--out': the directory to write.")
-    plan = plan_source(list(source), **prepare_options(options))
+    plan = plan_source(list(source), **opt.prepare_options(options))
     if fields_out is not None:
         fields_out.write_text(to_toml(plan.plans), "utf-8")
         console.message(f"{fields_out}: the inferred fields; edit them and pass them with --fields")
@@ -113,22 +101,14 @@ def dataset_summary(dataset: Dataset) -> dict[str, Any]:
         "lpfs simulate --preset terabyte --rows 2000000 --format csv --out raw",
     ],
 )
-@log_option(
-    "--preset", default="small", show_default=True, type=SuggestingChoice(SIMULATED_PRESETS), help="Kind of log."
-)
+@log_option("--preset", choices=SIMULATED_PRESETS, default="small", help="Kind of log.")
 @log_option("--rows", type=int, help="Total number of rows. Default: that of the preset.")
 @log_option("--days", type=int, help="Number of days. Default: that of the preset.")
-@log_option("--seed", type=int, default=0, show_default=True, help="Seed of all random numbers.")
-@output("--out", required=True, type=PATH, help="Directory to write.")
-@output(
-    "--format",
-    type=SuggestingChoice(("dataset", "csv", "parquet")),
-    default="dataset",
-    show_default=True,
-    help="Format to write.",
-)
-@output("--replace", is_flag=True, help="Replace an older log.")
-@OUTPUT_OPTIONS
+@log_option("--seed", type=int, default=0, help="Seed of all random numbers.")
+@opt.output("--out", required=True, type=opt.PATH, help="Directory to write.")
+@opt.output("--format", choices=("dataset", "csv", "parquet"), default="dataset", help="Format to write.")
+@opt.output("--replace", is_flag=True, help="Replace an older log.")
+@opt.OUTPUT_OPTIONS
 def simulate(out: Path, quiet: bool, as_json: bool, **options: Any) -> None:
     """Simulate a click log."""
     from lpfs._console import Console

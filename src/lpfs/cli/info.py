@@ -49,18 +49,15 @@ BACKENDS = {"torch": "any device", "numba": "CPU", "triton": "GPU"}  # of embedd
 @JSON
 def methods(as_json: bool) -> None:
     """List the values of --method, with the paper that proposed each method."""
+    entries = [
+        {"name": name, "summary": entry.summary, "reference": entry.reference} for name, entry in METHODS.items()
+    ]
     if as_json:
-        print_json(
-            [
-                {"name": name, "summary": method.summary, "reference": method.reference}
-                for name, method in METHODS.items()
-            ]
-        )
+        print_json(entries)
         return
-    for name, method in METHODS.items():
-        click.echo(name)
-        for text in (method.summary, method.reference):
-            click.echo(textwrap.indent(textwrap.fill(text, 96), "    "))
+    for entry in entries:
+        texts = [textwrap.indent(textwrap.fill(entry[key], 96), "    ") for key in ("summary", "reference")]
+        click.echo("\n".join([entry["name"], *texts]))
 
 
 @cli.command(
@@ -114,35 +111,26 @@ def doctor(as_json: bool) -> None:
 def collect_info() -> dict[str, Any]:
     """Return what doctor prints, as plain values."""
     has_torch = util.find_spec("torch") is not None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    except (AttributeError, ValueError, OSError):  # not on every system
+        memory = None
+    # compiled kernels are cached here
+    directory = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(lpfs.__file__).parent)
+    is_writable = os.access(directory, os.W_OK) or not directory.exists()
     return {
         "lpfs": lpfs.__version__,
         "python": platform.python_version(),
-        "machine": {"system": platform.platform(), "cores": cpu_cores(), "memory_gb": memory_gb()},
-        "torch": torch_info() if has_torch else None,
-        "backends": backends() if has_torch else [],
-        "kernel_cache": kernel_cache(),
-        "packages": {name: installed_version(name) for name in NEEDED | OPTIONAL},
+        "machine": {"system": platform.platform(), "cores": cores, "memory_gb": memory},
+        "torch": _torch_info() if has_torch else None,
+        "backends": _backend_states() if has_torch else [],
+        "kernel_cache": {"directory": str(directory), "writable": is_writable},
+        "packages": {name: _installed_version(name) for name in NEEDED | OPTIONAL},
     }
 
 
-def cpu_cores() -> int:
-    """Return the number of cores that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        return os.cpu_count() or 1
-
-
-def memory_gb() -> float | None:
-    """Return the memory of the machine in GB."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    except (AttributeError, ValueError, OSError):
-        return None
-
-
-def torch_info() -> dict[str, Any]:
-    """Return the version of torch, its threads and GPUs."""
+def _torch_info() -> dict[str, Any]:
     import torch
 
     gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
@@ -154,21 +142,12 @@ def torch_info() -> dict[str, Any]:
     }
 
 
-def backends() -> list[dict[str, str]]:
+def _backend_states() -> list[dict[str, str]]:
     """Return the state of every backend of embedding tables, checked against plain torch."""
-    import torch
-
-    states = []
-    for name, device in BACKENDS.items():
-        if device == "GPU" and not torch.cuda.is_available():
-            state = "not used: no GPU"
-        else:
-            state = try_backend(name, "cuda" if device == "GPU" else "cpu")
-        states.append({"name": name, "device": device, "state": state})
-    return states
+    return [{"name": name, "device": device, "state": _try_backend(name, device)} for name, device in BACKENDS.items()]
 
 
-def try_backend(name: str, device: str) -> str:
+def _try_backend(name: str, device_label: str) -> str:
     """Look up some rows with a backend; return "works", or why it does not."""
     import torch
 
@@ -176,6 +155,9 @@ def try_backend(name: str, device: str) -> str:
     from lpfs.embeddings._backends import backend_for, use_backend
     from lpfs.errors import MissingPackageError
 
+    if device_label == "GPU" and not torch.cuda.is_available():
+        return "not used: no GPU"
+    device = "cuda" if device_label == "GPU" else "cpu"
     weight = torch.arange(12.0, device=device).reshape(6, 2)
     starts, ids = torch.tensor([0, 3, 6], device=device), torch.tensor([[0, 1], [2, 0]], device=device)
     try:
@@ -189,14 +171,7 @@ def try_backend(name: str, device: str) -> str:
         return f"does not work, plain torch is used: {type(error).__name__}: {lines[0]}"
 
 
-def kernel_cache() -> dict[str, Any]:
-    """Return the directory of compiled kernels: NUMBA_CACHE_DIR, or beside the source."""
-    directory = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(lpfs.__file__).parent)
-    return {"directory": str(directory), "writable": os.access(directory, os.W_OK) or not directory.exists()}
-
-
-def installed_version(name: str) -> str | None:
-    """Return the version of a package; None if it is not installed."""
+def _installed_version(name: str) -> str | None:
     if util.find_spec(name) is None:
         return None
     from importlib import metadata  # slow to import, and not needed for --help

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from lpfs._validation import did_you_mean
-from lpfs.cli.app import SuggestingChoice, cli, print_json
+from lpfs.cli.app import cli, print_json
 from lpfs.cli.options import FILES, OUTPUT_OPTIONS, PATH, days, encoding, model, output
 
 if TYPE_CHECKING:
@@ -42,17 +42,10 @@ like_option = encoding("--like", type=PATH, help="The Dataset that the model was
 @days("--days", "day_range", help="Name of a day, FIRST..LAST, or 'last'. Default: all days.")
 @days("--time", help="Column that orders the rows of a log. Default: that of the training data.")
 @like_option
-@model("--device", default="auto", help="auto, cpu, cuda, cuda:1 …")
+@model("--device", default="auto", show_default=False, help="auto, cpu, cuda, cuda:1 …")
 @OUTPUT_OPTIONS
 def evaluate(
-    folder: Path,
-    data: tuple[str, ...],
-    day_range: str | None,
-    time: str | None,
-    like: Path | None,
-    device: str,
-    quiet: bool,
-    as_json: bool,
+    folder: Path, data: tuple[str, ...], day_range: str | None, device: str, quiet: bool, as_json: bool, **options: Any
 ) -> None:
     """Evaluate a saved model."""
     from lpfs.pipeline.data import dataset_for_model
@@ -63,7 +56,7 @@ def evaluate(
     saved = load_saved(find_model_dir(folder))
     trained = saved.model.to(resolve_device(device))
     with tempfile.TemporaryDirectory(prefix="lpfs-") as staging:
-        dataset = dataset_for_model(saved, data, Path(staging) / "data", like=like, quiet=True, time=time)
+        dataset = dataset_for_model(saved, data, Path(staging) / "data", quiet=True, **options)
         rows = dataset if day_range is None else select_days(dataset, day_range)
         metrics = evaluate_model(trained, rows.stream(EVAL_BATCH_SIZE, fields=trained.reads.names))
     if day_range is None and not quiet and dataset.fingerprint == saved.metadata.get("fingerprint"):
@@ -81,14 +74,13 @@ def select_days(dataset: Dataset, day_range: str) -> Dataset:
     indices = []
     for name in (first, last or first):
         if name not in names and name != "last":
-            raise click.BadParameter(
-                f"no day {name!r}{did_you_mean(name, names)}; the days are {names[0]} to {names[-1]}",
-                param_hint="--days",
-            )
+            hint = f"{did_you_mean(name, names)}; the days are {names[0]} to {names[-1]}"
+            raise click.BadParameter(f"no day {name!r}{hint}", param_hint="--days")
         indices.append(names.index(name) if name in names else len(names) - 1)
-    if indices[0] > indices[1]:
+    start, stop = indices[0], indices[1] + 1
+    if start >= stop:
         raise click.BadParameter(f"the last day of {day_range!r} is before the first", param_hint="--days")
-    return dataset.days(indices[0], indices[1] + 1)
+    return dataset.days(start, stop)
 
 
 @cli.command(
@@ -98,30 +90,17 @@ def select_days(dataset: Dataset, day_range: str) -> Dataset:
 )
 @click.argument("folder", metavar="RUN", type=PATH)
 @like_option
-@output(
-    "--format",
-    "file_format",
-    type=SuggestingChoice(("onnx", "torch")),
-    default="onnx",
-    show_default=True,
-    help="Format of the file.",
-)
+@output("--format", "file_format", choices=("onnx", "torch"), default="onnx", help="Format of the file.")
 @output("--out", type=PATH, help="File to write. Default: model.onnx or model.pt2 in RUN.")
 @output("--replace", is_flag=True, help="Replace an older file.")
 @OUTPUT_OPTIONS
 def export(
-    folder: Path,
-    like: Path | None,
-    file_format: Literal["onnx", "torch"],
-    out: Path | None,
-    replace: bool,
-    quiet: bool,
-    as_json: bool,
+    folder: Path, like: Path | None, file_format: Literal["onnx", "torch"], quiet: bool, as_json: bool, **options: Any
 ) -> None:
     """Write a model as a file for serving."""
     from lpfs.export.export import export_run
 
-    exported = export_run(folder, out, dataset=like, format=file_format, replace=replace)
+    exported = export_run(folder, options.pop("out"), dataset=like, format=file_format, **options)
     if not quiet:
         click.echo(exported.describe(), err=True)
     if as_json:

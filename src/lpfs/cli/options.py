@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from lpfs.cli.app import Option, SuggestingChoice
+from lpfs.cli.app import Option
 from lpfs.methods.registry import METHODS
 from lpfs.models import MODELS
 
@@ -32,6 +32,7 @@ PREPARE_OPTIONS = (
     *("fields", "min_count", "max_values", "hash", "bins", "keep_all"),
 )
 
+MODEL_OPTION_HELP = "Option of the model, as dim=8 or hidden=64,32; repeatable."
 Function = TypeVar("Function", bound=Callable[..., Any])
 Decorator = Callable[[Function], Function]
 PATH = click.Path(path_type=Path)
@@ -44,7 +45,6 @@ class BinsType(click.ParamType[int | str]):
     name = "N|auto|off"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the number, or the word."""
         return value if value in ("auto", "off") else click.INT.convert(value, param, ctx)
 
 
@@ -72,7 +72,7 @@ TABLE = combine_options(
     table("--label", help="Label column, 0 or 1."),
     table("--task", "tasks", multiple=True, help="Column of an additional label; repeatable."),
     table("--positive", help="Label value that counts as 1, if labels are not 0 and 1."),
-    table("--preset", type=SuggestingChoice(PRESETS), help="Layout of a public log."),
+    table("--preset", choices=PRESETS, help="Layout of a public log."),
     table("--separator", help="Column separator of a text table; \\t is a tab. Default: detected."),
     table("--no-header", is_flag=True, help="Text tables have no header; columns are column_1, column_2 …"),
     table("--missing", multiple=True, help="Text of a missing value, for example '?'; repeatable."),
@@ -85,7 +85,7 @@ DAYS = combine_options(
     days("--negatives", type=float, help="Fraction of negative rows to keep, for example 0.125; it is recorded."),
 )
 ENCODING = combine_options(
-    encoding("--fields", type=PATH, help="TOML file that corrects the inferred fields."),
+    encoding("--fields", type=FILES, help="TOML file that corrects the inferred fields."),
     encoding("--min-count", type=int, help="Rarer values share the id of unseen values."),
     encoding("--max-values", type=int, help="Maximum number of values of a field; the most frequent ones are kept."),
     encoding("--hash", type=int, help="Hash values to this many ids instead of storing vocabularies."),
@@ -106,44 +106,33 @@ TARGET_OPTIONS = combine_options(
     target_option("--must-drop", multiple=True, help="Fields that are never used, as a,b; repeatable."),
 )
 SEARCH = combine_options(
-    search_option(
-        "--method",
-        type=SuggestingChoice(tuple(METHODS)),
-        metavar="NAME",
-        help="Search method (lpfs++); see lpfs methods.",
-    ),
+    search_option("--method", choices=METHODS, metavar="NAME", help="Search method (lpfs++); see lpfs methods."),
     search_option("--alpha", type=float, help="Weight α of the odd term of the gate."),
     search_option("--tau", type=float, help="τ of the odd term, in which ε is raised to 1/τ."),
     search_option("--epsilon", type=float, help="Initial ε of the gate."),
-    search_option("--schedule", type=SuggestingChoice(SCHEDULES), help="Schedule of ε and of the gate learning rate."),
-    search_option("--rescale", type=SuggestingChoice(("epsilon", "rms", "off")), help="What the gates are divided by."),
+    search_option("--schedule", choices=SCHEDULES, help="Schedule of ε and of the gate learning rate."),
+    search_option("--rescale", choices=("epsilon", "rms", "off"), help="What the gates are divided by."),
     search_option(
         "--method-option", "options", multiple=True, help="Any other option of the method, as name=value; repeatable."
     ),
     search_option("--search-steps", type=int, help="Number of search steps."),
 )
 TRAINING = combine_options(
-    model("--optimizer", type=SuggestingChoice(OPTIMIZERS), help="Optimizer of the model (adagrad)."),
+    model("--optimizer", choices=OPTIMIZERS, help="Optimizer of the model (adagrad)."),
     model("--lr", type=float, help="Learning rate of the optimizer."),
     model("--batch-size", type=int, help="Rows per step. Default: from the size of the data."),
-    model("--precision", type=SuggestingChoice(PRECISIONS), help="Arithmetic precision (float32)."),
-    model("--graph", type=SuggestingChoice(GRAPH_VALUES), help="Capture GPU steps as CUDA graphs (auto: if possible)."),
+    model("--precision", choices=PRECISIONS, help="Arithmetic precision (float32)."),
+    model("--graph", choices=GRAPH_VALUES, help="Capture GPU steps as CUDA graphs (auto: if possible)."),
     model("--device", help="auto, cpu, cuda, cuda:1 … (auto)."),
 )
 MODEL = combine_options(
-    model("--model", type=SuggestingChoice(tuple(MODELS)), help="Model architecture (mlp)."),
-    model(
-        "--model-option",
-        "model_options",
-        multiple=True,
-        help="Option of the model, as dim=8 or hidden=64,32; repeatable.",
-    ),
+    model("--model", choices=MODELS, help="Model architecture (mlp)."),
+    model("--model-option", "model_options", multiple=True, help=MODEL_OPTION_HELP),
     TRAINING,
 )
 SEED = output("--seed", type=int, help="Seed of all random numbers (0).")
-QUIET = output("-q", "--quiet", is_flag=True, help="Print only errors.")
 JSON = output("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
-OUTPUT_OPTIONS = combine_options(QUIET, JSON)
+OUTPUT_OPTIONS = combine_options(output("-q", "--quiet", is_flag=True, help="Print only errors."), JSON)
 RUN = combine_options(
     output("--resume", is_flag=True, help="Continue the run in --out from its last checkpoint."),
     output("--replace", is_flag=True, help="Replace an older run."),
@@ -168,16 +157,12 @@ def prepare_options(values: dict[str, Any]) -> dict[str, Any]:
     if "separator" in options:
         options["separator"] = options["separator"].replace("\\t", "\t")
     if options.get("parts", "files") != "files":
-        options["parts"] = parse_int(options["parts"])
+        try:
+            options["parts"] = int(options["parts"])
+        except ValueError:
+            message = f"{options['parts']!r} is neither an integer nor 'files'"
+            raise click.BadParameter(message, param_hint="--parts") from None
     return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
-
-
-def parse_int(text: str) -> int:
-    """Return --parts as a number."""
-    try:
-        return int(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is neither an integer nor 'files'", param_hint="--parts") from None
 
 
 def build_settings(
@@ -186,11 +171,9 @@ def build_settings(
     """Return the settings: those of --config, or of the run to resume, changed by the given options."""
     from lpfs.pipeline.settings import CONFIG_FILE, Settings
 
-    base = Settings()
-    if config is not None:
-        base = Settings.load(config)
-    elif resume and (out / CONFIG_FILE).exists():
-        base = Settings.load(out)
+    if config is None and resume and (out / CONFIG_FILE).exists():
+        config = out
+    base = Settings() if config is None else Settings.load(config)
     prepare = prepare_options({name: options.pop(name, None) for name in PREPARE_OPTIONS})
     method_options = drop_none({name: options.pop(name, None) for name in METHOD_OPTIONS})
     method_options |= parse_pairs(options.pop("options", ()), "--method-option")
@@ -202,21 +185,19 @@ def build_settings(
         options[name] = split_names(options.pop(name, ()))
     graph = options.pop("graph", None)
     changes = {name: str(value) if isinstance(value, Path) else value for name, value in drop_none(options).items()}
-    if "fields" in prepare:
-        prepare["fields"] = str(prepare["fields"])
     changes |= {
         "prepare": {**base.prepare, **prepare},
         "options": {**base.options, **method_options},
         "model_options": {**base.model_options, **model_options},
-        **({} if graph is None else {"graph": GRAPH_VALUES[graph]}),
-        **({"source": tuple(source)} if source else {}),
     }
+    if graph is not None:
+        changes["graph"] = GRAPH_VALUES[graph]
+    if source:
+        changes["source"] = tuple(source)
     settings = base.updated(**changes)
     if not settings.source:
         hint = f" {out} contains no run to resume." if resume else ""
-        raise click.UsageError(
-            f"Missing argument: the log, as files or the directory of a Dataset (or --config).{hint}"
-        )
+        raise click.UsageError(f"Missing argument: the log, as files or a Dataset directory (or --config).{hint}")
     return settings
 
 

@@ -7,26 +7,9 @@ from typing import Any
 
 import click
 
-from lpfs.cli.app import SuggestingChoice, cli, print_json, resume_after_restart, resume_hint
-from lpfs.cli.options import (
-    CONFIG,
-    DAYS,
-    ENCODING,
-    FILES,
-    MODEL,
-    OUTPUT_OPTIONS,
-    PATH,
-    RUN,
-    SEARCH,
-    TABLE,
-    TARGET_OPTIONS,
-    TRAINING,
-    build_settings,
-    days,
-    model,
-    output,
-    search_option,
-)
+from lpfs.cli import options as opt
+from lpfs.cli.app import cli, print_json, resume_after_restart, resume_hint
+from lpfs.cli.options import build_settings
 
 SELECT_HELP = """Find the fields that a CTR model needs, and write them, a report and the smaller model to --out.
 
@@ -48,14 +31,15 @@ PRUNE_HELP = """Remove the dropped fields from the model of a search, and verify
 
 FOLDER is the directory of a search. The predictions are compared on rows of DATA, or of the data of the search.
 """
+ZEROS_HELP = "Replace dropped fields by zeros instead of cutting columns: bit-equal, but larger."
 # keys of selection.json that --json prints
 JSON_KEYS = (
     *("method", "kept", "dropped", "gates", "metrics", "validation", "max_logit_change", "certificates", "model"),
     *("chosen_in", "hot_start", "savings", "seconds", "hints", "seed", "fingerprint", "versions"),
 )
 
-data_argument = click.argument("data", nargs=-1, type=FILES)
-out_option = output("--out", type=PATH, required=True, help="Directory to write.")
+data_argument = click.argument("data", nargs=-1, type=opt.FILES)
+out_option = opt.output("--out", type=opt.PATH, required=True, help="Directory to write.")
 
 
 @cli.command(
@@ -69,27 +53,25 @@ out_option = output("--out", type=PATH, required=True, help="Directory to write.
         "lpfs select --resume --out run                        # continue an interrupted run",
     ],
 )
-@click.argument("source", nargs=-1, type=FILES)
-@TARGET_OPTIONS
-@TABLE
-@DAYS
-@ENCODING
-@SEARCH
-@search_option(
-    "--level", type=SuggestingChoice(("field", "cross")), help="Gates on fields, or on the crosses of dlrm_cross."
-)
-@search_option("--seeds", type=int, help="Number of searches, to count how often each field is kept (1).")
-@MODEL
-@model("--pretrain-steps", type=int, help="Number of pretraining steps.")
-@model("--checkpoint", type=PATH, help="Directory of a trained model to start from instead of pretraining.")
-@model(
+@click.argument("source", nargs=-1, type=opt.FILES)
+@opt.TARGET_OPTIONS
+@opt.TABLE
+@opt.DAYS
+@opt.ENCODING
+@opt.SEARCH
+@opt.search_option("--level", choices=("field", "cross"), help="Gates on fields, or on the crosses of dlrm_cross.")
+@opt.search_option("--seeds", type=int, help="Number of searches, to count how often each field is kept (1).")
+@opt.MODEL
+@opt.model("--pretrain-steps", type=int, help="Number of pretraining steps.")
+@opt.model("--checkpoint", type=opt.PATH, help="Directory of a trained model to start from instead of pretraining.")
+@opt.model(
     "--finish",
-    type=SuggestingChoice(("both", "hot", "retrain", "none")),
+    choices=("both", "hot", "retrain", "none"),
     help="Train the pruned model further (hot), the kept fields from scratch (retrain), both (default) or none.",
 )
-@output("--out", type=PATH, default="run", show_default=True, help="Directory of the run.")
-@CONFIG
-@RUN
+@opt.output("--out", type=opt.PATH, default="run", help="Directory of the run.")
+@opt.CONFIG
+@opt.RUN
 def select(
     source: tuple[str, ...], out: Path, resume: bool, replace: bool, quiet: bool, as_json: bool, **options: Any
 ) -> None:
@@ -113,33 +95,23 @@ def select(
     ],
 )
 @data_argument
-@TABLE
-@DAYS
-@days(
+@opt.TABLE
+@opt.DAYS
+@opt.days(
     "--rows",
-    type=SuggestingChoice(("train", "early")),
+    choices=("train", "early"),
     default="train",
-    show_default=True,
     help="All days but the last, or only those before the days that select searches on.",
 )
-@ENCODING
-@MODEL
-@model("--steps", "pretrain_steps", type=int, help="Number of steps. Default: from the size of the data.")
-@model("--must-drop", multiple=True, help="Fields that are not used, as a,b; repeatable.")
+@opt.ENCODING
+@opt.MODEL
+@opt.model("--steps", "pretrain_steps", type=int, help="Number of steps. Default: from the size of the data.")
+@opt.model("--must-drop", multiple=True, help="Fields that are not used, as a,b; repeatable.")
 @out_option
-@RUN
-def train(
-    data: tuple[str, ...], out: Path, rows: str, resume: bool, replace: bool, quiet: bool, as_json: bool, **options: Any
-) -> None:
+@opt.RUN
+def train(**options: Any) -> None:
     """Train a model and save it."""
-    resume, replace = resume_after_restart(resume, replace)
-    settings = build_settings(data, out, resume=resume, **options)
-    with resume_hint(f"lpfs train --resume --rows {rows} --out {out}"):
-        from lpfs.pipeline.single_stage import run_train
-
-        record = run_train(settings, out, early=rows == "early", resume=resume, replace=replace, quiet=quiet)
-    if as_json:
-        print_json(record)
+    _run_stage("train", **options)
 
 
 @cli.command(
@@ -150,31 +122,36 @@ def train(
         "lpfs search trained week.parquet --rows all --max-auc-loss 0.0005 --out found",
     ],
 )
-@click.argument("checkpoint", metavar="MODEL", type=FILES)
+@click.argument("checkpoint", metavar="MODEL", type=opt.FILES)
 @data_argument
-@TARGET_OPTIONS
-@SEARCH
-@DAYS
-@days(
+@opt.TARGET_OPTIONS
+@opt.SEARCH
+@opt.DAYS
+@opt.days(
     "--rows",
-    type=SuggestingChoice(("search", "all")),
+    choices=("search", "all"),
     default="search",
-    show_default=True,
     help="The days that select searches on, or all of DATA; the last tenth is held out for validation.",
 )
-@TRAINING
+@opt.TRAINING
 @out_option
-@RUN
-def search(
-    data: tuple[str, ...], out: Path, rows: str, resume: bool, replace: bool, quiet: bool, as_json: bool, **options: Any
-) -> None:
+@opt.RUN
+def search(**options: Any) -> None:
     """Search from a trained model."""
-    resume, replace = resume_after_restart(resume, replace)
-    settings = build_settings(data, out, resume=resume, **options)
-    with resume_hint(f"lpfs search {options['checkpoint']} --resume --rows {rows} --out {out}"):
-        from lpfs.pipeline.single_stage import run_search_stage
+    _run_stage(f"search {options['checkpoint']}", **options)
 
-        record = run_search_stage(settings, out, all_rows=rows == "all", resume=resume, replace=replace, quiet=quiet)
+
+def _run_stage(
+    command: str, data: tuple[str, ...], out: Path, rows: str, quiet: bool, as_json: bool, **options: Any
+) -> None:
+    """Run ``lpfs train`` or ``lpfs search MODEL``."""
+    resume, replace = resume_after_restart(options.pop("resume"), options.pop("replace"))
+    settings = build_settings(data, out, resume=resume, **options)
+    with resume_hint(f"lpfs {command} --resume --rows {rows} --out {out}"):
+        from lpfs.pipeline.single_stage import run_search_stage, run_train
+
+        run = run_train if command == "train" else run_search_stage
+        record = run(settings, out, rows, resume=resume, replace=replace, quiet=quiet)
     if as_json:
         print_json(record)
 
@@ -184,14 +161,12 @@ def search(
     short_help="Remove the dropped fields from a model.",
     examples=["lpfs prune found --out small", "lpfs prune found data/log --zeros --out small"],
 )
-@click.argument("folder", type=PATH)
+@click.argument("folder", type=opt.PATH)
 @data_argument
-@model(
-    "--zeros", is_flag=True, help="Replace dropped fields by zeros instead of cutting columns: bit-equal, but larger."
-)
+@opt.model("--zeros", is_flag=True, help=ZEROS_HELP)
 @out_option
-@output("--replace", is_flag=True, help="Replace an older result.")
-@OUTPUT_OPTIONS
+@opt.output("--replace", is_flag=True, help="Replace an older result.")
+@opt.OUTPUT_OPTIONS
 def prune(
     folder: Path, data: tuple[str, ...], out: Path, zeros: bool, replace: bool, quiet: bool, as_json: bool
 ) -> None:

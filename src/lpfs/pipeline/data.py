@@ -101,23 +101,11 @@ def prepare_dataset(
 
 
 def dataset_for_model(
-    saved: SavedModel,
-    source: Sequence[str],
-    out: Path,
-    *,
-    like: str | os.PathLike[str] | None = None,
-    quiet: bool = False,
-    **options: Any,
+    saved: SavedModel, source: Sequence[str], out: Path, *, like: Path | None = None, **options: Any
 ) -> Dataset:
-    """Return rows that a saved model can use: a Dataset that fits it, or a log encoded as its rows were.
+    """Return rows that a saved model can use: a Dataset that fits it, or a log encoded as its rows were, in ``out``.
 
-    Args:
-        saved: the model.
-        source: files, or the directory of a Dataset.
-        out: where the Dataset of a log is written.
-        like: the Dataset that the model was trained on, if it was moved.
-        quiet: print nothing.
-        options: options of ``prepare`` that fit nothing.
+    ``like`` is the Dataset that the model was trained on, if it was moved; ``options`` are those of ``prepare``.
     """
     if is_dataset(source):
         dataset = Dataset(source[0])
@@ -126,7 +114,7 @@ def dataset_for_model(
     reference = training_dataset(saved) if like is None else Dataset(like)
     check_dataset_fits(saved, reference)
     fields = saved.model.reads.names
-    return prepare(list(source), out, like=reference, fields_only=fields, replace=True, quiet=quiet, **options)
+    return prepare(list(source), out, like=reference, fields_only=fields, replace=True, **options)
 
 
 def training_dataset(saved: SavedModel) -> Dataset:

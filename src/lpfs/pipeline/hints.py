@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,13 +45,7 @@ Hint = dict[str, Any]
 
 
 def find_hints(plan: RunPlan, full: Model, kept: Sequence[str]) -> list[Hint]:
-    """Return hints with ``kind``, ``fields`` and ``text``; an error costs the hints only, never the run.
-
-    Args:
-        plan: the run; click rates come from training rows, evaluations from validation rows.
-        full: the model of all fields.
-        kept: the kept fields.
-    """
+    """Return hints with ``kind``, ``fields`` and ``text`` about a run; an error never fails the run."""
     try:
         return _find_hints(plan.splits, full, kept, plan.device)
     except Exception as error:
@@ -64,8 +58,8 @@ def _find_hints(splits: DataSplits, full: Model, kept: Sequence[str], device: to
     fields = full.reads.names
     valid = splits.valid.part(0, min(VALID_ROWS, splits.valid.rows))
     stream = valid.stream(EVAL_BATCH_SIZE, fields=fields, device=device)
-    train_rows = splits.train.rows
-    train_values, train_labels = read_fields(splits.train.part(max(0, train_rows - TRAIN_ROWS), train_rows), fields)
+    train = splits.train.part(max(0, splits.train.rows - TRAIN_ROWS), splits.train.rows)
+    train_values, train_labels = read_fields(train, fields)
     valid_values, valid_labels = read_fields(valid, fields)
     full_auc = evaluate(full, stream).auc
     duplicates = duplicate_hints({name: train_values[name] for name in kept}, len(train_labels))
@@ -75,7 +69,7 @@ def _find_hints(splits: DataSplits, full: Model, kept: Sequence[str], device: to
     alone = {
         name: single_field_auc(train_values[name], train_labels, valid_values[name], valid_labels) for name in fields
     }
-    without = {name: evaluate(full, ShuffledStream(stream, name)).auc or full_auc for name in fields}
+    without = {name: evaluate(full, shuffled_batches(stream, name)).auc or full_auc for name in fields}
     return [*leak_hints(full_auc, alone, without), *duplicates]
 
 
@@ -96,10 +90,7 @@ def unread_fields_hint(kept: Sequence[str], inputs: Sequence[str], schema: Schem
 def leak_hints(full_auc: float, alone: Mapping[str, float], without: Mapping[str, float]) -> list[Hint]:
     """Return a hint for each field that predicts suspiciously well.
 
-    Args:
-        full_auc: AUC of the model of all fields.
-        alone: AUC of each field alone.
-        without: AUC of the model if the field is shuffled.
+    The AUC is that of the model of all fields, of each field alone, and of the model if the field is shuffled.
 
     >>> [hint["fields"] for hint in leak_hints(0.9, {"a": 0.86, "b": 0.7}, {"a": 0.8, "b": 0.9})]
     [['a']]
@@ -124,57 +115,40 @@ def leak_hints(full_auc: float, alone: Mapping[str, float], without: Mapping[str
 
 def duplicate_hints(kept: Mapping[str, Sequence[FieldValues]], rows: int) -> list[Hint]:
     """Return a hint for each group of fields that are the same column except for the names of its values."""
-    groups: dict[bytes, list[str]] = {}
+    groups: dict[bytes | None, list[str]] = {}
     for name, columns in kept.items():
-        digest = partition_digest(columns)
-        if digest is not None:
-            groups.setdefault(digest, []).append(name)
-    return [
-        {
-            "kind": "same column",
-            "fields": names,
-            "text": f"{', '.join(map(repr, names))} are the same column with other values, in all {rows:,} rows "
-            f"that were compared; one of them is enough: --must-drop {','.join(names[1:])}",
-        }
-        for names in groups.values()
-        if len(names) > 1
-    ]
+        groups.setdefault(partition_digest(columns), []).append(name)
+    groups.pop(None, None)
+    hints = []
+    for names in (names for names in groups.values() if len(names) > 1):
+        text = (
+            f"{', '.join(map(repr, names))} are the same column with other values, in all {rows:,} rows that were "
+            f"compared; one of them is enough: --must-drop {','.join(names[1:])}"
+        )
+        hints.append({"kind": "same column", "fields": names, "text": text})
+    return hints
 
 
-class ShuffledStream:
-    """The batches of a stream with one field shuffled within each batch."""
-
-    def __init__(self, stream: Stream, name: str) -> None:
-        self.stream, self.name = stream, name
-
-    def __iter__(self) -> Iterator[Batch]:
-        generator = torch.Generator().manual_seed(0)
-        for batch in self.stream:
-            order = torch.randperm(len(batch), generator=generator).to(batch.labels.device)
-            yield shuffle_fields(batch, self.stream.schema, [self.name], order)
+def shuffled_batches(stream: Stream, name: str) -> Iterator[Batch]:
+    """Yield the batches of a stream with one field shuffled within each batch."""
+    generator = torch.Generator().manual_seed(0)
+    for batch in stream:
+        order = torch.randperm(len(batch), generator=generator).to(batch.labels.device)
+        yield shuffle_fields(batch, stream.schema, [name], order)
 
 
 @dataclass(frozen=True)
 class FieldValues:
-    """The values of a field, or of one column of a numeric field, in some rows.
+    """The values of a field, or of one column of a numeric field, in some rows."""
 
-    Args:
-        ids: id of each value; of a number its bin, 0 if it is missing.
-        rows: row of each value.
-        raw: the numbers, NaN if missing; None for ids.
-        edges: between the bins; None for ids.
-    """
+    ids: Ids  # of each value; of a number its bin, 0 if it is missing
+    rows: Ids  # row of each value
+    raw: Numbers | None = None  # the numbers, NaN if missing; None for ids
+    edges: Numbers | None = None  # between the bins; None for ids
 
-    ids: Ids
-    rows: Ids
-    raw: Numbers | None = None
-    edges: Numbers | None = None
-
-    def binned_like(self, other: FieldValues) -> FieldValues:
-        """Return the values with the bins of another column."""
-        if self.raw is None or other.edges is None:
-            return self
-        return replace(self, ids=bin_numbers(self.raw, other.edges))
+    def ids_binned_like(self, other: FieldValues) -> Ids:
+        """Return the ids with the bins of another column."""
+        return self.ids if self.raw is None or other.edges is None else bin_numbers(self.raw, other.edges)
 
 
 def read_fields(rows: Dataset, fields: Sequence[str]) -> tuple[dict[str, list[FieldValues]], Numbers]:
@@ -209,8 +183,7 @@ def _numeric_values(batches: Sequence[Batch], column: int) -> FieldValues:
     ]
     raw[np.concatenate(missing)] = np.nan
     present = raw[~np.isnan(raw)]
-    levels = np.linspace(0, 1, BINS + 1)[1:-1]
-    edges = np.unique(np.quantile(present, levels)) if len(present) else np.empty(0)
+    edges = np.unique(np.quantile(present, np.linspace(0, 1, BINS + 1)[1:-1])) if len(present) else np.empty(0)
     return FieldValues(bin_numbers(raw, edges), np.arange(len(raw)), raw, edges)
 
 
@@ -229,8 +202,7 @@ def partition_digest(columns: Sequence[FieldValues]) -> bytes | None:
     None if the column cannot be compared: a single value, or another one in nearly every row. Numbers with many
     values are compared by their ranks, ascending or descending.
     """
-    digest = hashlib.sha256()
-    comparable = False
+    digest, comparable = hashlib.sha256(), False
     for column in columns:
         values = column.ids if column.raw is None else np.nan_to_num(column.raw, nan=np.inf)
         distinct, first, ranks = np.unique(values, return_index=True, return_inverse=True)
@@ -243,16 +215,12 @@ def partition_digest(columns: Sequence[FieldValues]) -> bytes | None:
             codes = order[ranks]
             comparable |= 1 < len(distinct) <= len(values) // 2
         comparable |= column.raw is not None and len(distinct) > 1
-        digest.update(codes.astype(np.int64).tobytes())
-        digest.update(column.rows.tobytes())
+        digest.update(codes.astype(np.int64).tobytes() + column.rows.tobytes())
     return digest.digest() if comparable else None
 
 
 def single_field_auc(
-    train_columns: Sequence[FieldValues],
-    train_labels: Numbers,
-    valid_columns: Sequence[FieldValues],
-    valid_labels: Numbers,
+    train: Sequence[FieldValues], train_labels: Numbers, valid: Sequence[FieldValues], valid_labels: Numbers
 ) -> float:
     r"""Return the AUC of a field alone: of the click rate of its value, computed on training rows.
 
@@ -260,15 +228,14 @@ def single_field_auc(
 
     A bag is scored by the mean over its values; of a field with several columns the best one counts.
     """
-    best = 0.5
-    for train, valid in zip(train_columns, valid_columns, strict=True):
-        valid_ids = valid.binned_like(train).ids
-        size = int(max(train.ids.max(initial=0), valid_ids.max(initial=0))) + 1
-        mean = train_labels.mean()
-        clicks = np.bincount(train.ids, train_labels[train.rows], minlength=size)
-        rates = (clicks + PRIOR_ROWS * mean) / (np.bincount(train.ids, minlength=size) + PRIOR_ROWS)
-        total = np.bincount(valid.rows, rates[valid_ids], minlength=len(valid_labels))
-        count = np.bincount(valid.rows, minlength=len(valid_labels))
+    best, mean = 0.5, train_labels.mean()
+    for column, valid_column in zip(train, valid, strict=True):
+        valid_ids = valid_column.ids_binned_like(column)
+        size = int(max(column.ids.max(initial=0), valid_ids.max(initial=0))) + 1
+        clicks = np.bincount(column.ids, train_labels[column.rows], minlength=size)
+        rates = (clicks + PRIOR_ROWS * mean) / (np.bincount(column.ids, minlength=size) + PRIOR_ROWS)
+        total = np.bincount(valid_column.rows, rates[valid_ids], minlength=len(valid_labels))
+        count = np.bincount(valid_column.rows, minlength=len(valid_labels))
         scores = np.where(count > 0, total / np.maximum(count, 1), mean)
         best = max(best, compute_auc(scores, valid_labels) or 0.5)
     return best

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,93 +40,54 @@ AUC_LOSS_PER_SE = 0.25  # default allowed AUC loss, in standard errors of the va
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One run: settings, data, steps and target.
+    """One run: settings, data, steps and target."""
 
-    Args:
-        settings: checked settings, with absolute paths.
-        dataset: all rows.
-        schema: fields to select from.
-        splits: rows of every stage.
-        steps: number of steps and batch size of every stage.
-        target: what to search for.
-        device: where the models are trained.
-        run_dir: directory of the run.
-        resume: continue stages that were interrupted.
-        console: where messages go.
-        saved_model: trained model that the search starts from, instead of pretraining.
-    """
-
-    settings: Settings
-    dataset: Dataset
-    schema: Schema
-    splits: DataSplits
-    steps: StagePlan
-    target: SelectionTarget
+    settings: Settings  # checked, with absolute paths
+    dataset: Dataset  # all rows
+    schema: Schema  # fields to select from
+    splits: DataSplits  # rows of every stage
+    steps: StagePlan  # number of steps and batch size of every stage
+    target: SelectionTarget  # what to search for
     device: torch.device
     run_dir: Path
-    resume: bool
+    resume: bool  # continue stages that were interrupted
     console: Console
-    saved_model: SavedModel | None = None
+    saved_model: SavedModel | None = None  # trained model that the search starts from, instead of pretraining
 
     @property
     def method(self) -> Method:
         """The search method with its options."""
         return make_method(self.settings.method, self.settings.options)
 
-    def for_search(
-        self,
-        run_dir: Path,
-        seed: int,
-        *,
-        method: str | None = None,
-        options: Mapping[str, Any] | None = None,
-        keep: int | None = None,
-        penalty: float | None = None,
-        resume: bool | None = None,
-    ) -> RunPlan:
-        """Return the plan of another search on the same rows; what is not given stays as it is.
+    def for_search(self, run_dir: Path, seed: int, *, resume: bool | None = None, **changes: Any) -> RunPlan:
+        """Return the plan of another search on the same rows.
 
-        A new ``keep`` or ``penalty`` replaces the target.
+        ``changes`` are settings: method, options, and a new target such as keep; None leaves one as it is.
         """
-        settings = replace(
-            self.settings,
-            seed=seed,
-            method=self.settings.method if method is None else method,
-            options=self.settings.options if options is None else options,
-        )
-        target = self.target
-        if keep is not None or penalty is not None:
-            settings = settings.updated(keep=keep, penalty=penalty)
-            target = SelectionTarget(keep=keep, penalty=penalty, must_keep=target.must_keep, costs=target.costs)
+        changes = {name: value for name, value in changes.items() if value is not None}
+        settings, target = self.settings.updated(seed=seed, **changes), self.target
+        if changes.keys() & set(TARGET_FIELDS):
+            new = {name: getattr(settings, name) for name in TARGET_FIELDS}
+            target = SelectionTarget(**new, must_keep=target.must_keep, costs=target.costs)
         resume = self.resume if resume is None else resume
         return replace(self, settings=settings, target=target, run_dir=run_dir, resume=resume)
 
     def stream(self, rows: Dataset, fields: Sequence[str], *, train: bool, seed: int = 0) -> Stream:
         """Return batches of some rows; training rows are shuffled if they are read more than once."""
         size = self.steps.batch_size if train else EVAL_BATCH_SIZE
-        shuffle = train and self.steps.shuffle
-        return rows.stream(size, shuffle=shuffle, seed=seed, fields=fields, device=self.device)
+        return rows.stream(size, shuffle=train and self.steps.shuffle, seed=seed, fields=fields, device=self.device)
 
     def training(
-        self,
-        steps: int,
-        seed: int,
-        *,
-        keep_best: bool,
-        record_auc: bool = False,
-        keep_last_optimizer: bool = False,
-        graph: bool = False,
+        self, steps: int, seed: int, *, keep_best: bool, record_auc: bool = False, keep_last_optimizer: bool = False
     ) -> Training:
-        """Return the settings of the training loop.
+        """Return the settings of the training loop, without a CUDA graph.
 
         Args:
-            steps: number of steps.
-            seed: seed of the training.
+            steps, seed: of the training.
             keep_best: keep the state with the best validation AUC if rows are read more than once.
             record_auc: keep it always, and count the initial state as well.
             keep_last_optimizer: keep the last state of the optimizer with the best state of the model. The
                 accumulated squares of Adagrad then make smaller steps, and a search overfits less.
-            graph: capture the step as a CUDA graph.
         """
         evaluate = record_auc or (keep_best and self.steps.shuffle)
         return Training(
@@ -139,7 +100,6 @@ class RunPlan:
             evaluate_first=record_auc,
             keep_optimizer="last" if keep_last_optimizer else "best",
             checkpoint_every=max(1, min(steps, max(500, steps // 10))),
-            graph=graph,
             check_every=1 if self.device.type == "cpu" else 50,
             tensorboard=self.settings.tensorboard,
             mlflow=self.settings.mlflow,
@@ -151,8 +111,8 @@ class RunPlan:
         """Whether steps are captured as CUDA graphs; by default on a GPU in a single process."""
         if self.settings.graph is not None:
             return self.settings.graph
-        single = not current_group().is_distributed
-        return self.device.type == "cuda" and single and supports_cuda_graph(self.device)
+        is_single = not current_group().is_distributed
+        return self.device.type == "cuda" and is_single and supports_cuda_graph(self.device)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return a new optimizer of a model."""
@@ -163,6 +123,13 @@ class RunPlan:
         """Return the model of all fields on the meta device, which allocates nothing."""
         with torch.device("meta"):
             return make_model(self.settings.backbone, self.schema, **self.settings.model_options)
+
+    def check(self) -> None:
+        """Check the search and the labels: everything that can fail before training."""
+        model, method = self.meta_model(), self.method
+        method.check(self.target.for_model(model), model.names, self.steps.search)
+        method.check_model(model)
+        check_label_classes(self.splits)
 
 
 class StageTimer:
@@ -201,24 +168,6 @@ def check_settings(settings: Settings) -> tuple[Settings, SavedModel | None]:
     return settings, saved
 
 
-def plan_run(
-    settings: Settings,
-    dataset: Dataset,
-    run_dir: Path,
-    console: Console,
-    *,
-    saved: SavedModel | None = None,
-    resume: bool = False,
-) -> RunPlan:
-    """Return the plan of a run, after every check that can be made before training."""
-    plan = build_plan(settings, dataset, run_dir, console, saved=saved, resume=resume)
-    model = plan.meta_model()
-    plan.method.check(plan.target.for_model(model), model.names, plan.steps.search)
-    plan.method.check_model(model)
-    check_label_classes(plan.splits)
-    return plan
-
-
 def build_plan(
     settings: Settings,
     dataset: Dataset,
@@ -228,7 +177,7 @@ def build_plan(
     saved: SavedModel | None = None,
     resume: bool = False,
 ) -> RunPlan:
-    """Return the rows of every stage, how long each takes, and the target; the search itself is not checked."""
+    """Return the rows of every stage, how long each takes, and the target; ``RunPlan.check`` checks the search."""
     if dataset.settings.get("unlabelled"):
         raise DataError(f"{dataset.path} was prepared from rows without a label; nothing can be trained on it")
     for name in settings.must_drop:
@@ -240,25 +189,9 @@ def build_plan(
     if not names:
         raise InputError("must_drop names every field; leave at least one field to select from")
     schema, splits = dataset.schema.subset(names), split_dataset(dataset)
-    steps = plan_stages(
-        splits,
-        batch_size=settings.batch_size,
-        pretrain_steps=settings.pretrain_steps,
-        search_steps=settings.search_steps,
-    )
-    return RunPlan(
-        settings,
-        dataset,
-        schema,
-        splits,
-        steps,
-        make_target(settings, schema, splits.valid),
-        resolve_device(settings.device),
-        run_dir,
-        resume,
-        console,
-        saved,
-    )
+    steps = plan_stages(splits, settings.batch_size, settings.pretrain_steps, settings.search_steps)
+    target, device = make_target(settings, schema, splits.valid), resolve_device(settings.device)
+    return RunPlan(settings, dataset, schema, splits, steps, target, device, run_dir, resume, console, saved)
 
 
 def make_target(settings: Settings, schema: Schema, valid: Dataset) -> SelectionTarget:

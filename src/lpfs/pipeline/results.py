@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 import lpfs
-from lpfs._console import Console
 from lpfs._fileio import open_atomic, write_json_atomic, write_text_atomic
 from lpfs.data.dataset import Dataset
 from lpfs.errors import InputError
@@ -46,8 +46,7 @@ class Outcome:
         choices: the same on the validation rows, where choices are made.
         certificates: of the model with zeros and of the model without columns.
         max_logit_change: largest difference of a logit between the gated and the pruned model.
-        model: the model to deploy; ``chosen`` is its name in ``metrics``.
-        chosen: name of the model to deploy.
+        model, chosen: the model to deploy, and its name in ``metrics``.
         chosen_in: number of searches in which each field was kept.
         savings: table bytes, parameters and rows per second of all fields and of the model to deploy.
         seconds: duration of every stage.
@@ -99,16 +98,16 @@ def with_record(outcome: Outcome, plan: RunPlan) -> Outcome:
     record = build_record(
         plan,
         outcome.selection,
-        metrics=dict(outcome.metrics),
-        validation=dict(outcome.choices),
+        metrics=outcome.metrics,
+        validation=outcome.choices,
         max_logit_change=outcome.max_logit_change,
-        certificates=dict(outcome.certificates),
+        certificates=outcome.certificates,
         model=outcome.chosen,
-        chosen_in=dict(outcome.chosen_in),
-        savings={name: dict(values) for name, values in outcome.savings.items()},
+        chosen_in=outcome.chosen_in,
+        savings=outcome.savings,
         seconds={name: round(value, 3) for name, value in outcome.seconds.items()},
-        hints=list(outcome.hints),
-        **({"hot_start": dict(outcome.hot_start)} if outcome.hot_start else {}),
+        hints=outcome.hints,
+        **({"hot_start": outcome.hot_start} if outcome.hot_start else {}),
     )
     return replace(outcome, record=record)
 
@@ -144,12 +143,8 @@ def field_facts(plan: RunPlan) -> dict[str, Record]:
 
 def certificate_record(certificate: Certificate) -> Record:
     """Return a certificate as JSON values."""
-    return {
-        "max_logit_change": certificate.max_logit_change,
-        "bound": certificate.bound,
-        "certified": certificate.certified,
-        "checked": list(certificate.checked),
-    }
+    values = {name: getattr(certificate, name) for name in ("max_logit_change", "bound", "certified")}
+    return {**values, "checked": list(certificate.checked)}
 
 
 def data_reference(dataset: Dataset) -> dict[str, str]:
@@ -169,13 +164,11 @@ def source_digest() -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions that a result depends on."""
-    import numpy
-
     return {
         "lpfs": lpfs.__version__,
         "code": source_digest(),
         "torch": torch.__version__,
-        "numpy": numpy.__version__,
+        "numpy": np.__version__,
         "python": platform.python_version(),
     }
 
@@ -204,14 +197,13 @@ def write_history(path: Path, selection: Selection) -> None:
     """Write the history of a search: one row per record, one column per gate."""
     import polars as pl
 
-    if not selection.history:
+    history = selection.history
+    if not history:
         return
-    rows = [{key: value for key, value in record.items() if key != "gates"} for record in selection.history]
-    frame = pl.DataFrame(rows)
-    if "gates" in selection.history[0]:
-        values = [record["gates"] for record in selection.history]
-        gates = pl.DataFrame(values, schema=[f"gate:{name}" for name in selection.gates], orient="row")
-        frame = pl.concat([frame, gates], how="horizontal")
+    frame = pl.DataFrame([{key: value for key, value in record.items() if key != "gates"} for record in history])
+    if "gates" in history[0]:
+        names = [f"gate:{name}" for name in selection.gates]
+        frame = frame.hstack(pl.DataFrame([record["gates"] for record in history], schema=names, orient="row"))
     with open_atomic(path) as file:
         frame.write_parquet(file)
 
@@ -219,26 +211,14 @@ def write_history(path: Path, selection: Selection) -> None:
 def format_field_list(names: Iterable[str]) -> str:
     r"""Return one name per line; a name that is not a plain line becomes a JSON string.
 
-    That is a name with a line break, with a blank at one end, with a quotation mark at its start, or without
-    characters.
-
     >>> format_field_list(["user", "two\nlines"])
     'user\n"two\\nlines"\n'
     """
-    return "".join(f"{name if _needs_no_quotes(name) else json.dumps(name)}\n" for name in names)
 
+    def is_plain(name: str) -> bool:
+        return name.splitlines() == [name] and name == name.strip() and not name.startswith('"')
 
-def parse_field_list(text: str) -> tuple[str, ...]:
-    r"""Return the names that ``format_field_list`` wrote.
-
-    >>> parse_field_list('user\n"two\\nlines"\n')
-    ('user', 'two\nlines')
-    """
-    return tuple(json.loads(line) if line.startswith('"') else line for line in text.splitlines())
-
-
-def _needs_no_quotes(name: str) -> bool:
-    return name.splitlines() == [name] and name == name.strip() and not name.startswith('"')
+    return "".join(f"{name if is_plain(name) else json.dumps(name)}\n" for name in names)
 
 
 def steps_saved(
@@ -246,14 +226,9 @@ def steps_saved(
 ) -> Record:
     """Return when a hot start equalled training from scratch, and how many steps that saves.
 
-    A hot start has equalled it from the first evaluation on after which, up to the best one, no AUC is more than
-    ``AUC_TOLERANCE`` below ``retrain_auc``; a single high evaluation does not count.
-
-    Args:
-        points: (step, validation AUC) of the hot start.
-        retrain_auc: validation AUC of training from scratch.
-        retrain_steps: its number of steps.
-        shrink_factor: factor on the initial weights of the hot start.
+    ``points`` are (step, validation AUC) of the hot start. It has equalled training from scratch from the first
+    evaluation on after which, up to the best one, no AUC is more than ``AUC_TOLERANCE`` below ``retrain_auc``; a single
+    high evaluation does not count.
 
     >>> points = [(0, 0.74), (50, 0.70), (100, 0.74), (150, 0.75), (200, 0.69)]
     >>> steps_saved(points, 0.74, 400)["steps_saved"]
@@ -289,7 +264,12 @@ def print_results(outcome: Outcome, plan: RunPlan) -> None:
         for name, scores in outcome.metrics.items()
     ]
     console.table(title, ["on the test rows", "AUC", "logloss"], rows)
-    _print_tasks(console, outcome.metrics)
+    tasks = next(iter(outcome.metrics.values())).get("tasks", ())
+    if tasks:
+        header = ["task", *(MODEL_LABELS[name] for name in outcome.metrics)]
+        models = outcome.metrics.values()
+        rows = [[task, *(_format_auc(scores["tasks"][task]["auc"]) for scores in models)] for task in tasks]
+        console.table("AUC of every task on the test rows", header, rows)
     before, after = savings["all_fields"], savings["kept"]
     console.message(
         f"  tables {format_size(before['table_bytes'])} -> {format_size(after['table_bytes'])}, serving "
@@ -314,50 +294,38 @@ def describe_kept(selection: Selection) -> str:
     return f"{len(selection.kept)} of {len(selection.names)} fields kept: {_list_names(selection.kept)}"
 
 
-def _print_tasks(console: Console, metrics: Mapping[str, Record]) -> None:
-    """Print the AUC of every task if there are several."""
-    tasks = next(iter(metrics.values())).get("tasks", ())
-    if tasks:
-        rows = [[task, *(_format_auc(scores["tasks"][task]["auc"]) for scores in metrics.values())] for task in tasks]
-        console.table("AUC of every task on the test rows", ["task", *(MODEL_LABELS[name] for name in metrics)], rows)
-
-
 def _describe_stop(selection: Selection) -> list[str]:
     """Describe where a search with an AUC loss or a budget stopped, and what fewer fields would lose."""
     made, count = selection.made, len(selection.kept)
-    if made.get("end"):
-        end = made["end"]
-        verb = "field loses" if count == 1 else "fields lose"
-        lines = [
-            f"{count} {verb} {_format_loss(end['loss'])} of validation AUC against all fields after the same "
-            f"training; {_format_loss(end['allowed'])} was allowed"
-        ]
-        fewer = {point["alive"]: point["loss"] for point in made["curve"] if point["alive"] < count}
+    if not made.get("end"):
+        cost = "cost {cost:g} of at most {budget:g} {unit}"
+        return [cost.format_map(made).rstrip()] if "budget" in made else []
+    end, verb = made["end"], "field loses" if count == 1 else "fields lose"
+    lines = [
+        f"{count} {verb} {_format_loss(end['loss'])} of validation AUC against all fields after the same "
+        f"training; {_format_loss(end['allowed'])} was allowed"
+    ]
+    fewer = {point["alive"]: point["loss"] for point in made["curve"] if point["alive"] < count}
+    if fewer:
         sizes = sorted(fewer, reverse=True)[:: max(1, len(fewer) // 4)][:4]
-        if sizes:
-            losses = ", ".join(f"{_format_loss(fewer[size])} with {size}" for size in sizes)
-            lines.append(f"fewer fields lost more during the search: {losses}")
-        return lines
-    if "budget" in made:
-        return [f"cost {made['cost']:g} of at most {made['budget']:g} {made['unit']}".rstrip()]
-    return []
+        losses = ", ".join(f"{_format_loss(fewer[size])} with {size}" for size in sizes)
+        lines.append(f"fewer fields lost more during the search: {losses}")
+    return lines
 
 
 def _describe_hot_start(hot_start: Mapping[str, Any]) -> list[str]:
     """Describe how many steps the hot start saved."""
     if not hot_start:
         return []
+    text = "the hot start saved no steps: its best validation AUC was {auc:.5f} after {kept_step:,} steps"
     if hot_start["matched_at"] is not None:
-        return [
-            f"the hot start reached the validation AUC of training from scratch ({hot_start['retrain_steps']:,} "
-            f"steps) after {hot_start['matched_at']:,} steps, within {hot_start['tolerance']:g}: "
-            f"{hot_start['steps_saved']:,} steps saved"
-        ]
-    best = f"its best validation AUC was {hot_start['auc']:.5f} after {hot_start['kept_step']:,} steps"
-    scratch = ""
-    if hot_start["retrain_auc"] is not None:
-        scratch = f"; from scratch {hot_start['retrain_auc']:.5f} after {hot_start['retrain_steps']:,}"
-    return [f"the hot start saved no steps: {best}{scratch}"]
+        text = (
+            "the hot start reached the validation AUC of training from scratch ({retrain_steps:,} steps) after "
+            "{matched_at:,} steps, within {tolerance:g}: {steps_saved:,} steps saved"
+        )
+    elif hot_start["retrain_auc"] is not None:
+        text += "; from scratch {retrain_auc:.5f} after {retrain_steps:,}"
+    return [text.format_map(hot_start)]
 
 
 def _list_names(names: Sequence[str]) -> str:

@@ -18,8 +18,8 @@ from lpfs.pipeline.settings import CONFIG_FILE, FORMAT, Settings
 from lpfs.train.distributed.group import current_group
 from lpfs.train.loggers import flatten_numbers, metric_name, need_mlflow, to_parameters
 
-FILES_BEFORE_TRAINING = (CONFIG_FILE, "data")  # a run that failed its checks leaves these and can be started again
-STASH_DIR = ".replaced"
+FILES_BEFORE_TRAINING = {CONFIG_FILE, "data"}  # a run that failed its checks leaves these and can be started again
+STASH_DIR = ".replaced"  # of an older run, until the new one has passed its checks
 # Files and directories of a run, besides numbered ones such as search-3; only these are ever removed.
 RUN_FILES = (
     *("config.json", "data", "pretrain", "search", "all_fields", "retrained", "hot_start", "model"),
@@ -31,82 +31,47 @@ LOGGED_FILES = (CONFIG_FILE, "selection.json", "kept_fields.txt", "history.parqu
 METRIC_GROUPS = {"metrics": "test", "validation": "validation", "savings": "savings"}  # of a record: MLflow name
 
 
-class PreviousRun:
-    """An older run in the same directory, stashed until the new run has passed its checks."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir, self.stash_dir = run_dir, run_dir / STASH_DIR
-
-    def stash(self) -> None:
-        """Move the files of the run into the stash; other files stay."""
-        shutil.rmtree(self.stash_dir, ignore_errors=True)
-        self.stash_dir.mkdir()
-        for path in _run_files(self.run_dir):
-            path.rename(self.stash_dir / path.name)
-
-    def restore(self) -> None:
-        """Remove the files of the new run and move the old ones back."""
-        if self.stash_dir.is_dir():
-            for path in _run_files(self.run_dir):
-                _remove(path)
-            for path in list(self.stash_dir.iterdir()):
-                path.rename(self.run_dir / path.name)
-            self.stash_dir.rmdir()
-
-    def delete(self) -> None:
-        """Delete the stash."""
-        shutil.rmtree(self.stash_dir, ignore_errors=True)
-
-
 @contextmanager
 def starting_run(
     run_dir: Path, settings: Settings, *, resume: bool, replace: bool, inputs: Sequence[str | Path] = ()
 ) -> Iterator[None]:
-    """Open a run directory; if the block raises an error, restore the older run that was to be replaced.
+    """Save the settings in a directory that is new, empty or a run; if the block fails, restore a replaced run.
 
-    Args:
-        run_dir: directory of the run.
-        settings: saved there; a run is resumed only with the same settings.
-        resume: continue the run in the directory.
-        replace: replace an older run.
-        inputs: paths that the run reads besides ``settings.source``; they must not be inside a replaced run.
+    A run is resumed only with the same settings. ``inputs`` are paths that the run reads besides its source; they must
+    not be inside a replaced run.
     """
-    previous = open_run_dir(run_dir, settings, resume=resume, replace=replace, inputs=inputs)
-    try:
-        yield
-    except BaseException:
-        previous.restore()
-        raise
-    previous.delete()
-
-
-def open_run_dir(
-    run_dir: Path, settings: Settings, *, resume: bool, replace: bool, inputs: Sequence[str | Path] = ()
-) -> PreviousRun:
-    """Save the settings in a directory that is new, empty or a run; return the run that was there, stashed."""
-    config, previous = run_dir / CONFIG_FILE, PreviousRun(run_dir)
-    if config.exists() and resume:
-        saved = Settings.load(config).to_json()
-        for name, value in json.loads(json.dumps(settings.to_json())).items():
-            if saved[name] != value:
-                raise InputError(
-                    f"the run in {run_dir} was started with {name}={saved[name]!r} and cannot be resumed with "
-                    f"{value!r}; use the same settings, or another directory"
-                )
-        return previous
-    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+    resume = resume and (run_dir / CONFIG_FILE).exists()
+    if resume:
+        _check_same_settings(run_dir, settings)
+    elif run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         if not is_run(run_dir):
             raise InputError(f"{run_dir} is not empty and is not a run; choose another directory")
-        visible = [path.name for path in run_dir.iterdir() if not path.name.startswith(".")]
+        visible = {path.name for path in run_dir.iterdir() if not path.name.startswith(".")}
         if replace:
             for path in (*settings.source, *inputs):
                 if Path(path).resolve().is_relative_to(run_dir.resolve()):
                     raise InputError(f"{path} is inside {run_dir}, which would be replaced; choose another directory")
-            previous.stash()
-        elif any(name not in FILES_BEFORE_TRAINING for name in visible):
+            _stash(run_dir)
+        elif not visible <= FILES_BEFORE_TRAINING:
             raise InputError(f"{run_dir} contains a run; continue it with --resume, or replace it with --replace")
-    write_json_atomic(config, {"format": FORMAT, **settings.to_json()})
-    return previous
+    if not resume:
+        write_json_atomic(run_dir / CONFIG_FILE, {"format": FORMAT, **settings.to_json()})
+    try:
+        yield
+    except BaseException:
+        _restore(run_dir)
+        raise
+    shutil.rmtree(run_dir / STASH_DIR, ignore_errors=True)
+
+
+def _check_same_settings(run_dir: Path, settings: Settings) -> None:
+    saved = Settings.load(run_dir).to_json()
+    for name, value in json.loads(json.dumps(settings.to_json())).items():
+        if saved[name] != value:
+            raise InputError(
+                f"the run in {run_dir} was started with {name}={saved[name]!r} and cannot be resumed with "
+                f"{value!r}; use the same settings, or another directory"
+            )
 
 
 def is_run(run_dir: Path) -> bool:
@@ -122,11 +87,25 @@ def _run_files(run_dir: Path) -> list[Path]:
     return [path for path in run_dir.iterdir() if path.name in RUN_FILES or NUMBERED_DIR.fullmatch(path.name)]
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+def _stash(run_dir: Path) -> None:
+    """Move the files of an older run into the stash; other files stay."""
+    shutil.rmtree(run_dir / STASH_DIR, ignore_errors=True)
+    (run_dir / STASH_DIR).mkdir()
+    for path in _run_files(run_dir):
+        path.rename(run_dir / STASH_DIR / path.name)
+
+
+def _restore(run_dir: Path) -> None:
+    """Replace the files of the new run by those of the stash, if there is one."""
+    if (run_dir / STASH_DIR).is_dir():
+        for path in _run_files(run_dir):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        for path in list((run_dir / STASH_DIR).iterdir()):
+            path.rename(run_dir / path.name)
+        (run_dir / STASH_DIR).rmdir()
 
 
 @contextmanager

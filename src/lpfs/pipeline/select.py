@@ -9,7 +9,6 @@ certificate -> train the pruned model further, and the kept fields from scratch 
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,15 @@ from lpfs._console import Console
 from lpfs.pipeline import results, stages
 from lpfs.pipeline.data import prepare_dataset, with_source
 from lpfs.pipeline.hints import find_hints, unread_fields_hint
-from lpfs.pipeline.plan import RunPlan, StageTimer, check_settings, plan_run
+from lpfs.pipeline.plan import RunPlan, StageTimer, build_plan, check_settings
 from lpfs.pipeline.results import Outcome
 from lpfs.pipeline.run_dir import log_run, mlflow_run, starting_run
 from lpfs.pipeline.settings import Settings
 from lpfs.report import REPORT_FILE, write_report_safely
-from lpfs.serialization import SavedModel, save
+from lpfs.serialization import save
 from lpfs.train.distributed.group import current_group, leader_first
 
+# number of headings of a run, by its last stages
 HEADINGS = {"both": 7, "hot": 6, "retrain": 6, "none": 5}
 MODEL_ORDER = ("all_fields", "gated", "pruned", "hot_start", "retrained")
 
@@ -51,53 +51,42 @@ def select(
         quiet: print nothing.
         changes: single settings, see :class:`Settings`; they override those of ``settings``.
     """
-    settings = (settings or Settings()).updated(**changes)
-    settings, source = with_source(settings, source)
-    quiet = quiet or not current_group().is_leader
-    console = Console(quiet=quiet, stages=HEADINGS[settings.finish] + (settings.seeds > 1))
+    settings, source = with_source((settings or Settings()).updated(**changes), source)
+    group, run_dir = current_group(), Path(out)
+    console = Console(quiet=quiet or not group.is_leader, stages=HEADINGS[settings.finish] + (settings.seeds > 1))
     settings, saved = check_settings(settings)
-    run_dir = Path(out)
+    timer = StageTimer(console)
     with mlflow_run(settings, run_dir) as mlflow:
-        outcome = _run_stages(source, run_dir, settings, saved, console, resume=resume, replace=replace)
+        with (
+            timer.stage("prepare", "prepare"),
+            leader_first("preparing the data") as follows,
+            starting_run(run_dir, settings, resume=resume or follows, replace=replace and not follows),
+        ):
+            dataset = prepare_dataset(source, settings, run_dir, console, saved=saved, resume=resume or follows)
+            plan = build_plan(settings, dataset, run_dir, console, saved=saved, resume=resume)
+            plan.check()
+        outcome = results.with_record(_run_stages(plan, timer), plan)
+        group.run_on_leader(lambda: _write_results(outcome, plan), "writing the results")
         if mlflow is not None:
             log_run(mlflow, run_dir, outcome.record)
     return outcome
 
 
-def _run_stages(
-    source: Any,
-    run_dir: Path,
-    settings: Settings,
-    saved: SavedModel | None,
-    console: Console,
-    *,
-    resume: bool,
-    replace: bool,
-) -> Outcome:
-    """Run the stages in order."""
-    timer, seed = StageTimer(console), settings.seed
-    console.heading("prepare")
-    start = time.perf_counter()
-    with (
-        leader_first("preparing the data") as follows,
-        starting_run(run_dir, settings, resume=resume or follows, replace=replace and not follows),
-    ):
-        dataset = prepare_dataset(source, settings, run_dir, console, saved=saved, resume=resume or follows)
-        plan = plan_run(settings, dataset, run_dir, console, saved=saved, resume=resume)
-    timer.seconds["prepare"] = time.perf_counter() - start
-
-    action = "pretrain" if saved is None else "load the trained model of"
+def _run_stages(plan: RunPlan, timer: StageTimer) -> Outcome:
+    """Run the stages after the data is prepared, in order."""
+    settings, seed = plan.settings, plan.settings.seed
+    action = "pretrain" if plan.saved_model is None else "load the trained model of"
     with timer.stage("pretrain", f"{action} all {len(plan.schema)} fields"):
         trained = stages.initial_model(plan, seed)
     with timer.stage("all_fields", "train all fields on all training rows, for comparison"):
         full = stages.all_fields(plan, trained)
     with timer.stage("search", f"search: {plan.target.describe()}"):
-        model, optimizer, found = stages.search_fields(plan, trained, seed)
+        model, optimizer, selection = stages.search_fields(plan, trained, seed)
         metrics = {"gated": stages.test_metrics(plan, model)}
     with timer.stage("prune", "absorb the gates, prune, verify"):
-        zeros, cut, selection = stages.absorb_and_prune(plan, model, optimizer, found)
+        zeros, cut, selection = stages.absorb_and_prune(plan, model, optimizer, selection)
         models = {"pruned": stages.pruned_model(cut)}
-        console.message(f"{zeros.certificate}; without the columns: {cut.certificate}")
+        plan.console.message(f"{zeros.certificate}; without the columns: {cut.certificate}")
     if settings.finish in ("both", "retrain"):
         with timer.stage("retrain", f"train the {len(selection.kept)} kept fields from scratch"):
             models["retrained"] = stages.retrain(plan, models["pruned"])
@@ -124,16 +113,14 @@ def _run_stages(
     speeds = current_group().run_on_leader(
         lambda: stages.serving_speed(plan, compared), "measuring the speed of the models"
     )
-    metrics["all_fields"], choices["all_fields"] = (stages.test_metrics(plan, full), stages.valid_metrics(plan, full))
+    metrics["all_fields"], choices["all_fields"] = stages.test_metrics(plan, full), stages.valid_metrics(plan, full)
+    certificates = {"zeros": zeros.certificate, "cut": cut.certificate}
     changes = (selection.made["max_logit_change"], cut.certificate.max_logit_change)
-    outcome = Outcome(
+    return Outcome(
         selection=selection,
         metrics={name: metrics[name] for name in MODEL_ORDER if name in metrics},
         choices={name: choices[name] for name in MODEL_ORDER if name in choices},
-        certificates={
-            "zeros": results.certificate_record(zeros.certificate),
-            "cut": results.certificate_record(cut.certificate),
-        },
+        certificates={name: results.certificate_record(value) for name, value in certificates.items()},
         max_logit_change=None if None in changes else sum(changes),
         model=models[chosen],
         chosen=chosen,
@@ -143,22 +130,18 @@ def _run_stages(
             for name, model in compared.items()
         },
         seconds=timer.seconds,
-        folder=run_dir,
+        folder=plan.run_dir,
         hot_start=hot_start,
         hints=[
             *unread_fields_hint(selection.kept, models[chosen].names, plan.schema),
             *find_hints(plan, full, models[chosen].reads.names),
         ],
     )
-    outcome = results.with_record(outcome, plan)
-    current_group().run_on_leader(lambda: _finish(outcome, plan), "writing the results")
-    return outcome
 
 
-def _finish(outcome: Outcome, plan: RunPlan) -> None:
+def _write_results(outcome: Outcome, plan: RunPlan) -> None:
     """Write the model, the record and the report; print the result."""
     save(outcome.model, plan.run_dir / "model", **results.data_reference(plan.dataset))
     results.write_record(plan.run_dir, outcome.record, outcome.selection)
     results.print_results(outcome, plan)
-    history = outcome.selection.history
-    write_report_safely(outcome.record, history, plan.run_dir / REPORT_FILE, plan.console.message)
+    write_report_safely(outcome.record, outcome.selection.history, plan.run_dir / REPORT_FILE, plan.console.message)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lpfs._validation import check_int, check_keys
 from lpfs.data.remote import absolute_path_or_url
@@ -84,13 +84,12 @@ class Settings:
         for name in ("source", "must_keep", "must_drop"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        choices = {"finish": ("both", "hot", "retrain", "none"), "level": (None, "field", "cross")}
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                names = ", ".join(value for value in allowed if value is not None)
-                raise InputError(f"{name} must be one of {names}; found {getattr(self, name)!r}")
-        for name, minimum in (("seed", 0), ("seeds", 1)):
-            check_int(name, getattr(self, name), minimum)
+        for name, choices in (("finish", get_args(Finish)), ("level", get_args(Level))):
+            value = getattr(self, name)
+            if value not in choices and not (name == "level" and value is None):
+                raise InputError(f"{name} must be one of {', '.join(choices)}; found {value!r}")
+        check_int("seed", self.seed, 0)
+        check_int("seeds", self.seeds, 1)
         if self.graph not in (None, True, False):
             raise InputError(f"graph must be true, false or left out; found {self.graph!r}")
         both = set(self.must_keep) & set(self.must_drop)

@@ -13,27 +13,18 @@ from lpfs.errors import InputError
 from lpfs.gates.prune import prune
 from lpfs.pipeline import results, stages
 from lpfs.pipeline.data import dataset_for_model, prepare_dataset, training_dataset
-from lpfs.pipeline.plan import EVAL_BATCH_SIZE, RunPlan, check_settings, plan_run
+from lpfs.pipeline.plan import EVAL_BATCH_SIZE, RunPlan, build_plan, check_settings
 from lpfs.pipeline.run_dir import starting_run
 from lpfs.pipeline.settings import Settings
 from lpfs.pipeline.splits import MIN_SEARCH_STEPS, search_lr_factor, split_all_rows
 from lpfs.serialization import find_model_dir, load_saved, save
 from lpfs.train.distributed.group import current_group, leader_first
 
-ROWS = {"train": ("early", "train"), "search": ("all", "search")}  # choices of --rows, directories of the stages
+OTHER_ROWS = {"train": "early", "early": "train", "search": "all", "all": "search"}  # values of --rows
 
 
-def _plan_stage(
-    settings: Settings, run_dir: Path, rows: tuple[str, Sequence[str]], *, resume: bool, replace: bool, quiet: bool
-) -> RunPlan:
-    """Check the settings, prepare the data and return the plan of a run of one stage.
-
-    Args:
-        settings: settings as of ``select``.
-        run_dir: directory of the run.
-        rows: the choice of rows, and all choices; a run is not resumed on other rows.
-        resume, replace, quiet: as of ``select``.
-    """
+def _plan_stage(settings: Settings, run_dir: Path, rows: str, *, resume: bool, replace: bool, quiet: bool) -> RunPlan:
+    """Check the settings, prepare the data and return the plan of a run of one stage on the rows of ``--rows``."""
     settings, saved = check_settings(settings)
     console = Console(quiet=quiet or not current_group().is_leader)
     inputs = () if saved is None else (saved.path,)
@@ -41,38 +32,32 @@ def _plan_stage(
         leader_first("preparing the data") as follows,
         starting_run(run_dir, settings, resume=resume or follows, replace=replace and not follows, inputs=inputs),
     ):
-        choice, choices = rows
-        for other in choices:
-            if other != choice and (run_dir / other).exists():
-                raise InputError(
-                    f"the run in {run_dir} was started with --rows {other} and cannot be resumed with {choice}"
-                )
+        other = OTHER_ROWS[rows]
+        if (run_dir / other).exists():
+            raise InputError(f"the run in {run_dir} was started with --rows {other} and cannot be resumed with {rows}")
         dataset = prepare_dataset(None, settings, run_dir, console, saved=saved, resume=resume or follows)
-        return plan_run(settings, dataset, run_dir, console, saved=saved, resume=resume)
+        plan = build_plan(settings, dataset, run_dir, console, saved=saved, resume=resume)
+        plan.check()
+        return plan
 
 
 def run_train(
-    settings: Settings, run_dir: Path, *, early: bool = False, resume: bool, replace: bool, quiet: bool
+    settings: Settings, run_dir: Path, rows: str = "train", *, resume: bool, replace: bool, quiet: bool
 ) -> dict[str, Any]:
     """Train all fields on the rows before the last day, save the model and evaluate it; return what to print.
 
-    Args:
-        settings: settings as of ``select``; ``pretrain_steps`` is the number of steps.
-        run_dir: directory to write.
-        early: leave out the rows that ``select`` searches on as well.
-        resume, replace, quiet: as of ``select``.
+    ``settings.pretrain_steps`` is the number of steps. The rows ``early`` leave out those that ``select`` searches on.
     """
-    name = "early" if early else "train"
-    rows = (name, ROWS["train"])
     plan = _plan_stage(settings, run_dir, rows, resume=resume, replace=replace, quiet=quiet)
     settings, console = plan.settings, plan.console
+    early = rows == "early"
     part = plan.splits.early if early else plan.splits.train
     steps = settings.pretrain_steps or (plan.steps.pretrain if early else plan.steps.train)
     one_pass = -(-part.rows // plan.steps.batch_size)
     plan = _with_steps(plan, shuffle=plan.splits.shuffled or steps > one_pass)
     console.heading(f"train {settings.backbone} of {len(plan.schema)} fields on {part.rows:,} rows")
     model = stages.new_model(plan, settings.seed)
-    stages.train(plan, model, plan.optimizer(model), part, steps, name, settings.seed)
+    stages.train(plan, model, plan.optimizer(model), part, steps, rows, settings.seed)
     metrics = stages.evaluate_split(plan, model, plan.splits.test)
     model_dir = run_dir / "model"
     metadata = {**results.data_reference(plan.dataset), "metrics": metrics.to_json()}
@@ -90,36 +75,27 @@ def run_train(
 
 
 def run_search_stage(
-    settings: Settings, run_dir: Path, *, all_rows: bool = False, resume: bool, replace: bool, quiet: bool
+    settings: Settings, run_dir: Path, rows: str = "search", *, resume: bool, replace: bool, quiet: bool
 ) -> dict[str, Any]:
-    """Search from the model of ``settings.checkpoint``; write the selection and the absorbed model.
+    """Search from the model of ``settings.checkpoint``, on the rows that ``select`` searches on or on ``all`` rows.
 
-    Args:
-        settings: settings as of ``select``; ``checkpoint`` is the model to start from.
-        run_dir: directory to write.
-        all_rows: search on all rows instead of those that ``select`` searches on.
-        resume, replace, quiet: as of ``select``.
+    Write the selection and the absorbed model; return what to print.
     """
     if settings.checkpoint is None:
         raise InputError("search needs a trained model: give the directory of a run of lpfs train")
-    rows = ("all" if all_rows else "search", ROWS["search"])
     plan = _plan_stage(settings, run_dir, rows, resume=resume, replace=replace, quiet=quiet)
-    settings, console = plan.settings, plan.console
-    if all_rows:
+    seed, console = plan.settings.seed, plan.console
+    if rows == "all":
         plan = _plan_all_rows(plan)
     assert plan.saved_model is not None  # check_settings has loaded it
     console.heading(f"search from {plan.saved_model.path}: {plan.target.describe()}")
-    trained = stages.initial_model(plan, settings.seed)
+    trained = stages.initial_model(plan, seed)
     before = stages.valid_metrics(plan, trained[0])
-    model, optimizer, found = stages.search_fields(plan, trained, settings.seed)
+    model, optimizer, selection = stages.search_fields(plan, trained, seed)
     after = stages.valid_metrics(plan, model)
-    selection = stages.absorb_gates(plan, model, optimizer, found)
-    record = results.build_record(
-        plan,
-        selection,
-        validation={"all_fields": before, "gated": after},
-        max_logit_change=selection.made["max_logit_change"],
-    )
+    selection = stages.absorb_gates(plan, model, optimizer, selection)
+    metrics, change = {"all_fields": before, "gated": after}, selection.made["max_logit_change"]
+    record = results.build_record(plan, selection, validation=metrics, max_logit_change=change)
 
     def write() -> None:
         save(model, run_dir / "model", **results.data_reference(plan.dataset))
@@ -138,17 +114,12 @@ def _plan_all_rows(plan: RunPlan) -> RunPlan:
     batch_size = plan.steps.batch_size
     one_pass = -(-splits.train.rows // batch_size)
     steps = plan.settings.search_steps or max(MIN_SEARCH_STEPS, one_pass)
-    repeated = steps > one_pass
-    if not repeated:
-        splits = replace(splits, search=splits.train)
+    is_repeated, lr_factor = steps > one_pass, search_lr_factor(steps * batch_size, splits.early.rows)
+    if not is_repeated:
+        splits, lr_factor = replace(splits, search=splits.train), 1.0
     plan = replace(plan, splits=splits, run_dir=plan.run_dir / "all")
-    return _with_steps(
-        plan,
-        search=steps,
-        shuffle=splits.shuffled or repeated,
-        separate_gate_rows=repeated,
-        lr_factor=search_lr_factor(steps * batch_size, splits.early.rows) if repeated else 1.0,
-    )
+    shuffle = splits.shuffled or is_repeated
+    return _with_steps(plan, search=steps, shuffle=shuffle, separate_gate_rows=is_repeated, lr_factor=lr_factor)
 
 
 def _with_steps(plan: RunPlan, **changes: Any) -> RunPlan:
@@ -158,15 +129,10 @@ def _with_steps(plan: RunPlan, **changes: Any) -> RunPlan:
 def run_prune(
     search_dir: Path, data: Sequence[str], out: Path, *, cut: bool = True, replace: bool = False, quiet: bool = False
 ) -> dict[str, Any]:
-    """Prune the model that a search wrote and verify its logits; return what to print.
+    """Prune the model that a search wrote and verify its logits on ``data``, by default that of the search.
 
-    Args:
-        search_dir: directory of the search.
-        data: rows to verify on; none: the data of the search.
-        out: directory to write.
-        cut: remove the dense columns too; False replaces the dropped fields by zeros, which is bit-equal.
-        replace: replace an older result in ``out``.
-        quiet: print nothing.
+    Without ``cut`` the dropped fields are replaced by zeros and the dense columns stay, which is bit-equal. Return what
+    to print.
     """
     selection, record = results.read_record(search_dir)
     saved = load_saved(find_model_dir(search_dir))
@@ -177,9 +143,8 @@ def run_prune(
     if out.exists() and any(out.iterdir()) and not (replace and (out / results.RECORD_FILE).exists()):
         raise InputError(f"{out} is not empty; choose another directory, or replace an older result (--replace)")
     with tempfile.TemporaryDirectory(prefix="lpfs-") as staging:
-        dataset = (
-            dataset_for_model(saved, data, Path(staging) / "data", quiet=quiet) if data else training_dataset(saved)
-        )
+        data_dir = Path(staging) / "data"
+        dataset = dataset_for_model(saved, data, data_dir, quiet=quiet) if data else training_dataset(saved)
         batch = next(iter(dataset.stream(EVAL_BATCH_SIZE, fields=saved.model.reads.names)))
     pruned = prune(saved.model, selection, batch=batch, cut=cut)
     small = stages.pruned_model(pruned)
@@ -191,7 +156,6 @@ def run_prune(
         "savings": {"all_fields": stages.model_size(saved.model), "kept": stages.model_size(small)},
     }
     results.write_record(out, record, selection)
-    console = Console(quiet=quiet)
-    console.message(results.describe_kept(selection))
-    console.message(f"  {pruned.certificate}\n  {out}: {results.RECORD_FILE}, {results.FIELDS_FILE}, model/")
+    files = f"{out}: {results.RECORD_FILE}, {results.FIELDS_FILE}, model/"
+    Console(quiet=quiet).message(f"{results.describe_kept(selection)}\n  {pruned.certificate}\n  {files}")
     return {"folder": str(out), **record}

@@ -31,21 +31,13 @@ PASSES_AT_FULL_RATE = 2  # with more passes over their rows the factor decreases
 
 @dataclass(frozen=True)
 class DataSplits:
-    """Consecutive rows of a Dataset, in time order.
+    """Consecutive rows of a Dataset, in time order."""
 
-    Args:
-        early: rows to pretrain on.
-        search: rows to search on.
-        valid: the last tenth of the search period, held out: every choice is made on these rows.
-        test: rows that are read once, at the end.
-        train: early and search rows together, to retrain on.
-    """
-
-    early: Dataset
-    search: Dataset
-    valid: Dataset
-    test: Dataset
-    train: Dataset
+    early: Dataset  # to pretrain on
+    search: Dataset  # to search on
+    valid: Dataset  # the last tenth of the search period, held out: every choice is made on these rows
+    test: Dataset  # read once, at the end
+    train: Dataset  # early and search rows together, to retrain on
 
     @property
     def shuffled(self) -> bool:
@@ -70,16 +62,16 @@ def split_dataset(dataset: Dataset) -> DataSplits:
     if roles is not None:
         return _split_by_column(dataset, roles)
     days = len(dataset.days())
-    if is_shuffled(dataset) and days >= SHUFFLED_PARTS:
-        _check_min_rows(dataset)
-        sizes = [day.rows for day in dataset.table]
-        test = dataset.part(sum(sizes[:-TEST_PARTS]), dataset.rows)
-        return _split_shuffled(dataset, sizes[:-TEST_PARTS], test)
+    has_parts = is_shuffled(dataset) and days >= SHUFFLED_PARTS
+    if dataset.rows < MIN_ROWS and (has_parts or days < 3):
+        raise InputError(f"{dataset.rows} rows are too few to select fields on; at least {MIN_ROWS} are needed")
+    if has_parts:
+        sizes = [day.rows for day in dataset.table][:-TEST_PARTS]
+        return _split_shuffled(dataset, sizes, dataset.part(sum(sizes), dataset.rows))
     if days >= 3:
         search_days = min(days - 2, max(1, round(days * SEARCH_FRACTION)))
         early, search, test = dataset.split(days=(days - 1 - search_days, days - 1))
     else:
-        _check_min_rows(dataset)
         early, search, test = dataset.split(*ROW_FRACTIONS)
     return _split_with_holdout(dataset, early.rows, early.rows + search.rows, test)
 
@@ -143,11 +135,6 @@ def _split_at(dataset: Dataset, early: int, search: int, valid: int, test: Datas
     )
 
 
-def _check_min_rows(dataset: Dataset) -> None:
-    if dataset.rows < MIN_ROWS:
-        raise InputError(f"{dataset.rows} rows are too few to select fields on; at least {MIN_ROWS} are needed")
-
-
 def auc_standard_error(rows: Dataset, auc: float = 0.75) -> float:
     """Return the standard error of an AUC on these rows (Hanley and McNeil, 1982); 0.5 with one class only."""
     positives, negatives = rows.label_counts()
@@ -162,29 +149,19 @@ def auc_standard_error(rows: Dataset, auc: float = 0.75) -> float:
 class StagePlan:
     """Steps and batch sizes of every stage.
 
-    Args:
-        batch_size: rows per step.
-        pretrain: steps on the early rows.
-        search: steps of the search.
-        train: steps of a training from scratch on early and search rows.
-        hot_start: steps that the pruned model is trained further.
-        shuffle: whether rows are read more than once, each time in another order.
-        separate_gate_rows: whether the search rows would be read more than once. Gates are then trained on the
-            search rows and weights on the early rows, so that no gate depends on rows that the weights have
-            memorized.
-        gate_batch_size: rows per step of the gates if their rows are separate.
-        lr_factor: factor on the learning rate of the weights during the search.
+    If the search rows would be read more than once, gates are trained on the search rows and weights on the early rows,
+    so that no gate depends on rows that the weights have memorized.
     """
 
-    batch_size: int
-    pretrain: int
-    search: int
-    train: int
-    hot_start: int
-    shuffle: bool
-    separate_gate_rows: bool
-    gate_batch_size: int
-    lr_factor: float
+    batch_size: int  # rows per step
+    pretrain: int  # steps on the early rows
+    search: int  # steps of the search
+    train: int  # steps of a training from scratch on early and search rows
+    hot_start: int  # steps that the pruned model is trained further
+    shuffle: bool  # whether rows are read more than once, each time in another order
+    separate_gate_rows: bool  # whether gates and weights are trained on different rows
+    gate_batch_size: int  # rows per step of the gates if their rows are separate
+    lr_factor: float  # on the learning rate of the weights during the search
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -193,7 +170,6 @@ class StagePlan:
 
 def plan_stages(
     splits: DataSplits,
-    *,
     batch_size: int | None = None,
     pretrain_steps: int | None = None,
     search_steps: int | None = None,

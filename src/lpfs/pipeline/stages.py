@@ -6,6 +6,7 @@ Each training stage has a directory in the run directory, from which a finished 
 from __future__ import annotations
 
 import copy
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,16 +59,13 @@ class AucHistory(Callback):
         return max(self.points, key=lambda point: point[1])
 
     def on_evaluate(self, state: State) -> None:
-        """Record the evaluation."""
         if state.metrics is not None and state.metrics.auc is not None:
             self.points.append((state.step, state.metrics.auc))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         return {"points": [list(point) for point in self.points]}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint."""
         self.points = [(step, auc) for step, auc in values["points"]]
 
 
@@ -94,36 +92,21 @@ def train(
     history: AucHistory | None = None,
     keep_last_optimizer: bool = False,
 ) -> Trained:
-    """Train a model in place; the best state is kept if rows are read more than once or a history is given.
+    """Train a model in place; ``name`` is the directory of the stage in the run directory.
 
-    Args:
-        plan: the run.
-        model, optimizer: trained in place.
-        rows: to train on.
-        steps: number of steps.
-        name: directory of the stage in the run directory.
-        seed: seed of the training.
-        history: records the validation AUC.
-        keep_last_optimizer: see :meth:`RunPlan.training`.
+    The state with the best validation AUC is kept if rows are read more than once, or if a history records the AUC.
     """
-    fields = model.reads.names
-    evaluated = plan.steps.shuffle or history is not None
+    fields, record_auc = model.reads.names, history is not None
+    config = plan.training(steps, seed, keep_best=True, record_auc=record_auc, keep_last_optimizer=keep_last_optimizer)
     fit(
         model,
         plan.stream(rows, fields, train=True, seed=seed),
         optimizer,
-        valid=plan.stream(plan.splits.valid, fields, train=False) if evaluated else None,
+        valid=plan.stream(plan.splits.valid, fields, train=False) if plan.steps.shuffle or record_auc else None,
         folder=plan.run_dir / name,
         resume=plan.resume,
         callbacks=[] if history is None else [history],
-        config=plan.training(
-            steps,
-            seed,
-            keep_best=True,
-            record_auc=history is not None,
-            keep_last_optimizer=keep_last_optimizer,
-            graph=plan.use_cuda_graph,
-        ),
+        config=replace(config, graph=plan.use_cuda_graph),
     )
     return model, optimizer
 
@@ -138,8 +121,7 @@ def initial_model(plan: RunPlan, seed: int) -> Trained:
 
 def pretrain(plan: RunPlan, seed: int) -> Trained:
     """Train all fields on the early rows."""
-    model = new_model(plan, seed)
-    name = _stage_dir("pretrain", plan, seed)
+    model, name = new_model(plan, seed), _stage_dir("pretrain", plan, seed)
     steps, rows = plan.steps.pretrain, plan.splits.early
     return train(plan, model, plan.optimizer(model), rows, steps, name, seed, keep_last_optimizer=True)
 
@@ -149,13 +131,15 @@ def all_fields(plan: RunPlan, pretrained: Trained) -> Model:
 
     A log that is read once in time order continues from the pretrained model.
     """
-    seed = plan.settings.seed
-    if not plan.steps.shuffle:
+    seed, rows, steps = plan.settings.seed, plan.splits.train, plan.steps.train
+    if plan.steps.shuffle:
+        model = new_model(plan, seed)
+        optimizer = plan.optimizer(model)
+    else:
         model, optimizer = copy.deepcopy(pretrained)
-        steps = -(-plan.splits.search.rows // plan.steps.batch_size)
-        return train(plan, model, optimizer, plan.splits.search, steps, "all_fields", seed)[0]
-    model = new_model(plan, seed)
-    return train(plan, model, plan.optimizer(model), plan.splits.train, plan.steps.train, "all_fields", seed)[0]
+        rows = plan.splits.search
+        steps = -(-rows.rows // plan.steps.batch_size)
+    return train(plan, model, optimizer, rows, steps, "all_fields", seed)[0]
 
 
 def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model, torch.optim.Optimizer, Selection]:
@@ -163,7 +147,7 @@ def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
     model, optimizer = pretrained
     fields, method = model.reads.names, plan.method
     stream, holdout = search_streams(plan, fields, seed)
-    graph = plan.use_cuda_graph and method.cuda_graph
+    training = plan.training(plan.steps.search, seed, keep_best=False)
     task = SearchTask(
         model,
         optimizer,
@@ -174,7 +158,7 @@ def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
         seed=seed,
         folder=plan.run_dir / _stage_dir("search", plan, seed),
         resume=plan.resume,
-        training=replace(plan.training(plan.steps.search, seed, keep_best=False, graph=graph), lr=None),
+        training=replace(training, graph=plan.use_cuda_graph and method.cuda_graph),
         holdout=holdout,
     )
     with scaled_learning_rate(optimizer, plan.steps.lr_factor):
@@ -270,11 +254,13 @@ def hot_start(plan: RunPlan, pruned: Pruned) -> tuple[Model, AucHistory]:
     A search that reads few rows many times memorizes them, and further training does not undo that. The weights
     are then shrunk towards a new initialization, and all training rows are trained on.
     """
-    pruned_copy, optimizer = copy.deepcopy((pruned_model(pruned), pruned.optimizer))
+    model, optimizer = copy.deepcopy((pruned_model(pruned), pruned.optimizer))
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise StateError("a hot start needs the optimizer of the pruned model: prune(…, optimizer=optimizer)")
-    model, history = pruned_copy, AucHistory()
-    search_auc, valid_auc = training_auc(plan, model), evaluate_split(plan, model, plan.splits.valid).auc
+    history = AucHistory()
+    search = plan.splits.search
+    search_auc = evaluate_split(plan, model, search.part(max(0, search.rows - CHECK_ROWS), search.rows)).auc
+    valid_auc = evaluate_split(plan, model, plan.splits.valid).auc
     memorized = False
     if plan.steps.shuffle and search_auc is not None and valid_auc is not None:
         memorized = search_auc - valid_auc > MEMORIZED_AUC_GAP
@@ -284,7 +270,7 @@ def hot_start(plan: RunPlan, pruned: Pruned) -> tuple[Model, AucHistory]:
             f"so its weights are multiplied by {SHRINK_FACTOR:g} and partly reinitialized before the hot start"
         )
         model, optimizer = shrink_and_perturb(plan, model)
-    rows = plan.splits.train if memorized or plan.splits.shuffled else plan.splits.search
+    rows = plan.splits.train if memorized or plan.splits.shuffled else search
     train(plan, model, optimizer, rows, plan.steps.hot_start, "hot_start", plan.settings.seed, history)
     if memorized and valid_auc is not None:
         history.shrink_factor = SHRINK_FACTOR
@@ -294,12 +280,6 @@ def hot_start(plan: RunPlan, pruned: Pruned) -> tuple[Model, AucHistory]:
     return model, history
 
 
-def training_auc(plan: RunPlan, model: Model) -> float | None:
-    """Return the AUC on the last search rows."""
-    rows = plan.splits.search.rows
-    return evaluate_split(plan, model, plan.splits.search.part(max(0, rows - CHECK_ROWS), rows)).auc
-
-
 def shrink_and_perturb(plan: RunPlan, model: Model) -> Trained:
     r"""Move the weights of a model towards a new initialization, in place; return it with a new optimizer.
 
@@ -307,9 +287,8 @@ def shrink_and_perturb(plan: RunPlan, model: Model) -> Trained:
 
     Ash and Adams, On Warm-Starting Neural Network Training, 2020.
     """
-    untrained = reinitialized(plan, model)
     with torch.no_grad():
-        for weight, initial in zip(model.parameters(), untrained.parameters(), strict=True):
+        for weight, initial in zip(model.parameters(), reinitialized(plan, model).parameters(), strict=True):
             weight.lerp_(initial, 1 - SHRINK_FACTOR)
     optimizer = plan.optimizer(model)
     for group in optimizer.param_groups:
@@ -324,15 +303,15 @@ def evaluate_split(plan: RunPlan, model: Model, rows: Dataset) -> Metrics:
 
 def test_metrics(plan: RunPlan, model: Model) -> dict[str, Any]:
     """Return AUC and logloss on the test rows."""
-    return metrics_to_dict(evaluate_split(plan, model, plan.splits.test))
+    return _metrics_to_dict(evaluate_split(plan, model, plan.splits.test))
 
 
 def valid_metrics(plan: RunPlan, model: Model) -> dict[str, Any]:
     """Return AUC and logloss on the validation rows, on which choices are made."""
-    return metrics_to_dict(evaluate_split(plan, model, plan.splits.valid))
+    return _metrics_to_dict(evaluate_split(plan, model, plan.splits.valid))
 
 
-def metrics_to_dict(metrics: Metrics) -> dict[str, Any]:
+def _metrics_to_dict(metrics: Metrics) -> dict[str, Any]:
     """Return AUC and logloss of the main task, and those of every task by name if there are several."""
     tasks = {name: {"auc": scores.auc, "logloss": scores.logloss} for name, scores in metrics.tasks.items()}
     main = next(iter(tasks.values()))
@@ -342,10 +321,8 @@ def metrics_to_dict(metrics: Metrics) -> dict[str, Any]:
 def serving_speed(plan: RunPlan, models: Mapping[str, Model], repeats: int = 5) -> dict[str, float]:
     """Return the median rows per second of each model, measured in turns on the same rows."""
     speeds: dict[str, list[float]] = {name: [] for name in models}
-    batches = {
-        name: list(islice(plan.stream(plan.splits.valid, model.reads.names, train=False), SPEED_BATCHES))
-        for name, model in models.items()
-    }
+    streams = {name: plan.stream(plan.splits.valid, model.reads.names, train=False) for name, model in models.items()}
+    batches = {name: list(islice(stream, SPEED_BATCHES)) for name, stream in streams.items()}
     for repeat in range(repeats + 1):
         for name, model in models.items():
             model.eval()
@@ -357,7 +334,7 @@ def serving_speed(plan: RunPlan, models: Mapping[str, Model], repeats: int = 5) 
                     torch.cuda.synchronize()
             if repeat:  # the first turn is a warm-up
                 speeds[name].append(sum(map(len, batches[name])) / (time.perf_counter() - start))
-    return {name: sorted(values)[len(values) // 2] for name, values in speeds.items()}
+    return {name: statistics.median_high(values) for name, values in speeds.items()}
 
 
 def model_size(model: nn.Module) -> dict[str, int]:
