@@ -68,7 +68,7 @@ def test_multipliers_are_folded_into_the_columns_of_their_parts():
     optimizer.step()
     with torch.no_grad():
         driver.alpha.copy_(torch.tensor([0.5, 0.0, -2.0, 1.0]).repeat(len(model.names))[: len(model.names)])
-        model.crosses.gate = driver.gate
+        model.crosses.gate = lambda: driver.alpha
         expected = model(batch)
         model.crosses.gate = None
         before = optimizer.state[model.top[0].weight]["sum"].clone()
@@ -104,7 +104,7 @@ def test_multipliers_are_updated_by_holdout_rows_alone(log):
     cost = SearchCost()
     driver = Multipliers(task, model, AutoFISOptions(lr=0.5), cost)
     batch = next(iter(rows.stream(200)))
-    model.crosses.gate = driver.gate
+    model.crosses.gate = lambda: driver.alpha
     state = State(model, optimizer, Training(), 3)
     loss = torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels[:, 0])
     (expected,) = torch.autograd.grad(loss, [driver.alpha])

@@ -7,8 +7,7 @@ import torch
 
 from lpfs.errors import InputError, SearchError
 from lpfs.methods.base import SearchTask
-from lpfs.methods.group_lasso import ColumnShrinkage, shrink_factors
-from lpfs.methods.group_sparsity import first_layer, learning_rate_of
+from lpfs.methods.group_sparsity import ColumnShrinkage, first_layer, learning_rate_of, shrink_factors
 from lpfs.methods.target import SelectionTarget
 from lpfs.train.callbacks import State
 from lpfs.train.config import Training

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from lpfs.methods.autofield import AutoField
 from lpfs.methods.masks import MEAN_DECAY
 from lpfs.methods.optfs import OptFS, OptFSOptions
 from lpfs.methods.row_weights import AdaFS, ColdSE
 from lpfs.methods.shufflegate import ShuffleGate, ShuffleGateOptions
 from lpfs.methods.stochastic_gates import (
     FSCD,
+    PUBLIC_STEPS,
     STG,
+    AutoField,
+    AutoFieldOptions,
     FSCDOptions,
     HardConcrete,
     HardConcreteOptions,
@@ -79,7 +81,7 @@ def slope(mask, parameter, of):
 @pytest.mark.parametrize(("step", "temperature"), [(0, 1.0), (4000, 0.8), (19_900, 0.01), (10**6, 0.01)])
 def test_autofield(step, temperature):
     values = torch.stack([X, X.flip(0) * 0.5], 1)
-    mask = with_values(AutoField(NAMES, 100, SEED), "logits", values)
+    mask = with_values(AutoField(NAMES, PUBLIC_STEPS, SEED, AutoFieldOptions()), "logits", values)
     mask.set_step(step)
     assert mask.temperature == pytest.approx(temperature, abs=1e-9 + 0.0051 * (step == 19_900))
     keep = softmax(values.double().numpy())
@@ -118,7 +120,7 @@ def test_stg():
 
 def test_hard_concrete():
     options = HardConcreteOptions(strength=0.3)
-    mask = with_values(HardConcrete(NAMES, 100, SEED, options), "log_a", X * 3)
+    mask = with_values(HardConcrete(NAMES, 100, SEED, options), "logit", X * 3)
     x = X.double().numpy() * 3
     drawn = sigmoid((x + logit(uniform(N))) * 1.5)
     near(mask(), np.clip(drawn * 1.2 - 0.1, 0, 1))
@@ -130,14 +132,14 @@ def test_hard_concrete():
 def test_hard_concrete_counts_how_often_a_gate_is_not_zero():
     """The penalty is the chance of a gate above zero, here counted in many draws."""
     mask = HardConcrete(NAMES, 100, SEED, HardConcreteOptions(strength=1.0))
-    with_values(mask, "log_a", X)
+    with_values(mask, "logit", X)
     with torch.no_grad():
         open_ = torch.stack([(mask() > 0).double() for _ in range(4000)]).mean(0)
     assert float(open_.sum()) == pytest.approx(float(mask.penalty(B).detach()), abs=0.06)
 
 
 def test_variational_dropout():
-    mask = with_values(VariationalDropout(NAMES, 100, SEED, VariationalDropoutOptions(strength=0.3)), "theta", X)
+    mask = with_values(VariationalDropout(NAMES, 100, SEED, VariationalDropoutOptions(strength=0.3)), "logit", X)
     near(mask(), 1 - sigmoid((X.double().numpy() + logit(uniform(N))) / 0.1))
     near(mask.penalty(B), 0.3 / B * (1 - sigmoid(X)).sum())
     near(mask.scores(), 1 - sigmoid(X))
@@ -148,9 +150,9 @@ def test_variational_dropout():
     ("make", "parameter"),
     [
         (lambda: STG(NAMES, 100, SEED, STGOptions()), "mu"),
-        (lambda: HardConcrete(NAMES, 100, SEED, HardConcreteOptions()), "log_a"),
+        (lambda: HardConcrete(NAMES, 100, SEED, HardConcreteOptions()), "logit"),
         (lambda: FSCD(NAMES, 100, SEED, FSCDOptions(temperature=1.0)), "logit"),
-        (lambda: VariationalDropout(NAMES, 100, SEED, VariationalDropoutOptions(temperature=1.0)), "theta"),
+        (lambda: VariationalDropout(NAMES, 100, SEED, VariationalDropoutOptions(temperature=1.0)), "logit"),
     ],
 )
 def test_factors_have_the_gradient_of_their_formula(make, parameter):
@@ -236,7 +238,7 @@ def test_adafs(best):
 
 def test_the_controller_depends_on_the_seed_alone():
     before = torch.get_rng_state()
-    one, two, other = (AdaFS(NAMES, 100, seed, D) for seed in (1, 1, 2))
+    one, two, other = (AdaFS(NAMES, 100, seed, D, 64, None) for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
     same = [torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True)]
     assert all(same)

@@ -9,10 +9,11 @@ import torch
 
 import lpfs
 from lpfs.errors import InputError, StateError
+from lpfs.methods.base import SearchCost, SearchTask
 from lpfs.methods.gate_search import BudgetSearch, DescendingSearch, GateSearch
 from lpfs.methods.lpfs import _AucRecorder
 from lpfs.methods.search import search
-from lpfs.methods.target import Costs, SharedCost
+from lpfs.methods.target import Costs, SelectionTarget, SharedCost
 from lpfs.models import make_model
 from lpfs.train.config import Training
 from lpfs.train.evaluate import evaluate
@@ -159,12 +160,16 @@ def test_a_shared_cost_counts_until_its_last_field_is_dropped(large, pretrained_
     assert found.made["cost"] == 1.0
 
 
+def budget_task(model, costs, budget):
+    return SearchTask(model, None, [], None, SelectionTarget(budget=budget, costs=costs), 100)
+
+
 def test_the_weight_of_a_field_grows_as_others_of_its_group_are_dropped(log, pretrained):
     model, _ = pretrained()
     gates = lpfs.attach(model, steps=100)
     costs = Costs(dict.fromkeys(NAMES, 1.0), {"call": SharedCost(4.0, ("site", "slot"))})
     prox = gates.optimizer(keep=1, costs=costs.weights(gates.names, gates.names))
-    driver = BudgetSearch(gates, prox, costs, 3.0, ())
+    driver = BudgetSearch(gates, prox, budget_task(model, costs, 3.0), SearchCost())
     slot, user = gates.names.index("slot"), gates.names.index("user")
     before = driver.cost_weights(gates.names)
     assert before[slot] / before[user] == pytest.approx(3.0)
@@ -177,7 +182,7 @@ def test_equal_costs_get_slightly_different_weights(log, pretrained):
     model, _ = pretrained()
     gates = lpfs.attach(model, steps=100)
     costs = Costs(dict.fromkeys(NAMES, 1.0))
-    driver = BudgetSearch(gates, gates.optimizer(keep=1, costs=[1.0] * 7), costs, 2.0, ())
+    driver = BudgetSearch(gates, gates.optimizer(keep=1, costs=[1.0] * 7), budget_task(model, costs, 2.0), SearchCost())
     assert driver.decide(None, False) is None
     assert len(set(driver.weights.tolist())) == 7
     assert all(1 <= value <= 1.01 for value in driver.weights.tolist())

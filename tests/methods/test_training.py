@@ -20,9 +20,10 @@ from lpfs.methods.training import (
     HoldoutBatches,
     MaskTraining,
     center_embeddings,
+    holdout_batches,
     holdout_grad,
-    only_mask_requires_grad,
     rank_selected_first,
+    train_only,
 )
 from lpfs.models import make_model
 from lpfs.train.callbacks import State
@@ -103,7 +104,7 @@ def test_holdout_rows_give_gates_a_gradient_and_no_other_parameter(log):
     for parameter in model.parameters():
         if hasattr(parameter, "row_grads"):
             parameter.row_grads.clear()
-    found = holdout_grad(State(model, optimizer, Training()), batch, gates.x, gates.model_parameters())
+    found = holdout_grad(State(model, optimizer, Training()), batch, gates.x)
     assert torch.equal(found, expected)
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -133,18 +134,18 @@ def task_of(log, **how):
 
 
 def test_holdout_rows_have_the_batch_size_of_the_training(log):
-    holdout = HoldoutBatches.from_task(task_of(log, seed=3), "x")
+    holdout = HoldoutBatches(holdout_batches(task_of(log, seed=3), "x"))
     sizes = [len(holdout.next()) for _ in range(9)]
     assert sizes == [64, 64, 64, 8, 64, 64, 64, 8, 64]  # 200 rows
     holdout.close()
-    own = HoldoutBatches.from_task(task_of(log, holdout=log.part(0, 100).stream(10)), "x")
+    own = HoldoutBatches(holdout_batches(task_of(log, holdout=log.part(0, 100).stream(10)), "x"))
     assert own.batches.dataset.rows == 100  # rows that were set apart go before those of valid
     own.close()
 
 
 def test_holdout_rows_resume_in_any_pass(log):
     for turns in (3, 4, 6):  # within a pass, at its end, in the next
-        one, two = (HoldoutBatches.from_task(task_of(log), "x") for _ in range(2))
+        one, two = (HoldoutBatches(holdout_batches(task_of(log), "x")) for _ in range(2))
         for _ in range(turns):
             one.next()
         two.load_state_dict(one.state_dict())
@@ -156,7 +157,7 @@ def test_holdout_rows_resume_in_any_pass(log):
 
 def test_holdout_rows_that_are_not_a_stream(log):
     batches = list(log.part(1000, 1200).stream(100))
-    holdout = HoldoutBatches.from_task(task_of(log, valid=batches), "x")
+    holdout = HoldoutBatches(holdout_batches(task_of(log, valid=batches), "x"))
     assert [id(holdout.next()) for _ in range(3)] == [id(batches[0]), id(batches[1]), id(batches[0])]
     assert holdout.state_dict() == {}
     with pytest.raises(InputError, match="resume needs holdout rows"):
@@ -176,9 +177,7 @@ def test_a_step_on_holdout_rows_changes_only_the_mask(log, kind):
     parameter = next(mask.parameters())
     with apply_mask(task.model, mask, "x"):
         cost = SearchCost()
-        driver = MaskTraining(
-            mask, torch.optim.SGD(mask.parameters(), lr=1.0), cost, HoldoutBatches.from_task(task, "x"), 2
-        )
+        driver = MaskTraining(mask, torch.optim.SGD(mask.parameters(), lr=1.0), cost, holdout_batches(task, "x"), 2)
         state = State(task.model, task.optimizer, Training())
         driver.on_begin(state)
         assert not parameter.requires_grad
@@ -199,7 +198,7 @@ def test_a_step_on_holdout_rows_changes_only_the_mask(log, kind):
 def test_the_step_of_a_mask_follows_the_training(log):
     task = task_of(log)
     mask = STG(tuple(task.model.sites()), 10, 0, STGOptions())
-    driver = MaskTraining(mask, torch.optim.SGD(mask.parameters(), lr=1.0), SearchCost(), None, 1)
+    driver = MaskTraining(mask, torch.optim.SGD(mask.parameters(), lr=1.0), SearchCost())
     state = State(task.model, task.optimizer, Training(), step=4)
     driver.on_begin(state)  # it goes on from a checkpoint
     assert mask.step == 4
@@ -211,12 +210,11 @@ def test_the_step_of_a_mask_follows_the_training(log):
 def test_requires_grad_is_restored():
     model = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1), STG(("a",), 1, 0, STGOptions())])
     model[1].requires_grad_(False)
-    with only_mask_requires_grad(model, model[2]):
+    with train_only(model, model[2].parameters()):
         assert [parameter.requires_grad for parameter in model.parameters()] == [False] * 4 + [True]
-    model[2].requires_grad_(True)
-    with pytest.raises(ZeroDivisionError), only_mask_requires_grad(model, model[2]):
+    with pytest.raises(ZeroDivisionError), train_only(model, model[2].parameters()):
         raise ZeroDivisionError
-    assert [parameter.requires_grad for parameter in model.parameters()] == [True, True, False, False, False]
+    assert [parameter.requires_grad for parameter in model.parameters()] == [True, True, False, False, True]
 
 
 def test_a_mask_of_ones_does_not_change_the_training(log):

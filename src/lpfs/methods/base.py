@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeAlias, get_args, get_type_hints
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from lpfs._validation import check_options, is_number
 from lpfs.data.batch import Batch
 from lpfs.errors import InputError, SearchError
 from lpfs.methods.target import SelectionTarget, TargetKind
 from lpfs.models.base import Model
 from lpfs.schema import Selection
 from lpfs.train.callbacks import Callback, State
+from lpfs.train.checkpoint import Resumable
 from lpfs.train.config import Training
-from lpfs.train.evaluate import Metrics
 from lpfs.train.fit import fit
 
 HISTORY_RECORDS = 200  # records in the history of a search
@@ -64,14 +67,7 @@ class SearchTask:
         steps: int | None = None,
         subfolder: str = "",
     ) -> None:
-        """Train on the search rows.
-
-        Args:
-            callbacks: called in this order; they implement the method.
-            model, optimizer: used instead of those of the task.
-            steps: number of steps, if not that of the task.
-            subfolder: directory inside that of the task.
-        """
+        """Train on the search rows with the callbacks of the method; other arguments replace those of the task."""
         fit(
             model or self.model,
             self.stream,
@@ -117,42 +113,34 @@ class SearchCost(Callback):
         self.forwards += forwards
         self.backwards += backwards
 
-    def add_evaluation(self, metrics: Metrics) -> None:
-        """Count the rows of an evaluation."""
-        self.add(forwards=metrics.main.rows)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the entries of ``Selection.made``."""
         return {"seconds": round(self.seconds, 3), "forwards": self.forwards, "backwards": self.backwards}
 
     def on_begin(self, state: State) -> None:
-        """Start measuring the seconds."""
-        self._started = time.perf_counter()
+        self.__enter__()
 
     def after_step(self, state: State) -> None:
-        """Count the rows of a step."""
         if state.batch is not None:
             self.add(forwards=len(state.batch), backwards=len(state.batch))
 
     def on_end(self, state: State) -> None:
-        """Stop measuring the seconds."""
         self.__exit__()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts."""
         return {"seconds": self.seconds, "forwards": self.forwards, "backwards": self.backwards}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Restore the counts."""
         self._seconds, self.forwards, self.backwards = values["seconds"], values["forwards"], values["backwards"]
 
 
 class HistoryCallback(Callback):
     """A callback that keeps the history of a search: at most about ``HISTORY_RECORDS`` records.
 
-    Args:
-        steps: number of steps of the search.
+    ``saved`` names further attributes that checkpoints contain: tensors, which are restored in place, or plain values.
     """
+
+    saved: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, steps: int) -> None:
         self.steps, self.record_every = steps, max(1, steps // HISTORY_RECORDS)
@@ -167,10 +155,41 @@ class HistoryCallback(Callback):
         loss = float("nan") if state.loss is None else float(state.loss.detach())
         self.history.append({"step": state.step, "loss": loss, **values})
 
+    def state_dict(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in ("history", *self.saved)}
+        return {name: v.detach().clone() if isinstance(v, Tensor) else copy.copy(v) for name, v in values.items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        for name in ("history", *self.saved):
+            current = getattr(self, name)
+            if isinstance(current, Tensor):
+                current.copy_(values[name])
+            else:
+                setattr(self, name, copy.copy(values[name]))
+
+
+Positive: TypeAlias = Annotated[float, "positive"]
+NonNegative: TypeAlias = Annotated[float, "non_negative"]
+Fraction: TypeAlias = Annotated[float, "fraction"]
+Count: TypeAlias = Annotated[int, "count"]
+
 
 @dataclass(frozen=True)
-class NoOptions:
-    """Options of a method that has none."""
+class MethodOptions:
+    """Options of a method; each is checked by its annotation: one of the above, float, or bool; or None."""
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            value = getattr(self, name)
+            if type(None) in get_args(hint):
+                if value is None:
+                    continue
+                hint = get_args(hint)[0]
+            for kind in getattr(hint, "__metadata__", ()):
+                check_options(self, **{kind: (name,)})
+            if (hint is bool and not isinstance(value, bool)) or (hint is float and not is_number(value)):
+                raise InputError(f"{name} must be {'true or false' if hint is bool else 'a number'}, found {value!r}")
 
 
 class Method(ABC):
@@ -191,7 +210,7 @@ class Method(ABC):
         options: its options; by default ``Options()``.
     """
 
-    Options: ClassVar[type] = NoOptions
+    Options: ClassVar[type] = MethodOptions
     targets: ClassVar[tuple[TargetKind, ...]] = ("keep",)
     trial_options: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     distributed: ClassVar[bool] = False
@@ -247,34 +266,29 @@ def require_model(model: nn.Module, method: str) -> Model:
     return model
 
 
-def penalty_or_default(target: SelectionTarget, default: float) -> float:
-    """Return λ: the penalty of the target, or the default of the method."""
-    return default if target.penalty is None else target.penalty
+@contextmanager
+def restore_position(stream: Iterable[Batch]) -> Iterator[None]:
+    """Set a resumable stream back to its position at the end of the block."""
+    position = stream.state_dict() if isinstance(stream, Resumable) else None
+    try:
+        yield
+    finally:
+        if position is not None and isinstance(stream, Resumable):
+            stream.load_state_dict(position)
 
 
 def select_by_scores(
     task: SearchTask, method: str, scores: Mapping[str, float], selected: Collection[str] | None, **facts: Any
 ) -> Selection:
-    """Return the K best, or, if the target has no K, what the method selects.
-
-    Args:
-        task: the search.
-        method: name of the method.
-        scores: score of every part.
-        selected: parts that the method itself selects; None: it only ranks.
-        facts: further entries of ``Selection.made``.
-    """
-    if selected is None:
+    """Return the K best, or, if the target has no K, the parts that the method itself selects (None: it only ranks)."""
+    if selected is not None:
+        facts = {"own_count": len(selected), **facts}
+    if selected is None or task.target.keep is not None:
         return rank_fields(task, method, scores, **facts)
-    if task.target.keep is not None:
-        return rank_fields(task, method, scores, own_count=len(selected), **facts)
     chosen = {*selected, *task.target.must_keep}
     if not chosen:
-        raise SearchError(
-            f"{method} keeps no field at penalty={task.target.penalty:g}; give a smaller penalty, or keep=K"
-        )
-    facts = {"penalty": task.target.penalty, "own_count": len(selected), **facts}
-    return _make_selection(task, method, scores, chosen, **facts)
+        raise SearchError(f"{method} keeps no field at penalty={task.target.penalty:g}; give a smaller one, or keep=K")
+    return _make_selection(task, method, scores, chosen, {"penalty": task.target.penalty, **facts})
 
 
 def rank_fields(task: SearchTask, method: str, scores: Mapping[str, float], **facts: Any) -> Selection:
@@ -286,23 +300,24 @@ def rank_fields(task: SearchTask, method: str, scores: Mapping[str, float], **fa
         task: the search; its target has a K.
         method: name of the method.
         scores: score of every part, higher is better.
-        facts: further entries of ``Selection.made``.
+        facts: further entries of ``Selection.made``; ``history`` is that of the selection.
     """
     target = task.target
     target.check(list(scores))
     if target.keep is None:
         raise InputError(f"{method} ranks fields, which needs their number: give keep=K")
-    chosen = top_k(scores, target.keep, target.must_keep)
-    return _make_selection(task, method, scores, set(chosen), keep=target.keep, **facts)
+    chosen = set(top_k(scores, target.keep, target.must_keep))
+    return _make_selection(task, method, scores, chosen, {"keep": target.keep, **facts})
 
 
 def _make_selection(
-    task: SearchTask, method: str, scores: Mapping[str, float], chosen: Collection[str], **facts: Any
+    task: SearchTask, method: str, scores: Mapping[str, float], chosen: Collection[str], facts: dict[str, Any]
 ) -> Selection:
     return Selection(
         kept=tuple(name for name in scores if name in chosen),
         dropped=tuple(name for name in scores if name not in chosen),
         gates={name: float(name in chosen) for name in scores},
+        history=facts.pop("history", ()),
         made={"method": method, "scores": dict(scores), "seed": task.seed, **facts},
     )
 
@@ -313,6 +328,5 @@ def top_k(scores: Mapping[str, float], keep: int, must_keep: Sequence[str] = ())
     >>> top_k({"a": 0.1, "b": 0.3, "c": 0.2}, 2, must_keep=["a"])
     ('a', 'b')
     """
-    order = sorted(scores, key=lambda name: (name not in must_keep, -scores[name]))
-    chosen = set(order[:keep])
+    chosen = set(sorted(scores, key=lambda name: (name not in must_keep, -scores[name]))[:keep])
     return tuple(name for name in scores if name in chosen)

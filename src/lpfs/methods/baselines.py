@@ -25,19 +25,15 @@ class AllFields(Method):
     search_per_k = True
 
     def search(self, task: SearchTask) -> Selection:
-        """Return all fields, with a score of 1 each; the model is not trained."""
         model = require_model(task.model, self.name)
-        with SearchCost() as cost:
-            target = SelectionTarget(keep=len(model.names), must_keep=task.target.must_keep)
-        scores = dict.fromkeys(model.names, 1.0)
-        return rank_fields(replace(task, target=target), self.name, scores, steps=0, **cost.to_dict())
+        task = replace(task, target=SelectionTarget(keep=len(model.names), must_keep=task.target.must_keep))
+        return rank_fields(task, self.name, dict.fromkeys(model.names, 1.0), steps=0, **SearchCost().to_dict())
 
 
 class RandomFields(RankingMethod):
     """K random fields: the lower baseline of every comparison."""
 
     def score(self, task: SearchTask, model: Model, cost: SearchCost) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return random scores from [0, 1)."""
         scores = np.random.default_rng(task.seed).random(len(model.names)).tolist()
         return dict(zip(model.names, scores, strict=True)), {}
 
@@ -68,7 +64,6 @@ class Oracle(RankingMethod):
     options: OracleOptions
 
     def score(self, task: SearchTask, model: Model, cost: SearchCost) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return the true effect of every part."""
         parts = {name: fields for name, fields in model.fields_of_parts().items() if name in model.names}
         effects, partner = true_effects(load_truth(task, self.options.truth))
         scores: dict[str, float] = {}

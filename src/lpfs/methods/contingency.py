@@ -1,8 +1,7 @@
 """χ² and mutual information of each field and the label, from contingency tables of values and labels.
 
-Fields are tested one at a time and no model is trained: fields that are informative only together are not found,
-and a copy of a field scores as high as the field. Numbers are binned at quantiles; a row with a bag is divided
-evenly over its ids; a field of several numbers has the best score of them.
+Numbers are binned at quantiles; a row with a bag is divided evenly over its ids; a field of several numbers has the
+best score of them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lpfs._validation import check_options
+from lpfs.methods.base import Count, MethodOptions
 from lpfs.methods.sampling import Ints, Reals, SampledRanking, SampledRows
 from lpfs.schema import Field, Schema
 
@@ -19,14 +18,11 @@ CONSTANT_SCORE = -1e9  # of a field with a single value, which cannot be tested
 
 
 @dataclass(frozen=True)
-class ChiSquaredOptions:
+class ChiSquaredOptions(MethodOptions):
     """Number of rows, and of bins for numbers."""
 
-    rows: int = 200_000
-    bins: int = 32
-
-    def __post_init__(self) -> None:
-        check_options(self, count=("rows", "bins"))
+    rows: Count = 200_000
+    bins: Count = 32
 
 
 class ChiSquared(SampledRanking):
@@ -46,21 +42,14 @@ class ChiSquared(SampledRanking):
     trial_options = ({"bins": 8}, {"bins": 128}, {"bins": 16}, {"bins": 64})
 
     def score_fields(self, rows: SampledRows, schema: Schema, seed: int) -> dict[str, float]:
-        """Return z of every field."""
-        bins = self.options.bins
-        return {field.name: max(map(z_score, count_tables(rows, field, bins))) for field in schema}
+        return {field.name: max(map(z_score, count_tables(rows, field, self.options.bins))) for field in schema}
 
 
 @dataclass(frozen=True)
-class MutualInformationOptions:
+class MutualInformationOptions(ChiSquaredOptions):
     """Number of rows, of bins for numbers, and of shuffles of the labels."""
 
-    rows: int = 200_000
-    bins: int = 32
-    shuffles: int = 3
-
-    def __post_init__(self) -> None:
-        check_options(self, count=("rows", "bins", "shuffles"))
+    shuffles: Count = 3
 
 
 class MutualInformation(SampledRanking):
@@ -80,22 +69,16 @@ class MutualInformation(SampledRanking):
     trial_options = ({"bins": 8}, {"bins": 128}, {"shuffles": 10}, {"bins": 16})
 
     def score_fields(self, rows: SampledRows, schema: Schema, seed: int) -> dict[str, float]:
-        """Return the mutual information of every field, less that of shuffled labels."""
-        bins, random = self.options.bins, np.random.default_rng(seed)
-        information = _max_information(rows, schema, bins)
-        by_chance = [
-            _max_information(replace(rows, labels=random.permutation(rows.labels)), schema, bins)
-            for _ in range(self.options.shuffles)
-        ]
+        random, count = np.random.default_rng(seed), self.options.shuffles
+        shuffled = [replace(rows, labels=random.permutation(rows.labels)) for _ in range(count)]
+
+        def information(rows: SampledRows, field: Field) -> float:
+            return max(map(mutual_information, count_tables(rows, field, self.options.bins)))
+
         return {
-            name: value - sum(shuffled[name] for shuffled in by_chance) / len(by_chance)
-            for name, value in information.items()
+            field.name: information(rows, field) - sum(information(other, field) for other in shuffled) / count
+            for field in schema
         }
-
-
-def _max_information(rows: SampledRows, schema: Schema, bins: int) -> dict[str, float]:
-    """Return the information of each field and the label: of several numbers, that of the best."""
-    return {field.name: max(map(mutual_information, count_tables(rows, field, bins))) for field in schema}
 
 
 def count_tables(rows: SampledRows, field: Field, bins: int) -> list[Reals]:

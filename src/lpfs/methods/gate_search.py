@@ -1,17 +1,16 @@
 """Callbacks that train gates in a search and record it.
 
-:class:`GateSearch` serves a known K and a fixed λ. If the number of fields is unknown, a
-:class:`DescendingSearch` increases λ as if one field were to be kept, so that the weakest gates become zero one
-after another, and checks on the way: the cost of the fields alive (:class:`BudgetSearch`) or the validation AUC
-(:class:`AucLossSearch`). Once the check says stop, the dead set is frozen and the other gates converge, as in a
-search for a known K.
+:class:`GateSearch` serves a known K and a fixed λ. If the number of fields is unknown, a :class:`DescendingSearch`
+increases λ as if one field were to be kept, so that the weakest gates become zero one after another, and checks on the
+way: the cost of the fields alive (:class:`BudgetSearch`) or the validation AUC (:class:`AucLossSearch`). Once the check
+says stop, the dead set is frozen and the other gates converge, as in a search for a known K.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,9 +20,8 @@ from lpfs.data.batch import Batch
 from lpfs.errors import InputError, SearchError
 from lpfs.gates.module import Gates
 from lpfs.gates.optimizer import ProxSGD
-from lpfs.methods.base import HistoryCallback, SearchCost
-from lpfs.methods.target import Costs
-from lpfs.methods.training import HoldoutBatches, holdout_grad
+from lpfs.methods.base import SearchCost, SearchTask
+from lpfs.methods.training import HoldoutCallback, holdout_grad
 from lpfs.train.callbacks import State
 from lpfs.train.cuda_graph import clone_batch, copy_into, same_shape
 from lpfs.train.evaluate import evaluate, on_device
@@ -33,23 +31,17 @@ DESCENT_END = 0.8  # fraction of a search at which the descent ends
 UNAFFORDABLE_WEIGHT = 1e9  # weight on λ that exceeds any gradient
 
 
-class GateSearch(HistoryCallback):
+class GateSearch(HoldoutCallback):
     """Updates the gates after every step of the model: proximal step, then ε, η and λ.
 
-    Args:
-        gates: attached to the model that is trained.
-        prox: their optimizer, from ``gates.optimizer(…)``.
-        holdout: batches that the gates are trained on, and the weights of the model are not; None: both are
-            trained on the batch of the step.
-        cost: counts the rows outside of the steps.
+    The gates are trained on ``holdout``, which the weights of the model are not; None: on the batch of the step.
     """
 
     def __init__(
         self, gates: Gates, prox: ProxSGD, holdout: Iterable[Batch] | None = None, cost: SearchCost | None = None
     ) -> None:
-        super().__init__(gates.steps)
-        self.gates, self.prox, self.cost = gates, prox, cost or SearchCost()
-        self.holdout = None if holdout is None else HoldoutBatches(holdout)
+        super().__init__(gates.steps, holdout, cost or SearchCost())
+        self.gates, self.prox = gates, prox
         self.batch: Batch | None = None  # holdout rows of this step
         self.static_batch: Batch | None = None  # the memory that a captured step reads them from
 
@@ -57,8 +49,7 @@ class GateSearch(HistoryCallback):
         """Get the holdout rows of this step; for a captured step they are copied to where it reads them."""
         if self.holdout is None:
             return True
-        batch = on_device(self.holdout.next(), self.gates.x.device)
-        self.cost.add(forwards=len(batch), backwards=len(batch))
+        batch = on_device(self.next_holdout(self.holdout), self.gates.x.device)
         is_larger = self.static_batch is None or len(batch) > len(self.static_batch)
         if state.config.graph and not batch.bags and is_larger:
             self.static_batch = clone_batch(batch, self.gates.x.device)
@@ -71,14 +62,12 @@ class GateSearch(HistoryCallback):
         return True
 
     def within_step(self, state: State) -> None:
-        """Update the gates, by their gradient on holdout rows if there are some."""
         if self.batch is not None:
-            self.gates.x.grad = holdout_grad(state, self.batch, self.gates.x, self.gates.model_parameters())
+            self.gates.x.grad = holdout_grad(state, self.batch, self.gates.x)
         self.prox.step()
         self.gates.step()
 
     def after_step(self, state: State) -> None:
-        """Record the gates every few steps."""
         if self.should_record(state.step):
             self.record_gates(state)
 
@@ -91,10 +80,12 @@ class GateSearch(HistoryCallback):
         self.record(state, **facts, lr=status.lr, gates=values)
 
     def on_end(self, state: State) -> None:
-        """Release the holdout rows."""
+        super().on_end(state)
         self.batch = self.static_batch = None
-        if self.holdout is not None:
-            self.holdout.close()
+
+    def facts(self) -> dict[str, Any]:
+        """Return the entries of ``Selection.made`` from a search for an unknown number of fields."""
+        return {}
 
     def describe(self, state: State) -> str:
         """Return how many gates are alive, now and before, from the history: reading x would wait for a GPU."""
@@ -103,31 +94,24 @@ class GateSearch(HistoryCallback):
         return f"{counts[-1]} of {total} gates alive {sparkline(counts, total)}" if counts else ""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resume needs; x, ε and λ are buffers of the model."""
-        holdout = {} if self.holdout is None else {"holdout": self.holdout.state_dict()}
-        return {"prox": self.prox.state_dict(), "history": list(self.history), **holdout}
+        return {**super().state_dict(), "prox": self.prox.state_dict()}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
         self.prox.load_state_dict(values["prox"])
-        self.history = list(values["history"])
-        if self.holdout is not None:
-            self.holdout.load_state_dict(values["holdout"])
+        super().load_state_dict(values)
 
 
 class DescendingSearch(GateSearch):
     """Zeroes more and more gates until :meth:`decide` returns where to stop."""
 
-    def __init__(
-        self, gates: Gates, prox: ProxSGD, holdout: Iterable[Batch] | None = None, cost: SearchCost | None = None
-    ) -> None:
-        super().__init__(gates, prox, holdout, cost)
-        self.check_every = max(1, gates.steps // CHECKS)
-        self.is_frozen = False
+    saved: ClassVar[tuple[str, ...]] = ("is_frozen", "last_alive")
+
+    def __init__(self, gates: Gates, prox: ProxSGD, task: SearchTask, cost: SearchCost) -> None:
+        super().__init__(gates, prox, task.holdout, cost)
+        self.check_every, self.is_frozen = max(1, gates.steps // CHECKS), False
         self.last_alive = len(gates.names)  # gates alive at the last check
 
     def after_step(self, state: State) -> None:
-        """Record, then check."""
         super().after_step(state)
         if not self.is_frozen and state.step % self.check_every == 0:
             alive = int((self.gates.x != 0).sum())
@@ -137,8 +121,7 @@ class DescendingSearch(GateSearch):
                 x = self.decide(state, is_late)
                 if x is not None:
                     self.gates.freeze(x)
-                    self.is_frozen = True
-                    state.recapture = True
+                    self.is_frozen = state.recapture = True
 
     def should_check(self, alive: int) -> bool:
         """Return whether fewer gates are alive than at the last check."""
@@ -148,14 +131,8 @@ class DescendingSearch(GateSearch):
     def decide(self, state: State, is_late: bool) -> Tensor | None:
         """Return the x (N,) to freeze, or None to continue; if ``is_late`` the descent must end."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resume needs."""
-        return {**super().state_dict(), "is_frozen": self.is_frozen, "last_alive": self.last_alive}
-
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
         super().load_state_dict(values)
-        self.is_frozen, self.last_alive = values["is_frozen"], values["last_alive"]
         if self.is_frozen:
             self.gates.freeze()
 
@@ -164,34 +141,22 @@ class BudgetSearch(DescendingSearch):
     """Stops at the first set within the budget; λ is weighted by the costs of the fields.
 
     A field that exceeds the budget together with those that must be kept is removed immediately.
-
-    Args:
-        gates: attached to the model that is trained.
-        prox: their optimizer.
-        costs: cost of each field.
-        budget: upper limit of the total cost.
-        must_keep: fields that are always kept.
-        holdout, cost: see :class:`GateSearch`.
     """
 
-    def __init__(
-        self,
-        gates: Gates,
-        prox: ProxSGD,
-        costs: Costs,
-        budget: float,
-        must_keep: Sequence[str],
-        holdout: Iterable[Batch] | None = None,
-        cost: SearchCost | None = None,
-    ) -> None:
-        super().__init__(gates, prox, holdout, cost)
+    saved = (*DescendingSearch.saved, "weights")
+
+    def __init__(self, gates: Gates, prox: ProxSGD, task: SearchTask, cost: SearchCost) -> None:
+        super().__init__(gates, prox, task, cost)
+        target = task.target
+        assert target.costs is not None
+        assert target.budget is not None
+        self.costs, self.budget, self.must_keep = target.costs, target.budget, target.must_keep
         self.check_every = 1
-        self.costs, self.budget, self.must_keep = costs, budget, must_keep
         self.last_alive += 1  # check after the first step: all fields may be within the budget
-        names = gates.names
-        self.unaffordable = [name for name in names if costs.total(list({*must_keep, name})) > budget]
+        totals = {name: self.costs.total(list({*self.must_keep, name})) for name in gates.names}
+        self.unaffordable = [name for name, total in totals.items() if total > self.budget]
         weights = self.weights.detach().clone()
-        plain = self.cost_weights(names).to(weights)
+        plain = self.cost_weights(gates.names).to(weights)
         # small differences between equal weights, so that fields without a gradient do not all drop in one step
         is_weighted = (plain > 0) & (weights > 0)
         self.tie_factors = torch.where(is_weighted, weights / plain.clamp(min=1e-30), torch.ones_like(weights))
@@ -203,7 +168,6 @@ class BudgetSearch(DescendingSearch):
         return weights
 
     def should_check(self, alive: int) -> bool:
-        """Return whether another number of gates is alive than at the last check."""
         return alive != self.last_alive
 
     def cost_weights(self, alive: Sequence[str]) -> Tensor:
@@ -223,53 +187,33 @@ class BudgetSearch(DescendingSearch):
         if total <= self.budget:
             return self.gates.x.detach().clone()
         if is_late and state.step == self.gates.steps:
-            raise SearchError(
-                f"the search ended at a cost of {total:g}, above the budget of {self.budget:g}; increase steps"
-            )
+            raise SearchError(f"the search ended at cost {total:g}, above the budget {self.budget:g}; increase steps")
         weights = self.cost_weights(alive).to(self.tie_factors) * self.tie_factors
         for name in self.unaffordable:
             weights[self.gates.names.index(name)] = UNAFFORDABLE_WEIGHT
         self.weights.copy_(weights)  # in place: a captured graph reads this memory
         return None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resume needs."""
-        return {**super().state_dict(), "weights": self.weights.detach().clone()}
-
-    def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
-        super().load_state_dict(values)
-        self.weights.copy_(values["weights"])
+    def facts(self) -> dict[str, Any]:
+        return {"cost": self.costs.total(self.gates.kept), "budget": self.budget, "unit": self.costs.unit}
 
 
 class AucLossSearch(DescendingSearch):
     """Stops at the smallest set whose validation AUC is close enough to that of the same training without gates.
 
-    The search continues below that set for a while, so that the result can say what fewer fields would lose,
-    then returns to it.
-
-    Args:
-        gates: attached to the model that is trained.
-        prox: their optimizer.
-        valid: validation batches.
-        reference: (step, AUC) of the same training without gates, in order.
-        max_loss: AUC that may be lost.
-        cost: counts the rows of the evaluations.
-        holdout: see :class:`GateSearch`.
+    The search continues below that set for a while, so that the result can say what fewer fields would lose, then
+    returns to it. ``reference`` is (step, AUC) of the same training without gates, in order.
     """
 
+    saved = (*DescendingSearch.saved, "best", "curve", "reference")
+
     def __init__(
-        self,
-        gates: Gates,
-        prox: ProxSGD,
-        valid: Iterable[Batch],
-        reference: Sequence[tuple[int, float]],
-        max_loss: float,
-        cost: SearchCost,
-        holdout: Iterable[Batch] | None = None,
+        self, gates: Gates, prox: ProxSGD, task: SearchTask, cost: SearchCost, reference: Sequence[tuple[int, float]]
     ) -> None:
-        super().__init__(gates, prox, holdout, cost)
-        self.valid, self.reference, self.max_loss = valid, list(reference), max_loss
+        super().__init__(gates, prox, task, cost)
+        assert task.valid is not None
+        assert task.target.max_auc_loss is not None
+        self.valid, self.max_loss, self.reference = task.valid, task.target.max_auc_loss, list(reference)
         self.best = gates.x.detach().clone()
         self.curve: list[dict[str, Any]] = []  # of each check: fields alive, AUC, loss
         self.end: dict[str, Any] = {}  # the same at the end of the search
@@ -290,9 +234,11 @@ class AucLossSearch(DescendingSearch):
         return {"step": state.step, "alive": alive, "auc": auc, "loss": self.reference_auc(state.step) - auc}
 
     def on_end(self, state: State) -> None:
-        """Measure at the end of the search."""
         super().on_end(state)
         self.end = {**self.measure(state), "allowed": self.max_loss}
+
+    def facts(self) -> dict[str, Any]:
+        return {"curve": self.curve, "end": self.end, "reference": [list(point) for point in self.reference]}
 
     def reference_auc(self, step: int) -> float:
         """Return the AUC of the training without gates at a step, interpolated between its evaluations."""
@@ -303,23 +249,11 @@ class AucLossSearch(DescendingSearch):
         fraction = (step - before[0]) / (after[0] - before[0])
         return before[1] + fraction * (after[1] - before[1])
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resume needs."""
-        reference = [list(point) for point in self.reference]
-        return {**super().state_dict(), "best": self.best, "curve": list(self.curve), "reference": reference}
-
-    def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
-        super().load_state_dict(values)
-        self.best = values["best"].to(self.gates.x.device)
-        self.curve = list(values["curve"])
-        self.reference = [(point[0], point[1]) for point in values["reference"]]
-
 
 def evaluate_auc(model: torch.nn.Module, valid: Iterable[Batch], cost: SearchCost) -> float:
     """Return the validation AUC; raise InputError if the rows have only one class."""
     metrics = evaluate(model, valid)
-    cost.add_evaluation(metrics)
+    cost.add(forwards=metrics.main.rows)
     if metrics.auc is None:
         raise InputError("the validation rows have only one class, so they have no AUC; give rows with both")
     return metrics.auc

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from itertools import compress
 
 import torch
 from torch import Tensor, nn
 
 from lpfs.errors import InputError
 from lpfs.gates.controller import Keep
-from lpfs.methods.base import HistoryCallback, SearchCost, SearchTask, require_model, select_by_scores
-from lpfs.models.base import Model
+from lpfs.methods.base import HistoryCallback, Method, SearchCost, SearchTask, require_model, select_by_scores
 from lpfs.models.inputs import Inputs
 from lpfs.models.layers import Segments
 from lpfs.schema import Selection
@@ -32,17 +30,12 @@ TRAVEL = 0.4  # fraction of a search in which the first λ brings a group withou
 ALIVE_FRACTION = 0.1  # of the mean norm at the start: a group with a larger norm is alive
 END_FRACTION = 0.9  # norms are averaged from this fraction of the search on
 OVERALL_WEIGHT = 1e-3  # weight of the mean norm over the whole search
-SAVED = ("penalty", "unit", "recent", "overall")
 
 
 class FirstLayer:
-    """The weight W of the one Linear that uses all parts of a model; block n, W_n, are the columns of part n.
+    """The weight W (H, columns) of the one Linear that uses all parts of a model; block n, W_n, is that of part n.
 
-    Args:
-        path: path of the Linear in the model.
-        weight: (H, columns).
-        names: the parts, in order.
-        segments: owners of the columns, in order; columns of other owners (their input is zero) stay unchanged.
+    ``segments`` are the owners of the columns; columns of no part, whose input is zero, stay unchanged.
     """
 
     def __init__(self, path: str, weight: nn.Parameter, names: Sequence[str], segments: Segments) -> None:
@@ -73,12 +66,16 @@ def first_layer(model: nn.Module, method: str) -> FirstLayer:
     """Return the first layer of a model; raise InputError if fields do not enter through one Linear alone."""
     model = require_model(model, method)
     inputs = {path: module for path, module in model.named_modules() if isinstance(module, Inputs)}
-    weights = {
-        name: dims for name, dims in model.layout().items() if not any(name.startswith(f"{path}.") for path in inputs)
-    }
-    segments = [segment for dims in weights.values() for segment in dims.get(1, ())]
-    reason = _other_paths(model, list(inputs.values()), segments)
-    if not reason and (len(weights) != 1 or set(next(iter(weights.values()))) != {1}):
+    prefixes = tuple(f"{path}." for path in inputs)
+    weights = {name: dims for name, dims in model.layout().items() if not name.startswith(prefixes)}
+    parts = set(model.fields_of_parts())
+    owners = (owner for dims in weights.values() for owner, _ in dims.get(1, ()) if owner not in parts)
+    reason = ""
+    if any(module.width != module.dim for module in inputs.values()):
+        reason = "fields have linear weights beside it"
+    elif (product := next(owners, None)) is not None:
+        reason = f"columns belong to products of fields such as {product!r}"
+    elif len(weights) != 1 or set(next(iter(weights.values()))) != {1}:
         reason = f"fields enter through {', '.join(weights) or 'no Linear'}"
     if reason:
         raise InputError(
@@ -90,13 +87,14 @@ def first_layer(model: nn.Module, method: str) -> FirstLayer:
     return FirstLayer(name.rpartition(".")[0], model.get_parameter(name), model.names, dims[1])
 
 
-def _other_paths(model: Model, inputs: Sequence[Inputs], segments: Sequence[tuple[Hashable, int]]) -> str:
-    """Return how fields reach the prediction outside of their own columns; empty if they do not."""
-    if any(module.width != module.dim for module in inputs):
-        return "fields have linear weights beside it"
-    parts = set(model.fields_of_parts())
-    product = next((owner for owner, _ in segments if owner not in parts), None)
-    return "" if product is None else f"columns belong to products of fields such as {product!r}"
+class FirstLayerMethod(Method):
+    """A method on the columns of the first layer: it is defined if fields enter the model through one Linear alone."""
+
+    search_per_k = True
+    uses_all_rows = True
+
+    def check_model(self, model: nn.Module) -> None:
+        first_layer(model, self.name)
 
 
 def learning_rate_of(state: State, weight: Tensor) -> float | Tensor:
@@ -109,13 +107,12 @@ def learning_rate_of(state: State, weight: Tensor) -> float | Tensor:
 
 
 class GroupShrinkage(HistoryCallback):
-    """Shrinks groups of weights after every step of the optimizer, and moves λ.
+    """Shrinks N groups of weights after every step of the optimizer, and moves λ.
 
-    Args:
-        task: the search.
-        names: names of the N groups.
-        delay: fraction of the search before the first shrinkage.
+    ``delay`` is the fraction of the search before the first shrinkage.
     """
+
+    saved = ("penalty", "unit", "recent", "overall", "started")
 
     def __init__(self, task: SearchTask, names: Sequence[str], delay: float = 0.0) -> None:
         super().__init__(task.steps)
@@ -144,12 +141,10 @@ class GroupShrinkage(HistoryCallback):
         """Return the λ that brings each group to zero in one step without any gradient (N,)."""
 
     def within_step(self, state: State) -> None:
-        """Shrink, from the first shrinkage on."""
         if self.started:
             self.shrink(state)
 
     def after_step(self, state: State) -> None:
-        """Move λ, and record the state of the search."""
         norms = self.norms()
         self.overall += norms / self.steps
         if state.step > END_FRACTION * self.steps:
@@ -179,19 +174,59 @@ class GroupShrinkage(HistoryCallback):
     def selection(self, task: SearchTask, method: str, cost: SearchCost) -> Selection:
         """Return the K groups with the largest norms, or, with a fixed λ, those alive."""
         scores = (self.recent + OVERALL_WEIGHT * self.overall).tolist()
-        alive = (self.recent > ALIVE_FRACTION * self.unit).tolist()
-        selected = [name for name, is_alive in zip(self.names, alive, strict=True) if is_alive]
-        by_name = dict(zip(self.names, scores, strict=True))
-        facts = {"steps": self.steps, "penalty": float(self.penalty), **cost.to_dict()}
-        return replace(select_by_scores(task, method, by_name, selected, **facts), history=tuple(self.history))
+        selected = list(compress(self.names, (self.recent > ALIVE_FRACTION * self.unit).tolist()))
+        facts = {"steps": self.steps, "penalty": float(self.penalty), "history": self.history, **cost.to_dict()}
+        return select_by_scores(task, method, dict(zip(self.names, scores, strict=True)), selected, **facts)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resume needs; the weights are part of the model."""
-        tensors = {name: getattr(self, name).clone() for name in SAVED}
-        return {**tensors, "started": self.started, "history": list(self.history)}
 
-    def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
-        for name in SAVED:
-            getattr(self, name).copy_(values[name])
-        self.started, self.history = values["started"], list(values["history"])
+class GroupLasso(FirstLayerMethod):
+    r"""Group LASSO on the columns of the first layer: fields whose columns shrink to zero are dropped.
+
+    .. math:: W_n \leftarrow \Big(1 - \frac{\eta\lambda\sqrt{d_n}}{\|\tilde W_n\|}\Big)_+ \tilde W_n
+
+    Yuan and Lin, Model Selection and Estimation in Regression with Grouped Variables, 2006; as in the comparison of the
+    LPFS paper. W_n are the columns of field n in the first layer, d_n its width, W̃ the weights after the optimizer's
+    step, η the optimizer's learning rate; with Adagrad or Adam, whose steps differ between weights, η is still that one
+    number. The score of a field is ‖W_n‖, so the method is defined only if fields enter through that layer alone. With
+    ``keep=K`` λ is moved until K fields are alive; ``penalty=`` is a fixed λ, and the fields alive at the end are kept.
+    """
+
+    targets = ("keep", "penalty")
+
+    def search(self, task: SearchTask) -> Selection:
+        layer = first_layer(task.model, self.name)
+        self.check(task.target, layer.names, task.steps)
+        shrinkage, cost = ColumnShrinkage(task, layer), SearchCost()
+        task.fit(shrinkage, cost)
+        return shrinkage.selection(task, self.name, cost)
+
+
+class ColumnShrinkage(GroupShrinkage):
+    """Shrinks the columns of each field in the first layer."""
+
+    def __init__(self, task: SearchTask, layer: FirstLayer) -> None:
+        super().__init__(task, layer.names)
+        self.layer = layer
+
+    def norms(self) -> Tensor:
+        return self.layer.energies().sqrt()
+
+    def shrink(self, state: State) -> None:
+        threshold = self.penalty * self.unit_threshold(state) * self.free
+        self.layer.multiply(shrink_factors(self.norms(), threshold))
+
+    def unit_threshold(self, state: State) -> Tensor:
+        """Return by how much λ = 1 reduces the norm of each block in a step: η√d_n (N,)."""
+        return learning_rate_of(state, self.layer.weight) * self.layer.widths.sqrt()
+
+    def max_reachable(self, state: State) -> Tensor:
+        return self.norms() / self.unit_threshold(state)
+
+
+def shrink_factors(norms: Tensor, threshold: Tensor) -> Tensor:
+    """Return the factor of each group (N,) that reduces its norm by ``threshold``, at most to zero.
+
+    >>> shrink_factors(torch.tensor([4.0, 1.0, 0.0]), torch.tensor(2.0))
+    tensor([0.5000, 0.0000, 0.0000])
+    """
+    return torch.where(norms > threshold, 1 - threshold / norms, torch.zeros_like(norms))

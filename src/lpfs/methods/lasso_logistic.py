@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from lpfs._imports import import_optional
-from lpfs._validation import check_options
+from lpfs.methods.base import Count, MethodOptions, Positive
 from lpfs.methods.sampling import Ints, Reals, SampledRanking, SampledRows
-from lpfs.methods.target import SelectionTarget
 from lpfs.schema import Field, Schema
 
 
 @dataclass(frozen=True)
-class LassoLogisticOptions:
+class LassoLogisticOptions(MethodOptions):
     """Number of rows, λ, passes over the rows, first learning rate, and maximum number of columns of a field."""
 
-    rows: int = 200_000
-    strength: float = 1e-4
-    passes: int = 5
-    lr: float = 0.1
-    buckets: int = 1 << 14
-
-    def __post_init__(self) -> None:
-        check_options(self, positive=("strength", "lr"), count=("rows", "passes", "buckets"))
+    rows: Count = 200_000
+    strength: Positive = 1e-4
+    passes: Count = 5
+    lr: Positive = 0.1
+    buckets: Count = 1 << 14
 
 
 class LassoLogistic(SampledRanking):
@@ -45,18 +39,12 @@ class LassoLogistic(SampledRanking):
 
     Options = LassoLogisticOptions
     options: LassoLogisticOptions
-
-    def check(self, target: SelectionTarget, names: Sequence[str], steps: int) -> None:
-        """Raise InputError if a search cannot start, MissingPackageError without scikit-learn."""
-        super().check(target, names, steps)
-        import_optional("sklearn.linear_model", "sklearn", self.name)
+    sklearn_module = "sklearn.linear_model"
 
     def score_fields(self, rows: SampledRows, schema: Schema, seed: int) -> dict[str, float]:
-        """Return the standard deviation of what each field adds to the logit."""
-        linear = import_optional("sklearn.linear_model", "sklearn", self.name)
         sparse = importlib.import_module("scipy.sparse")  # a dependency of scikit-learn
         blocks = [one_hot(sparse, rows, field, self.options.buckets) for field in schema]
-        classifier = linear.SGDClassifier(
+        classifier = self.import_sklearn().SGDClassifier(
             loss="log_loss",
             penalty="l1",
             alpha=self.options.strength,

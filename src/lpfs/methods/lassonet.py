@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpfs._validation import check_options
 from lpfs.data.batch import Batch
-from lpfs.methods.base import Method, SearchCost, SearchTask
-from lpfs.methods.group_sparsity import FirstLayer, GroupShrinkage, first_layer, learning_rate_of
+from lpfs.methods.base import MethodOptions, Positive, SearchCost, SearchTask
+from lpfs.methods.group_sparsity import FirstLayer, FirstLayerMethod, GroupShrinkage, first_layer, learning_rate_of
 from lpfs.schema import Selection
 from lpfs.train.callbacks import State
 
@@ -20,16 +19,13 @@ DENSE_FRACTION = 0.2  # fraction of the search that trains the skip layer withou
 
 
 @dataclass(frozen=True)
-class LassoNetOptions:
+class LassoNetOptions(MethodOptions):
     """M, the bound of the first layer relative to the skip weights (10 in the paper)."""
 
-    M: float = 10.0
-
-    def __post_init__(self) -> None:
-        check_options(self, positive=("M",))
+    M: Positive = 10.0
 
 
-class LassoNet(Method):
+class LassoNet(FirstLayerMethod):
     r"""A network in which the weights of a field are bounded by its weights in a linear skip layer.
 
     .. math:: f(x) = \theta^\top x + \mathrm{net}(x), \qquad
@@ -50,15 +46,8 @@ class LassoNet(Method):
     options: LassoNetOptions
     targets = ("keep", "penalty")
     trial_options = ({"M": 3.0}, {"M": 30.0}, {"M": 1.0}, {"M": 100.0})
-    search_per_k = True
-    uses_all_rows = True
-
-    def check_model(self, model: nn.Module) -> None:
-        """Raise InputError if fields do not enter the model through one Linear alone."""
-        first_layer(model, self.name)
 
     def search(self, task: SearchTask) -> Selection:
-        """Train a copy of the model with a skip layer; return the fields whose skip weights are left."""
         self.check(task.target, first_layer(task.model, self.name).names, task.steps)
         model, optimizer = copy.deepcopy((task.model, task.optimizer))
         net = ModelWithSkip(model, first_layer(model, self.name))
@@ -85,7 +74,6 @@ class ModelWithSkip(nn.Module):
         self.layer_input = args[0]
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the logits of the model plus those of the skip layer."""
         logits: Tensor = self.model(batch)
         assert self.layer_input is not None
         skipped: Tensor = self.skip(self.layer_input)
@@ -106,21 +94,17 @@ class HierarchicalShrinkage(GroupShrinkage):
         return weight.detach()[:, self.columns].transpose(0, 1).flatten(1)
 
     def norms(self) -> Tensor:
-        """Return ‖θ_n‖ (N,)."""
         norms: Tensor = self.groups(self.skip).norm(dim=1)
         return norms
 
     @torch.no_grad()
     def shrink(self, state: State) -> None:
-        """Replace the skip weights and the first layer by their proximal step."""
         penalty = learning_rate_of(state, self.skip) * self.penalty * self.free
         stepped = hierarchical_prox(self.groups(self.skip), self.groups(self.weight), penalty, self.bound)
         for weight, groups in zip((self.skip, self.weight), stepped, strict=True):
-            blocks = groups.unflatten(1, (len(weight), -1)).transpose(0, 1)  # (rows, N, d)
-            weight[:, self.columns] = blocks
+            weight[:, self.columns] = groups.unflatten(1, (len(weight), -1)).transpose(0, 1)  # (rows, N, d)
 
     def max_reachable(self, state: State) -> Tensor:
-        """Return the λ that brings each group to zero in one step (N,): (‖θ_n‖ + M‖W_n‖₁)/η."""
         weight_norms = self.bound * self.groups(self.weight).abs().sum(1)
         return (self.norms() + weight_norms) / learning_rate_of(state, self.skip)
 

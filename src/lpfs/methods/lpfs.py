@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from lpfs._validation import is_number
 from lpfs.errors import InputError
 from lpfs.gates.attach import attach
 from lpfs.gates.controller import FAST_DESCENT, Keep
@@ -18,21 +17,19 @@ from lpfs.gates.module import ATTRIBUTE as GATES
 from lpfs.gates.module import Gates, Rescale
 from lpfs.gates.optimizer import Prox, ProxSGD, Threshold
 from lpfs.gates.schedule import Preset, Schedule
-from lpfs.methods.base import Method, SearchCost, SearchTask
+from lpfs.methods.base import HistoryCallback, Method, MethodOptions, SearchCost, SearchTask, restore_position
 from lpfs.methods.gate_search import DESCENT_END, AucLossSearch, BudgetSearch, GateSearch, evaluate_auc
 from lpfs.methods.target import TARGET_KINDS, SelectionTarget
 from lpfs.methods.training import center_embeddings
 from lpfs.models.base import Model
 from lpfs.schema import Selection
-from lpfs.train.callbacks import Callback, State
-from lpfs.train.checkpoint import Resumable
+from lpfs.train.callbacks import State
 
 REFERENCE_EVALUATIONS = 10  # of the training without gates
-NUMBERS = ("alpha", "tau", "epsilon", "noise", "lr", "momentum")
 
 
 @dataclass(frozen=True)
-class LPFSPlusPlusOptions:
+class LPFSPlusPlusOptions(MethodOptions):
     """Gate function and its constants, schedule, and optimizer; None is the default of the gate function."""
 
     gate: str = "lpfs++"
@@ -49,14 +46,8 @@ class LPFSPlusPlusOptions:
     centre: bool = True
 
     def __post_init__(self) -> None:
-        for name in NUMBERS:
-            value = getattr(self, name)
-            if not is_number(value) and (value is not None or name == "momentum"):
-                raise InputError(f"{name} must be a number, found {value!r}")
-        if not isinstance(self.centre, bool):
-            raise InputError(f"centre must be true or false, found {self.centre!r}")
-        gates = self.make_gates(("field",), 1)  # checks the other options
-        self.make_optimizer(gates, penalty=0.0)
+        super().__post_init__()
+        self.make_optimizer(self.make_gates(("field",), 1), penalty=0.0)  # checks the other options
 
     @property
     def function(self) -> GateFunction:
@@ -96,7 +87,6 @@ class LPFSPlusPlus(Method):
         self.cuda_graph = not self.options.function.noise  # noise is drawn on the host
 
     def check(self, target: SelectionTarget, names: Sequence[str], steps: int) -> None:
-        """Raise InputError if a search cannot start, before any training."""
         super().check(target, names, steps)
         self.make_optimizer(self.options.make_gates(names, steps), target)
 
@@ -110,18 +100,19 @@ class LPFSPlusPlus(Method):
         if not isinstance(gates, Gates):
             if options.centre and isinstance(task.model, Model):
                 center_embeddings(task.model, task.stream)
-            gates = attach(
-                task.model,
-                steps=task.steps,
-                gate=options.function,
-                schedule=options.schedule,
-                rescale=options.rescale,
-                seed=task.seed,
-            )
+            schedule: dict[str, Any] = {"schedule": options.schedule, "rescale": options.rescale}
+            gates = attach(task.model, steps=task.steps, gate=options.function, seed=task.seed, **schedule)
         task.target.check(gates.names)
-        callback = self.make_callback(task, gates, reference, cost)
+        prox = self.make_optimizer(gates, task.target)
+        callback: GateSearch
+        if task.target.budget is not None:
+            callback = BudgetSearch(gates, prox, task, cost)
+        elif task.target.max_auc_loss is not None:
+            callback = AucLossSearch(gates, prox, task, cost, reference)
+        else:
+            callback = GateSearch(gates, prox, task.holdout, cost)
         task.fit(callback, cost, steps=gates.steps)
-        selection = gates.selection(method=gates.function.name, **_search_facts(callback), **cost.to_dict())
+        selection = gates.selection(method=gates.function.name, **callback.facts(), **cost.to_dict())
         return replace(selection, history=tuple(callback.history))
 
     def make_optimizer(self, gates: Gates, target: SelectionTarget) -> ProxSGD:
@@ -139,30 +130,15 @@ class LPFSPlusPlus(Method):
         descent = Keep(minimum, end=DESCENT_END, freeze=DESCENT_END, hurry=0.9, **FAST_DESCENT)
         return self.options.make_optimizer(gates, keep=minimum, control=descent, **shared)
 
-    def make_callback(
-        self, task: SearchTask, gates: Gates, reference: list[tuple[int, float]], cost: SearchCost
-    ) -> GateSearch:
-        """Return the callback that searches for the target."""
-        target, prox = task.target, self.make_optimizer(gates, task.target)
-        if target.budget is not None:
-            assert target.costs is not None
-            return BudgetSearch(gates, prox, target.costs, target.budget, target.must_keep, task.holdout, cost)
-        if target.max_auc_loss is not None:
-            assert task.valid is not None  # reference_curve has used it
-            return AucLossSearch(gates, prox, task.valid, reference, target.max_auc_loss, cost, task.holdout)
-        return GateSearch(gates, prox, task.holdout, cost)
-
     def reference_curve(self, task: SearchTask, cost: SearchCost) -> list[tuple[int, float]]:
         """Return (step, validation AUC) of the same training of a copy without gates: the AUC of all fields."""
         if task.valid is None:
             raise InputError("max_auc_loss is measured on validation rows: give valid=")
         model, optimizer = copy.deepcopy((task.model, task.optimizer))
-        position = task.stream.state_dict() if isinstance(task.stream, Resumable) else None
         recorder = _AucRecorder(task, cost)
         recorder.evaluate(model, 0)
-        task.fit(recorder, cost, model=model, optimizer=optimizer, subfolder="reference")
-        if position is not None and isinstance(task.stream, Resumable):
-            task.stream.load_state_dict(position)  # the search uses the same batches, also after a resume
+        with restore_position(task.stream):  # the search uses the same batches, also after a resume
+            task.fit(recorder, cost, model=model, optimizer=optimizer, subfolder="reference")
         return recorder.curve
 
 
@@ -183,33 +159,19 @@ class LPFS(LPFSPlusPlus):
     trial_options = ({"lr": 0.01}, {"lr": 0.0025}, {"epsilon": 0.2}, {"epsilon": 0.05})
 
 
-def _search_facts(callback: GateSearch) -> dict[str, Any]:
-    """Return the entries of ``Selection.made`` from a search for an unknown number of fields."""
-    if isinstance(callback, AucLossSearch):
-        reference = [list(point) for point in callback.reference]
-        return {"curve": callback.curve, "end": callback.end, "reference": reference}
-    if isinstance(callback, BudgetSearch):
-        total = callback.costs.total(callback.gates.kept)
-        return {"cost": total, "budget": callback.budget, "unit": callback.costs.unit}
-    return {}
-
-
-class _AucRecorder(Callback):
+class _AucRecorder(HistoryCallback):
     """Records the validation AUC every few steps."""
 
+    saved = ("curve",)
+
     def __init__(self, task: SearchTask, cost: SearchCost) -> None:
-        self.task, self.cost, self.curve = task, cost, list[tuple[int, float]]()
+        super().__init__(task.steps)
+        self.valid, self.cost, self.curve = task.valid, cost, list[tuple[int, float]]()
 
     def evaluate(self, model: nn.Module, step: int) -> None:
-        assert self.task.valid is not None
-        self.curve.append((step, evaluate_auc(model, self.task.valid, self.cost)))
+        assert self.valid is not None
+        self.curve.append((step, evaluate_auc(model, self.valid, self.cost)))
 
     def after_step(self, state: State) -> None:
-        if state.step % max(1, self.task.steps // REFERENCE_EVALUATIONS) == 0:
+        if state.step % max(1, self.steps // REFERENCE_EVALUATIONS) == 0:
             self.evaluate(state.model, state.step)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"curve": [list(point) for point in self.curve]}
-
-    def load_state_dict(self, values: Any) -> None:
-        self.curve = [(point[0], point[1]) for point in values["curve"]]

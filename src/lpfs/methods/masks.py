@@ -8,13 +8,12 @@ covered too. A :class:`TokenMask` changes the embeddings (B, P, D) of a batch: f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lpfs.data.batch import Batch
 from lpfs.errors import InputError
 from lpfs.gates.hooks import ClearValues, ComputeValues, install, remove_hooks
 from lpfs.gates.module import ATTRIBUTE as GATES
@@ -34,17 +33,11 @@ _OBSERVERS: list[Callable[[Model], None]] = []  # called with the masked model a
 
 
 class Mask(nn.Module):
-    """Base of all masks: names, the current step, and random numbers that resume.
+    """Base of all masks: names of the parts, in order, the current step, and random numbers that resume."""
 
-    Args:
-        names: the parts of the model, in order.
-        steps: number of steps of the search.
-        seed: seed of the random numbers.
-    """
-
-    def __init__(self, names: Sequence[str], steps: int, seed: int) -> None:
+    def __init__(self, names: Sequence[str], steps: int, seed: int, options: Any = None) -> None:
         super().__init__()
-        self.names = tuple(names)
+        self.names, self.options = tuple(names), options
         self.steps, self.step = steps, 0
         self.draw = torch.Generator().manual_seed(seed)
 
@@ -54,12 +47,7 @@ class Mask(nn.Module):
 
     def uniform(self, *shape: int) -> Tensor:
         """Return random numbers from the open interval (0, 1)."""
-        sample = torch.rand(shape, generator=self.draw).clamp_(1e-6, 1 - 1e-6)
-        return sample.to(device_of(self))
-
-    def normal(self, *shape: int) -> Tensor:
-        """Return random numbers from the standard normal distribution."""
-        return torch.randn(shape, generator=self.draw).to(device_of(self))
+        return torch.rand(shape, generator=self.draw).clamp_(1e-6, 1 - 1e-6).to(device_of(self))
 
     def penalty(self, rows: int) -> Tensor | None:
         """Return the term that is added to the loss of a batch of ``rows``; None for no term."""
@@ -75,10 +63,10 @@ class Mask(nn.Module):
 
 
 class FieldMask(Mask):
-    """One factor per part: ``forward()`` returns (N,)."""
+    """One factor per part: ``forward()`` returns (N,), a sample in training mode, without noise in evaluation mode."""
 
-    def __init__(self, names: Sequence[str], steps: int, seed: int) -> None:
-        super().__init__(names, steps, seed)
+    def __init__(self, names: Sequence[str], steps: int, seed: int, options: Any = None) -> None:
+        super().__init__(names, steps, seed, options)
         self._disabled = False
         self.live: ForwardValues | None = None
         self.last: ForwardValues | None = None
@@ -100,17 +88,14 @@ class TokenMask(Mask):
 
 
 class RowWeightMask(TokenMask):
-    """Embeddings times weights (B, N) computed from the row; importance is the running mean weight of a field.
-
-    A subclass computes the weights in :meth:`weights`.
-    """
+    """Embeddings times weights (B, N) computed from the row; importance is the running mean weight of a field."""
 
     needs: Needs = "all fields"
     mean: Tensor
     mass: Tensor
 
-    def __init__(self, names: Sequence[str], steps: int, seed: int) -> None:
-        super().__init__(names, steps, seed)
+    def __init__(self, names: Sequence[str], steps: int, seed: int, options: Any = None) -> None:
+        super().__init__(names, steps, seed, options)
         self.register_buffer("mean", torch.zeros(len(names)))
         self.register_buffer("mass", torch.zeros(()))
         self.batch_mean: Tensor | None = None  # mean weights (N,) of the rows of this step
@@ -120,14 +105,12 @@ class RowWeightMask(TokenMask):
         raise NotImplementedError
 
     def forward(self, tokens: Tensor, numbers: Tensor, ids: Tensor | None) -> Tensor:
-        """Return the weighted embeddings (B, N, D); parts are fields here, in their order."""
         weights = self.weights(tokens)
         if self.training:
             self.batch_mean = weights.detach().mean(0)
         return tokens * weights[:, :, None].to(tokens.dtype)
 
     def set_step(self, step: int) -> None:
-        """Add the rows of the finished step to the mean."""
         super().set_step(step)
         if self.batch_mean is not None:
             self.mean.lerp_(self.batch_mean.to(self.mean.dtype), 1 - MEAN_DECAY)
@@ -135,7 +118,6 @@ class RowWeightMask(TokenMask):
             self.batch_mean = None
 
     def scores(self) -> Tensor:
-        """Return the mean weights (N,)."""
         return self.mean / self.mass.clamp(min=1 - MEAN_DECAY)
 
 
@@ -147,25 +129,20 @@ def apply_mask(model: Model, mask: FieldMask | TokenMask, method: str) -> Iterat
     if isinstance(mask, TokenMask):
         check_sites(model, places, mask.needs, method)
     model.add_module(NAME, mask)
-    handles = []
-    try:
+    with ExitStack() as stack:
+        stack.callback(model._modules.pop, NAME)
         if isinstance(mask, FieldMask):
+            stack.callback(remove_hooks, model, mask)
             mask.hooks = list(install(model, mask, places, mask.names))
             model.register_forward_pre_hook(ComputeValues(mask))
             model.register_forward_hook(ClearValues(mask), always_call=True)
         else:
             for path, numbers in parts_by_module(places, mask.names).items():
-                module = model.get_submodule(path)
-                handles.append(module.register_forward_hook(_ReplaceOutput(mask, numbers.to(device_of(model)))))
+                replace_output = _ReplaceOutput(mask, numbers.to(device_of(model)))
+                stack.callback(model.get_submodule(path).register_forward_hook(replace_output).remove)
         yield
         for observe in _OBSERVERS:
             observe(model)
-    finally:
-        for handle in handles:
-            handle.remove()
-        if isinstance(mask, FieldMask):
-            remove_hooks(model, mask)
-        del model._modules[NAME]
 
 
 @contextmanager
@@ -221,19 +198,15 @@ class _ReplaceOutput:
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         """Return the masked output, in the shape of the output."""
         assert isinstance(module, Inputs | Crosses)
+        ids: Tensor | None = None
         if isinstance(module, Inputs):
-            tokens, slots = output, module.filled
+            tokens, slots, columns = output, module.filled, module.id_columns
+            ids = args[0].ids if columns is None else args[0].ids.index_select(1, columns)
         else:
             tokens = output.unflatten(1, (module.slots, module.dim))
             full = module.slots == module.parts
             slots = None if full else torch.tensor(module.plan.places, device=output.device)
-        ids = self._ids(module, args[0]) if isinstance(module, Inputs) else None
         parts = tokens if slots is None else tokens.index_select(1, slots)
         masked: Tensor = self.mask(parts, self.numbers, ids)
         masked = masked if slots is None else tokens.index_copy(1, slots, masked)
         return masked if output.ndim == 3 else masked.flatten(1)
-
-    @staticmethod
-    def _ids(module: Inputs, batch: Batch) -> Tensor:
-        columns = module.id_columns
-        return batch.ids if columns is None else batch.ids.index_select(1, columns)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from lpfs._validation import check_options
-from lpfs.methods.base import SearchTask
+from lpfs.methods.base import MethodOptions, NonNegative, Positive, SearchTask
 from lpfs.methods.masks import Needs, TokenMask
 from lpfs.methods.training import MaskMethod
 from lpfs.models.base import Model
@@ -18,17 +17,13 @@ DEFAULT_STRENGTH = 0.03  # λ times the square root of the number of values
 
 
 @dataclass(frozen=True)
-class OptFSOptions:
+class OptFSOptions(MethodOptions):
     """Learning rate of m, λ (None: 0.03/√values), γ that the sharpness τ grows to, and the first m."""
 
-    lr: float = 0.01
-    strength: float | None = None
-    sharpness: float = 2000.0
-    start: float = 0.5
-
-    def __post_init__(self) -> None:
-        non_negative = () if self.strength is None else ("strength",)
-        check_options(self, positive=("lr", "sharpness", "start"), non_negative=non_negative)
+    lr: Positive = 0.01
+    strength: NonNegative | None = None
+    sharpness: Positive = 2000.0
+    start: Positive = 0.5
 
 
 class OptFS(TokenMask):
@@ -46,11 +41,9 @@ class OptFS(TokenMask):
     starts: Tensor
     counts: Tensor
 
-    def __init__(
-        self, names: Sequence[str], sizes: Sequence[int], steps: int, seed: int, options: OptFSOptions
-    ) -> None:
-        super().__init__(names, steps, seed)
-        self.options, self.sizes = options, tuple(sizes)
+    def __init__(self, names: Sequence[str], sizes: list[int], steps: int, seed: int, options: OptFSOptions) -> None:
+        super().__init__(names, steps, seed, options)
+        self.sizes = tuple(sizes)
         self.strength = DEFAULT_STRENGTH / sum(sizes) ** 0.5 if options.strength is None else options.strength
         self.m = nn.Parameter(torch.full((sum(sizes),), options.start))
         starts = torch.tensor([0, *sizes[:-1]]).cumsum(0)
@@ -75,14 +68,12 @@ class OptFS(TokenMask):
         return tokens * gates[:, :, None].to(tokens.dtype)
 
     def set_step(self, step: int) -> None:
-        """Count the values of the finished step."""
         super().set_step(step)
         for values in self.step_values:
             self.counts.index_add_(0, values.flatten(), torch.ones_like(values.flatten()))
         self.step_values = []
 
     def penalty(self, rows: int) -> Tensor:
-        """Return λ Σ σ(τm)."""
         return self.strength * (self.tau * self.m).sigmoid().sum()
 
     def sum_by_field(self, of_values: Tensor) -> Tensor:
@@ -90,13 +81,11 @@ class OptFS(TokenMask):
         return torch.stack([values.sum() for values in of_values.split(self.sizes)])
 
     def scores(self) -> Tensor:
-        """Return the score of every field (N,)."""
         m, counts = self.m.detach(), self.counts.double()
         kept = self.sum_by_field(counts * ((m > 0) + 0.5 * m.sigmoid()))
         return kept / 1.5 / self.sum_by_field(counts).clamp(min=1)
 
     def selected(self) -> Tensor:
-        """Return which fields have a value left (N,)."""
         return self.sum_by_field(((self.m.detach() > 0) & (self.counts > 0)).double()) > 0
 
 
@@ -110,15 +99,11 @@ class OptFSMethod(MaskMethod):
     """
 
     Options = OptFSOptions
-    options: OptFSOptions
     mask_class = OptFS
     targets = ("keep", "penalty")
     trial_options = ({"lr": 0.03}, {"lr": 0.003}, {"sharpness": 200.0}, {"start": 1.0})
 
-    def make_mask(self, model: Model, task: SearchTask) -> OptFS:
-        """Return the gates of a model."""
-        options, penalty = self.options, task.target.penalty
-        options = options if penalty is None else replace(options, strength=penalty)
+    def make_mask(self, model: Model, task: SearchTask, options: OptFSOptions) -> OptFS:
         names = tuple(model.sites())
         return OptFS(names, [value_count(model, name) for name in names], task.steps, task.seed, options)
 

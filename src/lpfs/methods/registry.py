@@ -48,7 +48,7 @@ METHODS: dict[str, MethodEntry] = {
         "ShuffleGate: An Efficient and Self-Polarizing Feature Selection Method, 2025",
     ),
     "autofield": MethodEntry(
-        "lpfs.methods.autofield:AutoFieldMethod",
+        "lpfs.methods.stochastic_gates:AutoFieldMethod",
         "a keep probability per field, sampled by Gumbel-softmax, trained on held-out rows",
         "Wang et al., AutoField: Automating Feature Selection in Deep Recommender Systems, 2022",
     ),
@@ -88,7 +88,7 @@ METHODS: dict[str, MethodEntry] = {
         "Wang et al., COLD: Towards the Next Generation of Pre-Ranking System, 2020",
     ),
     "group_lasso": MethodEntry(
-        "lpfs.methods.group_lasso:GroupLasso",
+        "lpfs.methods.group_sparsity:GroupLasso",
         "proximal group LASSO on the columns of the first layer",
         "Yuan and Lin, Model Selection and Estimation in Regression with Grouped Variables, 2006",
     ),
@@ -144,23 +144,16 @@ METHODS: dict[str, MethodEntry] = {
     ),
     "random": MethodEntry("lpfs.methods.baselines:RandomFields", "K random fields: the lower baseline", "-"),
     "all": MethodEntry("lpfs.methods.baselines:AllFields", "every field, for any target: no selection", "-"),
-    "oracle": MethodEntry(
-        "lpfs.methods.baselines:Oracle", "the true fields of a simulated log, the strongest first", "-"
-    ),
+    "oracle": MethodEntry("lpfs.methods.baselines:Oracle", "the true fields of a simulated log, strongest first", "-"),
 }
 TRIAL_FACTORS = (0.3, 3.0, 0.1, 10.0)  # on the penalty of a method without trial_options
 PENALTY_OPTIONS = ("penalty", "strength")  # names of options that are a λ
 
 
-def get_entry(name: str) -> MethodEntry:
-    """Return the registration of a method; raise InputError for an unknown name."""
-    check_name(name, METHODS, "method")
-    return METHODS[name]
-
-
 def method_class(name: str) -> type[Method]:
-    """Return the class of a method."""
-    path = get_entry(name).path
+    """Return the class of a method; raise InputError for an unknown name."""
+    check_name(name, METHODS, "method")
+    path = METHODS[name].path
     module, _, attribute = path.partition(":")
     if not attribute:
         raise InputError(f"method {name!r}: the path must be 'module:Class', found {path!r}")

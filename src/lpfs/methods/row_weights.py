@@ -12,9 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lpfs._validation import check_options
-from lpfs.errors import InputError
-from lpfs.methods.base import SearchTask
+from lpfs.methods.base import Count, MethodOptions, Positive, SearchTask
 from lpfs.methods.masks import RowWeightMask
 from lpfs.methods.training import MaskMethod
 from lpfs.models.base import Model
@@ -22,17 +20,12 @@ from lpfs.models.layers import dense_layers
 
 
 @dataclass(frozen=True)
-class AdaFSOptions:
+class AdaFSOptions(MethodOptions):
     """Learning rate of the controller, width of its hidden layer, and whether only the K best of a row pass."""
 
-    lr: float = 0.001
-    hidden: int = 64
+    lr: Positive = 0.001
+    hidden: Count = 64
     hard: bool = False
-
-    def __post_init__(self) -> None:
-        check_options(self, positive=("lr",), count=("hidden",))
-        if not isinstance(self.hard, bool):
-            raise InputError(f"hard must be true or false, found {self.hard!r}")
 
 
 class AdaFS(RowWeightMask):
@@ -43,9 +36,7 @@ class AdaFS(RowWeightMask):
     or, with ``hard``, only its K largest, scaled to a mean of 1 again. The score is the mean of w.
     """
 
-    def __init__(
-        self, names: Sequence[str], steps: int, seed: int, width: int, hidden: int = 64, best: int | None = None
-    ) -> None:
+    def __init__(self, names: Sequence[str], steps: int, seed: int, width: int, hidden: int, best: int | None) -> None:
         super().__init__(names, steps, seed)
         self.best = best
         self.norm = nn.BatchNorm1d(width)
@@ -57,7 +48,6 @@ class AdaFS(RowWeightMask):
                 parameter.uniform_(-bound, bound, generator=self.draw)
 
     def weights(self, tokens: Tensor) -> Tensor:
-        """Return w (B, N)."""
         normalized = self.norm(tokens.flatten(0, 1)).view_as(tokens)
         shares = self.controller(normalized.flatten(1)).softmax(1)
         if self.best is not None:
@@ -85,21 +75,16 @@ class AdaFSMethod(MaskMethod):
         super().__init__(name, options)
         self.search_per_k = self.options.hard  # K is then part of the network
 
-    def make_mask(self, model: Model, task: SearchTask) -> AdaFS:
-        """Return the controller of a model."""
-        best = task.target.keep if self.options.hard else None
-        names, width = tuple(model.sites()), model.inputs.width
-        return AdaFS(names, task.steps, task.seed, width, self.options.hidden, best)
+    def make_mask(self, model: Model, task: SearchTask, options: AdaFSOptions) -> AdaFS:
+        names, best = tuple(model.sites()), task.target.keep if options.hard else None
+        return AdaFS(names, task.steps, task.seed, model.inputs.width, options.hidden, best)
 
 
 @dataclass(frozen=True)
-class ColdSEOptions:
+class ColdSEOptions(MethodOptions):
     """Learning rate of the block."""
 
-    lr: float = 0.001
-
-    def __post_init__(self) -> None:
-        check_options(self, positive=("lr",))
+    lr: Positive = 0.001
 
 
 class ColdSE(RowWeightMask):
@@ -113,12 +98,10 @@ class ColdSE(RowWeightMask):
     def __init__(self, names: Sequence[str], steps: int, seed: int, width: int) -> None:
         super().__init__(names, steps, seed)
         self.linear = nn.Linear(len(names) * width, len(names))
-        with torch.no_grad():
-            self.linear.weight.zero_()
-            self.linear.bias.zero_()
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
 
     def weights(self, tokens: Tensor) -> Tensor:
-        """Return s (B, N)."""
         logits: Tensor = self.linear(tokens.flatten(1))
         return logits.sigmoid()
 
@@ -131,10 +114,8 @@ class ColdSEMethod(MaskMethod):
     """
 
     Options = ColdSEOptions
-    options: ColdSEOptions
     mask_class = ColdSE
     trial_options = ({"lr": 0.003}, {"lr": 0.01}, {"lr": 0.0003}, {"lr": 0.03})
 
-    def make_mask(self, model: Model, task: SearchTask) -> ColdSE:
-        """Return the block of a model."""
+    def make_mask(self, model: Model, task: SearchTask, options: ColdSEOptions) -> ColdSE:
         return ColdSE(tuple(model.sites()), task.steps, task.seed, model.inputs.width)

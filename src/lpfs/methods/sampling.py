@@ -6,20 +6,21 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lpfs._imports import import_optional
 from lpfs.data.batch import Batch
 from lpfs.data.stream import Stream
 from lpfs.errors import InputError
-from lpfs.methods.base import RankingMethod, SearchCost, SearchTask
+from lpfs.methods.base import RankingMethod, SearchCost, SearchTask, restore_position
+from lpfs.methods.target import SelectionTarget
 from lpfs.models.base import Model
 from lpfs.schema import Schema
-from lpfs.train.checkpoint import Resumable
 
 Reals: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -49,10 +50,24 @@ class SampledRanking(RankingMethod):
     """A method that scores fields by a sample of rows alone; its options have ``rows``, the sample size."""
 
     uses_all_rows = True
+    sklearn_module: ClassVar[str] = ""  # of scikit-learn, if the method needs one
+
+    def check(self, target: SelectionTarget, names: Sequence[str], steps: int) -> None:
+        super().check(target, names, steps)
+        if self.sklearn_module:
+            self.import_sklearn()
+
+    def import_sklearn(self) -> Any:
+        """Return the module of scikit-learn that the method needs, or raise MissingPackageError."""
+        return import_optional(self.sklearn_module, "sklearn", self.name)
 
     def score(self, task: SearchTask, model: Model, cost: SearchCost) -> tuple[dict[str, float], dict[str, Any]]:
         """Return the score of every part: a part of several fields has the sum of their scores."""
-        check_no_crosses(model, self.name)
+        if field := field_used_twice(model):  # scores of single fields do not tell the value of a cross
+            raise InputError(
+                f"{self.name} scores single fields, and {type(model).__name__} has crosses (field {field!r} is in "
+                "several parts); choose a model without crosses, or a method that uses the model"
+            )
         rows = sample_rows(task, model.reads, self.options.rows, self.name)
         scores, fields = self.score_fields(rows, model.reads, task.seed), model.fields_of_parts()
         return {name: sum(scores[field] for field in fields[name]) for name in model.names}, {"rows": len(rows)}
@@ -70,25 +85,20 @@ def unseen_batches(task: SearchTask) -> Iterable[Batch]:
 def iterate_unseen(task: SearchTask, max_rows: int) -> Iterator[Batch]:
     """Yield batches that the model is not trained on, in one pass; the stream is set back to its position.
 
-    If there are more than ``max_rows`` rows, batches are skipped evenly, so that the sample covers the whole
-    period.
+    If there are more than ``max_rows`` rows, batches are skipped evenly, so that the sample covers the whole period.
     """
     stream = unseen_batches(task)
-    position = stream.state_dict() if isinstance(stream, Resumable) else None
     taken = total = 1
     if isinstance(stream, Stream):
         taken, total = (-(-rows // stream.batch_size) for rows in (max_rows, stream.dataset.rows))
     rows = 0
-    try:
+    with restore_position(stream):
         for number, batch in enumerate(stream):
             if taken >= total or number * taken // total > (number - 1) * taken // total:
                 rows += len(batch)
                 yield batch
             if rows >= max_rows:
                 break
-    finally:
-        if position is not None and isinstance(stream, Resumable):
-            stream.load_state_dict(position)
     if not rows:
         raise InputError("the stream gave no batch; give a stream or a list, not an exhausted generator")
 
@@ -99,20 +109,13 @@ def sample_rows(task: SearchTask, schema: Schema, max_rows: int, method: str) ->
     labels = np.concatenate([piece.labels for piece in pieces])
     if labels.min() == labels.max():
         raise InputError(f"{method}: the {len(labels)} rows have only one class; search on rows with both")
-
-    def join(kind: str, name: str) -> Any:
-        return np.concatenate([getattr(piece, kind)[name] for piece in pieces])
-
-    def join_bags(name: str) -> tuple[Ints, Ints]:
-        values, sizes = zip(*(piece.bags[name] for piece in pieces), strict=True)
-        return np.concatenate(values), np.concatenate(sizes)
-
-    return SampledRows(
-        labels,
-        {name: join("ids", name) for name in pieces[0].ids},
-        {name: join("numbers", name) for name in pieces[0].numbers},
-        {name: join_bags(name) for name in pieces[0].bags},
-    )
+    ids = {name: np.concatenate([piece.ids[name] for piece in pieces]) for name in pieces[0].ids}
+    numbers = {name: np.concatenate([piece.numbers[name] for piece in pieces]) for name in pieces[0].numbers}
+    bags: dict[str, Any] = {
+        name: tuple(map(np.concatenate, zip(*(piece.bags[name] for piece in pieces), strict=True)))
+        for name in pieces[0].bags
+    }
+    return SampledRows(labels, ids, numbers, bags)
 
 
 def batch_columns(batch: Batch, schema: Schema) -> SampledRows:
@@ -143,16 +146,6 @@ def field_used_twice(model: Model) -> str | None:
     fields = model.fields_of_parts()
     counts = Counter(name for part in model.names for name in fields[part])
     return next((name for name, count in counts.items() if count > 1), None)
-
-
-def check_no_crosses(model: Model, method: str) -> None:
-    """Raise InputError for a model of crosses: scores of single fields do not tell the value of a cross."""
-    field = field_used_twice(model)
-    if field is not None:
-        raise InputError(
-            f"{method} scores single fields, and {type(model).__name__} has crosses (field {field!r} is in "
-            "several parts); choose a model without crosses, or a method that uses the model"
-        )
 
 
 def shuffle_fields(batch: Batch, schema: Schema, names: Sequence[str], order: Tensor) -> Batch:
@@ -189,7 +182,6 @@ def _reorder_bags(values: Tensor, offsets: Tensor, order: Tensor) -> tuple[Tenso
     """
     starts = offsets.long()
     sizes = torch.diff(starts, append=starts.new_tensor([len(values)]))[order]
-    ends = sizes.cumsum(0)
-    first = ends - sizes
+    first = sizes.cumsum(0) - sizes
     within = torch.arange(len(values), device=values.device) - first.repeat_interleave(sizes)
     return values[starts[order].repeat_interleave(sizes) + within], first.to(offsets.dtype)

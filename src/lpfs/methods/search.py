@@ -1,9 +1,4 @@
-"""search: train a model and its gates together, and return the fields that it needs.
-
-selection = lpfs.search(model, days.stream(512), keep=20)
-selection = lpfs.absorb(model)                     # the gates go into the weights
-smaller = lpfs.prune(model, selection, batch=batch)
-"""
+"""search: train a model and its gates together, and return the fields that it needs."""
 
 from __future__ import annotations
 

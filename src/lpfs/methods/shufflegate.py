@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from lpfs._validation import check_options
-from lpfs.methods.base import SearchTask, penalty_or_default
+from lpfs.methods.base import Count, MethodOptions, NonNegative, Positive
 from lpfs.methods.masks import TokenMask
 from lpfs.methods.training import MaskMethod
-from lpfs.models.base import Model
 
 
 @dataclass(frozen=True)
-class ShuffleGateOptions:
+class ShuffleGateOptions(MethodOptions):
     """Learning rate of θ, steps between its updates, λ of the penalty, and sharpness of the gate."""
 
-    lr: float = 0.01
-    every: int = 1
-    strength: float = 0.1
-    sharpness: float = 5.0
-
-    def __post_init__(self) -> None:
-        check_options(self, positive=("lr", "sharpness"), non_negative=("strength",), count=("every",))
+    lr: Positive = 0.01
+    every: Count = 1
+    strength: NonNegative = 0.1
+    sharpness: Positive = 5.0
 
 
 class ShuffleGate(TokenMask):
@@ -37,9 +32,10 @@ class ShuffleGate(TokenMask):
     with a new random order π of the batch for every field and step. The score is g; the method keeps g > ½.
     """  # fmt: skip
 
+    options: ShuffleGateOptions
+
     def __init__(self, names: Sequence[str], steps: int, seed: int, options: ShuffleGateOptions) -> None:
-        super().__init__(names, steps, seed)
-        self.options = options
+        super().__init__(names, steps, seed, options)
         self.theta = nn.Parameter(torch.ones(len(names)))
 
     def gates(self) -> Tensor:
@@ -56,15 +52,12 @@ class ShuffleGate(TokenMask):
         return torch.lerp(others, tokens, gates)
 
     def penalty(self, rows: int) -> Tensor:
-        """Return λ times the mean gate."""
         return self.options.strength * self.gates().mean()
 
     def scores(self) -> Tensor:
-        """Return g (N,)."""
         return self.gates().detach()
 
     def selected(self) -> Tensor:
-        """Return where g > ½ (N,)."""
         return self.theta.detach() > 0
 
 
@@ -77,16 +70,6 @@ class ShuffleGateMethod(MaskMethod):
     """
 
     Options = ShuffleGateOptions
-    options: ShuffleGateOptions
     mask_class = ShuffleGate
     targets = ("keep", "penalty")
     holdout_only = True
-
-    def __init__(self, name: str, options: ShuffleGateOptions | None = None) -> None:
-        super().__init__(name, options)
-        self.update_every = self.options.every
-
-    def make_mask(self, model: Model, task: SearchTask) -> ShuffleGate:
-        """Return the gates of a model."""
-        options = replace(self.options, strength=penalty_or_default(task.target, self.options.strength))
-        return ShuffleGate(tuple(model.sites()), task.steps, task.seed, options)

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from lpfs._validation import check_options, is_number
 from lpfs.errors import InputError
-from lpfs.methods.base import SearchTask, penalty_or_default
+from lpfs.methods.base import Count, Fraction, MethodOptions, NonNegative, Positive, SearchTask
 from lpfs.methods.masks import FieldMask
 from lpfs.methods.training import MaskMethod
 from lpfs.models.base import Model
 
+MIN_TEMPERATURE = 0.01  # of AutoField
+PUBLIC_STEPS = 20_000  # steps of a search that the public settings of AutoField are made for
+
 
 @dataclass(frozen=True)
-class STGOptions:
+class STGOptions(MethodOptions):
     """Learning rate of μ, λ of the penalty, and σ of the noise."""
 
-    lr: float = 0.01
-    strength: float = 0.005
-    sigma: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_options(self, positive=("lr", "sigma"), non_negative=("strength",))
+    lr: Positive = 0.01
+    strength: NonNegative = 0.005
+    sigma: Positive = 0.5
 
 
 class STG(FieldMask):
@@ -38,27 +37,26 @@ class STG(FieldMask):
     with μ = 0 at the start. The score is μ; the method itself keeps μ > -½.
     """  # fmt: skip
 
+    options: STGOptions
+
     def __init__(self, names: Sequence[str], steps: int, seed: int, options: STGOptions) -> None:
-        super().__init__(names, steps, seed)
-        self.options = options
+        super().__init__(names, steps, seed, options)
         self.mu = nn.Parameter(torch.zeros(len(names)))
 
     def forward(self) -> Tensor:
-        """Return the gates (N,); without noise in evaluation mode."""
-        noise = self.options.sigma * self.normal(len(self.names)) if self.training else 0.0
-        return (self.mu + 0.5 + noise).clamp(0, 1)
+        if not self.training:
+            return (self.mu + 0.5).clamp(0, 1)
+        noise = torch.randn(len(self.names), generator=self.draw).to(self.mu.device)
+        return (self.mu + 0.5 + self.options.sigma * noise).clamp(0, 1)
 
     def penalty(self, rows: int) -> Tensor:
-        """Return λ times the expected number of open gates."""
         probabilities: Tensor = torch.special.ndtr((self.mu + 0.5) / self.options.sigma)
         return self.options.strength * probabilities.sum()
 
     def scores(self) -> Tensor:
-        """Return μ (N,)."""
         return self.mu.detach().clone()
 
     def selected(self) -> Tensor:
-        """Return which gates are above zero without noise (N,)."""
         return self.mu.detach() > -0.5
 
 
@@ -70,35 +68,50 @@ class STGMethod(MaskMethod):
     """
 
     Options = STGOptions
-    options: STGOptions
     mask_class = STG
     targets = ("keep", "penalty")
 
-    def make_mask(self, model: Model, task: SearchTask) -> STG:
-        """Return the gates of a model."""
-        options = replace(self.options, strength=penalty_or_default(task.target, self.options.strength))
-        return STG(tuple(model.sites()), task.steps, task.seed, options)
+
+@dataclass(frozen=True)
+class ConcreteOptions(MethodOptions):
+    """Learning rate of the logits, λ of the penalty, temperature t of the samples, and the first probability."""
+
+    lr: Positive = 0.01
+    strength: NonNegative = 0.005
+    temperature: Positive = 0.1
+    start: Fraction = 0.5
+
+
+class ConcreteMask(FieldMask):
+    """Base of masks with a logit per field, sampled from a concrete distribution."""
+
+    options: ConcreteOptions
+
+    def __init__(self, names: Sequence[str], steps: int, seed: int, options: ConcreteOptions) -> None:
+        super().__init__(names, steps, seed, options)
+        self.logit = nn.Parameter(torch.full((len(names),), options.start).logit())
+
+    def sample(self) -> Tensor:
+        """Return σ((logit + logit u) / t) (N,), u uniform."""
+        noise = self.uniform(len(self.names)).logit()
+        return ((self.logit + noise) / self.options.temperature).sigmoid()
 
 
 @dataclass(frozen=True)
-class HardConcreteOptions:
-    """Learning rate of log a, λ, temperature t, stretch from γ < 0 to ζ > 1, and the first probability."""
+class HardConcreteOptions(ConcreteOptions):
+    """Learning rate of log a, λ, temperature t, the first probability, and the stretch from γ < 0 to ζ > 1."""
 
-    lr: float = 0.01
-    strength: float = 0.005
-    temperature: float = 2 / 3
+    temperature: Positive = 2 / 3
     low: float = -0.1
-    high: float = 1.1
-    start: float = 0.5
+    high: Positive = 1.1
 
     def __post_init__(self) -> None:
-        positive = ("lr", "temperature", "high")
-        check_options(self, positive=positive, non_negative=("strength",), fraction=("start",))
-        if not is_number(self.low) or not self.low < 0 < 1 < self.high:
+        super().__post_init__()
+        if not self.low < 0 < 1 < self.high:
             raise InputError(f"low must be below 0 and high above 1, found {self.low!r} and {self.high!r}")
 
 
-class HardConcrete(FieldMask):
+class HardConcrete(ConcreteMask):
     r"""A gate per field that is exactly 0 or 1 with some probability,
 
     .. math:: s = \sigma\big((\log a + \mathrm{logit}\,u)/t\big), \quad
@@ -108,34 +121,24 @@ class HardConcrete(FieldMask):
     The score is log a; the method itself keeps gates that are open without noise, σ(log a)(ζ-γ) + γ > 0.
     """  # fmt: skip
 
-    def __init__(self, names: Sequence[str], steps: int, seed: int, options: HardConcreteOptions) -> None:
-        super().__init__(names, steps, seed)
-        self.options = options
-        self.log_a = nn.Parameter(torch.full((len(names),), options.start).logit())
+    options: HardConcreteOptions
 
     def stretched(self, probability: Tensor) -> Tensor:
         """Return s(ζ-γ) + γ."""
         return probability * (self.options.high - self.options.low) + self.options.low
 
     def forward(self) -> Tensor:
-        """Return the gates (N,); without noise in evaluation mode."""
-        if not self.training:
-            return self.stretched(self.log_a.sigmoid()).clamp(0, 1)
-        noise = self.uniform(len(self.names)).logit()
-        return self.stretched(((self.log_a + noise) / self.options.temperature).sigmoid()).clamp(0, 1)
+        return self.stretched(self.sample() if self.training else self.logit.sigmoid()).clamp(0, 1)
 
     def penalty(self, rows: int) -> Tensor:
-        """Return λ times the expected number of non-zero gates."""
         shift = self.options.temperature * math.log(-self.options.low / self.options.high)
-        return self.options.strength * (self.log_a - shift).sigmoid().sum()
+        return self.options.strength * (self.logit - shift).sigmoid().sum()
 
     def scores(self) -> Tensor:
-        """Return log a (N,)."""
-        return self.log_a.detach().clone()
+        return self.logit.detach().clone()
 
     def selected(self) -> Tensor:
-        """Return which gates are open without noise (N,)."""
-        return self.stretched(self.log_a.detach().sigmoid()) > 0
+        return self.stretched(self.logit.detach().sigmoid()) > 0
 
 
 class HardConcreteMethod(MaskMethod):
@@ -146,30 +149,16 @@ class HardConcreteMethod(MaskMethod):
     """
 
     Options = HardConcreteOptions
-    options: HardConcreteOptions
     mask_class = HardConcrete
     targets = ("keep", "penalty")
 
-    def make_mask(self, model: Model, task: SearchTask) -> HardConcrete:
-        """Return the gates of a model."""
-        options = replace(self.options, strength=penalty_or_default(task.target, self.options.strength))
-        return HardConcrete(tuple(model.sites()), task.steps, task.seed, options)
-
 
 @dataclass(frozen=True)
-class FSCDOptions:
+class FSCDOptions(ConcreteOptions):
     """Learning rate of the keep variables, λ of the penalty, temperature, and the first keep probability."""
 
-    lr: float = 0.01
-    strength: float = 0.005
-    temperature: float = 0.1
-    start: float = 0.5
 
-    def __post_init__(self) -> None:
-        check_options(self, positive=("lr", "temperature"), non_negative=("strength",), fraction=("start",))
-
-
-class FSCD(FieldMask):
+class FSCD(ConcreteMask):
     r"""A keep variable per field,
 
     .. math:: z_n = \sigma\big((\mathrm{logit}\,\delta_n + \mathrm{logit}\,u) / t\big), \qquad
@@ -184,27 +173,21 @@ class FSCD(FieldMask):
     def __init__(
         self, names: Sequence[str], steps: int, seed: int, options: FSCDOptions, costs: Sequence[float] | None = None
     ) -> None:
-        super().__init__(names, steps, seed)
-        self.options = options
-        self.logit = nn.Parameter(torch.full((len(names),), options.start).logit())
+        super().__init__(names, steps, seed, options)
         weights = torch.ones(len(names)) if costs is None or not any(costs) else torch.tensor(list(costs))
         self.register_buffer("costs", (weights / weights.mean()).float(), persistent=False)
         self.sampled: Tensor | None = None
 
     def forward(self) -> Tensor:
-        """Return the factors (N,): a sample, or without noise in evaluation mode."""
         if not self.training:
             return (self.logit / self.options.temperature).sigmoid()
-        noise = self.uniform(len(self.names)).logit()
-        self.sampled = ((self.logit + noise) / self.options.temperature).sigmoid()
+        self.sampled = self.sample()
         return self.sampled
 
     def penalty(self, rows: int) -> Tensor | None:
-        """Return λ Σ c z of the sample of this step."""
         return None if self.sampled is None else self.options.strength * (self.costs * self.sampled).sum()
 
     def scores(self) -> Tensor:
-        """Return δ (N,)."""
         return self.logit.detach().sigmoid()
 
 
@@ -216,30 +199,21 @@ class FSCDMethod(MaskMethod):
     """
 
     Options = FSCDOptions
-    options: FSCDOptions
     mask_class = FSCD
 
-    def make_mask(self, model: Model, task: SearchTask) -> FSCD:
-        """Return the keep variables of a model."""
+    def make_mask(self, model: Model, task: SearchTask, options: FSCDOptions) -> FSCD:
         names, costs = tuple(model.sites()), task.target.costs
-        weights = None if costs is None else costs.weights(names, names)
-        return FSCD(names, task.steps, task.seed, self.options, weights)
+        return FSCD(names, task.steps, task.seed, options, None if costs is None else costs.weights(names, names))
 
 
 @dataclass(frozen=True)
-class VariationalDropoutOptions:
+class VariationalDropoutOptions(ConcreteOptions):
     """Learning rate of θ, λ of the penalty, temperature of the samples, and the first drop probability."""
 
-    lr: float = 0.01
-    strength: float = 0.01
-    temperature: float = 0.1
-    start: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_options(self, positive=("lr", "temperature"), non_negative=("strength",), fraction=("start",))
+    strength: NonNegative = 0.01
 
 
-class VariationalDropout(FieldMask):
+class VariationalDropout(ConcreteMask):
     r"""A drop probability per field, p = σ(θ); the factor is
 
     .. math:: 1 - \sigma\big((\mathrm{logit}\,p + \mathrm{logit}\,u) / 0.1\big), \qquad
@@ -248,25 +222,14 @@ class VariationalDropout(FieldMask):
     The score is 1 - p.
     """  # fmt: skip
 
-    def __init__(self, names: Sequence[str], steps: int, seed: int, options: VariationalDropoutOptions) -> None:
-        super().__init__(names, steps, seed)
-        self.options = options
-        self.theta = nn.Parameter(torch.full((len(names),), options.start).logit())
-
     def forward(self) -> Tensor:
-        """Return the factors (N,): a sample, or its expected value in evaluation mode."""
-        if not self.training:
-            return 1 - self.theta.sigmoid()
-        noise = self.uniform(len(self.names)).logit()
-        return 1 - ((self.theta + noise) / self.options.temperature).sigmoid()
+        return 1 - (self.sample() if self.training else self.logit.sigmoid())
 
     def penalty(self, rows: int) -> Tensor:
-        """Return λ/B times the expected number of kept fields."""
-        return self.options.strength / rows * (1 - self.theta.sigmoid()).sum()
+        return self.options.strength / rows * (1 - self.logit.sigmoid()).sum()
 
     def scores(self) -> Tensor:
-        """Return 1 - p (N,)."""
-        return 1 - self.theta.detach().sigmoid()
+        return 1 - self.logit.detach().sigmoid()
 
 
 class VariationalDropoutMethod(MaskMethod):
@@ -276,9 +239,67 @@ class VariationalDropoutMethod(MaskMethod):
     """
 
     Options = VariationalDropoutOptions
-    options: VariationalDropoutOptions
     mask_class = VariationalDropout
 
-    def make_mask(self, model: Model, task: SearchTask) -> VariationalDropout:
-        """Return the drop probabilities of a model."""
-        return VariationalDropout(tuple(model.sites()), task.steps, task.seed, self.options)
+
+@dataclass(frozen=True)
+class AutoFieldOptions(MethodOptions):
+    """Learning rate of the logits, steps between updates, and decrease of τ per step, for 20,000 steps."""
+
+    lr: Positive = 0.001
+    every: Count = 10
+    cooling: NonNegative = 5e-5
+
+
+class AutoField(FieldMask):
+    r"""Two logits per field, drop and keep; the factor is the keep probability of a sample
+
+    .. math:: p = \mathrm{softmax}((\log\mathrm{softmax}(a) + G) / \tau)_{keep}, \qquad
+              G = -\log(-\log u), \quad \tau = \max(0.01,\; 1 - 5\cdot 10^{-5}\, t)
+
+    The score is softmax(a) of keeping.
+    """  # fmt: skip
+
+    options: AutoFieldOptions
+
+    def __init__(self, names: Sequence[str], steps: int, seed: int, options: AutoFieldOptions) -> None:
+        super().__init__(names, steps, seed, options)
+        self.logits = nn.Parameter(torch.zeros(len(names), 2))
+
+    @property
+    def temperature(self) -> float:
+        """τ at this step."""
+        return max(MIN_TEMPERATURE, 1.0 - speedup(self.steps) * self.options.cooling * self.step)
+
+    def forward(self) -> Tensor:
+        logs = self.logits.log_softmax(1)
+        if not self.training:
+            return logs.exp()[:, 1]
+        noise = -(-self.uniform(len(self.names), 2).log()).log()
+        return ((logs + noise) / self.temperature).softmax(1)[:, 1]
+
+    def scores(self) -> Tensor:
+        return self.logits.detach().softmax(1)[:, 1]
+
+
+class AutoFieldMethod(MaskMethod):
+    """Keep probabilities, sampled by Gumbel-softmax; their logits are trained on held-out rows.
+
+    Wang et al., AutoField: Automating Feature Selection in Deep Recommender Systems, 2022. Defined as in public
+    code, for searches of 20,000 steps; in a shorter search the learning rate of the logits is higher and τ falls
+    faster, in proportion.
+    """
+
+    Options = AutoFieldOptions
+    options: AutoFieldOptions
+    mask_class = AutoField
+    holdout_only = True
+    trial_options = ({"lr": 0.003}, {"lr": 0.01}, {"lr": 0.0003}, {"every": 1})
+
+    def learning_rate(self, task: SearchTask) -> float:
+        return speedup(task.steps) * self.options.lr
+
+
+def speedup(steps: int) -> float:
+    """Return how much faster the logits learn, and τ falls, than in a search of ``PUBLIC_STEPS``."""
+    return max(1.0, PUBLIC_STEPS / steps)

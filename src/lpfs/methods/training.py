@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import compress
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,7 @@ from lpfs.data.batch import Batch
 from lpfs.data.stream import Stream
 from lpfs.embeddings.row_grad import clear_grads
 from lpfs.errors import InputError
-from lpfs.methods.base import HistoryCallback, Method, SearchCost, SearchTask, select_by_scores
+from lpfs.methods.base import HistoryCallback, Method, SearchCost, SearchTask, restore_position, select_by_scores
 from lpfs.methods.masks import FieldMask, Mask, TokenMask, apply_mask, check_maskable
 from lpfs.models.base import Model
 from lpfs.schema import Selection
@@ -41,21 +41,19 @@ class MaskMethod(Method):
         mask_class: class of the mask; its docstring has the formula.
         holdout_only: whether the mask is always trained on holdout rows, if need be on the validation rows.
             Otherwise it is if the task has holdout rows, and on the rows of the step elsewhere.
-        update_every: steps between two updates of the mask on holdout rows.
+            An option ``every`` is the number of steps between two updates on holdout rows.
     """
 
-    mask_class: ClassVar[type[Mask]]
+    mask_class: ClassVar[type[FieldMask] | type[TokenMask]]
     holdout_only: ClassVar[bool] = False
-    update_every: int = 1
 
-    @abstractmethod
-    def make_mask(self, model: Model, task: SearchTask) -> FieldMask | TokenMask:
-        """Return the mask of a model."""
+    def make_mask(self, model: Model, task: SearchTask, options: Any) -> FieldMask | TokenMask:
+        """Return the mask of a model; ``strength`` of the options is the penalty of the target, if it has one."""
+        return self.mask_class(tuple(model.sites()), task.steps, task.seed, options)
 
     def learning_rate(self, task: SearchTask) -> float:
         """Return the learning rate of the mask."""
-        rate: float = self.options.lr
-        return rate
+        return float(self.options.lr)
 
     def search(self, task: SearchTask) -> Selection:
         """Train mask and model together; return the K best parts, or with ``penalty`` those the mask selects."""
@@ -66,27 +64,23 @@ class MaskMethod(Method):
                 f"{self.name} draws random numbers on the host in every step, which a CUDA graph cannot capture; "
                 "remove graph="
             )
-        needs_holdout = self.holdout_only or task.holdout is not None
-        rows = HoldoutBatches.from_task(task, self.name) if needs_holdout else None
+        holdout = holdout_batches(task, self.name) if self.holdout_only else task.holdout
         center_embeddings(model, task.stream)
-        mask, cost = self.make_mask(model, task), SearchCost()
+        penalty = task.target.penalty
+        options = self.options if penalty is None else replace(self.options, strength=penalty)
+        mask, cost = self.make_mask(model, task, options), SearchCost()
         with apply_mask(model, mask, self.name):
             optimizer = torch.optim.Adam(mask.parameters(), lr=self.learning_rate(task))
-            training = MaskTraining(mask, optimizer, cost, rows, self.update_every)
-            try:
-                task.fit(cost, training)
-            finally:
-                if rows is not None:
-                    rows.close()
-            mask_scores, selected = mask.scores(), mask.selected()
-            if selected is not None:
-                mask_scores = rank_selected_first(mask_scores, selected, training.mean)
-            scores = dict(zip(mask.names, mask_scores.tolist(), strict=True))
-        names = None
+            training = MaskTraining(mask, optimizer, cost, holdout, getattr(options, "every", 1))
+            task.fit(cost, training)
+            scores, selected = mask.scores(), mask.selected()
+        chosen = None
         if selected is not None:
-            names = [name for name, chosen in zip(mask.names, selected.tolist(), strict=True) if chosen]
-        selection = select_by_scores(task, self.name, scores, names, steps=task.steps, **cost.to_dict())
-        return replace(selection, history=tuple(training.history))
+            scores = rank_selected_first(scores, selected, training.mean)
+            chosen = list(compress(mask.names, selected.tolist()))
+        by_name = dict(zip(mask.names, scores.tolist(), strict=True))
+        facts = {"steps": task.steps, "history": training.history, **cost.to_dict()}
+        return select_by_scores(task, self.name, by_name, chosen, **facts)
 
 
 def rank_selected_first(scores: Tensor, selected: Tensor, mean: Tensor) -> Tensor:
@@ -96,7 +90,7 @@ def rank_selected_first(scores: Tensor, selected: Tensor, mean: Tensor) -> Tenso
     >>> rank_selected_first(torch.tensor([0.2, 0.9, 0.1, 0.0]), selected, torch.tensor([0.3, 1.0, 0.5, 0.1]))
     tensor([0.6990, 0.9000, 0.8990, 0.4990])
     """
-    if not bool((~selected).any()):
+    if bool(selected.all()):
         return scores
     floor = scores[selected].min() if bool(selected.any()) else scores.max()
     mean = mean.to(scores)
@@ -104,77 +98,18 @@ def rank_selected_first(scores: Tensor, selected: Tensor, mean: Tensor) -> Tenso
     return torch.where(selected, scores, floor - TIE_BREAK + lower)
 
 
-class MaskTraining(HistoryCallback):
-    """Updates a mask: with the model in every step, or on holdout rows every ``update_every`` steps."""
-
-    def __init__(
-        self,
-        mask: Mask,
-        optimizer: torch.optim.Optimizer,
-        cost: SearchCost,
-        holdout: HoldoutBatches | None,
-        update_every: int,
-    ) -> None:
-        super().__init__(mask.steps)
-        self.mask, self.optimizer, self.cost = mask, optimizer, cost
-        self.holdout, self.update_every = holdout, update_every
-        self.mean = torch.zeros(len(mask.names), dtype=torch.float64)  # of the scores, over the search
-
-    def on_begin(self, state: State) -> None:
-        """Set the step of the mask; with holdout rows it gets no gradient from the step of the model."""
-        self.mask.set_step(state.step)
-        self.mask.requires_grad_(self.holdout is None)
-
-    def before_backward(self, state: State) -> None:
-        """Add the penalty to the loss."""
-        if self.holdout is None and state.loss is not None and state.batch is not None:
-            penalty = self.mask.penalty(len(state.batch))
-            state.loss = state.loss if penalty is None else state.loss + penalty
-
-    def within_step(self, state: State) -> None:
-        """Update the mask."""
-        if self.holdout is None:
-            self.optimizer.step()
-        elif (state.step + 1) % self.update_every == 0:
-            self._update_on(state, self.holdout.next())
-
-    def _update_on(self, state: State, batch: Batch) -> None:
-        """Take a step of the mask alone on a batch of holdout rows."""
-        with only_mask_requires_grad(state.model, self.mask):
-            loss = holdout_loss(state, batch)
-            penalty = self.mask.penalty(len(batch))
-            torch.autograd.backward(loss if penalty is None else loss + penalty)
-            self.optimizer.step()
-            clear_grads(self.mask.parameters())
-        self.cost.add(forwards=len(batch), backwards=len(batch))
-
-    def after_step(self, state: State) -> None:
-        """Set the step of the mask, and record its scores every few steps."""
-        self.mask.set_step(state.step)
-        if self.should_record(state.step):
-            selected, scores = self.mask.selected(), self.mask.scores()
-            self.mean += scores.double().cpu() * self.record_every / self.steps
-            alive = len(scores) if selected is None else int(selected.sum())
-            self.record(state, alive=alive, gates=[round(score, 6) for score in scores.tolist()])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resume needs; the parameters of the mask are part of the model."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "generator": self.mask.draw.get_state(),
-            "holdout": None if self.holdout is None else self.holdout.state_dict(),
-            "history": list(self.history),
-            "mean": self.mean.clone(),
-        }
-
-    def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
-        self.optimizer.load_state_dict(values["optimizer"])
-        self.mask.draw.set_state(values["generator"])
-        if self.holdout is not None:
-            self.holdout.load_state_dict(values["holdout"])
-        self.history = list(values["history"])
-        self.mean = values["mean"].clone()
+def holdout_batches(task: SearchTask, method: str) -> Iterable[Batch]:
+    """Return the holdout rows of a task, or else its validation rows in batches of the training size."""
+    if task.holdout is not None:
+        return task.holdout
+    valid = task.valid
+    if valid is None:
+        raise InputError(f"{method} trains its mask on held-out rows: give valid= or holdout=")
+    if isinstance(valid, Stream) and isinstance(task.stream, Stream):
+        return valid.dataset.stream(
+            task.stream.batch_size, shuffle=True, seed=task.seed, fields=valid.schema.names, device=valid.device
+        )
+    return valid
 
 
 class HoldoutBatches:
@@ -183,20 +118,6 @@ class HoldoutBatches:
     def __init__(self, batches: Iterable[Batch]) -> None:
         self.batches = rank_batches(batches)
         self._iterator: Iterator[Batch] | None = None
-
-    @classmethod
-    def from_task(cls, task: SearchTask, method: str) -> HoldoutBatches:
-        """Return the holdout rows of a task, or else its validation rows in batches of the training size."""
-        if task.holdout is not None:
-            return cls(task.holdout)
-        batches = task.valid
-        if batches is None:
-            raise InputError(f"{method} trains its mask on held-out rows: give valid= or holdout=")
-        if isinstance(batches, Stream) and isinstance(task.stream, Stream):
-            names = batches.schema.names
-            size, device = task.stream.batch_size, batches.device
-            batches = batches.dataset.stream(size, shuffle=True, seed=task.seed, fields=names, device=device)
-        return cls(batches)
 
     def next(self) -> Batch:
         """Return the next batch; the first one follows the last."""
@@ -226,6 +147,88 @@ class HoldoutBatches:
         self.batches.load_state_dict(values)
 
 
+class HoldoutCallback(HistoryCallback):
+    """A callback that trains gates or a mask on holdout rows if it has some, else on the batch of the step."""
+
+    def __init__(self, steps: int, holdout: Iterable[Batch] | None, cost: SearchCost) -> None:
+        super().__init__(steps)
+        self.holdout, self.cost = None if holdout is None else HoldoutBatches(holdout), cost
+
+    def next_holdout(self, holdout: HoldoutBatches) -> Batch:
+        """Return the next batch of holdout rows, and count its forward and backward pass."""
+        batch = holdout.next()
+        self.cost.add(forwards=len(batch), backwards=len(batch))
+        return batch
+
+    def on_end(self, state: State) -> None:
+        if self.holdout is not None:
+            self.holdout.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        holdout = {} if self.holdout is None else {"holdout": self.holdout.state_dict()}
+        return {**super().state_dict(), **holdout}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        super().load_state_dict(values)
+        if self.holdout is not None:
+            self.holdout.load_state_dict(values["holdout"])
+
+
+class MaskTraining(HoldoutCallback):
+    """Updates a mask: with the model in every step, or on holdout rows every ``update_every`` steps."""
+
+    saved = ("mean",)
+
+    def __init__(
+        self,
+        mask: Mask,
+        optimizer: torch.optim.Optimizer,
+        cost: SearchCost,
+        holdout: Iterable[Batch] | None = None,
+        update_every: int = 1,
+    ) -> None:
+        super().__init__(mask.steps, holdout, cost)
+        self.mask, self.optimizer, self.update_every = mask, optimizer, update_every
+        self.mean = torch.zeros(len(mask.names), dtype=torch.float64)  # of the scores, over the search
+
+    def on_begin(self, state: State) -> None:
+        self.mask.set_step(state.step)
+        self.mask.requires_grad_(self.holdout is None)  # with holdout rows, steps of the model do not train it
+
+    def before_backward(self, state: State) -> None:
+        if self.holdout is None and state.loss is not None and state.batch is not None:
+            penalty = self.mask.penalty(len(state.batch))
+            state.loss = state.loss if penalty is None else state.loss + penalty
+
+    def within_step(self, state: State) -> None:
+        if self.holdout is None:
+            self.optimizer.step()
+        elif (state.step + 1) % self.update_every == 0:
+            batch = self.next_holdout(self.holdout)
+            with train_only(state.model, self.mask.parameters()):
+                loss, penalty = holdout_loss(state, batch), self.mask.penalty(len(batch))
+                torch.autograd.backward(loss if penalty is None else loss + penalty)
+                self.optimizer.step()
+                clear_grads(self.mask.parameters())
+
+    def after_step(self, state: State) -> None:
+        self.mask.set_step(state.step)
+        if self.should_record(state.step):
+            selected, scores = self.mask.selected(), self.mask.scores()
+            self.mean += scores.double().cpu() * self.record_every / self.steps
+            alive = len(scores) if selected is None else int(selected.sum())
+            self.record(state, alive=alive, gates=[round(score, 6) for score in scores.tolist()])
+
+    def state_dict(self) -> dict[str, Any]:
+        values = {"optimizer": self.optimizer.state_dict(), "generator": self.mask.draw.get_state()}
+        return {**super().state_dict(), **values}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        super().load_state_dict(values)
+        self.optimizer.load_state_dict(values["optimizer"])
+        self.mask.draw.set_state(values["generator"])
+
+
 def holdout_loss(state: State, batch: Batch) -> Tensor:
     """Return the loss of the model on a batch, as the training loop computes it."""
     device = device_of(state.model)
@@ -234,36 +237,25 @@ def holdout_loss(state: State, batch: Batch) -> Tensor:
     return bce_loss(logits, labels, state.config.task_weights)
 
 
-def holdout_grad(state: State, batch: Batch, tensor: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Return the gradient of that loss with respect to one tensor; these parameters get no gradient."""
-    with no_grad_for(parameters):
+def holdout_grad(state: State, batch: Batch, tensor: Tensor) -> Tensor:
+    """Return the gradient of that loss with respect to one tensor; no other parameter gets a gradient."""
+    with train_only(state.model, [tensor]):
         (grad,) = torch.autograd.grad(holdout_loss(state, batch), [tensor])
     return weighted_mean(current_group(), grad, len(batch), "averaging gradients of holdout rows")
 
 
 @contextmanager
-def no_grad_for(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Turn off the gradients of these parameters while the block runs."""
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
+def train_only(model: nn.Module, trained: Iterable[Tensor]) -> Iterator[None]:
+    """Give gradients to these parameters of the model alone while the block runs."""
+    chosen = {id(tensor) for tensor in trained}
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
+        for parameter, _ in flags:
+            parameter.requires_grad_(id(parameter) in chosen)
         yield
     finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-
-
-@contextmanager
-def only_mask_requires_grad(model: nn.Module, mask: Mask) -> Iterator[None]:
-    """Give gradients to the mask alone while the block runs, and afterwards to the rest of the model alone."""
-    of_mask = {id(parameter) for parameter in mask.parameters()}
-    with no_grad_for(parameter for parameter in model.parameters() if id(parameter) not in of_mask):
-        mask.requires_grad_(True)
-        try:
-            yield
-        finally:
-            mask.requires_grad_(False)
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
 
 
 @torch.no_grad()
@@ -271,14 +263,9 @@ def center_embeddings(model: Model, batches: Iterable[Batch], rows: int = CENTER
     """Move the mean of every embedding into the bias of the Linear that uses it, in place.
 
     A gate removes an embedding with its mean, which is the same for every row; a trained model needs the mean of
-    a useless field like a bias. Since W e + b = W (e - ē) + (b + W ē), the mean can be moved into the bias
-    before gates are attached. Then a gate removes only what differs between rows. Logits stay equal up to
-    rounding.
-
-    Args:
-        model: with fields of one id per row; other fields are left as they are.
-        batches: rows to estimate the mean on; a resumable stream is set back to its position.
-        rows: number of rows.
+    a useless field like a bias. Since W e + b = W (e - ē) + (b + W ē), the mean, estimated on the first rows of a
+    stream, can be moved into the bias before gates are attached. Then a gate removes only what differs between rows.
+    Logits stay equal up to rounding. Fields without a single id per row are left as they are.
 
     Returns:
         Whether the model has such a Linear.
@@ -301,18 +288,14 @@ def center_embeddings(model: Model, batches: Iterable[Batch], rows: int = CENTER
 
 def _mean_embeddings(model: Model, batches: Iterable[Batch], rows: int) -> Tensor:
     """Return the mean embedding of every part (N, D) over the first rows, without gates."""
-    position = batches.state_dict() if isinstance(batches, Resumable) else None
-    device = device_of(model)
+    device, ranks, count = device_of(model), current_group(), 0
     total: Tensor = torch.zeros((), dtype=torch.float64, device=device)
-    count = 0
     order = [model.inputs.slots.index(name) for name in model.inputs.names]
-    ranks = current_group()
-    for batch in rank_batches(batches):
-        embeddings: Tensor = model.inputs(on_device(batch, device))
-        total = torch.add(total, embeddings.double().sum(0))
-        count += len(batch)
-        if count * ranks.world >= rows:
-            break
-    if position is not None and isinstance(batches, Resumable):
-        batches.load_state_dict(position)
+    with restore_position(batches):
+        for batch in rank_batches(batches):
+            embeddings: Tensor = model.inputs(on_device(batch, device))
+            total = torch.add(total, embeddings.double().sum(0))
+            count += len(batch)
+            if count * ranks.world >= rows:
+                break
     return weighted_mean(ranks, total / max(1, count), count, "averaging embeddings")[order]

@@ -1,22 +1,16 @@
-"""Gradient boosted trees and random forest of scikit-learn on the fields as numeric columns.
-
-An id becomes the click rate of that id in other rows, a bag the mean over its ids; a field of several columns has
-the sum of their importances.
-"""
+"""Gradient boosted trees and random forest of scikit-learn on the fields as numeric columns."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from lpfs._imports import import_optional
 from lpfs._validation import check_options
+from lpfs.methods.base import Count, MethodOptions, Positive
 from lpfs.methods.sampling import Ints, Reals, SampledRanking, SampledRows
-from lpfs.methods.target import SelectionTarget
 from lpfs.schema import Schema
 
 FOLDS = 5
@@ -24,17 +18,13 @@ PRIOR_ROWS = 10.0  # weight of the overall click rate in that of an id, in rows
 
 
 class TreeRanking(SampledRanking):
-    """Ranks fields by the feature importances of trees."""
+    """Ranks fields by the feature importances of trees: the sum over the columns of a field."""
 
-    def check(self, target: SelectionTarget, names: Sequence[str], steps: int) -> None:
-        """Raise InputError if a search cannot start, MissingPackageError without scikit-learn."""
-        super().check(target, names, steps)
-        self._ensemble()
+    sklearn_module = "sklearn.ensemble"
 
     def score_fields(self, rows: SampledRows, schema: Schema, seed: int) -> dict[str, float]:
-        """Return the importance of every field: the sum over its columns."""
         columns, owners = feature_matrix(rows, schema)
-        trees = self.make_trees(self._ensemble(), seed).fit(columns, rows.labels)
+        trees = self.make_trees(self.import_sklearn(), seed).fit(columns, rows.labels)
         scores = dict.fromkeys(schema.names, 0.0)
         for name, importance in zip(owners, trees.feature_importances_.tolist(), strict=True):
             scores[name] += importance
@@ -44,23 +34,21 @@ class TreeRanking(SampledRanking):
     def make_trees(self, ensemble: Any, seed: int) -> Any:
         """Return the classifier, from the module ``sklearn.ensemble``."""
 
-    def _ensemble(self) -> Any:
-        return import_optional("sklearn.ensemble", "sklearn", self.name)
-
 
 @dataclass(frozen=True)
-class GBDTOptions:
+class GBDTOptions(MethodOptions):
     """Number of rows, of trees, their depth, their learning rate, and the share of rows for each tree."""
 
-    rows: int = 50_000
-    trees: int = 100
-    depth: int = 3
-    lr: float = 0.1
+    rows: Count = 50_000
+    trees: Count = 100
+    depth: Count = 3
+    lr: Positive = 0.1
     subsample: float = 0.5
 
     def __post_init__(self) -> None:
-        fraction = () if self.subsample == 1 else ("subsample",)  # 1: all rows
-        check_options(self, positive=("lr",), fraction=fraction, count=("rows", "trees", "depth"))
+        super().__post_init__()
+        if self.subsample != 1:  # 1: all rows
+            check_options(self, fraction=("subsample",))
 
 
 class GBDT(TreeRanking):
@@ -76,7 +64,6 @@ class GBDT(TreeRanking):
     trial_options = ({"depth": 5}, {"trees": 300}, {"lr": 0.03}, {"depth": 2})
 
     def make_trees(self, ensemble: Any, seed: int) -> Any:
-        """Return the classifier."""
         return ensemble.GradientBoostingClassifier(
             n_estimators=self.options.trees,
             max_depth=self.options.depth,
@@ -87,15 +74,12 @@ class GBDT(TreeRanking):
 
 
 @dataclass(frozen=True)
-class RandomForestOptions:
+class RandomForestOptions(MethodOptions):
     """Number of rows, of trees, and the minimum number of rows in a leaf."""
 
-    rows: int = 50_000
-    trees: int = 100
-    leaf: int = 20
-
-    def __post_init__(self) -> None:
-        check_options(self, count=("rows", "trees", "leaf"))
+    rows: Count = 50_000
+    trees: Count = 100
+    leaf: Count = 20
 
 
 class RandomForest(TreeRanking):
@@ -110,7 +94,6 @@ class RandomForest(TreeRanking):
     trial_options = ({"leaf": 5}, {"leaf": 80}, {"trees": 300}, {"leaf": 200})
 
     def make_trees(self, ensemble: Any, seed: int) -> Any:
-        """Return the classifier."""
         return ensemble.RandomForestClassifier(
             n_estimators=self.options.trees, min_samples_leaf=self.options.leaf, random_state=seed
         )
@@ -123,20 +106,19 @@ def feature_matrix(rows: SampledRows, schema: Schema) -> tuple[Reals, list[str]]
     that a column does not contain the label of its row); a bag the mean over its ids, an empty one the overall
     rate. Numbers are used as they are, with missing ones below the minimum.
     """
-    columns: list[Reals] = []
-    owners: list[str] = []
+    columns, owners = list[Reals](), list[str]()
+    mean = float(rows.labels.mean())
     for field in schema:
         if field.kind == "numeric":
             of_field = [_fill_missing(column) for column in rows.numbers[field.name].T]
         elif field.kind == "multi":
             values, sizes = rows.bags[field.name]
             row = np.repeat(np.arange(len(sizes)), sizes)
-            rates = out_of_fold_rates(values, rows.labels[row], row % FOLDS, float(rows.labels.mean()))
+            rates = out_of_fold_rates(values, rows.labels[row], row % FOLDS, mean)
             total = np.bincount(row, rates, len(sizes))
-            of_field = [np.where(sizes > 0, total / np.maximum(sizes, 1), rows.labels.mean())]
+            of_field = [np.where(sizes > 0, total / np.maximum(sizes, 1), mean)]
         else:
-            fold = np.arange(len(rows)) % FOLDS
-            of_field = [out_of_fold_rates(rows.ids[field.name], rows.labels, fold, float(rows.labels.mean()))]
+            of_field = [out_of_fold_rates(rows.ids[field.name], rows.labels, np.arange(len(rows)) % FOLDS, mean)]
         columns += of_field
         owners += [field.name] * len(of_field)
     return np.stack(columns, 1), owners

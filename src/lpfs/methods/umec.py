@@ -3,45 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from lpfs._validation import check_options
-from lpfs.methods.base import HistoryCallback, Method, SearchCost, SearchTask, rank_fields
-from lpfs.methods.group_sparsity import FirstLayer, first_layer, learning_rate_of
+from lpfs.methods.base import HistoryCallback, MethodOptions, Positive, SearchCost, SearchTask, rank_fields
+from lpfs.methods.group_sparsity import FirstLayer, FirstLayerMethod, first_layer, learning_rate_of
 from lpfs.schema import Selection
 from lpfs.train.callbacks import State
 
-SAVED = ("s", "y", "z", "unit")
-
 
 @dataclass(frozen=True)
-class UMECOptions:
+class UMECOptions(MethodOptions):
     """How far s (of N), y and z move in a whole search if their gradient stays at 1."""
 
-    s_rate: float = 10.0
-    y_rate: float = 100.0
-    z_rate: float = 10.0
-
-    def __post_init__(self) -> None:
-        check_options(self, positive=("s_rate", "y_rate", "z_rate"))
+    s_rate: Positive = 10.0
+    y_rate: Positive = 100.0
+    z_rate: Positive = 10.0
 
 
-class UMEC(Method):
+class UMEC(FirstLayerMethod):
     r"""The smallest groups of the first layer shrink to zero under a budget, as a min-max problem.
 
     .. math:: \min_{W,s}\ \max_{y,z \ge 0}\ L(W) + y\, S_{\lceil s \rceil}(W) + z\,(R(s) - B)
 
-    Shen et al., UMEC: Unified Model and Embedding Compression for Efficient Recommendation Systems, 2021. S_s is
-    the sum of the s smallest energies ‖W_n‖² of the first layer's groups, R(s) = 1 - s/N the relative cost of the
-    other groups, and B = K/N the budget. After every step of the optimizer the ⌈s⌉ smallest groups shrink by
-    1/(1 + 2ηy); s moves by its gradient, which passes straight through the ceiling, and y and z ascend, never
-    below zero. At the end the ⌈s⌉ smallest groups are removed; further training belongs to the stages after the
-    search.
+    Shen et al., UMEC: Unified Model and Embedding Compression for Efficient Recommendation Systems, 2021. S_s is the
+    sum of the s smallest energies ‖W_n‖² of the first layer's groups, R(s) = 1 - s/N the relative cost of the other
+    groups, and B = K/N the budget. After every step of the optimizer the ⌈s⌉ smallest groups shrink by 1/(1 + 2ηy); s
+    moves by its gradient, which passes straight through the ceiling, and y and z ascend, never below zero. At the end
+    the ⌈s⌉ smallest groups are removed; further training belongs to the stages after the search.
 
     Differences from the paper: energies are relative to their mean at the start, the rates of s, y and z are given
     for a whole search (so that they have the same effect in a short one), and s never exceeds N - K, the number
@@ -51,12 +41,6 @@ class UMEC(Method):
     Options = UMECOptions
     options: UMECOptions
     trial_options = ({"y_rate": 30.0}, {"y_rate": 300.0}, {"s_rate": 3.0}, {"s_rate": 30.0})
-    search_per_k = True
-    uses_all_rows = True
-
-    def check_model(self, model: nn.Module) -> None:
-        """Raise InputError if fields do not enter the model through one Linear alone."""
-        first_layer(model, self.name)
 
     def search(self, task: SearchTask) -> Selection:
         """Train the model under the budget, in place; return the K groups with the most energy."""
@@ -67,14 +51,15 @@ class UMEC(Method):
         energies = layer.energies()
         scores = dict(zip(layer.names, energies.tolist(), strict=True))
         facts = {"steps": task.steps, "own_count": constraint.count_alive(), **cost.to_dict()}
-        selection = rank_fields(task, self.name, scores, **facts)
-        kept = torch.tensor([float(name in selection.kept) for name in layer.names], device=energies.device)
-        layer.multiply(kept)
-        return replace(selection, history=tuple(constraint.history))
+        selection = rank_fields(task, self.name, scores, history=constraint.history, **facts)
+        layer.multiply(torch.tensor(list(selection.gates.values()), device=energies.device))
+        return selection
 
 
 class BudgetConstraint(HistoryCallback):
     """Shrinks the smallest groups and moves s, y and z; all on the device, so that a graph can be captured."""
+
+    saved = ("s", "y", "z", "unit")
 
     def __init__(self, task: SearchTask, layer: FirstLayer, options: UMECOptions) -> None:
         super().__init__(task.steps)
@@ -82,8 +67,8 @@ class BudgetConstraint(HistoryCallback):
         self.layer, self.options = layer, options
         self.total, self.keep = len(layer.names), task.target.keep
         device = layer.weight.device
-        must_keep = [float(name in task.target.must_keep) for name in layer.names]
-        self.must_keep = torch.tensor(must_keep, device=device) > 0  # (N,) never among the smallest
+        must_keep = [name in task.target.must_keep for name in layer.names]
+        self.must_keep = torch.tensor(must_keep, device=device)  # (N,) never among the smallest
         self.s, self.y, self.z = (torch.zeros((), device=device) for _ in range(3))
         self.unit = layer.energies().mean().clamp(min=1e-30)
 
@@ -92,7 +77,6 @@ class BudgetConstraint(HistoryCallback):
         return self.total - math.ceil(float(self.s))
 
     def within_step(self, state: State) -> None:
-        """Shrink the smallest groups, then take a descent step of s and an ascent step of y and z."""
         energies = self.layer.energies() / self.unit
         order = energies.masked_fill(self.must_keep, math.inf).argsort()
         rank = torch.empty_like(order).scatter_(0, order, torch.arange(self.total, device=order.device))
@@ -109,17 +93,5 @@ class BudgetConstraint(HistoryCallback):
         self.z.add_(self.options.z_rate / self.steps * excess).clamp_(min=0)
 
     def after_step(self, state: State) -> None:
-        """Record the state of the search every few steps."""
         if self.should_record(state.step):
             self.record(state, alive=self.count_alive(), y=float(self.y), z=float(self.z))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resume needs; the weights are part of the model."""
-        tensors = {name: getattr(self, name).clone() for name in SAVED}
-        return {**tensors, "history": list(self.history)}
-
-    def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
-        for name in SAVED:
-            getattr(self, name).copy_(values[name])
-        self.history = list(values["history"])

@@ -23,8 +23,7 @@ from lpfs.errors import InputError
 from lpfs.gates.functions import FUNCTIONS, GateFunction, gate_function
 from lpfs.gates.schedule import scaled
 from lpfs.methods.base import SearchCost, SearchTask
-from lpfs.methods.group_lasso import ColumnShrinkage
-from lpfs.methods.group_sparsity import FirstLayer, first_layer
+from lpfs.methods.group_sparsity import ColumnShrinkage, FirstLayer, first_layer
 from lpfs.methods.masks import FieldMask, apply_mask
 from lpfs.models.base import Model
 from lpfs.paper.context import ExperimentContext, ExperimentResult

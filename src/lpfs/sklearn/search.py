@@ -14,7 +14,9 @@ from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import skip_init
@@ -24,17 +26,19 @@ from lpfs._validation import check_int
 from lpfs.errors import FieldError, InputError
 from lpfs.gates.controller import FAST_DESCENT, Keep
 from lpfs.schema import Selection
-from lpfs.sklearn.tables import EncodedTable, Floats, TaskName, WeightedSampler, standardize
+from lpfs.sklearn.tables import EncodedTable, Floats, TaskName, standardize
 
 METHODS = ("lpfs++", "lpfs")
 DIM = 8  # width of the embedding of a column
 GATE_FRACTION = 1 / 3  # fraction of the rows that the gates are trained on
 HISTORY_RECORDS = 50  # records in the history of a search
+LOSSES: dict[TaskName, Callable[..., Tensor]] = {
+    "binary": functional.binary_cross_entropy_with_logits,
+    "multiclass": functional.cross_entropy,
+    "regression": functional.mse_loss,
+}
 # These searches are short and have few columns: gates become zero early, and the zero set is frozen early.
 CONTROL = {**FAST_DESCENT, "end": 0.55, "freeze": 0.55, "hurry": 0.7}
-
-
-# ---------------------------------------------------------------------------------------------- settings
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,8 @@ def resolve_settings(selector: Any, rows: int, names: Sequence[str], random_stat
     columns = len(names)
     if selector.method not in METHODS:
         raise InputError(f"method must be one of {', '.join(map(repr, METHODS))}, found {selector.method!r}")
-    batch_size = check_int("batch_size", selector.batch_size, 1)
-    if selector.steps is None:
-        steps = default_steps(rows, columns, batch_size)
-    else:
-        steps = check_int("steps", selector.steps, 1)
+    batch_size, steps = check_int("batch_size", selector.batch_size, 1), selector.steps
+    steps = default_steps(rows, columns, batch_size) if steps is None else check_int("steps", steps, 1)
     return SelectorSettings(
         keep=count_to_keep(selector.keep, columns),
         method=selector.method,
@@ -87,8 +88,7 @@ def default_steps(rows: int, columns: int, batch_size: int) -> int:
     >>> [default_steps(rows, 20, 256) for rows in (20, 100, 500, 100_000, 10_000_000)]
     [100, 400, 1000, 1953, 10000]
     """
-    minimum = min(1000, max(100, 4 * rows))
-    return max(minimum, min(10_000, 5 * rows // batch_size), 2 * columns)
+    return max(min(1000, max(100, 4 * rows)), min(10_000, 5 * rows // batch_size), 2 * columns)
 
 
 def count_to_keep(keep: Any, columns: int) -> int:
@@ -135,9 +135,6 @@ def _resolve_columns(must_keep: Any, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(resolved))
 
 
-# ----------------------------------------------------------------------------------------------- network
-
-
 class ColumnEmbeddings(nn.Module):
     """The embeddings of all columns, (B, N, D): numeric ones first, then categorical ones.
 
@@ -161,9 +158,7 @@ class ColumnEmbeddings(nn.Module):
         parts = numbers[:, :, None] * self.weight  # (B, C, D)
         if missing.shape[1]:
             parts = parts + missing[:, :, None] * self.absent
-        if not ids.shape[1]:
-            return parts
-        return torch.cat([parts, self.rows(ids + self.starts)], dim=1)
+        return torch.cat([parts, self.rows(ids + self.starts)], dim=1) if ids.shape[1] else parts
 
 
 class ColumnMLP(nn.Module):
@@ -175,13 +170,10 @@ class ColumnMLP(nn.Module):
         super().__init__()
         self.columns = ColumnEmbeddings(numeric, sizes, generator)
         widths = [(numeric + len(sizes)) * DIM, *hidden]
-        layers: list[nn.Module] = []
-        for inputs, width in pairwise(widths):
-            layers += [_linear(inputs, width, generator), nn.ReLU()]
+        layers = [layer for pair in pairwise(widths) for layer in (_linear(*pair, generator), nn.ReLU())]
         self.top = nn.Sequential(*layers, _linear(widths[-1], outputs, generator))
 
     def forward(self, numbers: Tensor, missing: Tensor, ids: Tensor) -> Tensor:
-        """Return the logits (B, outputs)."""
         logits: Tensor = self.top(self.columns(numbers, missing, ids).flatten(1))
         return logits
 
@@ -193,64 +185,52 @@ def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
     return layer
 
 
-# ------------------------------------------------------------------------------------------------ search
-
-
 class WeightedRows:
-    """Some of the rows, sampled in batches, and the loss of a batch."""
+    """Some of the rows, sampled in batches by their weights, and the loss of a batch.
+
+    If there are at most ``batch_size`` rows, every batch is all rows.
+    """
 
     def __init__(
         self, table: EncodedTable, target: Tensor, task: TaskName, weight: Floats, batch_size: int, seed: int
     ) -> None:
-        self.table, self.target = table, target
-        losses: dict[str, Callable[..., Tensor]] = {
-            "binary": functional.binary_cross_entropy_with_logits,
-            "multiclass": functional.cross_entropy,
-            "regression": functional.mse_loss,
-        }
-        self.loss = losses[task]
-        self.sampler = WeightedSampler(weight, batch_size, seed)
+        self.table, self.target, self.loss, self.batch_size = table, target, LOSSES[task], batch_size
+        self.cumulative, self.rng = np.cumsum(weight), np.random.default_rng(seed)
         # Sampling already accounts for the weights; they enter the loss only if a batch is all rows.
-        self.weight = None if self.sampler.all is None else torch.from_numpy(weight / weight.mean()).float()
+        is_small = len(weight) <= batch_size
+        self.weight = torch.from_numpy(weight / weight.mean()).float() if is_small else None
 
     def next_loss(self, network: ColumnMLP) -> Tensor:
         """Return the mean loss over the next batch."""
-        table, rows = self.table, torch.from_numpy(self.sampler.sample())
-        logits = network(table.numbers[rows], table.missing[rows], table.ids[rows])
+        rows = torch.from_numpy(self._sample()) if self.weight is None else torch.arange(len(self.weight))
+        logits = network(self.table.numbers[rows], self.table.missing[rows], self.table.ids[rows])
         if self.target.is_floating_point():
             logits = logits.squeeze(1)
         if self.weight is None:
             return self.loss(logits, self.target[rows])
         return (self.loss(logits, self.target[rows], reduction="none") * self.weight).mean()
 
-
-def split_rows(
-    table: EncodedTable, y: Floats, weight: Floats, task: TaskName, batch_size: int, seed: int
-) -> tuple[WeightedRows, WeightedRows]:
-    """Return the rows for the network weights and those for the gates; neither is empty."""
-    values = torch.from_numpy(standardize(y, weight) if task == "regression" else y)
-    target = values.long() if task == "multiclass" else values.float()
-    boundary = min(len(y) - 1, max(1, round(len(y) * (1 - GATE_FRACTION))))
-    first, last = slice(None, boundary), slice(boundary, None)
-    return (
-        WeightedRows(table[first], target[first], task, weight[first], batch_size, seed),
-        WeightedRows(table[last], target[last], task, weight[last], batch_size, seed + 1),
-    )
+    def _sample(self) -> NDArray[np.intp]:
+        """Return the numbers of random rows (B,); the probability of a row is proportional to its weight."""
+        points = self.rng.random(self.batch_size) * self.cumulative[-1]
+        rows: NDArray[np.intp] = np.searchsorted(self.cumulative, points, side="right")
+        return rows.clip(max=len(self.cumulative) - 1)
 
 
 def search(
-    table: EncodedTable,
-    y: Floats,
-    weight: Floats,
-    task: TaskName,
-    outputs: int,
-    names: Sequence[str],
-    settings: SelectorSettings,
+    table: EncodedTable, y: Floats, weight: Floats, task: TaskName, names: Sequence[str], settings: SelectorSettings
 ) -> Selection:
     """Train the network on all columns, then with gates; return the K kept columns. Other gates are exactly 0."""
     generator = torch.Generator().manual_seed(settings.seed)
+    outputs = int(y.max()) + 1 if task == "multiclass" else 1
     network = ColumnMLP(table.numbers.shape[1], table.sizes, settings.hidden, outputs, generator)
-    weight_rows, gate_rows = split_rows(table, y, weight, task, settings.batch_size, settings.seed)
+    values = torch.from_numpy(standardize(y, weight) if task == "regression" else y)
+    target = values.long() if task == "multiclass" else values.float()
+    boundary = min(len(y) - 1, max(1, round(len(y) * (1 - GATE_FRACTION))))  # neither part is empty
+    weight_rows, gate_rows = (
+        WeightedRows(table[part], target[part], task, weight[part], settings.batch_size, settings.seed + number)
+        for number, part in enumerate((slice(None, boundary), slice(boundary, None)))
+    )
     optimizer = torch.optim.AdamW(network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
 
     def train_weights() -> None:
@@ -264,9 +244,8 @@ def search(
     sites = {name: lpfs.Site(network.columns, index=positions[column]) for column, name in enumerate(names)}
     gates = lpfs.attach(network, sites, steps=settings.steps, gate=settings.method, seed=settings.seed)
     # The symmetric proximal step of the paper: the defaults here were tuned with it.
-    control = Keep(settings.keep, **CONTROL)
+    control, history = Keep(settings.keep, **CONTROL), list[dict[str, Any]]()
     prox = gates.optimizer(keep=settings.keep, must_keep=settings.must_keep, prox="l1", control=control)
-    history: list[dict[str, Any]] = []
     for step in range(1, settings.steps + 1):
         train_weights()
         loss = gate_rows.next_loss(network)
@@ -274,17 +253,10 @@ def search(
         prox.step()
         gates.step()
         if step % max(1, settings.steps // HISTORY_RECORDS) == 0 or step == settings.steps:
-            status = gates.status()
-            history.append(
-                {
-                    "step": step,
-                    "loss": float(loss.detach()),
-                    "alive": status.alive,
-                    "penalty": status.penalty,
-                    "epsilon": status.epsilon,
-                }
-            )
+            status, value = gates.status(), float(loss.detach())
+            facts = {"alive": status.alive, "penalty": status.penalty, "epsilon": status.epsilon}
+            history.append({"step": step, "loss": value, **facts})
             if settings.verbose > 1 or (settings.verbose and len(history) % 10 == 0):
-                print(f"loss {float(loss.detach()):.4f}, {status}")
+                print(f"loss {value:.4f}, {status}")
     selection = gates.selection(task=task, pretrain=settings.pretrain, batch_size=settings.batch_size)
     return Selection(selection.kept, selection.dropped, selection.gates, {}, history, selection.made)

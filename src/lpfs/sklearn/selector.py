@@ -7,31 +7,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn import utils  # type: ignore[import-untyped]
 from sklearn.base import BaseEstimator  # type: ignore[import-untyped]
 from sklearn.feature_selection import SelectorMixin  # type: ignore[import-untyped]
-from sklearn.utils import (  # type: ignore[import-untyped]
-    assert_all_finite,
-    check_array,
-    check_consistent_length,
-    check_random_state,
-    column_or_1d,
-)
 from sklearn.utils._set_output import _get_output_config  # type: ignore[import-untyped]
 from sklearn.utils.validation import check_is_fitted, validate_data  # type: ignore[import-untyped]
 
 from lpfs.errors import DataError
 from lpfs.schema import Selection
+from lpfs.sklearn import tables
 from lpfs.sklearn.search import resolve_settings, search
-from lpfs.sklearn.tables import (
-    Floats,
-    dataframe_library,
-    encode,
-    merge_rows,
-    read_frame,
-    read_target,
-    renumber_codes,
-    take_columns,
-)
 
 
 class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
@@ -114,29 +99,29 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
             sample_weight: weights of the rows (n,), >= 0; a row of weight 0 is ignored.
         """
         validate_data(self, X, y, skip_check_array=True)
-        if dataframe_library(X) is None:
+        if tables.dataframe_library(X) is None:
             table = self._check_array(X)
             categorical = np.zeros(table.shape[1], dtype=np.bool_)
         else:
-            table, categorical = read_frame(X)
+            table, categorical = tables.read_frame(X)
         target = self._check_target(y)
-        check_consistent_length(X, target, sample_weight)
+        utils.check_consistent_length(X, target, sample_weight)
         weight = _check_weights(sample_weight, len(table))
         used = weight > 0
-        table = renumber_codes(table[used], categorical)
-        target, task, outputs = read_target(target[used], self.task)
-        rows, weight = merge_rows(np.column_stack([table, target]), weight[used])
+        table = tables.renumber_codes(table[used], categorical)
+        target, task = tables.read_target(target[used], self.task)
+        rows, weight = tables.merge_rows(np.column_stack([table, target]), weight[used])
         names = [f"x{number}" for number in range(table.shape[1])]
         column_names = [str(name) for name in getattr(self, "feature_names_in_", ())]
         if len(set(column_names)) == len(names) and all(column_names):
             names = column_names
-        settings = resolve_settings(self, rows.shape[0], names, check_random_state(self.random_state))
+        settings = resolve_settings(self, rows.shape[0], names, utils.check_random_state(self.random_state))
         if settings.keep == len(names):
             gates = dict.fromkeys(names, 1.0)
             selection = Selection(tuple(names), (), gates, made={"keep": settings.keep, "steps": 0, "task": task})
         else:
-            encoded = encode(rows[:, :-1], categorical, weight)
-            selection = search(encoded, rows[:, -1], weight, task, outputs, names, settings)
+            encoded = tables.encode(rows[:, :-1], categorical, weight)
+            selection = search(encoded, rows[:, -1], weight, task, names, settings)
         self.selection_ = selection
         self.gates_ = np.array([selection.gates[name] for name in names])
         self.support_ = self.gates_ != 0
@@ -147,11 +132,11 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
     def transform(self, X: Any) -> Any:  # noqa: N803
         """Return the kept columns of X: an array, or the container of ``set_output`` with the dtypes of X."""
         container = _get_output_config("transform", self)["dense"]
-        if container == "default" or dataframe_library(X) is None:
+        if container == "default" or tables.dataframe_library(X) is None:
             return super().transform(X)
         check_is_fitted(self)
         validate_data(self, X, reset=False, skip_check_array=True)
-        return take_columns(X, self.get_support(indices=True).tolist(), container)
+        return tables.take_columns(X, self.get_support(indices=True).tolist(), container)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -165,10 +150,10 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         mask: NDArray[np.bool_] = self.support_
         return mask
 
-    def _check_array(self, X: Any) -> Floats:  # noqa: N803
+    def _check_array(self, X: Any) -> tables.Floats:  # noqa: N803
         """Return X as an array of numbers."""
         try:
-            table: Floats = check_array(
+            table: tables.Floats = utils.check_array(
                 X, dtype=np.float64, ensure_all_finite="allow-nan", input_name="X", estimator=self
             )
         except ValueError as error:
@@ -187,12 +172,12 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
                 f"y has {shape[1]} columns, but a selector has one target: y should be a 1d array. Fit one "
                 "selector for each column of y"
             )
-        target: NDArray[Any] = column_or_1d(y, warn=True)
-        assert_all_finite(target, input_name="y")
+        target: NDArray[Any] = utils.column_or_1d(y, warn=True)
+        utils.assert_all_finite(target, input_name="y")
         return target
 
 
-def _check_weights(sample_weight: Any, rows: int) -> Floats:
+def _check_weights(sample_weight: Any, rows: int) -> tables.Floats:
     """Return the weights (n,); ones if None."""
     if sample_weight is None:
         return np.ones(rows)

@@ -27,9 +27,6 @@ MISSING_ID, RARE_ID, FIRST_ID = 0, 1, 2  # ids of a categorical column; frequent
 NUMBER_TYPES = ("integer", "floating", "mixed-integer-float", "decimal")  # pandas' inferred types of object columns
 
 
-# ------------------------------------------------------------------------------------------------ DataFrames
-
-
 def dataframe_library(table: Any) -> str | None:
     """Return ``"pandas"`` or ``"polars"`` for one of their DataFrames, else None.
 
@@ -55,15 +52,10 @@ def take_columns(frame: Any, indices: Sequence[int], library: str) -> Any:
         return pd.DataFrame({name: part[name].to_list() for name in part.columns})
     import polars as pl
 
-    missing = part.isna()
-    return pl.DataFrame(
-        {
-            str(name): [
-                None if is_missing else value for value, is_missing in zip(part[name], missing[name], strict=True)
-            ]
-            for name in part.columns
-        }
-    )
+    def values(column: Any) -> list[Any]:
+        return [None if is_missing else value for value, is_missing in zip(column, column.isna(), strict=True)]
+
+    return pl.DataFrame({str(name): values(column) for name, column in part.items()})
 
 
 def read_frame(frame: Any) -> tuple[Floats, NDArray[np.bool_]]:
@@ -86,9 +78,7 @@ def read_frame(frame: Any) -> tuple[Floats, NDArray[np.bool_]]:
                 f"categories nor booleans ({error}); convert it to one of these, or leave it out"
             ) from error
         if not categorical[number] and np.isinf(table[:, number]).any():
-            raise InputError(
-                f"column {name!r} contains infinity; replace it by NaN, which means missing, or by a number"
-            )
+            raise InputError(f"column {name!r} contains infinity; replace it by NaN (missing) or by a number")
     return table, categorical
 
 
@@ -100,11 +90,11 @@ def _read_pandas(column: Any) -> tuple[Floats, bool]:
     if types.is_complex_dtype(dtype):
         raise TypeError("complex numbers")
     if types.is_datetime64_any_dtype(dtype) or types.is_timedelta64_dtype(dtype):
-        return _times_to_floats(column.astype("int64").to_numpy(), column.isna().to_numpy()), False
+        return _to_floats(column.astype("int64").to_numpy(), column.isna().to_numpy()), False
     is_number = types.is_numeric_dtype(dtype) and not types.is_bool_dtype(dtype)
     if is_number or (dtype.kind == "O" and types.infer_dtype(column, skipna=True) in NUMBER_TYPES):
         return column.to_numpy(dtype=np.float64, na_value=np.nan), False
-    return _codes_to_floats(column.astype("category").cat.codes.to_numpy()), True
+    return _to_floats(column.astype("category").cat.codes.to_numpy(), column.isna().to_numpy()), True
 
 
 def _read_polars(column: Any) -> tuple[Floats, bool]:
@@ -115,35 +105,27 @@ def _read_polars(column: Any) -> tuple[Floats, bool]:
     if dtype.is_numeric():
         return column.cast(pl.Float64).fill_null(float("nan")).to_numpy(), False
     if dtype.is_temporal():
-        return _times_to_floats(column.to_physical().fill_null(0).to_numpy(), column.is_null().to_numpy()), False
+        return _to_floats(column.to_physical().fill_null(0).to_numpy(), column.is_null().to_numpy()), False
     if dtype == pl.Null:
         return np.full(len(column), np.nan), False
     if dtype not in (pl.String, pl.Categorical, pl.Enum, pl.Boolean):
         raise TypeError("a nested or unsupported type")
     ranks = column.cast(pl.String).rank("dense").cast(pl.Int64) - 1
-    return _codes_to_floats(ranks.fill_null(-1).to_numpy()), True
+    return _to_floats(ranks.fill_null(0).to_numpy(), column.is_null().to_numpy()), True
 
 
-def _times_to_floats(ticks: NDArray[Any], missing: NDArray[np.bool_]) -> Floats:
-    """Return times as floats, NaN where missing."""
-    return np.where(missing, np.nan, ticks.astype(np.float64))
+def _to_floats(values: NDArray[Any], missing: NDArray[np.bool_]) -> Floats:
+    """Return times or codes as floats, NaN where missing."""
+    return np.where(missing, np.nan, values.astype(np.float64))
 
 
-def _codes_to_floats(codes: NDArray[Any]) -> Floats:
-    """Return codes as floats, NaN for -1."""
-    return np.where(codes < 0, np.nan, codes.astype(np.float64))
-
-
-# ---------------------------------------------------------------------------------------------------- target
-
-
-def read_target(y: NDArray[Any], task: str = "auto") -> tuple[Floats, TaskName, int]:
-    """Return y as numbers (n,), the task, and the number of logits.
+def read_target(y: NDArray[Any], task: str = "auto") -> tuple[Floats, TaskName]:
+    """Return y as numbers (n,), and the task.
 
     Classes become 0, 1, … in sorted order; a continuous y is not changed.
 
     >>> read_target(np.array(["no", "yes", "no"]))
-    (array([0., 1., 0.]), 'binary', 1)
+    (array([0., 1., 0.]), 'binary')
     """
     if task not in TASKS:
         raise InputError(f"task must be one of {', '.join(map(repr, TASKS))}, found {task!r}")
@@ -161,18 +143,13 @@ def read_target(y: NDArray[Any], task: str = "auto") -> tuple[Floats, TaskName, 
     resolved = guess_task(values, len(y)) if task == "auto" else task
     if resolved == "regression":
         try:
-            return y.astype(np.float64), "regression", 1
+            return y.astype(np.float64), "regression"
         except (TypeError, ValueError) as error:
-            raise DataError(
-                f"task='regression' needs numbers in y ({error}); encode them, or give another task"
-            ) from error
-    if resolved == "binary":
-        if len(values) > 2:
-            raise DataError(
-                f"task='binary' needs two classes in y, found {len(values)}; use task='multiclass' or 'regression'"
-            )
-        return codes.astype(np.float64), "binary", 1
-    return codes.astype(np.float64), "multiclass", len(values)
+            message = f"task='regression' needs numbers in y ({error}); encode them, or give another task"
+            raise DataError(message) from error
+    if resolved == "binary" and len(values) > 2:
+        raise DataError(f"task='binary' needs two classes in y, found {len(values)}; use 'multiclass' or 'regression'")
+    return codes.astype(np.float64), "binary" if resolved == "binary" else "multiclass"
 
 
 def guess_task(values: NDArray[Any], rows: int) -> TaskName:
@@ -193,9 +170,6 @@ def guess_task(values: NDArray[Any], rows: int) -> TaskName:
         return "regression"
     is_continuous = len(values) > MAX_CLASSES and (values.dtype.kind == "f" or len(values) > rows / 4)
     return "regression" if is_continuous else "multiclass"
-
-
-# -------------------------------------------------------------------------------------------- rows and columns
 
 
 def renumber_codes(table: Floats, categorical: NDArray[np.bool_]) -> Floats:
@@ -303,10 +277,7 @@ def standardize(values: Floats, weight: Floats) -> Floats:
     values = values / max(float(np.abs(values).max()), 1e-300)  # squares neither overflow nor underflow
     centred = np.where(present, values - float(fractions @ values), 0.0)
     deviation = math.sqrt(float(fractions @ centred**2))
-    if deviation < 1e-12:
-        return np.zeros_like(values)
-    result: Floats = np.clip(centred / deviation, -CLIP, CLIP)
-    return result
+    return np.zeros_like(values) if deviation < 1e-12 else np.clip(centred / deviation, -CLIP, CLIP)
 
 
 def frequent_ids(codes: Floats, weight: Floats) -> NDArray[np.int64]:
@@ -325,24 +296,3 @@ def frequent_ids(codes: Floats, weight: Floats) -> NDArray[np.int64]:
     frequent = totals >= max(3.0, math.sqrt(float(weight.sum())) / 4)
     ids[present] = np.where(frequent, FIRST_ID - 1 + np.cumsum(frequent), RARE_ID)[inverse]
     return ids
-
-
-class WeightedSampler:
-    """Batches of row numbers; the probability of a row is proportional to its weight.
-
-    If there are at most ``batch_size`` rows, every batch is all rows.
-    """
-
-    def __init__(self, weight: Floats, batch_size: int, seed: int) -> None:
-        self.all = np.arange(len(weight)) if len(weight) <= batch_size else None
-        self.cumulative = np.cumsum(weight)
-        self.batch_size = batch_size
-        self.rng = np.random.default_rng(seed)
-
-    def sample(self) -> NDArray[np.intp]:
-        """Return the rows of the next batch (B,)."""
-        if self.all is not None:
-            return self.all
-        points = self.rng.random(self.batch_size) * self.cumulative[-1]
-        rows: NDArray[np.intp] = np.searchsorted(self.cumulative, points, side="right")
-        return rows.clip(max=len(self.cumulative) - 1)
