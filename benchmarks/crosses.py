@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import lpfs
+from lpfs._imports import has_numba
 from lpfs.embeddings.optim import Adagrad
-from lpfs.models._kernels import numba_crosses
 from lpfs.models.crosses import Crosses
-from lpfs.models.dlrm_cross import DLRMCross
+from lpfs.models.dlrm import DLRMCross
 from lpfs.models.layers import dense_layers
 
 TABLES, ROWS, D, DENSE = 26, 20_000, 16, 13
@@ -59,7 +59,7 @@ def alone(rows: int, device: str) -> dict[str, Callable[[], None]]:
         return lambda: module(tokens)
 
     steps = {"products": run(lambda: read), "torch": run(crosses("torch")), "index tensors": run(indexed)}
-    if device == "cpu" and numba_crosses.available():
+    if device == "cpu" and has_numba():
         steps["numba"] = run(crosses("numba"))
     return steps
 

@@ -226,7 +226,7 @@ def test_absorbed_model_can_be_saved_and_restored():
 # ----------------------------------------------------------------------------- histories and tables
 
 
-def test_shared_table_is_refused_without_untie():
+def test_shared_table_raises_without_untie():
     model = din([], [*IDS, HISTORY])
     with pytest.raises(SharedTableError, match=r"\['f0', 'hist_f0'\] share the table 'f0'"):
         DeepCTR().attach(model)

@@ -220,7 +220,7 @@ def test_models_of_long_histories_in_the_wheel(name: str, tmp_path: Any) -> None
 SHARED = {**IDS, "f5": {**IDS["f5"], "share_embedding": "f4"}, "f6": {**IDS["f6"], "share_embedding": "f4"}}
 
 
-def test_shared_table_is_refused_without_untie():
+def test_shared_table_raises_without_untie():
     model = fuxi_zoo.DeepFM(fuxi_zoo.feature_map(SHARED))
     with pytest.raises(SharedTableError, match=r"\['f4', 'f5', 'f6'\]"):
         FuxiCTR().attach(model)
@@ -306,7 +306,7 @@ def test_feature_map_equals_the_one_prepared_from_the_configuration(tmp_path: An
     assert config["feature_cols"][0]["name"] == list(FIELDS)  # not changed
 
 
-def test_configuration_without_a_dropped_field_is_refused():
+def test_configuration_without_a_dropped_field_raises():
     with pytest.raises(FieldError, match="'brand'"):
         FuxiCTR().dataset_config({"feature_cols": []}, lpfs.Selection((), ("brand",), {}))
 
@@ -332,14 +332,14 @@ def test_search_regularizes_weights_but_not_gates():
     model = randomize(fuxi_zoo.DeepFM(features, net_regularizer=0.1, embedding_regularizer=0.2))
     plain, adapter = model.regularization_loss(), FuxiCTR()
     gates = adapter.attach(model)
-    found = adapter.penalty(model, 7)
-    assert torch.equal(found, plain)
+    penalty = adapter.penalty(model, 7)
+    assert torch.equal(penalty, plain)
     assert model.regularization_loss() > plain  # FuxiCTR itself counts them
-    found.backward()
+    penalty.backward()
     assert gates.x.grad is None
 
 
-def test_its_own_trainer_trains_what_was_pruned(tmp_path: Any) -> None:
+def test_fit_of_the_library_trains_the_pruned_model(tmp_path: Any) -> None:
     """The search on a data loader of its kind, with its own optimizer; then its fit goes on with the rest."""
 
     def make(feature_map: FeatureMap) -> Any:
@@ -364,17 +364,17 @@ def test_its_own_trainer_trains_what_was_pruned(tmp_path: Any) -> None:
     smaller: Any = pruned.model
     assert smaller.optimizer is pruned.optimizer
     assert smaller.optimizer.state  # Adam's means went along
-    few = [adapter.narrow(model, each, smaller) for each in loader]
+    few = [adapter.narrow(model, batch, smaller) for batch in loader]
     assert set(few[0]) == {*TRUE, "click"}
     smaller.fit(few, validation_data=[adapter.narrow(model, rows(2000), smaller)])
     assert smaller.evaluate([adapter.narrow(model, rows(5000), smaller)])["AUC"] > 0.8
 
 
-def test_pruned_with_zeros_it_holds_nothing_of_the_dropped_tables():
+def test_pruned_model_keeps_no_reference_to_dropped_tables():
     adapter, model, batch = FuxiCTR(), CASES["DeepFM"].new_model(), CASES["DeepFM"].batch()
     pruned: Any = adapter.prune(model, gated(adapter, model, FIELDS[3:], batch), batch=batch)
-    held = {id(each) for group in pruned.model.optimizer.param_groups for each in group["params"]}
-    assert held == {id(each) for each in pruned.model.parameters()}
+    optimized = {id(parameter) for group in pruned.model.optimizer.param_groups for parameter in group["params"]}
+    assert optimized == {id(parameter) for parameter in pruned.model.parameters()}
 
 
 # ------------------------------------------------------------------------------------------ errors

@@ -57,7 +57,7 @@ def test_search_on_sharded_tables_equals_one_process(plain, sharding, tmp_path):
     assert first["kept"] == plain["kept"] == ["a", "b"]
 
 
-def test_attach_and_absorb_refuse_a_wrapped_model(plain, tmp_path):
+def test_attach_and_absorb_raise_on_a_wrapped_model(plain, tmp_path):
     messages = run_search(tmp_path, "table_wise", 2)[0]["errors"]
     assert [message.split()[0] for message in messages] == ["attach", "absorb"]
     assert all("DistributedModelParallel" in message for message in messages)

@@ -123,7 +123,7 @@ def test_results_have_exactly_these_models():
     check_complete("plain", CASES)
 
 
-def test_shared_table_is_refused_without_untie():
+def test_shared_table_raises_without_untie():
     adapter = Plain(Each("emb"), inputs=INPUTS)
     with pytest.raises(SharedTableError, match="Pass untie=True"):
         adapter.attach(Sharing())
@@ -135,7 +135,7 @@ def test_shared_table_is_refused_without_untie():
         adapter.absorb(model)
 
 
-def test_calls_of_one_module_cannot_be_told_apart():
+def test_two_calls_of_one_module_raise():
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -181,7 +181,7 @@ def test_groups_that_do_not_match_the_model():
         Plain(Each("emb", FIELDS, reader="top.0")).attach(model)
 
 
-def test_wrong_offsets_are_refused_before_the_model_changes():
+def test_wrong_offsets_raise_before_the_model_changes():
     """The rows of f1 are attributed to f0: absorbing would change the output."""
     model, ids = ByOffsets(), (torch.arange(64).reshape(8, 8) % VALUES,)
     wrong = {**dict.fromkeys(("f0",), 20), **dict.fromkeys(FIELDS[1:7], VALUES)}  # f0 with the rows of f1 too

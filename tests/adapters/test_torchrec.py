@@ -404,7 +404,7 @@ def test_errors():
         TorchRec().prune(model, lpfs.absorb(model), batch=data)
 
 
-def test_search_refuses_other_settings_than_those_of_attach():
+def test_search_raises_on_other_settings_than_those_of_attach():
     model = Own()
     TorchRec().attach(model, steps=300)
     optimizer = torch.optim.SGD(model.lpfs_gates.model_parameters(), lr=0.1)

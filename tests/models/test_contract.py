@@ -342,7 +342,7 @@ def test_cuda_is_close_to_the_cpu_and_prunes_exactly(case, schema):
 
 
 @cases
-def test_a_batch_that_does_not_fit_is_refused(case):
+def test_a_batch_that_does_not_fit_raises(case):
     model, batch = case.make(MIXED), batch_of(MIXED)
     with pytest.raises(InputError, match=r"4 columns of ids.*\(12, 3\)"):
         model(replace(batch, ids=batch.ids[:, :3]))
@@ -360,7 +360,7 @@ def test_a_batch_that_does_not_fit_is_refused(case):
 
 
 @cases
-def test_unknown_or_invalid_fields_are_refused(case):
+def test_unknown_or_invalid_fields_raise(case):
     model = case.make(MIXED)
     with pytest.raises(FieldError, match="'unknown'"):
         model.smaller(["unknown"], cut=False)
@@ -388,6 +388,6 @@ def test_registered_names(name):
     assert model_class(name).__module__.startswith("lpfs.models.")
 
 
-def test_an_unknown_model_is_refused():
+def test_an_unknown_model_raises():
     with pytest.raises(InputError, match="'tree'.*mlp"):
         make_model("tree", IDS)

@@ -175,11 +175,11 @@ def test_no_rows():
 def test_which_kernel_runs(monkeypatch):
     large = torch.zeros(1, N, D).expand(1 << 20, N, D)
     crosses = crosses_of("all", "auto")
-    monkeypatch.setattr(numba_crosses, "available", lambda: True)
+    monkeypatch.setattr("lpfs.models.crosses.has_numba", lambda: True)
     assert crosses._kernel_for(large) is numba_crosses
     assert crosses._kernel_for(large[:10]) is torch_crosses
     assert crosses._kernel_for(large.double()[:1]) is torch_crosses
-    monkeypatch.setattr(numba_crosses, "available", lambda: False)
+    monkeypatch.setattr("lpfs.models.crosses.has_numba", lambda: False)
     assert crosses._kernel_for(large) is torch_crosses
     with pytest.raises(InputError, match="kernel must be"):
         Crosses(ALL, D, kernel="cobol")

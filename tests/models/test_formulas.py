@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lpfs.models import MODELS
-from lpfs.models.dlrm_cross import part_name
+from lpfs.models.dlrm import part_name
 from tests.helpers.clicks import CASES, IDS, MIXED, NUMBERS, TASKS, batch_of
 
 

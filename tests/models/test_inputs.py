@@ -11,12 +11,10 @@ from lpfs.errors import FieldError, InputError
 from lpfs.gates.absorb import absorb
 from lpfs.gates.attach import attach
 from lpfs.gates.prune import prune
-from lpfs.models.dlrm import DLRM
-from lpfs.models.dlrm_cross import DLRMCross, part_name
-from lpfs.models.fm import FM
+from lpfs.models.dlrm import DLRM, DLRMCross, part_name
 from lpfs.models.inputs import Inputs
 from lpfs.models.layers import NumericEmbeddings
-from lpfs.models.mlp import MLP
+from lpfs.models.mlp import FM, MLP
 from lpfs.models.user_item import UserItem
 from lpfs.schema import Field, Schema
 from tests.helpers.clicks import MIXED, batch_of
@@ -188,7 +186,7 @@ def test_a_gate_multiplies_the_linear_weight_too():
         (lambda: DLRM(Schema(MIXED.fields[1:2]), interaction="dot"), "no input columns"),
     ],
 )
-def test_wrong_arguments_are_refused(make, message):
+def test_wrong_arguments_raise(make, message):
     with pytest.raises(InputError, match=message):
         make()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,20 +10,18 @@ import torch
 from torch import Tensor, distributed, nn
 
 from lpfs._imports import import_optional
-from lpfs.errors import AbsenceError, InputError, StateError
-from lpfs.gates.hooks import OUTPUT_TYPES, FactorSource, Multiply
-from lpfs.gates.module import ATTRIBUTE, Gates
+from lpfs.errors import AbsenceError, InputError
+from lpfs.gates.hooks import FactorSource, Multiply
 from lpfs.gates.sites import ResolvedSite
-
-INSTALL_HINT = (
-    "or, without CUDA: pip install --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0, then "
-    "pip install tensordict torchmetrics==1.0.3 tqdm pyre-extensions (this pair fits torch 2.13)"
-)
 
 
 def import_torchrec(module: str) -> Any:
     """Return a module of torchrec; raise MissingPackageError with the commands that install it."""
-    return import_optional(f"torchrec.{module}", "torchrec", "the adapter TorchRec", INSTALL_HINT)
+    advice = (
+        "or, without CUDA: pip install --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0, then "
+        "pip install tensordict torchmetrics==1.0.3 tqdm pyre-extensions (this pair fits torch 2.13)"
+    )
+    return import_optional(f"torchrec.{module}", "torchrec", "the adapter TorchRec", advice)
 
 
 _embedding_modules = import_torchrec("modules.embedding_modules")
@@ -33,61 +31,50 @@ KeyedTensor: Any = import_torchrec("sparse.jagged_tensor").KeyedTensor
 KeptColumns = dict[str, dict[int, Tensor]]  # parameter -> dimension -> kept indices
 OVER_ARCH_WEIGHT = "over_arch.model.0._mlp.0._linear.weight"  # first weight of the layers after the interaction
 
-# ----------------------------------------------------------------------------------------------- collections
-
 
 @dataclass(frozen=True)
 class Slot:
-    """Columns start … stop-1 of a collection's output; ``alone``: no other feature uses its table."""
+    """Columns start … stop-1 of a collection's output."""
 
     feature: str
     table: str
     start: int
     stop: int
-    alone: bool
+    alone: bool  # no other feature uses its table
+    looked_up: bool = True  # False: zeros, because the feature was dropped
+
+    @property
+    def width(self) -> int:
+        """Return the number of columns."""
+        return self.stop - self.start
 
 
 class ZeroPaddedCollection(EmbeddingBagCollection):  # type: ignore[misc]
-    """A smaller collection whose output has all original keys and columns, with zeros for dropped features.
-
-    Args:
-        tables: configurations of the kept tables.
-        slots: slots of the original collection.
-        keys: its keys, one per slot.
-        is_weighted: as in the original collection.
-        device: device of the new tables.
-    """
+    """A collection of the kept ``tables`` with all original slots and keys; zeros for dropped features."""
 
     def __init__(
         self, tables: list[Any], slots: Sequence[Slot], keys: list[str], is_weighted: bool, device: torch.device
     ) -> None:
         super().__init__(tables=tables, is_weighted=is_weighted, device=device)
         kept = {(name, config.name) for config in tables for name in config.feature_names}
-        self.slots, self.keys = tuple(slots), keys
-        self.looked_up = tuple((slot.feature, slot.table) in kept for slot in slots)
+        self.slots = tuple(replace(slot, looked_up=(slot.feature, slot.table) in kept) for slot in slots)
+        self.keys = keys
 
     def forward(self, features: Any) -> Any:
         """Return a KeyedTensor (B, D) with all original keys."""
-        values = super().forward(features).values() if self._embedding_bag_configs else None
-        rows = features.stride() if values is None else values.shape[0]
-        like = torch.zeros((), device=features.device()) if values is None else values
-        parts, column = [], 0
-        for slot, looked_up in zip(self.slots, self.looked_up, strict=True):
-            width = slot.stop - slot.start
-            if looked_up and values is not None:
-                parts.append(values[:, column : column + width])
-                column += width
-            else:
-                parts.append(like.new_zeros(rows, width))
-        widths = [slot.stop - slot.start for slot in self.slots]
-        return KeyedTensor(keys=self.keys, length_per_key=widths, values=torch.cat(parts, 1))
+        if self._embedding_bag_configs:
+            values = super().forward(features).values()
+        else:
+            values = torch.zeros(features.stride(), 0, device=features.device())
+        parts = iter(values.split([slot.width for slot in self.slots if slot.looked_up], 1))
+        columns = [next(parts) if slot.looked_up else values.new_zeros(len(values), slot.width) for slot in self.slots]
+        widths = [slot.width for slot in self.slots]
+        return KeyedTensor(keys=self.keys, length_per_key=widths, values=torch.cat(columns, 1))
 
 
-def embedding_collections(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield path and module of every EmbeddingBagCollection."""
-    for path, module in model.named_modules():
-        if isinstance(module, EmbeddingBagCollection):
-            yield path, module
+def embedding_collections(model: nn.Module) -> list[tuple[str, Any]]:
+    """Return path and module of every EmbeddingBagCollection."""
+    return [(path, module) for path, module in model.named_modules() if isinstance(module, EmbeddingBagCollection)]
 
 
 def get_slots(collection: Any) -> tuple[Slot, ...]:
@@ -102,23 +89,6 @@ def get_slots(collection: Any) -> tuple[Slot, ...]:
             slots.append(Slot(name, config.name, start, stop, len(config.feature_names) == 1))
             start = stop
     return tuple(slots)
-
-
-def still_looked_up(collection: Any) -> tuple[bool, ...]:
-    """Return for every slot whether it is looked up, or zero because its feature was dropped."""
-    if isinstance(collection, ZeroPaddedCollection):
-        return collection.looked_up
-    return (True,) * len(get_slots(collection))
-
-
-def kept_configs(collection: Any, kept: Sequence[str]) -> list[Any]:
-    """Return the table configurations of a collection with only the kept features, without empty tables."""
-    configs = []
-    for config in collection.embedding_bag_configs():
-        names = [name for name in config.feature_names if name in kept]
-        if names:
-            configs.append(replace(config, feature_names=names))
-    return configs
 
 
 def untie_collection(path: str, collection: Any) -> Any:
@@ -157,7 +127,11 @@ def smaller_collection(path: str, collection: Any, kept: Sequence[str], cut: boo
     """Return the smaller collection; its tables are on the meta device until ``rebuild`` fills in the weights."""
     if type(collection) not in (EmbeddingBagCollection, ZeroPaddedCollection):
         raise InputError(f"{path!r} is a {type(collection).__name__}; only an EmbeddingBagCollection can be pruned")
-    configs, meta = kept_configs(collection, kept), torch.device("meta")
+    configs, meta = [], torch.device("meta")
+    for config in collection.embedding_bag_configs():
+        names = [name for name in config.feature_names if name in kept]
+        if names:
+            configs.append(replace(config, feature_names=names))
     if cut:
         if not configs:
             raise AbsenceError(f"columns cannot be removed: every feature of {path!r} is dropped; prune without cut")
@@ -169,7 +143,6 @@ def smaller_collection(path: str, collection: Any, kept: Sequence[str], cut: boo
     return smaller
 
 
-# -------------------------------------------------------------------------- dense columns of TorchRec's models
 # ``kept`` are the positions of the kept features in the collection. Each function cuts columns of a copied model
 # in place and returns the kept indices of each weight; the weights are filled in later.
 
@@ -180,9 +153,9 @@ def cut_linear(linear: nn.Linear, dropped: Sequence[slice]) -> Tensor:
     for columns in dropped:
         keep[columns] = False
     index = keep.nonzero().flatten().to(linear.weight.device)
-    shape = linear.out_features, index.numel()
-    linear.weight = nn.Parameter(torch.empty(shape, device="meta"), linear.weight.requires_grad)
     linear.in_features = index.numel()
+    shape = linear.out_features, linear.in_features
+    linear.weight = nn.Parameter(torch.empty(shape, device="meta"), linear.weight.requires_grad)
     return index
 
 
@@ -191,17 +164,15 @@ def dlrm(model: Any, kept: Sequence[int]) -> KeptColumns:
     dim, tokens = model.sparse_arch.D, [0, *(position + 1 for position in kept)]
     indices = model.inter_arch.triu_indices
     dropped = [number for number, pair in enumerate(indices.T.tolist()) if not set(pair) <= set(tokens)]
-    _fewer_features(model, kept)
+    _drop_tokens(model, kept)
     model.inter_arch.triu_indices = torch.triu_indices(len(tokens), len(tokens), offset=1).to(indices.device)
-    columns = cut_linear(_first_linear(model.over_arch), [slice(dim + pair, dim + pair + 1) for pair in dropped])
-    return {OVER_ARCH_WEIGHT: {1: columns}}
+    pairs = [slice(dim + pair, dim + pair + 1) for pair in dropped]
+    return {OVER_ARCH_WEIGHT: {1: cut_linear(model.over_arch.model[0]._mlp[0]._linear, pairs)}}
 
 
 def dlrm_dcn(model: Any, kept: Sequence[int]) -> KeptColumns:
     """DLRM_DCN: crosses of the concatenated tokens; x·(W V x + b) + x is zero where x is, in every layer."""
-    dropped = _dropped_tokens(model, kept)
-    _fewer_features(model, kept)
-    columns = cut_linear(_first_linear(model.over_arch), dropped)
+    columns = cut_linear(model.over_arch.model[0]._mlp[0]._linear, _drop_tokens(model, kept))
     index: KeptColumns = {OVER_ARCH_WEIGHT: {1: columns}}
     for name, dim in (("W_kernels", 0), ("V_kernels", 1), ("bias", 0)):
         kernels = getattr(model.inter_arch.crossnet, name)
@@ -215,8 +186,7 @@ def dlrm_dcn(model: Any, kept: Sequence[int]) -> KeptColumns:
 
 def dlrm_projection(model: Any, kept: Sequence[int]) -> KeptColumns:
     """DLRM_Projection: two branches, each an MLP of the concatenated tokens."""
-    dropped = _dropped_tokens(model, kept)
-    _fewer_features(model, kept)
+    dropped = _drop_tokens(model, kept)
     index: KeptColumns = {}
     for branch in ("interaction_branch1", "interaction_branch2"):
         columns = cut_linear(getattr(model.inter_arch, branch).model._mlp[0]._linear, dropped)
@@ -242,38 +212,25 @@ COLUMN_CUTS: dict[type, Callable[[Any, Sequence[int]], KeptColumns]] = {
 }
 
 
-def _first_linear(over_arch: Any) -> nn.Linear:
-    linear: nn.Linear = over_arch.model[0]._mlp[0]._linear
-    return linear
-
-
-def _dropped_tokens(model: Any, kept: Sequence[int]) -> list[slice]:
-    return _token_columns(model.sparse_arch.D, model.sparse_arch.F, kept)
-
-
 def _token_columns(dim: int, count: int, kept: Sequence[int]) -> list[slice]:
     """Return the columns of the dropped tokens in the concatenation, after the dense token."""
     return [slice(dim * (token + 1), dim * (token + 2)) for token in range(count) if token not in kept]
 
 
-def _fewer_features(model: Any, kept: Sequence[int]) -> None:
+def _drop_tokens(model: Any, kept: Sequence[int]) -> list[slice]:
+    """Set the features of a model to the kept ones, in place, and return the columns of the dropped tokens."""
     sparse = model.sparse_arch
+    dropped = _token_columns(sparse.D, sparse.F, kept)
     sparse._sparse_feature_names = [sparse._sparse_feature_names[position] for position in kept]
     sparse.F = model.inter_arch.F = len(kept)
-
-
-# -------------------------------------------------------------------------------------- sharded collections
+    return dropped
 
 
 class ShardedMultiply(Multiply):
     """Forward hook of a sharded collection: wait for its KeyedTensor and multiply it by the gates.
 
-    Sharding may change the order of the keys, so the columns of each gate are looked up by key.
-
-    Args:
-        source: the gates.
-        at: number of each gate, and its columns in the plain collection.
-        keys: key -> its columns in the plain collection.
+    Sharding may change the order of the keys, so the columns of each gate are looked up by key. ``at`` and ``keys``
+    contain the columns of each gate and of each key in the plain collection.
     """
 
     def __init__(
@@ -287,9 +244,8 @@ class ShardedMultiply(Multiply):
         result = output.wait() if hasattr(output, "wait") else output
         if not self.arranged:
             self._arrange(result)
-        get_values, with_values = OUTPUT_TYPES[type(result)]
-        gated = super().__call__(module, args, get_values(result))
-        return result if gated is None else with_values(result, gated)
+        gated = super().__call__(module, args, result)
+        return result if gated is None else gated
 
     def _arrange(self, output: Any) -> None:
         """Set the columns of each gate to those of its key in the sharded output."""
@@ -304,48 +260,17 @@ class ShardedMultiply(Multiply):
         self.at, self.arranged = arranged, True
 
 
-def rehook(parallel: nn.Module) -> None:
-    """Attach the gates of a model to the sharded collections that replaced the plain ones, in place."""
-    inner = getattr(parallel, "module", parallel)
-    gates = getattr(inner, ATTRIBUTE, None)
-    if not isinstance(gates, Gates):
-        raise StateError("rehook: the wrapped model has no gates; attach them before DistributedModelParallel")
-    for number, hook in enumerate(gates.hooks):
-        path = hook.at[0][1].module
-        module = inner.get_submodule(path)
-        if any(registered is hook for registered in module._forward_hooks.values()):
-            continue
-        configs = getattr(module, "_embedding_bag_configs", None)
-        if configs is None:
-            raise StateError(f"rehook: {path!r} is a {type(module).__name__}, not a sharded EmbeddingBagCollection")
-        keys, start = {}, 0
-        key_names = _embedding_modules.get_embedding_names_by_table(configs)
-        for config, names in zip(configs, key_names, strict=True):
-            for name in names:
-                keys[name] = (start, start + config.embedding_dim)
-                start += config.embedding_dim
-        gates.hooks[number] = ShardedMultiply(gates, hook.at, keys)
-        module.register_forward_hook(gates.hooks[number])
+def columns_of_keys(configs: Sequence[Any]) -> dict[str, tuple[int, int]]:
+    """Return key -> its columns in the KeyedTensor of a plain collection of these tables."""
+    columns, start = {}, 0
+    for config, keys in zip(configs, _embedding_modules.get_embedding_names_by_table(configs), strict=True):
+        for key in keys:
+            columns[key] = (start, start + config.embedding_dim)
+            start += config.embedding_dim
+    return columns
 
 
-def gather(parallel: nn.Module, model: nn.Module | None, to: int) -> None:
-    """Load weights and gates of a sharded model into a plain one on rank ``to``; every rank calls it."""
-    rank = distributed.get_rank()
-    ready = [isinstance(getattr(model, ATTRIBUTE, None), Gates)]
-    distributed.broadcast_object_list(ready, to)  # so that all ranks raise together
-    if not ready[0]:
-        raise StateError(f"gather: rank {to} needs a plain model with the same gates attached")
-    device = next((parameter.device for parameter in parallel.parameters()), torch.device("cpu"))
-    state = {}
-    for name, value in parallel.state_dict().items():  # in the same order on every rank
-        gathered = _gather_tensor(value, device, to)
-        if rank == to:
-            state[name] = gathered
-    if model is not None and rank == to:
-        model.load_state_dict(state)
-
-
-def _gather_tensor(value: Any, device: torch.device, to: int) -> Any:
+def gather_tensor(value: Any, device: torch.device, to: int) -> Any:
     """Return a sharded tensor assembled on rank ``to``, any other value unchanged."""
     if hasattr(value, "full_tensor"):
         return value.full_tensor()

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
 
+from lpfs._validation import check_name
 from lpfs.errors import AbsenceError, InputError
 from lpfs.gates.absorb import absorb
 from lpfs.gates.attach import attach
@@ -54,13 +54,16 @@ class Adapter(ABC):
 
     def loss(self, output: Any, labels: Tensor) -> Tensor:
         """Return the mean binary cross entropy of the model's output."""
-        if self.probabilities:
-            return binary_cross_entropy(output.reshape(labels.shape), labels)
-        return binary_cross_entropy_with_logits(output.reshape(labels.shape), labels)
+        cross_entropy = binary_cross_entropy if self.probabilities else binary_cross_entropy_with_logits
+        return cross_entropy(output.reshape(labels.shape), labels)
 
     def penalty(self, model: nn.Module, rows: int) -> Tensor | float:
         """Return the regularization that a search adds to the mean loss over ``rows`` rows; 0 by default."""
         return 0.0
+
+    def update_weights(self, model: nn.Module, optimizer: torch.optim.Optimizer, rows: int) -> None:
+        """Take a step of the optimizer, after the backward pass of the mean loss over ``rows`` rows."""
+        optimizer.step()
 
     def attach(self, model: nn.Module, fields: Sequence[str] | None = None, **settings: Any) -> Gates:
         """Attach gates to all fields of the model, or to ``fields``, in place; predictions stay bit-identical.
@@ -69,9 +72,8 @@ class Adapter(ABC):
         """
         sites = self.sites(model)
         if fields is not None:
-            unknown = [name for name in fields if name not in sites]
-            if unknown:
-                raise InputError(f"the model has no field {unknown[0]!r}; its fields are {list(sites)}")
+            for name in fields:
+                check_name(name, sites, "field")
             sites = {name: sites[name] for name in fields}
         return attach(model, {name: at[0] if len(at) == 1 else at for name, at in sites.items()}, **settings)
 
@@ -97,7 +99,7 @@ class Adapter(ABC):
             keep, penalty, must_keep: the selection target (see :meth:`Gates.optimizer`).
             settings: keywords of :func:`lpfs.attach`, if gates are attached here.
         """
-        gates = getattr(model, ATTRIBUTE, None)
+        gates: Gates | None = getattr(model, ATTRIBUTE, None)
         if gates is None:
             gates = self.attach(model, steps=steps, **settings)
         elif settings or gates.steps != steps:
@@ -111,14 +113,13 @@ class Adapter(ABC):
             optimizer.zero_grad()
             prox.zero_grad()
             (self.loss(self.call(model, batch), labels) + self.penalty(model, len(labels))).backward()
-            optimizer.step()
+            self.update_weights(model, optimizer, len(labels))
             prox.step()
             gates.step()
             steps_done += 1
         if steps_done < steps:
             raise InputError(f"found {steps_done} batches for a search of {steps} steps; give one batch per step")
-        selection: Selection = gates.selection(steps=steps)
-        return selection
+        return gates.selection(steps=steps)
 
     def absorb(self, model: nn.Module, optimizer: Any = None, **settings: Any) -> Selection:
         """Fold the gates into the weights, in place, all or nothing (see :func:`lpfs.absorb`)."""
@@ -128,10 +129,8 @@ class Adapter(ABC):
         self, model: nn.Module, selection: Selection, *, batch: Any = None, optimizer: Any = None, cut: bool = False
     ) -> Pruned:
         """Return the smaller model with its certificate (see :func:`lpfs.prune`)."""
-        inputs = self.inputs_of_fields(model)
-        return prune(
-            model, selection, batch=batch, inputs=inputs, optimizer=optimizer, cut=cut, call=self.call, by=self
-        )
+        inputs, call = self.inputs_of_fields(model), self.call
+        return prune(model, selection, batch=batch, inputs=inputs, optimizer=optimizer, cut=cut, call=call, by=self)
 
 
 @dataclass(frozen=True)
@@ -143,8 +142,6 @@ class FieldLayout:
         tokens: the fields of the stack (B, F, D), in order; () if the model has no such stack.
 
     >>> layout = FieldLayout({"user": 2, "item": 2, "price": 1}, ("user", "item"))
-    >>> layout.columns(["item", "price"])
-    tensor([2, 3, 4])
     >>> layout.kept_indices(8, 6, ["item", "price"])  # W = 5 columns, followed by 3 others
     tensor([2, 3, 4, 5, 6, 7])
     >>> layout.kept_indices(6, 3, ["item", "price"])  # 3 entries per token
@@ -154,29 +151,28 @@ class FieldLayout:
     widths: dict[str, int]
     tokens: tuple[str, ...]
 
-    def columns(self, kept: Collection[str]) -> Tensor:
-        """Return the columns of the concatenation that belong to the kept fields."""
-        flags = [name in kept for name, width in self.widths.items() for _ in range(width)]
-        return torch.tensor(flags, dtype=torch.bool).nonzero().flatten()
-
     def positions(self, kept: Collection[str]) -> Tensor:
         """Return the positions of the kept fields in the stack."""
-        flags = [name in kept for name in self.tokens]
-        return torch.tensor(flags, dtype=torch.bool).nonzero().flatten()
+        return _positions(self.tokens, kept)
 
     def kept_indices(self, before: int, after: int, kept: Collection[str]) -> Tensor | None:
         """Return the kept indices of a dimension that shrinks from ``before`` to ``after``; None if unknown.
 
         The dimension is the concatenation, possibly followed by other entries, or a multiple of the tokens.
         """
-        columns, width = self.columns(kept), sum(self.widths.values())
-        if before >= width and before - after == width - len(columns):
-            return torch.cat([columns, torch.arange(width, before)])
+        owners = [name for name, width in self.widths.items() for _ in range(width)]
+        columns = _positions(owners, kept)
+        if before >= len(owners) and before - after == len(owners) - len(columns):
+            return torch.cat([columns, torch.arange(len(owners), before)])
         positions, count = self.positions(kept), len(self.tokens)
         if count and before % count == 0 and before // count * len(positions) == after:
             width = before // count
             return (positions[:, None] * width + torch.arange(width)).flatten()
         return None
+
+
+def _positions(names: Sequence[str], kept: Collection[str]) -> Tensor:
+    return torch.tensor([position for position, name in enumerate(names) if name in kept], dtype=torch.long)
 
 
 class RebuildingAdapter(Adapter):
@@ -192,15 +188,18 @@ class RebuildingAdapter(Adapter):
     """
 
     optimizer_attribute: str  # attribute of a model that is its optimizer
+    activation_attribute: str  # attribute that is the final activation, or the nn.ModuleList of one per task
     make_example: str  # example of make=, for the error message
 
     def __init__(self, make: Callable[..., nn.Module] | None = None, *, untie: bool = False) -> None:
-        self.make = make
-        self.untie = untie
+        self.make, self.untie = make, untie
 
-    @abstractmethod
     def activations(self, model: nn.Module) -> list[nn.Module]:
         """Return the final modules that turn logits into predictions, one per task."""
+        activation = getattr(model, self.activation_attribute, None)
+        if isinstance(activation, nn.ModuleList):
+            return list(activation)
+        return [] if activation is None else [activation]
 
     def logits(self, activation: nn.Module, value: Tensor) -> Tensor:
         """Return the logits (B, 1) for the input of a final activation."""
@@ -230,18 +229,23 @@ class RebuildingAdapter(Adapter):
     def call(self, model: nn.Module, batch: Any) -> Any:
         """Run the model and return its logits (B, T): after a sigmoid, rounding would hide small changes."""
         activations = self.activations(model)
-        with _record_inputs(activations) as recorded:
+        recorded: dict[nn.Module, list[Tensor]] = {activation: [] for activation in activations}
+
+        def record(activation: nn.Module, args: Any) -> None:
+            recorded[activation].append(args[0].clone())  # some layers add their bias in place
+
+        handles = [activation.register_forward_pre_hook(record) for activation in recorded]
+        try:
             model(batch)
-        if not activations or not all(recorded):
+        finally:
+            for handle in handles:
+                handle.remove()
+        if not activations or not all(recorded.values()):
             raise InputError(
                 f"{type(model).__name__} does not run a final activation, so its logits are unknown; write a "
                 f"subclass of {type(self).__name__} whose call(model, batch) returns them"
             )
-        logits = [
-            self.logits(activation, value)
-            for activation, values in zip(activations, recorded, strict=True)
-            for value in values
-        ]
+        logits = [self.logits(activation, value) for activation in activations for value in recorded[activation]]
         return torch.cat([value.reshape(len(value), -1) for value in logits], dim=1)
 
     def loss(self, output: Any, labels: Tensor) -> Tensor:
@@ -257,7 +261,6 @@ class RebuildingAdapter(Adapter):
     def search(
         self, model: nn.Module, batches: Iterable[tuple[Any, Tensor]], optimizer: torch.optim.Optimizer, **settings: Any
     ) -> Selection:
-        """Train the model and its gates together, in place (see :meth:`Adapter.search`)."""
         reason = self.loss_mismatch(model)
         if reason is not None and type(self).loss is RebuildingAdapter.loss:
             raise InputError(
@@ -269,7 +272,7 @@ class RebuildingAdapter(Adapter):
     def absorb(self, model: nn.Module, optimizer: Any = None, **settings: Any) -> Selection:
         """Fold the gates into the weights and the model's own optimizer, in place, all or nothing."""
         optimizer = self._model_optimizer(model) if optimizer is None else optimizer
-        return absorb(model, optimizer, call=self.call, **{"untie": self.untie, **settings})
+        return super().absorb(model, optimizer, **{"untie": self.untie, **settings})
 
     def prune(
         self, model: nn.Module, selection: Selection, *, batch: Any = None, optimizer: Any = None, cut: bool = False
@@ -282,18 +285,15 @@ class RebuildingAdapter(Adapter):
         if cut and self.make is None:
             raise InputError(f"cut=True builds the model again; give make=, as in {self.make_example}")
         optimizer = self._model_optimizer(model) if optimizer is None else optimizer
-        inputs = self.inputs_in_batch(model, batch)
-        builder = self if cut else None
-        pruned = prune(
-            model, selection, batch=batch, inputs=inputs, optimizer=optimizer, cut=cut, call=self.call, by=builder
-        )
+        inputs, call, by = self.inputs_in_batch(model, batch), self.call, self if cut else None
+        pruned = prune(model, selection, batch=batch, inputs=inputs, optimizer=optimizer, cut=cut, call=call, by=by)
         transferred = pruned.optimizer if isinstance(pruned.optimizer, torch.optim.Optimizer) else None
         if hasattr(pruned.model, self.optimizer_attribute) and not (cut and transferred is None):
             setattr(pruned.model, self.optimizer_attribute, transferred)
         self.finalize(pruned.model)
         return pruned
 
-    def inputs_in_batch(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+    def inputs_in_batch(self, model: nn.Module, batch: Any) -> Mapping[str, InputPath]:
         """Return field -> where its raw value is in this batch."""
         return self.inputs_of_fields(model)
 
@@ -313,38 +313,18 @@ class RebuildingAdapter(Adapter):
                     f"{tuple(weight.shape)} that this one has not; check that make= uses the same settings"
                 )
             indices[path] = {}
-            for dim, (before_size, after_size) in enumerate(zip(old.shape, weight.shape, strict=True)):
-                if before_size != after_size:
-                    index = self.kept_indices(model, path, dim, before_size, after_size, kept)
-                    if index is None:
-                        raise AbsenceError(
-                            f"columns cannot be removed: it is not known which numbers of {path!r} belong to "
-                            f"which field (shape {tuple(old.shape)}, after pruning {tuple(weight.shape)})"
-                        )
-                    indices[path][dim] = index.to(old.device)
+            for dim, (size, new_size) in enumerate(zip(old.shape, weight.shape, strict=True)):
+                if size == new_size:
+                    continue
+                index = self.kept_indices(model, path, dim, size, new_size, kept)
+                if index is None:
+                    raise AbsenceError(
+                        f"columns cannot be removed: it is not known which numbers of {path!r} belong to "
+                        f"which field (shape {tuple(old.shape)}, after pruning {tuple(weight.shape)})"
+                    )
+                indices[path][dim] = index.to(old.device)
         return smaller, indices
 
     def _model_optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
         optimizer = getattr(model, self.optimizer_attribute, None)
         return optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
-
-
-@contextmanager
-def _record_inputs(modules: Sequence[nn.Module]) -> Iterator[list[list[Tensor]]]:
-    """Record the inputs of these modules while the block runs; a module may be called several times."""
-    recorded: list[list[Tensor]] = [[] for _ in modules]
-
-    def make_hook(values: list[Tensor]) -> Any:
-        def record(module: nn.Module, args: Any) -> None:
-            values.append(args[0].clone())  # some layers add their bias in place
-
-        return record
-
-    handles = [
-        module.register_forward_pre_hook(make_hook(values)) for module, values in zip(modules, recorded, strict=True)
-    ]
-    try:
-        yield recorded
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -1,16 +1,9 @@
-"""Adapter for DeepCTR-Torch: fields are the feature columns of a model, a batch is its input matrix X.
-
-::
-
-    adapter = DeepCTR(make=lambda linear, dnn: DeepFM(linear, dnn))
-    gates = adapter.attach(model, steps=20_000)
-    …
-    linear, dnn = adapter.columns(model, selection)  # the kept feature columns
-"""
+"""Adapter for DeepCTR-Torch: fields are the feature columns of a model, a batch is its input matrix X."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,11 +23,7 @@ INPUTS = "lpfs_inputs"  # name of the module that X passes through, if X has den
 
 
 def _inputs_package() -> Any:
-    """Return ``deepctr_torch.inputs``."""
     return import_optional("deepctr_torch.inputs", "deepctr", "the adapter DeepCTR")
-
-
-# ------------------------------------------------------------------------------------------- feature columns
 
 
 def column_ranges(model: Any) -> dict[str, tuple[int, int]]:
@@ -45,19 +34,19 @@ def column_ranges(model: Any) -> dict[str, tuple[int, int]]:
     return dict(ranges)
 
 
-def model_parts(model: nn.Module) -> list[tuple[str, list[Any]]]:
-    """Return path prefix and feature columns of each part of a model: the network, and the linear part."""
-    parts: list[tuple[str, list[Any]]] = [("", list(getattr(model, "dnn_feature_columns", ())))]
+def model_parts(model: nn.Module) -> dict[str, list[Any]]:
+    """Return path prefix -> feature columns of each part of a model: the network, and the linear part."""
+    parts = {"": list(getattr(model, "dnn_feature_columns", ()))}
     linear: Any = getattr(model, "linear_model", None)
     if linear is not None:
         lists = (linear.sparse_feature_columns, linear.varlen_sparse_feature_columns, linear.dense_feature_columns)
-        parts.append(("linear_model.", [column for columns in lists for column in columns]))
+        parts["linear_model."] = [column for columns in lists for column in columns]
     return parts
 
 
 def feature_columns(model: nn.Module) -> list[Any]:
     """Return every feature column once."""
-    return list({column.name: column for _, columns in model_parts(model) for column in columns}.values())
+    return list({column.name: column for columns in model_parts(model).values() for column in columns}.values())
 
 
 def has_table(column: Any) -> bool:
@@ -71,37 +60,23 @@ def history_fields(model: Any) -> list[str]:
     return [*queries, *(f"hist_{name}" for name in queries)]
 
 
-def check_id_range(model: nn.Module) -> None:
-    """Raise InputError if a field has more ids than X can represent."""
-    for column in feature_columns(model):
-        if has_table(column) and column.vocabulary_size > MAX_ID:
-            raise InputError(
-                f"field {column.name!r} has {column.vocabulary_size:,} values, but DeepCTR-Torch passes ids as "
-                f"float32, which represents integers exactly only up to {MAX_ID:,}; hash them to fewer first"
-            )
-
-
 def untie_tables(model: nn.Module, untie: bool) -> None:
     """Give columns that share an ``embedding_name`` separate modules, in place; the first keeps the old one."""
-    for path, columns in model_parts(model):
+    for path, columns in model_parts(model).items():
         users: dict[str, list[str]] = {}
         for column in filter(has_table, columns):
             users.setdefault(column.embedding_name, []).append(column.name)
-        shared = {table: names for table, names in users.items() if len(names) > 1}
-        if shared and not untie:
-            table, names = next(iter(shared.items()))
-            raise SharedTableError(
-                f"fields {names} share the table {table!r} in {path + 'embedding_dict'!r}, so they would share "
-                "one gate. DeepCTR(untie=True) gives each its own module around the same weight, and its own copy "
-                "of the weight when gates are absorbed"
-            )
         owner: Any = model.get_submodule(path.rstrip("."))
         new_tables: dict[str, str] = {}
-        for table, names in shared.items():
-            first = table if table in names else names[0]
+        for table, names in users.items():
+            if len(names) > 1 and not untie:
+                raise SharedTableError(
+                    f"fields {names} share the table {table!r} in {path + 'embedding_dict'!r}, so they would share "
+                    "one gate. DeepCTR(untie=True) gives each its own module around the same weight, and its own copy "
+                    "of the weight when gates are absorbed"
+                )
+            names.remove(table if table in names else names[0])
             for name in names:
-                if name == first:
-                    continue
                 new_table = name
                 while new_table in owner.embedding_dict:
                     new_table += "_"
@@ -116,49 +91,30 @@ def _rename_tables(owner: nn.Module, tables: Mapping[str, str]) -> None:
     kinds = (inputs.SparseFeat, inputs.VarLenSparseFeat)
 
     def renamed(column: Any) -> Any:
-        table = tables.get(column.name) if isinstance(column, kinds) else None
-        if table is None:
+        if not isinstance(column, kinds) or column.name not in tables:
             return column
         if isinstance(column, inputs.VarLenSparseFeat):
-            return column._replace(sparsefeat=column.sparsefeat._replace(embedding_name=table))
-        return column._replace(embedding_name=table)
+            return column._replace(sparsefeat=column.sparsefeat._replace(embedding_name=tables[column.name]))
+        return column._replace(embedding_name=tables[column.name])
 
     for key, value in list(vars(owner).items()):
         if tables and isinstance(value, list | tuple) and any(isinstance(column, kinds) for column in value):
             setattr(owner, key, [renamed(column) for column in value])
 
 
-# ------------------------------------------------------------------------------------------------- matrix X
+def pass_through_module(model: nn.Module, args: Any) -> Any:
+    """Pass X through the module to which gates of its columns can be attached; a forward pre-hook."""
+    return (model.get_submodule(INPUTS)(args[0]), *args[1:])
 
 
-class InputHook:
-    """Forward pre-hook that passes X through a module, to which gates of its columns can be attached."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def __call__(self, model: nn.Module, args: Any) -> Any:
-        """Return the arguments with X replaced."""
-        return (self.module(args[0]), *args[1:])
-
-
-class PerturbColumns:
-    """Replace the values in some columns of X, for the leak check."""
-
-    def __init__(self, spans: tuple[tuple[int, int], ...]) -> None:
-        self.spans = spans
-
-    def __call__(self, batch: Tensor) -> Tensor:
-        """Return a changed copy; the batch itself if its columns are constant."""
-        result = batch.clone()
-        for start, stop in self.spans:
-            values = permuted_values(batch[:, start:stop], 1)
-            if values is not None:
-                result[:, start:stop] = values
-        return batch if torch.equal(result, batch) else result
-
-
-# ------------------------------------------------------------------------------------------------- adapter
+def perturb_columns(batch: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
+    """Return X with other values in some columns, for the leak check; X itself if these columns are constant."""
+    result = batch.clone()
+    for start, stop in spans:
+        values = permuted_values(batch[:, start:stop], 1)
+        if values is not None:
+            result[:, start:stop] = values
+    return batch if torch.equal(result, batch) else result
 
 
 class DeepCTR(RebuildingAdapter):
@@ -174,24 +130,22 @@ class DeepCTR(RebuildingAdapter):
         untie: for columns with the same ``embedding_name`` (histories of DIN): give each its own table.
     """
 
-    optimizer_attribute = "optim"
+    optimizer_attribute, activation_attribute = "optim", "out"
     make_example = "DeepCTR(make=lambda linear, dnn: DeepFM(linear, dnn))"
 
     def sites(self, model: nn.Module) -> dict[str, list[SiteLike]]:
         """Return feature column -> its table, its weight in the linear part, or its columns of X."""
-        found: dict[str, list[SiteLike]] = {}
         ranges = column_ranges(model)
-        for path, columns in model_parts(model):
+        sites: dict[str, list[SiteLike]] = {}
+        for path, columns in model_parts(model).items():
             for column in columns:
-                sites = found.setdefault(column.name, [])
                 if has_table(column):
-                    sites.append(f"{path}embedding_dict.{column.embedding_name}")
-                elif not sites:
-                    sites.append(Site(INPUTS, slice(*ranges[column.name])))
-        return {name: found[name] for name in ranges if name in found}
+                    sites.setdefault(column.name, []).append(f"{path}embedding_dict.{column.embedding_name}")
+                else:
+                    sites[column.name] = [Site(INPUTS, slice(*ranges[column.name]))]
+        return {name: sites[name] for name in ranges if name in sites}
 
     def inputs_of_fields(self, model: nn.Module) -> dict[str, InputPath]:
-        """Return feature column -> its column in X, or a function that replaces several columns."""
         ranges, columns = column_ranges(model), feature_columns(model)
         lengths = [getattr(column, "length_name", None) for column in columns]
         inputs: dict[str, InputPath] = {}
@@ -200,7 +154,7 @@ class DeepCTR(RebuildingAdapter):
             spans = [(start, stop)]
             if length and lengths.count(length) == 1:  # not shared with another sequence
                 spans.append(ranges[length])
-            inputs[column.name] = start if spans == [(start, start + 1)] else PerturbColumns(tuple(spans))
+            inputs[column.name] = start if spans == [(start, start + 1)] else partial(perturb_columns, spans=spans)
         return inputs
 
     def prepare(self, model: nn.Module) -> nn.Module:
@@ -211,67 +165,50 @@ class DeepCTR(RebuildingAdapter):
         calls this method. A new model that loads weights saved after ``absorb`` needs it too, before
         :func:`lpfs.restore`.
         """
-        check_id_range(model)
+        columns = feature_columns(model)
+        for column in filter(has_table, columns):
+            if column.vocabulary_size > MAX_ID:
+                raise InputError(
+                    f"field {column.name!r} has {column.vocabulary_size:,} values, but DeepCTR-Torch passes ids as "
+                    f"float32, which represents integers exactly only up to {MAX_ID:,}; hash them to fewer first"
+                )
         untie_tables(model, self.untie)
-        if not hasattr(model, INPUTS) and not all(map(has_table, feature_columns(model))):
+        if not hasattr(model, INPUTS) and not all(map(has_table, columns)):
             model.add_module(INPUTS, nn.Identity())
-            model.register_forward_pre_hook(InputHook(model.get_submodule(INPUTS)))
+            model.register_forward_pre_hook(pass_through_module)
         return model
 
     def attach(self, model: nn.Module, fields: Sequence[str] | None = None, **settings: Any) -> Gates:
-        """Attach gates to all feature columns, or to ``fields``, in place; predictions stay bit-identical."""
         return super().attach(self.prepare(model), fields, **settings)
 
-    def search(
-        self, model: nn.Module, batches: Iterable[tuple[Any, Tensor]], optimizer: torch.optim.Optimizer, **settings: Any
-    ) -> Selection:
-        """Train the model and its gates together, in place, and return the fields to keep.
+    def update_weights(self, model: nn.Module, optimizer: torch.optim.Optimizer, rows: int) -> None:
+        """Take a step of the optimizer; for the model's own, the gradients are multiplied by the number of rows.
 
         ``fit`` of DeepCTR-Torch sums its loss over the rows, and the state of the model's own optimizer has that
-        scale. With that optimizer the gradients of the weights are scaled likewise; the gates use the mean loss.
+        scale. The gates use the mean loss.
         """
-        if optimizer is not getattr(model, self.optimizer_attribute, None):
-            return super().search(model, batches, optimizer, **settings)
-        rows = 1
-
-        def count_rows() -> Iterator[tuple[Any, Tensor]]:
-            nonlocal rows
-            for batch, labels in batches:
-                rows = len(labels)
-                yield batch, labels
-
-        def scale_gradients(*_: Any) -> None:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        parameter.grad.mul_(rows)
-
-        handle = optimizer.register_step_pre_hook(scale_gradients)
-        try:
-            return super().search(model, count_rows(), optimizer, **settings)
-        finally:
-            handle.remove()
+        if optimizer is self._model_optimizer(model):
+            for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+                if parameter.grad is not None:
+                    parameter.grad.mul_(rows)
+        super().update_weights(model, optimizer, rows)
 
     def columns(self, model: nn.Module, selection: Selection) -> tuple[list[Any], list[Any]]:
         """Return the kept feature columns: those of the linear part, and the others."""
         return self._kept_columns(model, [name for name in self.sites(model) if name not in selection.dropped])
 
     def _kept_columns(self, model: nn.Module, kept: Collection[str]) -> tuple[list[Any], list[Any]]:
-        parts = dict(model_parts(model))
-        linear, dnn = (
-            [column for column in parts.get(path, []) if column.name in kept] for path in ("linear_model.", "")
-        )
-        return linear, dnn
+        parts = model_parts(model)
+        linear, dnn = parts.get("linear_model.", []), parts[""]
+        return [column for column in linear if column.name in kept], [column for column in dnn if column.name in kept]
 
     def build_model(self, model: nn.Module, kept: Sequence[str]) -> nn.Module:
-        """Return a model built from the kept feature columns."""
         assert self.make is not None
         history = [name for name in history_fields(model) if name not in kept]
         if history:
             raise AbsenceError(
                 f"columns cannot be removed: the attention over the history combines {history} with the kept "
-                "fields, "
-                "and a zero is an ordinary value for it; prune without cut, which feeds zeros and is exact"
+                "fields, and a zero is an ordinary value for it; prune without cut, which feeds zeros and is exact"
             )
         smaller = self.make(*self._kept_columns(model, kept))
         return self.prepare(smaller) if hasattr(model, INPUTS) else smaller
@@ -283,13 +220,11 @@ class DeepCTR(RebuildingAdapter):
 
     def layout(self, model: nn.Module) -> FieldLayout:
         """Return the input of the dense layers: tables, sequences, then numbers."""
-        columns = dict(model_parts(model))[""]
-        inputs = _inputs_package()
+        columns, inputs = model_parts(model)[""], _inputs_package()
         single = [column for column in columns if isinstance(column, inputs.SparseFeat)]
         sequences = [column for column in columns if isinstance(column, inputs.VarLenSparseFeat)]
         history = history_fields(model)  # the result of the attention follows other sequences
-        sequences.sort(key=lambda column: column.name in history)
-        tables = [*single, *sequences]
+        tables = [*single, *sorted(sequences, key=lambda column: column.name in history)]
         widths = {column.name: int(column.embedding_dim) for column in tables}
         widths |= {column.name: int(column.dimension) for column in columns if not has_table(column)}
         return FieldLayout(widths, tuple(column.name for column in tables))
@@ -300,7 +235,7 @@ class DeepCTR(RebuildingAdapter):
         """Return the kept indices; xDeepFM multiplies maps by tokens, the linear part has a weight per number."""
         layout = self.layout(model)
         if path == "linear_model.weight":
-            numeric = [column for column in dict(model_parts(model))["linear_model."] if not has_table(column)]
+            numeric = [column for column in model_parts(model)["linear_model."] if not has_table(column)]
             layout = FieldLayout({column.name: int(column.dimension) for column in numeric}, ())
         if "conv1ds" not in path or dim != 1:
             return layout.kept_indices(before, after, kept)
@@ -317,21 +252,14 @@ class DeepCTR(RebuildingAdapter):
 
         groups: Any = getattr(smaller, "regularization_weight", None)
         if groups is not None:
-            smaller.regularization_weight = [  # type: ignore[assignment]
-                (list(filter(is_kept, weights)), *strengths) for weights, *strengths in groups
-            ]
+            groups = [(list(filter(is_kept, weights)), *strengths) for weights, *strengths in groups]
+            smaller.regularization_weight = groups
 
     def penalty(self, model: Any, rows: int) -> Any:
         """Return DeepCTR-Torch's regularization, which is added to a sum over rows, for the mean over rows."""
         return (model.get_regularization_loss() + model.aux_loss).sum() / rows
 
-    def activations(self, model: nn.Module) -> list[nn.Module]:
-        """Return the prediction layers, one per task."""
-        out: Any = getattr(model, "out", None)
-        return list(out) if isinstance(out, nn.ModuleList) else [] if out is None else [out]
-
     def loss_mismatch(self, model: nn.Module) -> str | None:
-        """Return why the loss differs: a regression, or predictions that are products of other predictions."""
         activations = self.activations(model)
         if any(getattr(activation, "task", "binary") != "binary" for activation in activations):
             return "not all of its tasks are binary"
@@ -339,6 +267,5 @@ class DeepCTR(RebuildingAdapter):
         return "its predictions are combined from each other" if combined else None
 
     def logits(self, activation: nn.Module, value: Tensor) -> Tensor:
-        """Return the input of a prediction layer plus its bias."""
         bias = getattr(activation, "bias", None)
         return value if bias is None else value + bias

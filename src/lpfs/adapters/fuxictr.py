@@ -1,12 +1,4 @@
-"""Adapter for FuxiCTR: models of its model zoo, and other models built from its layers and a feature_map.
-
-::
-
-    adapter = FuxiCTR(make=lambda feature_map: DeepFM(feature_map, **params))
-    gates = adapter.attach(model, steps=20_000)
-    …
-    feature_map = adapter.feature_map(model, selection)  # FuxiCTR's description of the kept fields
-"""
+"""Adapter for FuxiCTR: models of its model zoo, and other models built from its layers and a feature_map."""
 
 from __future__ import annotations
 
@@ -18,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lpfs._imports import import_optional
+from lpfs._validation import check_name
 from lpfs.adapters.base import FieldLayout, RebuildingAdapter
 from lpfs.errors import FieldError, InputError, SharedTableError
 from lpfs.gates.attach import share_parameters
@@ -27,9 +20,6 @@ from lpfs.gates.verification import InputPath
 from lpfs.schema import Selection
 
 SHARED = "share_embedding"  # key of a feature: the feature whose table it uses
-
-
-# --------------------------------------------------------------------------------------------- configuration
 
 
 def deactivate_columns(config: Mapping[str, Any], dropped: Collection[str]) -> dict[str, Any]:
@@ -46,19 +36,16 @@ def deactivate_columns(config: Mapping[str, Any], dropped: Collection[str]) -> d
     columns: list[dict[str, Any]] = []
     for column in result.get("feature_cols", []):
         for inactive in (False, True):
-            names = [name for name in _names(column) if (name in dropped) == inactive]
-            if not names:
-                continue
-            if SHARED in column:  # each of them may get another owner
-                columns += [_column(column, name, inactive) for name in names]
-            else:
-                columns.append(_column(column, names if isinstance(column["name"], list) else names[0], inactive))
+            names: list[Any] = [name for name in _names(column) if (name in dropped) == inactive]
+            if SHARED not in column and isinstance(column["name"], list) and names:
+                names = [names]  # they stay together; columns that share a table may get different owners
+            active = False if inactive else column.get("active", True)
+            columns += [copy.deepcopy({**column, "name": name, "active": active}) for name in names]
     known = {name for column in columns for name in _names(column)}
-    unknown = [name for name in dropped if name not in known]
-    if unknown:
-        raise FieldError(f"feature_cols has no dropped column {unknown[0]!r}; it has {sorted(known)}")
-    active = {name: column for column in columns if column["active"] is not False for name in _names(column)}
-    repair_shared_embeddings(active, {name: column.get(SHARED, name) for name, column in active.items()})
+    for name in dropped:
+        check_name(name, sorted(known), "column", "feature_cols", FieldError)
+    kept = {name: column for column in columns if column["active"] is not False for name in _names(column)}
+    repair_shared_embeddings(kept, {name: column.get(SHARED, name) for name, column in kept.items()})
     for column in columns:
         if column["active"] is False:
             column.pop(SHARED, None)
@@ -82,24 +69,14 @@ def repair_shared_embeddings(features: Mapping[str, dict[str, Any]], groups: Map
             spec[SHARED] = owner
 
 
-def _column(column: Mapping[str, Any], name: Any, inactive: bool) -> dict[str, Any]:
-    result = copy.deepcopy({**column, "name": name})
-    result["active"] = False if inactive else column.get("active", True)
-    return result
-
-
 def _names(column: Mapping[str, Any]) -> list[str]:
     return column["name"] if isinstance(column["name"], list) else [column["name"]]
-
-
-# ---------------------------------------------------------------------------------------------------- layers
 
 
 def embedding_layers(model: nn.Module) -> list[tuple[str, Any]]:
     """Return path and module of every FeatureEmbeddingDict of a model."""
     layers = import_optional("fuxictr.pytorch.layers", "fuxictr", "the adapter FuxiCTR")
-    kind = layers.FeatureEmbeddingDict
-    return [(path, module) for path, module in model.named_modules() if isinstance(module, kind)]
+    return [(path, module) for path, module in model.named_modules() if isinstance(module, layers.FeatureEmbeddingDict)]
 
 
 def get_feature_map(model: Any) -> Any:
@@ -132,12 +109,12 @@ def table_key(model: nn.Module, name: str) -> int | str:
 
 def embedding_width(model: nn.Module, name: str, spec: Mapping[str, Any]) -> int:
     """Return the number of columns of the embedding of a feature."""
-    width = spec.get("embedding_dim", get_feature_map(model).default_emb_dim)
     module = _embedding_module(model, name)
     if isinstance(module, nn.Embedding):
-        width = module.embedding_dim
-    elif isinstance(module, nn.Linear):
-        width = module.out_features
+        return module.embedding_dim
+    if isinstance(module, nn.Linear):
+        return module.out_features
+    width = spec.get("embedding_dim", get_feature_map(model).default_emb_dim)
     if width is None:
         raise InputError(f"the width of feature {name!r} is unknown: the feature_map has no embedding_dim")
     return int(width)
@@ -160,9 +137,6 @@ def untie_tables(model: nn.Module, untie: bool) -> None:
                 layer.embedding_layers[name] = share_parameters(module)
 
 
-# ------------------------------------------------------------------------------------------------- adapter
-
-
 class FuxiCTR(RebuildingAdapter):
     """Adapter for models that look up their fields by FuxiCTR's ``FeatureEmbedding``.
 
@@ -175,7 +149,7 @@ class FuxiCTR(RebuildingAdapter):
         untie: for features with ``share_embedding``: give each its own table.
     """
 
-    optimizer_attribute = "optimizer"
+    optimizer_attribute, activation_attribute = "optimizer", "output_activation"
     make_example = "FuxiCTR(make=lambda feature_map: DeepFM(feature_map, **params))"
 
     def sites(self, model: nn.Module) -> dict[str, list[SiteLike]]:
@@ -192,7 +166,6 @@ class FuxiCTR(RebuildingAdapter):
         return {name: sites[name] for name in get_feature_map(model).features if name in sites}
 
     def inputs_of_fields(self, model: nn.Module) -> dict[str, InputPath]:
-        """Return feature -> its key in the batch."""
         return {name: name for name in self.sites(model)}
 
     def inputs_in_batch(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
@@ -207,7 +180,6 @@ class FuxiCTR(RebuildingAdapter):
         }
 
     def attach(self, model: nn.Module, fields: Sequence[str] | None = None, **settings: Any) -> Gates:
-        """Attach gates to all features, or to ``fields``, in place; predictions stay bit-identical."""
         untie_tables(model, self.untie or settings.pop("untie", False))
         return super().attach(model, fields, **settings)
 
@@ -216,12 +188,11 @@ class FuxiCTR(RebuildingAdapter):
         labels = get_feature_map(model).labels
         device = next(model.parameters()).device
         while True:
-            empty = True
+            batch = None
             for batch in loader:
                 columns = batch[0] if isinstance(batch, tuple | list) else batch
                 yield batch, torch.stack([columns[name].float().reshape(-1) for name in labels], 1).to(device)
-                empty = False
-            if empty:
+            if batch is None:
                 raise InputError("the data loader yields no batch; give one with rows")
 
     def penalty(self, model: Any, rows: int) -> Any:
@@ -256,40 +227,23 @@ class FuxiCTR(RebuildingAdapter):
         return result
 
     def build_model(self, model: nn.Module, kept: Sequence[str]) -> nn.Module:
-        """Return a model built from the feature_map of the kept fields."""
         assert self.make is not None
         return self.make(self._kept_map(model, kept))
 
     def narrow(self, model: nn.Module, batch: Any, smaller: Any) -> Any:
         """Return the batch without the columns of dropped fields."""
-        dropped = set(self.sites(model)) - set(get_feature_map(smaller).features)
-
-        def narrowed(part: Any) -> Any:
-            if not isinstance(part, Mapping):
-                return part
-            return {name: column for name, column in part.items() if name not in dropped}
-
         if isinstance(batch, tuple | list):
-            return type(batch)(narrowed(part) for part in batch)
-        return narrowed(batch)
+            return type(batch)(self.narrow(model, part, smaller) for part in batch)
+        if not isinstance(batch, Mapping):
+            return batch
+        dropped = set(self.sites(model)) - set(get_feature_map(smaller).features)
+        return {name: column for name, column in batch.items() if name not in dropped}
 
     def layout(self, model: nn.Module) -> FieldLayout:
-        """Return the features in the order of the feature_map, and their widths."""
-        features = get_feature_map(model).features
-        widths = {}
-        for name in self.sites(model):
-            spec = features[name]
-            widths[name] = spec.get("emb_output_dim", embedding_width(model, name, spec))
+        specs = {name: get_feature_map(model).features[name] for name in self.sites(model)}
+        widths = {name: spec.get("emb_output_dim", embedding_width(model, name, spec)) for name, spec in specs.items()}
         return FieldLayout(widths, tuple(widths))
 
     def loss_mismatch(self, model: nn.Module) -> str | None:
-        """Return why the loss differs: a regression."""
         is_binary = all(isinstance(activation, nn.Sigmoid) for activation in self.activations(model))
         return None if is_binary else "not all of its tasks are binary"
-
-    def activations(self, model: nn.Module) -> list[nn.Module]:
-        """Return ``output_activation``, one module per task."""
-        activation: Any = getattr(model, "output_activation", None)
-        if isinstance(activation, nn.ModuleList):
-            return list(activation)
-        return [] if activation is None else [activation]

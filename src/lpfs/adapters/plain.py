@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import Any
 
 from torch import nn
 
@@ -13,14 +14,6 @@ from lpfs.errors import FieldError
 from lpfs.gates.module import Gates
 from lpfs.gates.sites import Site, SiteLike
 from lpfs.gates.verification import InputPath
-
-
-class Tables(Protocol):
-    """A group of tables of a model."""
-
-    def sites(self, model: nn.Module) -> dict[str, SiteLike]:
-        """Return field -> its site in this group."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -43,21 +36,22 @@ class Each:
 
     def sites(self, model: nn.Module) -> dict[str, SiteLike]:
         """Return field -> its module."""
-        keys, modules = _children(model, self.path)
-        names = list(keys if self.names is None and keys else self.names or ())
-        if len(names) != len(modules):
+        children = _children(model, self.path)
+        keys = [key for key in children if isinstance(key, str)]
+        names = keys if self.names is None else list(self.names)
+        if len(names) != len(children):
             raise FieldError(
-                f"{self.path!r} has {len(modules)} modules, but {len(names)} fields are named; give names= "
+                f"{self.path!r} has {len(children)} modules, but {len(names)} fields are named; give names= "
                 "one per module, in order"
             )
         sites: dict[str, SiteLike] = {}
         column = self.at
-        for number, name in enumerate(names):
-            path = f"{self.path}.{keys[number] if keys else number}"
-            width = getattr(modules[number], "embedding_dim", getattr(modules[number], "out_features", None))
+        for name, (key, module) in zip(names, children.items(), strict=True):
+            path = f"{self.path}.{key}"
             if self.reader is None:
                 sites[name] = Site(path)
                 continue
+            width = getattr(module, "embedding_dim", getattr(module, "out_features", None))
             if width is None:
                 raise FieldError(f"field {name!r}: the width of {path!r} is unknown; leave out reader= for this group")
             sites[name] = Site(path, reader=self.reader, columns=slice(column, column + width))
@@ -91,11 +85,8 @@ class Fused:
     @property
     def rows(self) -> dict[str, tuple[int, int]]:
         """Field -> its first row, and the row after its last."""
-        rows, start = {}, 0
-        for name, size in self.sizes.items():
-            rows[name] = (start, start + size)
-            start += size
-        return rows
+        stops = accumulate(self.sizes.values())
+        return {name: (stop - size, stop) for (name, size), stop in zip(self.sizes.items(), stops, strict=True)}
 
     def sites(self, model: nn.Module) -> dict[str, SiteLike]:
         """Return field -> its position in the output and its rows."""
@@ -107,13 +98,12 @@ class Fused:
         if isinstance(table, nn.Embedding) and table.num_embeddings < total:
             raise FieldError(f"{self.path!r} has {table.num_embeddings} rows, but sizes= add up to {total}")
         width = getattr(table, "embedding_dim", 0)
-
-        def site(number: int, start: int, stop: int) -> Site:
+        sites: dict[str, SiteLike] = {}
+        for number, (name, rows) in enumerate(self.rows.items()):
             first = self.at + number * width
             columns = None if self.reader is None else slice(first, first + width)
-            return Site(self.path, number, self.dim, self.reader, columns, rows=slice(start, stop))
-
-        return {name: site(number, *rows) for number, (name, rows) in enumerate(self.rows.items())}
+            sites[name] = Site(self.path, number, self.dim, self.reader, columns, rows=slice(*rows))
+        return sites
 
 
 class Plain(Adapter):
@@ -132,14 +122,13 @@ class Plain(Adapter):
 
     def __init__(
         self,
-        *groups: Tables | Mapping[str, SiteLike],
+        *groups: Each | Fused | Mapping[str, SiteLike],
         inputs: Mapping[str, InputPath] | None = None,
         untie: bool = False,
     ) -> None:
         self.groups, self.inputs, self.untie = groups, dict(inputs or {}), untie
 
     def sites(self, model: nn.Module) -> dict[str, list[SiteLike]]:
-        """Return field -> its site in every group that contains it."""
         sites: dict[str, list[SiteLike]] = {}
         for group in self.groups:
             named = dict(group) if isinstance(group, Mapping) else group.sites(model)
@@ -148,20 +137,17 @@ class Plain(Adapter):
         return sites
 
     def inputs_of_fields(self, model: nn.Module) -> dict[str, InputPath]:
-        """Return the argument ``inputs``."""
         return self.inputs
 
     def attach(self, model: nn.Module, fields: Sequence[str] | None = None, **settings: Any) -> Gates:
-        """Attach gates to the fields of the model, in place (see :func:`lpfs.attach`)."""
         return super().attach(model, fields, **{"untie": self.untie, **settings})
 
     def absorb(self, model: nn.Module, optimizer: Any = None, **settings: Any) -> Any:
-        """Fold the gates into the weights, in place (see :func:`lpfs.absorb`)."""
         return super().absorb(model, optimizer, **{"untie": self.untie, **settings})
 
 
-def _children(model: nn.Module, path: str) -> tuple[list[str], list[nn.Module]]:
-    """Return the keys (none for a list) and the modules of a container."""
+def _children(model: nn.Module, path: str) -> dict[str | int, nn.Module]:
+    """Return the modules of an nn.ModuleDict by key, those of an nn.ModuleList by number."""
     try:
         container = model.get_submodule(path)
     except AttributeError:
@@ -175,7 +161,7 @@ def _children(model: nn.Module, path: str) -> tuple[list[str], list[nn.Module]]:
             ) from None
         raise FieldError(f"the model has no module {path!r}; give the path of the tables") from None
     if isinstance(container, nn.ModuleDict):
-        return list(container.keys()), list(container.values())
+        return dict(container.items())
     if isinstance(container, nn.ModuleList):
-        return [], list(container)
+        return dict(enumerate(container))
     raise FieldError(f"{path!r} is a {type(container).__name__}; Each needs an nn.ModuleDict or an nn.ModuleList")

@@ -5,34 +5,34 @@ For TorchRec's own DLRM, DLRM_DCN, DLRM_Projection and SimpleDeepFMNN the dense 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from lpfs.adapters._torchrec_modules import (
     COLUMN_CUTS,
     KeptColumns,
     KeyedTensor,
+    ShardedMultiply,
+    columns_of_keys,
     cut_linear,
     embedding_collections,
-    gather,
+    gather_tensor,
     get_slots,
-    rehook,
     smaller_collection,
-    still_looked_up,
     untie_collection,
 )
 from lpfs.adapters.base import Adapter
 from lpfs.adapters.torchrec_batches import drop_features, perturb_dense, perturb_feature
 from lpfs.errors import AbsenceError, InputError, StateError
 from lpfs.gates.hooks import OUTPUT_TYPES
-from lpfs.gates.module import ATTRIBUTE
+from lpfs.gates.module import ATTRIBUTE, Gates
 from lpfs.gates.prune import ZeroBranch
 from lpfs.gates.rebuild import copy_without_factors
-from lpfs.gates.sites import Site, SiteLike, paths_by_module
+from lpfs.gates.sites import Site, SiteLike
 from lpfs.gates.verification import InputPath
 
 
@@ -68,33 +68,30 @@ class TorchRec(Adapter):
         self.dense, self.readers, self.probabilities = dense, dict(readers or {}), probabilities
 
     def sites(self, model: nn.Module) -> dict[str, list[SiteLike]]:
-        """Return field -> its columns of each KeyedTensor, or the dense branch."""
         sites: dict[str, list[SiteLike]] = {}
         if self.dense is not None:
             for path, _ in _known_models(model):
-                inner = f"{path}.dense_arch" if path else "dense_arch"
+                inner = f"{path}.dense_arch".lstrip(".")
                 branch = model.get_submodule(inner)
                 if not isinstance(branch, ZeroBranch):
                     # the gate of an nn.Sequential can be folded into its last Linear
                     is_sequential = type(getattr(branch, "model", None)) is nn.Sequential
                     sites.setdefault(self.dense, []).append(Site(f"{inner}.model" if is_sequential else inner))
         for path, collection in embedding_collections(model):
-            for slot, looked_up in zip(get_slots(collection), still_looked_up(collection), strict=True):
-                if looked_up:
-                    # outputs are float32, so a gate can only be folded into a float32 table
-                    foldable = slot.alone and collection.embedding_bags[slot.table].weight.dtype == torch.float32
-                    table = f"{path}.embedding_bags.{slot.table}" if path else f"embedding_bags.{slot.table}"
-                    site = Site(path, index=slice(slot.start, slot.stop), table=table if foldable else None)
-                    sites.setdefault(slot.feature, []).append(site)
+            for slot in (slot for slot in get_slots(collection) if slot.looked_up):
+                # outputs are float32, so a gate can only be folded into a float32 table
+                foldable = slot.alone and collection.embedding_bags[slot.table].weight.dtype == torch.float32
+                table = f"{path}.embedding_bags.{slot.table}".lstrip(".") if foldable else None
+                sites.setdefault(slot.feature, []).append(Site(path, slice(slot.start, slot.stop), table=table))
         if not sites:
             raise InputError(f"{type(model).__name__} has no EmbeddingBagCollection; give a model of TorchRec")
         return sites
 
     def inputs_of_fields(self, model: nn.Module) -> dict[str, InputPath]:
         """Return field -> function that replaces its values in a batch by those of other rows."""
-        names = dict.fromkeys(slot.feature for _, module in embedding_collections(model) for slot in get_slots(module))
-        inputs: dict[str, InputPath] = {name: partial(perturb_feature, name=name) for name in names}
-        if self.dense is not None and any(True for _ in _known_models(model)):
+        features = [slot.feature for _, collection in embedding_collections(model) for slot in get_slots(collection)]
+        inputs: dict[str, InputPath] = {name: partial(perturb_feature, name=name) for name in features}
+        if self.dense is not None and _known_models(model):
             inputs[self.dense] = perturb_dense
         return inputs
 
@@ -108,11 +105,10 @@ class TorchRec(Adapter):
         if hasattr(model, ATTRIBUTE):
             raise StateError("untie: the model has gates already; untie its tables before attach")
         untied = {module: untie_collection(path, module) for path, module in embedding_collections(model)}
-        for module, paths in paths_by_module(model).items():
-            for path in paths:
-                if untied.get(module) is not None:
-                    parent, _, child = path.rpartition(".")
-                    model.get_submodule(parent)._modules[child] = untied[module]
+        for path, module in list(model.named_modules(remove_duplicate=False)):
+            if untied.get(module) is not None:
+                parent, _, child = path.rpartition(".")
+                model.get_submodule(parent)._modules[child] = untied[module]
 
     def rehook(self, parallel: nn.Module) -> None:
         """Attach the gates to the sharded collections of a DistributedModelParallel, in place.
@@ -120,7 +116,20 @@ class TorchRec(Adapter):
         DistributedModelParallel replaces plain collections, and with them the hooks of the gates. The gates are in
         its data-parallel part, so that every rank has the same gradient for them.
         """
-        rehook(parallel)
+        inner = getattr(parallel, "module", parallel)
+        gates = getattr(inner, ATTRIBUTE, None)
+        if not isinstance(gates, Gates):
+            raise StateError("rehook: the wrapped model has no gates; attach them before DistributedModelParallel")
+        for number, hook in enumerate(gates.hooks):
+            path = hook.at[0][1].module
+            module = inner.get_submodule(path)
+            if any(registered is hook for registered in module._forward_hooks.values()):
+                continue
+            configs = getattr(module, "_embedding_bag_configs", None)
+            if configs is None:
+                raise StateError(f"rehook: {path!r} is a {type(module).__name__}, not a sharded EmbeddingBagCollection")
+            gates.hooks[number] = ShardedMultiply(gates, hook.at, columns_of_keys(configs))
+            module.register_forward_hook(gates.hooks[number])
 
     def gather(self, parallel: nn.Module, model: nn.Module | None, *, to: int = 0) -> None:
         """Load weights and gates of a DistributedModelParallel into a plain model on one rank, to absorb it there.
@@ -128,15 +137,27 @@ class TorchRec(Adapter):
         Every rank must call it; ``model`` is a plain model with the same gates attached, and may be None on ranks
         other than ``to``. Every rank needs memory for one full table at a time.
         """
-        gather(parallel, model, to)
+        ready = [isinstance(getattr(model, ATTRIBUTE, None), Gates)]
+        distributed.broadcast_object_list(ready, to)  # so that all ranks raise together
+        if not ready[0]:
+            raise StateError(f"gather: rank {to} needs a plain model with the same gates attached")
+        device = next((parameter.device for parameter in parallel.parameters()), torch.device("cpu"))
+        state = {}
+        for name, value in parallel.state_dict().items():  # in the same order on every rank
+            gathered = gather_tensor(value, device, to)
+            if distributed.get_rank() == to:
+                state[name] = gathered
+        if model is not None and distributed.get_rank() == to:
+            model.load_state_dict(state)
 
     def smaller(self, model: nn.Module, kept: Sequence[str], cut: bool) -> tuple[nn.Module, KeptColumns]:
         """Return a copy with smaller collections, and the kept columns of the layers after them."""
-        memo: dict[int, Any] = {}
-        for path, collection in _changed_collections(model, kept).items():
-            memo[id(collection)] = smaller_collection(path, collection, kept, cut)
+        memo: dict[int, Any] = {
+            id(collection): smaller_collection(path, collection, kept, cut)
+            for path, collection in _changed_collections(model, kept).items()
+        }
         for path, _ in _known_models(model):
-            branch = model.get_submodule(f"{path}.dense_arch" if path else "dense_arch")
+            branch = model.get_submodule(f"{path}.dense_arch".lstrip("."))
             if self.dense is not None and self.dense not in kept and not isinstance(branch, ZeroBranch):
                 last = [module for module in branch.modules() if isinstance(module, nn.Linear)][-1]
                 memo[id(branch)] = ZeroBranch((last.out_features,), last.weight)
@@ -166,9 +187,8 @@ class TorchRec(Adapter):
             reader, first = (location, 0) if isinstance(location, str) else location
             linear = smaller.get_submodule(reader)
             if type(linear) is not nn.Linear:
-                raise AbsenceError(
-                    f"columns cannot be removed: {reader!r} is a {type(linear).__name__}, not an nn.Linear"
-                )
+                kind = type(linear).__name__
+                raise AbsenceError(f"columns cannot be removed: {reader!r} is a {kind}, not an nn.Linear")
             dropped = [slot for slot in get_slots(collection) if slot.feature not in kept]
             spans = [slice(first + slot.start, first + slot.stop) for slot in dropped]
             index[f"{reader}.weight"] = {1: cut_linear(linear, spans)}
@@ -189,16 +209,10 @@ def _changed_collections(model: nn.Module, kept: Sequence[str]) -> dict[str, Any
 
 
 def _looked_up_features(model: nn.Module) -> set[str]:
-    return {
-        slot.feature
-        for _, collection in embedding_collections(model)
-        for slot, looked_up in zip(get_slots(collection), still_looked_up(collection), strict=True)
-        if looked_up
-    }
+    slots = [slot for _, collection in embedding_collections(model) for slot in get_slots(collection)]
+    return {slot.feature for slot in slots if slot.looked_up}
 
 
-def _known_models(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield path and module of TorchRec's own models inside this one."""
-    for path, module in model.named_modules():
-        if type(module) in COLUMN_CUTS:
-            yield path, module
+def _known_models(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return path and module of TorchRec's own models inside this one."""
+    return [(path, module) for path, module in model.named_modules() if type(module) in COLUMN_CUTS]

@@ -22,20 +22,23 @@ def _map_batch(batch: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """Return a nested batch with ``change`` applied to every part of a type; the batch itself if none changes."""
     if isinstance(batch, kind):
         return change(batch)
+    old: dict[Any, Any]
     if isinstance(batch, Mapping):
-        values = {key: _map_batch(value, kind, change) for key, value in batch.items()}
-        return values if any(values[key] is not value for key, value in batch.items()) else batch
+        old = dict(batch)
+    elif isinstance(batch, tuple | list):
+        old = dict(enumerate(batch))
+    elif is_dataclass(batch) and not isinstance(batch, type):
+        old = {field.name: getattr(batch, field.name) for field in fields(batch) if field.init}
+    else:
+        return batch
+    new = {key: _map_batch(value, kind, change) for key, value in old.items()}
+    if all(new[key] is value for key, value in old.items()):
+        return batch
+    if isinstance(batch, Mapping):
+        return new
     if isinstance(batch, tuple | list):
-        items = [_map_batch(item, kind, change) for item in batch]
-        if all(new is old for new, old in zip(items, batch, strict=True)):
-            return batch
-        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
-    if is_dataclass(batch) and not isinstance(batch, type):
-        old_values = {field.name: getattr(batch, field.name) for field in fields(batch) if field.init}
-        new_values = {name: _map_batch(value, kind, change) for name, value in old_values.items()}
-        is_changed = any(new_values[name] is not old_values[name] for name in old_values)
-        return replace(batch, **new_values) if is_changed else batch
-    return batch
+        return type(batch)(*new.values()) if hasattr(batch, "_fields") else type(batch)(new.values())
+    return replace(batch, **new)
 
 
 def inputs_of(batch: Batch, schema: Schema) -> tuple[Tensor, Any]:
@@ -43,27 +46,21 @@ def inputs_of(batch: Batch, schema: Schema) -> tuple[Tensor, Any]:
 
     Features have the order of the schema: one id per row for categorical fields, a bag for multi fields.
     """
-    rows, column = len(batch), 0
-    keys: list[str] = []
+    features = [field for field in schema if field.kind != "numeric"]
+    columns = iter(batch.ids.unbind(1))
     values: list[Tensor] = []
     lengths: list[Tensor] = []
-    for field in schema:
-        if field.kind == "numeric":
-            continue
-        keys.append(field.name)
+    for field in features:
         if field.kind == "multi":
             ids, starts = batch.bags[field.name]
-            ends = torch.cat([starts[1:], starts.new_tensor([ids.numel()])])
-            lengths.append((ends - starts).long())
+            lengths.append(torch.diff(starts, append=starts.new_tensor([ids.numel()])).long())
         else:
-            ids = batch.ids[:, column]
-            column += 1
-            lengths.append(torch.ones(rows, dtype=torch.int64, device=ids.device))
+            ids = next(columns)
+            lengths.append(torch.ones_like(ids, dtype=torch.int64))
         values.append(ids.long())
-    features = KeyedJaggedTensor.from_lengths_sync(
-        keys=keys, values=torch.cat(values), lengths=torch.cat(lengths), stride=rows
-    )
-    return batch.dense, features
+    keys = [field.name for field in features]
+    jagged = {"values": torch.cat(values), "lengths": torch.cat(lengths), "stride": len(batch)}
+    return batch.dense, KeyedJaggedTensor.from_lengths_sync(keys=keys, **jagged)
 
 
 def perturb_feature(batch: Any, name: str) -> Any:
@@ -94,13 +91,6 @@ def _perturb_ids(features: Any, name: str) -> Any:
     )
 
 
-def _drop(features: Any, names: set[str]) -> Any:
-    kept = [number for number, key in enumerate(features.keys()) if key not in names]
-    if len(kept) == len(features.keys()):
-        return features
-    return features.permute(kept or [0])  # at least one: it defines the number of rows
-
-
 def perturb_dense(batch: Any) -> Any:
     """Return a batch with perturbed values in its first float tensor, the input of the dense branch."""
     is_done = False
@@ -118,4 +108,11 @@ def perturb_dense(batch: Any) -> Any:
 
 def drop_features(batch: Any, names: set[str]) -> Any:
     """Return a batch without some features."""
-    return _map_batch(batch, KeyedJaggedTensor, partial(_drop, names=names))
+
+    def drop(features: Any) -> Any:
+        kept = [number for number, key in enumerate(features.keys()) if key not in names]
+        if len(kept) == len(features.keys()):
+            return features
+        return features.permute(kept or [0])  # at least one: it defines the number of rows
+
+    return _map_batch(batch, KeyedJaggedTensor, drop)

@@ -16,14 +16,11 @@ from lpfs.models import registered_name
 from lpfs.models.base import Model
 from lpfs.models.crosses import Crosses
 from lpfs.models.dcnv2 import DCNv2
-from lpfs.models.dlrm import DLRM
-from lpfs.models.dlrm_cross import DLRMCross
-from lpfs.models.fm import FM
+from lpfs.models.dlrm import DLRM, DLRMCross
 from lpfs.models.inputs import Inputs
 from lpfs.models.layers import DenseToken, NumericEmbeddings
-from lpfs.models.mlp import MLP
+from lpfs.models.mlp import FM, MLP, WideDeep
 from lpfs.models.user_item import UserItem
-from lpfs.models.wide_deep import WideDeep
 
 # ----------------------------------------------------------------------------------- inputs of the model
 

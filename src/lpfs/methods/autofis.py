@@ -13,7 +13,7 @@ from lpfs.gates.optimizer_state import rescale_state
 from lpfs.methods.base import Method, MethodOptions, Positive, SearchCost, SearchTask, rank_fields
 from lpfs.methods.group_sparsity import FirstLayer, first_layer
 from lpfs.methods.training import HoldoutCallback, holdout_grad
-from lpfs.models.dlrm_cross import DLRMCross
+from lpfs.models.dlrm import DLRMCross
 from lpfs.schema import Selection
 from lpfs.train.callbacks import State
 from lpfs.train.evaluate import device_of

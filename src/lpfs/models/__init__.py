@@ -8,30 +8,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lpfs._imports import lazy_exports
+from lpfs._validation import check_name
 from lpfs.errors import InputError
 
 if TYPE_CHECKING:
     from lpfs.models.base import Model
     from lpfs.models.dcnv2 import DCNv2
-    from lpfs.models.dlrm import DLRM
-    from lpfs.models.dlrm_cross import DLRMCross
-    from lpfs.models.fm import FM
+    from lpfs.models.dlrm import DLRM, DLRMCross
     from lpfs.models.inputs import Inputs
     from lpfs.models.layers import dense_layers
-    from lpfs.models.mlp import MLP
+    from lpfs.models.mlp import FM, MLP, DeepFM, WideDeep
     from lpfs.models.user_item import UserItem
-    from lpfs.models.wide_deep import DeepFM, WideDeep
     from lpfs.schema import Schema
 
 # name -> module and class
 MODELS = {
     "mlp": "lpfs.models.mlp:MLP",
-    "wide_deep": "lpfs.models.wide_deep:WideDeep",
-    "fm": "lpfs.models.fm:FM",
-    "deepfm": "lpfs.models.wide_deep:DeepFM",
+    "wide_deep": "lpfs.models.mlp:WideDeep",
+    "fm": "lpfs.models.mlp:FM",
+    "deepfm": "lpfs.models.mlp:DeepFM",
     "dcnv2": "lpfs.models.dcnv2:DCNv2",
     "dlrm": "lpfs.models.dlrm:DLRM",
-    "dlrm_cross": "lpfs.models.dlrm_cross:DLRMCross",
+    "dlrm_cross": "lpfs.models.dlrm:DLRMCross",
     "user_item": "lpfs.models.user_item:UserItem",
 }
 
@@ -64,8 +62,7 @@ __getattr__, __dir__ = lazy_exports(
 
 def model_class(name: str) -> type[Model]:
     """Return the class of a model by its name."""
-    if name not in MODELS:
-        raise InputError(f"no such model: {name!r}; choose one of {', '.join(MODELS)}")
+    check_name(name, MODELS, "model")
     module, _, attribute = MODELS[name].partition(":")
     cls: type[Model] = getattr(import_module(module), attribute)
     return cls

@@ -28,17 +28,19 @@ def replace_values(schema: Schema, names: Sequence[str]) -> Callable[[Batch], Ba
     def replace_in(batch: Batch) -> Batch:
         dense_column = id_column = 0
         for field in schema:
+            changes = field.name in replaced and len(batch) > 0
             if field.kind == "numeric":
-                if field.name in replaced and len(batch):
-                    batch = _replace_numbers(batch, dense_column, dense_column + field.dim)
+                if changes:
+                    batch = _replace_numbers(batch, slice(dense_column, dense_column + field.dim))
                 dense_column += field.dim
             elif field.kind == "multi":
-                if field.name in replaced:
-                    batch = _replace_bag(batch, field.name, field.cardinality)
+                if changes and field.cardinality > 1 and batch.bags[field.name][0].numel():
+                    ids, offsets = batch.bags[field.name]
+                    batch = replace(batch, bags={**batch.bags, field.name: ((ids + 1) % field.cardinality, offsets)})
             else:
-                if field.name in replaced and field.cardinality > 1 and len(batch):
+                if changes and field.cardinality > 1:
                     ids = batch.ids.clone()
-                    ids[:, id_column] = _shift_ids(ids[:, id_column], field.cardinality)
+                    ids[:, id_column] = (ids[:, id_column] + 1) % field.cardinality
                     batch = replace(batch, ids=ids)
                 id_column += 1
         return batch
@@ -46,24 +48,13 @@ def replace_values(schema: Schema, names: Sequence[str]) -> Callable[[Batch], Ba
     return replace_in
 
 
-def _shift_ids(ids: Tensor, cardinality: int) -> Tensor:
-    return (ids + 1) % cardinality
-
-
-def _replace_bag(batch: Batch, name: str, cardinality: int) -> Batch:
-    values, offsets = batch.bags[name]
-    if cardinality < 2 or not values.numel():
-        return batch
-    return replace(batch, bags={**batch.bags, name: (_shift_ids(values, cardinality), offsets)})
-
-
-def _replace_numbers(batch: Batch, start: int, stop: int) -> Batch:
+def _replace_numbers(batch: Batch, columns: slice) -> Batch:
     dense, missing = batch.dense.clone(), batch.missing
-    dense[:, start:stop] += 1
+    dense[:, columns] += 1
     if missing is not None:
         missing = missing.clone()
-        missing[:, start:stop] = ~missing[:, start:stop]
-        dense[:, start:stop] = dense[:, start:stop].masked_fill(missing[:, start:stop], 0.0)
+        missing[:, columns] = ~missing[:, columns]
+        dense[:, columns] = dense[:, columns].masked_fill(missing[:, columns], 0.0)
     return replace(batch, dense=dense, missing=missing)
 
 
@@ -99,13 +90,10 @@ class Model(nn.Module):
             raise FieldError(f"silent contains an unknown part {unknown[0]!r}; the parts are {_list_some(fields)}")
         self.silent = tuple(name for name in fields if name in silent)
         self.names = tuple(name for name in fields if name not in silent)
-        used = {field for name in self.names for field in fields[name]}
-        self.reads = schema.subset([name for name in schema.names if name in used])
+        self.reads = schema.subset([field for name in self.names for field in fields[name]])
         ids, bags, dense = fields_by_kind(self.reads)
         self._ids, self._numbers = len(ids), sum(field.dim for field in dense)
         self._bags = tuple(field.name for field in bags)
-
-    # ------------------------------------------------------------------- what a subclass can override
 
     def fields_of_parts(self) -> dict[str, tuple[str, ...]]:
         """Return all parts, including silent ones, with the fields that each uses."""
@@ -128,8 +116,6 @@ class Model(nn.Module):
         """Return the gate site of every part."""
         return {name: Site("inputs", index=part) for part, name in enumerate(self.inputs.names)}
 
-    # ------------------------------------------------------------------------- common to all models
-
     def forward(self, batch: Batch) -> Tensor:
         """Return logits: (B,), or (B, 1 + tasks) if the schema has tasks."""
         self.check(batch)
@@ -146,11 +132,10 @@ class Model(nn.Module):
             raise self._mismatch_error("columns in missing", batch.missing, self._numbers)
         for name in self._bags:
             if name not in batch.bags:
-                raise InputError(
-                    f"the batch has no bag {name!r}, only {_list_some(batch.bags)}; use a batch of its schema"
-                )
-            if len(batch.bags[name][1]) != len(batch):
-                rows = len(batch.bags[name][1])
+                names = _list_some(batch.bags)
+                raise InputError(f"the batch has no bag {name!r}, only {names}; use a batch of its schema")
+            rows = len(batch.bags[name][1])
+            if rows != len(batch):
                 raise InputError(f"bag {name!r} has offsets for {rows} rows, the batch has {len(batch)} rows")
 
     def _mismatch_error(self, subject: str, tensor: Tensor, expected: int) -> InputError:
@@ -173,14 +158,12 @@ class Model(nn.Module):
         unknown = sorted(set(kept) - set(self.names))
         if unknown:
             raise FieldError(f"cannot keep {unknown[0]!r}: no such part; the model has {_list_some(self.names)}")
-        kept_parts = set(kept)
-        device = next(self.parameters()).device
+        dropped, device = set(self.slots()) - set(kept), next(self.parameters()).device
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.device(device):
             if cut:
-                new = self.cut([name for name in self.names if name in kept_parts])
+                new = self.cut([name for name in self.names if name not in dropped])
             else:
-                silent = [name for name in self.fields_of_parts() if name not in kept_parts]
-                new = type(self)(self.schema, **self.config, silent=silent)
+                new = type(self)(self.schema, **self.config, silent=list(dropped))
         old = dict(self.named_parameters())
         for name, parameter in new.named_parameters():
             parameter.data = parameter.data.to(old[name].dtype)
@@ -189,8 +172,7 @@ class Model(nn.Module):
     def cut(self: Self, kept: Sequence[str]) -> Self:
         """Return a new, untrained model of the fields that the kept parts use."""
         fields = self.fields_of_parts()
-        needed = [field for name in kept for field in fields[name]]
-        return type(self)(self.schema.subset(needed), **self.config)
+        return type(self)(self.schema.subset([field for name in kept for field in fields[name]]), **self.config)
 
     def narrow(self, batch: Batch, smaller: Model) -> Batch:
         """Return the batch with the fields of a smaller model."""

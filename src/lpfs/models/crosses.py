@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from lpfs._imports import has_numba
 from lpfs.errors import InputError
 from lpfs.gates.sites import PartWeight
 from lpfs.models._kernels import CrossPlan, numba_crosses, torch_crosses
@@ -37,10 +38,7 @@ class Crosses(nn.Module):
     >>> crosses = Crosses([(0,), (1,), (0, 1)], dim=2)
     >>> crosses(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]))
     tensor([[1., 2., 3., 4., 3., 8.]])
-
-    """  # fmt: skip
-
-    kernel: Literal["auto", "numba", "torch"]
+    """
 
     def __init__(
         self,
@@ -66,25 +64,23 @@ class Crosses(nn.Module):
         gate = None if self.gate is None else self.gate()
         if gate is not None:
             gate = gate.to(tokens.dtype)
-        kernel = self._kernel_for(tokens)
-        out: Tensor = CrossFunction.apply(tokens, gate, beside, self.plan, self._buffer, kernel)  # type: ignore[no-untyped-call]
+        arguments = tokens, gate, beside, self.plan, self._buffer, self._kernel_for(tokens)
+        out: Tensor = CrossFunction.apply(*arguments)  # type: ignore[no-untyped-call]
         return out
 
     def _kernel_for(self, tokens: Tensor) -> Any:
-        """Return the kernel for these embeddings."""
         if self.kernel == "auto" and tokens.is_cuda:
             return _gpu_kernel()
         if self.kernel == "torch" or tokens.device.type != "cpu" or tokens.dtype != torch.float32:
             return torch_crosses
         is_small = self.kernel == "auto" and tokens.shape[0] * self.parts * self.dim < MIN_NUMBA_SIZE
-        return torch_crosses if is_small or not numba_crosses.available() else numba_crosses
+        return torch_crosses if is_small or not has_numba() else numba_crosses
 
     def part_weights(self, part: int) -> list[PartWeight]:
         """Return an empty list: no weight of this module multiplies a part."""
         return []
 
     def extra_repr(self) -> str:
-        """Return the description for ``print(model)``."""
         return f"{self.parts} parts in {self.slots} slots, dim={self.dim}"
 
 
@@ -110,11 +106,10 @@ class CrossFunction(torch.autograd.Function):
         buffer: ReusableBuffer,
         kernel: Any,
     ) -> Tensor:
-        """Fill the buffer."""
         tokens = tokens.contiguous()
         extra = 0 if beside is None else beside.shape[1]
         out = buffer.take(tokens, len(tokens), plan.slots * plan.dim + extra)
-        if plan.unused_slots:
+        if len(plan.parts) < plan.slots:
             out[:, : plan.slots * plan.dim].zero_()
         kernel.forward(plan, tokens, gate, out)
         if beside is not None:
@@ -126,7 +121,6 @@ class CrossFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """Return the gradients of the embeddings, the gates, and the appended columns."""
         tokens, gate = ctx.saved_tensors
         grad = grad.contiguous()
         token_grad, gate_grad = ctx.kernel.backward(ctx.plan, tokens, gate, grad)
@@ -149,19 +143,16 @@ class ReusableBuffer:
             storage = self._cached.pop()  # taken out, so that no other thread can use it
         except IndexError:
             storage = None
-        if storage is None or not size <= storage.nbytes() <= MAX_OVERSIZE * size or _is_referenced(storage):
+        # a use count above 1: a tensor, or a value saved by autograd, refers to the memory
+        if (
+            storage is None
+            or not size <= storage.nbytes() <= MAX_OVERSIZE * size
+            or torch._C._storage_Use_Count(storage._cdata) != 1
+        ):
             storage = torch.UntypedStorage(size)
         out = torch.empty(0, dtype=like.dtype).set_(storage, 0, (rows, width), (width, 1))
         self._cached[:] = [storage]
         return out
 
-    def __deepcopy__(self, memo: Any) -> ReusableBuffer:
-        return ReusableBuffer()
-
     def __reduce__(self) -> Any:
-        return ReusableBuffer, ()
-
-
-def _is_referenced(storage: torch.UntypedStorage) -> bool:
-    """Return whether a tensor, or a value saved by autograd, uses this storage."""
-    return bool(torch._C._storage_Use_Count(storage._cdata) != 1)
+        return ReusableBuffer, ()  # copies and pickles are empty

@@ -33,8 +33,7 @@ class DCNv2(Model):
         hidden: widths of the hidden layers.
         pooling: a bag is the ``mean`` or the ``sum`` of its embeddings.
         silent: parts replaced by zeros (see :class:`Model`).
-
-    """  # fmt: skip
+    """
 
     def __init__(
         self,
@@ -61,7 +60,6 @@ class DCNv2(Model):
         self.beside = nn.Linear(width, self.outputs_count, bias=False) if structure == "parallel" else None
 
     def outputs(self, batch: Batch) -> Tensor:
-        """Return logits (B, 1 + tasks)."""
         start = crossed = self.inputs(batch).flatten(1)  # (B, N·D)
         for layer in self.crosses:
             crossed = torch.addcmul(crossed, start, layer(crossed))
@@ -69,19 +67,16 @@ class DCNv2(Model):
         return out
 
     def layout(self) -> Layout:
-        """Return which rows and columns belong to which field; both dims in the cross layers."""
         fields = [(name, self.inputs.dim) for name in self.slots()]
-        result = {**super().layout(), "top.0.weight": {1: fields}, "beside.weight": {1: fields}}
-        if self.beside is None:
-            del result["beside.weight"]
+        readers = ["top.0.weight"] if self.beside is None else ["top.0.weight", "beside.weight"]
+        result = {**super().layout(), **{reader: {1: fields} for reader in readers}}
         for number, layer in enumerate(self.crosses):
             if isinstance(layer, nn.Linear):
                 result[f"crosses.{number}.weight"] = {0: fields, 1: fields}
                 result[f"crosses.{number}.bias"] = {0: fields}
             else:
                 result[f"crosses.{number}.0.weight"] = {1: fields}
-                result[f"crosses.{number}.1.weight"] = {0: fields}
-                result[f"crosses.{number}.1.bias"] = {0: fields}
+                result[f"crosses.{number}.1.weight"] = result[f"crosses.{number}.1.bias"] = {0: fields}
         return result
 
 

@@ -1,17 +1,21 @@
-"""DLRM: the network of the LPFS paper for the Criteo Terabyte log."""
+"""DLRM, the network of the LPFS paper for the Criteo Terabyte log, and DLRMCross, with all crosses, one gate each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from itertools import combinations
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from lpfs.data.batch import Batch
-from lpfs.errors import InputError
+from lpfs.errors import FieldError, InputError
+from lpfs.gates.sites import Site
 from lpfs.models.base import Model
+from lpfs.models.crosses import Crosses
 from lpfs.models.inputs import Inputs, Pooling, fields_by_kind
 from lpfs.models.layers import DenseToken, Layout, Segments, dense_layers
 from lpfs.schema import Schema
@@ -52,24 +56,21 @@ class DLRM(Model):
         silent: Sequence[str] = (),
     ) -> None:
         config = {"dim": dim, "bottom": bottom, "hidden": hidden, "interaction": interaction, "pooling": pooling}
-        super().__init__(schema, silent, {**config, "token": unused_name(schema, token)})
+        super().__init__(schema, silent, {**config, "token": _unused_name(schema, token)})
         if interaction not in ("concat", "dot"):
             raise InputError(f"interaction must be concat or dot, found {interaction!r}")
         self.dot = interaction == "dot"
         slots = self.slots()
-        self.inputs = dense_token_inputs(self.reads, dim, bottom, pooling, self.config["token"], slots)
+        self.inputs = _token_inputs(self, slots)
         self.has_token = bool(fields_by_kind(schema)[2])
         pairs = torch.triu_indices(len(slots), len(slots), 1)
         self.register_buffer("pairs", pairs[0] * len(slots) + pairs[1] if self.dot else None, persistent=False)
-        width = sum(size for _, size in self._columns(dim))
-        self.top = dense_layers(width, hidden, self.outputs_count)
+        self.top = dense_layers(sum(size for _, size in self._columns()), hidden, self.outputs_count)
 
     def fields_of_parts(self) -> dict[str, tuple[str, ...]]:
-        """Return the fields with ids, one part each, and the token of all numeric fields."""
-        return fields_of_tokens(self.schema, self.config["token"])
+        return _fields_of_tokens(self)
 
     def outputs(self, batch: Batch) -> Tensor:
-        """Return logits (B, 1 + tasks)."""
         tokens = self.inputs(batch)  # (B, N, D)
         columns = tokens.flatten(1)
         if self.pairs is not None:
@@ -80,22 +81,130 @@ class DLRM(Model):
         return out
 
     def entrance(self) -> str | None:
-        """Return the path of the first dense layer."""
         return None if self.dot else "top.0"
 
     def layout(self) -> Layout:
-        """Return which rows and columns belong to which part or pair of parts."""
-        return {**super().layout(), "top.0.weight": {1: self._columns(self.inputs.dim)}}
+        return {**super().layout(), "top.0.weight": {1: self._columns()}}
 
-    def _columns(self, dim: int) -> Segments:
-        slots = self.slots()
+    def _columns(self) -> Segments:
+        slots, dim = self.slots(), self.inputs.dim
         if not self.dot:
             return [(name, dim) for name in slots]
-        pairs = [((a, b), 1) for number, a in enumerate(slots) for b in slots[number + 1 :]]
+        pairs = [(pair, 1) for pair in combinations(slots, 2)]
         return [(slots[-1], dim), *pairs] if self.has_token else pairs
 
 
-def unused_name(schema: Schema, name: str) -> str:
+class DLRMCross(Model):
+    r"""DLRM with all element-wise products: N embeddings and N(N-1)/2 crosses, each with its own gate.
+
+    .. math:: y = \mathrm{top}([g_1 e_1, \dots, g_N e_N, g_{12}\, e_1 \odot e_2, \dots])
+
+    The cross of fields ``a`` and ``b`` is the part ``a*b`` (see :func:`part_name`). If a field is dropped and
+    one of its crosses is kept, its embedding stays. Gates are absorbed by the columns of the first Linear layer.
+
+    Args:
+        schema: the fields, label and tasks.
+        dim: width of an embedding.
+        bottom: widths of the hidden layers from the numeric fields to their token.
+        hidden: widths of the hidden layers on top.
+        pooling: a bag is the ``mean`` or the ``sum`` of its embeddings.
+        token: name of the embedding of the numeric fields; a ' is appended while a field with ids has that name.
+        parts: names of the embeddings and crosses in the model; None for all.
+        silent: parts replaced by zeros (see :class:`Model`).
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        dim: int = 16,
+        bottom: Sequence[int] = (64,),
+        hidden: Sequence[int] = (256, 128),
+        pooling: Pooling = "mean",
+        token: str = "dense",
+        parts: Sequence[str] | None = None,
+        silent: Sequence[str] = (),
+    ) -> None:
+        config = {"dim": dim, "bottom": bottom, "hidden": hidden, "pooling": pooling, "parts": parts}
+        super().__init__(schema, silent, {**config, "token": _unused_name(schema, token)})
+        slots = tuple(_fields_of_tokens(self))
+        self.inputs = _token_inputs(self, slots)
+        tokens, names = self._tokens_of_parts(), set(self.names)
+        places = [number for number, name in enumerate(tokens) if name in names]
+        indices = [tuple(slots.index(token) for token in tokens[name]) for name in self.names]
+        self.crosses = Crosses(indices, dim, places=places, slots=len(tokens))
+        self.top = dense_layers(len(tokens) * dim, hidden, self.outputs_count)
+
+    def fields_of_parts(self) -> dict[str, tuple[str, ...]]:
+        fields, parts = _fields_of_tokens(self), self._tokens_of_parts()
+        return {name: tuple(field for token in tokens for field in fields[token]) for name, tokens in parts.items()}
+
+    def _tokens_of_parts(self) -> dict[str, tuple[str, ...]]:
+        """Return the parts in order, each as one token or two that are multiplied."""
+        tokens = tuple(_fields_of_tokens(self))
+        parts = {part_name(part): part for part in [*((token,) for token in tokens), *combinations(tokens, 2)]}
+        if self.config["parts"] is None:
+            return parts
+        names = set(self.config["parts"])
+        unknown = sorted(names - set(parts))
+        if unknown:
+            raise FieldError(f"no such part: {unknown[0]!r}; the fields are {', '.join(map(repr, tokens[:20]))}")
+        return {name: part for name, part in parts.items() if name in names}
+
+    def sites(self) -> dict[str, Site | list[Site]]:
+        dim, places = self.crosses.dim, self.crosses.plan.places
+        return {
+            name: Site("crosses", index=part, reader="top.0", columns=slice(place * dim, (place + 1) * dim))
+            for part, (name, place) in enumerate(zip(self.names, places, strict=True))
+        }
+
+    def outputs(self, batch: Batch) -> Tensor:
+        columns, dim = self.crosses(self.inputs(batch)), self.crosses.dim
+        if isinstance(batch, _PerturbedBatch):
+            slot = self.crosses.plan.places[batch.part]
+            part, columns = slice(slot * dim, (slot + 1) * dim), columns.clone()
+            columns[:, part] = torch.roll(columns[:, part], 1, 0) + 1
+        out: Tensor = self.top(columns)
+        return out
+
+    def layout(self) -> Layout:
+        return {**super().layout(), "top.0.weight": {1: [(name, self.crosses.dim) for name in self.slots()]}}
+
+    def cut(self, kept: Sequence[str]) -> DLRMCross:
+        fields = self.fields_of_parts()
+        schema = self.schema.subset([field for name in kept for field in fields[name]])
+        return DLRMCross(schema, **{**self.config, "parts": list(kept)})
+
+    def inputs_of_fields(self) -> dict[str, Callable[[Any], Any]]:
+        """Return, for every part, a function that gives a batch other values in this part only.
+
+        The raw values of a field also reach its crosses, which may be kept when the field is dropped. Therefore
+        the part itself is replaced, at the input of the top.
+        """
+        return {name: partial(_mark_perturbed, part=part) for part, name in enumerate(self.names)}
+
+
+@dataclass(frozen=True)
+class _PerturbedBatch(Batch):
+    """A batch for which the model replaces the values of one part."""
+
+    part: int = 0
+
+
+def _mark_perturbed(batch: Batch, part: int) -> Batch:
+    return _PerturbedBatch(batch.ids, batch.dense, batch.labels, batch.missing, batch.bags, part)
+
+
+def part_name(fields: Sequence[str]) -> str:
+    r"""Return the name of an embedding or a cross; * and \ in the name of a field are escaped by \.
+
+    >>> part_name(["a"]), part_name(["a", "b"]), part_name(["a*b"])
+    ('a', 'a*b', 'a\\*b')
+    """
+    return "*".join(name.replace("\\", "\\\\").replace("*", "\\*") for name in fields)
+
+
+def _unused_name(schema: Schema, name: str) -> str:
     """Return the name with as many ' appended as needed to differ from all fields with ids."""
     taken = {field.name for field in schema if field.kind != "numeric"}
     while name in taken:
@@ -103,16 +212,15 @@ def unused_name(schema: Schema, name: str) -> str:
     return name
 
 
-def fields_of_tokens(schema: Schema, token: str) -> dict[str, tuple[str, ...]]:
+def _fields_of_tokens(model: Model) -> dict[str, tuple[str, ...]]:
     """Return the fields with ids, one part each, and the token of all numeric fields."""
-    ids, bags, dense = fields_by_kind(schema)
+    ids, bags, dense = fields_by_kind(model.schema)
     parts: dict[str, tuple[str, ...]] = {field.name: (field.name,) for field in (*ids, *bags)}
-    return {**parts, token: tuple(field.name for field in dense)} if dense else parts
+    return {**parts, model.config["token"]: tuple(field.name for field in dense)} if dense else parts
 
 
-def dense_token_inputs(
-    reads: Schema, dim: int, bottom: Sequence[int], pooling: Pooling, name: str, slots: Sequence[str]
-) -> Inputs:
-    """Return the inputs of a DLRM: embeddings, and last the token of the numeric fields."""
-    numbers = partial(DenseToken, hidden=tuple(bottom), name=name)
-    return Inputs(reads, reads.names, dim, pooling=pooling, slots=slots, numbers=numbers)
+def _token_inputs(model: Model, slots: Sequence[str]) -> Inputs:
+    """Return the embeddings of the fields with ids, and last the token of the numeric fields."""
+    reads, config = model.reads, model.config
+    numbers = partial(DenseToken, hidden=tuple(config["bottom"]), name=config["token"])
+    return Inputs(reads, reads.names, config["dim"], pooling=config["pooling"], slots=slots, numbers=numbers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,29 +13,11 @@ from lpfs.data.batch import Batch
 from lpfs.embeddings.table import Table
 from lpfs.errors import InputError
 from lpfs.gates.sites import PartWeight
-from lpfs.models.layers import Layout, NumericEmbeddings, prefixed
+from lpfs.models.layers import DenseToken, Layout, NumericEmbeddings, prefixed
 from lpfs.schema import Field, Schema
 
 Pooling = Literal["mean", "sum"]
-
-
-class NumericModule(Protocol):
-    """A module from numeric fields to embeddings: NumericEmbeddings, or DenseToken with one token for all."""
-
-    parts: int
-    names: tuple[str, ...]
-
-    def __call__(self, dense: Tensor, missing: Tensor | None, gate: Tensor | None) -> Tensor:
-        """Return (B, parts, D)."""
-        ...
-
-    def part_weights(self, part: int) -> list[PartWeight]:
-        """Return the weights of a part."""
-        ...
-
-    def layout(self) -> Layout:
-        """Return which weights belong to which field."""
-        ...
+NumericModule = NumericEmbeddings | DenseToken
 
 
 class Inputs(nn.Module):
@@ -56,8 +38,6 @@ class Inputs(nn.Module):
         numbers: creates the module for numeric fields; by default every field has its own weights.
     """
 
-    table: Table | None
-    numbers: NumericModule | None
     id_columns: Tensor | None
     dense_columns: Tensor | None
     filled: Tensor | None
@@ -82,20 +62,18 @@ class Inputs(nn.Module):
         ids, bags, dense = fields_by_kind(batch.subset(names))
         self.bags = tuple(field.name for field in bags)
         self.ids, self.dim, self.width = len(ids), dim, dim + wide
-        self.table = None
-        if ids or bags:
-            sizes = [field.cardinality for field in (*ids, *bags)]
-            self.table = Table(sizes, self.width, bags=len(bags), mean=pooling == "mean")
+        sizes = [field.cardinality for field in (*ids, *bags)]
+        self.table = Table(sizes, self.width, bags=len(bags), mean=pooling == "mean") if sizes else None
         self.numbers = numbers(dense, self.width) if dense else None
         numeric_names = () if self.numbers is None else self.numbers.names
         self.names = (*(field.name for field in (*ids, *bags)), *numeric_names)
         self.parts = len(self.names)
         self.slots = self.names if slots is None else tuple(slots)
         all_ids, _, all_dense = fields_by_kind(batch)
-        id_column = {field.name: column for column, field in enumerate(all_ids)}
         slot = {name: index for index, name in enumerate(self.slots)}
-        self._register_index("id_columns", [id_column[field.name] for field in ids], len(all_ids))
-        self._register_index("dense_columns", _columns(all_dense, dense), sum(field.dim for field in all_dense))
+        column_fields = [field for field in all_dense for _ in range(field.dim)]
+        self._register_index("id_columns", _positions(all_ids, ids), len(all_ids))
+        self._register_index("dense_columns", _positions(column_fields, dense), len(column_fields))
         self._register_index("filled", [slot[name] for name in self.names], len(self.slots))
 
     def _register_index(self, name: str, indices: list[int], size: int) -> None:
@@ -105,10 +83,7 @@ class Inputs(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Return (B, N, D + wide): the parts in the order of ``slots``."""
-        gate = None if self.gate is None else self.gate()
-        if gate is not None:
-            gate = gate.to((next(self.parameters()) if self.table is None else self.table.weight).dtype)
-        id_gates, bag_gates, number_gates = self._split_gates(gate)
+        id_gates, bag_gates, number_gates = self._split_gates(None if self.gate is None else self.gate())
         pieces: list[Tensor] = []
         if self.table is not None:
             if self.ids:
@@ -130,8 +105,11 @@ class Inputs(nn.Module):
         return out.new_zeros(out.shape[0], len(self.slots), self.width).index_copy(1, self.filled, out)
 
     def _split_gates(self, gate: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Split the gates (parts,) into those of ids, bags and numeric fields."""
-        if gate is None or self.ids == self.parts:
+        """Split the gates (parts,) into those of ids, bags and numeric fields, in the dtype of the weights."""
+        if gate is None:
+            return None, None, None
+        gate = gate.to((next(self.parameters()) if self.table is None else self.table.weight).dtype)
+        if self.ids == self.parts:
             return gate, None, None
         bags = len(self.bags)
         return gate[: self.ids], gate[self.ids : self.ids + bags], gate[self.ids + bags :]
@@ -149,10 +127,10 @@ class Inputs(nn.Module):
 
     def layout(self) -> Layout:
         """Return which rows belong to which field."""
-        result: dict[str, dict[int, list[tuple[str, int]]]] = {}
-        if self.table is not None:
-            result["table.weight"] = {0: list(zip(self.names, self.table.sizes, strict=False))}
-        return result if self.numbers is None else {**result, **prefixed("numbers", self.numbers.layout())}
+        numbers = {} if self.numbers is None else prefixed("numbers", self.numbers.layout())
+        if self.table is None:
+            return numbers
+        return {"table.weight": {0: list(zip(self.names, self.table.sizes, strict=False))}, **numbers}
 
 
 def fields_by_kind(fields: Schema) -> tuple[list[Field], list[Field], list[Field]]:
@@ -160,9 +138,7 @@ def fields_by_kind(fields: Schema) -> tuple[list[Field], list[Field], list[Field
     kinds: dict[str, list[Field]] = {"categorical": [], "multi": [], "numeric": []}
     for field in fields:
         if field.kind == "cross":
-            raise InputError(
-                f"field {field.name!r} is a cross; leave it out, models create crosses of fields themselves"
-            )
+            raise InputError(f"field {field.name!r} is a cross; leave it out, models create crosses themselves")
         if field.kind != "numeric" and field.cardinality < 1:
             raise InputError(
                 f"field {field.name!r} is {field.kind} with cardinality {field.cardinality}; it must be at least 1"
@@ -171,12 +147,7 @@ def fields_by_kind(fields: Schema) -> tuple[list[Field], list[Field], list[Field
     return kinds["categorical"], kinds["multi"], kinds["numeric"]
 
 
-def _columns(all_fields: Sequence[Field], selected: Sequence[Field]) -> list[int]:
-    """Return the columns of numbers that belong to the selected fields."""
-    columns: list[int] = []
+def _positions(columns: Sequence[Field], selected: Sequence[Field]) -> list[int]:
+    """Return the positions of the columns that belong to the selected fields."""
     names = {field.name for field in selected}
-    start = 0
-    for field in all_fields:
-        columns += range(start, start + field.dim) if field.name in names else ()
-        start += field.dim
-    return columns
+    return [position for position, field in enumerate(columns) if field.name in names]

@@ -55,8 +55,15 @@ def indices_to_copy(old: Layout, new: Layout) -> dict[str, dict[int, Tensor]]:
     result: dict[str, dict[int, Tensor]] = {}
     for name, dims in new.items():
         for dim, segments in dims.items():
-            if list(segments) != list(old[name][dim]):
-                result.setdefault(name, {})[dim] = _indices(old[name][dim], segments)
+            if list(segments) == list(old[name][dim]):
+                continue
+            ranges: dict[Hashable, range] = {}
+            start = 0
+            for owner, width in old[name][dim]:
+                ranges[owner] = range(start, start + width)
+                start += width
+            indices = [index for owner, _ in segments for index in ranges[owner]]
+            result.setdefault(name, {})[dim] = torch.tensor(indices, dtype=torch.long)
     return result
 
 
@@ -65,25 +72,10 @@ def prefixed(prefix: str, layout: Layout) -> Layout:
     return {f"{prefix}.{name}": dims for name, dims in layout.items()}
 
 
-def _indices(old: Segments, new: Segments) -> Tensor:
-    ranges: dict[Hashable, range] = {}
-    start = 0
-    for owner, width in old:
-        ranges[owner] = range(start, start + width)
-        start += width
-    return torch.tensor([index for owner, _ in new for index in ranges[owner]], dtype=torch.long)
-
-
 class DenseToken(nn.Module):
     """One embedding for all numeric fields, from dense layers; its one gate multiplies the last Linear layer.
 
     The input of the first Linear layer is the numbers, followed by the indicators of missing values.
-
-    Args:
-        fields: the numeric fields, in order.
-        dim: width of the embedding.
-        hidden: widths of the hidden layers.
-        name: name of the part.
     """
 
     parts = 1
@@ -91,7 +83,7 @@ class DenseToken(nn.Module):
     def __init__(self, fields: Sequence[Field], dim: int, *, hidden: Sequence[int], name: str) -> None:
         super().__init__()
         self.names: tuple[str, ...] = (name,)
-        self.columns = sum(field.dim for field in fields)
+        self.columns, self.dim = sum(field.dim for field in fields), dim
         self.bottom = dense_layers(2 * self.columns, hidden, dim)
 
     def forward(self, dense: Tensor, missing: Tensor | None, gate: Tensor | None) -> Tensor:
@@ -113,10 +105,8 @@ class DenseToken(nn.Module):
 
     def part_weights(self, part: int) -> list[PartWeight]:
         """Return the last Linear layer; the gate multiplies it in forward, so absorbing is bitwise exact."""
-        last = len(self.bottom) - 1
-        size = self.bottom[last].out_features
-        assert isinstance(size, int)
-        return [PartWeight(f"bottom.{last}.{name}", 0, 0, size, exact=True) for name in ("weight", "bias")]
+        last = f"bottom.{len(self.bottom) - 1}"
+        return [PartWeight(f"{last}.{name}", 0, 0, self.dim, exact=True) for name in ("weight", "bias")]
 
     def layout(self) -> Layout:
         """Return an empty layout: all numeric fields are kept or dropped together."""
@@ -129,12 +119,7 @@ class NumericEmbeddings(nn.Module):
     .. math:: e_f = g_f (v W_f + m M_f), \qquad m \in \{0, 1\}^w
 
     m marks the missing numbers, whose v is 0. The gate multiplies the weights, which are smaller than the result.
-
-    Args:
-        fields: the numeric fields, in order; ``dim`` of a field is the number of its columns.
-        dim: width of an embedding.
-
-    """  # fmt: skip
+    """
 
     column_field: Tensor  # (C,) index of the field of each column
     grouped: Tensor  # (C,) the columns, sorted by the width of their field
@@ -175,14 +160,10 @@ class NumericEmbeddings(nn.Module):
         absent: Tensor = self.missing
         if gate is not None:
             factor = (gate if self.plain else gate.index_select(0, self.column_field))[:, None].to(weight.dtype)
-            weight = weight * factor
-            absent = absent * factor
-        dense = dense.to(weight.dtype)
+            weight, absent = weight * factor, absent * factor
+        out = dense.to(weight.dtype)[:, :, None] * weight  # (B, C, D)
         if missing is not None:
-            missing = missing.to(weight.dtype)
-        out = dense[:, :, None] * weight  # (B, C, D)
-        if missing is not None:
-            out = torch.addcmul(out, missing[:, :, None], absent)
+            out = torch.addcmul(out, missing.to(weight.dtype)[:, :, None], absent)
         return out if self.plain else self._sum_columns(out)
 
     def _sum_columns(self, out: Tensor) -> Tensor:
@@ -206,5 +187,4 @@ class NumericEmbeddings(nn.Module):
         return {"weight": {0: rows}, "missing": {0: rows}}
 
     def extra_repr(self) -> str:
-        """Return the description for ``print(model)``."""
         return f"{self.parts} fields, {sum(self.widths)} numbers, dim={self.dim}"

@@ -16,6 +16,8 @@ from lpfs.models.inputs import Inputs, Pooling, fields_by_kind
 from lpfs.models.layers import Layout, Segments, dense_layers, prefixed
 from lpfs.schema import Schema
 
+CROSSED_GROUPS = {"user", "item"}
+
 
 class UserItem(Model):
     r"""Products of all user and item fields, the other fields, shared dense layers, and one head per task.
@@ -53,13 +55,13 @@ class UserItem(Model):
         config = {"dim": dim, "other_dim": other_dim, "number_dim": number_dim, "hidden": hidden, "head": head}
         super().__init__(schema, silent, {**config, "pooling": pooling})
         if not hidden:
-            raise InputError(
-                "hidden is empty; it needs at least one width, because the heads use the last shared layer"
-            )
-        crossed, others, numbers = self._split_fields(schema)
-        groups = [schema[name].group for name in crossed]
-        users = [number for number, group in enumerate(groups) if group == "user"]
-        items = [number for number, group in enumerate(groups) if group == "item"]
+            raise InputError("hidden is empty; it needs at least one width: the heads use the last shared layer")
+        ids, bags, dense = fields_by_kind(schema)
+        crossed = [field.name for field in (*ids, *bags, *dense) if field.group in CROSSED_GROUPS]
+        others = [field.name for field in (*ids, *bags) if field.group not in CROSSED_GROUPS]
+        numbers = [field.name for field in dense if field.group not in CROSSED_GROUPS]
+        users = [number for number, name in enumerate(crossed) if schema[name].group == "user"]
+        items = [number for number, name in enumerate(crossed) if schema[name].group == "item"]
         if bool(users) != bool(items):
             present, absent = ("user", "item") if users else ("item", "user")
             raise InputError(
@@ -71,35 +73,21 @@ class UserItem(Model):
         self.numbers = self._inputs(numbers, number_dim, pooling)
         self.crosses = Crosses([(user, item) for user in users for item in items], dim)
         self.pairs = [(crossed[user], crossed[item]) for user in users for item in items]
-        width = sum(size for _, size in self._columns())
         *shared, last = hidden
-        self.top = dense_layers(width, shared, last).append(nn.ReLU())
+        self.top = dense_layers(sum(size for _, size in self._columns()), shared, last).append(nn.ReLU())
         self.heads = nn.ModuleList(dense_layers(last, head, 1) for _ in range(self.outputs_count))
 
     def _inputs(self, names: Sequence[str], dim: int, pooling: Pooling) -> Inputs:
-        silent = set(self.silent)
-        used = [name for name in names if name not in silent]
+        used = [name for name in names if name not in self.silent]
         return Inputs(self.reads, used, dim, pooling=pooling, slots=names)
 
-    @staticmethod
-    def _split_fields(schema: Schema) -> tuple[list[str], list[str], list[str]]:
-        """Return the crossed fields, the other fields with ids, and the other numeric fields."""
-        ids, bags, dense = fields_by_kind(schema)
-        crossed, others, numbers = [
-            [field.name for field in fields if (field.group in ("user", "item")) == is_crossed]
-            for fields, is_crossed in (((*ids, *bags, *dense), True), ((*ids, *bags), False), (dense, False))
-        ]
-        return crossed, others, numbers
-
     def outputs(self, batch: Batch) -> Tensor:
-        """Return logits (B, 1 + tasks)."""
         pieces = [inputs(batch).flatten(1) for inputs in (self.others, self.numbers) if inputs.slots]
         beside = torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0] if pieces else None
         shared = self.top(self.crosses(self.inputs(batch), beside) if self.pairs else beside)
         return torch.cat([head(shared) for head in self.heads], 1)
 
     def sites(self) -> dict[str, Site | list[Site]]:
-        """Return the gate site of every field, directly after its embedding."""
         sites = {
             name: Site(path, index=part)
             for path in ("inputs", "others", "numbers")
@@ -108,7 +96,6 @@ class UserItem(Model):
         return {name: sites[name] for name in self.names}
 
     def layout(self) -> Layout:
-        """Return which rows belong to which field and which columns to which field or cross."""
         rows = {**prefixed("others", self.others.layout()), **prefixed("numbers", self.numbers.layout())}
         return {**super().layout(), **rows, "top.0.weight": {1: self._columns()}}
 
@@ -121,9 +108,8 @@ class UserItem(Model):
 
     def cut(self, kept: Sequence[str]) -> UserItem:
         """Return a new, untrained model of the kept fields; without an item, all user fields are dropped."""
-        absent = {"user", "item"} - {self.schema[name].group for name in kept}
-        unused = {"user", "item"} if absent else set()
-        fields = [name for name in kept if self.schema[name].group not in unused]
+        absent = CROSSED_GROUPS - {self.schema[name].group for name in kept}
+        fields = [name for name in kept if not absent or self.schema[name].group not in CROSSED_GROUPS]
         if kept and not fields:
             raise InputError(
                 f"no field of group {min(absent)} is kept, and the {len(kept)} kept fields ({', '.join(kept[:5])}"

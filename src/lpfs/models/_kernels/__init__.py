@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -31,11 +31,6 @@ class CrossPlan:
     slots: int
     ranges: tuple[PartRange, ...]
 
-    @property
-    def unused_slots(self) -> bool:
-        """Return whether some slots get no part."""
-        return len(self.parts) < self.slots
-
     @cached_property
     def arrays(self) -> tuple[Any, ...]:
         """Return arrays: first factor, second factor, slot, whether there is no first factor; and D."""
@@ -55,13 +50,8 @@ class CrossPlan:
         for number, (part, slot) in enumerate(zip(parts, places, strict=True)):
             first, second = (None, part[0]) if len(part) == 1 else part
             last = ranges[-1] if ranges else None
-            if (
-                last is not None
-                and last.first == first
-                and last.second + last.count == second
-                and last.slot + last.count == slot
-            ):
-                ranges[-1] = PartRange(first, last.second, last.part, last.slot, last.count + 1)
+            if last and (last.first, last.second + last.count, last.slot + last.count) == (first, second, slot):
+                ranges[-1] = replace(last, count=last.count + 1)
             else:
                 ranges.append(PartRange(first, second, number, slot, 1))
         return cls(tuple(parts), tuple(places), dim, slots, tuple(ranges))

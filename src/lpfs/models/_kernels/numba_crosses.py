@@ -6,7 +6,6 @@ the number of threads.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,28 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lpfs._imports import compile_loop
+from lpfs._imports import Array, compile_loop
 from lpfs.models._kernels import CrossPlan
 
 BLOCK = 64  # rows per block
 
 
-@cache
-def available() -> bool:
-    """Return whether numba can be imported."""
-    try:
-        importlib.import_module("numba")
-    except ImportError:
-        return False
-    return True
-
-
 def forward(plan: CrossPlan, tokens: Tensor, gate: Tensor | None, out: Tensor) -> None:
     """Write g_p · e_i or g_p · e_i ⊙ e_j of embeddings (B, N, D) into their slots of ``out`` (B, ≥ slots·D)."""
     kernel = _compiled()[0]
-    rows, target = tokens.flatten(1).numpy(), out.numpy()
-    arguments = (rows, *plan.arrays, _gate_array(plan, gate), target)
-    _run_in_threads(len(rows), lambda block, start, stop: kernel(*arguments, start, stop))
+    arguments = (tokens.flatten(1).numpy(), plan.arrays, _gate_array(plan, gate), out.numpy())
+    _run_in_threads(len(tokens), lambda block, start, stop: kernel(*arguments, start, stop))
 
 
 def backward(plan: CrossPlan, tokens: Tensor, gate: Tensor | None, grad: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -47,7 +35,7 @@ def backward(plan: CrossPlan, tokens: Tensor, gate: Tensor | None, grad: Tensor)
     rows, token_grad = tokens.flatten(1).numpy(), torch.zeros_like(tokens)
     blocks = -(-len(rows) // BLOCK)
     sums = np.zeros((blocks, 0 if gate is None else len(plan.parts) * plan.dim), np.float32)
-    arguments = (rows, *plan.arrays, _gate_array(plan, gate), grad.numpy(), token_grad.flatten(1).numpy())
+    arguments = (rows, plan.arrays, _gate_array(plan, gate), grad.numpy(), token_grad.flatten(1).numpy())
     _run_in_threads(len(rows), lambda block, start, stop: kernel(*arguments, sums[block], start, stop))
     if gate is None:
         return token_grad, None
@@ -86,9 +74,8 @@ def _compiled() -> tuple[Any, Any]:
     return compile_loop(_forward), compile_loop(_backward)
 
 
-def _forward(
-    rows: Any, first: Any, second: Any, slot: Any, single: Any, dim: Any, gate: Any, out: Any, start: int, stop: int
-) -> None:
+def _forward(rows: Array, plan: Any, gate: Array, out: Array, start: int, stop: int) -> None:
+    first, second, slot, single, dim = plan
     for row in range(start, stop):
         values, target = rows[row], out[row]
         for part in range(len(first)):
@@ -102,19 +89,9 @@ def _forward(
 
 
 def _backward(
-    rows: Any,
-    first: Any,
-    second: Any,
-    slot: Any,
-    single: Any,
-    dim: Any,
-    gate: Any,
-    grad: Any,
-    token_grad: Any,
-    sums: Any,
-    start: int,
-    stop: int,
+    rows: Array, plan: Any, gate: Array, grad: Array, token_grad: Array, sums: Array, start: int, stop: int
 ) -> None:
+    first, second, slot, single, dim = plan
     gated = len(sums) > 0
     for row in range(start, stop):
         values, part_grad, target = rows[row], grad[row], token_grad[row]

@@ -36,18 +36,15 @@ def backward(plan: CrossPlan, tokens: Tensor, gate: Tensor | None, grad: Tensor)
         in_tokens = slice(run.second, run.second + run.count)
         part_grad, second = parts[:, run.slot : run.slot + run.count], tokens[:, in_tokens]
         product = part_grad * second  # (B, count, D)
-        if run.first is not None:
-            first = tokens[:, run.first : run.first + 1]
-            if gate_grad is not None:
-                gate_grad[in_gate] = (product * first).sum((0, 2))
-        elif gate_grad is not None:
-            gate_grad[in_gate] = product.sum((0, 2))
-        scaled = part_grad if gate is None else part_grad * gate[in_gate, None]
-        if run.first is None:
-            token_grad[:, in_tokens] += scaled
+        first = None if run.first is None else tokens[:, run.first : run.first + 1]
+        if gate is not None and gate_grad is not None:
+            gate_grad[in_gate] = (product if first is None else product * first).sum((0, 2))
+            part_grad, product = part_grad * gate[in_gate, None], product * gate[in_gate, None]
+        if first is None:
+            token_grad[:, in_tokens] += part_grad
         else:
-            token_grad[:, run.first] += (product if gate is None else product * gate[in_gate, None]).sum(1)
-            token_grad[:, in_tokens].addcmul_(scaled, first)
+            token_grad[:, run.first] += product.sum(1)
+            token_grad[:, in_tokens].addcmul_(part_grad, first)
     return token_grad, gate_grad
 
 
