@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,14 +16,15 @@ from torch import Tensor
 
 import lpfs
 from lpfs._fileio import fsync_path
+from lpfs._validation import check_int, check_name
 from lpfs.data.batch import Batch
 from lpfs.data.dataset import Dataset
 from lpfs.errors import CheckpointError, DataError, ExactnessError, InputError
 from lpfs.export.onnx_graph import Graph, external_data_file, old_external_files
-from lpfs.export.onnx_models import EncodedInputs, add_inputs, add_logits
-from lpfs.export.parity import Parity, check_ids, check_logits, onnx_runtime, raw_inputs, reencode, sample_batch
+from lpfs.export.onnx_models import add_inputs, add_logits
+from lpfs.export.parity import check_ids, check_logits, onnx_runtime, raw_inputs, reencode, sample_batch
 from lpfs.export.preprocessing import InputColumn, build_columns
-from lpfs.export.torch_export import check_torch, write_torch
+from lpfs.export.torch_export import write_torch
 from lpfs.models import registered_name
 from lpfs.models.base import Model
 from lpfs.serialization import check_no_gates, load, load_metadata
@@ -58,11 +58,10 @@ class Exported:
     bound: float
     checked_with: str
 
-    def __fspath__(self) -> str:
-        return str(self.path)
-
     def __str__(self) -> str:
         return str(self.path)
+
+    __fspath__ = __str__
 
     def describe(self) -> str:
         """Return one sentence about the file and its check."""
@@ -98,7 +97,7 @@ def export(
             the model uses as inputs.
         replace: replace an existing file.
     """
-    _check_format(format)
+    check_name(format, SUFFIX, "format")
     _check_model(model)
     data = dataset if dataset is None or isinstance(dataset, Dataset) else Dataset(dataset)
     if data is not None:
@@ -111,25 +110,25 @@ def export(
         raise InputError(f"{out} exists already; choose another name, or replace it with replace=True")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{out.name[:80]}.", suffix=".tmp", dir=out.parent))
-        try:
-            file = staging / ("model" + SUFFIX[format])
-            exported = (_export_onnx if format == "onnx" else _export_torch)(model, data, batch, file, out)
-            external = [written for written in staging.iterdir() if written != file]
-            for written in (*external, file):  # weights first: the model file refers to them
-                fsync_path(written)
-                written.replace(out if written == file else out.parent / written.name)
+        with TemporaryDirectory(".tmp", f".{out.name[:80]}.", out.parent, ignore_cleanup_errors=True) as staging:
+            file = Path(staging, f"model{SUFFIX[format]}")
+            if format == "torch":
+                result = write_torch(model, data, batch, file)
+            else:
+                result = _write_onnx(model, data, batch, file, out.name)
+            external = [path for path in file.parent.iterdir() if path != file]
+            for path in (*external, file):  # weights first: the model file refers to them
+                fsync_path(path)
+                path.replace(out if path == file else out.parent / path.name)
             fsync_path(out.parent)
             for old in old_external_files(out):
-                if old.name not in {written.name for written in external}:
+                if old.name not in {path.name for path in external}:
                     old.unlink()
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
         raise CheckpointError(
             f"cannot write {out}: {error.strerror or error}; an existing file was not changed"
         ) from error
-    return exported
+    return Exported(out, format, len(batch), *result)
 
 
 def export_run(
@@ -151,7 +150,7 @@ def export_run(
         rows: number of rows to check.
         replace: replace an existing file; the default path is always replaced.
     """
-    _check_format(format)
+    check_name(format, SUFFIX, "format")
     run_dir = Path(folder)
     if not (run_dir / "model").is_dir():
         raise InputError(f"{run_dir} has no model; give the directory of a run of select, train or prune")
@@ -159,10 +158,10 @@ def export_run(
     if dataset is None:
         inside = run_dir / "data"
         dataset = inside if (inside / "dataset.json").exists() else metadata.get("data")
-        if dataset is not None and not Path(dataset).exists():
+        if dataset is None:
+            raise InputError(f"{run_dir} does not record which Dataset its model was trained on; give dataset=")
+        if not Path(dataset).exists():
             raise DataError(f"the Dataset of {run_dir} is no longer at {dataset}; give its new path as dataset=")
-    if dataset is None:
-        raise InputError(f"{run_dir} does not record which Dataset its model was trained on; give dataset=")
     data = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
     expected = metadata.get("fingerprint")
     if expected is not None and data.fingerprint != expected:
@@ -172,14 +171,6 @@ def export_run(
         )
     out = run_dir / f"model{SUFFIX[format]}" if path is None else path
     return export(model, out, dataset=data, format=format, rows=rows, replace=replace or path is None)
-
-
-# ------------------------------------------------------------------------------------------- arguments
-
-
-def _check_format(format: str) -> None:
-    if format not in get_args(Format):
-        raise InputError(f"format must be onnx or torch, found {format!r}")
 
 
 def _check_model(model: Model) -> None:
@@ -195,19 +186,15 @@ def _check_model(model: Model) -> None:
 
 def _check_fields(model: Model, data: Dataset) -> None:
     """Raise InputError if the ids of the Dataset are not those of the model."""
-    absent = [name for name in model.reads.names if name not in data.schema.names]
-    if absent:
-        raise InputError(
-            f"{data.path} has no field {absent[0]!r}, an input of the model; give the Dataset that the model was "
-            "trained on"
-        )
+    for name in model.reads.names:
+        check_name(name, data.schema.names, "field", f"{data.path} is not the Dataset that the model was trained on")
     for field, stored in zip(model.reads, data.schema.subset(model.reads.names), strict=True):
         for attribute in ("name", "kind", "dim" if field.kind == "numeric" else "cardinality"):
-            if getattr(field, attribute) != getattr(stored, attribute):
+            expected, actual = getattr(field, attribute), getattr(stored, attribute)
+            if expected != actual:
                 raise InputError(
-                    f"field {field.name!r} has {attribute} {getattr(field, attribute)!r} in the model and "
-                    f"{getattr(stored, attribute)!r} in {data.path}; give the Dataset that the model was "
-                    "trained on"
+                    f"field {field.name!r} has {attribute} {expected!r} in the model and {actual!r} in {data.path}; "
+                    "give the Dataset that the model was trained on"
                 )
 
 
@@ -217,64 +204,57 @@ def _check_batch(model: Model, data: Dataset | None, rows: Batch | int | None) -
         batch = rows.to("cpu")
     elif data is None:
         raise InputError("a file is checked on real rows before it is kept: give dataset=, or a Batch as rows=")
-    elif rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
-        raise InputError(f"rows must be a Batch or an integer of at least 1, found {rows!r}")
     else:
-        batch = sample_batch(data, model.reads, CHECKED_ROWS if rows is None else rows)
+        batch = sample_batch(data, model.reads, CHECKED_ROWS if rows is None else check_int("rows", rows, 1))
     model.check(batch)
     if not len(batch):
         raise InputError("there are no rows to check the file on; give at least one")
     return batch
 
 
-# --------------------------------------------------------------------------------------------- formats
+def _write_onnx(model: Model, data: Dataset | None, batch: Batch, file: Path, name: str) -> tuple[float, float, str]:
+    """Write a file and return the result of its check: largest difference of a logit, its bound, and the runtime.
 
-
-def _export_torch(model: Model, data: Dataset | None, batch: Batch, file: Path, out: Path) -> Exported:
-    write_torch(model, data, file)
-    parity = check_torch(model, batch, file)
-    return Exported(out, "torch", parity.rows, parity.max_logit_change, parity.bound, f"torch {torch.__version__}")
-
-
-def _export_onnx(model: Model, data: Dataset | None, batch: Batch, file: Path, out: Path) -> Exported:
-    external = external_data_file(model, out)
-    built = build_onnx(model, data, None if external is None else file.with_name(external))
-    write_onnx(built, model, data, file)
-    parity, runtime = check_onnx(built, model, data, batch, file)
-    return Exported(out, "onnx", parity.rows, parity.max_logit_change, parity.bound, runtime)
-
-
-@dataclass(frozen=True)
-class OnnxModel:
-    """The graph of a model and the input columns of the graph."""
-
-    graph: Graph
-    columns: list[InputColumn]
-    encoded: EncodedInputs
-    negative_rate: float | None
-
-
-def build_onnx(model: Model, dataset: Dataset | None, external_file: Path | None = None) -> OnnxModel:
-    """Return a model as a graph with the preprocessing of a Dataset; large weights may go to a separate file."""
-    graph = Graph(external_file)
-    columns = build_columns(model.reads, dataset)
+    ``name`` is the final name of the file.
+    """
+    external = external_data_file(model, name)
+    graph = Graph(None if external is None else file.with_name(external))
+    columns = build_columns(model.reads, data)
     encoded = add_inputs(graph, columns)
+    rate = get_negative_rate(data)
+    _add_outputs(graph, model, add_logits(graph, model, encoded), rate)
+    metadata: dict[str, Any] = {
+        "inputs": [column.metadata() for column in columns],
+        "schema": model.reads.to_json(),
+        "model": {"name": registered_name(model), "config": model.config, "silent": list(model.silent)},
+        "data": None if data is None else {"fingerprint": data.fingerprint},
+        "negative_rate": rate,
+    }
+    properties = {f"lpfs.{key}": json.dumps(value) for key, value in metadata.items()}
+    proto = graph.to_model(ONNX_DESCRIPTION)
+    graph.onnx.helper.set_model_props(proto, {"lpfs.version": lpfs.__version__, **properties})
+    file.write_bytes(proto.SerializeToString())
+    result = _check_rows(file, columns, model, data, batch, rate)
+    for column in columns:
+        _check_column(graph, column, encoded.ids)
+    return result
+
+
+def _add_outputs(graph: Graph, model: Model, logits: str, negative_rate: float | None) -> None:
+    """Declare the outputs; ``logits`` are (B, 1 + tasks)."""
     tasks = 1 + len(model.schema.tasks)
-    all_logits = add_logits(graph, model, encoded)  # (B, 1 + tasks)
     shape: list[int | str] = ["B", tasks] if tasks > 1 else ["B"]
-    main = graph.add("Gather", all_logits, graph.constant(np.array(0)), axis=1)
-    graph.add("Identity", all_logits if tasks > 1 else main, out="logit")
+    main = graph.add("Gather", logits, 0, axis=1)
+    graph.add("Identity", logits if tasks > 1 else main, out="logit")
     graph.add("Sigmoid", "logit", out="probability")
     labels = ", ".join((model.schema.label, *model.schema.tasks))
     graph.add_output("probability", shape, f"of {labels}, as the model was trained")
     graph.add_output("logit", shape, f"of {labels}: log(p / (1 - p))")
-    rate = get_negative_rate(dataset)
-    if rate is not None:
-        shifted = graph.add("Add", main, graph.constant(np.array(math.log(rate), np.float32)))
+    if negative_rate is not None:
+        shifted = graph.add("Add", main, np.float32(math.log(negative_rate)))
         graph.add("Sigmoid", shifted, out="corrected_probability")
-        description = f"of {model.schema.label} before negatives were down-sampled to a fraction of {rate:g}"
+        description = f"of {model.schema.label} before negatives were down-sampled to a fraction of {negative_rate:g}"
         graph.add_output("corrected_probability", ["B"], description)
-    return OnnxModel(graph, columns, encoded, rate)
 
 
 def get_negative_rate(dataset: Dataset | None) -> float | None:
@@ -284,37 +264,22 @@ def get_negative_rate(dataset: Dataset | None) -> float | None:
     return rate if 0.0 < rate < 1.0 else None
 
 
-def write_onnx(built: OnnxModel, model: Model, dataset: Dataset | None, file: Path) -> None:
-    """Write the graph with its metadata."""
-    proto = built.graph.to_model(ONNX_DESCRIPTION)
-    metadata: dict[str, Any] = {
-        "inputs": [column.metadata() for column in built.columns],
-        "schema": model.reads.to_json(),
-        "model": {"name": registered_name(model), "config": model.config, "silent": list(model.silent)},
-        "data": None if dataset is None else {"fingerprint": dataset.fingerprint},
-        "negative_rate": built.negative_rate,
-    }
-    properties = {f"lpfs.{key}": json.dumps(value) for key, value in metadata.items()}
-    built.graph.onnx.helper.set_model_props(proto, {"lpfs.version": lpfs.__version__, **properties})
-    file.write_bytes(proto.SerializeToString())
-
-
-def check_onnx(built: OnnxModel, model: Model, dataset: Dataset | None, batch: Batch, file: Path) -> tuple[Parity, str]:
-    """Run the file on rows and on every value of every vocabulary; raise ExactnessError where it differs."""
-    run, runtime = onnx_runtime(file)
-    feeds = raw_inputs(built.columns, batch)
-    if dataset is not None:
-        batch = reencode(built.columns, feeds, batch, dataset)
+def _check_rows(
+    file: Path, columns: list[InputColumn], model: Model, data: Dataset | None, batch: Batch, rate: float | None
+) -> tuple[float, float, str]:
+    """Run the file on rows; raise ExactnessError if an output differs from the model's."""
+    run, runtime = onnx_runtime(str(file))
+    feeds = raw_inputs(columns, batch)
+    if data is not None:
+        batch = reencode(columns, feeds, batch, data)
     outputs = {name: torch.from_numpy(np.array(value)) for name, value in run(feeds).items()}
     logit = outputs["logit"]
-    parity = check_logits(model, batch, logit)
+    change, bound = check_logits(model, batch, logit)
     _check_sigmoid("probability", logit.double(), outputs)
-    if built.negative_rate is not None:
+    if rate is not None:
         main = logit[:, 0] if model.schema.tasks else logit
-        _check_sigmoid("corrected_probability", main.double() + math.log(built.negative_rate), outputs)
-    for column in built.columns:
-        _check_column(built, column)
-    return parity, runtime
+        _check_sigmoid("corrected_probability", main.double() + math.log(rate), outputs)
+    return change, bound, runtime
 
 
 def _check_sigmoid(name: str, logits: Tensor, outputs: dict[str, Tensor]) -> None:
@@ -323,13 +288,11 @@ def _check_sigmoid(name: str, logits: Tensor, outputs: dict[str, Tensor]) -> Non
         raise ExactnessError(f"output {name!r} of the file is not the sigmoid of its logits; nothing was written")
 
 
-def _check_column(built: OnnxModel, column: InputColumn) -> None:
+def _check_column(graph: Graph, column: InputColumn, encoded: dict[str, str]) -> None:
     """Run the encoding of one field on every value, a missing and an unseen one, and padding in a bag."""
     values, ids = column.examples()
-    if not len(ids):
-        return
-    name = column.field.name
-    part = built.graph.subgraph(built.encoded.ids[name], built.graph.onnx.TensorProto.INT64)
-    run, _ = onnx_runtime(part.SerializeToString())
-    [found] = run({column.input: values[None] if column.multi else values}).values()
-    check_ids(name, ids, found.reshape(-1), values)
+    if len(ids):
+        part = graph.subgraph(encoded[column.field.name], graph.onnx.TensorProto.INT64)
+        run, _ = onnx_runtime(part.SerializeToString())
+        [file_ids] = run({column.input: values[None] if column.multi else values}).values()
+        check_ids(column.field.name, ids, file_ids.reshape(-1), values)

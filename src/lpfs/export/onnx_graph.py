@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
 
 from lpfs._imports import import_optional
 from lpfs.data.store.format import AnyArray
@@ -41,37 +43,40 @@ class Graph:
         self._unnamed: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._bytes = 0
 
-    def add(self, op: str, *inputs: str, out: str | None = None, domain: str = "", **attributes: Any) -> str:
-        """Add a node with one result."""
-        name = f"/{op}_{len(self.nodes)}"
-        result = out or f"{name}/out"
-        node = self.onnx.helper.make_node(op, list(inputs), [result], name=name, domain=domain, **attributes)
-        self.nodes.append(node)
-        return result
+    def add(self, op: str, *inputs: npt.ArrayLike, out: str | None = None, **attributes: Any) -> str:
+        """Add a node with one result; every input is the name of a result, or the values of a constant."""
+        return self._add_node(op, inputs, [out or f"/{op}_{len(self.nodes)}/out"], attributes)[0]
 
     def split(self, value: str, sizes: Sequence[int], axis: int) -> list[str]:
         """Split a value along one axis."""
-        name = f"/Split_{len(self.nodes)}"
-        results = [f"{name}/out_{number}" for number in range(len(sizes))]
-        inputs = [value, self.constant(np.array(sizes, np.int64))]
-        self.nodes.append(self.onnx.helper.make_node("Split", inputs, results, name=name, axis=axis))
+        results = [f"/Split_{len(self.nodes)}/out_{number}" for number in range(len(sizes))]
+        return self._add_node("Split", [value, sizes], results, {"axis": axis})
+
+    def _add_node(self, op: str, inputs: Sequence[Any], results: list[str], attributes: dict[str, Any]) -> list[str]:
+        name = f"/{op}_{len(self.nodes)}"
+        names = [value if isinstance(value, str) else self._constant(np.asarray(value)) for value in inputs]
+        self.nodes.append(self.onnx.helper.make_node(op, names, results, name=name, **attributes))
         return results
 
-    def constant(self, values: AnyArray, name: str | None = None) -> str:
-        """Add a weight under its name, or an unnamed constant; equal unnamed constants are stored once."""
-        key = (values.dtype.str, values.shape, values.tobytes() if name is None else b"")
-        if name is None and key in self._unnamed:
-            return self._unnamed[key]
-        result = name or f"/constant_{len(self.constants)}"
-        values = np.asarray(values, order="C")
-        if name is not None and self.external_file is not None and values.nbytes >= MIN_EXTERNAL_BYTES:
-            self.constants[result] = self._write_external(values, result, self.external_file)
-        else:
-            self.count_bytes(values.nbytes)
-            self.constants[result] = self.onnx.numpy_helper.from_array(values, result)
-        if name is None:
-            self._unnamed[key] = result
-        return result
+    def _constant(self, values: AnyArray) -> str:
+        """Return the name of an unnamed constant; equal ones are stored once."""
+        key = (values.dtype.str, values.shape, values.tobytes())
+        if key not in self._unnamed:
+            self._unnamed[key] = self._store(values, f"/constant_{len(self.constants)}")
+        return self._unnamed[key]
+
+    def weight(self, tensor: Tensor, name: str) -> str:
+        """Add a parameter under its name."""
+        values = to_array(tensor)
+        if self.external_file is None or values.nbytes < MIN_EXTERNAL_BYTES:
+            return self._store(values, name)
+        self.constants[name] = self._write_external(np.asarray(values, order="C"), name, self.external_file)
+        return name
+
+    def _store(self, values: AnyArray, name: str) -> str:
+        self.count_bytes(values.nbytes)
+        self.constants[name] = self.onnx.numpy_helper.from_array(np.asarray(values, order="C"), name)
+        return name
 
     def _write_external(self, values: AnyArray, name: str, path: Path) -> Any:
         """Append a weight to the file of large weights, and return a tensor that refers to it."""
@@ -96,7 +101,7 @@ class Graph:
             )
 
     def add_input(self, name: str, dtype: Any, shape: Sequence[int | str], description: str) -> str:
-        """Add an input."""
+        """Add an input and return its name."""
         self.inputs.append(self.onnx.helper.make_tensor_value_info(name, dtype, list(shape), description))
         return name
 
@@ -105,18 +110,15 @@ class Graph:
         dtype = self.onnx.TensorProto.FLOAT
         self.outputs.append(self.onnx.helper.make_tensor_value_info(name, dtype, list(shape), description))
 
-    def linear(self, value: str, module: Any, path: str) -> str:
+    def linear(self, value: str, module: nn.Module, path: str) -> str:
         """Add an ``nn.Linear``: x Wᵀ + b."""
-        weights = [self.constant(to_array(module.weight), f"{path}.weight")]
-        if module.bias is not None:
-            weights.append(self.constant(to_array(module.bias), f"{path}.bias"))
+        weights = [self.weight(weight, f"{path}.{name}") for name, weight in module.named_parameters()]
         return self.add("Gemm", value, *weights, transB=1)
 
     def subgraph(self, result: str, dtype: Any) -> Any:
         """Return a model of the nodes that one result depends on, with only the inputs that they use."""
         producers = {output: node for node in self.nodes for output in node.output}
-        used: set[str] = set()
-        pending, leaves = [result], set()
+        used, leaves, pending = set(), set(), [result]
         while pending:
             name = pending.pop()
             if name not in producers:
@@ -136,11 +138,8 @@ class Graph:
 
     def to_model(self, description: str) -> Any:
         """Return the whole graph as a model."""
-        constants = list(self.constants.values())
-        graph = self.onnx.helper.make_graph(
-            self.nodes, "lpfs", self.inputs, self.outputs, constants, doc_string=description
-        )
-        return self._make_model(graph)
+        parts = (self.nodes, "lpfs", self.inputs, self.outputs, list(self.constants.values()))
+        return self._make_model(self.onnx.helper.make_graph(*parts, doc_string=description))
 
     def _make_model(self, graph: Any) -> Any:
         helper = self.onnx.helper
@@ -148,7 +147,7 @@ class Graph:
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="lpfs")
 
 
-def external_data_file(model: Any, out: Path) -> str | None:
+def external_data_file(model: nn.Module, file_name: str) -> str | None:
     """Return the name of the file of large weights; None if all weights fit into the model file.
 
     The name contains a digest of the weights, so that an older model file never refers to newer weights.
@@ -159,7 +158,7 @@ def external_data_file(model: Any, out: Path) -> str | None:
     digest = hashlib.sha256()
     for weight in weights:
         digest.update(np.asarray(weight, order="C").data)
-    return f"{out.name}.{digest.hexdigest()[:12]}.data"
+    return f"{file_name}.{digest.hexdigest()[:12]}.data"
 
 
 def old_external_files(out: Path) -> list[Path]:
@@ -168,7 +167,7 @@ def old_external_files(out: Path) -> list[Path]:
     return [path for path in out.parent.iterdir() if name.fullmatch(path.name)]
 
 
-def to_array(tensor: Any) -> AnyArray:
+def to_array(tensor: Tensor) -> AnyArray:
     """Return a parameter or a buffer as an array."""
     return np.asarray(tensor.detach().cpu().numpy())
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,17 +29,8 @@ SAMPLED_RANGES = 8  # ranges of a Dataset that rows are sampled from
 OnnxRunner = Callable[[dict[str, AnyArray]], dict[str, AnyArray]]
 
 
-@dataclass(frozen=True)
-class Parity:
-    """Largest difference between the logits of a file and of the model, on how many rows, and its bound."""
-
-    rows: int
-    max_logit_change: float
-    bound: float
-
-
-def check_logits(model: Model, batch: Batch, logits: Tensor) -> Parity:
-    """Compare logits with those of the model for a batch; raise ExactnessError if they differ beyond rounding.
+def check_logits(model: Model, batch: Batch, logits: Tensor) -> tuple[float, float]:
+    """Return the largest difference to the model's logits and its bound; raise ExactnessError if it is exceeded.
 
     Both sum the same float32 products in different orders. That changes a logit by some units in its last place,
     and by more where many or large terms cancel. Up to ``ULP_BOUND`` units of the largest logit (at least 1) count
@@ -52,8 +41,7 @@ def check_logits(model: Model, batch: Batch, logits: Tensor) -> Parity:
     if not bool(torch.isfinite(expected).all()):
         row = int((~torch.isfinite(expected)).reshape(len(batch), -1).any(1).nonzero()[0])
         raise NonFiniteError(f"the model's logit of checked row {row} is not finite; nothing was written")
-    logits = logits.to(expected.device)
-    change = max_abs_difference([expected], [logits])
+    change = max_abs_difference([expected], [logits.to(expected.device)])
     bound = ULP_BOUND * torch.finfo(expected.dtype).eps * max(1.0, float(expected.abs().max()))
     if bound < change < float("inf"):
         [exact] = compute_logits(copy.deepcopy(model).double(), batch)
@@ -63,46 +51,35 @@ def check_logits(model: Model, batch: Batch, logits: Tensor) -> Parity:
             f"the file's predictions differ from the model's: on {len(batch):,} rows a logit changes by "
             f"{change:.3g}, rounding explains {bound:.3g}; nothing was written; please report this as a bug"
         )
-    return Parity(len(batch), change, bound)
+    return change, bound
 
 
-def check_ids(name: str, expected: AnyArray, found: AnyArray, values: AnyArray) -> None:
+def check_ids(name: str, expected: AnyArray, actual: AnyArray, values: AnyArray) -> None:
     """Raise ExactnessError if raw values of a field have other ids in the file than in the Dataset."""
-    wrong = np.flatnonzero(expected != found)
+    wrong = np.flatnonzero(expected != actual)
     if wrong.size:
         first = int(wrong[0])
         raise ExactnessError(
-            f"field {name!r}: the file gives {values[first]!r:.60} the id {found[first]}, the Dataset "
+            f"field {name!r}: the file gives {values[first]!r:.60} the id {actual[first]}, the Dataset "
             f"{expected[first]} ({wrong.size:,} of {len(expected):,} values differ); nothing was written"
         )
 
 
-def onnx_runtime(model: bytes | str | os.PathLike[str]) -> tuple[OnnxRunner, str]:
-    """Return a function that runs an ONNX model, and its name: onnxruntime, else the reference of onnx."""
-    source = model if isinstance(model, bytes) else str(Path(model))
+def onnx_runtime(model: bytes | str) -> tuple[OnnxRunner, str]:
+    """Return a function that runs an ONNX model or file, and its name: onnxruntime, else the reference of onnx."""
     try:
         onnxruntime = import_module("onnxruntime")
     except ImportError:
-        return _reference_runtime(source)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-
-    def run(feeds: dict[str, AnyArray]) -> dict[str, AnyArray]:
-        return dict(zip(names, session.run(names, feeds), strict=True))
-
-    return run, f"onnxruntime {onnxruntime.__version__}"
-
-
-def _reference_runtime(model: bytes | str) -> tuple[OnnxRunner, str]:
-    onnx = import_onnx()
-    evaluator = onnx.reference.ReferenceEvaluator(model if isinstance(model, str) else onnx.load_from_string(model))
-
-    def run(feeds: dict[str, AnyArray]) -> dict[str, AnyArray]:
-        return dict(zip(evaluator.output_names, evaluator.run(None, feeds), strict=True))
-
-    return run, f"onnx.reference {onnx.__version__}"
+        onnx = import_onnx()
+        session = onnx.reference.ReferenceEvaluator(model)
+        names, runtime = session.output_names, f"onnx.reference {onnx.__version__}"
+    else:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        runtime = f"onnxruntime {onnxruntime.__version__}"
+    return lambda feeds: dict(zip(names, session.run(None, feeds), strict=True)), runtime
 
 
 def sample_batch(dataset: Dataset, schema: Schema, count: int) -> Batch:
@@ -155,10 +132,8 @@ def reencode(columns: Sequence[InputColumn], feeds: dict[str, AnyArray], batch: 
     """Return the batch that ``encode_rows`` makes of the raw values; raise ExactnessError if its ids differ."""
     from lpfs.data.reencode import RowEncoder
 
-    def has_encoding(column: InputColumn) -> bool:
-        return column.scale is not None if isinstance(column, NumericColumn) else not isinstance(column, IdColumn)
-
-    encoded = [column for column in columns if has_encoding(column)]
+    raw = [column for column in columns if not isinstance(column, IdColumn)]
+    encoded = [column for column in raw if not isinstance(column, NumericColumn) or column.scale is not None]
     if not encoded:
         return batch
     import polars as pl
@@ -183,7 +158,7 @@ def as_series(column: InputColumn, feed: AnyArray) -> Any:
     name = column.field.name
     if not isinstance(column, VocabularyColumn):
         return pl.Series(name, feed) if feed.ndim == 1 else pl.Series(name, feed.tolist(), pl.List(pl.Float64))
-    missing, pad = column.missing, column.pad
+    missing, pad, _ = column.special
     dtype: Any = {"text": pl.String, "float": pl.Float64, "integer": pl.Int64}[column.value_type]
     if column.value_type == "integer" and column.values.dtype == np.uint64:
         dtype, feed = pl.UInt64, feed.view(np.uint64)

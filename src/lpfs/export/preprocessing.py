@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -22,73 +22,50 @@ from lpfs.schema import Field, Schema
 
 OUTPUTS = ("probability", "logit", "corrected_probability")
 VALID_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-MIN_INT64, MAX_INT64 = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 PAD_ID = -1  # id of padding in a row of a bag
 OUT_OF_RANGE = 1 << 40  # an id beyond every table: the runtime raises an error
 HASHED = {  # the number that is taken modulo the range, by type of value; see lpfs.data.encoders.vocabulary
     "text": "BLAKE2b(UTF-8) of 8 bytes, little endian,",
-    "whole": "the value (a negative one plus 2**64)",
-    "fraction": "the 64 bits of the float64",
+    "integer": "the value (a negative one plus 2**64)",
+    "float": "the 64 bits of the float64",
 }
 
 
-def input_names(fields: Sequence[str], reserved: Sequence[str] = OUTPUTS) -> dict[str, str]:
+def input_names(fields: Sequence[str]) -> dict[str, str]:
     """Return field -> name of its input: the field's name if it is valid and free, else a similar valid name.
 
     >>> input_names(["a.b", "a_b", "logit", "7"])
     {'a.b': 'a_b_2', 'a_b': 'a_b', 'logit': 'logit_2', '7': '_7'}
     """
-    used = set(reserved)
-    names = {name: name for name in fields if VALID_NAME.fullmatch(name) and name not in used}
-    used.update(names)
+    names = {name: name for name in fields if VALID_NAME.fullmatch(name) and name not in OUTPUTS}
     for name in fields:
-        if name in names:
-            continue
-        base = re.sub(r"[^A-Za-z0-9_]", "_", name)
-        base = "_" + base if base[0].isdigit() else base
-        candidates = (base if number == 1 else f"{base}_{number}" for number in count(1))
-        names[name] = _first_unused(used, candidates)
-        used.add(names[name])
+        if name not in names:
+            base = re.sub(r"^(?=[0-9])|[^A-Za-z0-9_]", "_", name)
+            candidates = chain([base], (f"{base}_{number}" for number in count(2)))
+            used = {*OUTPUTS, *names.values()}
+            names[name] = next(candidate for candidate in candidates if candidate not in used)
     return {name: names[name] for name in fields}
 
 
-# ------------------------------------------------------------------------------- values for missing, padding
+def special_values(vocabulary: Any) -> tuple[Any, Any, Any]:
+    """Return the values that mean missing, padding (in a bag) and unseen; none of them is in the vocabulary.
 
+    Missing is "", the lowest int64 or NaN, padding "<pad>", the highest int64 or -inf; another one if that is taken.
 
-def missing_value(vocabulary: Any) -> Any:
-    """Return the value that means missing: "", the lowest int64, or NaN; another one if that is in the vocabulary.
-
-    >>> missing_value(["a"]), missing_value(["a", ""])
-    ('', '<missing>')
+    >>> special_values(["a"]), special_values(["a", "", "<pad>"])
+    (('', '<pad>', '<unseen>'), ('<missing>', '<pad>2', '<unseen>'))
     """
+    candidates: tuple[Iterable[Any], ...]
     if isinstance(vocabulary, list):
-        return _first_unused(vocabulary, _texts("", "<missing>"))
-    if vocabulary.dtype.kind == "f":
-        return float("nan")
-    return _first_unused(as_int64(vocabulary).tolist(), count(MIN_INT64))
-
-
-def padding_value(vocabulary: Any) -> Any:
-    """Return the value that fills the rows of a bag: "<pad>", the highest int64, or -inf.
-
-    >>> padding_value(["a", "<pad>"])
-    '<pad>2'
-    """
-    if isinstance(vocabulary, list):
-        return _first_unused(vocabulary, _texts("<pad>"))
-    if vocabulary.dtype.kind == "f":
-        candidates = (-np.inf, np.inf, *np.arange(-1e300, -2e300, -1e298).tolist())
-        return _first_unused(vocabulary.tolist(), candidates)
-    return _first_unused(as_int64(vocabulary).tolist(), count(MAX_INT64, -1))
-
-
-def unseen_value(vocabulary: Any, missing: Any, pad: Any) -> Any:
-    """Return a value that is neither in the vocabulary nor means missing or padding."""
-    if isinstance(vocabulary, list):
-        return _first_unused([*vocabulary, missing, pad], _texts("<unseen>"))
-    if vocabulary.dtype.kind == "f":
-        return _first_unused([*vocabulary.tolist(), pad], (number + 0.5 for number in count()))
-    return _first_unused([*as_int64(vocabulary).tolist(), missing, pad], count())
+        used, candidates = set(vocabulary), (_texts("", "<missing>"), _texts("<pad>"), _texts("<unseen>"))
+    elif vocabulary.dtype.kind == "f":
+        pads = (-np.inf, np.inf, *np.arange(-1e300, -2e300, -1e298).tolist())
+        used, candidates = set(vocabulary.tolist()), ([np.nan], pads, (number + 0.5 for number in count()))
+    else:
+        limits = np.iinfo(np.int64)
+        used, candidates = set(as_int64(vocabulary).tolist()), (count(limits.min), count(limits.max, -1), count())
+    missing, pad, unseen = (next(value for value in values if value not in used) for values in candidates)
+    return missing, pad, unseen
 
 
 def as_int64(values: AnyArray) -> AnyArray:
@@ -99,14 +76,6 @@ def as_int64(values: AnyArray) -> AnyArray:
 def _texts(*first: str) -> Iterator[str]:
     yield from first
     yield from (f"{first[-1]}{number}" for number in count(2))
-
-
-def _first_unused(used: Iterable[Any], candidates: Iterable[Any]) -> Any:
-    taken = set(used)
-    return next(value for value in candidates if value not in taken)
-
-
-# ------------------------------------------------------------------------------------------------ columns
 
 
 @dataclass(frozen=True)
@@ -143,8 +112,7 @@ class InputColumn:
 
     def examples(self) -> tuple[AnyArray, AnyArray]:
         """Return raw values that cover every case of the encoding, and their ids; empty if ids are the input."""
-        empty = np.zeros(0, np.int64)
-        return empty, empty
+        return np.zeros(0), np.zeros(0)
 
     def metadata(self) -> dict[str, Any]:
         """Return the description of the input as JSON values."""
@@ -159,7 +127,6 @@ class IdColumn(InputColumn):
     of: str | None = None
 
     def description(self) -> str:
-        """Return the range of ids, and how hashed ids are computed."""
         text = f"ids from 0 to {self.field.cardinality - 1}"
         if self.modulo is not None:
             number = HASHED.get(self.of or "", "the value")
@@ -167,20 +134,15 @@ class IdColumn(InputColumn):
         return text + (f"; {PAD_ID} is padding" if self.multi else "")
 
     def encode(self, graph: Graph) -> str:
-        """Pass the ids on; an id out of range is an error in the runtime, as it is in the model."""
         ids = graph.add_input(self.input, graph.onnx.TensorProto.INT64, self.shape, self.description())
-        lowest = PAD_ID if self.multi else 0
-        above = graph.add("GreaterOrEqual", ids, graph.constant(np.array(lowest, np.int64)))
-        below = graph.add("Less", ids, graph.constant(np.array(self.field.cardinality, np.int64)))
-        invalid = graph.constant(np.array(OUT_OF_RANGE, np.int64))
-        return graph.add("Where", graph.add("And", above, below), ids, invalid)
+        above = graph.add("GreaterOrEqual", ids, PAD_ID if self.multi else 0)
+        below = graph.add("Less", ids, self.field.cardinality)
+        return graph.add("Where", graph.add("And", above, below), ids, OUT_OF_RANGE)
 
     def example_values(self, ids: AnyArray) -> AnyArray:
-        """Return the ids."""
         return ids.astype(np.int64)
 
     def metadata(self) -> dict[str, Any]:
-        """Return the description of the input as JSON values."""
         hashing = {"hash_modulo": self.modulo, "hash_of": self.of}
         return {**super().metadata(), **hashing, **({"pad": PAD_ID} if self.multi else {})}
 
@@ -207,44 +169,36 @@ class VocabularyColumn(InputColumn):
         return "float" if self.values.dtype.kind == "f" else "integer"
 
     @cached_property
-    def missing(self) -> Any:
-        """The value that means missing."""
-        return missing_value(self.values)
-
-    @cached_property
-    def pad(self) -> Any:
-        """The value that means padding, in a bag."""
-        return padding_value(self.values)
+    def special(self) -> tuple[Any, Any, Any]:
+        """The values that mean missing, padding and unseen."""
+        return special_values(self.values)
 
     def description(self) -> str:
-        """Return the type of the values, and which of them mean missing and padding."""
         text = {"text": "text", "integer": "integers", "float": "numbers"}[self.value_type]
         if self.hexadecimal:
             text += ", hexadecimal ones as int(text, 16)"
-        text += f"; {self.missing!r} if missing"
-        return text + (f"; {self.pad!r} is padding" if self.multi else "")
+        missing, pad, _ = self.special
+        return f"{text}; {missing!r} if missing" + (f"; {pad!r} is padding" if self.multi else "")
 
     def keys(self) -> tuple[AnyArray, AnyArray]:
         """Return all keys and their ids; a missing float is NaN, which cannot be a key."""
-        special: dict[Any, int] = {} if self.value_type == "float" else {self.missing: MISSING_ID}
+        missing, pad, _ = self.special
+        special: dict[Any, int] = {} if self.value_type == "float" else {missing: MISSING_ID}
         known = set(self.values) if self.also_missing else set()
-        special.update({text: MISSING_ID for text in self.also_missing if text not in known})
+        special |= {text: MISSING_ID for text in self.also_missing if text not in known}
         if self.multi:
-            special[self.pad] = PAD_ID
+            special[pad] = PAD_ID
         ids = np.arange(FIRST_ID, FIRST_ID + len(self.values), dtype=np.int64)
         keys = np.concatenate([self.to_array(self.values), self.to_array(list(special))])
         return keys, np.concatenate([ids, np.array(list(special.values()), np.int64)])
 
     def to_array(self, values: Any) -> AnyArray:
         """Return values as the input takes them."""
-        if self.value_type == "text":
-            return np.array(values, object)
-        if isinstance(values, np.ndarray) and self.value_type == "integer":
-            return as_int64(values)
-        return np.asarray(values, np.int64 if self.value_type == "integer" else np.float64)
+        if self.value_type == "integer":
+            return as_int64(np.asarray(values))
+        return np.array(values, object if self.value_type == "text" else np.float64)
 
     def encode(self, graph: Graph) -> str:
-        """Add the LabelEncoder."""
         types = graph.onnx.TensorProto
         dtype = {"text": types.STRING, "integer": types.INT64, "float": types.DOUBLE}[self.value_type]
         value = graph.add_input(self.input, dtype, self.shape, self.description())
@@ -261,28 +215,23 @@ class VocabularyColumn(InputColumn):
         )
         if self.value_type != "float":
             return encoded
-        missing = graph.constant(np.array(MISSING_ID, np.int64))
-        return graph.add("Where", graph.add("IsNaN", value), missing, encoded)
+        return graph.add("Where", graph.add("IsNaN", value), MISSING_ID, encoded)
 
     def example_values(self, ids: AnyArray) -> AnyArray:
-        """Return the values of these ids."""
-        pad = self.pad if self.multi else self.missing
-        special = [self.missing, unseen_value(self.values, self.missing, pad)]  # MISSING_ID, UNSEEN_ID
-        values = np.concatenate([self.to_array(special), self.to_array(self.values), self.to_array([pad])])
-        return values[ids]  # PAD_ID is the last
+        missing, pad, unseen = self.special
+        values = [self.to_array([missing, unseen]), self.to_array(self.values), self.to_array([pad])]
+        return np.concatenate(values)[ids]  # MISSING_ID and UNSEEN_ID are the first, PAD_ID is the last
 
     def examples(self) -> tuple[AnyArray, AnyArray]:
-        """Return every value, a missing and an unseen one, and padding in a bag."""
         special = [MISSING_ID, UNSEEN_ID, *([PAD_ID] if self.multi else [])]
         ids = np.concatenate([np.arange(FIRST_ID, FIRST_ID + len(self.values)), special]).astype(np.int64)
         return self.example_values(ids), ids
 
     def metadata(self) -> dict[str, Any]:
-        """Return the description of the input as JSON values."""
-        missing = None if self.value_type == "float" else self.missing
-        pad = str(self.pad) if isinstance(self.pad, float) else self.pad
-        special = {"missing": missing, "hexadecimal": self.hexadecimal}
-        return {**super().metadata(), **special, **({"pad": pad} if self.multi else {})}
+        missing, pad, _ = self.special
+        special = {"missing": None if self.value_type == "float" else missing, "hexadecimal": self.hexadecimal}
+        padding = {"pad": str(pad) if isinstance(pad, float) else pad}
+        return {**super().metadata(), **special, **(padding if self.multi else {})}
 
 
 @dataclass(frozen=True)
@@ -292,35 +241,28 @@ class BinnedColumn(InputColumn):
     edges: AnyArray
 
     def description(self) -> str:
-        """Return the type of the values."""
         return "numbers; NaN if missing"
 
     def encode(self, graph: Graph) -> str:
-        """Count the edges; NaN and infinite numbers are missing."""
         types = graph.onnx.TensorProto
         value = graph.add_input(self.input, types.DOUBLE, self.shape, self.description())
         missing = graph.add("Or", graph.add("IsNaN", value), graph.add("IsInf", value))
-        axis = graph.constant(np.array([1]))
-        reached = graph.add("GreaterOrEqual", graph.add("Unsqueeze", value, axis), graph.constant(self.edges[None]))
-        bins = graph.add("ReduceSum", graph.add("Cast", reached, to=types.INT64), axis, keepdims=0)
-        ids = graph.add("Add", bins, graph.constant(np.array(FIRST_ID)))
-        return graph.add("Where", missing, graph.constant(np.array(MISSING_ID)), ids)
+        reached = graph.add("GreaterOrEqual", graph.add("Unsqueeze", value, [1]), self.edges[None])
+        bins = graph.add("ReduceSum", graph.add("Cast", reached, to=types.INT64), [1], keepdims=0)
+        return graph.add("Where", missing, MISSING_ID, graph.add("Add", bins, FIRST_ID))
 
     def example_values(self, ids: AnyArray) -> AnyArray:
         """Return the lower edge of each bin; for the first bin, the next number below its upper edge."""
         first = np.nextafter(self.edges[:1], -np.inf) if len(self.edges) else np.zeros(1)
-        values = np.concatenate([[np.nan, np.nan], first, self.edges])
-        return values[ids]
+        return np.concatenate([[np.nan, np.nan], first, self.edges])[ids]
 
     def examples(self) -> tuple[AnyArray, AnyArray]:
-        """Return every edge, the next number below it, missing values and zero."""
         bins = np.arange(FIRST_ID, FIRST_ID + len(self.edges))
         values = np.concatenate([self.edges, np.nextafter(self.edges, -np.inf), [np.nan, np.inf, -np.inf, 0.0]])
         zero = FIRST_ID + int((self.edges <= 0).sum())
         return values, np.concatenate([bins + 1, bins, [MISSING_ID] * 3, [zero]])
 
     def metadata(self) -> dict[str, Any]:
-        """Return the description of the input as JSON values."""
         return {**super().metadata(), "bins": len(self.edges) + 1}
 
 
@@ -335,11 +277,9 @@ class NumericColumn(InputColumn):
 
     @property
     def shape(self) -> tuple[int | str, ...]:
-        """Shape of the input."""
         return ("B",) if self.field.dim == 1 else ("B", self.field.dim)
 
     def description(self) -> str:
-        """Return the type of the values."""
         return f"numbers{'' if self.scale else ' as the Dataset stores them, standardised'}; NaN if missing"
 
     def example_values(self, ids: AnyArray) -> AnyArray:
@@ -363,9 +303,7 @@ def build_columns(schema: Schema, dataset: Dataset | None) -> list[InputColumn]:
     try:
         return [_column_from_dataset(dataset, field, names[field.name]) for field in schema]
     except KeyError as error:
-        raise DataError(
-            f"{dataset.path} does not store {error}: an older version of lpfs made it; prepare the log again"
-        ) from None
+        raise DataError(f"{dataset.path} does not store {error}; prepare the log again") from None
 
 
 def _column_from_dataset(dataset: Dataset, field: Field, name: str) -> InputColumn:

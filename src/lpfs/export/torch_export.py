@@ -9,7 +9,6 @@ import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ import lpfs
 from lpfs.data.batch import Batch
 from lpfs.data.dataset import Dataset
 from lpfs.embeddings.table import Table
-from lpfs.export.parity import Parity, check_logits
+from lpfs.export.parity import check_logits
 from lpfs.models import registered_name
 from lpfs.models.base import Model
 from lpfs.models.crosses import Crosses
@@ -71,13 +70,12 @@ class ExportableCrosses(nn.Module):
     def __init__(self, crosses: Crosses) -> None:
         super().__init__()
         plan = crosses.plan
-        singles = [number for number, part in enumerate(plan.parts) if len(part) == 1]
-        pairs = [number for number, part in enumerate(plan.parts) if len(part) == 2]
-        order = torch.full((plan.slots,), len(plan.parts))  # the last part is zeros
-        order[[plan.places[number] for number in (*singles, *pairs)]] = torch.arange(len(plan.parts))
-        for name, numbers, factor in (("single", singles, 0), ("first", pairs, 0), ("second", pairs, 1)):
-            index = [plan.parts[number][factor] for number in numbers]
+        for name, size, factor in (("single", 1, 0), ("first", 2, 0), ("second", 2, 1)):
+            index = [part[factor] for part in plan.parts if len(part) == size]
             self.register_buffer(name, torch.tensor(index, dtype=torch.long))
+        numbers = sorted(range(len(plan.parts)), key=lambda number: len(plan.parts[number]))  # single ones first
+        order = torch.full((plan.slots,), len(plan.parts))  # the last part is zeros
+        order[[plan.places[number] for number in numbers]] = torch.arange(len(plan.parts))
         self.register_buffer("order", order)
 
     def forward(self, tokens: Tensor, beside: Tensor | None = None) -> Tensor:
@@ -119,15 +117,17 @@ def bag_names(model: Model) -> tuple[str, ...]:
     return tuple(field.name for field in fields_by_kind(model.reads)[1])
 
 
-def write_torch(model: Model, dataset: Dataset | None, file: Path) -> None:
-    """Trace the model and write it with its metadata."""
-    rows, bags = torch.export.Dim("B"), bag_names(model)
-    bag_shapes: list[Any] = []
-    for number in range(len(bags)):
-        bag_shapes += [{0: torch.export.Dim(f"V{number}")}, {0: rows}]
-    shapes = ({0: rows}, {0: rows}, {0: rows}, bag_shapes)
+def write_torch(model: Model, dataset: Dataset | None, batch: Batch, file: Path) -> tuple[float, float, str]:
+    """Trace the model, write it with its metadata, and check the file on rows.
+
+    Return the largest difference of a logit, its bound, and the runtime.
+    """
+    rows, bags = {0: torch.export.Dim("B")}, bag_names(model)
+    bag_shapes = [shape for number in range(len(bags)) for shape in ({0: torch.export.Dim(f"V{number}")}, rows)]
     program = torch.export.export(
-        ExportableModel(model), export_inputs(model, _tracing_batch(model)), dynamic_shapes=shapes
+        ExportableModel(model),
+        export_inputs(model, _tracing_batch(model)),
+        dynamic_shapes=(rows, rows, rows, bag_shapes),
     )
     metadata = {
         "lpfs": lpfs.__version__,
@@ -138,26 +138,17 @@ def write_torch(model: Model, dataset: Dataset | None, file: Path) -> None:
         "fingerprint": None if dataset is None else dataset.fingerprint,
     }
     torch.export.save(program, file, extra_files={METADATA_FILE: json.dumps(metadata)})
+    with torch.no_grad():
+        logits = torch.export.load(file).module()(*export_inputs(model, batch))
+    return *check_logits(model, batch, logits), f"torch {torch.__version__}"
 
 
 def _tracing_batch(model: Model) -> Batch:
-    """Return rows to trace with: no size of 0 or 1, which would become a constant, and no tensor used twice.
-
-    The tracer would merge two arguments that are the same tensor.
-    """
+    """Return rows to trace with: sizes of 0 or 1 would become constants, and a tensor used twice one argument."""
     ids, bags, dense = fields_by_kind(model.reads)
-    count = 3
     values = {
         field.name: (torch.zeros(5 + number, dtype=torch.int32), torch.tensor([0, 2, 4], dtype=torch.int32))
         for number, field in enumerate(bags)
     }
-    numbers = torch.zeros(count, sum(field.dim for field in dense))
-    labels = torch.zeros(count, 1)
-    return Batch(torch.zeros(count, len(ids), dtype=torch.int32), numbers, labels, numbers.bool(), values)
-
-
-def check_torch(model: Model, batch: Batch, file: Path) -> Parity:
-    """Read the file back and run it on rows; raise ExactnessError if its logits differ from the model's."""
-    program = torch.export.load(file).module()
-    with torch.no_grad():
-        return check_logits(model, batch, program(*export_inputs(model, batch)))
+    numbers = torch.zeros(3, sum(field.dim for field in dense))
+    return Batch(torch.zeros(3, len(ids), dtype=torch.int32), numbers, torch.zeros(3, 1), numbers.bool(), values)

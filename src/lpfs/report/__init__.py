@@ -4,11 +4,7 @@ The report shows values that are given to it and loads no data or model. Field n
 every value, and :mod:`lpfs._text` makes control characters visible.
 """
 
-import sys
-from pathlib import Path
-from types import ModuleType
-from typing import Any
-
+from lpfs._imports import callable_package
 from lpfs.report.build import (
     REPORT_FILE,
     build_report,
@@ -32,12 +28,4 @@ __all__ = [
     "write_report_safely",
 ]
 
-
-class _CallableReport(ModuleType):
-    """Make ``lpfs.report(…)`` the same as ``lpfs.report.build.report(…)``."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Path:
-        return report(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _CallableReport
+callable_package(__name__, "lpfs.report.build:report")

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -21,15 +21,8 @@ from lpfs.errors import InputError
 from lpfs.report.comparison import comparison_context
 from lpfs.report.comparison_data import COMPARISON_FILE, FORMAT, ComparisonReport, from_record, read_comparison
 from lpfs.report.format import format_duration
-from lpfs.report.selection import facts, selection_context
-from lpfs.report.selection_data import (
-    SELECTION_FILE,
-    Records,
-    ReportTable,
-    history_from_records,
-    read_selection,
-    text_cell,
-)
+from lpfs.report.selection import selection_context
+from lpfs.report.selection_data import Records, ReportTable, Tile, history_from_records, read_selection, text_cell
 from lpfs.report.selection_data import from_record as selection_from_record
 
 if TYPE_CHECKING:
@@ -48,7 +41,7 @@ def report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = Non
     """
     run_dir = Path(run)
     if not run_dir.is_dir():
-        raise InputError(f"no directory {run_dir}; pass a run directory, which contains {SELECTION_FILE}")
+        raise InputError(f"no directory {run_dir}; pass one that select, search or compare wrote")
     if (run_dir / COMPARISON_FILE).exists():
         text = render("comparison.html", comparison_context(read_comparison(run_dir)))
     else:
@@ -91,24 +84,18 @@ def report_comparison(comparison: ComparisonReport, out: str | os.PathLike[str])
 
 def report_experiment(record: Mapping[str, Any], title: str, picture: Path, out: Path) -> Path:
     """Write the page of an experiment of the paper, with its figure inside, and return its path."""
-    name, data = record["experiment"], record["data"]
-    tiles: Sequence[tuple[str, object, str, None]] = [
-        ("Data", data["kind"], data["description"].partition(": ")[2], None),
-        ("Size", "full" if record["full"] else "small", format_duration(record["seconds"]), None),
-        ("Seed", record["seed"], f"{record['settings']['seeds']} in all", None),
-    ]
+    data = record["data"]
     rows = [[text_cell(text, kind="isolated") for text in row] for row in record["table"]]
     context = {
-        "title": f"{name} – the LPFS paper",
-        "kicker": f"The LPFS paper · {name}",
-        "name": name,
+        "record": record,
         "headline": title,
-        "lead": f"The paper: {record['claim']}",
-        "tiles": tiles,
+        "tiles": [
+            Tile("Data", data["kind"], data["description"].partition(": ")[2]),
+            Tile("Size", "full" if record["full"] else "small", format_duration(record["seconds"])),
+            Tile("Seed", record["seed"], f"{record['settings']['seeds']} in all"),
+        ],
         "results": ReportTable(["", "The paper", "This run"], rows),
         "picture": f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}",
-        "command": record["command"],
-        "facts": facts({**record, "fingerprint": data.get("fingerprint")}, ""),
         "settings": json.dumps(record["settings"], indent=1),
         "numbers": json.dumps(record["measured"], indent=1, ensure_ascii=False),
         "charts": {},
@@ -131,11 +118,8 @@ def render(template: str, context: Mapping[str, Any]) -> str:
         *(["img-src data:"] if "picture" in context else []),
         *("base-uri 'none'", "form-action 'none'", "require-trusted-types-for 'script'"),
     ]
-    return (
-        _environment()
-        .get_template(template)
-        .render(context, policy="; ".join(policy), scripts=scripts, styles=styles, version=__version__)
-    )
+    page = {"policy": "; ".join(policy), "scripts": scripts, "styles": styles, "version": __version__}
+    return _environment().get_template(template).render(context, **page)
 
 
 @cache

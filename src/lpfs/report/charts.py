@@ -15,40 +15,21 @@ TITLES = {  # track of the history -> title, logarithmic axis
     "loss": ("Training loss", False),
 }
 Chart = dict[str, Any]
+Values = Sequence[float | None]
 
 
 def line(
-    label: str,
-    y: Sequence[float | None],
-    *,
-    color: str = "accent",
-    low: Sequence[float | None] | None = None,
-    high: Sequence[float | None] | None = None,
-    dashed: bool = False,
+    label: str, y: Values, color: str = "accent", *, band: Sequence[Values] = (), dashed: bool = False
 ) -> dict[str, Any]:
-    """Return a line of a chart, with a band from ``low`` to ``high`` if both are given."""
-    band = {} if low is None or high is None else {"low": _rounded(low), "high": _rounded(high)}
-    return {"label": label, "y": _rounded(y), "color": color, **band, **({"dashed": True} if dashed else {})}
+    """Return a line of a chart, with a band between a lower and an upper line if they are given."""
+    edges = dict(zip(("low", "high"), map(_rounded, band), strict=False))
+    return {"label": label, "y": _rounded(y), "color": color, **edges, **({"dashed": True} if dashed else {})}
 
 
-def lines(
-    x: Sequence[float],
-    series: Sequence[Mapping[str, Any]],
-    *,
-    x_label: str,
-    y_label: str,
-    log: bool = False,
-    log_x: bool = False,
-    points: bool = False,
-    stepped: bool = False,
-) -> Chart:
-    """Return a chart of lines over a common x; ``points`` draws points without lines."""
-    flags = {"log": log, "logX": log_x, "points": points, "stepped": stepped}
-    true_flags = {name: True for name, value in flags.items() if value}
-    return {
-        **{"type": "lines", "x": _rounded(x), "series": list(series), "xLabel": x_label, "yLabel": y_label},
-        **true_flags,
-    }
+def lines(x: Sequence[float], series: Sequence[Mapping[str, Any]], x_label: str, y_label: str, **flags: bool) -> Chart:
+    """Return a chart of lines over a common x; the flags ``log``, ``logX``, ``points`` and ``stepped`` style it."""
+    chart = {"type": "lines", "x": _rounded(x), "series": list(series), "xLabel": x_label, "yLabel": y_label}
+    return {**chart, **{name: True for name, value in flags.items() if value}}
 
 
 def selection_charts(selection: SelectionReport) -> dict[str, Any]:
@@ -62,10 +43,9 @@ def selection_charts(selection: SelectionReport) -> dict[str, Any]:
         for name, (title, log) in TITLES.items():
             if name in history.tracks:
                 values = [None if log and not value else value for value in history.tracks[name]]
-                series = line(title, values, color="accent" if name == "alive" else "ink")
-                charts[f"track-{name}"] = lines(
-                    history.steps, [series], x_label="step", y_label=title, log=log, stepped=name == "alive"
-                )
+                series = line(title, values, "accent" if name == "alive" else "ink")
+                chart = lines(history.steps, [series], "step", title, log=log, stepped=name == "alive")
+                charts[f"track-{name}"] = chart
     if "histogram" not in charts and any(row.gate is not None for row in selection.rows):
         charts["histogram"] = {"type": "histogram", "gates": [_scaled_gate(row.gate or 0.0) for row in selection.rows]}
     return charts | _quality_charts(selection)
@@ -92,26 +72,19 @@ def _quality_charts(selection: SelectionReport) -> dict[str, Chart]:
     scratch_auc = selection.section("validation").get("retrained", {}).get("auc")
     evaluations = hot_start.get("validation") or []
     if len(evaluations) > 1 and scratch_auc is not None:
-        x = [step for step, _ in evaluations]
-        series = [
-            line("Pruned, trained on", [auc for _, auc in evaluations]),
-            line(
-                f"From scratch, {hot_start['retrain_steps']:,} steps",
-                [scratch_auc] * len(x),
-                color="second",
-                dashed=True,
-            ),
-        ]
-        charts["hot-start"] = lines(x, series, x_label="step", y_label="validation AUC")
+        steps, aucs = zip(*evaluations, strict=True)
+        label = f"From scratch, {hot_start['retrain_steps']:,} steps"
+        series = [line("Pruned, trained on", aucs), line(label, [scratch_auc] * len(steps), "second", dashed=True)]
+        charts["hot-start"] = lines(steps, series, "step", "validation AUC")
     made = selection.section("made")
     losses: dict[int, float] = {point["alive"]: point["loss"] for point in made.get("curve") or []}
     if len(losses) > 1:
-        x = sorted(losses)
-        series = [line("AUC lost", [losses[count] for count in x])]
+        counts = sorted(losses)
+        series = [line("AUC lost", [losses[count] for count in counts])]
         allowed = (made.get("end") or {}).get("allowed")
         if allowed is not None:
-            series.append(line("Allowed", [allowed] * len(x), color="second", dashed=True))
-        charts["cuts"] = lines(x, series, x_label="fields alive", y_label="validation AUC lost")
+            series.append(line("Allowed", [allowed] * len(counts), "second", dashed=True))
+        charts["cuts"] = lines(counts, series, "fields alive", "validation AUC lost")
     return charts
 
 
@@ -121,6 +94,6 @@ def _scaled_gate(value: float) -> int:
     return rounded if rounded or not value else (1 if value > 0 else -1)
 
 
-def _rounded(values: Sequence[float | None]) -> list[float | None]:
+def _rounded(values: Values) -> list[float | None]:
     """Return numbers with six significant digits; None for NaN and infinity."""
     return [None if finite_or_none(value) is None else float(f"{value:.6g}") for value in values]

@@ -10,48 +10,43 @@ from typing import Any
 from lpfs.report.charts import line, lines
 from lpfs.report.comparison_data import ComparisonReport
 from lpfs.report.format import format_count, format_delta, format_duration, format_number, format_size
-from lpfs.report.selection import facts
-from lpfs.report.selection_data import Cell, ReportTable, text_cell
+from lpfs.report.selection_data import Cell, ReportTable, Tile, text_cell
 
 COLORS = tuple(f"m{number}" for number in range(8))  # of the best methods
 GRAY = "off"  # of the other methods
 HEAT_LEVELS = 8
-VERDICTS = ("behind", "level", "unknown", "ahead")  # in the order in which they are sorted
-VERDICT_TEXTS = {
-    "ahead": "better, significant",
+VERDICT_TEXTS = {  # in the order in which they are sorted
     "behind": "worse, significant",
     "level": "no significant difference",
     "unknown": "unknown",
+    "ahead": "better, significant",
 }
 VERDICT_STYLES = {"ahead": "yes", "behind": "bad"}
 
 
 def comparison_context(comparison: ComparisonReport) -> dict[str, Any]:
     """Return the context of ``comparison.html``."""
-    charts: dict[str, Any] = {"k-auc": k_auc_chart(comparison), "heat-data": _heatmap_data(comparison)}
+    heat_data, heatmap = _heatmap(comparison)
+    charts: dict[str, Any] = {"k-auc": k_auc_chart(comparison), "heat-data": heat_data}
     costs = _mean_costs(comparison)
     if costs:
         charts["cost"] = _cost_chart(comparison, costs)
-    headline = _headline(comparison)
+    failures = [[text_cell(name), text_cell(why, kind="isolated")] for name, why in comparison.failed.items()]
     configuration, command = comparison.record.get("configuration"), comparison.record.get("command")
     has_settings = isinstance(configuration, Mapping)
     return {
-        "title": f"{headline} – {comparison.name}",
-        "kicker": f"Comparison report · {comparison.name}",
-        "headline": headline,
+        "comparison": comparison,
+        "headline": _headline(comparison),
         "tiles": _summary_tiles(comparison),
         "charts": charts,
         "colored": len(COLORS) if len(comparison.methods) > len(COLORS) else None,
         "quality": _quality_table(comparison),
-        "is_paired": not comparison.differences,
         "one_seed": all(difference.final_verdict == "unknown" for difference in comparison.differences),
         "differences": _difference_table(comparison),
         "costs": _cost_table(comparison, costs) if costs else None,
-        "heatmap": _heatmap(comparison),
-        "keeps": comparison.keeps,
+        "heatmap": heatmap,
         "command": command if isinstance(command, str) else None,
-        "facts": facts(comparison.record, ", ".join(comparison.methods)),
-        "failures": _failure_table(comparison) if comparison.failed else None,
+        "failures": ReportTable(["Method", "Reason"], failures) if failures else None,
         "configuration": json.dumps(configuration, indent=1, ensure_ascii=False) if has_settings else None,
     }
 
@@ -74,21 +69,18 @@ def _best_method(comparison: ComparisonReport, keep: int) -> str | None:
     return max(means, key=lambda name: means[name]) if means else None
 
 
-def _summary_tiles(comparison: ComparisonReport) -> list[tuple[str, object, str, bool | None]]:
-    ranked = [result for result in comparison.results if result.method in comparison.ranked_methods]
-    best = max(
-        (result for result in ranked if result.auc is not None), key=lambda result: result.auc or 0.0, default=None
-    )
+def _summary_tiles(comparison: ComparisonReport) -> list[Tile]:
+    ranked = set(comparison.ranked_methods)
+    aucs = [(result.auc, result) for result in comparison.results if result.auc is not None and result.method in ranked]
     failed = f"{len(comparison.failed)} with failures" if comparison.failed else "none failed"
     seeds = format_count(len({result.seed for result in comparison.results}), "seed")
-    tiles: list[tuple[str, object, str, bool | None]] = [
-        ("Methods", len(comparison.methods), failed, None),
-        ("Results", f"{len(comparison.results):,}", f"{format_count(len(comparison.keeps), 'K')}, {seeds}", None),
-    ]
-    if best is not None:
-        tiles.append(("Best test AUC", f"{best.auc:.4f}", f"{best.method} with {best.keep}", None))
+    counts = f"{format_count(len(comparison.keeps), 'K')}, {seeds}"
+    tiles = [Tile("Methods", len(comparison.methods), failed), Tile("Results", f"{len(comparison.results):,}", counts)]
+    if aucs:
+        auc, best = max(aucs, key=lambda pair: pair[0])
+        tiles.append(Tile("Best test AUC", f"{auc:.4f}", f"{best.method} with {best.keep}"))
     if comparison.all_fields is not None:
-        tiles.append(("All fields", f"{comparison.all_fields:.4f}", f"{len(comparison.fields):,} fields", None))
+        tiles.append(Tile("All fields", f"{comparison.all_fields:.4f}", f"{len(comparison.fields):,} fields"))
     return tiles
 
 
@@ -97,15 +89,13 @@ def k_auc_chart(comparison: ComparisonReport) -> dict[str, Any]:
     series = []
     for name in comparison.methods:
         aucs = [list(comparison.aucs(name, keep).values()) for keep in comparison.keeps]
-        means, lows, highs = ([reduce(values) if values else None for values in aucs] for reduce in (mean, min, max))
+        means, *band = ([reduce(values) if values else None for values in aucs] for reduce in (mean, min, max))
         color = _color(comparison, name)
-        low, high = (None, None) if color == GRAY else (lows, highs)  # gray bands could not be distinguished
-        series.append(line(name, means, color=color, low=low, high=high))
+        series.append(line(name, means, color, band=() if color == GRAY else band))  # gray bands would be unreadable
     series.sort(key=lambda one: one["color"] != GRAY)  # gray lines first: they are drawn below the others
     if comparison.all_fields is not None:
-        level = [comparison.all_fields] * len(comparison.keeps)
-        series.append(line("all fields", level, color="ink", dashed=True))
-    chart = lines(comparison.keeps, series, x_label="fields kept", y_label="test AUC")
+        series.append(line("all fields", [comparison.all_fields] * len(comparison.keeps), "ink", dashed=True))
+    chart = lines(comparison.keeps, series, "fields kept", "test AUC")
     return {**chart, **({"range": _visible_range(series)} if len(comparison.methods) > len(COLORS) else {})}
 
 
@@ -129,13 +119,13 @@ def _quality_table(comparison: ComparisonReport) -> ReportTable:
     measures = list(dict.fromkeys(name for values in comparison.measures.values() for name in values))
     rows = []
     for method in comparison.methods:
-        cells = [text_cell(method)]
+        row = [text_cell(method)]
         for keep in comparison.keeps:
             aucs = list(comparison.aucs(method, keep).values())
             kind = "strong" if _best_method(comparison, keep) == method else "text"
-            cells.append(Cell(_mean_and_deviation(aucs), mean(aucs) if aucs else None, kind=kind))
+            row.append(Cell(_mean_and_deviation(aucs), mean(aucs) if aucs else None, kind=kind))
         values = [comparison.measures.get(method, {}).get(name) for name in measures]
-        rows.append([*cells, *(Cell(format_number(value, 4), value) for value in values)])
+        rows.append([*row, *(Cell(format_number(value, 4), value) for value in values)])
     return ReportTable(["Method", *(f"K = {keep}" for keep in comparison.keeps), *measures], rows, "quality")
 
 
@@ -153,57 +143,47 @@ def _mean_and_deviation(values: list[float]) -> str:
 def _difference_table(comparison: ComparisonReport) -> ReportTable:
     """Return the given differences; if there are none, the differences to the best method paired by seed."""
     if not comparison.differences:
-        header = ["K", "Methods", "Δ AUC", "min … max", "worse in"]
-        return ReportTable(header, _paired_by_seed(comparison), "differences", "long")
+        return _paired_by_seed(comparison)
     by_rows = any(difference.rows is not None for difference in comparison.differences)
     tested = any(difference.p is not None for difference in comparison.differences)
     header = ["K", "Methods", "Difference", "95 % over seeds" if by_rows else "interval"]
     header += [*(["95 % over rows"] if by_rows else []), *(["p"] if tested else []), "Verdict"]
     rows = []
     for difference in comparison.differences:
-        verdict, rows_interval = difference.final_verdict, difference.rows or (None, None)
+        verdict, p_text = difference.final_verdict, "–" if difference.p is None else f"{difference.p:.2g}"
+        row = [
+            Cell("area" if difference.keep is None else difference.keep, difference.keep or 0),
+            *_difference_cells(difference.method, difference.other, difference.mean, difference.low, difference.high),
+            *([_interval(*(difference.rows or (None, None)))] if by_rows else []),
+            *([Cell(p_text, difference.p)] if tested else []),
+        ]
         style = VERDICT_STYLES.get(verdict, "no")
-        p_text = "–" if difference.p is None else f"{difference.p:.2g}"
-        rows.append(
-            [
-                Cell("area" if difference.keep is None else difference.keep, difference.keep or 0),
-                text_cell(f"{difference.method} – {difference.other}"),
-                Cell(format_delta(difference.mean), difference.mean),
-                Cell(_interval(difference.low, difference.high), difference.low),
-                *([Cell(_interval(*rows_interval), rows_interval[0])] if by_rows else []),
-                *([Cell(p_text, difference.p)] if tested else []),
-                text_cell(VERDICT_TEXTS[verdict], value=VERDICTS.index(verdict), kind="pill", style=style),
-            ]
-        )
+        pill = text_cell(VERDICT_TEXTS[verdict], value=list(VERDICT_TEXTS).index(verdict), kind="pill", style=style)
+        rows.append([*row, pill])
     return ReportTable(header, rows, "differences", "long")
 
 
-def _interval(low: float | None, high: float | None) -> str:
-    return "–" if low is None or high is None else f"{format_delta(low)} … {format_delta(high)}"
+def _difference_cells(method: str, other: str, mean: float, low: float | None, high: float | None) -> list[Cell]:
+    return [text_cell(f"{method} – {other}"), Cell(format_delta(mean), mean), _interval(low, high)]
 
 
-def _paired_by_seed(comparison: ComparisonReport) -> list[list[Cell]]:
+def _interval(low: float | None, high: float | None) -> Cell:
+    return Cell("–" if low is None or high is None else f"{format_delta(low)} … {format_delta(high)}", low)
+
+
+def _paired_by_seed(comparison: ComparisonReport) -> ReportTable:
     rows = []
     for keep in comparison.keeps:
         best = _best_method(comparison, keep)
-        if best is None:
-            continue
-        best_aucs = comparison.aucs(best, keep)
+        best_aucs = {} if best is None else comparison.aucs(best, keep)
         for method in comparison.methods:
             aucs = comparison.aucs(method, keep)
             deltas = [aucs[seed] - best_aucs[seed] for seed in sorted(set(aucs) & set(best_aucs))]
-            if method != best and deltas:
+            if best is not None and method != best and deltas:
+                cells = _difference_cells(method, best, mean(deltas), min(deltas), max(deltas))
                 worse = sum(delta < 0 for delta in deltas)
-                rows.append(
-                    [
-                        Cell(keep, keep),
-                        text_cell(f"{method} – {best}"),
-                        Cell(format_delta(mean(deltas)), mean(deltas)),
-                        Cell(_interval(min(deltas), max(deltas)), min(deltas)),
-                        Cell(f"{worse} of {len(deltas)}", worse / len(deltas)),
-                    ]
-                )
-    return rows
+                rows.append([Cell(keep, keep), *cells, Cell(f"{worse} of {len(deltas)}", worse / len(deltas))])
+    return ReportTable(["K", "Methods", "Δ AUC", "min … max", "worse in"], rows, "differences", "long")
 
 
 def _mean_costs(comparison: ComparisonReport) -> dict[str, tuple[float, float]]:
@@ -221,72 +201,46 @@ def _cost_chart(comparison: ComparisonReport, costs: Mapping[str, tuple[float, f
     """Return cost and quality: one point per method."""
     x = sorted({seconds for seconds, _ in costs.values()})
     series = [
-        line(method, [auc if value == seconds else None for value in x], color=_color(comparison, method))
+        line(method, [auc if value == seconds else None for value in x], _color(comparison, method))
         for method, (seconds, auc) in costs.items()
     ]
-    return lines(x, series, x_label="seconds of a search", y_label="mean test AUC", log_x=True, points=True)
+    return lines(x, series, "seconds of a search", "mean test AUC", logX=True, points=True)
 
 
 def _cost_table(comparison: ComparisonReport, costs: Mapping[str, tuple[float, float]]) -> ReportTable:
     rows = []
     for method, (seconds, auc) in costs.items():
-        memory = [result.memory for result in comparison.results_of(method) if result.memory is not None]
-        rows.append(
-            [
-                text_cell(method),
-                Cell(format_duration(seconds), seconds),
-                Cell(format_size(max(memory, default=None)), max(memory, default=None)),
-                Cell(f"{auc:.4f}", auc),
-            ]
-        )
+        memories = [result.memory for result in comparison.results_of(method) if result.memory is not None]
+        memory = max(memories, default=None)
+        cells = (Cell(format_duration(seconds), seconds), Cell(format_size(memory), memory), Cell(f"{auc:.4f}", auc))
+        rows.append([text_cell(method), *cells])
     return ReportTable(["Method", "Search", "Peak memory", "Mean AUC"], rows, "costs")
 
 
 def _kept_shares(comparison: ComparisonReport, keep: int | None) -> list[list[int | None]]:
     """Return in how many percent of the searches of each method a field was kept (F, M)."""
-    columns = []
-    for method in comparison.methods:
-        sets = [set(result.kept) for result in comparison.results_of(method, keep) if result.kept]
-        columns.append(
-            [
-                round(100 * sum(name in kept for kept in sets) / len(sets)) if sets else None
-                for name in comparison.fields
-            ]
-        )
-    return [[column[row] for column in columns] for row in range(len(comparison.fields))]
-
-
-def _heatmap_data(comparison: ComparisonReport) -> dict[str, list[list[int | None]]]:
-    """Return the shares over all numbers of fields and at each one, in the order of the table's rows."""
-    all_shares = _kept_shares(comparison, None)
-    order = _by_popularity(all_shares)
-    shares = {"all": all_shares, **{str(keep): _kept_shares(comparison, keep) for keep in comparison.keeps}}
-    return {key: [rows[row] for row in order] for key, rows in shares.items()}
-
-
-def _by_popularity(shares: list[list[int | None]]) -> list[int]:
-    """Return the positions of the fields, the most often kept first."""
-    return sorted(range(len(shares)), key=lambda row: -sum(share or 0 for share in shares[row]))
-
-
-def _heatmap(comparison: ComparisonReport) -> ReportTable | None:
-    if not comparison.fields or not any(result.kept for result in comparison.results):
-        return None
-    shares = _kept_shares(comparison, None)
-    rows = [
-        [text_cell(comparison.fields[row], kind="field"), *map(_heat_cell, shares[row])]
-        for row in _by_popularity(shares)
+    searches = [
+        [set(result.kept) for result in comparison.results_of(method, keep) if result.kept]
+        for method in comparison.methods
     ]
+    return [
+        [round(100 * sum(name in kept for kept in sets) / len(sets)) if sets else None for sets in searches]
+        for name in comparison.fields
+    ]
+
+
+def _heatmap(comparison: ComparisonReport) -> tuple[dict[str, list[list[int | None]]], ReportTable | None]:
+    """Return the shares over all numbers of fields and at each one, and the table; most often kept fields first."""
+    all_shares = _kept_shares(comparison, None)
+    order = sorted(range(len(all_shares)), key=lambda row: -sum(share or 0 for share in all_shares[row]))
+    shares = {"all": all_shares, **{str(keep): _kept_shares(comparison, keep) for keep in comparison.keeps}}
+    data = {key: [rows[row] for row in order] for key, rows in shares.items()}
+    if not comparison.fields or not any(result.kept for result in comparison.results):
+        return data, None
+    rows = [[text_cell(comparison.fields[row], kind="field"), *map(_heat_cell, all_shares[row])] for row in order]
     style = "heat many" if len(comparison.methods) > len(COLORS) else "heat"
-    return ReportTable(["Field", *comparison.methods], rows, "heat", style)
+    return data, ReportTable(["Field", *comparison.methods], rows, "heat", style)
 
 
 def _heat_cell(share: int | None) -> Cell:
-    if share is None:
-        return Cell("–")
-    return Cell(f"{share} %", share, shade=round(share * HEAT_LEVELS / 100))
-
-
-def _failure_table(comparison: ComparisonReport) -> ReportTable:
-    rows = [[text_cell(name), text_cell(reason, kind="isolated")] for name, reason in comparison.failed.items()]
-    return ReportTable(["Method", "Reason"], rows)
+    return Cell("–") if share is None else Cell(f"{share} %", share, shade=round(share * HEAT_LEVELS / 100))

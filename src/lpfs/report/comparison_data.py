@@ -6,7 +6,6 @@ also reads what ``compare`` wrote.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,7 +14,7 @@ from typing import Any
 
 from lpfs._fileio import read_json
 from lpfs.errors import InputError
-from lpfs.report.format import command_line
+from lpfs.report.format import command_line, option_text
 
 COMPARISON_FILE = "comparison.json"
 FORMAT = "lpfs-comparison"
@@ -148,10 +147,7 @@ class ComparisonReport:
         """Build a comparison from plain values (see docs/report.md)."""
         if not isinstance(values, Mapping) or not isinstance(values.get("results"), list):
             raise InputError(f"{COMPARISON_FILE} needs a list 'results'")
-        results = tuple(
-            Result(**{**result, "kept": tuple(result.get("kept") or ())})
-            for result in _known_fields(Result, values["results"])
-        )
+        results = _results(values["results"])
         names = values.get("fields") or dict.fromkeys(name for result in results for name in result.kept)
         return cls(
             results=results,
@@ -161,6 +157,11 @@ class ComparisonReport:
             record={key: value for key, value in values.items() if key not in ("results", "differences")},
             **{key: values[key] for key in ("all_fields", "measures", "failed") if key in values},
         )
+
+
+def _results(rows: Iterable[Mapping[str, Any]]) -> tuple[Result, ...]:
+    """Return results of plain values; ``kept`` may be None."""
+    return tuple(Result(**{**row, "kept": tuple(row.get("kept") or ())}) for row in _known_fields(Result, rows))
 
 
 def _known_fields(cls: type, items: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
@@ -188,12 +189,23 @@ def from_record(record: Mapping[str, Any], name: str = "comparison") -> Comparis
     names = (field_name for row in all_rows or results for field_name in row.get("kept") or ())
     auc = record["all_fields"]["auc"]
     return ComparisonReport(
-        results=tuple(map(_result, results)),
+        results=_results(
+            {"auc": None, **row, "seconds": row.get("search_seconds"), "memory": row.get("search_memory")}
+            for row in results
+        ),
         fields=tuple(dict.fromkeys(names)),
         name=name,
         all_fields=None if auc is None else auc["value"],
         differences=tuple(_differences(record)),
-        measures={method: _measures(values) for method, values in record["methods"].items()},
+        measures={
+            method: {
+                "Area": None if values["area"] is None else values["area"]["value"],
+                "Overlap": values["overlap"],
+                "Search, epochs": values["search"]["epochs"],
+                "Memory, times": values["search"]["memory_ratio"],
+            }
+            for method, values in record["methods"].items()
+        },
         failed=_failures(record["results"]),
         order=tuple(record["methods"]),
         unranked=tuple(record.get("unranked") or ()),
@@ -201,33 +213,16 @@ def from_record(record: Mapping[str, Any], name: str = "comparison") -> Comparis
     )
 
 
-def _result(row: Mapping[str, Any]) -> Result:
-    return Result(
-        method=row["method"],
-        keep=row["keep"],
-        seed=row["seed"],
-        auc=row.get("auc"),
-        logloss=row.get("logloss"),
-        kept=tuple(row.get("kept") or ()),
-        seconds=row.get("search_seconds"),
-        memory=row.get("search_memory"),
-    )
-
-
 def _differences(record: Mapping[str, Any]) -> Iterator[Difference]:
     """Yield the differences of each method to the best one: of the area first, then at each number of fields."""
     best = record["best"]
     for method, values in record["methods"].items():
-        pairs: list[tuple[int | None, Any]] = [(None, values["differences"].get("best"))]
-        pairs += [(int(size), at_size["differences"].get("best")) for size, at_size in values["sizes"].items()]
-        for keep, difference in pairs:
+        for keep, at_keep in [(None, values), *values["sizes"].items()]:
+            difference = at_keep["differences"].get("best")
             if difference is not None and best is not None:
                 seeds, rows = difference["seeds"] or {}, difference["rows"]
                 yield Difference(
-                    method=method,
-                    other=best,
-                    keep=keep,
-                    mean=difference["value"],
+                    *(method, best, None if keep is None else int(keep), difference["value"]),
                     low=seeds.get("low"),
                     high=seeds.get("high"),
                     rows=None if rows is None else (rows["low"], rows["high"]),
@@ -235,38 +230,23 @@ def _differences(record: Mapping[str, Any]) -> Iterator[Difference]:
                 )
 
 
-def _measures(method: Mapping[str, Any]) -> dict[str, float | None]:
-    area, search = method["area"], method["search"]
-    return {
-        "Area": None if area is None else area["value"],
-        "Overlap": method["overlap"],
-        "Search, epochs": search["epochs"],
-        "Memory, times": search["memory_ratio"],
-    }
-
-
 def _failures(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return method -> the number of its failed runs, and why they failed."""
     total = Counter(row["method"] for row in results)
-    reasons: dict[str, Counter[str]] = {}
-    for row in results:
-        if row["status"] == "failed":
-            reasons.setdefault(row["method"], Counter())[row["reason"]] += 1
-    return {
-        method: "; ".join(f"{count} of {total[method]} runs: {text}" for text, count in counts.items())
-        for method, counts in reasons.items()
-    }
+    failed = Counter((row["method"], row["reason"]) for row in results if row["status"] == "failed")
+    texts: dict[str, list[str]] = {}
+    for (method, reason), count in failed.items():
+        texts.setdefault(method, []).append(f"{count} of {total[method]} runs: {reason}")
+    return {method: "; ".join(parts) for method, parts in texts.items()}
 
 
 def _provenance(record: Mapping[str, Any], name: str) -> dict[str, Any]:
     plan, settings = record["plan"], record["settings"]
     words = ["--methods", ",".join(plan["methods"]), "--keep", ",".join(map(str, plan["keep"]))]
-    words += ["--seeds", str(plan["seeds"])]
-    words += ["--tune", str(plan["tune"])] if plan["tune"] else []
+    words += ["--seeds", str(plan["seeds"]), *(["--tune", str(plan["tune"])] if plan["tune"] else [])]
     for method, options in plan["options"].items():
         for key, value in options.items():
-            text = value if isinstance(value, str) else json.dumps(value)
-            words += ["--method-option", f"{method}:{key}={text}"]
+            words += ["--method-option", f"{method}:{key}={option_text(value)}"]
     command = command_line(settings, name, command="compare", extra=words)
     return {
         **{key: record[key] for key in ("fingerprint", "versions")},

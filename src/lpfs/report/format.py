@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 # settings whose option has the same name
@@ -41,13 +41,13 @@ def format_number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.0f}" if abs(value) >= 10000 else f"{value:.{digits}g}"
 
 
-def format_decimals(value: float | None, decimals: int = 5) -> str:
-    """Return a metric with a fixed number of decimals.
+def format_decimals(value: float | None) -> str:
+    """Return a metric with five decimals.
 
     >>> format_decimals(0.5), format_decimals(None)
     ('0.50000', '–')
     """
-    return "–" if value is None else f"{value:.{decimals}f}"
+    return "–" if value is None else f"{value:.5f}"
 
 
 def format_size(size: float | None) -> str:
@@ -126,50 +126,42 @@ def command_line(
         command: name of the command.
         extra: further words of the command.
 
-
     >>> command_line({"source": ["my log.csv"], "label": "click", "keep": 20, "seeds": 1})
     "lpfs select 'my log.csv' --label click --keep 20 --out run"
     """
     if not settings.get("source"):
         return None
-    names = [*(settings.get("must_keep") or ()), *(settings.get("must_drop") or ())]
-    if any("," in name or name != name.strip() for name in names):  # the option would split or strip them
+    forced = [(name, field) for name in ("must_keep", "must_drop") for field in settings.get(name) or ()]
+    if any("," in field or field != field.strip() for _, field in forced):  # the option would split or strip them
         in_file = ["lpfs", command, "--config", "config.json", "--out", out]
         return shlex.join(in_file) if command == "select" else None
-    words = ["lpfs", command, *map(str, settings["source"])]
-    for name in SAME_NAME:
-        value = settings.get(name)
-        if value is not None and value != DEFAULTS.get(name):
-            words += _option_words(_option(name), value)
-    for name in ("must_keep", "must_drop"):
-        for field in settings.get(name) or ():
-            words += _option_words(_option(name), field)
-    words += _prepare_words(settings.get("prepare") or {})
-    for option, key in (("--method-option", "options"), ("--model-option", "model_options")):
-        for name, value in (settings.get(key) or {}).items():
-            words += _option_words(option, f"{name}={value if isinstance(value, str) else json.dumps(value)}")
-    return shlex.join([*words, *extra, "--out", out])
+    options = [(name, settings.get(name)) for name in SAME_NAME if settings.get(name) != DEFAULTS.get(name)]
+    options += [*forced, *_prepare_options(settings.get("prepare") or {})]
+    for option, key in (("method_option", "options"), ("model_option", "model_options")):
+        options += [(option, f"{name}={option_text(value)}") for name, value in (settings.get(key) or {}).items()]
+    words = [word for name, value in options if value is not None for word in _option_words(name, value)]
+    return shlex.join(["lpfs", command, *map(str, settings["source"]), *words, *extra, "--out", out])
 
 
-def _prepare_words(options: Mapping[str, Any]) -> list[str]:
-    words: list[str] = []
+def option_text(value: Any) -> str:
+    """Return the value of an option as the command line takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _prepare_options(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of every option; a flag has the value True."""
     for name, value in options.items():
         if name == "header":
-            words += [] if value else ["--no-header"]
-        elif value is True:
-            words.append(_option(name))
-        elif value is not None and value is not False:
-            option = "--task" if name == "tasks" else _option(name)
+            yield "no_header", not value
+        else:
             for item in value if isinstance(value, list | tuple) else [value]:
-                words += _option_words(option, item.replace("\t", "\\t") if name == "separator" else item)
-    return words
+                text = item.replace("\t", "\\t") if name == "separator" and item is not None else item
+                yield "task" if name == "tasks" else name, text
 
 
-def _option_words(option: str, value: Any) -> list[str]:
+def _option_words(name: str, value: Any) -> list[str]:
     """Return an option and its value; a value that starts with a dash is joined to the option by ``=``."""
-    text = str(value)
-    return [f"{option}={text}"] if text.startswith("-") else [option, text]
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    option = "--" + name.replace("_", "-")
+    if isinstance(value, bool):
+        return [option] if value else []
+    return [f"{option}={value}"] if str(value).startswith("-") else [option, str(value)]

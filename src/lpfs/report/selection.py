@@ -25,6 +25,7 @@ from lpfs.report.selection_data import (
     ReportTable,
     SearchHistory,
     SelectionReport,
+    Tile,
     evenly_spaced,
     text_cell,
 )
@@ -49,53 +50,45 @@ SPLITS = {
 def selection_context(selection: SelectionReport) -> dict[str, Any]:
     """Return the context of ``selection.html``."""
     charts = selection_charts(selection)
-    headline = _headline(selection)
-    target = _target(selection)
-    history = selection.history
     return {
-        "title": f"{headline} – {selection.name}",
-        "kicker": f"Selection report · {selection.name}",
-        "headline": headline,
-        "lead": f"Found by {selection.method or 'a search'}.{f' Target: {target}.' if target else ''}",
+        "name": selection.name,
+        "record": selection.record,
+        "headline": _headline(selection),
+        "target": _target(selection),
         "tiles": _summary_tiles(selection),
         "fields": _field_table(selection),
         "has_negative_gates": any((row.gate or 0.0) < 0 for row in selection.rows),
         "charts": charts,
         "tracks": [(name, title) for name, (title, _) in TITLES.items() if f"track-{name}" in charts],
-        "history_table": None if history is None else _history_table(history),
+        "history_table": None if selection.history is None else _history_table(selection.history),
         "quality": _quality_table(selection),
-        "hot_start_note": _hot_start_note(selection) if "hot-start" in charts else None,
-        "certificates": _certificate_table(selection),
-        "certified_fields": _certified_fields(selection),
+        **_certificates(selection),
         "savings": _savings_table(selection),
         **_provenance(selection),
     }
 
 
-def _models(selection: SelectionReport) -> tuple[Mapping[str, Any], str]:
-    """Return the metrics of every model, and the rows they were measured on."""
+def _auc_before_after(selection: SelectionReport) -> tuple[float, float, str] | None:
+    """Return the AUC of all fields and of the kept fields, and the rows on which they were measured."""
     test = selection.section("metrics")
-    return (test, "test") if test else (selection.section("validation"), "holdout")
-
-
-def _auc_before_after(selection: SelectionReport) -> tuple[float | None, float | None]:
-    metrics, _ = _models(selection)
+    metrics = test or selection.section("validation")
     final = metrics.get(str(selection.record.get("model"))) or metrics.get("gated")
-    return _auc(metrics.get("all_fields")), _auc(final)
+    before, after = _metric(metrics.get("all_fields")), _metric(final)
+    return None if before is None or after is None else (before, after, "test" if test else "holdout")
 
 
-def _auc(metrics: Mapping[str, Any] | None) -> float | None:
-    return None if not metrics else metrics.get("auc")
+def _metric(metrics: Mapping[str, Any] | None, name: str = "auc") -> float | None:
+    return None if not metrics else metrics.get(name)
 
 
 def _headline(selection: SelectionReport) -> str:
     """Return the result in one sentence: how many fields are enough, and the change of AUC."""
-    total, kept = len(selection.rows), len(selection.kept)
-    start = f"{kept:,} of {format_count(total, 'field')} {'is' if kept == 1 else 'are'} enough"
-    before, after = _auc_before_after(selection)
-    if before is None or after is None:
+    kept, aucs = len(selection.kept), _auc_before_after(selection)
+    start = f"{kept:,} of {format_count(len(selection.rows), 'field')} {'is' if kept == 1 else 'are'} enough"
+    if aucs is None:
         return f"{start}."
-    rows, delta = _models(selection)[1], round(after - before, 4)
+    before, after, rows = aucs
+    delta = round(after - before, 4)
     if delta == 0:
         return f"{start}: the {rows} AUC stays at {after:.4f}."
     verb = "rises" if delta > 0 else "falls"
@@ -112,41 +105,34 @@ def _target(selection: SelectionReport) -> str:
     return describe_target(**target, max_auc_loss=allowed, unit=str(made.get("unit") or ""))
 
 
-def _summary_tiles(selection: SelectionReport) -> list[tuple[str, str, str, bool | None]]:
-    """Return title, value, explanation, and whether the value is good (None: neither)."""
-    total, kept, savings = len(selection.rows), len(selection.kept), selection.section("savings")
-    tiles: list[tuple[str, str, str, bool | None]] = [
-        ("Fields kept", f"{kept:,}", f"of {total:,}, {total - kept:,} dropped", None)
-    ]
-    before, after = _auc_before_after(selection)
-    if before is not None and after is not None:
+def _summary_tiles(selection: SelectionReport) -> list[Tile]:
+    total, kept, savings = len(selection.rows), len(selection.kept), _savings(selection)
+    tiles = [Tile("Fields kept", f"{kept:,}", f"of {total:,}, {total - kept:,} dropped")]
+    aucs = _auc_before_after(selection)
+    if aucs is not None:
+        before, after, rows = aucs
         delta = round(after - before, 4)
-        title = f"{_models(selection)[1].capitalize()} AUC"
-        tiles.append((title, f"{after:.4f}", f"{format_delta(delta)} against all fields", delta >= 0))
-    if savings:
-        for title, key in (("Tables", "table_bytes"), ("Parameters", "parameters")):
-            old, new, format_value = savings["all_fields"].get(key), savings["kept"].get(key), SAVINGS[key][1]
-            if old is not None and new is not None:
-                text = f"{format_change(old, new)}, from {format_value(old)}"
-                tiles.append((title, format_value(new), text, new <= old))
+        text = f"{format_delta(delta)} against all fields"
+        tiles.append(Tile(f"{rows.capitalize()} AUC", f"{after:.4f}", text, delta >= 0))
+    for title, key in (("Tables", "table_bytes"), ("Parameters", "parameters")):
+        if key in savings:
+            (before, after), format_value = savings[key], SAVINGS[key][1]
+            text = f"{format_change(before, after)}, from {format_value(before)}"
+            tiles.append(Tile(title, format_value(after), text, after <= before))
     logit_change = selection.record.get("max_logit_change")
     if logit_change is not None:
-        tiles.append(("Largest logit change", format_number(logit_change, 2), "by removing the fields", None))
+        tiles.append(Tile("Largest logit change", format_number(logit_change, 2), "by removing the fields"))
     return tiles
 
 
 def _field_table(selection: SelectionReport) -> ReportTable:
-    rows, seeds = selection.rows, selection.seeds
+    rows, seeds = selection.rows, selection.section("configuration").get("seeds") or 1
     scored = any(row.score is not None for row in rows)
     max_gate = max((abs(row.gate or 0.0) for row in rows), default=1.0) or 1.0
     header = ["Field", "Kept", "Gate", *(["Score"] if scored else []), "Group", "Kind", "Cardinality", "Cost"]
-    return ReportTable(
-        [*header, "Memory", f"Chosen in {seeds}"],
-        [_field_cells(row, max_gate, scored, seeds) for row in rows],
-        "fields",
-        "fields",
-        ["kept" if row.kept else "dropped" for row in rows],
-    )
+    cells = [_field_cells(row, max_gate, scored, seeds) for row in rows]
+    styles = ["kept" if row.kept else "dropped" for row in rows]
+    return ReportTable([*header, "Memory", f"Chosen in {seeds}"], cells, "fields", "fields", styles)
 
 
 def _field_cells(row: FieldRow, max_gate: float, scored: bool, seeds: int) -> list[Cell]:
@@ -180,130 +166,73 @@ def _quality_table(selection: SelectionReport) -> ReportTable | None:
     test, valid = selection.section("metrics"), selection.section("validation")
     if not test and not valid:
         return None
-    names = [name for name in MODELS if name in test or name in valid]
-    rows = [_quality_cells(name, test, valid, selection.record.get("model")) for name in names]
-    rows += [cells for name in names for cells in _task_rows(test.get(name), MODELS[name])]
-    return ReportTable(["Model", "Test AUC", "vs all fields", "Logloss", "Validation AUC"], rows)
+    base, rows, task_rows = _metric(test.get("all_fields")), [], []
+    for name, label in MODELS.items():
+        if name in test or name in valid:
+            auc, logloss = _metric(test.get(name)), _metric(test.get(name), "logloss")
+            delta = format_delta(None if auc is None or base is None else auc - base)
+            texts = [format_decimals(auc), "" if name == "all_fields" else delta, format_decimals(logloss)]
+            badge = "saved in model/" if name == selection.record.get("model") else ""
+            cells = [Cell(text) for text in (*texts, format_decimals(_metric(valid.get(name))))]
+            rows.append([text_cell(label, badge=badge), *cells])
+            for task, metrics in list((test.get(name) or {}).get("tasks", {}).items())[1:]:  # the first is the label
+                texts = [format_decimals(metrics.get("auc")), "", format_number(metrics.get("logloss"), 5), ""]
+                task_rows.append([text_cell(f"{label}, {task}"), *map(Cell, texts)])
+    return ReportTable(["Model", "Test AUC", "vs all fields", "Logloss", "Validation AUC"], [*rows, *task_rows])
 
 
-def _quality_cells(name: str, test: Mapping[str, Any], valid: Mapping[str, Any], saved_model: object) -> list[Cell]:
-    auc, base = _auc(test.get(name)), _auc(test.get("all_fields"))
-    delta = None if auc is None or base is None else auc - base
-    return [
-        text_cell(MODELS[name], badge="saved in model/" if name == saved_model else ""),
-        Cell(format_decimals(auc)),
-        Cell("" if name == "all_fields" else format_delta(delta)),
-        Cell(format_decimals((test.get(name) or {}).get("logloss"))),
-        Cell(format_decimals(_auc(valid.get(name)))),
-    ]
+def _certificates(selection: SelectionReport) -> dict[str, Any]:
+    """Return the table of the certificates, and how many dropped fields they checked in words; empty if none."""
+    rows, checked = [], 0
+    for name, certificate in selection.section("certificates").items():
+        change, certified = certificate["max_logit_change"], certificate.get("certified")
+        state = "not certified" if not certified else "bit-equal" if change == 0 else "certified"
+        numbers = [Cell(format_number(value, 2)) for value in (change, certificate["bound"])]
+        pill = text_cell(state, kind="pill", style="yes" if certified else "no")
+        rows.append([text_cell(REMOVALS.get(name, name)), *numbers, pill])
+        checked = max(checked, len(certificate.get("checked") or ()))
+    return {
+        "certificates": ReportTable(["Removal", "max |Δ logit|", "bound", ""], rows) if rows else None,
+        "certified_fields": format_count(checked, "dropped field") if checked else "",
+    }
 
 
-def _task_rows(metrics: Mapping[str, Any] | None, model: str) -> list[list[Cell]]:
-    """Return a row for each task but the first."""
-    return [
-        [
-            text_cell(f"{model}, {name}"),
-            Cell(format_decimals(task.get("auc"))),
-            Cell(""),
-            Cell(format_number(task.get("logloss"), 5)),
-            Cell(""),
-        ]
-        for name, task in list((metrics or {}).get("tasks", {}).items())[1:]
-    ]
-
-
-def _hot_start_note(selection: SelectionReport) -> str:
-    hot_start = selection.section("hot_start")
-    if hot_start.get("matched_at") is None:
-        return f"Does not reach the AUC of training from scratch within {hot_start['steps']:,} steps."
-    return (
-        f"Reaches the AUC of training from scratch after {hot_start['matched_at']:,} steps: "
-        f"{hot_start['steps_saved']:,} steps saved."
-    )
-
-
-def _certificate_table(selection: SelectionReport) -> ReportTable | None:
-    certificates = selection.section("certificates")
-    rows = [
-        [
-            text_cell(REMOVALS.get(name, name)),
-            Cell(format_number(certificate["max_logit_change"], 2)),
-            Cell(format_number(certificate["bound"], 2)),
-            text_cell(
-                _certificate_state(certificate), kind="pill", style="yes" if certificate.get("certified") else "no"
-            ),
-        ]
-        for name, certificate in certificates.items()
-    ]
-    return ReportTable(["Removal", "max |Δ logit|", "bound", ""], rows) if rows else None
-
-
-def _certificate_state(certificate: Mapping[str, Any]) -> str:
-    if not certificate.get("certified"):
-        return "not certified"
-    return "bit-equal" if certificate["max_logit_change"] == 0 else "certified"
-
-
-def _certified_fields(selection: SelectionReport) -> str:
-    """Return how many dropped fields the certificates checked, in words; empty if none."""
-    certificates = selection.section("certificates").values()
-    count = max((len(certificate.get("checked") or ()) for certificate in certificates), default=0)
-    return format_count(count, "dropped field") if count else ""
+def _savings(selection: SelectionReport) -> dict[str, tuple[float, float]]:
+    """Return the measured values of ``SAVINGS``, with all fields and with the kept ones."""
+    before, after = (selection.section("savings").get(name) or {} for name in ("all_fields", "kept"))
+    pairs: dict[str, tuple[Any, Any]] = {key: (before.get(key), after.get(key)) for key in SAVINGS}
+    return {key: pair for key, pair in pairs.items() if None not in pair}
 
 
 def _savings_table(selection: SelectionReport) -> ReportTable | None:
-    savings = selection.section("savings")
-    if not savings:
+    if not selection.section("savings"):
         return None
     rows = []
-    for key, (title, format_value, larger_is_better) in SAVINGS.items():
-        before, after = savings["all_fields"].get(key), savings["kept"].get(key)
-        if before is not None and after is not None:
-            longest = max(before, after) or 1
-            better = after >= before if larger_is_better else after <= before
-            style = "" if better else "negative"
-            rows.append(
-                [
-                    text_cell(title),
-                    Cell(format_value(before), kind="bar_after", style="off", share=before / longest),
-                    Cell(format_value(after), kind="bar_after", style=style, share=after / longest),
-                    Cell(format_change(before, after)),
-                ]
-            )
+    for key, (before, after) in _savings(selection).items():
+        title, format_value, larger_is_better = SAVINGS[key]
+        better = after >= before if larger_is_better else after <= before
+        bars = [
+            Cell(format_value(value), kind="bar_after", style=style, share=value / (max(before, after) or 1))
+            for value, style in ((before, "off"), (after, "" if better else "negative"))
+        ]
+        rows.append([text_cell(title), *bars, Cell(format_change(before, after))])
     return ReportTable(["", "All fields", "Kept", ""], rows)
 
 
 def _provenance(selection: SelectionReport) -> dict[str, Any]:
     settings, splits = selection.section("configuration"), selection.section("splits")
     seconds = selection.section("seconds")
-    split_rows = [
-        [
-            text_cell(SPLITS.get(name, name)),
-            Cell(f"{split['rows']:,}"),
-            text_cell(" to ".join(map(str, dict.fromkeys(split["days"])))),
-        ]
-        for name, split in splits.items()
-    ]
-    times = {**{name.replace("_", " ").capitalize(): value for name, value in seconds.items()}}
+    split_rows = []
+    for name, split in splits.items():
+        days = " to ".join(map(str, dict.fromkeys(split["days"])))
+        split_rows.append([text_cell(SPLITS.get(name, name)), Cell(f"{split['rows']:,}"), text_cell(days)])
+    times = {name.replace("_", " ").capitalize(): value for name, value in seconds.items()}
     times["Total"] = sum(seconds.values())
     time_rows = [[text_cell(name), Cell(format_duration(value))] for name, value in times.items()]
     text = json.dumps({"format": "lpfs-run", **settings}, indent=1, ensure_ascii=False)
     return {
         "command": command_line(settings) if settings else None,
-        "facts": facts(selection.record, selection.method),
         "splits": ReportTable(["", "Rows", "Days"], split_rows) if splits else None,
         "times": ReportTable(["Stage", "Time"], time_rows) if seconds else None,
         "configuration": text if settings else None,
     }
-
-
-def facts(record: Mapping[str, Any], method: str) -> dict[str, object]:
-    """Return method, seed, data fingerprint and versions, where the record has them."""
-    versions = record.get("versions") or {}
-    values = {
-        "Method": method,
-        "Seed": record.get("seed"),
-        "Data fingerprint": record.get("fingerprint"),
-        "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-    }
-    return {name: value for name, value in values.items() if value not in (None, "")}

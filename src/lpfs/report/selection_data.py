@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +55,15 @@ class ReportTable(NamedTuple):
     row_styles: Sequence[str] = ()
 
 
+class Tile(NamedTuple):
+    """A large number in the summary; ``good`` is None if its value is neither good nor bad."""
+
+    title: str
+    value: object
+    text: str
+    good: bool | None = None
+
+
 def text_cell(text: object, **kwargs: Any) -> Cell:
     """Return a cell aligned to the left."""
     return Cell(text, number=False, **kwargs)
@@ -91,19 +100,15 @@ class SelectionReport:
 
     Args:
         name: name of the run in the page.
-        method: method of the search.
         rows: the fields: kept ones first, sorted by gate.
-        seeds: number of searches.
         history: None if the search recorded none.
         record: the values of ``selection.json``: metrics, certificates, savings, configuration, …
     """
 
     name: str
-    method: str
     rows: tuple[FieldRow, ...]
-    seeds: int = 1
-    history: SearchHistory | None = None
-    record: Mapping[str, Any] = field(default_factory=dict)
+    history: SearchHistory | None
+    record: Mapping[str, Any]
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -121,58 +126,41 @@ def from_record(
 ) -> SelectionReport:
     """Return the report of a record, which holds the values of ``selection.json``."""
     if not isinstance(record, Mapping) or not {"kept", "dropped"} <= set(record):
-        raise InputError("this is not the record of a selection: it has no 'kept' and 'dropped'")
+        raise InputError("the record of a selection needs 'kept' and 'dropped'")
     gates, scores = record.get("gates") or {}, (record.get("made") or {}).get("scores") or {}
     facts, kept, chosen = record.get("fields") or {}, set(record["kept"]), record.get("chosen_in") or {}
     table_bytes = table_bytes_by_field(facts, record)
     rows = [
         FieldRow(
-            name=field_name,
-            kept=field_name in kept,
-            gate=gates.get(field_name),
-            score=scores.get(field_name),
-            table_bytes=table_bytes.get(field_name),
-            chosen=chosen.get(field_name),
-            cardinality=facts.get(field_name, {}).get("cardinality") or None,
-            **{key: facts.get(field_name, {}).get(key) for key in ("kind", "group", "cost")},
+            *(field, field in kept, gates.get(field), scores.get(field)),
+            table_bytes=table_bytes.get(field),
+            chosen=chosen.get(field),
+            cardinality=facts.get(field, {}).get("cardinality") or None,
+            **{key: facts.get(field, {}).get(key) for key in ("kind", "group", "cost")},
         )
-        for field_name in list(gates) or [*record["kept"], *record["dropped"]]
+        for field in list(gates) or [*record["kept"], *record["dropped"]]
     ]
-    seeds = (record.get("configuration") or {}).get("seeds") or 1
-    method = str(record.get("method", ""))
-    return SelectionReport(name, method, tuple(sorted(rows, key=_sort_key)), seeds, history, record)
+    rows.sort(key=lambda row: (not row.kept, -abs(row.gate or 0.0), -(row.score or 0.0)))
+    return SelectionReport(name, tuple(rows), history, record)
 
 
 def read_selection(run_dir: Path) -> SelectionReport:
     """Read the directory that ``select`` or ``search`` wrote."""
     path = run_dir / SELECTION_FILE
+    if not path.exists():
+        raise InputError(f"{run_dir} has no {SELECTION_FILE}; pass a directory that select, search or compare wrote")
     try:
-        record = read_json(path)
+        return from_record(read_json(path), read_history(run_dir / HISTORY_FILE), name=run_dir.resolve().name)
     except ValueError as error:
-        raise InputError(f"{path} is not valid JSON: {error}") from None
-    if record is None:
-        raise InputError(
-            f"{run_dir} has no {SELECTION_FILE}, so it is not a run directory; "
-            "pass one that select, search or compare wrote"
-        )
-    try:
-        return from_record(record, read_history(run_dir / HISTORY_FILE), name=run_dir.resolve().name)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-
-
-def _sort_key(row: FieldRow) -> tuple[bool, float, float]:
-    return (not row.kept, -abs(row.gate or 0.0), -(row.score or 0.0))
+        raise InputError(f"{path} cannot be read as a selection: {error}") from None
 
 
 def table_bytes_by_field(facts: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, float]:
     """Return the bytes of each field's embeddings: its share of the table rows, which all have the same width."""
     total = ((record.get("savings") or {}).get("all_fields") or {}).get("table_bytes")
-    counts = {name: field_facts.get("cardinality") or 0 for name, field_facts in facts.items()}
+    counts = {name: values["cardinality"] for name, values in facts.items() if values.get("cardinality")}
     all_rows = sum(counts.values())
-    if not total or not all_rows:
-        return {}
-    return {name: total * count / all_rows for name, count in counts.items() if count}
+    return {name: total * count / all_rows for name, count in counts.items()} if total else {}
 
 
 def history_from_records(history: Records, names: Sequence[str]) -> SearchHistory | None:

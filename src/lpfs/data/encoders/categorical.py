@@ -25,8 +25,8 @@ from lpfs.errors import DataError
 
 
 def value_type(values: pl.Series) -> str:
-    """Return the type of canonical values: ``text``, ``whole`` (integers) or ``fraction`` (floats)."""
-    return "text" if values.dtype == pl.String else "whole" if values.dtype.is_integer() else "fraction"
+    """Return the type of canonical values: ``text``, ``integer`` or ``float``."""
+    return "text" if values.dtype == pl.String else "integer" if values.dtype.is_integer() else "float"
 
 
 def can_contain_values(vocabulary: pl.Series, dtype: pl.DataType) -> bool:
@@ -64,12 +64,12 @@ def cast_for_hashing(values: pl.Series, fitted_type: str | None, locate: RowLoca
         return values
     if fitted_type == "text":
         return cast_column(values, pl.String)
-    for dtype in (pl.Int64(), pl.UInt64()) if fitted_type == "whole" else (pl.Float64(),):
+    for dtype in (pl.Int64(), pl.UInt64()) if fitted_type == "integer" else (pl.Float64(),):
         numbers = cast_to_vocabulary(values, dtype)
         lost = numbers.is_null() & values.is_not_null()
         if not lost.any():
             return numbers
-    expected = "an integer" if fitted_type == "whole" else "a number"
+    expected = "an integer" if fitted_type == "integer" else "a number"
     raise value_error(values, lost, locate, f"is not {expected}, as all hashed values of training were")
 
 
@@ -129,7 +129,7 @@ class CategoricalEncoder(Encoder):
         """Record the type of training; floats, if some files store integers and others floats."""
         if self._raw_type is None:
             self._raw_type, self._value_type = raw_type, value_type
-        elif (self._value_type, value_type) == ("whole", "fraction"):
+        elif (self._value_type, value_type) == ("integer", "float"):
             self._value_type = value_type
 
     def _check_type(self, dtype: pl.DataType) -> None:
