@@ -35,7 +35,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, linear, relu
 
 import lpfs
 from lpfs.embeddings._backends import use_backend
-from lpfs.embeddings.optim import Adagrad, move_rates_to_device
+from lpfs.embeddings.optim import Adagrad, move_rates
 from lpfs.embeddings.table import Table
 
 ROWS = {"cpu": 5_070_000, "cuda": 33_700_000}
@@ -224,7 +224,7 @@ def fuxictr(device: str) -> Step:
 def graphed(step: Step, optimizer_of: list[Any], device: str) -> Step:
     """Return a step that is captured once a batch size and replayed, batches copied to where it reads them."""
     for each in optimizer_of:
-        move_rates_to_device(each, torch.device(device))
+        move_rates(each, torch.device(device))
     held: dict[int, tuple[Data, torch.cuda.CUDAGraph]] = {}
     stream = torch.cuda.Stream()
 

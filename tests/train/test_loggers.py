@@ -105,7 +105,7 @@ def go(progress, state):
         state.step += 1
         state.rows += 100
         progress.update(state)
-    progress.message("a word")
+    progress.console.message("a word")
     progress.end(state)
 
 

@@ -1,8 +1,7 @@
 """The choice of the backend of embedding tables: the fastest that works on the machine, or the one requested.
 
-A backend is a module with the functions of ``_torch``, the reference: same arguments, same numbers. If it has a
-function ``check_works``, this is called once before the first use. Backends are imported at their first use, so
-that numba and triton stay optional.
+A backend is a module with the functions of ``_torch``, the reference: same arguments, same numbers. A backend is
+imported at its first use, so that numba and triton stay optional; its ``check_works``, if any, is called then.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from lpfs.errors import InputError, MissingPackageError
+from lpfs._validation import check_name
+from lpfs.errors import MissingPackageError
 
-# name of the backend, which is also the name of the package that it needs
-BACKENDS = ("torch", "numba", "triton")
+BACKENDS = ("torch", "numba", "triton")  # each has the name of the package that it needs
 
 _forced: list[ModuleType] = []
 
@@ -35,9 +34,7 @@ def backend_for(weight: Tensor) -> ModuleType:
         return _load("torch")
     if _forced:
         return _forced[-1]
-    if weight.is_cpu:
-        return _load_or_torch("numba")
-    return _load_or_torch("triton") if weight.is_cuda else _load("torch")
+    return _load_or_torch("numba" if weight.is_cpu else "triton" if weight.is_cuda else "torch")
 
 
 def supports_cuda_graph(device: torch.device) -> bool:
@@ -48,8 +45,7 @@ def supports_cuda_graph(device: torch.device) -> bool:
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
     """Use this backend for float32 tables while the block runs: ``torch``, ``numba`` or ``triton``."""
-    if name not in BACKENDS:
-        raise InputError(f"no such backend: {name!r}; choose one of {', '.join(BACKENDS)}")
+    check_name(name, BACKENDS, "backend")
     try:
         backend = _load(name)
     except ModuleNotFoundError as error:

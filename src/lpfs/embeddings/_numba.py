@@ -1,4 +1,7 @@
-"""The backend for float32 tables on a CPU: numba loops that touch every row once, on torch's number of threads."""
+"""The backend for float32 tables on a CPU: numba loops that touch every row once, on torch's number of threads.
+
+The functions are those of ``_torch``; the tensors they return own their memory.
+"""
 
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
@@ -6,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import numba
 import numpy as np
@@ -15,37 +18,26 @@ from numba.np.ufunc.parallel import get_thread_count, threading_layer
 from torch import Tensor
 
 from lpfs.embeddings import _numba_loops
-from lpfs.embeddings._torch import adam_step_size, raise_id_error
+from lpfs.embeddings._torch import Betas, Gradients, adam_step_size, check_ids
 from lpfs.embeddings.row_grad import RowGrad
-
-name = "numba"
 
 NO_GATE = np.empty(0, np.float32)
 MIN_PARALLEL_SIZE = 1 << 15  # number of elements from which several threads are faster
 MAX_THREADS = get_thread_count()  # size of numba's thread pool
 
-Loop: TypeAlias = Callable[..., None]
-
 
 def gather(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None) -> Tensor:
-    """See ``_torch.gather``."""
     out = torch.empty(*ids.shape, weight.shape[1])
     threads = thread_count(out.numel())
     bad = np.zeros(threads, np.int64)  # number of invalid ids, by thread
-    inputs = _writable_array(weight), _array(starts), _array(ids), _gate(gate)
-    _run(threads, _numba_loops.gather, *inputs, out.numpy(), bad)
+    arrays = _writable_array(weight), _array(starts), _array(ids), _gate(gate), out.numpy()
+    _run(threads, _numba_loops.gather, *arrays, bad)
     if bad.any():
-        raise_id_error(starts, ids)
+        check_ids(starts, ids)
     return out
 
 
-def reduce(
-    weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None, grad: Tensor
-) -> tuple[RowGrad, Tensor | None]:
-    """See ``_torch.reduce``.
-
-    The returned tensors own their memory; only the buffers of the search for equal ids are reused.
-    """
+def reduce(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None, grad: Tensor) -> Gradients:
     first_rows, id_array = _array(starts), _array(ids)
     _buffers.fit(*id_array.shape)
     positions, unique_ids, counts = _buffers.positions, _buffers.unique_ids, _buffers.counts
@@ -62,45 +54,31 @@ def reduce(
 
 
 def adagrad(weight: Tensor, total: Tensor, grad: RowGrad, lr: float, eps: float) -> None:
-    """See ``_torch.adagrad``."""
     _update(_numba_loops.adagrad, (weight, total), grad, (lr, eps))
 
 
 def rowwise_adagrad(weight: Tensor, total: Tensor, grad: RowGrad, lr: float, eps: float) -> None:
-    """See ``_torch.rowwise_adagrad``."""
     _update(_numba_loops.rowwise_adagrad, (weight, total), grad, (lr, eps))
 
 
 def adam(
-    weight: Tensor,
-    mean: Tensor,
-    square: Tensor,
-    grad: RowGrad,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    step: int,
+    weight: Tensor, mean: Tensor, square: Tensor, grad: RowGrad, lr: float, betas: Betas, eps: float, step: int
 ) -> None:
-    """See ``_torch.adam``."""
     scalars = (adam_step_size(lr, betas, step), 1 - betas[0], 1 - betas[1], eps)
     _update(_numba_loops.adam, (weight, mean, square), grad, scalars)
 
 
 def sgd(weight: Tensor, grad: RowGrad, lr: float) -> None:
-    """See ``_torch.sgd``."""
     _update(_numba_loops.sgd, (weight,), grad, (lr,))
 
 
-def _update(loop: Loop, tensors: tuple[Tensor, ...], grad: RowGrad, scalars: tuple[float, ...]) -> None:
+def _update(loop: Callable[..., None], tensors: tuple[Tensor, ...], grad: RowGrad, scalars: tuple[float, ...]) -> None:
     inputs = (grad.rows.numpy(), grad.values.numpy(), *(np.float32(scalar) for scalar in scalars))
     _run(thread_count(grad.values.numel()), loop, *(_writable_array(tensor) for tensor in tensors), *inputs)
 
 
-# ---------------------------------------------------------------------------------------------- arrays
-
-
 def _writable_array(tensor: Tensor) -> Any:
-    """Return the memory of a tensor as an array that can be written."""
+    """Return the memory of a tensor as an array."""
     return tensor.detach().numpy()
 
 
@@ -130,18 +108,13 @@ class _ThreadBuffers(threading.local):
 
 
 _buffers = _ThreadBuffers()
-
-# --------------------------------------------------------------------------------------------- threads
-
 _threads_safe: list[bool] = []  # empty until it is known
 os.register_at_fork(after_in_child=lambda: _threads_safe.__setitem__(slice(None), [False]))
 
 
 def check_works() -> None:
     """Compile and run the smallest loop; a broken numba raises here."""
-    _update(
-        _numba_loops.sgd, (torch.zeros(1, 1),), RowGrad(torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1)), (0.0,)
-    )
+    sgd(torch.zeros(1, 1), RowGrad(torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1)), 0.0)
 
 
 def thread_count(size: int) -> int:
@@ -160,11 +133,11 @@ def thread_count(size: int) -> int:
     return threads if _threads_safe[0] else 1
 
 
-def _run(threads: int, loop: Loop, *arguments: Any) -> None:
+def _run(threads: int, loop: Callable[..., None], *arguments: Any) -> None:
     if threads == 1:
         loop(0, 1, *arguments)
         return
     previous = numba.get_num_threads()
     numba.set_num_threads(threads)
-    _numba_loops.PARALLEL[loop](threads, *arguments)
+    getattr(_numba_loops, f"{loop.__name__}_parallel")(threads, *arguments)
     numba.set_num_threads(previous)

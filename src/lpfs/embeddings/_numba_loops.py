@@ -8,6 +8,7 @@ are prefetched, because a table is larger than the caches of a CPU.
 # mypy: disable-error-code="call-arg,call-overload,import-untyped,no-untyped-call,unused-ignore,untyped-decorator"
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
-from lpfs._imports import Array, Loop, compile_loop
+from lpfs._imports import Array, compile_loop
 
 PREFETCH_ROWS = 16  # rows between a prefetch and the use of the row
 EMPTY = -1  # a slot of the hash table that is not used
@@ -28,16 +29,13 @@ def prefetch_row(context: Any, array: Any, row: Any) -> Any:
     """Start loading the first bytes of a row into the cache."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = arrayobj.make_array(signature.args[0])
-        struct = kind(context, builder, arguments[0])
+        struct = arrayobj.make_array(signature.args[0])(context, builder, arguments[0])
         stride = cgutils.unpack_tuple(builder, struct.strides)[0]
         address, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         at = builder.gep(builder.bitcast(struct.data, address), [builder.mul(arguments[1], stride)])
         form = ir.FunctionType(ir.VoidType(), [address, number, number, number])
-        builder.call(
-            cgutils.get_or_insert_function(builder.module, form, "llvm.prefetch.p0"),
-            [at, number(0), number(3), number(1)],  # for reading, high temporal locality, data cache
-        )
+        prefetch = cgutils.get_or_insert_function(builder.module, form, "llvm.prefetch.p0")
+        builder.call(prefetch, [at, number(0), number(3), number(1)])  # read, high temporal locality, data cache
         return context.get_dummy_value()
 
     return types.void(array, types.intp), emit
@@ -103,22 +101,9 @@ def group_equal_ids(
 
 # values[i] = g_f · sum of grad over the lookups of row rows[i]; gate_grad[f] = sum of ⟨W_r, that sum⟩.
 @compile_loop
-def accumulate(
-    k: int,
-    n: int,
-    weight: Array,
-    starts: Array,
-    gate: Array,
-    grad: Array,
-    positions: Array,
-    unique_ids: Array,
-    first: Array,
-    rows: Array,
-    values: Array,
-    gate_grad: Array,
-) -> None:
-    fields = grad.shape[1]
-    width = grad.shape[2]
+def accumulate(k: int, n: int, weight: Array, starts: Array, gate: Array, grad: Array, positions: Array,
+               unique_ids: Array, first: Array, rows: Array, values: Array, gate_grad: Array) -> None:  # fmt: skip
+    fields, width = grad.shape[1:]
     start, end = k * fields // n, (k + 1) * fields // n
     seen = np.zeros(fields, np.int64)
     for f in range(start, end):
@@ -156,14 +141,13 @@ def accumulate(
 def adagrad(
     k: int, n: int, weight: Array, total: Array, rows: Array, values: Array, lr: np.float32, eps: np.float32
 ) -> None:
-    width = weight.shape[1]
     end = (k + 1) * rows.shape[0] // n
     for i in range(k * rows.shape[0] // n, end):
         if i + PREFETCH_ROWS < end:
             prefetch_row(total, rows[i + PREFETCH_ROWS])
             prefetch_row(weight, rows[i + PREFETCH_ROWS])
         r = np.uint64(rows[i])
-        for d in range(width):
+        for d in range(weight.shape[1]):
             s = total[r, d] + values[i, d] * values[i, d]
             total[r, d] = s
             weight[r, d] -= lr * (values[i, d] / (np.sqrt(s) + eps))
@@ -192,20 +176,8 @@ def rowwise_adagrad(
 
 # m += (g - m)(1 - β₁), v += (g² - v)(1 - β₂), w -= size · m / (√v + eps); decay: 1 - β₁, decay_square: 1 - β₂
 @compile_loop
-def adam(
-    k: int,
-    n: int,
-    weight: Array,
-    mean: Array,
-    square: Array,
-    rows: Array,
-    values: Array,
-    size: np.float32,
-    decay: np.float32,
-    decay_square: np.float32,
-    eps: np.float32,
-) -> None:
-    width = weight.shape[1]
+def adam(k: int, n: int, weight: Array, mean: Array, square: Array, rows: Array, values: Array, size: np.float32,
+         decay: np.float32, decay_square: np.float32, eps: np.float32) -> None:  # fmt: skip
     end = (k + 1) * rows.shape[0] // n
     for i in range(k * rows.shape[0] // n, end):
         if i + PREFETCH_ROWS < end:
@@ -213,7 +185,7 @@ def adam(
             prefetch_row(square, rows[i + PREFETCH_ROWS])
             prefetch_row(weight, rows[i + PREFETCH_ROWS])
         r = np.uint64(rows[i])
-        for d in range(width):
+        for d in range(weight.shape[1]):
             g = values[i, d]
             m = mean[r, d] + (g - mean[r, d]) * decay
             v = square[r, d] + (g * g - square[r, d]) * decay_square
@@ -225,22 +197,17 @@ def adam(
 # w -= lr · g
 @compile_loop
 def sgd(k: int, n: int, weight: Array, rows: Array, values: Array, lr: np.float32) -> None:
-    width = weight.shape[1]
     end = (k + 1) * rows.shape[0] // n
     for i in range(k * rows.shape[0] // n, end):
         if i + PREFETCH_ROWS < end:
             prefetch_row(weight, rows[i + PREFETCH_ROWS])
         r = np.uint64(rows[i])
-        for d in range(width):
+        for d in range(weight.shape[1]):
             weight[r, d] -= lr * values[i, d]
 
 
 # All parts of a loop, one per thread. These are separate functions because numba caches on disk by function name.
-
-
-def parallel(function: Loop) -> Loop:
-    """Compile a function with threads."""
-    return compile_loop(function, parallel=True)
+parallel = partial(compile_loop, parallel=True)
 
 
 @parallel
@@ -283,14 +250,3 @@ def adam_parallel(n: int, *arguments: Any) -> None:
 def sgd_parallel(n: int, *arguments: Any) -> None:
     for k in prange(n):
         sgd(k, n, *arguments)
-
-
-PARALLEL = {
-    gather: gather_parallel,
-    group_equal_ids: group_equal_ids_parallel,
-    accumulate: accumulate_parallel,
-    adagrad: adagrad_parallel,
-    rowwise_adagrad: rowwise_adagrad_parallel,
-    adam: adam_parallel,
-    sgd: sgd_parallel,
-}

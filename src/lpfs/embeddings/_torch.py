@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ from torch import Tensor
 from lpfs.embeddings.row_grad import RowGrad
 from lpfs.errors import InputError
 
-name = "torch"
+Betas: TypeAlias = tuple[float, float]
+Gradients: TypeAlias = tuple[RowGrad, Tensor | None]  # by rows, of the gates
 
 
 def gather(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None) -> Tensor:
@@ -20,9 +22,7 @@ def gather(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None) -> 
     return out if gate is None else out * gate[:, None]
 
 
-def reduce(
-    weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None, grad: Tensor
-) -> tuple[RowGrad, Tensor | None]:
+def reduce(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None, grad: Tensor) -> Gradients:
     r"""Return the gradient by rows and that of the gates, from the gradient (B, F, D) of the gated embeddings.
 
     With a_r the sum of ``grad`` over all lookups of row r of field f,
@@ -59,14 +59,7 @@ def rowwise_adagrad(weight: Tensor, total: Tensor, grad: RowGrad, lr: float, eps
 
 
 def adam(
-    weight: Tensor,
-    mean: Tensor,
-    square: Tensor,
-    grad: RowGrad,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    step: int,
+    weight: Tensor, mean: Tensor, square: Tensor, grad: RowGrad, lr: float, betas: Betas, eps: float, step: int
 ) -> None:
     """Update the rows with lazy Adam, as ``torch.optim.SparseAdam``: moments of other rows do not decay."""
     rows, values = grad.rows, grad.values
@@ -79,7 +72,7 @@ def adam(
     weight.index_add_(0, rows, first.div_(second.sqrt_().add_(eps)), alpha=-adam_step_size(lr, betas, step))
 
 
-def adam_step_size(lr: float, betas: tuple[float, float], step: int) -> float:
+def adam_step_size(lr: float, betas: Betas, step: int) -> float:
     """Return lr · √(1 - β₂ᵗ) / (1 - β₁ᵗ)."""
     return float(lr) * math.sqrt(1 - betas[1] ** step) / (1 - betas[0] ** step)
 
@@ -90,19 +83,12 @@ def sgd(weight: Tensor, grad: RowGrad, lr: float) -> None:
 
 
 def check_ids(starts: Tensor, ids: Tensor) -> None:
-    """Raise InputError if an id is outside its field: it would look up and train rows of another field."""
-    if not ids.numel():
-        return
-    sizes = starts[1:] - starts[:-1]
-    if not bool(((ids >= 0) & (ids < sizes)).all()):
-        raise_id_error(starts, ids)
-
-
-def raise_id_error(starts: Tensor, ids: Tensor) -> None:
-    """Raise InputError with the first id that is out of range."""
-    sizes = starts[1:] - starts[:-1]
-    row, column = (~((ids >= 0) & (ids < sizes))).nonzero()[0].tolist()
-    raise InputError(
-        f"id {int(ids[row, column])} in row {row}, column {column} is outside its field, which has "
-        f"{int(sizes[column])} ids; use a batch of the same schema as the model"
-    )
+    """Raise InputError with the first id outside its field, which would look up and train rows of another field."""
+    sizes = starts.diff()
+    valid = (ids >= 0) & (ids < sizes)
+    if not bool(valid.all()):
+        row, column = (~valid).nonzero()[0].tolist()
+        raise InputError(
+            f"id {int(ids[row, column])} in row {row}, column {column} is outside its field, which has "
+            f"{int(sizes[column])} ids; use a batch of the same schema as the model"
+        )

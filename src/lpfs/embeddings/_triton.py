@@ -6,8 +6,8 @@ its runs of equal keys (:func:`_sum_runs`); a run over several chunks is complet
 (:func:`_finalize_runs`), which also computes the gradient of the gate. No atomic addition is used, so the order of
 every sum is fixed.
 
-The lengths depend only on the shape of the batch (a position that starts no run has row -1 and zeros), so that a
-whole training step can be captured in a CUDA graph.
+The functions are those of ``_torch``, but an id outside its field gives nan. The lengths depend only on the shape of
+the batch (a position that starts no run has row -1 and zeros), so that a CUDA graph can capture a whole training step.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lpfs.embeddings._torch import Betas, Gradients
 from lpfs.embeddings.row_grad import RowGrad
-
-name = "triton"
 
 CHUNK = 64  # sorted positions that one program sums
 BLOCK = 128  # lookups, or rows, of one program
@@ -124,10 +123,9 @@ def _finalize_runs(weight, keys, rows, values, heads, gate, parts, batch, chunks
 
 
 def gather(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None) -> Tensor:
-    """Return g_f · W[start_f + id] as (B, F, D); an id outside its field gives nan."""
     batch, fields = ids.shape
     width = weight.shape[1]
-    out = torch.empty(batch, fields, width, dtype=weight.dtype, device=weight.device)
+    out = weight.new_empty(batch, fields, width)
     if out.numel():
         total = batch * fields
         _gather[(triton.cdiv(total, BLOCK),)](
@@ -137,22 +135,15 @@ def gather(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None) -> 
     return out
 
 
-def reduce(
-    weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None, grad: Tensor
-) -> tuple[RowGrad, Tensor | None]:
-    """Return the gradient by rows and that of the gates (see ``_torch.reduce`` for the formula)."""
+def reduce(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None, grad: Tensor) -> Gradients:
     batch, fields = ids.shape
-    width, device = weight.shape[1], weight.device
-    total = batch * fields
+    width, total, chunks = weight.shape[1], batch * fields, triton.cdiv(batch, CHUNK)
     grad = grad.contiguous()
-    kind = torch.int32 if weight.shape[0] < 2**31 else torch.int64
-    keys = torch.empty(total, dtype=kind, device=device)
-    rows = torch.empty(total, dtype=kind, device=device)
-    values = torch.empty(total, width, dtype=weight.dtype, device=device)
-    chunks = triton.cdiv(batch, CHUNK)
-    parts = None if gate is None else torch.empty(fields, chunks, dtype=weight.dtype, device=device)
+    keys = weight.new_empty(total, dtype=torch.int32 if len(weight) < 2**31 else torch.int64)
+    rows, values = torch.empty_like(keys), weight.new_empty(total, width)
+    parts = None if gate is None else weight.new_empty(fields, chunks)
     if total:
-        heads = torch.empty(fields * chunks, width, dtype=weight.dtype, device=device)
+        heads = weight.new_empty(fields * chunks, width)
         sizes: dict[str, Any] = {"D": width, "W": triton.next_power_of_2(width)}
         _make_keys[(triton.cdiv(batch, 256), fields)](ids, starts, keys, batch, ids.stride(0), ids.stride(1), SIZE=256)
         keys, order = torch.sort(keys, stable=True)
@@ -164,14 +155,18 @@ def reduce(
     return RowGrad(rows, values), None if parts is None else parts.sum(1)
 
 
-# ------------------------------------------------------------------------------------- row updates
-# lr is a number, or a scalar tensor on the device, which a captured graph reads again in every replay.
+# Row updates: lr is a number, or a scalar tensor on the device, which a captured graph reads again in every replay.
 
 
 @triton.jit
-def _rows_at(rows, total, SIZE: tl.constexpr):
+def _load_rows(rows, values, total, D: tl.constexpr, W: tl.constexpr, SIZE: tl.constexpr):
+    """Return rows and gradients of this program, the offsets of their elements in the weight, and which are valid."""
     position = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    return position, tl.load(rows + position, position < total, -1).to(tl.int64)
+    row = tl.load(rows + position, position < total, -1).to(tl.int64)
+    column = tl.arange(0, W)
+    valid = (row >= 0)[:, None] & (column < D)[None, :]
+    grad = tl.load(values + position[:, None] * D + column[None, :], valid, 0.0)
+    return row, grad, row[:, None] * D + column[None, :], valid
 
 
 @triton.jit
@@ -185,80 +180,56 @@ def _number(value, IS_TENSOR: tl.constexpr):
 @triton.jit
 def _adagrad(weight, sums, rows, values, total, lr, eps, D: tl.constexpr, W: tl.constexpr, ROWWISE: tl.constexpr,
              TENSOR: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    position, row = _rows_at(rows, total, SIZE)
-    column = tl.arange(0, W)
-    valid_2d = (row >= 0)[:, None] & (column < D)[None, :]
-    at = row[:, None] * D + column[None, :]
-    grad = tl.load(values + position[:, None] * D + column[None, :], valid_2d, 0.0)
+    row, grad, at, valid = _load_rows(rows, values, total, D, W, SIZE)
     if ROWWISE:
         new = tl.load(sums + row, row >= 0, 0.0) + tl.sum(grad * grad, 1) / D
         tl.store(sums + row, new, row >= 0)
         root = tl.sqrt_rn(new)[:, None]
     else:
-        new_all = tl.load(sums + at, valid_2d, 1.0) + grad * grad
-        tl.store(sums + at, new_all, valid_2d)
+        new_all = tl.load(sums + at, valid, 1.0) + grad * grad
+        tl.store(sums + at, new_all, valid)
         root = tl.sqrt_rn(new_all)
-    moved = tl.load(weight + at, valid_2d, 0.0) - _number(lr, TENSOR) * tl.div_rn(grad, root + eps)
-    tl.store(weight + at, moved, valid_2d)
+    moved = tl.load(weight + at, valid, 0.0) - _number(lr, TENSOR) * tl.div_rn(grad, root + eps)
+    tl.store(weight + at, moved, valid)
 
 
 @triton.jit
 def _adam(weight, means, squares, rows, values, total, size, rate1, rate2, eps, D: tl.constexpr, W: tl.constexpr,
           TENSOR: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    position, row = _rows_at(rows, total, SIZE)
-    column = tl.arange(0, W)
-    valid_2d = (row >= 0)[:, None] & (column < D)[None, :]
-    at = row[:, None] * D + column[None, :]
-    grad = tl.load(values + position[:, None] * D + column[None, :], valid_2d, 0.0)
-    mean = tl.load(means + at, valid_2d, 0.0)
+    _, grad, at, valid = _load_rows(rows, values, total, D, W, SIZE)
+    mean = tl.load(means + at, valid, 0.0)
     mean = mean + rate1 * (grad - mean)
-    square = tl.load(squares + at, valid_2d, 0.0)
+    square = tl.load(squares + at, valid, 0.0)
     square = square + rate2 * (grad * grad - square)
-    tl.store(means + at, mean, valid_2d)
-    tl.store(squares + at, square, valid_2d)
-    moved = tl.load(weight + at, valid_2d, 0.0) - _number(size, TENSOR) * tl.div_rn(mean, tl.sqrt_rn(square) + eps)
-    tl.store(weight + at, moved, valid_2d)
+    tl.store(means + at, mean, valid)
+    tl.store(squares + at, square, valid)
+    moved = tl.load(weight + at, valid, 0.0) - _number(size, TENSOR) * tl.div_rn(mean, tl.sqrt_rn(square) + eps)
+    tl.store(weight + at, moved, valid)
 
 
 @triton.jit
 def _sgd(weight, rows, values, total, lr, D: tl.constexpr, W: tl.constexpr, TENSOR: tl.constexpr,
          SIZE: tl.constexpr):  # fmt: skip
-    position, row = _rows_at(rows, total, SIZE)
-    column = tl.arange(0, W)
-    valid_2d = (row >= 0)[:, None] & (column < D)[None, :]
-    at = row[:, None] * D + column[None, :]
-    grad = tl.load(values + position[:, None] * D + column[None, :], valid_2d, 0.0)
-    tl.store(weight + at, tl.load(weight + at, valid_2d, 0.0) - _number(lr, TENSOR) * grad, valid_2d)
+    _, grad, at, valid = _load_rows(rows, values, total, D, W, SIZE)
+    tl.store(weight + at, tl.load(weight + at, valid, 0.0) - _number(lr, TENSOR) * grad, valid)
 
 
 def adagrad(weight: Tensor, total: Tensor, grad: RowGrad, lr: float | Tensor, eps: float) -> None:
-    """Update the rows with Adagrad."""
     _launch(_adagrad, weight, (total,), grad, lr, eps, ROWWISE=False)
 
 
 def rowwise_adagrad(weight: Tensor, total: Tensor, grad: RowGrad, lr: float | Tensor, eps: float) -> None:
-    """Update the rows with Adagrad, one accumulator per row."""
     _launch(_adagrad, weight, (total,), grad, lr, eps, ROWWISE=True)
 
 
-def adam(
-    weight: Tensor,
-    mean: Tensor,
-    square: Tensor,
-    grad: RowGrad,
-    lr: float | Tensor,
-    betas: tuple[float, float],
-    eps: float,
-    step: int | Tensor,
-) -> None:
-    """Update the rows with lazy Adam."""
+def adam(weight: Tensor, mean: Tensor, square: Tensor, grad: RowGrad, lr: float | Tensor, betas: Betas, eps: float,
+         step: int | Tensor) -> None:  # fmt: skip
     done = step.double() if isinstance(step, Tensor) else step
     size = lr * (1 - betas[1] ** done) ** 0.5 / (1 - betas[0] ** done)
     _launch(_adam, weight, (mean, square), grad, size, 1 - betas[0], 1 - betas[1], eps)
 
 
 def sgd(weight: Tensor, grad: RowGrad, lr: float | Tensor) -> None:
-    """Update the rows with plain SGD."""
     _launch(_sgd, weight, (), grad, lr)
 
 

@@ -16,18 +16,9 @@ from lpfs.embeddings._backends import backend_for
 from lpfs.embeddings.row_grad import RowGrad, RowParameter, merged_row_grads, row_parameters
 from lpfs.errors import InputError
 
-# options of torch's optimizers that row updates do not have, with the only value that a table accepts
-UNSUPPORTED_OPTIONS: dict[str, Any] = {
-    "lr_decay": 0,
-    "weight_decay": 0,
-    "initial_accumulator_value": 0,
-    "momentum": 0,
-    "dampening": 0,
-    "nesterov": False,
-    "amsgrad": False,
-    "maximize": False,
-    "differentiable": False,
-}
+# options of torch's optimizers that row updates do not have: they must be 0 or False for a table
+UNSUPPORTED_OPTIONS = {"lr_decay", "weight_decay", "initial_accumulator_value", "momentum", "dampening", "nesterov"}
+UNSUPPORTED_OPTIONS |= {"amsgrad", "maximize", "differentiable"}
 
 
 class _RowOptimizer(torch.optim.Optimizer):
@@ -37,7 +28,6 @@ class _RowOptimizer(torch.optim.Optimizer):
     dense_optimizer: type[torch.optim.Optimizer]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters after checking its settings."""
         kind = type(self).__name__
         known = {*self.defaults, "params", "param_names", "initial_lr"}
         for key in param_group:
@@ -45,7 +35,7 @@ class _RowOptimizer(torch.optim.Optimizer):
                 raise InputError(f"unknown setting {key!r} for {kind}; known settings: {', '.join(sorted(known))}")
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        wrong = [key for key, off in UNSUPPORTED_OPTIONS.items() if group.get(key, off) != off]
+        wrong = [key for key, value in group.items() if key in UNSUPPORTED_OPTIONS and value]
         if wrong and row_parameters(group["params"]):
             self.param_groups.pop()
             raise InputError(
@@ -54,7 +44,6 @@ class _RowOptimizer(torch.optim.Optimizer):
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, including those by rows."""
         super().zero_grad(set_to_none)
         for group in self.param_groups:
             for weight in row_parameters(group["params"]):
@@ -62,15 +51,15 @@ class _RowOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Take one step; return the loss of the closure, if there is one."""
-        if closure is None and rates_on_device(self):
-            loss = None
-            with torch.no_grad():
-                for group in self.param_groups:
-                    self._update_dense(group, [weight for weight in group["params"] if weight.grad is not None])
-        else:
-            loss = _unhooked(self.dense_optimizer.step)(self, closure)
+        loss, on_device = None, closure is None and rates_on_device(self)
+        if not on_device:
+            step: Any = self.dense_optimizer.step  # torch wraps hooks around it, which this method has already
+            loss = (step.__wrapped__ if getattr(step, "hooked", False) else step)(self, closure)
         with torch.no_grad():
             for group in self.param_groups:
+                weights = [weight for weight in group["params"] if weight.grad is not None] if on_device else []
+                if weights:
+                    self._update_dense(group, weights, [weight.grad for weight in weights])
                 for weight in row_parameters(group["params"]):
                     pieces = merged_row_grads(weight)
                     if pieces:
@@ -82,7 +71,7 @@ class _RowOptimizer(torch.optim.Optimizer):
         """Update the rows of all pieces; no row is in two pieces."""
         raise NotImplementedError
 
-    def _update_dense(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+    def _update_dense(self, group: dict[str, Any], weights: list[Tensor], grads: list[Tensor]) -> None:
         """Update the other parameters with a learning rate on the device, as a captured graph requires."""
         raise NotImplementedError
 
@@ -93,31 +82,14 @@ def rates_on_device(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(lr, Tensor) and lr.is_cuda
 
 
-def move_rates_to_device(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Move learning rates and step counts to a GPU, so that a step needs no host synchronization."""
+def move_rates(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Move learning rates and step counts to a GPU, where a step needs no host synchronization, or to the host."""
     for group in optimizer.param_groups:
-        group["lr"] = torch.tensor(float(group["lr"]), device=device)
+        lr = float(group["lr"])
+        group["lr"] = lr if device.type == "cpu" else torch.tensor(lr, device=device)
     for state in optimizer.state.values():
         if isinstance(state.get("step"), Tensor):
             state["step"] = state["step"].to(device)
-
-
-def move_rates_to_host(optimizer: torch.optim.Optimizer) -> None:
-    """Move learning rates and step counts back to the host."""
-    for group in optimizer.param_groups:
-        group["lr"] = float(group["lr"])
-    for state in optimizer.state.values():
-        if isinstance(state.get("step"), Tensor):
-            state["step"] = state["step"].cpu()
-
-
-def _grads(weights: list[Tensor]) -> list[Tensor]:
-    return [weight.grad for weight in weights if weight.grad is not None]
-
-
-def _unhooked(step: Any) -> Any:
-    """Return torch's step without the hooks that torch wraps around it; ours has them already."""
-    return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 class Adagrad(_RowOptimizer, torch.optim.Adagrad):
@@ -127,6 +99,7 @@ class Adagrad(_RowOptimizer, torch.optim.Adagrad):
     """
 
     dense_optimizer = torch.optim.Adagrad
+    row_update = "adagrad"  # function of the backend
 
     def __init__(
         self, params: Iterable[Any], lr: float | Tensor = 0.01, eps: float = 1e-10, fused: bool | None = None
@@ -136,55 +109,40 @@ class Adagrad(_RowOptimizer, torch.optim.Adagrad):
         torch.optim.Optimizer.__init__(self, params, settings)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters and their accumulators."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for weight in group["params"]:
             step = torch.zeros((), device=weight.device if group["fused"] else None)
-            total = self._new_accumulator(weight) if isinstance(weight, RowParameter) else torch.zeros_like(weight)
+            per_row = self.row_update == "rowwise_adagrad" and isinstance(weight, RowParameter)
+            total = weight.new_zeros(len(weight)) if per_row else torch.zeros_like(weight)
             self.state[weight] = {"step": step, "sum": total.fill_(group["initial_accumulator_value"])}
-
-    def _new_accumulator(self, weight: Tensor) -> Tensor:
-        return torch.zeros_like(weight)
 
     def _update_rows(self, weight: RowParameter, group: dict[str, Any], pieces: list[RowGrad]) -> None:
         state = self.state[weight]
         state["step"] += 1
+        update = getattr(backend_for(weight), self.row_update)
         for piece in pieces:
-            self._update(weight, state["sum"], piece, group["lr"], group["eps"])
+            update(weight, state["sum"], piece, group["lr"], group["eps"])
 
-    def _update(self, weight: Tensor, total: Tensor, grad: RowGrad, lr: float, eps: float) -> None:
-        backend_for(weight).adagrad(weight, total, grad, lr, eps)
-
-    def _update_dense(self, group: dict[str, Any], weights: list[Tensor]) -> None:
-        if not weights:
-            return
-        grads = _grads(weights)
+    def _update_dense(self, group: dict[str, Any], weights: list[Tensor], grads: list[Tensor]) -> None:
         totals = [self.state[weight]["sum"] for weight in weights]
         torch._foreach_add_([self.state[weight]["step"] for weight in weights], 1.0)
         torch._foreach_addcmul_(totals, grads, grads, 1.0)
         roots = torch._foreach_sqrt(totals)
         torch._foreach_add_(roots, group["eps"])
-        updates = torch._foreach_div(grads, roots)
-        torch._foreach_mul_(updates, group["lr"])
-        torch._foreach_sub_(weights, updates)
+        torch._foreach_sub_(weights, torch._foreach_mul(torch._foreach_div(grads, roots), group["lr"]))
 
 
 class RowWiseAdagrad(Adagrad):
     r"""Adagrad with one accumulator per row of a table, of its mean squared gradient; Adagrad for the rest.
 
     .. math::
-        s_r \leftarrow s_r + \tfrac1D \|g_r\|^2, \qquad
-        w_r \leftarrow w_r - \eta \, g_r / (\sqrt{s_r} + \epsilon)
+        s_r \leftarrow s_r + \tfrac1D \|g_r\|^2, \qquad w_r \leftarrow w_r - \eta \, g_r / (\sqrt{s_r} + \epsilon)
 
     The state of a table is 1/D of Adagrad's.
     """
 
-    def _new_accumulator(self, weight: Tensor) -> Tensor:
-        return weight.new_zeros(len(weight))
-
-    def _update(self, weight: Tensor, total: Tensor, grad: RowGrad, lr: float, eps: float) -> None:
-        backend_for(weight).rowwise_adagrad(weight, total, grad, lr, eps)
+    row_update = "rowwise_adagrad"
 
 
 class Adam(_RowOptimizer, torch.optim.Adam):
@@ -203,44 +161,34 @@ class Adam(_RowOptimizer, torch.optim.Adam):
         torch.optim.Adam.__init__(self, params, lr=lr, betas=betas, eps=eps, fused=fused)
 
     def _update_rows(self, weight: RowParameter, group: dict[str, Any], pieces: list[RowGrad]) -> None:
-        state = self.state[weight]
-        if not state:
-            state.update(self._zeros(weight, group))
+        state = self._state_of(weight, group)
         state["step"] += 1
-        moments = state["exp_avg"], state["exp_avg_sq"]
-        steps = state["step"] if state["step"].is_cuda else int(state["step"])
-        settings = group["lr"], group["betas"], group["eps"], steps
+        step = state["step"] if state["step"].is_cuda else int(state["step"])
+        settings = group["lr"], group["betas"], group["eps"], step
         for piece in pieces:
-            backend_for(weight).adam(weight, *moments, piece, *settings)
+            backend_for(weight).adam(weight, state["exp_avg"], state["exp_avg_sq"], piece, *settings)
 
-    def _zeros(self, weight: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        lr = group["lr"]
-        step = torch.zeros((), device=lr.device if isinstance(lr, Tensor) else None)
-        return {"step": step, "exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+    def _state_of(self, weight: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[weight]
+        if not state:
+            step = torch.zeros((), device=group["lr"].device if isinstance(group["lr"], Tensor) else None)
+            state.update(step=step, exp_avg=torch.zeros_like(weight), exp_avg_sq=torch.zeros_like(weight))
+        return state
 
-    def _update_dense(self, group: dict[str, Any], weights: list[Tensor]) -> None:
-        if not weights:
-            return
-        for weight in weights:
-            if not self.state[weight]:
-                self.state[weight].update(self._zeros(weight, group))
-        grads = _grads(weights)
-        means, squares, steps = (
-            [self.state[weight][name] for weight in weights] for name in ("exp_avg", "exp_avg_sq", "step")
-        )
+    def _update_dense(self, group: dict[str, Any], weights: list[Tensor], grads: list[Tensor]) -> None:
+        states = [self._state_of(weight, group) for weight in weights]
+        means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
         first, second = group["betas"]
         torch._foreach_add_(steps, 1.0)
         torch._foreach_lerp_(means, grads, 1 - first)
         torch._foreach_mul_(squares, second)
         torch._foreach_addcmul_(squares, grads, grads, 1 - second)
-        steps_done = steps[0].double()  # equal for all parameters
-        size = group["lr"] / (1 - first**steps_done)
+        done = steps[0].double()  # equal for all parameters
         roots = torch._foreach_sqrt(squares)
-        torch._foreach_div_(roots, ((1 - second**steps_done).sqrt()).float())
+        torch._foreach_div_(roots, (1 - second**done).sqrt().float())
         torch._foreach_add_(roots, group["eps"])
-        updates = torch._foreach_div(means, roots)
-        torch._foreach_mul_(updates, size.float())
-        torch._foreach_sub_(weights, updates)
+        size = (group["lr"] / (1 - first**done)).float()
+        torch._foreach_sub_(weights, torch._foreach_mul(torch._foreach_div(means, roots), size))
 
 
 class SGD(_RowOptimizer, torch.optim.SGD):
@@ -257,9 +205,7 @@ class SGD(_RowOptimizer, torch.optim.SGD):
         for piece in pieces:
             backend_for(weight).sgd(weight, piece, group["lr"])
 
-    def _update_dense(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+    def _update_dense(self, group: dict[str, Any], weights: list[Tensor], grads: list[Tensor]) -> None:
         if group["momentum"]:
             raise InputError("a captured graph supports SGD only without momentum; set momentum to 0 or graph=False")
-        if weights:
-            updates = torch._foreach_mul(_grads(weights), group["lr"])
-            torch._foreach_sub_(weights, updates)
+        torch._foreach_sub_(weights, torch._foreach_mul(grads, group["lr"]))

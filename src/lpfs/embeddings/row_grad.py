@@ -38,9 +38,8 @@ class RowGrad:
 
     def overlaps(self, other: RowGrad) -> bool:
         """Return whether both may contain the same row."""
-        if self.span is None or other.span is None:
-            return True
-        return self.span[0] < other.span[1] and other.span[0] < self.span[1]
+        first, second = self.span, other.span
+        return first is None or second is None or (first[0] < second[1] and second[0] < first[1])
 
 
 class RowParameter(nn.Parameter):
@@ -49,7 +48,6 @@ class RowParameter(nn.Parameter):
     row_grads: list[RowGrad]
 
     def __new__(cls, data: Tensor, requires_grad: bool = True) -> RowParameter:
-        """Create the parameter without gradients."""
         self: RowParameter = super().__new__(cls, data, requires_grad)
         self.row_grads = []
         _install_optimizer_check()
@@ -134,9 +132,7 @@ def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
     return grads
 
 
-# ------------------------------------------------------------- check of optimizers without row updates
-
-_checked: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()  # number of groups at the check
+_checked: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()  # groups at the check
 
 
 @cache
@@ -149,13 +145,8 @@ def _check_optimizer_knows_rows(optimizer: torch.optim.Optimizer, args: Any, kwa
     if _checked.get(optimizer) == len(optimizer.param_groups) or hasattr(optimizer, "knows_rows"):
         return
     if any(row_parameters(group["params"]) for group in optimizer.param_groups):
-        kind = type(optimizer).__name__
         raise StateError(
-            f"{kind} has the weight of a Table, whose gradient is stored by rows, and would never update it. Use "
-            "Adagrad, RowWiseAdagrad, Adam or SGD of lpfs.embeddings; they update other parameters as torch does"
+            f"{type(optimizer).__name__} has the weight of a Table, whose gradient is stored by rows, and would never "
+            "update it. Use Adagrad, RowWiseAdagrad, Adam or SGD of lpfs.embeddings, which also update other parameters"
         )
     _checked[optimizer] = len(optimizer.param_groups)
-
-
-# The hook only checks parameters: code that calls it directly can skip torch's slower hook mechanism.
-_check_optimizer_knows_rows.guards = True  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,45 +22,34 @@ from lpfs.errors import InputError, StateError
 
 
 class EmbeddingLookup(torch.autograd.Function):
-    """Gated embeddings (B, F, D) of ids (B, F)."""
+    """Gated embeddings (B, F, D) of ids (B, F); ``span`` is the range [start, stop) of rows of these fields."""
 
     @staticmethod
     def forward(
         ctx: Any, weight: Tensor, starts: Tensor, span: tuple[int, int], ids: Tensor, gate: Tensor | None
     ) -> Tensor:
-        """Look up the rows; ``span`` is the range [start, stop) of rows of these fields."""
         check_not_in_ddp(weight)
         gate = None if gate is None else gate.to(weight.dtype)
         ctx.save_for_backward(starts, ids, gate)
         ctx.weight, ctx.span = weight, span
-        out: Tensor = backend_for(weight).gather(weight, starts, ids, gate)
-        return out
+        return cast(Tensor, backend_for(weight).gather(weight, starts, ids, gate))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """Reduce the gradient by rows."""
         starts, ids, gate = ctx.saved_tensors
-        gate_grad = _add_row_grad(ctx.weight, starts, ctx.span, ids, gate, grad)
-        return None, None, None, None, gate_grad
+        return None, None, None, None, _add_row_grad(ctx.weight, starts, ctx.span, ids, gate, grad)
 
 
 class EmbeddingBagLookup(torch.autograd.Function):
-    """Gated sums or means (B, F, D) of the bags of F fields; an empty bag gives zeros."""
+    """Gated sums or means (B, F, D) of the bags of F fields; an empty bag gives zeros.
+
+    The ids (V,) are ordered by field, ``counts`` per field; the bags start at offsets (F, B).
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        weight: Tensor,
-        starts: Tensor,
-        span: tuple[int, int],
-        counts: tuple[int, ...],
-        ids: Tensor,
-        offsets: Tensor,
-        gate: Tensor | None,
-        mean: bool,
-    ) -> Tensor:
-        """Pool the rows of ids (V,), ``counts`` per field, field after field; bags start at offsets (F, B)."""
+    def forward(ctx: Any, weight: Tensor, starts: Tensor, span: tuple[int, int], counts: tuple[int, ...], ids: Tensor,
+                offsets: Tensor, gate: Tensor | None, mean: bool) -> Tensor:  # fmt: skip
         check_not_in_ddp(weight)
         gate = None if gate is None else gate.to(weight.dtype)
         rows = ids + _first_rows(starts, counts, ids)
@@ -74,7 +63,6 @@ class EmbeddingBagLookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """Give every id the gradient of its bag, then reduce by rows."""
         starts, rows, offsets, gate, out = ctx.saved_tensors
         gate_grad = None
         if gate is not None:
@@ -84,7 +72,7 @@ class EmbeddingBagLookup(torch.autograd.Function):
         grad = grad.transpose(0, 1).reshape(len(sizes), grad.shape[2])
         if ctx.mean:
             grad = grad / sizes.clamp(min=1)[:, None]
-        grad = grad.repeat_interleave(sizes, 0, output_size=len(rows))
+        grad = grad.repeat_interleave(sizes, 0, output_size=len(rows))  # of every id
         bounds = torch.stack([starts[0], starts[-1]])  # reduce all fields as if they were one
         _add_row_grad(ctx.weight, bounds, ctx.span, (rows - starts[0])[:, None], None, grad[:, None])
         return None, None, None, None, None, None, gate_grad, None
@@ -93,7 +81,7 @@ class EmbeddingBagLookup(torch.autograd.Function):
 def _first_rows(starts: Tensor, counts: tuple[int, ...], ids: Tensor) -> Tensor:
     """Return the first row (V,) of the field of every id; raise InputError if an id is outside its field."""
     repeats = torch.tensor(counts, device=ids.device)
-    sizes = (starts[1:] - starts[:-1]).repeat_interleave(repeats, output_size=len(ids))
+    sizes = starts.diff().repeat_interleave(repeats, output_size=len(ids))
     if not bool(((ids >= 0) & (ids < sizes)).all()):
         for field, field_ids in enumerate(ids.split(counts)):
             check_ids(starts[field : field + 2], field_ids[:, None])
@@ -105,8 +93,7 @@ def check_not_in_ddp(weight: Tensor) -> None:
     if DistributedDataParallel._active_ddp_module is not None and isinstance(weight, RowParameter):
         raise StateError(
             "DistributedDataParallel averages dense gradients only; the gradient of a Table is stored by rows and "
-            "would differ between ranks. Train with lpfs.fit without a wrapper, started by torchrun; see "
-            "docs/scale.md"
+            "would differ between ranks. Train with lpfs.fit without a wrapper, started by torchrun; see docs/scale.md"
         )
 
 
@@ -121,8 +108,7 @@ def _add_row_grad(
     rows, gate_grad = backend_for(weight).reduce(weight, starts, ids, gate, grad.contiguous())
     if isinstance(weight, RowParameter) and weight.requires_grad and ids.numel():
         add_grad(weight, RowGrad(rows.rows, rows.values, span))
-    result: Tensor | None = gate_grad
-    return result
+    return cast("Tensor | None", gate_grad)
 
 
 class Table(nn.Module):
@@ -191,9 +177,7 @@ class Table(nn.Module):
     def _lookup(self, function: type[torch.autograd.Function], start: int, stop: int, *arguments: Any) -> Tensor:
         """Look up in the fields ``start`` to ``stop`` - 1."""
         span = (self._first[start], self._first[stop])
-        out: Tensor = function.apply(self.weight, self.starts[start : stop + 1], span, *arguments)
-        return out
+        return cast(Tensor, function.apply(self.weight, self.starts[start : stop + 1], span, *arguments))
 
     def extra_repr(self) -> str:
-        """Return the description for ``print(model)``."""
         return f"{len(self.sizes)} fields, {self.weight.shape[0]:,} rows, dim={self.dim}"

@@ -23,8 +23,8 @@ from lpfs.gates.optimizer import ProxSGD
 from lpfs.methods.base import SearchCost, SearchTask
 from lpfs.methods.training import HoldoutCallback, holdout_grad
 from lpfs.train.callbacks import State
-from lpfs.train.cuda_graph import clone_batch, copy_into, same_shape
 from lpfs.train.evaluate import evaluate, on_device
+from lpfs.train.step import clone_batch, copy_into, same_shape
 
 CHECKS = 100  # checks in a search for an unknown number of fields
 DESCENT_END = 0.8  # fraction of a search at which the descent ends

@@ -15,10 +15,6 @@ from lpfs.train.config import Training
 from lpfs.train.evaluate import Metrics
 
 
-def _discard_record(kind: str, values: dict[str, Any]) -> None:
-    """Discard a record; the default of ``State.note``."""
-
-
 @dataclass
 class State:
     """The state of training; a callback may replace ``loss`` before backward and set ``stop``.
@@ -55,7 +51,7 @@ class State:
     best_step: int | None = None
     waiting: int = 0
     stop: str = ""
-    note: Callable[[str, dict[str, Any]], None] = field(default=_discard_record, repr=False)
+    note: Callable[[str, dict[str, Any]], None] = field(default_factory=lambda: lambda kind, values: None, repr=False)
     recapture: bool = False
 
 

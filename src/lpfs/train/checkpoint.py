@@ -1,27 +1,24 @@
 """Checkpoints: the whole state of a run in a directory that is either complete or absent.
 
-A checkpoint is a directory ``step-000000001000`` with ``tensors.safetensors``, ``state.json`` and
-``checkpoint.json``, which has size and SHA-256 of the other two and a checksum of itself. It is written under a
-temporary name, flushed to disk, then renamed: a killed process or a full disk leaves older checkpoints intact.
-No file can execute code.
+A checkpoint is a directory ``step-000000001000`` with ``tensors.safetensors``, ``state.json`` and ``checkpoint.json``,
+which has size and SHA-256 of the other two and a checksum of itself. It is written under a temporary name, flushed to
+disk, then renamed: a killed process or a full disk leaves older checkpoints intact. No file can execute code.
 
-Several ranks write in parallel, each some rows of every large tensor, ``tensors-00000-of-00004.safetensors`` …;
-any number of ranks can read the result. ``torch.distributed.checkpoint`` is not used because its metadata is a
-pickle and it has no checksums.
+Several ranks write in parallel, each some rows of every large tensor, ``tensors-00000-of-00004.safetensors`` …; any
+number of ranks can read the result. ``torch.distributed.checkpoint`` has pickled metadata and no checksums.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,11 +26,10 @@ from torch import Tensor
 
 import lpfs
 from lpfs._fileio import fsync_path, json_checksum, write_json
-from lpfs.data.batch import Batch
 from lpfs.data.reader import rank_range
 from lpfs.errors import CheckpointError, InputError, LpfsError
 from lpfs.train.distributed.group import RankGroup, current_group
-from lpfs.train.evaluate import Metrics
+from lpfs.train.evaluate import Batches, Metrics
 from lpfs.train.step import Stepper
 from lpfs.train.tensor_io import flatten_state, read_tensors, restore_state, write_tensors
 
@@ -56,8 +52,6 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, including damaged ones, in order."""
-        if not self.folder.is_dir():
-            return []
         names = [path.name.removeprefix("step-") for path in self.folder.glob("step-*")]
         return sorted(int(name) for name in names if name.isdecimal())
 
@@ -69,60 +63,60 @@ class Checkpoints:
         """Write a checkpoint, then remove the oldest ones, except those at steps that a kept one needs."""
         out, ranks = self.path(step), ranks or RankGroup()
         staging = self.folder / f".{out.name}.tmp"
+
+        def create_staging() -> None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for path in self.folder.glob(".step-*.tmp"):  # of killed processes
+                shutil.rmtree(path, ignore_errors=True)
+            staging.mkdir()
+
+        def commit() -> None:
+            write_manifest(staging, step, state, needs, files)
+            if out.exists():  # a damaged checkpoint that was skipped
+                shutil.rmtree(out)
+            staging.rename(out)
+            fsync_path(self.folder)
+            self._remove_old(step)
+
         try:
-            ranks.run_on_leader(lambda: self._create_staging(staging), "creating a checkpoint directory")
+            ranks.run_on_leader(create_staging, "creating a checkpoint directory")
             files = write_rank_part(staging, state, ranks)
-            ranks.run_on_leader(lambda: self._commit(staging, out, step, state, needs, files), "writing a checkpoint")
-        except OSError as error:
+            ranks.run_on_leader(commit, "writing a checkpoint")
+        except (OSError, LpfsError) as error:
             shutil.rmtree(staging, ignore_errors=True)
+            if isinstance(error, LpfsError):
+                raise
             raise CheckpointError(
                 f"cannot write checkpoint {out}: {error.strerror or error}; the older checkpoints are intact. "
                 "Free some space, then resume with resume=True"
             ) from error
-        except LpfsError:
-            shutil.rmtree(staging, ignore_errors=True)
-            raise
         return out
-
-    def _create_staging(self, staging: Path) -> None:
-        """Create an empty staging directory; remove those that killed processes left."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for path in self.folder.glob(".step-*.tmp"):
-            shutil.rmtree(path, ignore_errors=True)
-        staging.mkdir()
-
-    def _commit(
-        self, staging: Path, out: Path, step: int, state: dict[str, Any], needs: Sequence[int], files: dict[str, Any]
-    ) -> None:
-        """Write the manifest and rename the staging directory."""
-        write_manifest(staging, step, state, needs, files)
-        if out.exists():  # a damaged checkpoint that was skipped
-            shutil.rmtree(out)
-        staging.rename(out)
-        fsync_path(self.folder)
-        self._remove_old(step)
 
     def load(self, step: int) -> dict[str, Any]:
         """Return the state in one checkpoint, or raise CheckpointError if it is damaged."""
-        path = self.path(step)
         try:
-            return read_checkpoint(path)
+            return read_checkpoint(self.path(step))
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-            raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
+            raise CheckpointError(f"checkpoint {self.path(step)} is damaged: {error}") from error
+
+    def load_or_warn(self, step: int, replacement: str) -> dict[str, Any] | None:
+        """Return the state in one checkpoint; None, with a warning about its replacement, if it is damaged."""
+        try:
+            return self.load(step)
+        except CheckpointError as error:
+            warnings.warn(f"{error}; {replacement}", CheckpointWarning, stacklevel=3)
+            return None
 
     def latest(self) -> tuple[int, dict[str, Any]] | None:
         """Return the newest intact checkpoint; warn about every damaged one that is skipped."""
         steps = self.steps()
         for step in reversed(steps):
-            try:
-                return step, self.load(step)
-            except CheckpointError as error:
-                warnings.warn(f"{error}; the previous checkpoint is used", CheckpointWarning, stacklevel=2)
+            state = self.load_or_warn(step, "the previous checkpoint is used")
+            if state is not None:
+                return step, state
         if steps:
-            raise CheckpointError(
-                f"all {len(steps)} checkpoints in {self.folder} are damaged; "
-                "remove the directory to start from the beginning"
-            )
+            advice = "remove the directory to start from the beginning"
+            raise CheckpointError(f"all {len(steps)} checkpoints in {self.folder} are damaged; {advice}")
         return None
 
     def _remove_old(self, step: int) -> None:
@@ -143,9 +137,8 @@ def write_rank_part(folder: Path, state: dict[str, Any], ranks: RankGroup) -> di
     if not ranks.is_distributed:
         return {TENSORS: write_tensors(folder / TENSORS, tensors)}
     name = f"tensors-{ranks.rank:05d}-of-{ranks.world:05d}.safetensors"
-    entry: dict[str, Any]
     try:
-        entry = {name: write_tensors(folder / name, rank_rows(tensors, ranks.rank, ranks.world))}
+        entry: dict[str, Any] = {name: write_tensors(folder / name, rank_rows(tensors, ranks.rank, ranks.world))}
     except OSError as error:
         entry = {"error": f"rank {ranks.rank}: {error.strerror}; all ranks must see the directory of the run"}
     files: dict[str, Any] = {}
@@ -160,38 +153,28 @@ def rank_rows(tensors: Mapping[str, Tensor], rank: int, world: int) -> dict[str,
     """Return a rank's rows of every large tensor; rank 0 has the small ones."""
     rows = {}
     for name, tensor in tensors.items():
-        if is_split_over_ranks(tensor, world):
-            first, stop = rank_range(0, len(tensor), rank, world)
-            rows[name] = tensor[first:stop]
+        if tensor.ndim and len(tensor) >= world and tensor.nbytes >= MIN_SPLIT_BYTES:
+            rows[name] = tensor[slice(*rank_range(0, len(tensor), rank, world))]
         elif rank == 0:
             rows[name] = tensor
     return rows
 
 
-def is_split_over_ranks(tensor: Tensor, world: int) -> bool:
-    """Return whether the rows of a tensor are split over the ranks."""
-    return tensor.ndim > 0 and len(tensor) >= world and tensor.numel() * tensor.element_size() >= MIN_SPLIT_BYTES
-
-
-def write_manifest(
-    folder: Path, step: int, state: dict[str, Any], needs: Sequence[int], files: Mapping[str, Any]
-) -> None:
+def write_manifest(folder: Path, step: int, state: dict[str, Any], needs: Sequence[int], files: dict[str, Any]) -> None:
     """Write ``state.json`` and ``checkpoint.json`` beside the tensors of a state, and flush them to disk."""
     text = json.dumps(flatten_state(state)[0], allow_nan=False).encode()
     (folder / STATE).write_bytes(text)
-    fsync_path(folder / STATE)
-    state_entry = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
     manifest = {
         "format": FORMAT,
         "version": VERSION if TENSORS in files else SPLIT_VERSION,
         "lpfs": lpfs.__version__,
         "step": step,
         "needs": list(needs),
-        "files": {**files, STATE: state_entry},
+        "files": {**files, STATE: {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}},
     }
     write_json(folder / MANIFEST, {**manifest, "checksum": json_checksum(manifest)})
-    fsync_path(folder / MANIFEST)
-    fsync_path(folder)
+    for path in (folder / STATE, folder / MANIFEST, folder):
+        fsync_path(path)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -199,9 +182,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text("utf-8"))
     checksum = manifest.pop("checksum", None)
     if manifest.get("format") != FORMAT or manifest.get("version") not in (VERSION, SPLIT_VERSION):
-        raise ValueError(
-            f"{MANIFEST} does not have the format {FORMAT} {VERSION} or {SPLIT_VERSION} of lpfs {lpfs.__version__}"
-        )
+        known = f"{FORMAT} {VERSION} or {SPLIT_VERSION} of lpfs {lpfs.__version__}"
+        raise ValueError(f"{MANIFEST} does not have the format {known}")
     if json_checksum(manifest) != checksum:
         raise ValueError(f"the checksum of {MANIFEST} does not match")
     return manifest
@@ -209,23 +191,22 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:
     """Return the state in a checkpoint; damage raises ValueError, LookupError or OSError."""
-    manifest = read_manifest(folder)
-    for name, entry in manifest["files"].items():
-        if os.path.getsize(folder / name) != entry["bytes"]:
-            raise ValueError(f"{name} has {os.path.getsize(folder / name)} bytes instead of {entry['bytes']}")
+    files = read_manifest(folder)["files"]
+    for name, entry in files.items():
+        if (size := (folder / name).stat().st_size) != entry["bytes"]:
+            raise ValueError(f"{name} has {size} bytes instead of {entry['bytes']}")
     text = (folder / STATE).read_bytes()
-    if hashlib.sha256(text).hexdigest() != manifest["files"][STATE]["sha256"]:
+    if hashlib.sha256(text).hexdigest() != files[STATE]["sha256"]:
         raise ValueError(f"the checksum of {STATE} does not match")
     parts: dict[str, list[Tensor]] = {}
-    for file in sorted(set(manifest["files"]) - {STATE}):
+    for file in sorted(set(files) - {STATE}):
         try:
-            for name, tensor in read_tensors(folder / file, manifest["files"][file]["sha256"]).items():
+            for name, tensor in read_tensors(folder / file, files[file]["sha256"]).items():
                 parts.setdefault(name, []).append(tensor)
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
     tensors = {name: rows[0] if len(rows) == 1 else torch.cat(rows) for name, rows in parts.items()}
-    state: dict[str, Any] = restore_state(json.loads(text), tensors)
-    return state
+    return cast(dict[str, Any], restore_state(json.loads(text), tensors))
 
 
 @runtime_checkable
@@ -235,16 +216,12 @@ class Resumable(Protocol):
     def __len__(self) -> int: ...
     def state_dict(self) -> dict[str, Any]:
         """Return the position."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a position."""
-        ...
 
 
-def take_snapshot(
-    stepper: Stepper, stream: Iterable[Batch], valid: Iterable[Batch] | None, log: int | None
-) -> dict[str, Any]:
+def take_snapshot(stepper: Stepper, stream: Batches, valid: Batches | None, log: int | None) -> dict[str, Any]:
     """Return everything that the next step depends on; ``log`` is the length of the log file."""
     state = stepper.state
     stepper.collect()
@@ -257,9 +234,7 @@ def take_snapshot(
         "model": dict(state.model.state_dict()),
         "optimizer": {"class": type(state.optimizer).__name__, "state": state.optimizer.state_dict()},
         "rates": list(stepper.rates),
-        "callbacks": [
-            {"class": type(callback).__name__, "state": callback.state_dict()} for callback in stepper.callbacks
-        ],
+        "callbacks": [{"class": type(hook).__name__, "state": hook.state_dict()} for hook in stepper.callbacks],
         "stream": _stream_position(stream),
         "valid": _stream_position(valid),
         "random": current_group().gather_values(random_state(), "gathering random states"),
@@ -267,9 +242,7 @@ def take_snapshot(
     }
 
 
-def restore_snapshot(
-    saved: Mapping[str, Any], stepper: Stepper, stream: Iterable[Batch], valid: Iterable[Batch] | None
-) -> None:
+def restore_snapshot(saved: Mapping[str, Any], stepper: Stepper, stream: Batches, valid: Batches | None) -> None:
     """Restore the state of a run; everything that can be compared is checked before anything changes."""
     state = stepper.state
     state.config.check_same(saved["config"])
@@ -277,9 +250,9 @@ def restore_snapshot(
     callbacks = [type(callback).__name__ for callback in stepper.callbacks]
     _check_equal("callbacks", [entry["class"] for entry in saved["callbacks"]], callbacks)
     _check_model(saved["model"], state.model.state_dict())
-    saved_groups = [len(group["params"]) for group in saved["optimizer"]["state"]["param_groups"]]
-    groups = [len(group["params"]) for group in state.optimizer.param_groups]
-    _check_equal("numbers of parameters in the groups of the optimizer", saved_groups, groups)
+    groups = saved["optimizer"]["state"]["param_groups"], state.optimizer.param_groups
+    counts = ([len(group["params"]) for group in side] for side in groups)
+    _check_equal("numbers of parameters in the groups of the optimizer", *counts)
     _restore_position(stream, saved["stream"], "stream")
     if valid is not None and saved["valid"] is not None:
         _restore_position(valid, saved["valid"], "valid")
@@ -301,7 +274,6 @@ def restore_snapshot(
 
 
 def _check_equal(name: str, saved: Any, current: Any) -> None:
-    """Raise InputError if a saved value differs from the current one."""
     if saved != current:
         raise InputError(f"the run was started with {name} {saved!r} and cannot resume with {current!r}")
 
@@ -312,31 +284,24 @@ def _check_model(saved: Mapping[str, Any], model: Mapping[str, Any]) -> None:
         if name not in saved or name not in model:
             owner = "the model" if name in model else "the checkpoint"
             raise InputError(f"this is not the model of the run: only {owner} has {name!r}")
-        current, expected = _describe_value(model[name]), _describe_value(saved[name])
+        current, expected = (
+            f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            for value in (model[name], saved[name])
+        )
         if current != expected:
             raise InputError(f"this is not the model of the run: {name!r} is {current}, the checkpoint has {expected}")
 
 
-def _describe_value(value: Any) -> str:
-    """Return dtype and shape of a value of a state dict."""
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-
-
-def _stream_position(stream: Iterable[Batch] | None) -> dict[str, Any] | None:
+def _stream_position(stream: Batches | None) -> dict[str, Any] | None:
     """Return position and batch size of a stream; None if it is not resumable."""
     if not isinstance(stream, Resumable):
         return None
     rows = getattr(stream, "step_rows", getattr(stream, "batch_size", None))  # of all ranks, whose number may change
-    return {
-        "batch_size": rows,
-        "drop_last": getattr(stream, "drop_last", None),
-        "length": len(stream),
-        "position": stream.state_dict(),
-    }
+    settings = {"batch_size": rows, "drop_last": getattr(stream, "drop_last", None), "length": len(stream)}
+    return {**settings, "position": stream.state_dict()}
 
 
-def _restore_position(stream: Iterable[Batch], saved: Mapping[str, Any] | None, name: str) -> None:
-    """Set the position of a stream."""
+def _restore_position(stream: Batches, saved: Mapping[str, Any] | None, name: str) -> None:
     if saved is None or not isinstance(stream, Resumable):
         raise InputError(f"resume needs a {name} with state_dict, load_state_dict and a length; use lpfs.Stream")
     for key, value in (_stream_position(stream) or {}).items():
@@ -366,7 +331,7 @@ def random_state() -> dict[str, Any]:
         cuda = [torch.cuda.get_rng_state()] if current_group().is_distributed else torch.cuda.get_rng_state_all()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": list(cuda),
+        "cuda": cuda,
         "numpy": [str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],
         "python": random.getstate(),
     }
@@ -379,6 +344,13 @@ def restore_random(saved: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(saved["cuda"][0])
     elif not current_group().is_distributed and len(saved["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(saved["cuda"])
-    kind, keys, position, has_gauss, gauss = saved["numpy"]
-    np.random.set_state((kind, np.array(keys, np.uint32), position, has_gauss, gauss))
+    kind, keys, *rest = saved["numpy"]
+    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
     random.setstate(saved["python"])
+
+
+def share_random() -> None:
+    """Give all ranks the random state of rank 0."""
+    ranks = current_group()
+    if ranks.is_distributed:
+        restore_random(ranks.gather_values(random_state(), "gathering random states")[0])

@@ -5,26 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-from lpfs._validation import check_keys
+from lpfs._validation import check_int, check_keys, check_name, check_options
 from lpfs.errors import InputError
 from lpfs.train.evaluate import Precision
 
 ScheduleName = Literal["constant", "rise", "warmup", "linear", "cosine"]
 Factor: TypeAlias = Callable[[int], float]
-SCHEDULES: tuple[str, ...] = ("constant", "rise", "warmup", "linear", "cosine")
+SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
 
 # settings that are positive integers, and those of them that may be None
 OPTIONAL_COUNTS = ("steps", "epochs", "schedule_steps", "evaluate_every", "patience", "checkpoint_every")
 COUNTS = (*OPTIONAL_COUNTS, "keep_checkpoints", "log_every", "check_every")
 # settings that may change on resume, because they do not change what is computed
-CHANGEABLE_ON_RESUME = frozenset(
-    {
-        *("steps", "epochs", "quiet", "tensorboard", "mlflow", "keep_checkpoints", "checkpoint_every"),
-        *("check_every", "graph"),
-    }
-)
+CHANGEABLE_ON_RESUME = {"steps", "epochs", "check_every", "checkpoint_every", "keep_checkpoints", "graph"}
+CHANGEABLE_ON_RESUME |= {"quiet", "tensorboard", "mlflow"}
 
 
 def lr_factor(name: ScheduleName, over: int | None, rise: float = 10.0) -> Factor:
@@ -38,15 +34,13 @@ def lr_factor(name: ScheduleName, over: int | None, rise: float = 10.0) -> Facto
     >>> [round(0.01 * lr_factor("rise", 100)(step), 4) for step in (0, 50, 100, 1000)]
     [0.01, 0.0316, 0.1, 0.1]
     """
-    if name not in SCHEDULES:
-        raise InputError(f"no such schedule: {name!r}; choose one of {', '.join(SCHEDULES)}")
+    check_name(name, SCHEDULES, "schedule")
     if name == "constant":
         return lambda step: 1.0
     if over is None or over < 1:
         raise InputError(f"schedule {name!r} needs a number of steps; give schedule_steps")
     if name == "rise":
-        power = math.log(rise)
-        return lambda step: math.exp(power * min(1.0, step / over))
+        return lambda step: math.exp(math.log(rise) * min(1.0, step / over))
     if name == "warmup":
         return lambda step: min(1.0, (step + 1) / over)
     if name == "linear":
@@ -77,8 +71,7 @@ class Training:
         evaluate_first: evaluate before the first step too, so that the initial model can be the best one.
         monitor: ``auc`` or ``logloss`` of the main task selects the best model.
         keep: return with the ``last`` or the ``best`` model.
-        keep_optimizer: with the best model, restore its optimizer state too (``best``) or keep the current
-            (``last``).
+        keep_optimizer: with the best model, restore its optimizer state too (``best``) or keep the current (``last``).
         patience: stop after this many consecutive evaluations without a new best one.
         min_delta: minimum improvement of a new best evaluation.
         checkpoint_every: steps between checkpoints; default one pass. The end of training is always saved.
@@ -121,38 +114,22 @@ class Training:
     def __post_init__(self) -> None:
         if self.task_weights is not None:
             object.__setattr__(self, "task_weights", tuple(float(weight) for weight in self.task_weights))
-        choices: dict[str, tuple[str, ...]] = {
-            "optimizer": ("adagrad", "rowwise-adagrad", "adam", "sgd"),
-            "schedule": SCHEDULES,
-            "precision": ("float32", "tf32", "bfloat16"),
-            "monitor": ("auc", "logloss"),
-            "keep": ("last", "best"),
-            "keep_optimizer": ("last", "best"),
-        }
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} must be one of {', '.join(known)}; found {getattr(self, name)!r}")
+        for name, hint in get_type_hints(Training).items():
+            if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
+                raise InputError(f"{name} must be one of {', '.join(get_args(hint))}; found {getattr(self, name)!r}")
         if self.steps is not None and self.epochs is not None:
             raise InputError("steps and epochs are both given; give only one of them")
         for name in COUNTS:
-            value = getattr(self, name)
-            if value is None and name in OPTIONAL_COUNTS:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} must be an integer >= 1, found {value!r}")
-        for name in ("lr", "clip", "rise"):
-            value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise InputError(f"{name} must be a number > 0, found {value!r}")
-        if not (self.min_delta >= 0 and math.isfinite(self.min_delta)):
-            raise InputError(f"min_delta must be a number >= 0, found {self.min_delta!r}")
+            if getattr(self, name) is not None or name not in OPTIONAL_COUNTS:
+                object.__setattr__(self, name, check_int(name, getattr(self, name), 1))
+        positive = [name for name in ("lr", "clip", "rise") if getattr(self, name) is not None]
+        check_options(self, positive=positive, non_negative=["min_delta"])
         if not all(weight >= 0 and math.isfinite(weight) for weight in self.task_weights or ()):
             raise InputError(f"task_weights must be numbers >= 0, found {self.task_weights!r}")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; ``from_json`` reads them back."""
-        values = asdict(self)
-        return {**values, "task_weights": None if self.task_weights is None else list(self.task_weights)}
+        return {**asdict(self), "task_weights": None if self.task_weights is None else list(self.task_weights)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Training:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -22,14 +22,13 @@ from lpfs.train.distributed.reduce import broadcast_buffers
 from lpfs.train.metrics import Scores, scores
 
 Precision = Literal["float32", "tf32", "bfloat16"]
+Batches: TypeAlias = Iterable[Batch]
 Weights: TypeAlias = Callable[[Batch], Tensor]
 
 
 def device_of(model: nn.Module) -> torch.device:
     """Return the device of a model: that of its first parameter or buffer."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        return tensor.device
-    return torch.device("cpu")
+    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:
@@ -39,9 +38,7 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Return the context manager in which a model runs with this precision."""
-    if precision == "bfloat16":
-        return torch.autocast(device.type, torch.bfloat16)
-    return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
 @contextmanager
@@ -60,8 +57,7 @@ def matmul_precision(precision: Precision, device: torch.device) -> Iterator[Non
 
 def predict_batch(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return float32 logits (B, T) and their labels (B, T); logits (B,) belong to the first label."""
-    logits = model(batch)
-    labels = batch.labels
+    logits, labels = model(batch), batch.labels
     if not isinstance(logits, Tensor):
         raise InputError(f"a model must return logits (B,) or (B, T), found {type(logits).__name__}")
     if logits.shape == labels.shape[:1]:
@@ -110,17 +106,17 @@ class Metrics:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; ``from_json`` reads them back."""
-        return {
-            "tasks": {name: task.to_json() for name, task in self.tasks.items()},
-            "days": {day: {name: task.to_json() for name, task in tasks.items()} for day, tasks in self.days.items()},
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Metrics:
         """Build metrics from the values of ``to_json``; an unknown key is an error."""
+
+        def read(tasks: Mapping[str, Any]) -> dict[str, Scores]:
+            return {name: Scores(**check_keys(Scores, task)) for name, task in tasks.items()}
+
         values = check_keys(cls, values)
-        days = {day: _read(tasks) for day, tasks in values.get("days", {}).items()}
-        return cls(_read(values["tasks"]), days)
+        return cls(read(values["tasks"]), {day: read(tasks) for day, tasks in values.get("days", {}).items()})
 
     def __str__(self) -> str:
         lines = [f"{'':<20}{'rows':>12}{'auc':>10}{'logloss':>10}{'accuracy':>10}{'entropy':>10}{'calib.':>10}"]
@@ -128,10 +124,6 @@ class Metrics:
         for day, tasks in self.days.items():
             lines += [_line(f"{day}, {name}" if len(tasks) > 1 else day, task) for name, task in tasks.items()]
         return "\n".join(lines)
-
-
-def _read(tasks: Mapping[str, Any]) -> dict[str, Scores]:
-    return {name: Scores(**check_keys(Scores, task)) for name, task in tasks.items()}
 
 
 def _line(name: str, task: Scores) -> str:
@@ -161,47 +153,42 @@ def evaluate(
     """
     predicted = predictions(model, stream, weights=weights, precision=precision)
     z, y, w = predicted.logits, predicted.labels, predicted.weights
-    rate = negative_rate_of(stream) if negative_rate is None else negative_rate
+    if negative_rate is None and isinstance(stream, Stream):
+        rates = {day.negative_rate for day in stream.dataset.table}
+        negative_rate = rates.pop() if len(rates) == 1 else None
     names = task_names(stream, z.shape[1])
 
     def score_rows(rows: slice) -> dict[str, Scores]:
         row_weights = None if w is None else w[rows]
-        return {name: scores(z[rows, t], y[rows, t], row_weights, rate) for t, name in enumerate(names)}
+        return {name: scores(z[rows, t], y[rows, t], row_weights, negative_rate) for t, name in enumerate(names)}
 
-    days = {
-        day: score_rows(rows)
-        for day, rows in _rows_by_day(stream, predicted.first, len(z))
-        if w is None or w[rows].any()
-    }
-    return Metrics(score_rows(slice(None)), days)
+    days = _rows_by_day(stream, predicted.first, len(z))
+    day_scores = {day: score_rows(rows) for day, rows in days if w is None or w[rows].any()}
+    return Metrics(score_rows(slice(None)), day_scores)
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """The predictions of a model for all rows of a stream, in the order of the stream.
+    """The predictions of a model for all rows of a stream, in the order of the stream."""
 
-    Args:
-        logits: (rows, T), all finite.
-        labels: (rows, T).
-        weights: (rows,), if there are any.
-        first: position of the first row in the stream.
-    """
-
-    logits: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.float32]
-    weights: npt.NDArray[np.float32] | None
-    first: int
+    logits: npt.NDArray[np.float32]  # (rows, T), all finite
+    labels: npt.NDArray[np.float32]  # (rows, T)
+    weights: npt.NDArray[np.float32] | None  # (rows,)
+    first: int  # position of the first row in the stream
 
 
 def predictions(
     model: nn.Module, stream: Iterable[Batch], *, weights: Weights | None = None, precision: Precision = "float32"
 ) -> Predictions:
     """Return logits and labels over one pass of a stream; the model is not changed. See :func:`evaluate`."""
-    _check_labelled(stream)
-    device = device_of(model)
-    parts: list[tuple[Tensor, Tensor, Tensor | None]] = []
+    if isinstance(stream, Stream) and stream.dataset.settings.get("unlabelled"):  # the labels would all be 0
+        raise InputError(
+            f"the rows of {stream.dataset.path} have no label {stream.schema.label!r} to compare with; "
+            "evaluate on rows with labels"
+        )
+    device, ranks = device_of(model), current_group()
+    parts: list[Tensor] = []  # by batch: logits, labels, weights as the columns of one tensor
     first = 0
-    ranks = current_group()
     rank_batches = _rank_batches(stream, ranks)
     if rank_batches is not None:
         broadcast_buffers(model)
@@ -212,12 +199,11 @@ def predictions(
             batch = on_device(batch, device)
             with autocast(precision, device):
                 logits, labels = predict_batch(model, batch)
-            weight = None if weights is None else sample_weights(weights, batch).cpu()
-            parts.append((logits.cpu(), labels.cpu(), weight))
+            columns = [] if weights is None else [sample_weights(weights, batch)[:, None]]
+            parts.append(torch.cat([column.cpu() for column in (logits, labels, *columns)], 1))
     if not parts and rank_batches is None:
         raise InputError("the stream to evaluate gave no batch; create it again if it is a generator")
-    columns = [torch.cat([z, y, *([] if w is None else [w[:, None]])], 1) for z, y, w in parts]
-    rows = torch.cat(columns) if columns else torch.empty(0, 0)
+    rows = torch.cat(parts) if parts else torch.empty(0, 0)
     if rank_batches is not None:
         rows = ranks.concat(rows, "gathering predictions")
     tasks = rows.shape[1] // 2
@@ -225,13 +211,12 @@ def predictions(
     w = None if weights is None else rows[:, -1].numpy()
     nonfinite = np.flatnonzero(~np.isfinite(z).all(1))
     if nonfinite.size:
-        raise NonFiniteError(
-            f"evaluation: the logit of row {first + int(nonfinite[0])} is not finite; check the model and this row"
-        )
+        row = first + int(nonfinite[0])
+        raise NonFiniteError(f"evaluation: the logit of row {row} is not finite; check the model and this row")
     return Predictions(z, y, w, first)
 
 
-def _rank_batches(stream: Iterable[Batch], ranks: RankGroup) -> Iterator[Batch] | None:
+def _rank_batches(stream: Batches, ranks: RankGroup) -> Iterator[Batch] | None:
     """Return the batches of a stream that this rank evaluates; None if every rank evaluates all batches.
 
     The ranks take consecutive ranges of whole batches, so that the logits are bitwise those of a single process.
@@ -241,15 +226,6 @@ def _rank_batches(stream: Iterable[Batch], ranks: RankGroup) -> Iterator[Batch] 
     if stream.state_dict()["position"] or not len(stream):
         return None
     return stream.slice(*rank_range(0, len(stream), ranks.rank, ranks.world))
-
-
-def _check_labelled(stream: Iterable[Batch]) -> None:
-    """Raise InputError if the log had no label; the labels would all be 0."""
-    if isinstance(stream, Stream) and stream.dataset.settings.get("unlabelled"):
-        raise InputError(
-            f"the rows of {stream.dataset.path} have no label {stream.schema.label!r} to compare with; "
-            "evaluate on rows with labels"
-        )
 
 
 @contextmanager
@@ -264,32 +240,19 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def task_names(stream: Iterable[Batch], count: int) -> list[str]:
+def task_names(stream: Batches, count: int) -> list[str]:
     """Return the names of the first tasks of a stream."""
     schema = getattr(stream, "schema", None)
     known = ["label"] if schema is None else [schema.label, *schema.tasks]
     return (known + [f"task {number}" for number in range(len(known), count)])[:count]
 
 
-def negative_rate_of(stream: Iterable[Batch]) -> float | None:
-    """Return the fraction of negatives kept in the Dataset of a stream, if it is the same for all days."""
-    if not isinstance(stream, Stream):
-        return None
-    rates = {day.negative_rate for day in stream.dataset.table}
-    return rates.pop() if len(rates) == 1 else None
-
-
-def _rows_by_day(stream: Iterable[Batch], first: int, rows: int) -> list[tuple[str, slice]]:
+def _rows_by_day(stream: Batches, first: int, rows: int) -> list[tuple[str, slice]]:
     """Return the rows of each day among ``rows`` rows from position ``first``; empty for a single day."""
     if not isinstance(stream, Stream) or stream.order != "time" or stream.world > 1:
         return []
     dataset = stream.dataset
-    starts = dataset.reader(dataset.schema).starts
-    offset = dataset.span[0] + first
-    days = []
-    for day in dataset.table:
-        start = max(starts[day.index] - offset, 0)
-        stop = min(starts[day.index + 1] - offset, rows)
-        if start < stop:
-            days.append((day.name, slice(start, stop)))
+    starts = [start - dataset.span[0] - first for start in dataset.reader(dataset.schema).starts]
+    spans = [(day.name, max(starts[day.index], 0), min(starts[day.index + 1], rows)) for day in dataset.table]
+    days = [(name, slice(start, stop)) for name, start, stop in spans if start < stop]
     return days if len(days) > 1 else []

@@ -21,25 +21,15 @@ from torch import nn
 
 from lpfs._validation import check_keys
 from lpfs.data.batch import Batch
-from lpfs.errors import CheckpointError, InputError, StateError
+from lpfs.errors import InputError, StateError
 from lpfs.train.callbacks import Callback, State
-from lpfs.train.checkpoint import (
-    Checkpoints,
-    CheckpointWarning,
-    Resumable,
-    random_state,
-    restore_random,
-    restore_snapshot,
-    seed_rank,
-    take_snapshot,
-)
+from lpfs.train.checkpoint import Checkpoints, Resumable, restore_snapshot, seed_rank, share_random, take_snapshot
 from lpfs.train.config import Training, lr_factor
-from lpfs.train.cuda_graph import GraphStepper
 from lpfs.train.distributed.group import current_group
 from lpfs.train.distributed.reduce import broadcast_buffers, check_parameters_equal, rank_batches
-from lpfs.train.evaluate import Metrics, Weights, evaluate, matmul_precision
+from lpfs.train.evaluate import Batches, Metrics, Weights, evaluate, matmul_precision
 from lpfs.train.loggers import JsonLinesLogger, Logger, LoggerList, MLflowLogger, ProgressBar, TensorBoardLogger
-from lpfs.train.step import Stepper, convert_out_of_memory, make_optimizer
+from lpfs.train.step import GraphStepper, Stepper, convert_out_of_memory, make_optimizer
 
 LOG_FILE, CHECKPOINTS, TENSORBOARD_DIR = "metrics.jsonl", "checkpoints", "tensorboard"
 
@@ -48,26 +38,19 @@ class TrainingRun:
     """One run of the training loop, with or without a directory."""
 
     def __init__(
-        self,
-        stepper: Stepper,
-        stream: Iterable[Batch],
-        valid: Iterable[Batch] | None,
-        folder: Path | None,
-        loggers: Sequence[Logger],
+        self, stepper: Stepper, stream: Batches, valid: Batches | None, folder: Path | None, loggers: Sequence[Logger]
     ) -> None:
         self.stepper, self.stream, self.valid, self.folder = stepper, stream, valid, folder
         self.state, self.config = stepper.state, stepper.state.config
         self.state.note = self._write
         self.ranks = stepper.ranks
         self.progress = ProgressBar(quiet=self.config.quiet or not self.ranks.is_leader, extra_text=stepper.describe)
-        self.log = LoggerList(loggers)
+        self.log, self._loggers = LoggerList(loggers), loggers
         self.checkpoints: Checkpoints | None = None
         if folder is not None:
             self.checkpoints = Checkpoints(folder / CHECKPOINTS, self.config.keep_checkpoints)
-        self._loggers = loggers
         self._length = len(stream) if isinstance(stream, Sized) else None
-        # the best model and its optimizer, if there is no directory for checkpoints
-        self._best: dict[str, Any] | None = None
+        self._best: dict[str, Any] | None = None  # the best model and its optimizer, if there are no checkpoints
         self._evaluated_step = self._saved_step = -1
 
     def open(self, *, resume: bool) -> int | None:
@@ -79,7 +62,7 @@ class TrainingRun:
             restore_snapshot(checkpoint[1], self.stepper, self.stream, self.valid)
             self._saved_step = self.state.step
             self._evaluated_step = self.state.step if checkpoint[1]["evaluated"] else -1
-            self.progress.message(f"resuming from step {checkpoint[0]:,}")
+            self.progress.console.message(f"resuming from step {checkpoint[0]:,}")
         check_parameters_equal(self.ranks, self.state.model)
         self._open_log(0 if checkpoint is None else checkpoint[1]["log"])
         for callback in self.stepper.callbacks:
@@ -96,25 +79,23 @@ class TrainingRun:
         folder, checkpoints = self.folder, self.checkpoints
         if folder is None or checkpoints is None:
             return None
-        loaded: list[tuple[int, dict[str, Any]]] = []  # on the leader, which must not load it twice
+        latest: tuple[int, dict[str, Any]] | None = None
 
-        def load_newest() -> int | None:
-            if not resume and (checkpoints.steps() or (folder / LOG_FILE).exists()):
+        def load_latest() -> int | None:
+            nonlocal latest
+            if resume:
+                latest = checkpoints.latest()
+            elif checkpoints.steps() or (folder / LOG_FILE).exists():
                 raise InputError(f"{folder} contains a run; use resume=True to continue it, or another directory")
-            latest = checkpoints.latest() if resume else None
-            loaded.extend([] if latest is None else [latest])
             return None if latest is None else latest[0]
 
-        step = self.ranks.run_on_leader(load_newest, "loading a checkpoint")
-        if step is None:
-            return None
-        return loaded[0] if loaded else (step, checkpoints.load(step))
+        step = self.ranks.run_on_leader(load_latest, "loading a checkpoint")
+        return latest if step is None or latest is not None else (step, checkpoints.load(step))
 
     def _open_log(self, position: int | None) -> None:
         if not self.ranks.is_leader:
             return
-        folder, settings = self.folder, self.config.to_json()
-        loggers, lines = list[Logger](), None
+        folder, settings, loggers, lines = self.folder, self.config.to_json(), list[Logger](), None
         if folder is not None:
             if self.config.tensorboard:
                 loggers.append(TensorBoardLogger(folder / TENSORBOARD_DIR, self.state.step, settings))
@@ -134,7 +115,9 @@ class TrainingRun:
         """Log, evaluate and save if they are due; the checkpoint is last, when the step is complete."""
         state, config = self.state, self.config
         if state.step % config.log_every == 0:
-            self._log_loss()
+            self.stepper.check()
+            self.progress.loss = self.stepper.mean()
+            self._write("train", {"loss": self.progress.loss, "lr": float(state.optimizer.param_groups[0]["lr"])})
         if self.valid is not None and self._is_due(config.evaluate_every):
             self._evaluate(self.valid)
         if self.checkpoints is not None and (self._is_due(config.checkpoint_every) or self._is_best_step()):
@@ -148,19 +131,11 @@ class TrainingRun:
     def _is_best_step(self) -> bool:
         return self.config.keep == "best" and self.state.best_step == self.state.step
 
-    def _log_loss(self) -> None:
-        self.stepper.check(self._position)
-        self.progress.loss = self.stepper.mean()
-        self._write("train", {"loss": self.progress.loss, "lr": float(self.state.optimizer.param_groups[0]["lr"])})
-
-    def _position(self) -> str:
-        return f"step {self.state.step:,}"
-
     def _write(self, kind: str, values: dict[str, Any]) -> None:
         record = {"kind": kind, "step": self.state.step, "rows": self.state.rows, **values}
         self.log.write({**record, "rows_per_second": round(self.progress.rate(self.state), 1)})
 
-    def _evaluate(self, valid: Iterable[Batch]) -> None:
+    def _evaluate(self, valid: Batches) -> None:
         state, config = self.state, self.config
         with convert_out_of_memory(getattr(valid, "batch_size", 0) or 1):
             state.metrics = evaluate(state.model, valid, weights=self.stepper.weights, precision=config.precision)
@@ -168,9 +143,8 @@ class TrainingRun:
         if state.best is None or self._value(state.metrics) > self._value(state.best) + config.min_delta:
             state.best, state.best_step, state.waiting = state.metrics, state.step, 0
             if config.keep == "best" and self.checkpoints is None:
-                self._best = copy.deepcopy(
-                    {"model": dict(state.model.state_dict()), "optimizer": state.optimizer.state_dict()}
-                )
+                states = {"model": dict(state.model.state_dict()), "optimizer": state.optimizer.state_dict()}
+                self._best = copy.deepcopy(states)
         else:
             state.waiting += 1
         if config.patience is not None and state.waiting >= config.patience:
@@ -187,7 +161,7 @@ class TrainingRun:
 
     def _save(self, checkpoints: Checkpoints) -> None:
         state = self.state
-        self.stepper.check(self._position)
+        self.stepper.check()
         self.stepper.check_parameters()
         check_parameters_equal(self.ranks, state.model)
         broadcast_buffers(state.model)
@@ -210,35 +184,26 @@ class TrainingRun:
             self._load_best()
         for callback in self.stepper.callbacks:
             callback.on_end(state)
-        if self.ranks.is_distributed:  # from now on all ranks use the same random stream again
-            restore_random(self.ranks.gather_values(random_state(), "gathering random states")[0])
+        share_random()
         self.progress.end(state)
 
     def _load_best(self) -> None:
         best = self._best
         if self.checkpoints is not None and self.state.best_step is not None:
-            try:
-                saved = self.checkpoints.load(self.state.best_step)
-                best = {"model": saved["model"], "optimizer": saved["optimizer"]["state"]}
-            except CheckpointError as error:
-                warnings.warn(f"{error}; the last model is kept instead of the best", CheckpointWarning, stacklevel=2)
+            saved = self.checkpoints.load_or_warn(self.state.best_step, "the last model is kept instead of the best")
+            best = saved and {"model": saved["model"], "optimizer": saved["optimizer"]["state"]}
         if best is not None:
             self.state.model.load_state_dict(best["model"])
             if self.config.keep_optimizer == "best":
                 self.state.optimizer.load_state_dict(best["optimizer"])
             self.stepper.finish()  # restores the initial learning rates
 
-    def close(self) -> None:
-        """Close the log files and the progress bar."""
-        self.progress.close()
-        self.log.close()
-
     def position(self, size: int) -> str:
         """Return which batch of ``size`` rows is being trained on, for error messages."""
-        step = self.state.step
-        text = f"step {step + 1:,}"
+        text = f"step {self.state.step + 1:,}"
         if self._length:
-            text += f" (pass {step // self._length + 1}, batch {step % self._length + 1} of {self._length:,})"
+            done, batch = divmod(self.state.step, self._length)
+            text += f" (pass {done + 1}, batch {batch + 1} of {self._length:,})"
         if isinstance(self.stream, Resumable):
             last = self.stream.state_dict().get("position")
             if isinstance(last, int):
@@ -306,11 +271,27 @@ def fit(
     config = replace(config or Training(), **check_keys(Training, settings))
     if isinstance(optimizer, str):
         config = replace(config, optimizer=optimizer)  # type: ignore[arg-type]
-    _check_arguments(config, valid, folder, resume, optimizer)
-    _check_distributed(model, config)
+    if valid is None and (config.patience is not None or config.keep == "best"):
+        raise InputError("early stopping and keep='best' need evaluations; give valid=")
+    if folder is None and (resume or config.tensorboard):
+        raise InputError(f"{'resume' if resume else 'tensorboard'}=True needs the directory of the run; give folder=")
+    if isinstance(optimizer, torch.optim.Optimizer):
+        if config.lr is not None:
+            raise InputError("an optimizer object has its own learning rate; leave out lr=")
+    elif optimizer is not None and not isinstance(optimizer, str):
+        raise InputError(f"optimizer must be a name or a torch optimizer, found {optimizer!r}")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise StateError(
+            "fit sums the gradients of the ranks itself, including gradients by rows; give it model.module "
+            "instead of the DistributedDataParallel wrapper"
+        )
+    if config.graph and current_group().is_distributed:
+        raise InputError("graph=True does not work with several ranks; leave it out")
     if not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = make_optimizer(config, model.parameters() if parameters is None else parameters)
-    steps = total_steps(config, stream)
+    steps = config.steps
+    if steps is None and isinstance(stream, Sized):
+        steps = (config.epochs or 1) * len(stream)
     state = State(model, optimizer, config, steps)
     factor = lr_factor(config.schedule, config.schedule_steps or steps, config.rise)
     stepper = (GraphStepper if config.graph else Stepper)(state, callbacks, factor, weights)
@@ -325,7 +306,8 @@ def fit(
             stepper.finish()
         run.finish()
     finally:
-        run.close()
+        run.progress.close()
+        run.log.close()
         if whole_stream is not stream and isinstance(whole_stream, Resumable) and isinstance(stream, Resumable):
             whole_stream.load_state_dict(stream.state_dict())
     return Trained(state.step, state.rows, state.metrics, state.best, state.best_step, state.stop, resumed)
@@ -348,40 +330,3 @@ def _training_loop(run: TrainingRun, stream: Iterable[Batch]) -> None:
             passes += 1
             if state.step == first_step:
                 raise InputError("the stream gave no batch in a pass; if it is a generator, use a list or a Stream")
-
-
-def _check_distributed(model: nn.Module, config: Training) -> None:
-    """Raise an error if the model or a setting does not work with several ranks."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise StateError(
-            "fit sums the gradients of the ranks itself, including gradients by rows; give it model.module "
-            "instead of the DistributedDataParallel wrapper"
-        )
-    if config.graph and current_group().is_distributed:
-        raise InputError("graph=True does not work with several ranks; leave it out")
-
-
-def total_steps(config: Training, stream: Iterable[Batch]) -> int | None:
-    """Return the total number of steps; None for passes over a stream of unknown length."""
-    if config.steps is not None:
-        return config.steps
-    return (config.epochs or 1) * len(stream) if isinstance(stream, Sized) else None
-
-
-def _check_arguments(
-    config: Training,
-    valid: Iterable[Batch] | None,
-    folder: str | os.PathLike[str] | None,
-    resume: bool,
-    optimizer: object,
-) -> None:
-    """Raise InputError if arguments do not fit together, before anything changes."""
-    if valid is None and (config.patience is not None or config.keep == "best"):
-        raise InputError("early stopping and keep='best' need evaluations; give valid=")
-    if folder is None and (resume or config.tensorboard):
-        raise InputError(f"{'resume' if resume else 'tensorboard'}=True needs the directory of the run; give folder=")
-    if isinstance(optimizer, torch.optim.Optimizer):
-        if config.lr is not None:
-            raise InputError("an optimizer object has its own learning rate; leave out lr=")
-    elif optimizer is not None and not isinstance(optimizer, str):
-        raise InputError(f"optimizer must be a name or a torch optimizer, found {optimizer!r}")

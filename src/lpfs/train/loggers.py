@@ -15,7 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, TextIO, TypeAlias, TypeVar
+from typing import Any, BinaryIO, TextIO, TypeAlias, TypeVar, cast
+
+import numpy as np
 
 from lpfs._console import Console, StepBar
 from lpfs._imports import import_optional
@@ -44,17 +46,13 @@ class TensorBoardLogger:
         self.writer: Any = SummaryWriter(str(folder), purge_step=step + 1)
 
     def __call__(self, record: dict[str, Any]) -> None:
-        """Log a record; the name of a nested number is its path."""
         numbers = flatten_numbers(record["kind"], record)
         for name, value in numbers:
             self.writer.add_scalar(name, value, record["step"])
         if record["kind"] == "evaluate":
             self.last = dict(numbers)
-        if HISTOGRAM_KEY in record:
-            import numpy
-
-            for name, values in record[HISTOGRAM_KEY].items():
-                self.writer.add_histogram(f"{record['kind']}/{name}", numpy.asarray(values), record["step"])
+        for name, values in record.get(HISTOGRAM_KEY, {}).items():
+            self.writer.add_histogram(f"{record['kind']}/{name}", np.asarray(values), record["step"])
 
     def close(self) -> None:
         """Write the hyperparameters with the last evaluation, and close the file."""
@@ -74,7 +72,6 @@ class MLflowLogger:
         self.mlflow.log_params(to_parameters(settings or {}))
 
     def __call__(self, record: dict[str, Any]) -> None:
-        """Log a record; the name of a nested number is its path."""
         metrics = {metric_name(name): value for name, value in flatten_numbers(record["kind"], record)}
         self.mlflow.log_metrics(metrics, step=record["step"], run_id=self.run)
 
@@ -90,8 +87,7 @@ def need_tensorboard() -> None:
 
 def need_mlflow() -> ModuleType:
     """Return the mlflow module; raise MissingPackageError if it is not installed."""
-    mlflow: ModuleType = import_optional("mlflow", "mlflow", "mlflow=True")
-    return mlflow
+    return cast(ModuleType, import_optional("mlflow", "mlflow", "mlflow=True"))
 
 
 def flatten_numbers(name: str, value: Any) -> list[tuple[str, float]]:
@@ -130,7 +126,7 @@ def metric_name(name: str) -> str:
 
 
 class JsonLinesLogger:
-    """Writes ``metrics.jsonl``, one JSON object per line.
+    """Writes ``metrics.jsonl``, one JSON object per line, without histograms.
 
     ``position`` is the length of the file at a checkpoint; a resumed run truncates the file to it, so that no
     record is duplicated.
@@ -143,7 +139,6 @@ class JsonLinesLogger:
             self.file.truncate(position)
 
     def __call__(self, record: dict[str, Any]) -> None:
-        """Write a record without its histograms, and flush it."""
         line = {key: value for key, value in record.items() if key != HISTOGRAM_KEY}
         self.file.write(json.dumps(line).encode() + b"\n")
         self.file.flush()
@@ -188,18 +183,14 @@ class LoggerList:
             return call()
         except Exception as error:  # an error of a logger must not stop training
             self.loggers.remove(logger)
-            name = type(logger).__name__
-            warnings.warn(f"logger {name} failed and is no longer used: {error!r}", stacklevel=3)
+            warnings.warn(f"logger {type(logger).__name__} failed and is no longer used: {error!r}", stacklevel=3)
             return None
 
 
 class ProgressBar:
     """Shows loss, AUC, rows per second and the remaining time: a bar on a terminal, else plain lines.
 
-    Args:
-        quiet: print nothing.
-        stream: output stream; default standard error.
-        extra_text: returns additional text, such as the number of non-zero gates.
+    ``extra_text`` returns additional text, such as the number of non-zero gates.
     """
 
     def __init__(
@@ -213,21 +204,20 @@ class ProgressBar:
     def start(self, state: State) -> None:
         """Start the clock, and the bar on a terminal."""
         self.started = self.first = (state.step, state.rows, time.monotonic())  # at the start, after the first step
-        self._warm = False
         self._bar = self.console.step_bar(state.steps, completed=state.step)
 
     def update(self, state: State) -> None:
         """Update the display, if enough time has passed."""
-        if not self._warm:  # the first step compiles and fills caches, so it is not timed
-            self._warm, self.first = True, (state.step, state.rows, time.monotonic())
+        if self.first is self.started:  # the first step compiles and fills caches, so it is not timed
+            self.first = (state.step, state.rows, time.monotonic())
         if self._bar is not None:
             self._bar.update(state.step, lambda: self.describe(state))
 
     def describe(self, state: State) -> str:
         """Return loss, AUC, rows per second and the remaining time as text."""
-        extra = "" if self.extra_text is None else self.extra_text(state)
-        parts = [extra] if extra else []
-        parts += [] if self.loss is None else [f"loss {self.loss:.5f}"]
+        parts = ["" if self.extra_text is None else self.extra_text(state)]
+        if self.loss is not None:
+            parts.append(f"loss {self.loss:.5f}")
         if state.metrics is not None:
             parts.append("auc -" if state.metrics.auc is None else f"auc {state.metrics.auc:.5f}")
         done = state.step - self.first[0]
@@ -236,22 +226,18 @@ class ProgressBar:
             if state.steps is not None:
                 left = (time.monotonic() - self.first[2]) / done * (state.steps - state.step)
                 parts.append(f"{left:,.0f} s left")
-        return ", ".join(parts)
+        return ", ".join(filter(None, parts))
 
     def rate(self, state: State) -> float:
         """Return rows per second since the first step; those of the first step if it is the only one."""
         _, rows, since = self.first if state.step > self.first[0] else self.started
         return (state.rows - rows) / max(time.monotonic() - since, 1e-9)
 
-    def message(self, text: str) -> None:
-        """Print a line."""
-        self.console.message(text)
-
     def end(self, state: State) -> None:
         """Remove the bar and print a summary."""
         text = self.describe(state)
         self.close()
-        self.message(f"trained {state.step:,} steps, {state.rows:,} rows: {text}")
+        self.console.message(f"trained {state.step:,} steps, {state.rows:,} rows: {text}")
 
     def close(self) -> None:
         """Remove the bar."""

@@ -2,8 +2,7 @@
 
 Every function takes logits (B,), labels (B,) in [0, 1] and optional weights (B,) >= 0. A row of weight w and
 label y counts as w·y clicks and w·(1-y) non-clicks, which covers weights and soft labels. A metric that is not
-defined is
-None: AUC and normalized entropy for a single class, calibration without clicks.
+defined is None: AUC and normalized entropy for a single class, calibration without clicks.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ def scores(logits: Values, labels: Values, weights: Values | None = None, negati
     1.0
     """
     z, y, w = _check_inputs(logits, labels, weights)
-    corrected = None if negative_rate is None else calibration(z, y, w, negative_rate)
     return Scores(
         rows=z.size,
         positives=float((w * y).sum()),
@@ -67,7 +65,7 @@ def scores(logits: Values, labels: Values, weights: Values | None = None, negati
         accuracy=accuracy(z, y, w),
         entropy=normalised_entropy(z, y, w),
         calibration=calibration(z, y, w),
-        corrected=corrected,
+        corrected=None if negative_rate is None else calibration(z, y, w, negative_rate),
     )
 
 
@@ -85,8 +83,7 @@ def auc(logits: Values, labels: Values, weights: Values | None = None) -> float 
     order = np.argsort(z)
     z, y, w = z[order], y[order], w[order]
     last = np.append(np.flatnonzero(z[1:] != z[:-1]), z.size - 1)  # last index of each run of equal logits
-    clicks = np.cumsum(w * y)[last]
-    others = np.cumsum(w * (1 - y))[last]
+    clicks, others = np.cumsum(w * y)[last], np.cumsum(w * (1 - y))[last]
     if not (clicks[-1] > 0 and others[-1] > 0):
         return None
     ties = np.diff(others, prepend=0.0)  # non-clicks with the same logit
@@ -141,8 +138,8 @@ def calibration(
     clicks = float((w * y).sum())
     if clicks == 0:
         return None
-    counts = w * (y + (1 - y) / check_rate(negative_rate))
-    return float((counts * probabilities(z, negative_rate)).sum() / clicks)
+    predicted = probabilities(z, negative_rate)
+    return float((w * (y + (1 - y) / negative_rate) * predicted).sum() / clicks)
 
 
 def probabilities(logits: Values, negative_rate: float = 1.0) -> Floats:
@@ -153,16 +150,11 @@ def probabilities(logits: Values, negative_rate: float = 1.0) -> Floats:
     >>> probabilities([0.0], negative_rate=0.25)
     array([0.2])
     """
-    z = _as_float64(logits) + np.log(check_rate(negative_rate))
+    if not 0 < negative_rate <= 1:
+        raise InputError(f"negative_rate must be in (0, 1], the fraction of kept negatives; found {negative_rate!r}")
+    z = _as_float64(logits) + np.log(negative_rate)
     odds = np.exp(-np.abs(z))
     return np.asarray(np.where(z >= 0, 1.0, odds) / (1 + odds))
-
-
-def check_rate(rate: float) -> float:
-    """Return the rate; raise InputError if it is not in (0, 1]."""
-    if not 0 < rate <= 1:
-        raise InputError(f"negative_rate must be in (0, 1], the fraction of negatives that was kept; found {rate!r}")
-    return rate
 
 
 def _check_inputs(logits: Values, labels: Values, weights: Values | None = None) -> tuple[Floats, Floats, Floats]:
@@ -174,8 +166,9 @@ def _check_inputs(logits: Values, labels: Values, weights: Values | None = None)
         raise InputError(f"logits, labels and weights must have the same shape (B,), B >= 1; found {shapes}")
     if not np.isfinite(z).all():
         raise InputError(f"the logit of row {int(np.flatnonzero(~np.isfinite(z))[0])} is not finite")
-    if not ((y >= 0) & (y <= 1)).all():
-        row = int(np.flatnonzero(~((y >= 0) & (y <= 1)))[0])
+    outside = np.flatnonzero(~((y >= 0) & (y <= 1)))
+    if outside.size:
+        row = int(outside[0])
         raise InputError(f"labels must be in [0, 1], found {y[row]} in row {row}")
     if not ((w >= 0) & (w < np.inf)).all() or not w.sum() > 0:
         raise InputError("weights must be finite, >= 0 and not all 0")
@@ -183,7 +176,6 @@ def _check_inputs(logits: Values, labels: Values, weights: Values | None = None)
 
 
 def _as_float64(values: Values) -> Floats:
-    """Return values as a float64 array."""
     if isinstance(values, Tensor):
         values = values.detach().double().cpu().numpy()
     return np.asarray(values, np.float64)

@@ -1,4 +1,4 @@
-"""One training step: loss, backward, clip, optimizer step; no parameter changes if the loss is not finite."""
+"""One training step: loss, backward, clip and optimizer step, eager or captured as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -10,32 +10,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from lpfs.data.batch import Batch
-from lpfs.embeddings.optim import SGD, Adagrad, Adam, RowWiseAdagrad
+from lpfs.data.batch import Batch, map_rows
+from lpfs.embeddings.optim import SGD, Adagrad, Adam, RowWiseAdagrad, move_rates, rates_on_device
 from lpfs.embeddings.row_grad import clear_grads, grad_norm, scale_grads
-from lpfs.errors import DeviceMemoryError, InputError, NonFiniteError
+from lpfs.errors import DeviceMemoryError, InputError, LpfsError, NonFiniteError
 from lpfs.train.callbacks import Callback, State
-from lpfs.train.config import Training
+from lpfs.train.config import Factor, Training
 from lpfs.train.distributed.group import current_group
 from lpfs.train.distributed.reduce import reduce_grads
 from lpfs.train.evaluate import Weights, autocast, device_of, on_device, predict_batch, sample_weights
 
-DEFAULT_LR = {"adagrad": 0.01, "rowwise-adagrad": 0.01, "adam": 0.001, "sgd": 0.01}
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adagrad": Adagrad,
-    "rowwise-adagrad": RowWiseAdagrad,
-    "adam": Adam,
-    "sgd": SGD,
-}
+WARMUP_STEPS = 3  # steps before the capture of a graph, in which kernels are compiled and workspaces allocated
+OPTIMIZERS = {"adagrad": Adagrad, "rowwise-adagrad": RowWiseAdagrad, "adam": Adam, "sgd": SGD}
 
 
 def make_optimizer(config: Training, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Return the optimizer of the settings, which supports embedding tables."""
-    lr = DEFAULT_LR[config.optimizer] if config.lr is None else config.lr
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     if not trainable:
         raise InputError("the model has no parameter that requires a gradient; unfreeze at least one")
-    return OPTIMIZERS[config.optimizer](trainable, lr=lr)
+    optimizer: Callable[..., torch.optim.Optimizer] = OPTIMIZERS[config.optimizer]
+    return optimizer(trainable) if config.lr is None else optimizer(trainable, lr=config.lr)
 
 
 def bce_loss(
@@ -59,13 +54,11 @@ def bce_loss(
 
 
 class Stepper:
-    """Takes training steps and sums up the loss between two log records."""
+    """Takes training steps, unless the loss is not finite, and sums up the loss between two log records."""
 
     loss_note = "; no parameter was changed"  # for the error of a non-finite loss
 
-    def __init__(
-        self, state: State, callbacks: Sequence[Callback], factor: Callable[[int], float], weights: Weights | None
-    ) -> None:
+    def __init__(self, state: State, callbacks: Sequence[Callback], factor: Factor, weights: Weights | None) -> None:
         self.state, self.callbacks, self.factor, self.weights = state, callbacks, factor, weights
         self.device = device_of(state.model)
         self.rates: list[float] = [float(group["lr"]) for group in state.optimizer.param_groups]
@@ -87,38 +80,46 @@ class Stepper:
 
     def step(self, batch: Batch, position: Callable[[], str]) -> None:
         """Take one step without a graph."""
-        state, config = self.state, self.state.config
-        optimizer = state.optimizer
         self.apply_schedule()
-        clear_grads(self.parameters)
-        rows = len(batch)
-        state.batch, state.loss = batch, self.loss_on(batch)
-        for callback in self.callbacks:
-            callback.before_backward(state)
+        rows, loss = len(batch), self._compute_loss(batch)
         if not self.ranks.is_distributed:
-            self._check_loss(state.loss, position)
-        torch.autograd.backward(state.loss)
+            self._check_loss(loss, position)
+        torch.autograd.backward(loss)
         if self.ranks.is_distributed:  # the summed loss is the same on all ranks, so all stop here
-            rows, state.loss = reduce_grads(self.ranks, self.parameters, rows, state.loss)
-            self._check_loss(state.loss, position)
-        for callback in self.callbacks:
-            callback.before_step(state)
-        if config.clip is not None:
-            self._clip(config.clip, position)
-        optimizer.step()
-        for callback in self.callbacks:
-            callback.within_step(state)
+            rows, self.state.loss = reduce_grads(self.ranks, self.parameters, rows, loss)
+            self._check_loss(self.state.loss, position)
+        self._update(position)
         self.count_step(rows)
 
-    def loss_on(self, batch: Batch) -> Tensor:
-        """Return the loss of a batch; 0 if this rank has no row of it."""
-        if not len(batch):
-            return torch.zeros((), device=self.device, requires_grad=True)
-        config = self.state.config
-        with autocast(config.precision, self.device):
-            logits, labels = predict_batch(self.state.model, batch)
-        sample = None if self.weights is None else sample_weights(self.weights, batch)
-        return bce_loss(logits, labels, config.task_weights, sample)
+    def _compute_loss(self, batch: Batch) -> Tensor:
+        """Clear the gradients and return the loss of a batch; 0 if this rank has no row of it."""
+        state, config = self.state, self.state.config
+        clear_grads(self.parameters)
+        state.batch = batch
+        if len(batch):
+            with autocast(config.precision, self.device):
+                logits, labels = predict_batch(state.model, batch)
+            sample = None if self.weights is None else sample_weights(self.weights, batch)
+            state.loss = bce_loss(logits, labels, config.task_weights, sample)
+        else:
+            state.loss = torch.zeros((), device=self.device, requires_grad=True)
+        for callback in self.callbacks:
+            callback.before_backward(state)
+        return state.loss
+
+    def _update(self, position: Callable[[], str]) -> None:
+        """Clip the gradient and update the parameters."""
+        for callback in self.callbacks:
+            callback.before_step(self.state)
+        clip = self.state.config.clip
+        if clip is not None:
+            norm = grad_norm(self._optimized)
+            if not math.isfinite(float(norm)):
+                raise NonFiniteError(f"the gradient is not finite at {position()}; no parameter was changed")
+            scale_grads(self._optimized, (clip / (norm + 1e-6)).clamp(max=1.0))  # as torch.nn.utils.clip_grad_norm_
+        self.state.optimizer.step()
+        for callback in self.callbacks:
+            callback.within_step(self.state)
 
     def _check_loss(self, loss: Tensor, position: Callable[[], str]) -> None:
         """Record the loss of a step, and check it every ``check_every`` steps."""
@@ -161,14 +162,14 @@ class Stepper:
         for loss in losses if len(losses) < 2 else torch.stack(losses).cpu():
             self.total += float(loss)
 
-    def check(self, position: Callable[[], str]) -> None:
+    def check(self, position: Callable[[], str] | None = None) -> None:
         """Raise NonFiniteError if a loss since the last check is not finite."""
         self.collect()
         if math.isfinite(self.total):
             return
         before = self.state.config.check_every - 1
         raise NonFiniteError(
-            f"the loss is not finite at {position()}"
+            f"the loss is not finite at {position() if position else f'step {self.state.step:,}'}"
             + (f" or in the {before} steps before" if before else self.loss_note)
             + ". The last checkpoint is intact. Check these rows, lower the learning rate, or clip the gradient"
         )
@@ -182,11 +183,111 @@ class Stepper:
                     "The last checkpoint is intact. Lower the learning rate, or clip the gradient"
                 )
 
-    def _clip(self, clip: float, position: Callable[[], str]) -> None:
-        norm = grad_norm(self._optimized)
-        if not math.isfinite(float(norm)):
-            raise NonFiniteError(f"the gradient is not finite at {position()}; no parameter was changed")
-        scale_grads(self._optimized, (clip / (norm + 1e-6)).clamp(max=1.0))  # as torch.nn.utils.clip_grad_norm_
+
+class GraphStepper(Stepper):
+    """Trains by replaying a step that was captured once as a CUDA graph, with the captured hooks of callbacks.
+
+    Launching the hundreds of short kernels of a step on a small batch one by one takes the host ten times as long as
+    the GPU needs to run them. Batches are copied into the static batch of the graph; the first steps and batches of
+    another size run without it.
+    """
+
+    graph: torch.cuda.CUDAGraph | None = None
+    static_batch: Batch | None = None  # the input of the graph
+    loss: Tensor | None = None  # the output of the graph
+    stream: torch.cuda.Stream | None = None
+    warmup_steps = 0  # completed steps that count towards WARMUP_STEPS
+    loss_note = "; the step was applied"
+
+    def train_batch(self, batch: Batch, position: Callable[[], str]) -> None:
+        state = self.state
+        self.stream = self.stream or self._prepare()
+        batch = on_device(batch, self.device)
+        if self.static_batch is not None and len(batch) > len(self.static_batch) and not batch.bags:
+            self.graph = self.static_batch = None  # the short last batch of a pass was captured; capture again
+        fits = self.fetch() and not batch.bags and (self.static_batch is None or same_shape(self.static_batch, batch))
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            if not fits or self.warmup_steps < WARMUP_STEPS:
+                self.warmup_steps += fits
+                self.step(batch, position)
+            else:
+                self.apply_schedule()
+                if self.graph is None or state.recapture:
+                    self._capture(batch, position)
+                assert self.static_batch is not None
+                assert self.graph is not None
+                assert self.loss is not None
+                copy_into(self.static_batch, batch)
+                self.graph.replay()
+                state.batch, state.loss = batch, self.loss.detach().clone()
+                self._check_loss(state.loss, position)
+                self.count_step(len(batch))
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def apply_schedule(self) -> None:
+        for group, lr in zip(self.state.optimizer.param_groups, self.rates, strict=True):
+            group["lr"].fill_(lr * self.factor(self.state.step))  # the tensor that the graph reads
+
+    def finish(self) -> None:
+        if self.stream is not None:
+            self.graph = self.static_batch = self.loss = None
+            torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(True)
+            move_rates(self.state.optimizer, torch.device("cpu"))
+        super().finish()
+
+    def _prepare(self) -> torch.cuda.Stream:
+        optimizer = self.state.optimizer
+        if self.device.type != "cuda":
+            raise InputError(f"graph=True needs a GPU, but the model is on {self.device}; leave it out")
+        if not hasattr(optimizer, "knows_rows"):
+            found = type(optimizer).__name__
+            raise InputError(f"graph=True needs an optimizer by name or one of lpfs.embeddings, found {found}")
+        if self.state.config.clip is not None:
+            raise InputError("graph=True does not support clip, which needs a GPU value in every step; leave one out")
+        if not rates_on_device(optimizer):
+            move_rates(optimizer, self.device)
+        # gradients may have been created on another stream (new gates); it is synchronized, so do not warn
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+        return torch.cuda.Stream()
+
+    def _capture(self, batch: Batch, position: Callable[[], str]) -> None:
+        self.static_batch = clone_batch(batch, self.device)
+        self.state.recapture = False
+        clear_grads(self.parameters)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                self.loss = self._compute_loss(self.static_batch)
+                torch.autograd.backward(self.loss)
+                self._update(position)
+        except (LpfsError, torch.OutOfMemoryError):
+            raise
+        except RuntimeError as error:
+            raise InputError(
+                "the step cannot be captured; train with graph=False, or --graph off "
+                f"({str(error.__context__ or error).splitlines()[0]})"
+            ) from error
+        self.graph = graph
+
+
+def same_shape(static_batch: Batch, batch: Batch) -> bool:
+    """Return whether a batch can be copied into a static batch."""
+    same_missing = (static_batch.missing is None) == (batch.missing is None)
+    return static_batch.labels.shape == batch.labels.shape and same_missing and not batch.bags
+
+
+def copy_into(static_batch: Batch, batch: Batch) -> None:
+    """Overwrite a static batch, in place, by a batch of the same shape."""
+    for name in ("ids", "dense", "labels", "missing"):
+        if getattr(static_batch, name) is not None:
+            getattr(static_batch, name).copy_(getattr(batch, name))
+
+
+def clone_batch(batch: Batch, device: torch.device) -> Batch:
+    """Return a copy of a batch on the device, into which other batches can be copied."""
+    return map_rows(batch.to(device), Tensor.clone)
 
 
 @contextmanager

@@ -4,8 +4,7 @@ A value that JSON cannot express is tagged: ``{"!tuple": […]}``, ``{"!items": 
 ``{"!float": "inf"}``, ``{"!tensor": "name"}``. Reading never executes code.
 
 The safetensors format is eight bytes of length, a JSON header (name -> dtype, shape, offsets), then the bytes of
-the tensors. It is implemented here because the ``safetensors`` package writes neither tensor by tensor nor with
-a checksum and is not a dependency; the tests check that both read each other's files.
+the tensors. The ``safetensors`` package is not used: it writes neither tensor by tensor nor with a checksum.
 """
 
 from __future__ import annotations
@@ -26,19 +25,10 @@ from lpfs._fileio import fsync_path
 from lpfs.errors import InputError, LpfsError, RankError
 
 TAGS = frozenset({"!tuple", "!items", "!float", "!tensor"})
-DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+_TORCH_NAMES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+_FILE_NAMES = ["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]  # of the safetensors format
+DTYPES: dict[str, torch.dtype] = dict(zip(_FILE_NAMES, (getattr(torch, name) for name in _TORCH_NAMES), strict=True))
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_HEADER_BYTES = 100_000_000
 
 
@@ -99,21 +89,6 @@ def restore_state(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {key: restore_state(item, tensors) for key, item in value.items()}
 
 
-def states_equal(first: Any, second: Any) -> bool:
-    """Return whether two nested states are bitwise identical."""
-    (values1, tensors1), (values2, tensors2) = flatten_state(first), flatten_state(second)
-    if values1 != values2 or tensors1.keys() != tensors2.keys():
-        return False
-    return all(tensors_identical(tensor, tensors2[name]) for name, tensor in tensors1.items())
-
-
-def tensors_identical(first: Tensor, second: Tensor) -> bool:
-    """Return whether two tensors have the same dtype, shape and bits."""
-    if first.dtype != second.dtype or first.shape != second.shape:
-        return False
-    return torch.equal(as_bytes(first.cpu()), as_bytes(second.cpu()))
-
-
 def as_bytes(tensor: Tensor) -> Tensor:
     """Return the bytes of a tensor on its device, (n,) uint8, as a view if it is contiguous."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
@@ -126,13 +101,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPE_NAMES or tensor.layout is not torch.strided:
             raise InputError(f"{name}: a checkpoint cannot store a tensor of {tensor.dtype}, {tensor.layout}")
-        size = tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + size],
-        }
-        offset += size
+        start, offset = offset, offset + tensor.nbytes
+        dtype, shape = DTYPE_NAMES[tensor.dtype], list(tensor.shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, offset]}
     header_bytes = json.dumps(header).encode()
     header_bytes += b" " * (-len(header_bytes) % 8)
     digest = hashlib.sha256()
@@ -146,7 +117,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _write_bytes(file: BinaryIO, digest: Any, data: bytes | memoryview) -> None:
-    """Write bytes to the file and the checksum."""
     file.write(data)
     digest.update(data)
 
@@ -154,21 +124,21 @@ def _write_bytes(file: BinaryIO, digest: Any, data: bytes | memoryview) -> None:
 def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
     """Return the tensors of a file; raise ValueError if it is damaged."""
     size = path.stat().st_size
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        length = _read_bytes(file, digest, 8)
-        count = int.from_bytes(length, "little")
-        if count > min(size - 8, MAX_HEADER_BYTES):
+        prefix = file.read(8)
+        count = int.from_bytes(prefix, "little")
+        if size < 8 or count > min(size - 8, MAX_HEADER_BYTES):
             raise ValueError("the header is longer than the file")
-        header = json.loads(_read_bytes(file, digest, count))
+        text = file.read(count)
+        digest = hashlib.sha256(prefix + text)
+        header = json.loads(text)
         header.pop("__metadata__", None)
         tensors: dict[str, Tensor] = {}
         offset = 0
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            dtype, shape = DTYPES[entry["dtype"]], entry["shape"]
-            tensor = torch.empty(shape, dtype=dtype)
+            tensor = torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]])
             start, stop = entry["data_offsets"]
-            if start != offset or stop - start != tensor.numel() * tensor.element_size() or 8 + count + stop > size:
+            if start != offset or stop - start != tensor.nbytes or 8 + count + stop > size:
                 raise ValueError(f"the offsets of tensor {name!r} do not match its shape")
             if tensor.numel():
                 data = as_bytes(tensor).numpy().data
@@ -183,27 +153,25 @@ def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
     return {name: tensors[name] for name in header}
 
 
-def _read_bytes(file: BinaryIO, digest: Any, count: int) -> bytes:
-    """Read bytes from the file into the checksum; raise ValueError if the file is too short."""
-    data = file.read(count)
-    if len(data) != count:
-        raise ValueError("the file is truncated")
-    digest.update(data)
-    return data
-
-
 def state_to_text(value: Any) -> str:
     """Return a nested state as text.
 
     >>> state_from_text(state_to_text({"step": 3, "sampled": (torch.ones(2), float("inf"))}))
     {'step': 3, 'sampled': (tensor([1., 1.]), inf)}
     """
+    return json.dumps(_encode(value))
+
+
+def _encode(value: Any) -> list[Any]:
+    """Return a nested state as JSON values and its tensors as dtype, shape and bytes."""
     values, tensors = flatten_state(value)
-    encoded = {}
-    for name, tensor in tensors.items():
-        data = base64.b64encode(as_bytes(tensor.cpu()).numpy().tobytes()).decode()
-        encoded[name] = [DTYPE_NAMES[tensor.dtype], list(tensor.shape), data]
-    return json.dumps([values, encoded])
+    data = {name: base64.b64encode(as_bytes(tensor.cpu()).numpy().data).decode() for name, tensor in tensors.items()}
+    return [values, {name: [DTYPE_NAMES[x.dtype], list(x.shape), data[name]] for name, x in tensors.items()}]
+
+
+def states_equal(first: Any, second: Any) -> bool:
+    """Return whether two nested states are bitwise identical."""
+    return _encode(first) == _encode(second)
 
 
 def state_from_text(data: str | bytes) -> Any:
@@ -211,19 +179,14 @@ def state_from_text(data: str | bytes) -> Any:
     values, encoded = json.loads(data)
     tensors = {}
     for name, (dtype, shape, text) in encoded.items():
-        raw = bytearray(base64.b64decode(text))
-        empty = torch.empty(shape, dtype=DTYPES[dtype])
-        tensors[name] = torch.frombuffer(raw, dtype=DTYPES[dtype]).reshape(shape) if raw else empty
+        tensors[name] = torch.empty(shape, dtype=DTYPES[dtype])
+        if text:
+            as_bytes(tensors[name]).copy_(torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8))
     return restore_state(values, tensors)
 
 
-def error_to_pair(error: BaseException) -> list[str]:
-    """Return the class name and the message of an error."""
-    return [type(error).__name__, str(error)]
-
-
 def error_from_pair(kind: str, text: str) -> LpfsError:
-    """Return the error of rank 0 as an object that another rank can raise.
+    """Return the error of rank 0, given as class name and message, as an object that another rank can raise.
 
     >>> error_from_pair("InputError", "no such field")
     InputError('no such field')

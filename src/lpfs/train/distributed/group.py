@@ -21,20 +21,21 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
+from torch.nn.functional import pad
 
 from lpfs.errors import InputError, LpfsError, RankError, StateError
 from lpfs.train.distributed import is_distributed_launch, restart_count
 from lpfs.train.distributed.heartbeat import Heartbeat
-from lpfs.train.tensor_io import error_from_pair, error_to_pair, state_from_text, state_to_text
+from lpfs.train.tensor_io import error_from_pair, state_from_text, state_to_text
 
 START_TIMEOUT = 300.0  # seconds in which all ranks must start
 STEP_TIMEOUT = 45.0  # seconds in which all ranks must reach a collective; overridden by LPFS_RANK_LIMIT
@@ -70,12 +71,10 @@ class RankGroup:
         """Return whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
-    # ---------------------------------------------------- collectives: all ranks take part, within the limit
-
     def all_reduce(self, tensor: Tensor, purpose: str) -> Tensor:
         """Replace a tensor by its sum over the ranks, in place, bitwise identical on every rank."""
         if self.is_distributed:
-            with self._collective(purpose, tensor.numel() * tensor.element_size()):
+            with self._collective(purpose, tensor.nbytes):
                 torch.distributed.all_reduce(tensor)
         return tensor
 
@@ -86,10 +85,7 @@ class RankGroup:
         size = max(sizes)
         if not size:
             return [tensor.new_empty(0) for _ in sizes]
-        padded = tensor
-        if len(tensor) < size:  # a collective needs equal lengths
-            padded = tensor.new_zeros(size)
-            padded[: len(tensor)] = tensor
+        padded = tensor if len(tensor) == size else pad(tensor, (0, size - len(tensor)))  # to equal lengths
         out = tensor.new_empty(self.world, size)
         with self._collective(purpose, size * tensor.element_size()):
             torch.distributed.all_gather(list(out.unbind(0)), padded)
@@ -115,14 +111,14 @@ class RankGroup:
         data = torch.frombuffer(bytearray(state_to_text(value).encode()), dtype=torch.uint8)
         sizes = torch.zeros(self.world, dtype=torch.int64)
         sizes[self.rank] = len(data)
-        self.all_reduce(sizes, purpose)
-        return [state_from_text(part.numpy().tobytes()) for part in self.all_gather(data, sizes.tolist(), purpose)]
+        parts = self.all_gather(data, self.all_reduce(sizes, purpose).tolist(), purpose)
+        return [state_from_text(part.numpy().tobytes()) for part in parts]
 
     def broadcast(self, tensors: list[Tensor], purpose: str) -> None:
         """Overwrite tensors, in place, by those of rank 0."""
         if self.is_distributed:
             for tensor in tensors:
-                with self._collective(purpose, tensor.numel() * tensor.element_size()):
+                with self._collective(purpose, tensor.nbytes):
                     torch.distributed.broadcast(tensor, 0)
 
     @contextmanager
@@ -135,49 +131,43 @@ class RankGroup:
             yield
         except (RuntimeError, KeyboardInterrupt) as error:
             raise self.heartbeat.explain_interrupt(error) from error
-        self.heartbeat.leave_collective()
+        self.heartbeat.set_activity("working")
         stats = self.traffic.setdefault(purpose, CommStats())
         stats.calls += 1
         stats.bytes += size
         stats.seconds += time.perf_counter() - start
 
-    # -------------------------------------------------------------------- rank 0 works, the others wait for it
-
     def run_on_leader(self, function: Callable[[], T], purpose: str) -> T:
         """Call a function on rank 0; return its value, which must be small, or raise its error on every rank."""
         if not self.is_distributed:
             return function()
-        key = self._next_key()
-        if self.is_leader:
-            with self._publish_result(key) as result:
-                with single_process():
-                    value = function()
-                result.append(value)
-            return value
-        received: T = self._wait_for_leader(key, purpose)
-        return received
+        if not self.is_leader:
+            return cast(T, self._wait_for_leader(purpose))
+        with self._publish_result() as result, single_process():
+            result.append(function())
+        return cast(T, result[0])
 
     def _next_key(self) -> str:
         self._leader_tasks += 1
         return f"leader/{self._leader_tasks}"
 
     @contextmanager
-    def _publish_result(self, key: str) -> Iterator[list[Any]]:
+    def _publish_result(self) -> Iterator[list[Any]]:
         """Publish the result of the block, which it appends to the list, or its error, to the other ranks."""
         assert self.heartbeat is not None
-        result: list[Any] = []
+        key, result = self._next_key(), list[Any]()
         try:
             yield result
         except BaseException as error:
-            self.heartbeat.store.set(key, state_to_text({"error": error_to_pair(error)}))
+            self.heartbeat.store.set(key, state_to_text({"error": [type(error).__name__, str(error)]}))
             raise
         self.heartbeat.store.set(key, state_to_text({"value": result[0] if result else None}))
 
-    def _wait_for_leader(self, key: str, purpose: str) -> Any:
+    def _wait_for_leader(self, purpose: str) -> Any:
         """Wait until rank 0 publishes a result; return it or raise its error."""
-        heartbeat = self.heartbeat
+        heartbeat, key = self.heartbeat, self._next_key()
         assert heartbeat is not None
-        heartbeat.enter_wait(purpose)
+        heartbeat.set_activity(purpose)
         try:
             while not heartbeat.store.check([key]):
                 time.sleep(POLL_SECONDS)
@@ -189,13 +179,10 @@ class RankGroup:
             result = state_from_text(heartbeat.store.get(key))
         except (RuntimeError, KeyboardInterrupt) as error:
             raise heartbeat.explain_interrupt(error) from error
-        heartbeat.leave_collective()
+        heartbeat.set_activity("working")
         if "error" in result:
             raise error_from_pair(*result["error"])
         return result["value"]
-
-
-# ------------------------------------------------------------------------------------------ the current group
 
 
 _current: list[RankGroup] = [RankGroup()]
@@ -204,13 +191,6 @@ _current: list[RankGroup] = [RankGroup()]
 def current_group() -> RankGroup:
     """Return the group that this process belongs to; a single process unless it has joined others."""
     return _current[-1]
-
-
-@contextmanager
-def single_process() -> Iterator[None]:
-    """Make the current group a single process while the block runs."""
-    with use_group(RankGroup()):
-        yield
 
 
 @contextmanager
@@ -223,6 +203,11 @@ def use_group(ranks: RankGroup) -> Iterator[RankGroup]:
         _current.remove(ranks)
 
 
+def single_process() -> AbstractContextManager[RankGroup]:
+    """Make the current group a single process while the block runs."""
+    return use_group(RankGroup())
+
+
 @contextmanager
 def leader_first(purpose: str) -> Iterator[bool]:
     """Run the block on rank 0 first, then on the others; yield whether rank 0 has already run it.
@@ -232,15 +217,13 @@ def leader_first(purpose: str) -> Iterator[bool]:
     ranks = current_group()
     if not ranks.is_distributed:
         yield False
-        return
-    key = ranks._next_key()
-    if ranks.is_leader:
-        with ranks._publish_result(key), single_process():
+    elif ranks.is_leader:
+        with ranks._publish_result(), single_process():
             yield False
-        return
-    ranks._wait_for_leader(key, purpose)
-    with single_process():
-        yield True
+    else:
+        ranks._wait_for_leader(purpose)
+        with single_process():
+            yield True
 
 
 class ReportedElsewhereError(RankError):
@@ -251,14 +234,14 @@ class ReportedElsewhereError(RankError):
 def sigterm_as_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt on SIGTERM, which torchrun sends when a rank ends, while the block runs."""
     is_main = threading.current_thread() is threading.main_thread()
-    replace = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if replace:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        if replace:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager
@@ -292,9 +275,8 @@ def joined(limit: float | None = None) -> Iterator[RankGroup]:
     store = PrefixStore(f"lpfs/{restart_count()}", store)  # keys of a previous attempt are not reused
     heartbeat, succeeded = Heartbeat(store, rank, world, limit), False
     try:
-        torch.distributed.init_process_group(
-            backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=limit)
-        )
+        settings: dict[str, Any] = {"store": store, "rank": rank, "world_size": world}
+        torch.distributed.init_process_group(backend, timeout=timedelta(seconds=limit), **settings)
         heartbeat.start()
         with use_group(RankGroup(rank, world, heartbeat)) as ranks, sigterm_as_interrupt():
             try:

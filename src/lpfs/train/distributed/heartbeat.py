@@ -31,32 +31,23 @@ ADVICE = "The last checkpoint is intact: start again with --resume, or let torch
 
 
 class Heartbeat:
-    """The heartbeats of one rank, and what it knows about the other ranks.
-
-    Args:
-        store: key-value store shared by all ranks.
-        rank, world: rank of this process and number of ranks.
-        limit: seconds after which a missing rank is reported.
-    """
+    """The heartbeats of one rank, and what it knows about the others; one missing for ``limit`` seconds is reported."""
 
     def __init__(self, store: Store, rank: int, world: int, limit: float) -> None:
-        # separate connections for the main thread and the heartbeat thread, because a request blocks the
-        # connection
+        # one connection for each thread, because a request blocks its connection
         self.store: Any = store.clone()  # type: ignore[attr-defined]
         self._beat_store: Any = store.clone()  # type: ignore[attr-defined]
         self.rank, self.world, self.limit = rank, world, limit
         self.pause = limit / BEATS_PER_LIMIT * max(1.0, world / MANY_RANKS)
         self.collectives, self.activity, self.since = 0, "starting", time.monotonic()
-        self._in_collective = False
-        self._beats = 0
+        self._in_collective, self._beats = False, 0
         self._last_beats: dict[int, tuple[str, float]] = {}  # rank -> heartbeat, local time
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lpfs-heartbeat", daemon=True)
 
     def start(self) -> None:
         """Write the first heartbeat and start the thread."""
-        others = [rank for rank in range(self.world) if rank != self.rank]
-        self._last_beats = {rank: (NO_BEAT, time.monotonic()) for rank in others}
+        self._last_beats = {rank: (NO_BEAT, time.monotonic()) for rank in range(self.world) if rank != self.rank}
         self._write_beat()
         self._thread.start()
 
@@ -66,26 +57,19 @@ class Heartbeat:
         if self._thread.is_alive():
             self._thread.join(2 * self.pause)
 
-    # ---------------------------------------------------------------------------------------- the main thread
-
     def enter_collective(self, purpose: str) -> None:
         """Record that this rank enters a collective."""
         self.collectives += 1
         self.activity, self.since, self._in_collective = purpose, time.monotonic(), True
 
-    def enter_wait(self, purpose: str) -> None:
-        """Record that this rank waits for rank 0, without a time limit."""
-        self.activity, self.since = purpose, time.monotonic()
-
-    def leave_collective(self) -> None:
-        """Record the end of a collective or of a wait."""
-        self._in_collective = False
-        self.activity, self.since = "working", time.monotonic()
+    def set_activity(self, activity: str) -> None:
+        """Record an activity outside of collectives, without a time limit: working, or waiting for rank 0."""
+        self.activity, self.since, self._in_collective = activity, time.monotonic(), False
 
     def announce_end(self) -> None:
         """Record that this rank is done; rank 0, whose process may host the store, waits for all ranks."""
         self.store.set(f"done/{self.rank}", "1")
-        self._wait_for_keys("done", self.limit)
+        self.wait_for_peers("done", self.limit)
 
     def report_error(self, error: BaseException) -> bool:
         """Store the error that ends this rank; return whether it is the first rank with this error."""
@@ -96,12 +80,8 @@ class Heartbeat:
             return bool(self.store.add(f"reported/{hashlib.sha256(text.encode()).hexdigest()}", 1) == 1)
         return True
 
-    def wait_for_peers(self) -> None:
-        """Give the other ranks time to store their errors; the store may end with the process of rank 0."""
-        self._wait_for_keys("ended", END_WAIT)
-
-    def _wait_for_keys(self, prefix: str, seconds: float) -> None:
-        """On rank 0, wait until every rank has set the key ``prefix/rank``."""
+    def wait_for_peers(self, prefix: str = "ended", seconds: float = END_WAIT) -> None:
+        """On rank 0, wait until every rank has set the key ``prefix/rank``; the store may end with its process."""
         deadline = time.monotonic() + seconds
         with contextlib.suppress(RuntimeError):
             while self.rank == 0 and time.monotonic() < deadline:
@@ -146,9 +126,10 @@ class Heartbeat:
                 time.sleep(self.pause / 4)
 
     def _describe_failed_ranks(self, *, final: bool) -> str:
-        if self.store.check(["lost"]):
-            return str(self.store.get("lost").decode())
-        messages = {rank: self._end_message(rank) for rank in range(self.world) if rank != self.rank}
+        lost = self._read("lost")
+        if lost:
+            return lost
+        messages = {rank: self._read(f"ended/{rank}") for rank in range(self.world) if rank != self.rank}
         for rank, message in messages.items():
             if message and not message.startswith(INTERRUPTED):
                 return f"rank {rank} ended: {message}"
@@ -157,31 +138,26 @@ class Heartbeat:
         silent = {rank: seconds for rank, seconds in self.silent_seconds().items() if not messages[rank]}
         dead = [rank for rank, seconds in silent.items() if seconds > (MISSED_BEATS - 1) * self.pause]
         if dead:
-            verb = "is" if len(dead) == 1 else "are"
             seconds = max(silent[rank] for rank in dead)
+            verb = "is" if len(dead) == 1 else "are"
             return f"{_name_ranks(dead)} {verb} dead or stopped: no heartbeat for {seconds:.0f} s"
         beats = {rank: beat.split(" ", 2) for rank, (beat, _) in list(self._last_beats.items())}
         late = [rank for rank, beat in beats.items() if int(beat[1]) < self.collectives and not messages[rank]]
-        if late:
-            waited = time.monotonic() - self.since
-            _, last, activity = beats[late[0]]
-            return (
-                f"{_name_ranks(late)} did not enter collective {self.collectives} ({self.activity}) within "
-                f"{waited:.0f} s: alive, but hangs after collective {last} ({activity})"
-            )
-        return ""
+        if not late:
+            return ""
+        _, last, activity = beats[late[0]]
+        return (
+            f"{_name_ranks(late)} did not enter collective {self.collectives} ({self.activity}) within "
+            f"{time.monotonic() - self.since:.0f} s: alive, but hangs after collective {last} ({activity})"
+        )
 
-    def _end_message(self, rank: int) -> str:
-        """Return the error with which a rank ended; empty if it did not end."""
-        key = f"ended/{rank}"
+    def _read(self, key: str) -> str:
         return str(self.store.get(key).decode()) if self.store.check([key]) else ""
 
     def silent_seconds(self) -> dict[int, float]:
         """Return the seconds since the last heartbeat of every other rank."""
         now = time.monotonic()
         return {rank: now - changed for rank, (_, changed) in list(self._last_beats.items())}
-
-    # --------------------------------------------------------------------------------------------- the thread
 
     def _write_beat(self) -> None:
         self._beats += 1

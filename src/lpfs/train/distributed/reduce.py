@@ -2,13 +2,11 @@ r"""Sharing between ranks: gradients, batches of a stream, and the state of a mo
 
 .. math:: \nabla L = \sum_r \frac{B_r}{B} \nabla L_r, \qquad B = \sum_r B_r
 
-The gradients of the ranks are averaged, weighted by their numbers of rows B_r. Dense gradients are summed as one
-flat tensor. Gradients by rows never get the size of a table: every rank receives the rows of all ranks and sums
-them in the order of the ranks, which gives the same bits everywhere. (DistributedDataParallel supports dense
-gradients only.)
+The gradients of the ranks are averaged, weighted by their numbers of rows B_r. Dense gradients are summed as one flat
+tensor. Gradients by rows never get the size of a table: every rank receives the rows of all ranks and sums them in the
+order of the ranks, which gives the same bits everywhere. (DistributedDataParallel supports dense gradients only.)
 
-A step needs three messages: the row counts, the dense gradients (including gates) with the loss, and the
-gradients by rows.
+A step needs three messages: the row counts, the dense gradients with the loss, and the gradients by rows.
 """
 
 from __future__ import annotations
@@ -31,11 +29,7 @@ COUNTS, DENSE, ROWS = "counting rows", "summing gradients", "gathering gradients
 def reduce_grads(ranks: RankGroup, parameters: Sequence[nn.Parameter], rows: int, loss: Tensor) -> tuple[int, Tensor]:
     """Replace the gradients of this rank by those of all ranks; return the total number of rows and the loss.
 
-    Args:
-        ranks: the group of ranks.
-        parameters: all parameters, with or without a gradient, in the same order on every rank.
-        rows: number of rows of this rank; 0 means that it has no gradients.
-        loss: mean loss over these rows.
+    ``parameters`` has the same order on every rank; a rank with 0 rows has no gradients.
     """
     tables = [weight for weight in parameters if isinstance(weight, RowParameter)]
     others = [weight for weight in parameters if not isinstance(weight, RowParameter) and weight.requires_grad]
@@ -46,13 +40,12 @@ def reduce_grads(ranks: RankGroup, parameters: Sequence[nn.Parameter], rows: int
     counts = torch.zeros(ranks.world, 1 + 2 * len(others) + len(tables), dtype=torch.int64)
     counts[ranks.rank] = torch.tensor([rows, *has_grad, *has_sparse, *row_counts])
     ranks.all_reduce(counts, COUNTS)
-    total = int(counts[:, 0].sum())
+    batch_rows, grads, sparse_grads, table_rows = counts.split([1, len(others), len(others), len(tables)], 1)
+    total = int(batch_rows.sum())
     share = rows / max(1, total)
-    any_grad = (counts[:, 1 : 1 + len(others)].sum(0) > 0).tolist()
-    any_sparse = (counts[:, 1 + len(others) : 1 + 2 * len(others)].sum(0) > 0).tolist()
-    flags = list(zip(others, any_grad, any_sparse, strict=True))
+    flags = list(zip(others, grads.any(0).tolist(), sparse_grads.any(0).tolist(), strict=True))
     loss = all_reduce_dense(ranks, [weight for weight, grad, sparse in flags if grad and not sparse], share, loss)
-    gather_rows(ranks, tables, row_grads, counts[:, 1 + 2 * len(others) :], share)
+    gather_rows(ranks, tables, row_grads, table_rows, share)
     for weight, _, sparse in flags:
         if sparse:
             weight.grad = all_reduce_sparse(ranks, weight, weight.grad, share)
@@ -60,28 +53,20 @@ def reduce_grads(ranks: RankGroup, parameters: Sequence[nn.Parameter], rows: int
 
 
 def all_reduce_dense(ranks: RankGroup, parameters: Sequence[nn.Parameter], share: float, loss: Tensor) -> Tensor:
-    """Sum the gradients of these parameters over the ranks, in place; return the summed loss.
-
-    The parameters are grouped by dtype and device; the loss is sent with its group.
-    """
+    """Sum the gradients of these parameters over the ranks, in place; return the summed loss, sent with them."""
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         groups.setdefault((parameter.dtype, parameter.device), []).append(parameter.grad)
-    local_loss = loss.detach().reshape(1)
-    loss_group = (local_loss.dtype, local_loss.device)
-    groups.setdefault(loss_group, [])
-    for group, grads in groups.items():
-        flat = torch.cat([grad.reshape(-1) for grad in grads] + ([local_loss] if group == loss_group else []))
+    loss_group = (loss.dtype, loss.device)
+    groups.setdefault(loss_group, []).append(loss.detach().clone())
+    for grads in groups.values():
+        flat = torch.cat([grad.reshape(-1) for grad in grads])
         ranks.all_reduce(flat.mul_(share), DENSE)
-        start = 0
-        for grad in grads:
-            grad.copy_(flat[start : start + grad.numel()].view_as(grad))
-            start += grad.numel()
-        if group == loss_group:
-            loss = flat[-1].clone()
-    return loss
+        for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+            grad.copy_(part.view_as(grad))
+    return groups[loss_group][-1]
 
 
 def merged_row_grad(weight: RowParameter) -> RowGrad | None:
@@ -101,28 +86,20 @@ def gather_rows(
     """
     if not tables or not int(counts.sum()):
         return
-    device = tables[0].device
     widths = [weight.shape[1] * weight.element_size() for weight in tables]  # bytes per row
-    parts = []
+    parts = [torch.empty(0, dtype=torch.uint8, device=tables[0].device)]
     for weight, grad in zip(tables, row_grads, strict=True):
         if grad is not None:
             parts += [as_bytes(grad.rows.long()), as_bytes(grad.values.to(weight.dtype) * share)]
-    sizes = [
-        sum(int(count) * (8 + width) for count, width in zip(rank_counts, widths, strict=True))
-        for rank_counts in counts
-    ]
-    sent = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device=device)
-    received = ranks.all_gather(sent, sizes, ROWS)
-    offsets = [0] * ranks.world
+    sizes = (counts * (8 + torch.tensor(widths))).sum(1).tolist()
+    received = ranks.all_gather(torch.cat(parts), sizes, ROWS)
     for number, (weight, width) in enumerate(zip(tables, widths, strict=True)):
         pieces = []
-        for rank, data in enumerate(received):
-            count, start = int(counts[rank, number]), offsets[rank]
+        for rank, count in enumerate(counts[:, number].tolist()):
             if count:
-                rows = data[start : start + 8 * count].clone().view(torch.int64)
-                values = data[start + 8 * count : start + (8 + width) * count].clone().view(weight.dtype)
-                pieces.append(RowGrad(rows, values.view(count, -1)))
-            offsets[rank] += (8 + width) * count
+                rows, values, received[rank] = received[rank].tensor_split([8 * count, (8 + width) * count])
+                values = values.clone().view(weight.dtype).view(count, -1)
+                pieces.append(RowGrad(rows.clone().view(torch.int64), values))
         weight.row_grads[:] = [sum_pieces(weight, pieces)] if pieces else []
 
 
@@ -152,17 +129,14 @@ def check_parameters_equal(ranks: RankGroup, model: nn.Module) -> None:
         return
     named = dict(model.named_parameters())
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by element size
-    sums = [
-        weight.detach().contiguous().view(integers[weight.element_size()]).sum(dtype=torch.int64).cpu()
-        for weight in named.values()
-    ]
+    bits = [weight.detach().contiguous().view(integers[weight.element_size()]) for weight in named.values()]
+    sums = [weight.sum(dtype=torch.int64).cpu() for weight in bits]
     if not sums:
         return
     all_sums = ranks.concat(torch.stack(sums)[None], "comparing parameters")  # (ranks, parameters)
-    different = (all_sums != all_sums[:1]).any(0).nonzero().flatten().tolist()
+    different = (all_sums != all_sums[:1]).t().nonzero().tolist()  # pairs of parameter and rank
     if different:
-        first = different[0]
-        rank = int((all_sums[:, first] != all_sums[0, first]).nonzero()[0])
+        first, rank = different[0]
         raise StateError(
             f"parameter {list(named)[first]!r} differs between rank {rank} and rank 0; the last checkpoint is "
             "intact. Create the model from the same seed on all ranks, and check callbacks that depend on the rows"
@@ -191,8 +165,7 @@ def broadcast_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     shapes = {name: [DTYPE_NAMES[tensor.dtype], list(tensor.shape)] for name, tensor in tensors.items()}
     leader = ranks.run_on_leader(lambda: {"values": values, "shapes": shapes}, "broadcasting a model")
     if not ranks.is_leader:
-        shapes = leader["shapes"]
-        tensors = {name: torch.empty(shape, dtype=DTYPES[dtype]) for name, (dtype, shape) in shapes.items()}
+        tensors = {name: torch.empty(shape, dtype=DTYPES[dtype]) for name, (dtype, shape) in leader["shapes"].items()}
     received = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     ranks.broadcast(list(received.values()), "broadcasting a model")
     if not ranks.is_leader:
