@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -45,12 +47,12 @@ def test_the_penalty_does_not_fall_below_its_beginning_before_the_dead_are_froze
     search = Surrogate("useless", 60, 30, 600, gate)
     seen = []
     for _ in range(600):
-        penalty, caution, frozen, _ = search.run(1).control.tolist()
-        seen.append((penalty, caution < 1, frozen))
-    before = [penalty for penalty, _, frozen in seen if not frozen]
-    assert any(held for _, held, frozen in seen if not frozen)  # a step that killed too many did come
+        penalty, frozen, _ = search.run(1).control.tolist()
+        seen.append((penalty, frozen))
+    before = [penalty for penalty, frozen in seen if not frozen]
+    assert any(later < earlier for earlier, later in pairwise(before))  # a step zeroed too many gates
     assert min(before) >= search.gates.controller.base_penalty > 0
-    assert seen[-1][0] < 0.1 * search.gates.controller.base_penalty
+    assert seen[-1][0] == 0
 
 
 @pytest.mark.parametrize("gate", ["lpfs", "lpfs++"])
@@ -169,7 +171,6 @@ def test_the_table_is_that_of_single_steps():
         assert row.max_growth == keep.max_growth(u)
         assert row.alive_weight == keep.alive_weight(u)
         assert (row.freeze, row.hurry) == (u >= 0.75, u >= 0.85)
-        assert row.push_steps == min(max(1, 200 - step), 100)
 
 
 def test_lambda_does_not_run_away_from_gates_that_sink():

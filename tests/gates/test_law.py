@@ -35,7 +35,7 @@ class Reference:
         self.x, self.previous = gates.x.tolist(), gates.previous_x.tolist()
         self.momentum = None if momentum is None else momentum.tolist()
         self.dead = gates.dead.tolist()
-        self.penalty, self.caution, self.frozen, self.average = gates.control.tolist()
+        self.penalty, self.frozen, self.average = gates.control.tolist()
         self.epsilon, self.scale = float(gates.epsilon), float(gates.scale)
         self.done = int(gates.steps_done) + 1
         self.events: set[str] = set()
@@ -63,28 +63,22 @@ class Reference:
             alive = sum(x != 0 for x in self.x)
             self.events.add("revived in the hurry" if u >= keep.hurry else "revived")
         frozen = bool(self.frozen)
-        if too_few:
-            lowest = 0.0 if frozen else min(self.penalty, self.gates.controller.base_penalty)
-            self.caution = max(keep.min_caution, keep.caution_cut * self.caution)
-        else:
-            lowest = 0.0
         rate = 0.0 if frozen else self.growth_rate(u, alive, total)
-        if too_few:
-            self.penalty = max(self.penalty * keep.cut, lowest)
-        elif frozen:
-            self.penalty *= math.exp(-keep.fade / steps)
-            self.events.add("faded")
-        else:
-            self.penalty *= math.exp(min(keep.max_log_growth, self.caution * rate / steps))
-            self.caution = min(1.0, keep.caution_rise * self.caution)
         if frozen:
+            self.penalty = 0.0
+            self.events.add("faded")
             rise = math.sqrt(self.epsilon)
             for n in range(total):
-                if self.x[n] != 0 and self.size(n) < keep.push_margin * keep.clear:
-                    distance = keep.push_distance * rise / min(max(1, steps - self.done), keep.push_steps)
-                    self.x[n] += math.copysign(distance, self.x[n])
+                if 0 < abs(self.x[n]) < rise:
+                    self.x[n] = math.copysign(rise, self.x[n])
                     self.events.add("pushed")
-        elif u >= keep.freeze and alive == keep.keep:
+        elif too_few:
+            self.penalty = max(self.penalty * keep.cut, min(self.penalty, self.gates.controller.base_penalty))
+        else:
+            self.penalty *= math.exp(rate / steps)
+        if frozen:
+            return
+        if u >= keep.freeze and alive == keep.keep:
             smallest = min(self.size(n) for n in range(total) if self.x[n] != 0)
             if smallest >= keep.clear or u >= keep.hurry:
                 self.frozen, self.dead = 1.0, [x == 0 for x in self.x]
@@ -119,7 +113,7 @@ class Reference:
         momentum = search.prox.state[gates.x].get("momentum_buffer")
         if self.momentum is not None:
             assert momentum.tolist() == self.momentum
-        expected = torch.tensor([self.penalty, self.caution, self.frozen, self.average], dtype=torch.float64)
+        expected = torch.tensor([self.penalty, self.frozen, self.average], dtype=torch.float64)
         torch.testing.assert_close(gates.control, expected, rtol=2e-6, atol=2e-5)
         assert torch.equal(gates.previous_x, gates.x)
         group = search.prox.param_groups[0]
@@ -151,8 +145,8 @@ def test_every_step_is_that_of_the_reference(gate, kind, size, keep, settings):
 def test_the_reference_meets_every_part_of_the_law():
     """A search without time to spare: gates are restored, λ hurries, and alive gates are pushed away from zero."""
     events: set[str] = set()
-    for kind, keep in (("useless", 30), ("tied", 13), ("strong", 3)):
-        search = Surrogate(kind, 60, keep, 60, "lpfs", control=Keep(keep, travel=2.0, freeze=0.85))
+    for kind, keep, gain in (("useless", 30, 10.0), ("tied", 13, 10.0), ("strong", 3, 1.0)):
+        search = Surrogate(kind, 60, keep, 60, "lpfs", control=Keep(keep, travel=2.0, freeze=0.85, gain=gain))
         for _ in range(60):
             search.backward()
             search.prox.step()

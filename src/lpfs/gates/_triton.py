@@ -29,21 +29,15 @@ MAX_GATES = 4096  # gates that one program holds
 _COLUMN = TableRow(*(tl.constexpr(index) for index in range(len(TableRow._fields))))
 _EPSILON, _LR, _SCALE, _REFRESH = _COLUMN.epsilon, _COLUMN.lr, _COLUMN.scale, _COLUMN.refresh
 _TARGET, _EXCESS_SCALE, _MAX_GROWTH = _COLUMN.target, _COLUMN.excess_scale, _COLUMN.max_growth
-_ALIVE_WEIGHT, _FREEZE, _HURRY, _PUSH_STEPS = (
-    _COLUMN.alive_weight, _COLUMN.freeze, _COLUMN.hurry, _COLUMN.push_steps,
-)  # fmt: skip
+_ALIVE_WEIGHT, _FREEZE, _HURRY = _COLUMN.alive_weight, _COLUMN.freeze, _COLUMN.hurry
 _COLUMNS = tl.constexpr(len(TableRow._fields))
 _RESOLUTION = tl.constexpr(float(RESOLUTION))
 
 # Constants of the control law, in one tensor of float64: a float argument of a kernel would be float32.
-_CONSTANTS = (
-    "keep", "gain", "cut", "clear", "max_log_growth", "caution_cut", "caution_rise", "min_caution", "push_limit",
-    "push_distance", "ahead_per_lag", "lag_steps", "fade_factor", "base_penalty", "steps",
-)  # fmt: skip
-(_KEEP, _GAIN, _CUT, _CLEAR, _MAX_LOG_GROWTH, _CAUTION_CUT, _CAUTION_RISE, _MIN_CAUTION, _PUSH_LIMIT,
- _PUSH_DISTANCE, _AHEAD_PER_LAG, _LAG_STEPS, _FADE_FACTOR, _BASE_PENALTY, _STEPS) = (
+_CONSTANTS = ("keep", "gain", "cut", "clear", "ahead_per_lag", "lag_steps", "base_penalty", "steps")
+_KEEP, _GAIN, _CUT, _CLEAR, _AHEAD_PER_LAG, _LAG_STEPS, _BASE_PENALTY, _STEPS = (
     tl.constexpr(index) for index in range(len(_CONSTANTS))
-)  # fmt: skip
+)
 
 
 @lru_cache(maxsize=64)
@@ -52,10 +46,8 @@ def constant_tensor(controller: PenaltyController, device: torch.device) -> Tens
     keep = controller.keep
     values = {
         **{name: getattr(keep, name) for name in _CONSTANTS if hasattr(keep, name)},
-        "push_limit": keep.push_margin * keep.clear,
         "ahead_per_lag": keep.ahead / keep.lag,
         "lag_steps": controller.lag_steps,
-        "fade_factor": controller.fade_factor,
         "base_penalty": controller.base_penalty,
         "steps": controller.steps,
     }
@@ -130,8 +122,7 @@ def _control(x, momentum_buffer, previous_x, dead, control, penalty_now, lr_now,
     now = tl.load(x + at, inside, 0.0)
     eps, divisor, old_scale = tl.load(epsilon), tl.load(norm + at, inside, 1.0), tl.load(scale)
     if CONTROLLED:
-        penalty, caution, frozen = tl.load(control), tl.load(control + 1), tl.load(control + 2)
-        average = tl.load(control + 3)
+        penalty, frozen, average = tl.load(control), tl.load(control + 1), tl.load(control + 2)
         is_frozen, in_hurry = frozen != 0, tl.load(row + _HURRY) != 0
         keep = tl.load(constants + _KEEP).to(tl.int32)
         alive = tl.sum((now != 0).to(tl.int32))
@@ -164,30 +155,24 @@ def _control(x, momentum_buffer, previous_x, dead, control, penalty_now, lr_now,
         excess = tl.maximum(expected - tl.load(row + _TARGET), 0.0)
         growth = tl.minimum(excess / tl.load(row + _EXCESS_SCALE), tl.load(row + _MAX_GROWTH))
         growth = tl.load(constants + _GAIN) * growth
-        log_growth = caution * growth / tl.load(constants + _STEPS)
-        grown = penalty * tl.exp(tl.minimum(log_growth, tl.load(constants + _MAX_LOG_GROWTH)))
-        floor = tl.where(is_frozen, 0.0, tl.minimum(penalty, tl.load(constants + _BASE_PENALTY)))
-        next_penalty = tl.where(is_frozen, penalty * tl.load(constants + _FADE_FACTOR), grown)
-        next_penalty = tl.where(too_few, tl.maximum(penalty * tl.load(constants + _CUT), floor), next_penalty)
-        risen = tl.minimum(caution * tl.load(constants + _CAUTION_RISE), 1.0)
-        reduced = tl.maximum(caution * tl.load(constants + _CAUTION_CUT), tl.load(constants + _MIN_CAUTION))
-        next_caution = tl.where(too_few, reduced, tl.where(is_frozen, caution, risen))
+        grown = penalty * tl.exp(growth / tl.load(constants + _STEPS))
+        floor = tl.minimum(penalty, tl.load(constants + _BASE_PENALTY))
+        reduced = tl.maximum(penalty * tl.load(constants + _CUT), floor)
+        next_penalty = tl.where(is_frozen, 0.0, tl.where(too_few, reduced, grown))
 
         smallest = tl.min(tl.where(now != 0, size, float("inf"))).to(tl.float64)
         clear = (smallest >= tl.load(constants + _CLEAR)) | in_hurry
         freezes = (is_frozen == 0) & (alive == keep) & (tl.load(row + _FREEZE) != 0) & clear
         was_dead = tl.load(dead + at, inside, 0)
         is_dead = (was_dead != 0) | (freezes & (now == 0))
-        near = (size < tl.load(constants + _PUSH_LIMIT).to(tl.float32)) & (now != 0) & is_frozen
-        distance = tl.load(constants + _PUSH_DISTANCE).to(tl.float32) * tl.sqrt_rn(eps)
-        distance = tl.div_rn(distance, tl.load(row + _PUSH_STEPS).to(tl.float32))
-        now = tl.where(near, now + tl.where(now > 0, distance, -distance), now)
+        rise = tl.sqrt_rn(eps)  # the x at which the gate function rises
+        near = (now != 0) & (tl.abs(now) < rise) & is_frozen
+        now = tl.where(near, tl.where(now > 0, rise, -rise), now)
         next_frozen = tl.where(freezes, 1.0, frozen)
         tl.store(dead + at, is_dead.to(was_dead.dtype), inside)
         tl.store(control, next_penalty)
-        tl.store(control + 1, next_caution)
-        tl.store(control + 2, next_frozen)
-        tl.store(control + 3, average)
+        tl.store(control + 1, next_frozen)
+        tl.store(control + 2, average)
         tl.store(penalty_now + at, tl.where(is_dead, float("inf"), next_penalty), inside)
         tl.store(x + at, now, inside)
         tl.store(previous_x + at, now, inside)

@@ -5,12 +5,10 @@ A gate is *dead* while x is exactly 0 and *alive* otherwise; *frozen* means that
 A gate stays alive where the gradient of the loss balances λ; the gate with the weakest gradient becomes zero
 first. So K is reached by moving λ, never by cutting a ranking. With u = step / steps:
 
-- λ starts at a value with which a gate without gradient moves from 1 to 0 within ``travel`` times the whole
-search.
-  At first all gates decrease together and the logits shrink, so that each gate receives the gradient of its field;
-  the gates are in order by the time the first of them become zero.
-- From ``begin`` to ``end`` a target number of alive gates decreases quadratically from N to K. While more gates
-are
+- λ starts at a value with which a gate without gradient moves from 1 to 0 within ``travel`` times the search. At
+  first all gates decrease together and the logits shrink, so that each gate receives the gradient of its field; the
+  gates are in order by the time the first of them become zero.
+- From ``begin`` to ``end`` a target number of alive gates decreases quadratically from N to K. While more gates are
   alive than the target, λ grows in proportion to the excess, slowly at first (``least``) and faster later
   (``most``): a gate needs time to become zero, and a λ that grows in the meantime would zero other gates too.
   Therefore the law does not count the gates that are alive now, but predicts their number ``ahead`` of now: Σ|g|
@@ -20,9 +18,9 @@ are
   and λ is reduced, but not below its first value: a smaller λ would let noise revive dead gates. From ``hurry`` on
   only as many gates are restored as are missing, those with the largest |x| first.
 - From ``freeze`` on, as soon as exactly K gates are alive and |g| >= ``clear`` for all of them, the dead gates are
-  frozen and λ decreases to zero, so that the alive gates converge while ε reaches its floor; a gate close to zero
-  is pushed away from it. From ``hurry`` on λ grows faster while too many gates are alive, and the freeze no
-  longer waits for ``clear``.
+  frozen and λ becomes zero, so that the alive gates converge while ε reaches its floor; |x| of an alive gate does
+  not fall below the point where the gate function rises. From ``hurry`` on λ grows faster while too many gates
+  are alive, and the freeze no longer waits for ``clear``.
 
 Everything that depends only on the step number is a row of a table (:class:`TableRow`), computed in advance; the
 rest is :meth:`PenaltyController.step`. It is written once, for scalars that are tensors on a GPU, where it needs
@@ -73,19 +71,11 @@ class Keep:
     least: float = 1.0  # max_growth at ``begin``
     most: float = 4.0  # max_growth at ``end``
     cut: float = 0.7  # factor on λ in a step that would leave fewer than K gates alive
-    fade: float = 40.0  # decrease of log λ per unit of u after the freeze
     clear: float = 0.2  # |g| from which a gate counts as clear of zero
     ahead: float = 0.2  # how far the number of alive gates is predicted; 0 counts the alive gates only
     lag: float = 0.05  # time constant of the moving average that the prediction extrapolates from
     ahead_power: float = 4.0  # the weight of the alive gates against the prediction rises as elapsed^ahead_power
     hurry_growth: float = 100.0  # max_growth rises from 1 to 1 + hurry_growth between ``hurry`` and 1
-    max_log_growth: float = 20.0  # largest growth of log λ in one step
-    caution_cut: float = 0.5  # factor on caution, which multiplies the growth, where λ is reduced
-    caution_rise: float = 1.1  # factor on caution in every other step before the freeze, up to 1
-    min_caution: float = 0.01  # smallest caution
-    push_margin: float = 1.5  # after the freeze, gates with |g| < push_margin · clear are pushed away from zero
-    push_distance: float = 2.0  # distance of the push, in units of the x where the gate function rises
-    push_steps: float = 100.0  # number of steps that a push takes, if as many are left
     tie_spread: float = 0.01  # weights of λ differ by up to this share, against ties
 
     def __post_init__(self) -> None:
@@ -151,7 +141,6 @@ class TableRow(NamedTuple):
     alive_weight: Any  # Keep.alive_weight
     freeze: Any  # 1 from Keep.freeze on
     hurry: Any  # 1 from Keep.hurry on
-    push_steps: Any  # number of steps for a push away from zero
 
 
 def control_table(schedule: Schedule, keep: Keep | None, total: int, steps: int, refresh_until: float) -> Tensor:
@@ -166,7 +155,6 @@ def control_table(schedule: Schedule, keep: Keep | None, total: int, steps: int,
         columns["target"], columns["excess_scale"] = keep.target(u, total), keep.excess_scale(u, total)
         columns["max_growth"], columns["alive_weight"] = keep.max_growth(u), keep.alive_weight(u)
         columns["freeze"], columns["hurry"] = u >= keep.freeze, u >= keep.hurry
-        columns["push_steps"] = np.clip(steps - step, 1, keep.push_steps)
     return torch.from_numpy(np.stack([columns[name] for name in TableRow._fields], axis=1).astype(np.float64))
 
 
@@ -177,7 +165,7 @@ class ControlState(NamedTuple):
     previous_x: Tensor  # (N,) x after the previous step
     momentum: Tensor | None  # (N,) momentum of the optimizer
     dead: Tensor  # (N,) the frozen dead gates; all False before the freeze
-    control: Tensor  # (4,) float64: λ, caution, whether frozen, moving average of the effective count
+    control: Tensor  # (3,) float64: λ, whether frozen, moving average of the effective count
 
 
 class DeviceScalars:
@@ -237,7 +225,7 @@ class HostScalars(DeviceScalars):
     @staticmethod
     def write(target: Tensor, values: Sequence[Any]) -> None:
         """Write scalars into a tensor (n,)."""
-        target.copy_(torch.tensor(values, dtype=target.dtype))
+        target.numpy()[:] = values
 
     @staticmethod
     def where(condition: Any, value: Any, other: Any) -> Any:
@@ -262,11 +250,6 @@ class PenaltyController:
     base_penalty: float
 
     @property
-    def fade_factor(self) -> float:
-        """The factor on λ per step after the freeze."""
-        return math.exp(-self.keep.fade / self.steps)
-
-    @property
     def lag_steps(self) -> float:
         """The time constant of the moving average, in steps."""
         return max(1.0, self.keep.lag * self.steps)
@@ -279,15 +262,15 @@ class PenaltyController:
         epsilon: Tensor,
         divisor: Tensor,
         ops: type[DeviceScalars],
-    ) -> tuple[Any, Any]:
-        """Update λ and ``state`` after a step of the optimizer; return λ and whether the dead gates are frozen.
+    ) -> tuple[Any, Any, Any]:
+        """Update λ and ``state`` after a step of the optimizer; return λ, whether frozen, and the number alive.
 
         A gate is the value of ``function`` at ``epsilon`` (), divided by ``divisor`` (N,). ``ops`` is HostScalars
         for tensors on a CPU, otherwise DeviceScalars. Nothing branches on a value but through ``ops.active``: it
         omits a part without effect in this step if the host can read values without waiting.
         """
         keep, x = self.keep, state.x.detach()
-        penalty, caution, frozen, average = ops.read(state.control)
+        penalty, frozen, average = ops.read(state.control)
         is_frozen, in_hurry = frozen != 0, row.hurry != 0
         alive = ops.scalar(torch.count_nonzero(x))
         too_few = alive < keep.keep
@@ -302,8 +285,8 @@ class PenaltyController:
         predicts = (row.alive_weight < 1) & (frozen == 0)
         may_freeze = (row.freeze != 0) & (alive == keep.keep) & (frozen == 0)
         size = x
-        if ops.active(predicts | is_frozen | may_freeze):
-            size = (function.value_and_slope(x, epsilon)[0] / divisor).abs()
+        if ops.active(predicts | may_freeze):
+            size = function.value_and_slope(x, epsilon, divisor)[0].abs()
         count: Any = alive
         if keep.ahead and ops.active(predicts):
             wide = effective_count(size, ops)
@@ -311,20 +294,11 @@ class PenaltyController:
             average = ops.where(predicts, moved, average)
             predicted = wide + keep.ahead / keep.lag * (wide - average)
             count = row.alive_weight * alive + (1 - row.alive_weight) * predicted
-        next_penalty, next_caution = penalty, caution
-        if ops.active(frozen == 0):
-            excess = ops.maximum(count - row.target, 0.0)
-            growth = keep.gain * ops.minimum(excess / row.excess_scale, row.max_growth)
-            next_penalty = penalty * ops.exp(ops.minimum(caution * growth / self.steps, keep.max_log_growth))
-            next_caution = ops.where(is_frozen, caution, ops.minimum(caution * keep.caution_rise, 1.0))
-        if ops.active(is_frozen):
-            next_penalty = ops.where(is_frozen, penalty * self.fade_factor, next_penalty)
-        if ops.active(too_few):
-            floor = ops.where(is_frozen, 0.0, ops.minimum(penalty, self.base_penalty))
-            next_penalty = ops.where(too_few, ops.maximum(penalty * keep.cut, floor), next_penalty)
-            reduced = ops.maximum(caution * keep.caution_cut, keep.min_caution)
-            next_caution = ops.where(too_few, reduced, next_caution)
-
+        excess = ops.maximum(count - row.target, 0.0)
+        growth = keep.gain * ops.minimum(excess / row.excess_scale, row.max_growth)
+        reduced = ops.maximum(penalty * keep.cut, ops.minimum(penalty, self.base_penalty))
+        next_penalty = ops.where(too_few, reduced, penalty * ops.exp(growth / self.steps))
+        next_penalty = ops.where(is_frozen, 0.0, next_penalty)
         if ops.active(may_freeze):
             smallest = ops.scalar(size.masked_fill(x == 0, math.inf).amin().double())
             freezes = may_freeze & ((smallest >= keep.clear) | in_hurry)
@@ -332,13 +306,12 @@ class PenaltyController:
             frozen = ops.where(freezes, 1.0, frozen)
         if ops.active(is_frozen):
             rise = epsilon.sqrt() if function.square else epsilon  # the x at which the gate function rises
-            near = (size < keep.push_margin * keep.clear) & (x != 0) & is_frozen
-            x = torch.where(near, x + torch.sign(x) * keep.push_distance * rise / row.push_steps, x)
-        ops.write(state.control, [next_penalty, next_caution, frozen, average])
+            x = torch.where((x != 0) & (x.abs() < rise) & is_frozen, torch.sign(x) * rise, x)
+        ops.write(state.control, [next_penalty, frozen, average])
         if ops.active(too_few | is_frozen):
             state.x.copy_(x)
         state.previous_x.copy_(x)
-        return next_penalty, frozen != 0
+        return next_penalty, frozen != 0, alive
 
 
 def effective_count(size: Tensor, ops: type[DeviceScalars] = DeviceScalars) -> Any:

@@ -21,7 +21,7 @@ import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -103,16 +103,11 @@ def plusplus(
 
 
 def _by_torch(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return function(torch.from_numpy(x)).numpy() if isinstance(x, np.ndarray) else function(x)
+    return function(torch.as_tensor(x)).numpy() if isinstance(x, np.ndarray) else function(x)
 
 
 def _root(epsilon: Tensor, tau: float) -> Tensor:
-    return _float32_root(epsilon.item(), tau) if isinstance(epsilon, np.ndarray) else epsilon ** (1 / tau)
-
-
-@lru_cache(maxsize=64)
-def _float32_root(epsilon: float, tau: float) -> Any:
-    return (torch.tensor(epsilon, dtype=torch.float32) ** (1 / tau)).numpy()
+    return _by_torch(lambda tensor: tensor ** (1 / tau), epsilon)
 
 
 @dataclass(frozen=True)
@@ -163,13 +158,16 @@ class GateFunction:
         """Whether a dead gate can revive: by the slope at zero, or by noise."""
         return bool(self.alpha) or self.noise > 0
 
-    def value_and_slope(self, x: Tensor, epsilon: Tensor) -> ValueAndSlope:
-        """Return g(x) and g'(x), shaped like x."""
+    def value_and_slope(self, x: Tensor, epsilon: Tensor, divisor: Tensor | None = None) -> ValueAndSlope:
+        """Return g(x) and g'(x), shaped like x; both divided by ``divisor`` if there is one."""
         constants = () if self.alpha is None else (self.alpha, self.tau)
         if self.has_numpy and _is_plain(x) and epsilon.ndim == 0:
-            value, slope = self.both(x.detach().numpy(), epsilon.numpy(), *constants)
-            return torch.from_numpy(value), torch.from_numpy(slope)
-        return self.both(x, epsilon, *constants)
+            arrays: Any = self.both(x.detach().numpy(), epsilon.numpy(), *constants)
+            if divisor is not None:
+                arrays = [array / divisor.numpy() for array in arrays]
+            return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
+        value, slope = self.both(x, epsilon, *constants)
+        return (value, slope) if divisor is None else (value / divisor, slope / divisor)
 
     def value(self, x: Tensor, epsilon: Tensor, divisor: Tensor | None = None) -> Tensor:
         """Return g(x), or g(x) / divisor; its gradient is the slope in closed form."""
@@ -199,9 +197,7 @@ class _ClosedFormGrad(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, epsilon: Tensor, divisor: Tensor | None, function: GateFunction) -> Tensor:
-        value, slope = function.value_and_slope(x, epsilon)
-        if divisor is not None:
-            value, slope = value / divisor, slope / divisor
+        value, slope = function.value_and_slope(x, epsilon, divisor)
         ctx.save_for_backward(slope)
         return value
 

@@ -113,7 +113,7 @@ class Gates(nn.Module):
         self.register_buffer("noise", torch.zeros_like(ones))
         self.register_buffer("steps_done", torch.tensor(0))
         # see ControlState
-        self.register_buffer("control", torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64))
+        self.register_buffer("control", torch.zeros(3, dtype=torch.float64))
         self.register_buffer("dead", torch.zeros_like(ones, dtype=torch.bool))
         self.register_buffer("previous_x", ones.clone())
         # the optimizer reads η and λ here; λ is infinite where a dead gate is frozen
@@ -151,7 +151,7 @@ class Gates(nn.Module):
         if kernels is not None:
             fused: Tensor = kernels.values(x, self.function, self.epsilon, self.norm, self.scale)[0]
             return fused
-        return self.function.value_and_slope(x, self.epsilon)[0] / (self.norm * self.scale)
+        return self.function.value_and_slope(x, self.epsilon, self.norm * self.scale)[0]
 
     @property
     def keep(self) -> Keep | None:
@@ -201,7 +201,7 @@ class Gates(nn.Module):
             epsilon=float(self.epsilon),
             lr=self.schedule.lr(step),
             penalty=float(self.control[0]),
-            frozen=bool(self.control[2]),
+            frozen=bool(self.control[1]),
         )
 
     @contextmanager
@@ -276,7 +276,7 @@ class Gates(nn.Module):
         if self._loaded:  # the control of a resumed search came with the state dict
             self._loaded = False
         else:
-            self.control.copy_(torch.tensor([first, 1.0, 0.0, 0.0], dtype=torch.float64))
+            self.control.copy_(torch.tensor([first, 0.0, 0.0], dtype=torch.float64))
             self.dead.zero_()
             self.previous_x.copy_(self.x.detach())
         self._write_optimizer_settings()
@@ -297,7 +297,7 @@ class Gates(nn.Module):
         keep = replace(self.controller.keep, keep=int(torch.count_nonzero(self.x)))
         self.controller = replace(self.controller, keep=keep)
         self.dead.copy_(self.x == 0)
-        self.control[2] = 1.0
+        self.control[1] = 1.0
         self.previous_x.copy_(self.x)
         self._write_optimizer_settings()
         self._bind_optimizer()

@@ -50,24 +50,26 @@ def advance(gates: Gates, state: ControlState | None, ops: type[DeviceScalars]) 
         done = int(steps_done) + 1
         if done == min(CHECK_EVERY, gates.steps):
             check_all_used(gates)  # before anything changes
-        row = TableRow(*table[min(done, gates.steps)].tolist())
+        row = TableRow(*table.numpy()[min(done, gates.steps)].tolist())
         steps_done.fill_(done)
     else:
         steps_done += 1
         row = TableRow(*table.index_select(0, steps_done.clamp(max=gates.steps).view(1))[0].unbind())
     if state is not None and gates.controller is not None:
         divisor = gates.norm * gates.scale
-        penalty, frozen = gates.controller.step(state, row, gates.function, gates.epsilon, divisor, ops)
+        penalty, frozen, alive = gates.controller.step(state, row, gates.function, gates.epsilon, divisor, ops)
         gates.penalty_now.fill_(penalty)
         if ops.active(frozen):
             gates.penalty_now.masked_fill_(gates.dead, math.inf)
+    else:
+        alive = ops.scalar(torch.count_nonzero(gates.x))
     gates.epsilon.fill_(row.epsilon)
     gates.lr_now.fill_(row.lr)
     if gates.rescale == "epsilon":
         gates.scale.fill_(row.scale)
     elif gates.rescale == "rms" and ops.active(row.refresh):
         gates.scale.fill_(ops.where(row.refresh != 0, _rms_scale(gates), gates.scale))
-    none_alive = ops.scalar(torch.count_nonzero(gates.x)) == 0
+    none_alive = alive == 0
     if ops.active(none_alive):
         first = none_alive & (gates.all_zero_step == 0)
         gates.all_zero_step.copy_(torch.where(first, steps_done, gates.all_zero_step))
