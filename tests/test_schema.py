@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lpfs.errors import FieldError, InputError
 from lpfs.schema import Field, Schema, Selection

@@ -18,7 +18,6 @@ Each job has its own copy of the repository. It imports torch and other slow pac
 one process per mutant, which imports the changed lpfs and runs pytest.
 """
 
-# ruff: noqa: D102
 from __future__ import annotations
 
 import argparse

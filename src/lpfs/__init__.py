@@ -21,45 +21,35 @@ if TYPE_CHECKING:
     from lpfs.data.store.writer import DatasetWriter as DatasetWriter
     from lpfs.data.stream import Stream as Stream
     from lpfs.export.export import export as export
-    from lpfs.gates.absorb import absorb as absorb
-    from lpfs.gates.absorb import restore as restore
-    from lpfs.gates.attach import attach as attach
-    from lpfs.gates.attach import detach as detach
+    from lpfs.gates.absorb import absorb as absorb, restore as restore
+    from lpfs.gates.attach import attach as attach, detach as detach
     from lpfs.gates.controller import Keep as Keep
-    from lpfs.gates.functions import FUNCTIONS as FUNCTIONS
-    from lpfs.gates.functions import GateFunction as GateFunction
-    from lpfs.gates.functions import gate_function as gate_function
+    from lpfs.gates.functions import (
+        FUNCTIONS as FUNCTIONS,
+        GateFunction as GateFunction,
+        gate_function as gate_function,
+    )
     from lpfs.gates.module import Gates as Gates
     from lpfs.gates.optimizer import ProxSGD as ProxSGD
-    from lpfs.gates.prune import Certificate as Certificate
-    from lpfs.gates.prune import Pruned as Pruned
-    from lpfs.gates.prune import prune as prune
-    from lpfs.gates.schedule import Decay as Decay
-    from lpfs.gates.schedule import Schedule as Schedule
+    from lpfs.gates.prune import Certificate as Certificate, Pruned as Pruned, prune as prune
+    from lpfs.gates.schedule import Decay as Decay, Schedule as Schedule
     from lpfs.gates.sites import Site as Site
     from lpfs.methods.registry import METHODS as METHODS
     from lpfs.methods.search import search as search
     from lpfs.methods.target import Costs as Costs
-    from lpfs.models import MODELS as MODELS
-    from lpfs.models import make_model as make_model
+    from lpfs.models import MODELS as MODELS, make_model as make_model
     from lpfs.models.base import Model as Model
     from lpfs.pipeline.results import Outcome as Outcome
     from lpfs.pipeline.select import select as select
     from lpfs.pipeline.settings import Settings as Settings
     from lpfs.report import report as report
-    from lpfs.schema import Field as Field
-    from lpfs.schema import Schema as Schema
-    from lpfs.schema import Selection as Selection
-    from lpfs.serialization import load as load
-    from lpfs.serialization import save as save
-    from lpfs.train.callbacks import Callback as Callback
-    from lpfs.train.callbacks import State as State
+    from lpfs.schema import Field as Field, Schema as Schema, Selection as Selection
+    from lpfs.serialization import load as load, save as save
+    from lpfs.train.callbacks import Callback as Callback, State as State
     from lpfs.train.config import Training as Training
     from lpfs.train.distributed.group import joined as joined
-    from lpfs.train.evaluate import Metrics as Metrics
-    from lpfs.train.evaluate import evaluate as evaluate
-    from lpfs.train.fit import Trained as Trained
-    from lpfs.train.fit import fit as fit
+    from lpfs.train.evaluate import Metrics as Metrics, evaluate as evaluate
+    from lpfs.train.fit import Trained as Trained, fit as fit
     from lpfs.train.metrics import Scores as Scores
 
 _NAMES = {  # the public names of each module

@@ -35,14 +35,7 @@ from fuxictr.pytorch.layers import LogisticRegression, MLP_Block  # noqa: E402
 
 import lpfs  # noqa: E402
 from lpfs.adapters.fuxictr import FuxiCTR  # noqa: E402
-from lpfs.errors import (  # noqa: E402
-    AbsenceError,
-    FieldError,
-    InputError,
-    LeakError,
-    MissingPackageError,
-    SharedTableError,
-)
+from lpfs.errors import AbsenceError, FieldError, InputError, LeakError, MissingPackageError, SharedTableError  # noqa: E402
 from lpfs.gates.verification import compute_logits, max_abs_difference  # noqa: E402
 from tests.helpers import fuxi_zoo  # noqa: E402
 

@@ -6,8 +6,7 @@ from statistics import mean, stdev
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lpfs.compare import statistics
 from lpfs.compare.statistics import Interval, ScoreRanks, SeedValue, bootstrap, interval_over_rows

@@ -5,8 +5,7 @@ from itertools import chain
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lpfs.data.days import DayByColumn, DayByOrder, make_day_assigner
 from lpfs.data.prepare import prepare

@@ -5,8 +5,7 @@ import pandas as pd
 import polars as pl
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from lpfs.data.dataset import Dataset
 from lpfs.data.prepare import prepare

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lpfs.data.simulate import simulate
 from lpfs.data.simulate_spec import PRESETS, FieldSpec, drift_factors, preset_spec

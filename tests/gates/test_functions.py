@@ -7,8 +7,7 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lpfs import FUNCTIONS, gate_function
 from lpfs.errors import InputError

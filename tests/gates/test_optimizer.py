@@ -4,8 +4,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 

@@ -7,8 +7,7 @@ from dataclasses import make_dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lpfs.errors import InputError
 from lpfs.methods.base import SearchTask

@@ -6,8 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lpfs.errors import InputError, MissingPackageError
 from lpfs.methods.lasso_logistic import one_hot, standardize

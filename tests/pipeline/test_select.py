@@ -14,9 +14,7 @@ import lpfs
 from lpfs.data.dataset import Dataset
 from lpfs.errors import DataError, FieldError, InputError
 from lpfs.models import MODELS, make_model, registered_name
-from lpfs.pipeline import data as data_module
-from lpfs.pipeline import plan as plan_module
-from lpfs.pipeline import stages
+from lpfs.pipeline import data as data_module, plan as plan_module, stages
 from lpfs.pipeline.plan import make_target
 from lpfs.pipeline.results import steps_saved
 from lpfs.pipeline.select import select

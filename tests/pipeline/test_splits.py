@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lpfs.errors import InputError
 from lpfs.pipeline.splits import auc_standard_error, plan_stages, split_all_rows, split_dataset

@@ -9,8 +9,7 @@ import math
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lpfs.errors import InputError
 from lpfs.train.tensor_io import DTYPE_NAMES, flatten_state, read_tensors, restore_state, states_equal, write_tensors

@@ -12,8 +12,10 @@ from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import _global_optimizer_post_hooks as _global_post_hooks
-from torch.optim.optimizer import _global_optimizer_pre_hooks as _global_pre_hooks
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks as _global_post_hooks,
+    _global_optimizer_pre_hooks as _global_pre_hooks,
+)
 
 from lpfs.errors import InputError, NonFiniteError
 

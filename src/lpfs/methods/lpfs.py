@@ -13,8 +13,7 @@ from lpfs.errors import InputError
 from lpfs.gates.attach import attach
 from lpfs.gates.controller import FAST_DESCENT, Keep
 from lpfs.gates.functions import GateFunction, gate_function
-from lpfs.gates.module import ATTRIBUTE as GATES
-from lpfs.gates.module import Gates, Rescale
+from lpfs.gates.module import ATTRIBUTE as GATES, Gates, Rescale
 from lpfs.gates.optimizer import Prox, ProxSGD, Threshold
 from lpfs.gates.schedule import Preset, Schedule
 from lpfs.methods.base import HistoryCallback, Method, MethodOptions, SearchCost, SearchTask, restore_position

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from lpfs.errors import InputError
 from lpfs.gates.hooks import ClearValues, ComputeValues, install, remove_hooks
-from lpfs.gates.module import ATTRIBUTE as GATES
-from lpfs.gates.module import ForwardValues
+from lpfs.gates.module import ATTRIBUTE as GATES, ForwardValues
 from lpfs.gates.sites import ResolvedSite, declared_sites, resolve_sites
 from lpfs.methods.base import require_model
 from lpfs.models.base import Model

@@ -14,8 +14,7 @@ from lpfs.compare.run_dir import Record
 from lpfs.errors import InputError
 from lpfs.gates.attach import attach
 from lpfs.gates.functions import gate_function
-from lpfs.gates.module import ATTRIBUTE as GATES_ATTRIBUTE
-from lpfs.gates.module import Gates
+from lpfs.gates.module import ATTRIBUTE as GATES_ATTRIBUTE, Gates
 from lpfs.methods.masks import observe_masked_model
 from lpfs.methods.registry import METHODS
 from lpfs.models.base import Model

@@ -13,8 +13,7 @@ from lpfs.report.build import (
     report_experiment,
     write_report_safely,
 )
-from lpfs.report.comparison_data import ComparisonReport as Comparison
-from lpfs.report.comparison_data import Difference, Result
+from lpfs.report.comparison_data import ComparisonReport as Comparison, Difference, Result
 
 __all__ = [
     "REPORT_FILE",

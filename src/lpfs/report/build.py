@@ -22,8 +22,15 @@ from lpfs.report.comparison import comparison_context
 from lpfs.report.comparison_data import COMPARISON_FILE, FORMAT, ComparisonReport, from_record, read_comparison
 from lpfs.report.format import format_duration
 from lpfs.report.selection import selection_context
-from lpfs.report.selection_data import Records, ReportTable, Tile, history_from_records, read_selection, text_cell
-from lpfs.report.selection_data import from_record as selection_from_record
+from lpfs.report.selection_data import (
+    Records,
+    ReportTable,
+    Tile,
+    from_record as selection_from_record,
+    history_from_records,
+    read_selection,
+    text_cell,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -1,8 +1,7 @@
 """Parsing of text blocks."""
 
 import polars as pl
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from lpfs.data.sources.csv import Dialect, parse
 from lpfs.errors import DataError

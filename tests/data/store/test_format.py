@@ -2,8 +2,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lpfs._fileio import NPY_HEADER_BYTES, file_checksum
 from lpfs.data.store.format import ColumnWriter, id_dtype, load_vocabulary, save_vocabulary
