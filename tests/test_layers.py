@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "notebook": {"schema", "_text"},
     "plots": {"errors", "schema", "_text"},
     "data": {"schema"} | HELPERS,
-    "embeddings": {"errors", "_imports"},
+    "embeddings": {"errors", "_imports", "_validation"},
     "gates": {"schema"} | HELPERS,
     "models": {"schema", "data", "embeddings", "gates"} | HELPERS,
     "train": {"schema", "data", "embeddings"} | HELPERS,

@@ -25,6 +25,7 @@ data = log(folder / "log")
 options = {"valid": data.stream(64), "folder": folder / "run", "quiet": False, "resume": True}
 for steps in (5, 10):
     done = lpfs.fit(tiny(), data.stream(64), steps=steps, **options)
+assert lpfs.simulate(folder / "simulated", "small", rows=500).fingerprint
 print(done.resumed, done.steps, lpfs.evaluate(tiny(), data.stream(64)).auc)
 """
 

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
-import polars as pl
 
 from lpfs._fileio import StagingDirectory, fsync_tree, write_json
 from lpfs._validation import check_int
@@ -22,6 +21,9 @@ from lpfs.data.simulate_spec import FieldSpec, SimulationSpec, preset_spec
 from lpfs.data.simulate_world import Array, BestPossibleScores, SimulatedRows, Simulator, scramble_ids
 from lpfs.data.store.writer import DatasetWriter, convert_write_errors
 from lpfs.errors import DataError, InputError
+
+if TYPE_CHECKING:
+    import polars as pl  # for raw files only: a simulated Dataset needs numpy alone
 
 GENERATOR_VERSION = 1  # part of the fingerprint; increase it if the same seed gives other rows
 CHUNK_ROWS = 1 << 18  # default number of rows in memory
@@ -152,6 +154,8 @@ class RawLogWriter:
 
     def append(self, day: int, block: SimulatedRows) -> None:
         """Append a chunk: a new Parquet file, or more lines of the day's CSV file."""
+        import polars as pl
+
         frame = raw_frame(self.spec, block, day)
         number, digits = self._chunks[day], max(2, len(str(self.spec.days - 1)))
         self._chunks[day] += 1
@@ -174,6 +178,8 @@ def raw_frame(spec: SimulationSpec, block: SimulatedRows, day: int) -> pl.DataFr
     Categories are text, counts are integers, a numeric field of width w has w columns ``name.0`` …, a bag is a
     list. A missing value is null.
     """
+    import polars as pl
+
     rows = len(block.logit)
     columns: dict[str, Any] = {name: values.astype(np.uint8) for name, values in block.labels.items()}
     if spec.preset != "terabyte":
@@ -197,6 +203,8 @@ def raw_frame(spec: SimulationSpec, block: SimulatedRows, day: int) -> pl.DataFr
 
 def hex_text(field: FieldSpec, values: Array, spec: SimulationSpec) -> pl.Series:
     """Return "x", so that no value is read as a number (not in the Terabyte layout), and eight hex digits, or null."""
+    import polars as pl
+
     distinct, index = np.unique(values, return_inverse=True)
     prefix = "" if spec.preset == "terabyte" else "x"
     codes = zip(distinct.tolist(), scramble_ids(field, distinct).tolist(), strict=True)
