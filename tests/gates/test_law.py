@@ -164,7 +164,7 @@ def test_the_reference_meets_every_part_of_the_law():
 @pytest.mark.parametrize(("size", "keep", "settings"), SEARCHES)
 def test_scalars_on_the_host_and_on_the_device_give_the_same_steps(gate, kind, size, keep, settings):
     host, device = (Surrogate(kind, size, keep, 150, gate, **settings) for _ in range(2))
-    device.gates._device_scalars = True
+    device.gates._device_ops = True
     for _ in range(150):
         host.step()
         device.step()
@@ -209,7 +209,7 @@ def test_a_capturable_step_counts_gradients_that_are_not_finite():
 @pytest.mark.parametrize("on_device", [False, True])
 def test_all_gates_at_zero_is_an_error(on_device):
     search = Surrogate("useless", 4, None, 1000, "lpfs", penalty=5.0)
-    search.gates._device_scalars = on_device
+    search.gates._device_ops = on_device
     with pytest.raises(AllGatesZeroError, match="after 5 steps"):
         search.run(100)
     assert int(search.gates.steps_done) == (100 if on_device else 5)
@@ -219,7 +219,7 @@ def test_all_gates_at_zero_is_an_error(on_device):
 
 def test_a_wrong_end_is_an_error():
     gates = Gates(["a", "b", "c"], gate_function("lpfs++"), 60)
-    gates._device_scalars = True
+    gates._device_ops = True
     gates.optimizer(keep=1)
     for _ in range(60):
         gates.step()  # without prox.step()
@@ -248,7 +248,7 @@ def test_a_search_resumes_from_state_dicts_on_either_kind_of_scalars():
     for first, second in ((False, False), (True, True), (True, False), (False, True)):
         for stop in (50, 130, 190):
             half, other = (Surrogate("graded", 12, 4, 200, "lpfs++") for _ in range(2))
-            half.gates._device_scalars, other.gates._device_scalars = first, second
+            half.gates._device_ops, other.gates._device_ops = first, second
             half.run(stop)
             saved = pickle.loads(pickle.dumps((half.gates.state_dict(), half.prox.state_dict())))
             other.run(20)
@@ -310,7 +310,7 @@ def test_the_rms_rescale():
     scales = []
     for on_device in (False, True):
         gates = Gates([f"f{n}" for n in range(5)], gate_function("lpfs++"), 700, rescale="rms")
-        gates._device_scalars = on_device
+        gates._device_ops = on_device
         gates.optimizer(penalty=0.0)
         with torch.no_grad():
             gates.x.copy_(torch.tensor([1.0, 0.5, 0.0, -0.3, 2.0]))

@@ -168,10 +168,17 @@ class ControlState(NamedTuple):
     control: Tensor  # (3,) float64: λ, whether frozen, moving average of the effective count
 
 
-class DeviceScalars:
-    """Scalars of the control law as tensors (): no value is read by the host, and every part is computed."""
+class DeviceOps:
+    """Vectors (N,) and scalars of the control law as tensors: no value is read by the host, every part is computed."""
 
+    xp: Any = torch  # the module of functions such as ``where``, which numpy and torch have in common
     exp: Any = staticmethod(torch.exp)
+    vector: Any = staticmethod(Tensor.detach)
+
+    @staticmethod
+    def tensor(vector: Any) -> Tensor:
+        """Return a vector as a tensor."""
+        return vector  # type: ignore[no-any-return]
 
     @staticmethod
     def read(values: Tensor) -> Sequence[Any]:
@@ -184,9 +191,9 @@ class DeviceScalars:
         target.copy_(torch.stack(list(values)))
 
     @staticmethod
-    def scalar(value: Tensor) -> Any:
-        """Return a tensor () as a scalar."""
-        return value
+    def scalar(value: Any) -> Any:
+        """Return a result of a reduction as a scalar in float64."""
+        return value.double()
 
     @staticmethod
     def active(condition: Any) -> bool:
@@ -212,15 +219,22 @@ class DeviceScalars:
         return value.clamp(min=limit)
 
 
-class HostScalars(DeviceScalars):
-    """Scalars of the control law as Python numbers, for a CPU: there a tensor () costs a hundred times as much."""
+class HostOps(DeviceOps):
+    """Vectors as numpy views of tensors on a CPU, and scalars as Python numbers."""
 
+    xp: Any = np
     exp: Any = staticmethod(math.exp)
+    tensor: Any = staticmethod(torch.from_numpy)
     read: Any = staticmethod(Tensor.tolist)
-    scalar: Any = staticmethod(Tensor.item)
+    scalar: Any = staticmethod(float)
     active: Any = staticmethod(bool)
     minimum: Any = staticmethod(min)
     maximum: Any = staticmethod(max)
+
+    @staticmethod
+    def vector(tensor: Tensor) -> NDArray[Any]:
+        """Return a view of a tensor."""
+        return tensor.detach().numpy()
 
     @staticmethod
     def write(target: Tensor, values: Sequence[Any]) -> None:
@@ -261,32 +275,33 @@ class PenaltyController:
         function: GateFunction,
         epsilon: Tensor,
         divisor: Tensor,
-        ops: type[DeviceScalars],
+        ops: type[DeviceOps],
     ) -> tuple[Any, Any, Any]:
         """Update λ and ``state`` after a step of the optimizer; return λ, whether frozen, and the number alive.
 
-        A gate is the value of ``function`` at ``epsilon`` (), divided by ``divisor`` (N,). ``ops`` is HostScalars
-        for tensors on a CPU, otherwise DeviceScalars. Nothing branches on a value but through ``ops.active``: it
+        A gate is the value of ``function`` at ``epsilon`` (), divided by ``divisor`` (N,). ``ops`` is HostOps
+        for tensors on a CPU, otherwise DeviceOps. Nothing branches on a value but through ``ops.active``: it
         omits a part without effect in this step if the host can read values without waiting.
         """
-        keep, x = self.keep, state.x.detach()
+        keep, xp = self.keep, ops.xp
+        x, previous_x = ops.vector(state.x), ops.vector(state.previous_x)
         penalty, frozen, average = ops.read(state.control)
         is_frozen, in_hurry = frozen != 0, row.hurry != 0
-        alive = ops.scalar(torch.count_nonzero(x))
+        alive = ops.scalar(xp.count_nonzero(x))
         too_few = alive < keep.keep
         if ops.active(too_few):
             limit = ops.where(in_hurry, keep.keep - alive, self.total)
-            revived = revived_mask(x, state.previous_x, limit) & too_few
-            x = torch.where(revived, state.previous_x, x)
-            alive = ops.scalar(torch.count_nonzero(x))
+            revived = revived_mask(x, previous_x, limit, ops) & too_few
+            x = xp.where(revived, previous_x, x)
+            alive = ops.scalar(xp.count_nonzero(x))
             if state.momentum is not None:
-                state.momentum.masked_fill_(revived, 0.0)
+                state.momentum.masked_fill_(ops.tensor(revived), 0.0)
 
         predicts = (row.alive_weight < 1) & (frozen == 0)
         may_freeze = (row.freeze != 0) & (alive == keep.keep) & (frozen == 0)
         size = x
         if ops.active(predicts | may_freeze):
-            size = function.value_and_slope(x, epsilon, divisor)[0].abs()
+            size = abs(ops.vector(function.value_and_slope(ops.tensor(x), epsilon, divisor)[0]))
         count: Any = alive
         if keep.ahead and ops.active(predicts):
             wide = effective_count(size, ops)
@@ -299,32 +314,34 @@ class PenaltyController:
         reduced = ops.maximum(penalty * keep.cut, ops.minimum(penalty, self.base_penalty))
         next_penalty = ops.where(too_few, reduced, penalty * ops.exp(growth / self.steps))
         next_penalty = ops.where(is_frozen, 0.0, next_penalty)
+
         if ops.active(may_freeze):
-            smallest = ops.scalar(size.masked_fill(x == 0, math.inf).amin().double())
+            smallest = ops.scalar(xp.where(x == 0, math.inf, size).min())
             freezes = may_freeze & ((smallest >= keep.clear) | in_hurry)
-            state.dead.logical_or_((x == 0) & freezes)
+            state.dead.logical_or_(ops.tensor((x == 0) & freezes))
             frozen = ops.where(freezes, 1.0, frozen)
         if ops.active(is_frozen):
-            rise = epsilon.sqrt() if function.square else epsilon  # the x at which the gate function rises
-            x = torch.where((x != 0) & (x.abs() < rise) & is_frozen, torch.sign(x) * rise, x)
+            rise = ops.vector(epsilon)  # the x at which the gate function rises
+            rise = xp.sqrt(rise) if function.square else rise
+            x = xp.where((x != 0) & (abs(x) < rise) & is_frozen, xp.sign(x) * rise, x)
         ops.write(state.control, [next_penalty, frozen, average])
         if ops.active(too_few | is_frozen):
-            state.x.copy_(x)
-        state.previous_x.copy_(x)
+            state.x.copy_(ops.tensor(x))
+        state.previous_x.copy_(ops.tensor(x))
         return next_penalty, frozen != 0, alive
 
 
-def effective_count(size: Tensor, ops: type[DeviceScalars] = DeviceScalars) -> Any:
+def effective_count(size: Any, ops: type[DeviceOps] = DeviceOps) -> Any:
     """Return Σ|g| / max|g|, each term rounded down to a multiple of 2⁻²⁴: the sum does not depend on the order.
 
     >>> effective_count(torch.tensor([0.0, 0.8, 0.4, 0.2])).item()
     1.75
     """
-    shares = size / ops.maximum(ops.scalar(size.amax()), 1e-30)
-    return ops.scalar(shares.mul_(RESOLUTION).floor_().sum(dtype=torch.float64)) / RESOLUTION
+    shares = size / ops.xp.clip(size.max(), 1e-30, math.inf)
+    return ops.scalar(ops.xp.floor(shares * RESOLUTION).sum(dtype=ops.xp.float64)) / RESOLUTION
 
 
-def revived_mask(x: Tensor, previous_x: Tensor, limit: Tensor | int) -> Tensor:
+def revived_mask(x: Any, previous_x: Any, limit: Any, ops: type[DeviceOps] = DeviceOps) -> Any:
     """Return the gates (N,) to restore: zeroed in this step, at most ``limit`` of them, the largest |x| first.
 
     >>> x, previous_x = torch.tensor([0.0, 0.0, 0.5, 0.0]), torch.tensor([0.1, -0.2, 0.4, 0.0])
@@ -332,10 +349,8 @@ def revived_mask(x: Tensor, previous_x: Tensor, limit: Tensor | int) -> Tensor:
     tensor([False,  True, False, False])
     """
     zeroed = (x == 0) & (previous_x != 0)
-    order = previous_x.abs().masked_fill(~zeroed, -1.0).argsort(descending=True, stable=True)
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order), device=x.device)
-    return zeroed & (rank < limit)
+    order = ops.xp.argsort(ops.xp.where(zeroed, -abs(previous_x), 1.0), stable=True)
+    return zeroed & (ops.xp.argsort(order) < limit)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lpfs.errors import FieldError, InputError, StateError
 from lpfs.gates import stepping
-from lpfs.gates.controller import ControlState, DeviceScalars, HostScalars, Keep, PenaltyController, PenaltySpec
+from lpfs.gates.controller import ControlState, DeviceOps, HostOps, Keep, PenaltyController, PenaltySpec
 from lpfs.gates.functions import GateFunction
 from lpfs.gates.optimizer import Prox, ProxSGD, Threshold
 from lpfs.gates.schedule import Preset, Schedule, make_schedule
@@ -99,7 +99,7 @@ class Gates(nn.Module):
         self._table: Tensor | None = None
         self._unchecked = 0  # steps since the last check for errors
         self._end_checked = False
-        self._device_scalars = False  # whether steps on a CPU are computed as on a GPU, for tests
+        self._device_ops = False  # whether steps on a CPU are computed as on a GPU, for tests
         # values of the current forward pass and of the last one; whether the model has run; the hooks and taps
         self.live: ForwardValues | None = None
         self.last: ForwardValues | None = None
@@ -323,7 +323,7 @@ class Gates(nn.Module):
         if kernels is not None:
             kernels.control_step(self, state, self._control_table())
         else:
-            stepping.advance(self, state, HostScalars if x.is_cpu and not self._device_scalars else DeviceScalars)
+            stepping.advance(self, state, HostOps if x.is_cpu and not self._device_ops else DeviceOps)
         if self.function.noise:
             stepping.draw_noise(self)
         self._unchecked += not capturing

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lpfs.errors import AllGatesZeroError, FieldError, NonFiniteError, SearchError
-from lpfs.gates.controller import ControlState, DeviceScalars, HostScalars, Keep, TableRow, control_table
+from lpfs.gates.controller import ControlState, DeviceOps, HostOps, Keep, TableRow, control_table
 
 if TYPE_CHECKING:
     from lpfs.gates.module import Gates
@@ -43,10 +43,10 @@ class GateStatus:
         )
 
 
-def advance(gates: Gates, state: ControlState | None, ops: type[DeviceScalars]) -> None:
+def advance(gates: Gates, state: ControlState | None, ops: type[DeviceOps]) -> None:
     """Take the step of ``Gates.step`` in torch."""
     table, steps_done = gates._control_table(), gates.steps_done
-    if ops is HostScalars:
+    if ops is HostOps:
         done = int(steps_done) + 1
         if done == min(CHECK_EVERY, gates.steps):
             check_all_used(gates)  # before anything changes
@@ -73,7 +73,7 @@ def advance(gates: Gates, state: ControlState | None, ops: type[DeviceScalars]) 
     if ops.active(none_alive):
         first = none_alive & (gates.all_zero_step == 0)
         gates.all_zero_step.copy_(torch.where(first, steps_done, gates.all_zero_step))
-    if ops is HostScalars and (none_alive or done == gates.steps):
+    if ops is HostOps and (none_alive or done == gates.steps):
         check(gates)
 
 
