@@ -41,7 +41,7 @@ def absorb(
 
     A gate goes into the table of its field (bit-equal), into the field's own Linear or the last one of its
     branch, into the columns of the Linear that reads it (rounding), or into the weights that a module which
-    takes gates itself names for that part. InputPath nothing can take it in, it stays as a constant, which is
+    takes gates itself names for that part. If nothing can take it in, it stays as a constant, which is
     bit-equal too.
 
     Args:
