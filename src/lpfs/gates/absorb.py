@@ -24,6 +24,7 @@ from lpfs.gates.optimizer_state import (
     slice_of,
 )
 from lpfs.gates.sites import ResolvedSite, TakesGates, find_overlap, part_slices, paths_by_module, takes_gates
+from lpfs.gates.stepping import check_finished
 from lpfs.gates.verification import ForwardCall, compute_logits, float64_copies, max_abs_difference, rounding_bound
 from lpfs.schema import Selection
 
@@ -36,6 +37,7 @@ def absorb(
     constants: bool = True,
     batch: Any = None,
     call: ForwardCall | None = None,
+    partial: bool = False,
 ) -> Selection:
     """Multiply the gates into the weights and take them off, in place, all or nothing.
 
@@ -53,6 +55,7 @@ def absorb(
             ``selection.made["max_logit_change"]`` is the largest difference.
         call: how to run the model on the batch, ``call(model, batch)``; by default ``model(*batch)`` for a
             tuple or list, otherwise ``model(batch)``.
+        partial: accept a search that is not finished.
 
     Returns:
         the Selection; ``made["absorbed"]`` names the location of each gate.
@@ -60,6 +63,8 @@ def absorb(
     gates = require_gates(model, "absorb")
     gates.check()
     gates.check_all_used()
+    if not partial:
+        check_finished(gates)
     optimizers = optimizer_list(optimizer)
     for model_optimizer in optimizers:
         check_state(model_optimizer)
@@ -87,6 +92,7 @@ def absorb(
     exact = all(fold.exact for fold in folds)
     change = None if batch is None else _check_on_copy(model, batch, call, untie, exact)
     selection = gates.selection(
+        partial=True,
         absorbed={**dict.fromkeys(left, "constant"), **{fold.field: fold.location for fold in folds}},
         constants={name: [place.to_json() for place in places] for name, places in left.items()},
         untied=sorted({path.rpartition(".")[0] for _, path, _ in shared}),
@@ -127,7 +133,7 @@ def restore(model: nn.Module, selection: Selection) -> None:
 def _check_on_copy(model: nn.Module, batch: Any, call: ForwardCall | None, untie: bool, exact: bool) -> float:
     """Absorb on a copy and return the largest change of its output; raise ExactnessError if it is too large."""
     trial = copy.deepcopy(model)
-    absorb(trial, untie=untie)
+    absorb(trial, untie=untie, partial=True)
     before, after = compute_logits(model, batch, call), compute_logits(trial, batch, call)
     change = max_abs_difference(before, after)
     precise, data = float64_copies(model, batch)
@@ -135,7 +141,7 @@ def _check_on_copy(model: nn.Module, batch: Any, call: ForwardCall | None, untie
         moved, bound = change, 0.0 if exact else rounding_bound(before)
     else:  # half precision: compare in float64
         other = copy.deepcopy(precise)
-        absorb(other, untie=untie)
+        absorb(other, untie=untie, partial=True)
         reference = compute_logits(precise, data, call)
         moved, bound = max_abs_difference(reference, compute_logits(other, data, call)), rounding_bound(reference)
     if moved > bound or (exact and change > 0.0):

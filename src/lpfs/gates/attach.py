@@ -24,7 +24,7 @@ def attach(
     model: nn.Module,
     fields: Fields = None,
     *,
-    steps: int = 20_000,
+    steps: int | None = None,
     gate: str | GateFunction = "lpfs++",
     alpha: float | None = None,
     tau: float | None = None,
@@ -46,7 +46,7 @@ def attach(
             ``nn.ModuleDict``, patterns of paths of tables such as ``"emb.*"``, or None for every table. A model
             with a method ``sites()`` declares its fields itself: None selects all of them, a list of names only
             these.
-        steps: number of training steps of the search; schedules are scaled to it.
+        steps: number of training steps of the search, to which schedules are scaled; ``gates.optimizer`` needs it.
         gate: name of a gate function, or the result of :func:`gate_function`.
         alpha, tau, epsilon, noise: constants of the gate function, instead of its defaults.
         schedule: ``scaled`` to ``steps``, the paper's ``terabyte`` or ``industrial``, or a Schedule.

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lpfs.errors import FieldError, InputError, StateError
 from lpfs.gates.module import ForwardValues, Gates, keep_dtype
 from lpfs.gates.sites import ResolvedSite, TakesGates, takes_gates
+from lpfs.gates.stepping import count_update
 
 FACTORS_ATTRIBUTE = "lpfs_factors"
 
@@ -58,6 +59,8 @@ class ComputeValues:
         """Store the values for the hooks and taps."""
         if not self.gates.entered and isinstance(self.gates, Gates):
             check_known_to_ddp(self.gates.x)
+        if isinstance(self.gates, Gates) and self.gates.training:
+            count_update(self.gates)
         values = self.gates()
         self.gates.live = (values, values.unbind() if self.singly else ())
         self.gates.entered = True

@@ -6,12 +6,13 @@ import json
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lpfs.errors import FieldError, InputError, StateError
 from lpfs.gates import stepping
@@ -41,7 +42,7 @@ class Gates(nn.Module):
     Args:
         names: the fields, in order.
         function: the gate function.
-        steps: length of the search; schedules are scaled to it.
+        steps: length of the search, to which schedules are scaled; ``optimizer`` needs it.
         schedule: ``scaled``, ``terabyte``, ``industrial`` or a :class:`Schedule`.
         rescale: an overall factor without gradient: ``epsilon`` divides by the gate of x = 1 at the current ε, so
             that alive gates end near 1; ``rms``, the paper's, by the root mean square of the alive gates; ``off``
@@ -70,7 +71,7 @@ class Gates(nn.Module):
         self,
         names: Sequence[str],
         function: GateFunction,
-        steps: int = 20_000,
+        steps: int | None = None,
         schedule: Preset | Schedule = "scaled",
         rescale: Rescale = "epsilon",
         seed: int = 0,
@@ -78,17 +79,13 @@ class Gates(nn.Module):
         super().__init__()
         if not names:
             raise FieldError("gates need at least one field")
+        self._has_steps, steps = steps is not None, 1 if steps is None else steps
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise InputError(f"steps must be an integer >= 1, found {steps!r}")
         if rescale not in ("epsilon", "rms", "off"):
             raise InputError(f"rescale must be 'epsilon', 'rms' or 'off', found {rescale!r}")
-        self.names = tuple(names)
-        self.function = function
-        self.steps = steps
-        self.schedule = make_schedule(schedule, function, steps)
-        self._preset = schedule
-        self.rescale = rescale
-        self.seed = seed
+        self.names, self.function, self.steps, self.rescale, self.seed = tuple(names), function, steps, rescale, seed
+        self.schedule, self._preset = make_schedule(schedule, function, steps), schedule
         self.places: dict[str, tuple[Any, ...]] = {}
         self.controller: PenaltyController | None = None
         self.fused: bool | None = None
@@ -99,6 +96,7 @@ class Gates(nn.Module):
         self._table: Tensor | None = None
         self._unchecked = 0  # steps since the last check for errors
         self._end_checked = False
+        self._updates, self._x_version = 0, 0  # updates of x since the last step(), as seen by the forward passes
         self._device_ops = False  # whether steps on a CPU are computed as on a GPU, for tests
         # values of the current forward pass and of the last one; whether the model has run; the hooks and taps
         self.live: ForwardValues | None = None
@@ -112,7 +110,6 @@ class Gates(nn.Module):
         self.register_buffer("scale", torch.tensor(1.0, dtype=torch.float32))
         self.register_buffer("noise", torch.zeros_like(ones))
         self.register_buffer("steps_done", torch.tensor(0))
-        # see ControlState
         self.register_buffer("control", torch.zeros(3, dtype=torch.float64))
         self.register_buffer("dead", torch.zeros_like(ones, dtype=torch.bool))
         self.register_buffer("previous_x", ones.clone())
@@ -125,8 +122,6 @@ class Gates(nn.Module):
         self.register_buffer("metadata", torch.tensor(list(metadata), dtype=torch.uint8))
         self._normalise()
         _ALL_GATES.add(self)
-
-    # ------------------------------------------------------------------ values
 
     def forward(self) -> Tensor:
         """Return the gate values (N,): g(x) / (g at the start · scale)."""
@@ -168,9 +163,11 @@ class Gates(nn.Module):
         """Names of the fields whose gate is exactly zero."""
         return [name for name, x in zip(self.names, self.x.tolist(), strict=True) if x == 0]
 
-    def selection(self, **made: Any) -> Selection:
-        """Return the current result: kept and dropped fields, gate values, where the fields enter the model."""
+    def selection(self, *, partial: bool = False, **made: Any) -> Selection:
+        """Return the result; an unfinished search raises SearchError, with ``partial`` it gives its current state."""
         self.check()
+        if not partial:
+            stepping.check_finished(self)
         values = dict(zip(self.names, self.values.tolist(), strict=True))
         settings = {
             "gate": self.function.name,
@@ -219,8 +216,6 @@ class Gates(nn.Module):
             raise StateError("these gates are not attached to a model; call lpfs.attach")
         return [parameter for parameter in self._owner[0].parameters() if parameter is not self.x]
 
-    # --------------------------------------------------------------- optimizer
-
     def optimizer(
         self,
         keep: int | None = None,
@@ -248,6 +243,8 @@ class Gates(nn.Module):
             threshold: see :class:`ProxSGD`.
             control: constants of the control of λ, instead of the defaults.
         """
+        if not self._has_steps:
+            raise InputError("give the number of training steps of the search: lpfs.attach(model, …, steps=20_000)")
         if prox is None:
             changes_sign = self.function.odd and keep is not None and bool((self.x >= 0).all())
             prox = "positive" if changes_sign else "l1"
@@ -283,6 +280,19 @@ class Gates(nn.Module):
         self._bind_optimizer()
         return prox_sgd
 
+    def search(
+        self, optimizer: Optimizer | Sequence[Optimizer], keep: int | None = None, **settings: Any
+    ) -> AbstractContextManager[Callable[[Tensor], None]]:
+        """Return a context that gives a function to take one training step from a loss, and checks the end.
+
+        Example::
+
+            with gates.search(optimizer, keep=20) as step:  # arguments as for ``optimizer``
+                for batch in stream:
+                    step(loss_of(model, batch))
+        """
+        return stepping.search_steps(self, optimizer, keep, settings)
+
     @torch.no_grad()
     def freeze(self, x: Tensor | None = None) -> None:
         """Return to ``x``, then freeze the dead gates of a search with ``keep=``; the alive gates become its K."""
@@ -301,8 +311,6 @@ class Gates(nn.Module):
         self.previous_x.copy_(self.x)
         self._write_optimizer_settings()
         self._bind_optimizer()
-
-    # -------------------------------------------------------------------- step
 
     @torch.no_grad()
     def step(self) -> None:
@@ -326,6 +334,7 @@ class Gates(nn.Module):
             stepping.advance(self, state, HostOps if x.is_cpu and not self._device_ops else DeviceOps)
         if self.function.noise:
             stepping.draw_noise(self)
+        self._updates, self._x_version = 0, x._version
         self._unchecked += not capturing
         if self._unchecked >= stepping.CHECK_EVERY:
             self.check()
@@ -341,8 +350,6 @@ class Gates(nn.Module):
     def check_all_used(self) -> None:
         """Raise FieldError if the module of a field has never run although the model has."""
         stepping.check_all_used(self)
-
-    # ---------------------------------------------------------------- plumbing
 
     def _control_table(self) -> Tensor:
         """Return the table of the schedules and of the control law for every step, on the device of x."""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from lpfs.errors import AllGatesZeroError, FieldError, NonFiniteError, SearchError
+from lpfs.errors import AllGatesZeroError, FieldError, NonFiniteError, SearchError, StateError
 from lpfs.gates.controller import ControlState, DeviceOps, HostOps, Keep, TableRow, control_table
+from lpfs.gates.optimizer_state import optimizer_list
 
 if TYPE_CHECKING:
     from lpfs.gates.module import Gates
 
 RMS_RESCALE_UNTIL = 0.95  # share of a search after which the RMS rescale is no longer updated
 NOISE_UNTIL = 0.7  # share of a search after which noise is zero
+MAX_UPDATES = 10  # updates of x without a step of the gates before an error is raised
 CHECK_EVERY = 100  # steps on a GPU between two checks for errors, because a check waits for the device
 
 
@@ -109,6 +114,53 @@ def check(gates: Gates) -> None:
     if gates.keep is not None and done >= gates.steps and not gates._end_checked:
         gates._end_checked = True
         _check_end(gates, gates.keep)
+
+
+@contextmanager
+def search_steps(
+    gates: Gates, optimizer: Optimizer | Sequence[Optimizer], keep: int | None, settings: dict[str, Any]
+) -> Iterator[Callable[[Tensor], None]]:
+    """See ``Gates.search``."""
+    optimizers = [*optimizer_list(optimizer), gates.optimizer(keep, **settings)]
+
+    def step(loss: Tensor) -> None:
+        for current in optimizers:
+            current.zero_grad()
+        loss.backward()
+        for current in optimizers:
+            current.step()
+        gates.step()
+
+    yield step
+    check_finished(gates)
+
+
+def count_update(gates: Gates) -> None:
+    """Raise StateError if x is updated again and again without a call of ``Gates.step`` in between."""
+    version = gates.x._version
+    if version == gates._x_version:
+        return
+    gates._updates, gates._x_version = gates._updates + 1, version
+    if gates._updates > MAX_UPDATES:
+        raise StateError(
+            f"the gates were updated {gates._updates} times without gates.step(): call gates.step() after prox.step() "
+            "in every training step"
+        )
+
+
+def check_finished(gates: Gates) -> None:
+    """Raise SearchError if an optimizer was made for these gates and its search has not ended."""
+    done = int(gates.steps_done)
+    if (gates._prox is None and not gates._loaded) or done >= gates.steps:
+        return
+    alive = int(torch.count_nonzero(gates.x))
+    count = f"{alive} of {len(gates.names)} gates are non-zero"
+    count += "" if gates.keep is None else f" instead of {gates.keep.keep}"
+    raise SearchError(
+        f"the search is not finished: {done:,} of {gates.steps:,} steps, {count}. Continue it, with gates.step() after "
+        "prox.step() in every step; or attach with the number of steps that you take; or pass partial=True to use "
+        "this state"
+    )
 
 
 def _check_end(gates: Gates, keep: Keep) -> None:

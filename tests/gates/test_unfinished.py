@@ -1,0 +1,130 @@
+"""A search that is not finished is an error, unless the caller says that it is wanted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import lpfs
+from lpfs.errors import InputError, SearchError, StateError
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = nn.ModuleDict({f"f{n}": nn.Embedding(10, 2) for n in range(6)})
+        self.top = nn.Linear(12, 1)
+
+    def forward(self, ids):
+        return self.top(torch.cat([table(ids[:, n]) for n, table in enumerate(self.emb.values())], 1)).squeeze(1)
+
+
+def batch(number):
+    ids = torch.randint(10, (32, 6), generator=torch.Generator().manual_seed(number))
+    return ids, (ids[:, 0] > 4).float()
+
+
+def loss_of(model, ids, labels):
+    return nn.functional.binary_cross_entropy_with_logits(model(ids), labels)
+
+
+def train(model, gates, steps, advance=True, keep=2):
+    optimizer, prox = torch.optim.Adagrad(gates.model_parameters(), lr=0.05), gates.optimizer(keep=keep)
+    for number in range(steps):
+        optimizer.zero_grad()
+        prox.zero_grad()
+        loss_of(model, *batch(number)).backward()
+        optimizer.step()
+        prox.step()
+        if advance:
+            gates.step()
+
+
+def attached(**settings):
+    torch.manual_seed(0)
+    model = Net()
+    return model, lpfs.attach(model, model.emb, **settings)
+
+
+def test_absorb_and_selection_raise_on_an_unfinished_search():
+    model, gates = attached(steps=20_000)
+    train(model, gates, 30)
+    before = [parameter.clone() for parameter in model.parameters()]
+    for call in (lambda: lpfs.absorb(model), gates.selection):
+        with pytest.raises(
+            SearchError, match=r"30 of 20,000 steps, 6 of 6 gates are non-zero instead of 2.*partial=True"
+        ):
+            call()
+    assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+    assert gates.selection(partial=True).kept == tuple(gates.names)
+    assert lpfs.absorb(model, partial=True).kept == tuple(gates.names)
+
+
+def test_a_state_dict_of_an_unfinished_search_is_unfinished_too():
+    model, gates = attached(steps=200)
+    train(model, gates, 30)
+    other, restored = attached(steps=200)
+    other.load_state_dict(model.state_dict())
+    with pytest.raises(SearchError, match="30 of 200 steps"):
+        lpfs.absorb(other)
+    assert restored.selection(partial=True).kept == tuple(gates.kept)
+
+
+def test_a_finished_search_and_gates_without_a_search_are_absorbed():
+    model, gates = attached(steps=200)
+    train(model, gates, 200)
+    assert len(lpfs.absorb(model).kept) == 2
+    model, gates = attached()
+    assert lpfs.absorb(model).kept == tuple(gates.names)
+
+
+@pytest.mark.parametrize("keep", [2, None])
+def test_a_forgotten_step_of_the_gates_is_noticed_within_twenty_steps(keep):
+    model, gates = attached(steps=200)
+    settings = {"keep": keep} if keep else {"penalty": 0.1}
+    optimizer, prox = torch.optim.Adagrad(gates.model_parameters(), lr=0.05), gates.optimizer(**settings)
+
+    def forgetful_loop():
+        for number in range(20):
+            loss_of(model, *batch(number)).backward()
+            optimizer.step()
+            prox.step()
+
+    with pytest.raises(StateError, match=r"without gates.step\(\).*after prox.step\(\)"):
+        forgetful_loop()
+
+
+def test_gradient_accumulation_and_evaluation_are_not_taken_for_a_forgotten_step():
+    model, gates = attached(steps=60)
+    prox = gates.optimizer(keep=2)
+    for number in range(60):
+        for part in range(30 if number == 5 else 1):
+            loss_of(model, *batch(part)).backward()
+        prox.step()
+        gates.step()
+        prox.zero_grad()
+    model.eval()
+    for _ in range(30):
+        model(batch(0)[0])
+    assert len(gates.kept) == 2
+
+
+def test_optimizer_needs_the_number_of_steps():
+    _, gates = attached()
+    with pytest.raises(InputError, match="steps"):
+        gates.optimizer(keep=2)
+
+
+def test_search_is_the_same_as_the_loop_and_checks_its_end():
+    model, gates = attached(steps=100)
+    train(model, gates, 100)
+    other, same = attached(steps=100)
+    with same.search(torch.optim.Adagrad(same.model_parameters(), lr=0.05), keep=2) as step:
+        for number in range(100):
+            step(loss_of(other, *batch(number)))
+    assert torch.equal(gates.x, same.x)
+    assert all(torch.equal(one, two) for one, two in zip(model.parameters(), other.parameters(), strict=True))
+    _, short = attached(steps=100)
+    with pytest.raises(SearchError, match="0 of 100 steps"), short.search([], keep=2):
+        pass
