@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import tempfile
 import time
 import uuid
@@ -29,6 +30,13 @@ FSYNC_THREADS = 16
 STALE_SECONDS = 60.0  # a younger staging directory may not be locked yet
 NPY_HEADER_BYTES = 128  # of column files, whose header is rewritten in place after the data
 DATASET_FILES = ("dataset.json", "truth.json")
+SPECIAL_FILES = {  # reading one of these fails or may wait forever
+    stat.S_IFIFO: "named pipe",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+    stat.S_IFDIR: "directory",
+}
 
 
 @contextmanager
@@ -88,6 +96,13 @@ def write_json(path: Path, values: Any) -> None:
 def plain_value(value: Any) -> Any:
     """Return a NumPy or torch scalar as a number and any other object as text: ``default`` of ``json.dumps``."""
     return value.item() if hasattr(value, "item") else str(value)
+
+
+def check_regular_file(path: Path) -> None:
+    """Raise DataError if a path is a pipe, a socket, a device or a directory; OSError if there is nothing."""
+    kind = SPECIAL_FILES.get(stat.S_IFMT(path.stat().st_mode))
+    if kind is not None:
+        raise DataError(f"{path} is a {kind}, not a regular file; write its content to a file, or name another file")
 
 
 def file_checksum(path: Path) -> str:

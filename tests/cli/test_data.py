@@ -1,6 +1,7 @@
 """prepare and simulate: options, messages, exit codes."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 import lpfs
 from lpfs.data.dataset import Dataset
+from lpfs.data.engines.base import LocalEngine
 
 CSV = "click,ad,price,day\n1,a,1.5,1\n0,b,2.5,1\n0,a,3.5,2\n1,c,,2\n"
 
@@ -145,6 +147,19 @@ def test_invalid_input(run, log, tmp_path, arguments, code, message):
     assert not (tmp_path / "out").exists()
     if code == 1:
         assert err.splitlines()[-1].startswith("lpfs: error:")
+
+
+def test_a_pipe_and_a_log_that_changes_are_refused_in_one_line(run, log, tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe.csv")
+    status, _, err = run("prepare", tmp_path / "pipe.csv", "--label", "click", "--out", tmp_path / "out", "-q")
+    assert (status, len(err.strip().splitlines())) == (1, 1)
+    assert "pipe.csv is a named pipe" in err
+    identify = LocalEngine.fingerprint
+    monkeypatch.setattr(LocalEngine, "fingerprint", lambda self: (identify(self), log.write_text(CSV + CSV[19:]))[0])
+    status, _, err = run("prepare", log, "--label", "click", "--out", tmp_path / "out", "-q")
+    assert (status, len(err.strip().splitlines())) == (1, 1)
+    assert "log.csv: changed while it was read" in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.csv", "pipe.csv"]
 
 
 def test_other_errors_are_one_line(run, monkeypatch, log, tmp_path):

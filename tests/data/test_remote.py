@@ -10,6 +10,7 @@ import torch
 
 import lpfs
 from lpfs.data.dataset import Dataset
+from lpfs.data.engines.base import LocalEngine
 from lpfs.data.prepare import prepare
 from lpfs.data.remote import absolute_path_or_url, as_url
 from lpfs.errors import DataError, MissingPackageError
@@ -177,3 +178,26 @@ def test_without_fsspec(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'lpfs\[fsspec\]'"):
         Dataset("s3://bucket/log")
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_log_replaced_in_a_store_is_read_again_and_a_change_during_the_read_is_refused(
+    tmp_path, store, log, form, monkeypatch
+):
+    def put(frame):
+        frame.write_parquet(tmp_path / "log") if form == "parquet" else frame.write_csv(tmp_path / "log")
+        store.pipe(f"/logs/log.{form}", (tmp_path / "log").read_bytes())
+        return (tmp_path / "log").stat().st_size
+
+    other = log.with_columns(click=1 - pl.col("click"))
+    size = put(log)
+    first = prepare(f"memory://logs/log.{form}", tmp_path / "first", **OPTIONS)
+    assert put(other) == size
+    second = prepare(f"memory://logs/log.{form}", tmp_path / "second", **OPTIONS)
+    positives = [sum(day.positives for day in dataset.table) for dataset in (first, second)]
+    assert positives == [log["click"].sum(), other["click"].sum()]
+    assign_days = LocalEngine.assign_days
+    monkeypatch.setattr(LocalEngine, "assign_days", lambda self: (put(log), assign_days(self))[1])
+    with pytest.raises(DataError, match=f"memory://.*logs/log.{form}: changed while it was read"):
+        prepare(f"memory://logs/log.{form}", tmp_path / "third", **OPTIONS)
+    assert not (tmp_path / "third").exists()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from lpfs._fileio import check_regular_file
 from lpfs._validation import check_name, did_you_mean, is_number
 from lpfs.errors import DataError, FieldError, InputError
 from lpfs.schema import GROUPS
@@ -42,12 +43,14 @@ class FieldPlan:
     why: str = "given"  # reason for the kind
 
     def __post_init__(self) -> None:
-        def require(condition: bool, option: str, expected: str) -> None:
+        def require(condition: bool, option: str, expected: str, names: tuple[str, ...] = ()) -> None:
             if not condition:
-                raise FieldError(f"field {self.name!r}: {option} must be {expected}, found {getattr(self, option)!r}")
+                value = getattr(self, option)
+                expected += did_you_mean(value, names)  # here only: wide tables have many fields
+                raise FieldError(f"field {self.name!r}: {option} must be {expected}, found {value!r}")
 
-        require(self.kind in KINDS, "kind", f"one of {', '.join(KINDS)}{did_you_mean(self.kind, KINDS)}")
-        require(self.group in GROUPS, "group", f"one of {', '.join(GROUPS)}{did_you_mean(self.group, GROUPS)}")
+        require(self.kind in KINDS, "kind", f"one of {', '.join(KINDS)}", KINDS)
+        require(self.group in GROUPS, "group", f"one of {', '.join(GROUPS)}", GROUPS)
         require(self.transform in TRANSFORMS, "transform", f"one of {', '.join(TRANSFORMS)}")
         require(is_number(self.cost) and 0 <= self.cost < float("inf"), "cost", "a number >= 0")
         valid_separator = self.separator is None or (isinstance(self.separator, str) and self.separator != "")
@@ -133,6 +136,7 @@ def load_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file; raise DataError if it cannot be read or is not valid."""
     toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
+        check_regular_file(path)
         return dict(toml.loads(path.read_bytes().decode("utf-8")))
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error

@@ -18,6 +18,8 @@ LEADING_ZERO = r"^[+-]?0\d"
 MISSING_NUMBER_TEXTS = {"", "na", "n/a", "nan", "null", "none", "\\n", "-"}  # missing numbers, in lower case
 # Unix times from 2001 to 2286: (from, to, unit); the ranges do not overlap
 UNIX_RANGES = ((10**9, 10**10, "s"), (10**12, 10**13, "ms"), (10**15, 10**16, "us"), (10**18, 10**19, "ns"))
+MAX_DATE_SECONDS = 8 * 10**12  # seconds from 1970 to the last date that can be written as text, about the year 255,000
+TICKS = {"ms": 10**3, "us": 10**6, "ns": 10**9}  # per second
 # words for the parts of a published split, with the index of the part: train, valid, test
 SPLIT_WORDS = dict.fromkeys(("train", "training"), 0)
 SPLIT_WORDS |= dict.fromkeys(("valid", "validation", "val", "dev", "eval"), 1)
@@ -26,6 +28,12 @@ SPLIT_WORDS |= dict.fromkeys(("test", "testing", "holdout"), 2)
 
 def cast_column(values: pl.Series, dtype: Any, *, strict: bool = True) -> pl.Series:
     """Return a column as another type; with ``strict=False``, values that do not fit become null."""
+    if dtype == pl.String and isinstance(values.dtype, (pl.Datetime, pl.Date)):  # polars panics, and prints it
+        ticks = TICKS[values.dtype.time_unit] if isinstance(values.dtype, pl.Datetime) else 1 / 86_400
+        numbers = values.to_physical().cast(pl.Float64).drop_nulls()
+        if numbers.len() and not numbers.is_between(-MAX_DATE_SECONDS * ticks, MAX_DATE_SECONDS * ticks).all():
+            problem = "a date outside the years -250,000 to 250,000"
+            raise DataError(f"column {values.name!r} holds an invalid value: {problem}")
     try:
         result: pl.Series = values.cast(dtype, strict=strict)
     except pl.exceptions.PolarsError as error:

@@ -112,8 +112,9 @@ def run_plan(
         existing = Dataset(out) if dataset_exists(out) else None
     if existing is None:  # fail before a large source is read for its fingerprint
         check_output()
-    with make_engine(engine, plan, console) as worker:
+    with plan.source.explain_errors(), make_engine(engine, plan, console) as worker:
         digest = fingerprint(plan, worker.fingerprint())
+        plan.source.check_unchanged()
         if existing is not None and existing.fingerprint == digest:
             console.message(f"{url or out}: exists already, made from the same source and options; reused")
             return existing
@@ -172,6 +173,7 @@ def _build_dataset(
         for day in days:
             if not day.rows:
                 raise DataError(f"day {day.name!r}: no row is left; keep a larger share of the negatives")
+        plan.source.check_unchanged()  # before the Dataset is complete: its fingerprint is that of the source
     return Dataset(out)
 
 

@@ -92,6 +92,17 @@ class RemoteFile:
         with remote_access(self.url) as (system, path):
             return int(system.size(path))
 
+    @cached_property
+    def version(self) -> str:
+        """Version of the file when it was first asked for."""
+        return self.read_version()
+
+    def read_version(self) -> str:
+        """Return a text that changes when the file is replaced."""
+        with remote_access(self.url) as (system, path):
+            system.invalidate_cache(path)
+            return str(system.ukey(path))
+
     def stat(self) -> Any:
         """Return the size, as ``st_size``."""
         return SimpleNamespace(st_size=self._size)
@@ -109,11 +120,13 @@ def fetch_to_local(file: LogFile) -> Path:
     """Return the local path of a file; a remote file is downloaded into the cache first, for random access."""
     if isinstance(file, Path):
         return file
-    digest = hashlib.sha256(f"{file.url} {file.stat().st_size}".encode()).hexdigest()[:32]
+    digest = hashlib.sha256(f"{file.url} {file.stat().st_size} {file.version}".encode()).hexdigest()[:32]
     path = cache_dir() / "raw" / digest / file.name
     if not path.exists():
         with replace_atomic(path) as temporary, remote_access(file.url) as (system, remote_path):
             system.get_file(remote_path, str(temporary))
+            if file.read_version() != file.version:
+                raise DataError(f"{file.url}: changed while it was read; try again when it is complete")
     return path
 
 

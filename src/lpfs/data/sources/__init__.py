@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lpfs._fileio import check_regular_file
 from lpfs.data.remote import LogFile, as_url, list_remote_files
 from lpfs.data.sources.blocks import PARQUET, convert_read_errors, magic
 from lpfs.errors import DataError, InputError
@@ -72,16 +73,24 @@ def find_files(source: Any) -> list[LogFile]:
     path = Path(text)
     with convert_read_errors(path):
         if path.is_dir():
-            entries = [entry for entry in path.iterdir() if entry.is_file() and is_table(entry.name)]
+            entries = [entry for entry in path.iterdir() if is_table(entry.name)]
             if not entries:
                 raise DataError(f"{path}: no CSV, TSV or Parquet file in this directory ({', '.join(SUFFIXES)})")
-            return sorted(entries, key=natural_sort_key)
+            return _regular_files(entries)
         if path.exists():
-            return [path]
-    matches = [match for match in map(Path, glob.glob(text, recursive=True)) if match.is_file()]
+            return _regular_files([path])
+    matches = [match for match in map(Path, glob.glob(text, recursive=True)) if not match.is_dir()]
     if not matches:
         raise DataError(f"{path}: no such file or directory, and no file matches it as a pattern")
-    return sorted(matches, key=natural_sort_key)
+    return _regular_files(matches)
+
+
+def _regular_files(paths: Sequence[Path]) -> list[LogFile]:
+    """Return the files in natural order; raise DataError if one is missing, or a pipe, a socket or a device."""
+    for path in paths:
+        with convert_read_errors(path):
+            check_regular_file(path)
+    return sorted(paths, key=natural_sort_key)
 
 
 def _is_parquet(path: LogFile) -> bool:

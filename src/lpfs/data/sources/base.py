@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from lpfs.data.parsing import decode_dictionary_columns, first_line
-from lpfs.data.remote import LogFile
+from lpfs.data.remote import LogFile, RemoteFile
 from lpfs.data.sources.blocks import convert_read_errors
 from lpfs.errors import DataError, InputError
 
@@ -51,6 +51,15 @@ def row_locator(name: str, start: int = 0) -> Callable[[int], str]:
     return lambda row: f"{name}, row {start + row + 1}"
 
 
+def file_state(path: LogFile) -> tuple[int | str, ...]:
+    """Return the size of a file, and values of which one changes when the file is written or replaced."""
+    if isinstance(path, RemoteFile):
+        return path.stat().st_size, path.read_version()
+    with convert_read_errors(path):
+        status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
 class Source(ABC):
     """Rows that can be read several times, in chunks, always in the same order."""
 
@@ -65,6 +74,18 @@ class Source(ABC):
     @abstractmethod
     def fingerprint(self, progress: ByteCounter) -> list[list[Any]]:
         """Return name, size and content hash of every file; ``progress`` gets the number of bytes read so far."""
+
+    def check_unchanged(self) -> None:  # noqa: B027
+        """Raise DataError if a file is not the one that was opened, or changed since then."""
+
+    @contextmanager
+    def explain_errors(self) -> Iterator[None]:
+        """Replace an error of the block by that of ``check_unchanged``, if the source changed."""
+        try:
+            yield
+        except DataError:
+            self.check_unchanged()
+            raise
 
     def rows(self) -> int | None:
         """Return the number of rows; None if they would have to be read."""
@@ -90,7 +111,9 @@ class FileSource(Source):
     def __init__(self, paths: Sequence[LogFile]) -> None:
         self.paths = tuple(paths)
         self.files = tuple(map(str, paths))
-        self.size = sum(path.stat().st_size for path in paths)
+        self._states = [file_state(path) for path in paths]
+        self.sizes = tuple(int(size) for size, *_ in self._states)
+        self.size = sum(self.sizes)
 
     def chunks(self, columns: Sequence[str], files: Sequence[int] | None = None) -> Iterator[Chunk]:
         for index in range(len(self.paths)) if files is None else files:
@@ -112,7 +135,12 @@ class FileSource(Source):
                 digest.update(data)
                 done += len(data)
                 progress(done)
-        return [path.name, path.stat().st_size, digest.hexdigest()]
+        return [path.name, done, digest.hexdigest()]
+
+    def check_unchanged(self) -> None:
+        for path, state in zip(self.paths, self._states, strict=True):
+            if file_state(path) != state:
+                raise DataError(f"{path}: changed while it was read; try again when it is complete")
 
     def fingerprint(self, progress: ByteCounter) -> list[list[Any]]:
         result: list[list[Any]] = []

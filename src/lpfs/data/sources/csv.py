@@ -14,7 +14,7 @@ import polars as pl
 from lpfs.data.parsing import replace_missing_marks
 from lpfs.data.remote import LogFile
 from lpfs.data.sources.base import Chunk, FileSource, Piece
-from lpfs.data.sources.blocks import BLOCK, QUOTE, LineBlocks, inside_quotes, is_splittable, open_bytes
+from lpfs.data.sources.blocks import BLOCK, BOM, QUOTE, LineBlocks, inside_quotes, is_splittable, open_bytes
 from lpfs.errors import DataError
 
 SEPARATORS = (",", "\t", ";", "|", "\x01")
@@ -47,7 +47,8 @@ def parse(
     polars parses the block. It accepts short rows and does not report where it failed, so the separators are
     counted first, and an irregular block is parsed again by the csv module, which is slow.
     """
-    rows = regular_rows(block, len(names), dialect)
+    # polars removes a byte order mark from every block; it is one at the start of the file only
+    rows = None if block.startswith(BOM) else regular_rows(block, len(names), dialect)
     if rows is not None:
         schema = {f"column_{index}": pl.String for index in range(len(names))}
         columns = [f"column_{names.index(name)}" for name in selected]
@@ -69,19 +70,26 @@ def parse(
 
 
 def regular_rows(block: bytes, columns: int, dialect: Dialect) -> int | None:
-    """Return the number of rows of a block if its separators and line ends are consistent, else None."""
+    """Return the number of rows of a block if all have the same number of separators, else None."""
     if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
         return None
     separator, values = ord(dialect.separator), np.frombuffer(block, np.uint8)
-    if not dialect.quoted or QUOTE not in block:
-        ends, separators = block.count(b"\n"), int(np.count_nonzero(values == separator))
-    else:
+    is_end, is_separator = values == 10, values == separator
+    if dialect.quoted and QUOTE in block:
         outside = ~inside_quotes(values)
         if not outside[-1] or not _quotes_are_regular(values, separator):
             return None
-        ends, separators = (int(np.count_nonzero((values == byte) & outside)) for byte in (10, separator))
-    rows = ends + (not block.endswith(b"\n"))
-    return rows if separators == rows * (columns - 1) else None
+        is_end, is_separator = is_end & outside, is_separator & outside
+    ends, separators = np.flatnonzero(is_end), np.flatnonzero(is_separator)
+    if not block.endswith(b"\n"):
+        ends = np.append(ends, len(block))
+    count = columns - 1  # separators of a row
+    if len(separators) != len(ends) * count:
+        return None
+    # a short row and a long one have the right total: compare the last separator of each row, and the next one
+    if count and ((separators[count - 1 :: count] > ends).any() or (separators[count::count] < ends[:-1]).any()):
+        return None
+    return len(ends)
 
 
 def _quotes_are_regular(values: npt.NDArray[np.uint8], separator: int) -> bool:
@@ -194,7 +202,7 @@ class CsvSource(FileSource):
 
     def pieces(self, index: int) -> list[Piece]:
         path = self.paths[index]
-        count = -(-path.stat().st_size // self.block)
+        count = -(-self.sizes[index] // self.block)
         if count <= PIECE_BLOCKS or not is_splittable(path, self.dialect.quoted):
             return [Piece(index)]
         starts = range(0, count, PIECE_BLOCKS)

@@ -21,6 +21,7 @@ from lpfs.errors import DataError, InputError
 MAX_HEADER = 1 << 16  # bytes read to parse a page header
 MAX_FOOTER = 1 << 26  # bytes; a larger footer is not checked
 MAX_DEPTH = 20  # of nested structs
+SLICE_CELLS = 1 << 22  # rows times columns decoded at a time from a large row group
 MALFORMED = (LookupError, ValueError, TypeError, AttributeError, OSError, OverflowError)  # errors of parsing metadata
 Struct = dict[int, Any]
 
@@ -86,26 +87,31 @@ class CompactThriftReader:
         return result
 
 
-def check_pages(path: Path) -> int:
-    """Raise DataError if a page header holds impossible counts; return the number of pages checked."""
+def check_pages(path: Path) -> tuple[int, int]:
+    """Raise DataError if a page header holds impossible counts.
+
+    Return the number of pages checked, and the rows of the largest row group: 2^63 - 1 if the footer is not readable.
+    """
     with path.open("rb") as file:
         try:
-            chunks = column_chunks(file)
+            groups = row_groups(file)
+            chunks = [column[3] for group in groups for column in group[1]]
+            largest = max(int(group[3]) for group in groups)
         except MALFORMED:
-            return 0  # the reader reports the error
-        return sum(check_chunk(file, path, chunk) for chunk in chunks)
+            return 0, 2**63 - 1  # the reader reports the error
+        return sum(check_chunk(file, path, chunk) for chunk in chunks), largest
 
 
-def column_chunks(file: BinaryIO) -> list[Struct]:
-    """Return the metadata of every column chunk, from the footer."""
+def row_groups(file: BinaryIO) -> list[Struct]:
+    """Return the metadata of every row group, from the footer."""
     size = file.seek(0, 2)
     file.seek(size - 8)
     length = int.from_bytes(file.read(4), "little")
     if length > min(MAX_FOOTER, size - 8):
         return []
     file.seek(size - 8 - length)
-    footer = CompactThriftReader(file.read(length)).struct()
-    return [column[3] for group in footer[4] for column in group[1]]
+    groups: list[Struct] = CompactThriftReader(file.read(length)).struct()[4]
+    return groups
 
 
 def check_chunk(file: BinaryIO, path: Path, chunk: Struct) -> int:
@@ -155,10 +161,11 @@ class ParquetSource(FileSource):
     def __init__(self, paths: Sequence[LogFile]) -> None:
         super().__init__(paths)
         self._rows: list[int] = []
+        self._largest_groups: list[int] = []  # rows of the largest row group of each file
         schemas = []
         for path, file in zip(self.paths, self.files, strict=True):
             with _convert_parquet_errors(file):
-                check_pages(fetch_to_local(path))
+                self._largest_groups.append(check_pages(fetch_to_local(path))[1])
                 lazy = scan(path)
                 schemas.append(lazy.collect_schema())
                 self._rows.append(int(lazy.select(pl.len()).collect().item()))
@@ -182,19 +189,30 @@ class ParquetSource(FileSource):
         path, file, rows = self.paths[piece.file], self.files[piece.file], self._rows[piece.file]
         if not rows:
             return
-        size, start = path.stat().st_size, 0
-        with _convert_parquet_errors(file):
-            batches = iter(scan(path).select(list(columns)).collect_batches(chunk_size=ROWS))
+        start = 0
+        batches = read_batches(path, columns, rows, self._largest_groups[piece.file])
         while True:
             with _convert_parquet_errors(file):
                 frame = next(batches, None)
             if frame is None:
                 break
-            consumed = size * frame.height // rows
+            consumed = self.sizes[piece.file] * frame.height // rows
             yield Chunk(decode_dictionary_columns(frame), piece.file, row_locator(file, start), consumed)
             start += frame.height
         if start != rows:
             raise DataError(f"{file}: {start} rows could be read, its footer says {rows}; is it damaged?")
+
+
+def read_batches(path: LogFile, columns: Sequence[str], rows: int, largest_group: int) -> Iterator[pl.DataFrame]:
+    """Yield ``ROWS`` rows at a time, the last fewer; from slices of the file if it has large row groups.
+
+    The reader decodes a row group as a whole, however large it is; of a slice it decodes the rows of the slice only.
+    """
+    table = scan(path).select(list(columns))
+    size = ROWS * max(1, SLICE_CELLS // (ROWS * max(1, len(columns))))
+    for start in range(0, rows, size) if largest_group > size else (0,):
+        part = table.slice(start, size) if largest_group > size else table
+        yield from part.collect_batches(chunk_size=ROWS)
 
 
 def _comparable_type(dtype: pl.DataType) -> Any:
