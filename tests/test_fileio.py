@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from lpfs._fileio import (
+    CHECKSUM_BYTES,
     StagingDirectory,
     check_output_dir,
     file_checksum,
@@ -20,6 +21,7 @@ from lpfs._fileio import (
     open_atomic,
     read_json,
     remove_stale_staging,
+    safe_child,
     write_array_atomic,
     write_json,
     write_json_atomic,
@@ -64,12 +66,15 @@ def test_a_failed_write_keeps_the_old_file(tmp_path):
 
 def test_checksums(tmp_path):
     assert json_checksum({"a": 1, "b": 2}) == json_checksum({"b": 2, "a": 1}) != json_checksum({"a": 1, "b": 3})
-    data, npy = tmp_path / "a.bin", tmp_path / "a.npy"
+    data = tmp_path / "a.bin"
     data.write_bytes(b"123456789")
     assert file_checksum(data) == "cbf43926"  # the check value of CRC-32
-    npy.write_bytes(b"h" * 128 + b"123456789")
-    data.write_bytes(b"123456789" + b"h" * 128)
-    assert file_checksum(npy) == file_checksum(data)
+    data.write_bytes(b"")
+    assert file_checksum(data) == "00000000"
+    data.write_bytes(b"\1" * CHECKSUM_BYTES)
+    first = file_checksum(data)
+    data.write_bytes(b"\1" * CHECKSUM_BYTES + b"123456789")
+    assert file_checksum(data) == first + "cbf43926", "one for each MiB"
     write_json(tmp_path / "a.json", {"λ": 1})
     assert json.loads((tmp_path / "a.json").read_text("ascii")) == {"λ": 1}
 
@@ -139,3 +144,38 @@ def test_staging_directories_of_killed_processes_are_removed(tmp_path):
     remove_stale_staging(out)
     assert living.path.exists()  # locked
     living.discard()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x",
+        "a/../../x",
+        "/etc/x",
+        "..",
+        ".",
+        "",
+        "a//b",
+        "a/",
+        "./a",
+        "C:/x",
+        "C:x",
+        "a\\b",
+        "a\0b",
+        "a\x1b[2J",
+        None,
+        3,
+    ],
+)
+def test_names_that_leave_a_folder_are_refused(tmp_path, name):
+    with pytest.raises(DataError, match="only names of files inside the folder"):
+        safe_child(tmp_path, name)
+
+
+def test_names_inside_a_folder_are_paths(tmp_path):
+    assert safe_child(tmp_path, "days/0000/y0000.npy") == tmp_path / "days" / "0000" / "y0000.npy"
+    (tmp_path / "inside").symlink_to(tmp_path / "a")
+    assert safe_child(tmp_path, "inside") == tmp_path / "inside"
+    (tmp_path / "outside").symlink_to(tmp_path.parent)
+    with pytest.raises(DataError, match="leaves"):
+        safe_child(tmp_path, "outside/x")

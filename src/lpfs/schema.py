@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,10 +77,14 @@ class Schema:
             if count > 1:
                 raise FieldError(f"field {name!r} occurs twice in the schema; give every field its own name")
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of the fields, in order."""
         return tuple(field.name for field in self.fields)
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {name: index for index, name in enumerate(self.names)}
 
     def __len__(self) -> int:
         return len(self.fields)
@@ -88,10 +93,13 @@ class Schema:
         return iter(self.fields)
 
     def __getitem__(self, name: str) -> Field:
-        for field in self.fields:
-            if field.name == name:
-                return field
-        raise FieldError(f"no field {name!r} in the schema; it has {', '.join(map(repr, self.names))}")
+        return self.fields[self.index(name)]
+
+    def index(self, name: str) -> int:
+        """Return the position of a field; raise FieldError if there is none of this name."""
+        if not isinstance(name, str) or name not in self._positions:
+            raise FieldError(f"no field {name!r} in the schema; it has {', '.join(map(repr, self.names))}")
+        return self._positions[name]
 
     def subset(self, names: Sequence[str]) -> Schema:
         """Return the schema with only these fields, in the schema's order."""

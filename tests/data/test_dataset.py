@@ -9,6 +9,7 @@ import pytest
 from lpfs._fileio import json_checksum
 from lpfs.data.dataset import Dataset
 from lpfs.data.simulate import simulate
+from lpfs.data.store import columns
 from lpfs.errors import DataError, FieldError, InputError
 from tests.helpers.datasets import SCHEMA, make_dataset
 
@@ -102,7 +103,9 @@ def test_label_counts_equal_a_count_over_the_rows(tmp_path):
     assert sum(view.label_counts()[0] for view in dataset.split(0.7, 0.1, 0.2)) == dataset.label_counts()[0]
 
 
-def test_label_counts_read_only_the_labels_of_cut_days(dataset):
+def test_label_counts_read_only_the_labels_of_cut_days(tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "PACKED_BYTES", 0)
+    dataset = make_dataset(tmp_path / "log")
     for path in dataset.path.rglob("*.npy"):
         if path.name != "y0000.npy" or path.parent.name == "0001":
             path.unlink()
@@ -158,7 +161,7 @@ def rewrite(dataset: Dataset, **changes: object) -> None:
 
 def test_another_format_version_is_named(dataset):
     rewrite(dataset, version=99, lpfs="9.9")
-    with pytest.raises(DataError, match=r"version 99 \(written by lpfs '9.9'\).*reads version 1"):
+    with pytest.raises(DataError, match=r"version 99 \(written by lpfs '9.9'\).*reads version 2"):
         Dataset(dataset.path)
 
 
@@ -192,7 +195,9 @@ def test_a_directory_without_a_dataset(tmp_path):
         Dataset(tmp_path)
 
 
-def test_columns_are_plain_npy_files(dataset):
+def test_long_columns_are_plain_npy_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "PACKED_BYTES", 0)
+    dataset = make_dataset(tmp_path / "log")
     folder = dataset.path / "days" / "0000"
     assert np.load(folder / "f0000.npy", mmap_mode="r").tolist() == list(range(40))
     assert np.load(folder / "f0000.npy").dtype == np.uint32
@@ -200,3 +205,14 @@ def test_columns_are_plain_npy_files(dataset):
     assert np.load(folder / "f0004.npy").shape == (40, 3)
     assert "f0003.missing.npy" in os.listdir(folder)
     assert "f0004.missing.npy" not in os.listdir(folder)
+
+
+def test_short_columns_share_a_file(dataset):
+    folder = dataset.path / "days" / "0000"
+    assert os.listdir(folder) == ["columns.npy"]
+    day = json.loads((dataset.path / "dataset.json").read_text())["days"][0]["columns"]
+    entry = day["f0000"]
+    ids = np.memmap(folder / "columns.npy", entry["dtype"], "r", entry["start"], entry["items"])
+    assert ids.tolist() == list(range(40))
+    assert np.load(folder / "columns.npy").dtype == np.uint8
+    assert all(entry["start"] % 8 == 0 for entry in day.values())

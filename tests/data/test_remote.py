@@ -13,6 +13,7 @@ from lpfs.data.dataset import Dataset
 from lpfs.data.engines.base import LocalEngine
 from lpfs.data.prepare import prepare
 from lpfs.data.remote import absolute_path_or_url, as_url
+from lpfs.data.store import columns
 from lpfs.errors import DataError, MissingPackageError
 
 fsspec = pytest.importorskip("fsspec")
@@ -55,7 +56,7 @@ def test_a_dataset_written_to_and_read_from_a_store(tmp_path, store, log):
     local = prepare(log, tmp_path / "local", **OPTIONS)
     remote = prepare(log, "memory://data/log", **OPTIONS)
     assert remote.fingerprint == local.fingerprint
-    assert store.exists("/data/log/days/0002/y0000.npy")
+    assert store.exists("/data/log/days/0002/columns.npy")
     assert equal(rows_of(local), rows_of(remote))
     assert remote.vocabulary("ad") == local.vocabulary("ad")
     remote.verify()
@@ -64,7 +65,8 @@ def test_a_dataset_written_to_and_read_from_a_store(tmp_path, store, log):
     assert opened.path == remote.path  # the cache is used again
 
 
-def test_only_the_columns_read_are_downloaded(store, log):
+def test_only_the_columns_read_are_downloaded(store, log, monkeypatch):
+    monkeypatch.setattr(columns, "PACKED_BYTES", 0)
     prepare(log, "memory://data/log", **OPTIONS)
     opened = Dataset("memory://data/log")
     assert not (opened.path / "days").exists()
@@ -128,7 +130,8 @@ def test_missing_urls(tmp_path, store, log):
         Dataset("nosuch://x")
 
 
-def test_damage_is_detected(store, log):
+def test_damage_is_detected(store, log, monkeypatch):
+    monkeypatch.setattr(columns, "PACKED_BYTES", 0)
     prepare(log, "memory://data/log", **OPTIONS)
     data = bytearray(store.cat_file("/data/log/days/0001/f0000.npy"))
     data[-1] ^= 1

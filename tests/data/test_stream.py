@@ -11,11 +11,12 @@ from hypothesis import given, settings, strategies as st
 from lpfs.data import stream as stream_module
 from lpfs.data.batch import Batch
 from lpfs.data.dataset import Dataset
+from lpfs.data.store import columns as columns_module
 from lpfs.data.store.writer import DatasetWriter
 from lpfs.data.stream import Stream, prefetch
 from lpfs.errors import DataError, FieldError, InputError
 from lpfs.schema import Field, Schema
-from tests.helpers.datasets import SCHEMA, make_columns, make_dataset
+from tests.helpers.datasets import SCHEMA, make_columns, make_dataset, update_checksums
 
 DAYS = (40, 1, 59)
 ORDERS = {"time": {}, "uniform": {"shuffle": True}, "windowed": {"shuffle": True, "memory": 2000}}
@@ -269,9 +270,15 @@ def test_invalid_arguments_raise(dataset, arguments):
 
 
 def column_file(dataset: Dataset, name: str) -> Path:
-    return dataset.path / "days" / "0002" / f"f{SCHEMA.names.index(name):04d}.npy"
+    return dataset.path / "days" / "0002" / f"f{SCHEMA.index(name):04d}.npy"
 
 
+@pytest.fixture
+def one_file_per_column(monkeypatch):
+    monkeypatch.setattr(columns_module, "PACKED_BYTES", 0)
+
+
+@pytest.mark.usefixtures("one_file_per_column")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_id_out_of_range_raises(tmp_path, order, prefetch):
@@ -280,21 +287,25 @@ def test_an_id_out_of_range_raises(tmp_path, order, prefetch):
     data = bytearray(path.read_bytes())
     data[-1] = 200
     path.write_bytes(data)
+    update_checksums(dataset.path)
     with pytest.raises(DataError, match=r"'day 2': field 'tiny' has id 200, but its cardinality is 5"):
         list(Dataset(dataset.path).stream(10, prefetch=prefetch, **ORDERS[order]))
     assert not prefetch_threads()
 
 
+@pytest.mark.usefixtures("one_file_per_column")
 def test_an_id_out_of_range_in_a_bag_raises(tmp_path):
     dataset = make_dataset(tmp_path / "log", DAYS)
     path = column_file(dataset, "bag")
     data = bytearray(path.read_bytes())
     data[-1] = 50
     path.write_bytes(data)
+    update_checksums(dataset.path)
     with pytest.raises(DataError, match="field 'bag' has id 50"):
-        list(dataset.stream(10))
+        list(Dataset(dataset.path).stream(10))
 
 
+@pytest.mark.usefixtures("one_file_per_column")
 def test_truncated_and_deleted_files_raise(tmp_path):
     dataset = make_dataset(tmp_path / "log", DAYS)
     path = column_file(dataset, "x")
@@ -306,14 +317,16 @@ def test_truncated_and_deleted_files_raise(tmp_path):
         list(dataset.stream(10))
 
 
+@pytest.mark.usefixtures("one_file_per_column")
 def test_invalid_offsets_raise(tmp_path):
     dataset = make_dataset(tmp_path / "log", (3,))
     path = dataset.path / "days" / "0000" / "f0001.offsets.npy"
     data = bytearray(path.read_bytes())
     data[-8:] = (10**12).to_bytes(8, "little")
     path.write_bytes(data)
-    with pytest.raises(DataError, match="damaged"):
-        list(dataset.stream(10))
+    update_checksums(dataset.path)
+    with pytest.raises(DataError, match="damaged: items"):
+        list(Dataset(dataset.path).stream(10))
 
 
 def test_one_row_and_many_ranks(tmp_path):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lpfs._fileio import file_checksum, json_checksum, write_json
 from lpfs.data.dataset import Dataset
 from lpfs.data.store.writer import DatasetWriter
 from lpfs.schema import Field, Schema
@@ -48,3 +50,13 @@ def make_dataset(out: Path, days: tuple[int, ...] = (40, 1, 59), chunk: int = 17
                 day.append(**make_columns(row + start, row + min(start + chunk, rows)))
             row += rows
     return Dataset(out)
+
+
+def update_checksums(folder: Path) -> None:
+    """Make a manifest match files that a test changed, as somebody who forges a Dataset would."""
+    values = json.loads((folder / "dataset.json").read_text())
+    del values["checksum"]
+    for name in values["files"]:
+        path = folder / name
+        values["files"][name] = {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
+    write_json(folder / "dataset.json", {**values, "checksum": json_checksum(values)})

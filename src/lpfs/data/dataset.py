@@ -5,15 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 import torch
 
 from lpfs.data.reader import RowReader
-from lpfs.data.store.format import AnyArray, DayInfo, Manifest, check_file, load_vocabulary, vocabulary_file
-from lpfs.data.store.location import locate_dataset
+from lpfs.data.store.format import (
+    VOCABULARIES,
+    AnyArray,
+    DayInfo,
+    Manifest,
+    check_file,
+    decode_vocabulary,
+    vocabulary_column,
+)
+from lpfs.data.store.location import damaged_file_error, locate_dataset
 from lpfs.data.stream import MEMORY_LIMIT, Stream
 from lpfs.errors import InputError
 from lpfs.schema import Schema
@@ -22,8 +29,9 @@ from lpfs.schema import Schema
 class Dataset:
     """A prepared log: rows in time order, grouped by day. ``days``, ``split`` and ``part`` return views of it.
 
-    Opening checks the small files and the sizes of the others; ``verify`` checks every byte. The path may be a URL
-    (``s3://…``): files are then fetched on first use into ``path``, a cache directory, and checked.
+    Opening checks the small files and the sizes of the others. Each MiB of a file is checked when it is first read;
+    ``verify`` checks every byte. The path may be a URL (``s3://…``): files are then fetched on first use into ``path``,
+    a cache directory, and checked.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -153,26 +161,29 @@ class Dataset:
 
     def vocabulary(self, name: str) -> AnyArray | list[str] | None:
         """Return the raw values of a field in id order, without the special ids; None if they are not stored."""
-        file = vocabulary_file(self.schema.names.index(self.schema[name].name))
-        stored = file in self._manifest.values["vocabularies"]
-        return load_vocabulary(Path(self.location.file(file))) if stored else None
+        index = self.schema.index(name)
+        parts = {part: self._manifest.vocabularies.get(vocabulary_column(index, part)) for part in ("", "ends")}
+        arrays = {part: column.read(self.location, 0, column.items) for part, column in parts.items() if column}
+        try:
+            return decode_vocabulary(arrays[""], arrays.get("ends")) if arrays else None
+        except (LookupError, ValueError) as error:
+            raise damaged_file_error(self.path / VOCABULARIES, f"values of field {name!r}: {error!r}") from error
 
     def vocabulary_about(self, name: str) -> dict[str, Any]:
         """Return the metadata of the vocabulary of a field; empty if it has none."""
-        file = vocabulary_file(self.schema.names.index(self.schema[name].name))
-        entry = self._manifest.values["vocabularies"].get(file)
-        return {} if entry is None else dict(entry["metadata"])
+        index = self.schema.index(name)
+        return dict(self._manifest.vocabulary_metadata.get(vocabulary_column(index), {}))
 
     def attached(self, name: str) -> Any:
         """Return the JSON values of an attached file, such as ``truth.json``."""
-        files = self._manifest.values["files"]
-        if name not in files:
-            raise InputError(f"{self.path} has no {name!r}; it has {', '.join(sorted(files))}")
+        names = [file for file in self._manifest.files if file.endswith(".json")]
+        if name not in names:
+            raise InputError(f"{self.path} has no {name!r}; it has {', '.join(sorted(names))}")
         return self._manifest.load(name)
 
     def verify(self) -> None:
         """Check every file against its checksum; raise DataError for the first that differs."""
-        for name, entry in Manifest(self.location).files():
+        for name, entry in Manifest(self.location).files.items():
             check_file(self.location, name, entry, checksum=True)
 
     def reader(self, fields: Schema) -> RowReader:

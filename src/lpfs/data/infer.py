@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import polars as pl
 
 from lpfs.data.fields import FieldPlan
@@ -78,11 +79,13 @@ def infer_text(column: pl.Series) -> FieldPlan:
         return FieldPlan(name, why="no value in the sample")
     numbers = _text_as_numbers(values)
     if numbers is not None:
-        if bool(values.head(1000).str.contains(INTEGER).all()) and _max_abs(numbers) >= MAX_EXACT:
+        array = numbers.drop_nulls().to_numpy()  # NumPy needs a tenth of the time for a short column
+        present = array[~np.isnan(array)]
+        largest = float(np.abs(present).max(initial=0))
+        if largest >= MAX_EXACT and bool(values.head(1000).str.contains(INTEGER).all()):
             return infer_long_integers(column)
-        present = numbers.fill_nan(None).drop_nulls()
-        if len(present) and bool((present == present.round()).all()) and _max_abs(present) < MAX_EXACT:
-            return infer_integers(column, "integers", numbers=present.cast(pl.Int64))
+        if len(present) and largest < MAX_EXACT and bool((present == np.rint(present)).all()):
+            return infer_integers(column, "integers", numbers=pl.Series(name, present.astype(np.int64)))
         return infer_floats(numbers.rename(name))
     if bool(values.str.contains(DECIMAL_COMMA).all()):
         return FieldPlan(name, "ignore", why="numbers with a comma; write them with a point, 3.14, to use them")
@@ -108,16 +111,14 @@ def infer_text(column: pl.Series) -> FieldPlan:
 def _text_as_numbers(values: pl.Series) -> pl.Series | None:
     """Return text as numbers; None if a value is neither a number nor a usual text for a missing one."""
     numbers: pl.Series = values.cast(pl.Float64, strict=False)
+    if not numbers.null_count():
+        return None if bool(values.str.contains(LEADING_ZERO).any()) else numbers
     others = values.filter(numbers.is_null()).unique()
     if numbers.null_count() == len(values) or len(others) > len(MISSING_NUMBER_TEXTS):
         return None
     unknown = any(text.strip().lower() not in MISSING_NUMBER_TEXTS for text in others.to_list())
     codes = bool(values.filter(numbers.is_not_null()).str.contains(LEADING_ZERO).any())  # 007 is not 7
     return None if unknown or codes else numbers
-
-
-def _max_abs(numbers: pl.Series) -> float:
-    return float(numbers.abs().max() or 0)  # type: ignore[arg-type]
 
 
 def infer_integers(column: pl.Series, description: str, numbers: pl.Series | None = None) -> FieldPlan:

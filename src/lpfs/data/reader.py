@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 
-from lpfs._fileio import NPY_HEADER_BYTES
 from lpfs.data.batch import Bag, Index, RowBlock, concat_bags, concat_rows
-from lpfs.data.store.format import (
-    COLUMN_PARTS,
-    AnyArray,
-    DayInfo,
-    damaged_file_error,
-    day_folder,
-    field_file,
-    id_range_error,
-    label_file,
-)
-from lpfs.data.store.location import DatasetLocation
-from lpfs.errors import DataError
+from lpfs.data.store.format import COLUMN_PARTS, AnyArray, DayInfo, field_column, id_range_error, label_column
+from lpfs.data.store.location import DatasetLocation, damaged_file_error
 from lpfs.schema import Field, Schema
 
 READ_ROWS = 1 << 16  # rows read from each column file at a time
@@ -127,7 +114,7 @@ class RowReader:
     """Read rows of the whole Dataset by position, for some of its fields.
 
     Files are opened for each read and closed again, so the number of columns is not limited by open files, and a
-    truncated file raises DataError instead of crashing the process as a memory map would.
+    truncated or damaged file raises DataError instead of crashing the process as a memory map would.
     """
 
     def __init__(self, location: DatasetLocation, schema: Schema, fields: Schema, days: Sequence[DayInfo]) -> None:
@@ -140,11 +127,13 @@ class RowReader:
         )
         self._tasks = 1 + len(schema.tasks)
         self._width = sum(field.dim for field in self._dense)
-        names = {field_file(index, part) for index in self._index.values() for part in COLUMN_PARTS}
-        names |= {label_file(index) for index in range(self._tasks)}
-        self._files = [[f"{day_folder(day.index)}/{name}" for name in day.files if name in names] for day in days]
+        names = {field_column(index, part) for index in self._index.values() for part in COLUMN_PARTS}
+        names |= {label_column(index) for index in range(self._tasks)}
+        self._files = [
+            list({day.columns[name].file: None for name in sorted(names & day.columns.keys())}) for day in days
+        ]
         self._has_missing = any(
-            field_file(self._index[field.name], "missing") in day.files for field in self._dense for day in days
+            field_column(self._index[field.name], "missing") in day.columns for field in self._dense for day in days
         )
 
     def read(self, ranges: Sequence[Span], reuse: RowBlock | None = None) -> RowBlock:
@@ -182,7 +171,7 @@ class RowReader:
         """Average number of bytes per row in memory, including 8 for its position in an order."""
         width = 4 * (len(self._ids) + self._width + self._tasks) + 8 + self._width * self._has_missing
         for field in self._bags:
-            items = sum(day.files[field_file(self._index[field.name])][1] for day in self.days)
+            items = sum(day.columns[field_column(self._index[field.name])].items for day in self.days)
             width += 8 + -(-4 * items // max(self.starts[-1], 1))
         return width
 
@@ -194,47 +183,32 @@ class RowReader:
         for field in self._dense:
             index, width = self._index[field.name], field.dim
             columns = slice(column, column + width)
-            values = self._column(day, field_file(index), first * width, count * width)
+            values = self._column(day, field_column(index), first * width, count * width)
             out.dense[:, columns] = values.reshape(count, width)
-            if out.missing is not None and field_file(index, "missing") in day.files:
-                missing = self._column(day, field_file(index, "missing"), first * width, count * width)
+            if out.missing is not None and field_column(index, "missing") in day.columns:
+                missing = self._column(day, field_column(index, "missing"), first * width, count * width)
                 out.missing.view(np.uint8)[:, columns] = missing.reshape(count, width)
             column += width
         for column in range(self._tasks):
-            out.labels[:, column] = self._column(day, label_file(column), first, count)
+            out.labels[:, column] = self._column(day, label_column(column), first, count)
 
     def _bag(self, day: DayInfo, field: Field, first: int, count: int) -> Bag:
-        offsets = self._column(day, field_file(self._index[field.name], "offsets"), first, count + 1)
+        name = field_column(self._index[field.name], "offsets")
+        offsets = self._column(day, name, first, count + 1)
+        if (offsets[1:] < offsets[:-1]).any():
+            raise damaged_file_error(self.location.folder / day.columns[name].file, f"{name} decreases")
         values = self._field_ids(day, field, int(offsets[0]), int(offsets[-1] - offsets[0]))
         return values.astype(np.int32), offsets - offsets[0]
 
     def _field_ids(self, day: DayInfo, field: Field, first: int, count: int) -> AnyArray:
         """Return ids of a field; raise DataError if one is not below its cardinality."""
-        ids = self._column(day, field_file(self._index[field.name]), first, count)
+        ids = self._column(day, field_column(self._index[field.name]), first, count)
         if count and 256**ids.itemsize > field.cardinality and ids.max() >= field.cardinality:
             raise id_range_error(field, int(ids.max()), day.name)
         return ids
 
-    def _column(self, day: DayInfo, file: str, first: int, count: int) -> AnyArray:
-        """Return ``count`` items of a column file, from item ``first``."""
-        path = self.location.file(f"{day_folder(day.index)}/{file}")
-        dtype, items = day.files[file]
-        if not 0 <= first <= first + count <= items:
-            raise damaged_file_error(Path(path), f"items {first} to {first + count} are needed, it has {items}")
-        out = np.empty(count, dtype)
-        if not count:
-            return out
-        try:
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                size = os.preadv(handle, [out.data.cast("B")], NPY_HEADER_BYTES + first * dtype.itemsize)
-            finally:
-                os.close(handle)
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror}; prepare the Dataset again") from error
-        if size != out.nbytes:
-            raise damaged_file_error(Path(path), "it ends early")
-        return out
+    def _column(self, day: DayInfo, name: str, first: int, count: int) -> AnyArray:
+        return day.columns[name].read(self.location, first, count)
 
 
 class RowGatherer(Protocol):

@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from lpfs.data.dataset import Dataset
-from lpfs.data.store.format import ColumnWriter
+from lpfs.data.store.columns import FolderWriter
 from lpfs.data.store.writer import DatasetWriter
 from lpfs.errors import DataError, FieldError, StateError
 from lpfs.schema import Field, Schema
@@ -95,7 +96,7 @@ def test_a_full_disk_is_a_data_error_and_leaves_nothing(tmp_path, monkeypatch):
     def full(self: object, values: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(ColumnWriter, "append", full)
+    monkeypatch.setattr(FolderWriter, "close", full)
     with pytest.raises(DataError, match=r"No space left on device.*free some space"):
         write_two_rows(tmp_path / "log")
     assert is_empty(tmp_path)
@@ -188,8 +189,9 @@ def test_the_final_schema_may_omit_fields(tmp_path):
     assert batch.ids[-1].tolist() == [0, 309]
     assert dataset.vocabulary("a") == ["a"]
     assert dataset.vocabulary_about("b") == {"note": "b"}
-    assert len(list((tmp_path / "log" / "vocab").iterdir())) == 2
-    assert len(list((tmp_path / "log" / "days" / "0000").iterdir())) == 3
+    manifest = json.loads((tmp_path / "log" / "dataset.json").read_text())
+    assert sorted(manifest["vocabularies"]["columns"]) == ["v0000", "v0000.ends", "v0001", "v0001.ends"]
+    assert sorted(manifest["days"][0]["columns"]) == ["f0000", "f0001", "y0000"]
 
 
 def test_a_final_schema_that_does_not_fit_raises(tmp_path):

@@ -280,11 +280,11 @@ def first_record(path: LogFile, separator: str | None) -> tuple[list[str], Diale
 
 def column_names(values: Sequence[str], file: str) -> tuple[str, ...]:
     """Return the names of a header, ``column_N`` for an empty one; raise DataError for a duplicate."""
-    names: list[str] = []
-    for index, value in enumerate(values):
-        name = value or f"column_{index + 1}"
+    names: dict[str, int] = {}
+    for number, value in enumerate(values, start=1):
+        name = value or f"column_{number}"
         if name in names:
-            numbers = f"numbers {names.index(name) + 1} and {index + 1}"
+            numbers = f"numbers {names[name]} and {number}"
             raise DataError(f"{file}, line 1: two columns are named {name!r} ({numbers}); rename one")
-        names.append(name)
+        names[name] = number
     return tuple(names)

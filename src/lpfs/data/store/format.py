@@ -3,64 +3,75 @@
 ::
 
     out/
-      dataset.json    version, fingerprint, settings; size and checksum of every file
+      dataset.json    version, fingerprint, settings; the columns; size and checksums (of each MiB) of every file
       schema.json     the fields in order, the label, the tasks
-      vocab/NNNN.npz  raw values of field NNNN in id order (numbers, or UTF-8 text)
-      days/NNNN/      one directory per day, in time order; one .npy file per column
+      vocab/          raw values of the fields in id order
+        vNNNN.npy           numbers, or UTF-8 text of all values
+        vNNNN.ends.npy      of text: value i is text[ends[i]:ends[i + 1]]
+      days/NNNN/      one directory per day, in time order
         fNNNN.npy           ids (smallest unsigned type), or numbers (float32; (n, w) if the width w > 1)
         fNNNN.missing.npy   1 where a number is missing (the number is 0.0 there); absent if none is missing
         fNNNN.offsets.npy   of a bag: row i holds values[offsets[i]:offsets[i + 1]]
         yNNNN.npy           label (0000) and tasks (0001 …), uint8, or float32 if not all are integers 0 to 255
 
-Names of fields and days are user input and never become part of a path.
+A column of fewer than 64 KiB has no file of its own: it is a part of ``columns.npy`` in the same directory, from the
+byte ``start`` that ``dataset.json`` gives. Names of fields and days are user input and never become part of a path.
 """
 
 from __future__ import annotations
 
 import json
-import zlib
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import lpfs
-from lpfs._fileio import NPY_HEADER_BYTES, file_checksum, json_checksum
-from lpfs.data.store.location import DatasetLocation
+from lpfs._fileio import file_checksum, json_checksum
+from lpfs.data.store.columns import NPY_HEADER_BYTES, PACKED
+from lpfs.data.store.location import DatasetLocation, damaged_file_error
 from lpfs.errors import DataError, InputError, LpfsError
 from lpfs.schema import Field, Schema
 
-FORMAT, VERSION = "lpfs dataset", 1
+FORMAT, VERSION = "lpfs dataset", 2
 MISSING_ID = 0  # id of a missing value
 UNSEEN_ID = 1  # id of a value that is not in the vocabulary
 FIRST_ID = 2  # id of the first value of the vocabulary
-COLUMN_PARTS = ("", "missing", "offsets")  # the files that a field may have per day, see field_file
-COPY_ITEMS = 1 << 20  # items copied at a time
+COLUMN_PARTS = ("", "missing", "offsets")  # the columns that a field may have per day, see field_column
+VOCABULARIES = "vocab"  # directory
+FILE_NAME = re.compile(
+    r"[A-Za-z0-9_-]+\.json|(days/\d{4,}|vocab)/(columns|[fvy]\d{4,}(\.(missing|offsets|ends))?)\.npy", re.ASCII
+)
+NUMBER_TYPE = re.compile(r"\|[biu]1|<[iu][248]|<f[248]")  # dtype.str of the columns; no object can be among them
 
 AnyArray = npt.NDArray[Any]
 
 
-def field_file(index: int, part: str = "") -> str:
-    """Return the name of a column file of field ``index``; ``part`` is one of ``COLUMN_PARTS``."""
-    return f"f{index:04d}.{part}.npy" if part else f"f{index:04d}.npy"
+@cache
+def field_column(index: int, part: str = "") -> str:
+    """Return the name of a column of field ``index``; ``part`` is one of ``COLUMN_PARTS``."""
+    return f"f{index:04d}.{part}" if part else f"f{index:04d}"
 
 
-def label_file(index: int) -> str:
-    """Return the name of the file of the label (0) or of task ``index - 1``."""
-    return f"y{index:04d}.npy"
+def label_column(index: int) -> str:
+    """Return the name of the column of the label (0) or of task ``index - 1``."""
+    return f"y{index:04d}"
+
+
+def vocabulary_column(index: int, part: str = "") -> str:
+    """Return the name of the vocabulary of field ``index``; ``part`` is "ends" for the ends of text values."""
+    return f"v{index:04d}.{part}" if part else f"v{index:04d}"
 
 
 def day_folder(index: int) -> str:
     """Return the path of a day, relative to the Dataset."""
     return f"days/{index:04d}"
-
-
-def vocabulary_file(index: int) -> str:
-    """Return the path of the vocabulary of field ``index``, relative to the Dataset."""
-    return f"vocab/{index:04d}.npz"
 
 
 def id_dtype(largest: int) -> np.dtype[Any]:
@@ -70,78 +81,38 @@ def id_dtype(largest: int) -> np.dtype[Any]:
     return np.min_scalar_type(max(int(largest), 0))
 
 
-def save_vocabulary(file: BinaryIO, values: Any) -> None:
-    """Write raw values in id order: an array of numbers unchanged, other values as UTF-8 text."""
+def encode_vocabulary(values: Any) -> dict[str, AnyArray]:
+    """Return raw values as columns: an array of numbers unchanged, other values as UTF-8 text and its ends."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "iufb":
-        np.savez(file, numbers=values)
-        return
+        return {"": values.astype(values.dtype.newbyteorder("<"))}
     encoded = [str(value).encode("utf-8", "surrogatepass") for value in values]
-    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-    np.savez(file, text=np.frombuffer(b"".join(encoded), np.uint8), ends=ends)
+    return {"": np.frombuffer(b"".join(encoded), np.uint8), "ends": np.cumsum([0, *map(len, encoded)], dtype=np.int64)}
 
 
-def load_vocabulary(path: Path) -> AnyArray | list[str]:
-    """Read a file written by ``save_vocabulary``: an array of numbers or a list of text."""
-    with np.load(path, allow_pickle=False) as stored:
-        if "numbers" in stored:
-            return np.asarray(stored["numbers"])
-        data, ends = stored["text"].tobytes(), stored["ends"].tolist()
-    return [data[start:stop].decode("utf-8", "surrogatepass") for start, stop in pairwise(ends)]
+def decode_vocabulary(values: AnyArray, ends: AnyArray | None) -> AnyArray | list[str]:
+    """Return the raw values of ``encode_vocabulary``: an array of numbers or a list of text."""
+    if ends is None:
+        return values
+    data = values.tobytes()
+    return [data[start:stop].decode("utf-8", "surrogatepass") for start, stop in pairwise(ends.tolist())]
 
 
-class ColumnWriter:
-    """A .npy file that grows by chunks and changes to a wider type if a chunk needs it.
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Numbers of one type that follow each other in a file."""
 
-    The file is closed between two chunks, so that thousands of columns of many days can be written in parallel.
-    The checksum is updated with each chunk: CRC-32 of the data, then of the header, which is known at the end.
-    """
+    file: str  # relative to the Dataset
+    start: int  # first byte
+    dtype: np.dtype[Any]
+    items: int
 
-    def __init__(self, path: Path, dtype: np.dtype[Any], width: int = 1) -> None:
-        self.path, self.dtype, self.width = path, dtype, width
-        self.items = self.items_before = 0  # number of items, and of those before the last chunk
-        self._crc = 0
-        path.write_bytes(b"\0" * NPY_HEADER_BYTES)
-
-    def append(self, values: AnyArray) -> None:
-        """Append values, (n,) or (n, width); the column changes to a wider type if needed."""
-        if (dtype := np.promote_types(values.dtype, self.dtype)) != self.dtype:
-            self._widen(dtype)
-        values = values.astype(self.dtype, copy=False)
-        data = np.ascontiguousarray(values).data.cast("B") if values.size else b""
-        with self.path.open("ab") as file:
-            file.write(data)
-        self._crc = zlib.crc32(data, self._crc)
-        self.items_before = self.items
-        self.items += values.size
-
-    def append_zeros(self, items: int) -> None:
-        """Append zeros, in parts, so that memory stays small."""
-        for start in range(0, items, COPY_ITEMS):
-            self.append(np.zeros(min(COPY_ITEMS, items - start), self.dtype))
-
-    def _widen(self, dtype: np.dtype[Any]) -> None:
-        wider = self.path.with_suffix(".wider")
-        self._crc = 0
-        with self.path.open("rb") as source, wider.open("wb") as target:
-            target.write(source.read(NPY_HEADER_BYTES))
-            while chunk := source.read(COPY_ITEMS * self.dtype.itemsize):
-                data = np.frombuffer(chunk, self.dtype).astype(dtype).tobytes()
-                self._crc = zlib.crc32(data, self._crc)
-                target.write(data)
-        wider.replace(self.path)
-        self.dtype = dtype
-
-    def close(self) -> dict[str, Any]:
-        """Write the header of .npy version 1.0; return size, checksum and type for ``dataset.json``."""
-        rows = self.items // self.width
-        shape = (rows,) if self.width == 1 else (rows, self.width)
-        text = f"{{'descr': {self.dtype.str!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
-        body = text.ljust(NPY_HEADER_BYTES - 11) + "\n"
-        header = b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body.encode("latin1")
-        with self.path.open("r+b") as file:
-            file.write(header)
-        size = NPY_HEADER_BYTES + self.items * self.dtype.itemsize
-        return {"bytes": size, "checksum": f"{zlib.crc32(header, self._crc):08x}", "dtype": self.dtype.str}
+    def read(self, location: DatasetLocation, first: int, count: int) -> AnyArray:
+        """Return ``count`` items from item ``first``; raise DataError if they are damaged."""
+        if not 0 <= first <= first + count <= self.items:
+            reason = f"items {first} to {first + count} are needed, it has {self.items}"
+            raise damaged_file_error(location.folder / self.file, reason)
+        size, start = self.dtype.itemsize, self.start + first * self.dtype.itemsize
+        return location.read(self.file, start, start + count * size).view(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -153,7 +124,7 @@ class DayInfo:
     rows: int
     positives: int  # rows with a non-zero label
     negative_rate: float  # fraction of the negatives that was kept
-    files: dict[str, tuple[np.dtype[Any], int]]  # type and number of items of each column file
+    columns: dict[str, Column]
 
 
 class Manifest:
@@ -185,11 +156,15 @@ class Manifest:
             raise damaged_file_error(file, f"it has invalid contents ({error!r})") from error
 
     def _read(self, values: dict[str, Any]) -> None:
-        self.location.set_entries({**values["files"], **dict(self.files())})
-        for name, entry in values["files"].items():
-            check_file(self.location, name, entry, checksum=True)
-        for name, entry in self.files():
-            check_file(self.location, name, entry, checksum=False)
+        self.files: dict[str, dict[str, Any]] = values["files"]
+        for name, entry in self.files.items():
+            if not FILE_NAME.fullmatch(name):
+                raise DataError(f"{self.path / 'dataset.json'} names the file {name[:200]!r}, which no Dataset has")
+            if type(entry["bytes"]) is not int or type(entry["checksum"]) is not str:
+                raise damaged_file_error(self.path / "dataset.json", f"the entry of {name} is invalid")
+        self.location.set_entries(self.files)
+        for name, entry in self.files.items():
+            check_file(self.location, name, entry, checksum=name.endswith(".json"))
         try:
             self.schema = Schema.from_json(self.load("schema.json"))
         except (InputError, LookupError, TypeError, AttributeError) as error:
@@ -198,11 +173,34 @@ class Manifest:
             if type(field.dim) is not int or type(field.cardinality) is not int:
                 reason = f"field {field.name!r} has the dim {field.dim!r} and the cardinality {field.cardinality!r}"
                 raise damaged_file_error(self.path / "schema.json", reason)
-        self.days = [_read_day(index, entry) for index, entry in enumerate(values["days"])]
+        self.days = [self._read_day(index, entry) for index, entry in enumerate(values["days"])]
         for day in self.days:
             _check_columns(self.path, day, self.schema)
-        if not isinstance(values["fingerprint"], str) or not isinstance(values["settings"], dict) or not self.days:
-            raise damaged_file_error(self.path / "dataset.json", "fingerprint, settings or days are missing")
+        self.vocabularies = self._read_columns(VOCABULARIES, values["vocabularies"]["columns"])
+        self.vocabulary_metadata: dict[str, dict[str, Any]] = values["vocabularies"]["metadata"]
+        mappings = (values["settings"], self.vocabulary_metadata, *self.vocabulary_metadata.values())
+        if not isinstance(values["fingerprint"], str) or not self.days or {type(value) for value in mappings} != {dict}:
+            raise damaged_file_error(self.path / "dataset.json", "fingerprint, settings, days or metadata are invalid")
+
+    def _read_day(self, index: int, entry: dict[str, Any]) -> DayInfo:
+        columns = self._read_columns(day_folder(index), entry["columns"])
+        return DayInfo(index, entry["name"], entry["rows"], entry["positives"], entry["negative_rate"], columns)
+
+    def _read_columns(self, folder: str, entries: Mapping[str, Any]) -> dict[str, Column]:
+        """Return the columns of a directory; raise DataError if one is longer than its file."""
+        packed, columns = f"{folder}/{PACKED}.npy", {}
+        for name, entry in entries.items():
+            items, start = entry["items"], entry.get("start", NPY_HEADER_BYTES)
+            column = Column(
+                packed if "start" in entry else f"{folder}/{name}.npy", start, _dtype(entry["dtype"]), items
+            )
+            stop = start + items * column.dtype.itemsize
+            size = self.files.get(column.file, {"bytes": 0})["bytes"]
+            if type(items) is not int or type(start) is not int or not NPY_HEADER_BYTES <= start <= stop <= size:
+                reason = f"column {name} needs {items!r} items of type {column.dtype} from byte {start!r}"
+                raise damaged_file_error(self.path / column.file, f"{reason}, it has {size} bytes")
+            columns[name] = column
+        return columns
 
     def load(self, name: str) -> Any:
         """Return the JSON values of a small file."""
@@ -215,20 +213,12 @@ class Manifest:
         except OSError as error:
             raise DataError(f"cannot read {self.path / name}: {error.strerror}") from error
 
-    def files(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return the column and vocabulary files with their entries."""
-        files = []
-        for index, day in enumerate(self.values["days"]):
-            files += [(f"{day_folder(index)}/{name}", entry) for name, entry in day["files"].items()]
-        return [*files, *self.values["vocabularies"].items()]
 
-
-def _read_day(index: int, entry: dict[str, Any]) -> DayInfo:
-    files = {}
-    for name, file in entry["files"].items():
-        dtype = np.dtype(file["dtype"])
-        files[name] = dtype, (file["bytes"] - NPY_HEADER_BYTES) // dtype.itemsize
-    return DayInfo(index, entry["name"], entry["rows"], entry["positives"], entry["negative_rate"], files)
+@cache
+def _dtype(text: str) -> np.dtype[Any]:
+    if not NUMBER_TYPE.fullmatch(text):
+        raise ValueError(f"{text!r} is not a type of numbers")
+    return np.dtype(text)
 
 
 def _check_columns(path: Path, day: DayInfo, schema: Schema) -> None:
@@ -238,17 +228,20 @@ def _check_columns(path: Path, day: DayInfo, schema: Schema) -> None:
     if type(day.positives) is not int or not 0 <= day.positives <= day.rows:
         reason = f"day {day.name!r} has {day.positives!r} positives in {day.rows} rows"
         raise damaged_file_error(path / "dataset.json", reason)
-    expected = {label_file(index): ("uf", day.rows) for index in range(1 + len(schema.tasks))}
+    expected = {label_column(index): ("uf", day.rows) for index in range(1 + len(schema.tasks))}
     for index, field in enumerate(schema):
         columns = {"categorical": ("u", day.rows), "numeric": ("f", day.rows * field.dim), "multi": ("u", -1)}
-        expected[field_file(index)] = columns[field.kind]
+        expected[field_column(index)] = columns[field.kind]
         if field.kind == "multi":
-            expected[field_file(index, "offsets")] = ("i", day.rows + 1)
+            expected[field_column(index, "offsets")] = ("i", day.rows + 1)
+        elif field.kind == "numeric" and (missing := field_column(index, "missing")) in day.columns:
+            expected[missing] = ("u", day.rows * field.dim)
     for name, (kinds, items) in expected.items():
-        dtype, size = day.files.get(name, (None, 0))
-        if dtype is None or dtype.kind not in kinds or items not in (-1, size):
-            reason = f"day {day.name!r} needs {items} items in it, it has {size} of type {dtype}"
-            raise damaged_file_error(path / day_folder(day.index) / name, reason)
+        column = day.columns.get(name)
+        if column is None or column.dtype.kind not in kinds or items not in (-1, column.items):
+            stored = "it is missing" if column is None else f"it has {column.items} of type {column.dtype}"
+            reason = f"column {name} of day {day.name!r} needs {items} items, {stored}"
+            raise damaged_file_error(path / (column.file if column else day_folder(day.index)), reason)
 
 
 def check_file(location: DatasetLocation, name: str, entry: dict[str, Any], *, checksum: bool) -> None:
@@ -264,11 +257,6 @@ def check_file(location: DatasetLocation, name: str, entry: dict[str, Any], *, c
         raise damaged_file_error(path, "it is missing") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
-
-
-def damaged_file_error(path: Path, reason: str) -> DataError:
-    """Return the error for a file that differs from what was written."""
-    return DataError(f"{path} is damaged: {reason}; prepare or simulate the Dataset again")
 
 
 def id_range_error(field: Field, value: int, day: str) -> DataError:

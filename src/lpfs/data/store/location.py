@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lpfs._fileio import file_checksum, open_atomic, replace_atomic
+import numpy as np
+import numpy.typing as npt
+
+from lpfs._fileio import CHECKSUM_BYTES, file_checksum, open_atomic, read_json, replace_atomic, safe_child
 from lpfs.data.remote import as_url, cache_dir, remote_access
 from lpfs.errors import DataError
 
@@ -20,24 +24,61 @@ PARALLEL_TRANSFERS = 16  # files transferred at a time
 
 
 class DatasetLocation:
-    """A local directory with all files of a Dataset."""
+    """A local directory with all files of a Dataset. Each MiB of a file is checked when it is first read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._entries: Mapping[str, Mapping[str, Any]] = {}
+        self._paths: dict[str, str] = {}
+        self._checked: dict[str, set[int]] = {}  # of each file, the blocks whose checksums were compared
 
     def file(self, name: str) -> str:
-        """Return the local path of a file."""
-        return f"{self.folder}/{name}"
+        """Return the local path of a file; raise DataError if it is outside the directory."""
+        if name not in self._paths:
+            self._paths[name] = str(safe_child(self.folder, name))
+        return self._paths[name]
 
     def fetch(self, names: Iterable[str]) -> None:
         """Make files available locally; a local directory has them."""
 
     def set_entries(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
         """Set the entry of every file in ``dataset.json``: size and checksum."""
+        self._entries = entries
 
     def size(self, name: str) -> int | None:
         """Return the size of a file in bytes, or None if it is not known without fetching the file."""
         return os.stat(self.file(name)).st_size
+
+    def read(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Return bytes ``start`` to ``stop`` (exclusive) of a file; raise DataError if they are damaged.
+
+        Blocks that were not read before are read completely and compared with their checksums.
+        """
+        path, entry = self.file(name), self._entries[name]
+        checked = self._checked.setdefault(name, set())
+        blocks = [block for block in range(start // CHECKSUM_BYTES, -(-stop // CHECKSUM_BYTES)) if block not in checked]
+        low, high = start, stop
+        if blocks:
+            low = min(start, blocks[0] * CHECKSUM_BYTES)
+            high = max(stop, min((blocks[-1] + 1) * CHECKSUM_BYTES, entry["bytes"]))
+        data = np.empty(high - low, np.uint8)
+        try:
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                size = os.preadv(handle, [data.data], low) if data.size else 0
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}; prepare the Dataset again") from error
+        if size != data.size:
+            raise damaged_file_error(path, "it ends early")
+        for block in blocks:
+            first = block * CHECKSUM_BYTES
+            checksum = zlib.crc32(data[first - low : first - low + CHECKSUM_BYTES].data)
+            if f"{checksum:08x}" != entry["checksum"][8 * block : 8 * block + 8]:
+                raise damaged_file_error(path, "its checksum does not match")
+            checked.add(block)
+        return data[start - low : stop - low]
 
 
 class RemoteLocation(DatasetLocation):
@@ -49,7 +90,6 @@ class RemoteLocation(DatasetLocation):
     def __init__(self, url: str, folder: Path) -> None:
         super().__init__(folder)
         self.url = url
-        self._entries: Mapping[str, Mapping[str, Any]] = {}
         self._fetched: set[str] = set()
 
     @classmethod
@@ -63,9 +103,6 @@ class RemoteLocation(DatasetLocation):
                 with open_atomic(folder / name) as file:
                     file.write(data)
         return cls(url, folder)
-
-    def set_entries(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
-        self._entries = entries
 
     def file(self, name: str) -> str:
         path = super().file(name)
@@ -112,9 +149,22 @@ def locate_dataset(path: str | os.PathLike[str]) -> DatasetLocation:
     if (url := as_url(path)) is not None:
         return RemoteLocation.open(url)
     folder = Path(path)
-    if (folder / URL_FILE).exists():
-        return RemoteLocation(json.loads((folder / URL_FILE).read_text())["url"], folder)
-    return DatasetLocation(folder)
+    if folder.resolve().parent != cache_dir().resolve():  # elsewhere, the file may come from somebody else
+        return DatasetLocation(folder)
+    try:
+        stored = read_json(folder / URL_FILE)
+    except (ValueError, RecursionError):
+        stored = False
+    if stored is None:
+        return DatasetLocation(folder)
+    if not isinstance(stored, dict) or not isinstance(stored.get("url"), str):
+        raise DataError(f"{folder / URL_FILE} is damaged; remove {folder} and open the URL again")
+    return RemoteLocation(stored["url"], folder)
+
+
+def damaged_file_error(path: str | os.PathLike[str], reason: str) -> DataError:
+    """Return the error for a file that differs from what was written."""
+    return DataError(f"{path} is damaged: {reason}; prepare or simulate the Dataset again")
 
 
 def dataset_exists(path: str | os.PathLike[str]) -> bool:

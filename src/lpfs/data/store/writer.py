@@ -14,25 +14,27 @@ import numpy as np
 
 import lpfs
 from lpfs._fileio import StagingDirectory, file_checksum, fsync_tree, json_checksum, write_json
+from lpfs.data.store.columns import FolderWriter, WriteBuffer
 from lpfs.data.store.format import (
     COLUMN_PARTS,
+    FILE_NAME,
     FORMAT,
     VERSION,
+    VOCABULARIES,
     AnyArray,
-    ColumnWriter,
     day_folder,
-    field_file,
+    encode_vocabulary,
+    field_column,
     id_dtype,
     id_range_error,
-    label_file,
-    save_vocabulary,
-    vocabulary_file,
+    label_column,
+    vocabulary_column,
 )
 from lpfs.errors import DataError, FieldError, StateError
 from lpfs.schema import Field, Schema
 
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-OFFSETS_SUFFIX, MISSING_SUFFIX = ".offsets.npy", ".missing.npy"  # see field_file
+OFFSETS_SUFFIX, MISSING_SUFFIX = ".offsets", ".missing"  # see field_column
 
 
 class DatasetWriter:
@@ -69,8 +71,8 @@ class DatasetWriter:
         self.fingerprint, self.settings = fingerprint, dict(settings or {})
         self._replace = replace
         self._days: dict[str, DayWriter] = {}
-        self._vocabularies: dict[str, dict[str, Any]] = {}
-        self._attached: dict[str, dict[str, Any]] = {}
+        self._buffer = WriteBuffer()
+        self._metadata: dict[str, dict[str, Any]] = {}  # of the vocabularies
         self._staging: StagingDirectory | None = None
         for field in schema:
             if field.kind == "cross":
@@ -80,7 +82,8 @@ class DatasetWriter:
         with convert_write_errors(self.out):
             self._staging = StagingDirectory(self.out, replace=self._replace)
             (self.folder / "days").mkdir()
-            (self.folder / "vocab").mkdir()
+            (self.folder / VOCABULARIES).mkdir()
+        self._vocabularies = FolderWriter(self.folder / VOCABULARIES, self._buffer)
         return self
 
     @property
@@ -100,27 +103,25 @@ class DatasetWriter:
         with convert_write_errors(self.out):
             folder = self.folder / day_folder(len(self._days))
             folder.mkdir()
-        self._days[name] = DayWriter(name, folder, self._initial_schema, negative_rate)
+        self._days[name] = DayWriter(name, FolderWriter(folder, self._buffer), self._initial_schema, negative_rate)
         return self._days[name]
 
     def vocabulary(self, name: str, values: Any, **metadata: Any) -> None:
         """Store the raw values of a field in id order, and JSON values that describe them."""
-        path = self.folder / vocabulary_file(self._initial_schema.names.index(self._initial_schema[name].name))
-        with convert_write_errors(self.out), path.open("wb") as file:
-            save_vocabulary(file, values)
-        self._vocabularies[name] = {"size": len(values), "metadata": metadata}
+        index = self._initial_schema.index(name)
+        if name in self._metadata:
+            raise DataError(f"the vocabulary of field {name!r} was stored twice; store it once")
+        with convert_write_errors(self.out):
+            for part, column in encode_vocabulary(values).items():
+                self._vocabularies.append(vocabulary_column(index, part), column)
+        self._metadata[name] = metadata
 
     def attach(self, name: str, values: Any) -> None:
         """Store JSON values in a separate file next to ``dataset.json``."""
-        if Path(name).name != name or name in ("dataset.json", "schema.json"):
+        if "/" in name or not FILE_NAME.fullmatch(name) or name in ("dataset.json", "schema.json"):
             raise DataError(f"cannot attach a file named {name!r}; use a plain name such as 'report.json'")
         with convert_write_errors(self.out):
             write_json(self.folder / name, values)
-        self._attached[name] = self._entry(name)
-
-    def _entry(self, name: str) -> dict[str, Any]:
-        path = self.folder / name
-        return {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self._staging is None:
@@ -145,18 +146,18 @@ class DatasetWriter:
                     f"field {field.name!r} was written as {kind}, but the final schema says {field.kind}; keep the kind"
                 )
         days = [day.close(final) for day in self._days.values()]
-        vocabularies: dict[str, Any] = {}
         new_names: dict[str, str] = {}
-        for index, name in enumerate(initial.names):
-            if name not in final.names:
-                (self.folder / vocabulary_file(index)).unlink(missing_ok=True)
-            elif name in self._vocabularies:
-                file = new_names[vocabulary_file(index)] = vocabulary_file(final.names.index(name))
-                vocabularies[file] = self._vocabularies[name]
-        rename_files(self.folder, new_names)
-        for file, entry in vocabularies.items():
-            entry.update(self._entry(file))
+        metadata: dict[str, dict[str, Any]] = {}
+        kept = set(final.names)
+        for old, name in enumerate(initial.names):
+            if name in self._metadata and name in kept:
+                new = final.index(name)
+                metadata[vocabulary_column(new)] = self._metadata[name]
+                new_names.update({vocabulary_column(old, part): vocabulary_column(new, part) for part in ("", "ends")})
+        new_names = {old: new for old, new in new_names.items() if old in self._vocabularies.columns}
+        vocabularies = {"columns": self._vocabularies.close(new_names), "metadata": metadata}
         write_json(self.folder / "schema.json", final.to_json())
+        paths = sorted(path for path in self.folder.rglob("*") if path.is_file())
         manifest = {
             "format": FORMAT,
             "version": VERSION,
@@ -165,7 +166,13 @@ class DatasetWriter:
             "settings": self.settings,
             "days": days,
             "vocabularies": vocabularies,
-            "files": {"schema.json": self._entry("schema.json"), **self._attached},
+            "files": {
+                path.relative_to(self.folder).as_posix(): {
+                    "bytes": path.stat().st_size,
+                    "checksum": file_checksum(path),
+                }
+                for path in paths
+            },
         }
         manifest = json.loads(json.dumps(manifest))  # the checksum is that of the values in the file
         write_json(self.folder / "dataset.json", {**manifest, "checksum": json_checksum(manifest)})
@@ -175,12 +182,11 @@ class DatasetWriter:
 class DayWriter:
     """Write the rows of one day; created by ``DatasetWriter.day``."""
 
-    def __init__(self, name: str, folder: Path, schema: Schema, negative_rate: float) -> None:
+    def __init__(self, name: str, folder: FolderWriter, schema: Schema, negative_rate: float) -> None:
         if not 0.0 < negative_rate <= 1.0:
             raise DataError(f"day {name!r}: negative_rate must be in (0, 1], found {negative_rate!r}")
         self.name, self.folder, self.schema, self.negative_rate = name, folder, schema, negative_rate
         self.rows = self.positives = 0
-        self._columns: dict[str, ColumnWriter] = {}
         self._largest: dict[str, int] = {}
         self._closed = False
 
@@ -218,38 +224,38 @@ class DayWriter:
             if field.kind == "multi":
                 values, lengths = np.asarray(column[0]), self._check_rows(field.name, column[1], rows)
                 self._check_bag(field, values, lengths)
-                parts[field_file(index)] = self._check_ids(field, values)
-                parts[field_file(index, "offsets")] = np.cumsum(lengths, dtype=np.int64)
+                parts[field_column(index)] = self._check_ids(field, values)
+                parts[field_column(index, "offsets")] = np.cumsum(lengths, dtype=np.int64)
             elif field.kind == "numeric":
                 values = self._check_numbers(field, np.asarray(column), rows)
-                parts[field_file(index, "missing")] = np.isnan(values)
-                parts[field_file(index)] = np.nan_to_num(values, copy=False, nan=0.0)
+                missing = parts[field_column(index, "missing")] = np.isnan(values)
+                values[missing] = 0.0
+                parts[field_column(index)] = values
             else:
-                parts[field_file(index)] = self._check_ids(field, self._check_rows(field.name, column, rows))
+                parts[field_column(index)] = self._check_ids(field, self._check_rows(field.name, column, rows))
         for index, name in enumerate((self.schema.label, *self.schema.tasks)):
-            parts[label_file(index)] = self._check_labels(name, self._check_rows(name, labels[name], rows))
-        for file, part in parts.items():
-            self._write(file, part)
+            parts[label_column(index)] = self._check_labels(name, self._check_rows(name, labels[name], rows))
+        for name, part in parts.items():
+            self._write(name, part)
         self.rows += rows
-        self.positives += int(np.count_nonzero(parts[label_file(0)]))
+        self.positives += int(np.count_nonzero(parts[label_column(0)]))
 
-    def _write(self, file: str, part: AnyArray) -> None:
-        """Append checked values to a column file; create the file when it is first needed."""
-        column = self._columns.get(file)
+    def _write(self, name: str, part: AnyArray) -> None:
+        """Append checked values to a column; create it when it is first needed."""
+        is_new = name not in self.folder.columns
         width = part.shape[1] if part.ndim == 2 else 1
-        if file.endswith(MISSING_SUFFIX):
-            if column is None and not part.any():
+        if name.endswith(MISSING_SUFFIX):
+            if is_new and not part.any():
                 return
             part = part.view(np.uint8)
-        if column is None:
-            column = self._columns[file] = ColumnWriter(self.folder / file, part.dtype, width)
-            if file.endswith(OFFSETS_SUFFIX):
-                column.append(np.zeros(1, np.int64))
-            elif file.endswith(MISSING_SUFFIX):
-                column.append_zeros(self.rows * width)
-        if file.endswith(OFFSETS_SUFFIX):
-            part = part + self._columns[file.replace(".offsets", "")].items_before
-        column.append(part)
+            if is_new:
+                self.folder.append_zeros(name, self.rows * width, width)
+        elif name.endswith(OFFSETS_SUFFIX):
+            if is_new:
+                self.folder.append(name, np.zeros(1, np.int64))
+            values = self.folder.columns[name.removesuffix(OFFSETS_SUFFIX)]
+            part = part + (values.items - (part[-1] if part.size else 0))
+        self.folder.append(name, part, width)
 
     def _check_names(self, columns: Mapping[str, Any], labels: Mapping[str, Any]) -> None:
         targets = (self.schema.label, *self.schema.tasks)
@@ -312,36 +318,23 @@ class DayWriter:
         if not self.rows:
             raise DataError(f"day {self.name!r} has no rows; append some, or do not open the day")
         position = {name: index for index, name in enumerate(final.names)}
-        new_names: dict[str, str] = {}
+        new_names = {label_column(index): label_column(index) for index in range(1 + len(self.schema.tasks))}
         for index, field in enumerate(self.schema):
-            files = [field_file(index, part) for part in COLUMN_PARTS]
             if field.name not in position:
-                for file in files:
-                    if self._columns.pop(file, None):
-                        (self.folder / file).unlink()
                 continue
             new_index, largest = position[field.name], self._largest.get(field.name, 0)
             if field.kind != "numeric" and largest >= final.fields[new_index].cardinality:
                 raise id_range_error(final.fields[new_index], largest, self.name)
-            new_names.update(zip(files, (field_file(new_index, part) for part in COLUMN_PARTS), strict=True))
-        entries = {new_names.get(file, file): column.close() for file, column in self._columns.items()}
-        rename_files(self.folder, {file: new for file, new in new_names.items() if file in self._columns})
+            for part in COLUMN_PARTS:
+                if (name := field_column(index, part)) in self.folder.columns:
+                    new_names[name] = field_column(new_index, part)
         return {
             "name": self.name,
             "rows": self.rows,
             "positives": self.positives,
             "negative_rate": self.negative_rate,
-            "files": dict(sorted(entries.items())),
+            "columns": self.folder.close(new_names),
         }
-
-
-def rename_files(folder: Path, new_names: Mapping[str, str]) -> None:
-    """Rename files; a new name may be the old name of another file."""
-    moved = {name: new for name, new in new_names.items() if name != new}
-    for name, new in moved.items():
-        (folder / name).rename(folder / f"{new}.moved")
-    for new in moved.values():
-        (folder / f"{new}.moved").rename(folder / new)
 
 
 @contextmanager
