@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lpfs import _console
-from lpfs._console import Console, encodable, fit_to_width, sparkline
+from lpfs._console import Console, EscapedStream, encodable, fit_to_width, sparkline
 
 
 class Terminal(io.StringIO):
@@ -48,7 +48,7 @@ def test_headings_messages_and_warnings():
     stream = io.StringIO()
     console = Console(stream=stream, stages=2)
     console.heading("prepare")
-    console.message("two\nlines")
+    console.message("two", "lines")
     console.warning("column 'id'")
     console.heading("search")
     Console(stream=stream).heading("without a number")
@@ -60,6 +60,36 @@ def test_headings_messages_and_warnings():
         "[2/2] search",
         "without a number",
     ]
+
+
+def test_every_argument_is_one_line(immediate):
+    name = "a\nb\t\x1b[35m\x85\x7f\u202e\u200b\u2028\ud800[bold]"
+    shown = r"a\nb\t\x1b[35m\x85\x7f\u202e\u200b\u2028\ud800[bold]"
+    for stream in (io.StringIO(), Terminal()):
+        console = Console(stream=stream, stages=9)
+        for show in (console.heading, console.message, console.warning):
+            show(name)
+        console.table(name, [name], [[name]])
+        bar = console.step_bar(9, description=name)
+        bar.update(1, lambda: name)
+        bar.close()
+        with console.progress(name) as update:
+            update(1, 2)
+        assert stream.getvalue().count(shown) >= 8
+        assert not set(name) & set(stream.getvalue()) - set("ab[bold]35m\n\x1b")
+        assert "\x1b[35m" not in stream.getvalue()
+        assert "a\nb" not in stream.getvalue()
+
+
+def test_what_other_code_prints_is_escaped():
+    terminal = Terminal()
+    stream = EscapedStream(terminal)
+    print("a\x1b[35m\x9b\r", "b", file=stream)
+    stream.writelines(["c\x7f\n", "d"])
+    assert terminal.getvalue() == "a\\x1b[35m\\x9b\\r b\nc\\x7f\nd"
+    assert not stream.isatty()
+    Console(stream=stream).heading("bold")
+    assert "\x1b[1m" in terminal.getvalue()
 
 
 def test_terminals_have_styles_unless_the_user_wants_none(monkeypatch):

@@ -6,20 +6,25 @@ import csv
 import html.parser
 import io
 import json
+import os
+import shutil
+import subprocess
 
 import pytest
 from hypothesis import given, strategies as st
 from markupsafe import Markup
 
 from lpfs._text import (
-    FORMULA_PREFIXES,
     csv_cell,
     describe_target,
     escape_control_chars,
+    escape_json,
     field_name_html,
     html_environment,
+    is_formula,
     json_script,
     multiline_html,
+    quote_command,
     truncate_middle,
 )
 
@@ -69,7 +74,34 @@ def test_csv_cells_are_read_as_the_same_text_and_never_as_a_formula(texts):
     line = ",".join(map(csv_cell, texts))
     cells = next(csv.reader(io.StringIO(line, newline=""))) if line else [""]
     assert [cell.removeprefix("'") for cell in cells] == [text.removeprefix("'") for text in texts]
-    assert not any(cell.startswith(FORMULA_PREFIXES) for cell in cells)
+    assert not any(map(is_formula, cells))
+
+
+@pytest.mark.parametrize("sign", list("=+-@＝＋－＠"))
+@pytest.mark.parametrize(
+    "start", ["", " ", "\t", "\xa0", "\u3000", "\u200b", "\ufeff \u2060", "\x00", "\x1f", "\u202e"]
+)
+def test_formulas_after_blanks_and_invisible_characters_get_an_apostrophe(start, sign):
+    cell = csv_cell(f"{start}{sign}1")
+    assert cell == f"'{start}{sign}1"
+    assert csv_cell(f"a{start}{sign}1") == f"a{start}{sign}1"
+
+
+@given(st.recursive(ANY, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANY, inner, max_size=3)))
+def test_escaped_json_has_the_same_values_and_no_unprintable_character(values):
+    for indent in (None, 1):
+        text = escape_json(json.dumps(values, indent=indent, ensure_ascii=False))
+        assert text.replace("\n", "").isprintable()
+        assert json.loads(text) == values
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_quoted_commands_are_read_by_a_shell_as_the_same_words():
+    words = ["", "a b", "it's", "$(x)", "a\x1b[31m'\\", "new\nline\t", "\x85\u202e日", "\udcff\x7f", "\x01f", "*"]
+    command = quote_command("printf", "%s\\0", *words)
+    assert command.isprintable()
+    printed = subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout
+    assert [os.fsdecode(word) for word in printed.split(b"\0")[:-1]] == words
 
 
 def test_numbers_lists_and_none_in_csv():

@@ -11,21 +11,27 @@
     bar.close()
 
 On a terminal rich draws bars and bold text, and messages appear above an active bar. Elsewhere, and on a dumb
-terminal, every output is a plain line. A task that takes less than a second shows nothing. Unprintable characters
-in user text are escaped, and characters that the stream cannot encode are replaced. rich is imported on first use.
+terminal, every output is a plain line. A task that takes less than a second shows nothing. rich is imported on first
+use.
+
+This is the only module that prints. Every line is one argument: unprintable characters in it, line breaks included,
+are escaped, because names come from data, and characters that the stream cannot encode are replaced.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TextIO
 
-from lpfs._text import escape_unprintable
+from lpfs._text import escape_json, escape_unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
@@ -44,7 +50,7 @@ class Console:
 
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None, stages: int = 0) -> None:
         self.quiet, self.stages, self.stage = quiet, stages, 0
-        self.stream = sys.stderr if stream is None else stream
+        self.stream = unescaped_stream(sys.stderr if stream is None else stream)
         self.is_terminal = (
             self.stream.isatty() and os.environ.get("TERM") != "dumb" and find_spec("rich.console") is not None
         )
@@ -56,9 +62,10 @@ class Console:
         self.stage += 1
         self._print(f"[{self.stage}/{self.stages}] {text}" if self.stages else text, "bold")
 
-    def message(self, text: str) -> None:
-        """Print text; it may have several lines."""
-        self._print(text)
+    def message(self, *lines: str) -> None:
+        """Print lines."""
+        for line in lines:
+            self._print(line)
 
     def warning(self, text: str) -> None:
         """Print text after ``warning:``."""
@@ -108,11 +115,10 @@ class Console:
         return StepBar(self, total, completed, description)
 
     def _print(self, text: str, style: str = "") -> None:
-        """Print text, whose lines are made safe, in a style of rich on a terminal."""
+        """Print one line, in a style of rich on a terminal."""
         if self.quiet:
             return
-        text = "\n".join(map(self._safe, text.split("\n")))
-        style = self._style(style)
+        text, style = self._safe(text), self._style(style)
         if self._active is None and not style:
             self._write(text)
         else:
@@ -124,7 +130,7 @@ class Console:
         print(line, file=self.stream, flush=True)
 
     def _safe(self, text: str) -> str:
-        return encodable(escape_unprintable(text), self.stream)
+        return safe_line(text, self.stream)
 
     def _style(self, style: str) -> str:
         return style if self.is_terminal and "NO_COLOR" not in os.environ else ""
@@ -228,7 +234,7 @@ class StepBar:
                 TextColumn("{task.fields[text]}", markup=False),
             )
             if self.bar is not None:
-                self._task = self.bar.add_task(description, total=total, completed=completed, text="")
+                self._task = self.bar.add_task(console._safe(description), total=total, completed=completed, text="")
 
     def update(self, step: int, text: Callable[[], str]) -> None:
         """Show the step and the comma-separated parts of a text that fit; ``text`` is called only when it is shown."""
@@ -272,6 +278,78 @@ def fit_to_width(text: str, width: int) -> str:
     while len(text) > width and ", " in text:
         text = text.rpartition(", ")[0]
     return text
+
+
+def safe_line(text: str, stream: TextIO) -> str:
+    """Return text as one line that cannot control a terminal and that a stream can encode."""
+    return encodable(escape_unprintable(text), stream)
+
+
+def print_lines(*lines: str, stream: TextIO | None = None) -> None:
+    """Print lines, by default on standard output."""
+    stream = unescaped_stream(sys.stdout if stream is None else stream)
+    for line in lines:
+        print(safe_line(line, stream), file=stream, flush=True)
+
+
+def print_json(values: Any, default: Callable[[Any], Any]) -> None:
+    """Print values as JSON on standard output; unprintable characters are escapes."""
+    stream = unescaped_stream(sys.stdout)
+    text = json.dumps(values, indent=1, ensure_ascii=False, default=default)
+    if encodable(text, stream) != text:
+        text = json.dumps(values, indent=1, default=default)
+    print(escape_json(text), file=stream, flush=True)
+
+
+def print_error(start: str, message: str) -> None:
+    """Print an error as one line on standard error; its start is red on a terminal unless NO_COLOR is set."""
+    stream = unescaped_stream(sys.stderr)
+    use_color = stream.isatty() and "NO_COLOR" not in os.environ
+    text = safe_line(join_lines(message), stream)
+    print(f"\x1b[31m{start}\x1b[0m {text}" if use_color else f"{start} {text}", file=stream, flush=True)
+
+
+def join_lines(text: str) -> str:
+    """Return the lines of a text as one line."""
+    return " ".join(line.strip() for line in text.split("\n") if line.strip())
+
+
+class EscapedStream:
+    """A text stream that escapes what other code prints; it is no terminal, so that nobody writes styles to it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.unescaped = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unescaped, name)
+
+    def isatty(self) -> bool:
+        """Return False."""
+        return False
+
+    def write(self, text: str) -> int:
+        """Write text; its line breaks stay."""
+        self.unescaped.write("\n".join(safe_line(line, self.unescaped) for line in text.split("\n")))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write texts."""
+        self.write("".join(lines))
+
+
+def unescaped_stream(stream: TextIO) -> TextIO:
+    """Return the stream below an EscapedStream."""
+    return getattr(stream, "unescaped", stream)
+
+
+def escape_all_output() -> None:
+    """Escape everything that this process prints: also warnings, log records, tracebacks and other packages."""
+    sys.stdout, sys.stderr = EscapedStream(sys.stdout), EscapedStream(sys.stderr)
+    # the default would color a traceback on a terminal
+    sys.excepthook = lambda *error: print("".join(traceback.format_exception(*error)), end="", file=sys.stderr)
+    warnings.showwarning = lambda message, category, *_, **__: print_lines(
+        f"lpfs: warning: {join_lines(str(message))} ({category.__name__})", stream=sys.stderr
+    )
 
 
 def encodable(text: str, stream: TextIO) -> str:

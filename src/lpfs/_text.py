@@ -7,7 +7,9 @@ escapes, right-to-left names are isolated from the text around them, and markups
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 MAX_NAME_LENGTH = 120  # characters of a field name that are shown
 MAX_TITLE_LENGTH = 2000  # characters of a field name in its tooltip
 CONTROL_CHARS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufdd0-\ufdef\ufffe\uffff\ud800-\udfff]")
-FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+FORMULA_CHARS = "=+-@＝＋－＠"
 
 
 def escape_control_chars(text: str) -> str:
@@ -38,6 +40,40 @@ def escape_unprintable(text: str) -> str:
     '\\x1b[31mred\\u202e'
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def escape_json(text: str) -> str:
+    r"""Return JSON in which every unprintable character except line breaks is an escape; its values are the same.
+
+    >>> print(escape_json('["\x7f\x85"]'))
+    ["\u007f\u0085"]
+    """
+
+    def escape(char: str) -> str:
+        digits = char.encode("utf-16-be", "surrogatepass").hex()
+        return "".join(f"\\u{digits[start : start + 4]}" for start in range(0, len(digits), 4))
+
+    return "".join(char if char.isprintable() or char == "\n" else escape(char) for char in text)
+
+
+def quote_command(*words: str | os.PathLike[str]) -> str:
+    r"""Return a command that a shell reads as these words; unprintable characters are escapes in $'…'.
+
+    >>> print(quote_command("lpfs", "report", "my run"), quote_command("a\x1b"))
+    lpfs report 'my run' $'a\x1b'
+    """
+
+    def quote(word: str) -> str:
+        if word.isprintable():
+            return shlex.quote(word)
+        chars = (f"\\{c}" if c in "\\'" else c if c.isprintable() else _hex_escape(c) for c in word)
+        return f"$'{''.join(chars)}'"
+
+    return " ".join(quote(os.fspath(word)) for word in words)
+
+
+def _hex_escape(char: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
 
 
 def truncate_middle(text: str, max_length: int = MAX_NAME_LENGTH) -> str:
@@ -107,11 +143,17 @@ def csv_cell(value: object) -> str:
     if value is None:
         return ""
     text = json.dumps(value, ensure_ascii=False) if isinstance(value, list | Mapping) else str(value)
-    if not isinstance(value, int | float) and text.startswith(FORMULA_PREFIXES):
+    if not isinstance(value, int | float) and is_formula(text):
         text = "'" + text
     if any(char in text for char in ',"\r\n'):
         return '"' + text.replace('"', '""') + '"'
     return text
+
+
+def is_formula(text: str) -> bool:
+    """Return whether a spreadsheet may read a cell as a formula: it ignores blanks and invisible characters first."""
+    first = next((char for char in text if char.isprintable() and not char.isspace()), "")
+    return text.startswith(("\t", "\r", "\n")) or (first != "" and first in FORMULA_CHARS)
 
 
 def escape_markdown(text: str) -> str:

@@ -371,3 +371,20 @@ def test_a_module_that_returns_something_else_is_named():
     lpfs.attach(small, {"far": Site("table", index=7)})
     with pytest.raises(FieldError, match="returned 4 along dim 1"):
         small(torch.zeros(B, 4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("wrong", [lambda model: [model.user], lambda model: model.user, lambda model: 3])
+def test_modules_without_names_are_refused(wrong):
+    class Tables(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.user = nn.Embedding(3, 2)
+
+    class Declared(Tables):
+        def sites(self):
+            return {"user": self.user}
+
+    for model in (Tables(), Declared()):
+        with pytest.raises(FieldError, match=r"fields: .* found (Embedding|int); .*\{'user'"):
+            lpfs.attach(model, wrong(model))
+        lpfs.attach(model, ["user"])

@@ -425,3 +425,20 @@ def test_wrong_arguments():
         lpfs.prune(model, Selection((), ("x",)))
     with pytest.raises(FieldError, match="no module 'emb.user'"):
         lpfs.prune(nn.Linear(1, 1), selection)
+
+
+def test_a_batch_that_the_model_does_not_accept_is_refused():
+    class Named(Plain):
+        def forward(self, data):
+            return super().forward(data["ids"], data["tags"], data["price"], data["dense"])
+
+    named = dict(zip(("ids", "tags", "price", "dense"), batch(), strict=True))
+    model, selection = absorbed(Named())
+    without_ids = {key: value for key, value in named.items() if key != "ids"}
+    with pytest.raises(InputError, match=r"model\(batch\) failed with KeyError: 'ids'; .* dict"):
+        lpfs.prune(model, selection, batch=without_ids)
+    model, selection = absorbed()
+    with pytest.raises(InputError, match=r"model\(batch\) failed with TypeError: .* dict. .*model\(\*\*batch\)"):
+        lpfs.prune(model, selection, batch=named)
+    certificate = lpfs.prune(model, selection, batch=named, call=lambda model, batch: model(**batch)).certificate
+    assert certificate.max_logit_change == 0.0

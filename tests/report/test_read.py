@@ -11,6 +11,7 @@ import pytest
 
 import lpfs.report
 from lpfs import cli
+from lpfs._text import quote_command
 from lpfs.cli.options import build_settings
 from lpfs.errors import InputError
 from lpfs.pipeline.results import write_history
@@ -56,7 +57,7 @@ def test_the_page_in_memory_equals_the_page_from_the_directory(tmp_path, fields,
     (run_dir / "report.html").unlink()
     write_report_safely(record, history, run_dir / "report.html", messages.append)
     assert (run_dir / "report.html").read_bytes() == from_disk
-    assert messages == [f"  open {run_dir / 'report.html'}"]
+    assert messages == [f"  {quote_command('open', run_dir / 'report.html')}"]
     assert history_from_records(history, list(record["gates"])) == read_history(run_dir / "history.parquet")
 
 

@@ -1,6 +1,6 @@
 """The ``lpfs`` command: one file per group of commands. Heavy packages are imported inside the commands.
 
-Exit codes: 0 done, 1 error (printed in one line), 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 error (printed in one line), 2 wrong usage, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -17,6 +18,8 @@ try:
 except ImportError:  # the library works without it
     sys.exit("lpfs: the command line needs click; install it with: pip install click")
 
+from lpfs._console import escape_all_output, print_error
+from lpfs._text import escape_unprintable
 from lpfs.cli import compare, data, info, models, select
 from lpfs.cli.app import cli, distributed_command, reported_elsewhere
 from lpfs.errors import LpfsError
@@ -25,10 +28,39 @@ from lpfs.train.distributed import launch_rank
 __all__ = ["cli", "compare", "data", "info", "main", "models", "run", "select"]
 
 
+BLOCKED_SECONDS = 2.0  # after SIGTERM, until a main thread that does not return to Python is ended
+_terminated = threading.Event()
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and end the process with its exit code; SIGTERM cleans up like Ctrl-C."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    sys.exit(run(arguments))
+    escape_all_output()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.signal(signal.SIGTERM, _raise_once)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=_end_if_blocked, args=(reader,), daemon=True).start()
+    try:
+        code = run(arguments)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.exit(code)
+
+
+def _raise_once(*_: object) -> None:
+    """Raise KeyboardInterrupt at the first SIGTERM; a second one does not interrupt the cleaning up."""
+    if not _terminated.is_set():
+        _terminated.set()
+        raise KeyboardInterrupt
+
+
+def _end_if_blocked(reader: int) -> None:
+    """End the process after a SIGTERM that the main thread does not handle, because it blocks outside Python."""
+    while os.read(reader, 1) != bytes([signal.SIGTERM]):
+        pass
+    if not _terminated.wait(BLOCKED_SECONDS):
+        fail("interrupted; a call that does not return was ended")
+        os._exit(128 + signal.SIGTERM)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -52,25 +84,28 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return fail(error.format_message(), error.exit_code, on_all_ranks=False)
     except (click.Abort, KeyboardInterrupt) as stop:
-        return fail(f"interrupted; {stop.args[0] if stop.args else 'no files were written'}", 130)
+        code = 128 + (signal.SIGTERM if _terminated.is_set() else signal.SIGINT)
+        return fail(f"interrupted; {stop.args[0] if stop.args else 'no files were written'}", code)
     except LpfsError as error:
         return 1 if reported_elsewhere(error) else fail(str(error))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        name = f"{error.filename}: " if error.filename else ""
+        name = f"{escape_unprintable(str(error.filename))}: " if error.filename else ""
         hint = "; free some space or choose another directory" if error.errno == errno.ENOSPC else ""
         return fail(f"{name}{error.strerror or error}{hint}")
     except MemoryError:
         return fail("out of memory; limit the vocabularies (--max-values), or hash values (--hash)")
+    except Exception as error:
+        if not _terminated.is_set():
+            raise
+        return fail(f"interrupted; {type(error).__name__}: {error}", 128 + signal.SIGTERM)
 
 
 def fail(message: str, code: int = 1, *, on_all_ranks: bool = True) -> int:
-    """Print an error as one line, in red on a terminal unless NO_COLOR is set; return the exit code."""
+    """Print an error as one line and return the exit code."""
     rank = launch_rank()
     if rank == 0 or on_all_ranks:
-        start = f"lpfs: error: rank {rank}:" if rank else "lpfs: error:"
-        use_color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-        click.echo(f"{click.style(start, fg='red') if use_color else start} {' '.join(message.split())}", err=True)
+        print_error(f"lpfs: error: rank {rank}:" if rank else "lpfs: error:", message)
     return code

@@ -8,16 +8,19 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import click
 
 import lpfs
+from lpfs import _console
+from lpfs._console import print_lines
+from lpfs._text import quote_command
 from lpfs._validation import did_you_mean
 from lpfs.errors import LpfsError
 from lpfs.train.distributed import is_distributed_launch, launch_rank, restart_count
@@ -100,6 +103,13 @@ class Group(click.Group):
             ctx.fail(f"no command {args[0]!r}{did_you_mean(args[0], names)}; choose from {', '.join(names)}.")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; click would print an empty line for an interrupt."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise click.Abort from None
+
 
 class SuggestingChoice(click.Choice[str]):
     """One of some words; for another one the nearest is suggested."""
@@ -125,7 +135,7 @@ def cli() -> None:
 
     Start with "lpfs select"; each of its stages is also a command. See "lpfs COMMAND --help".
 
-    Exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted.
+    Exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted, 143 terminated.
     """
 
 
@@ -133,16 +143,16 @@ def print_json(values: Any) -> None:
     """Print JSON on standard output."""
     from lpfs._fileio import plain_value
 
-    click.echo(json.dumps(values, indent=1, ensure_ascii=False, default=plain_value))
+    _console.print_json(values, plain_value)
 
 
 @contextmanager
-def resume_hint(command: str) -> Iterator[None]:
+def resume_hint(*command: str | Path) -> Iterator[None]:
     """On Ctrl-C in the block, print the command that continues the run."""
     try:
         yield
     except KeyboardInterrupt:
-        raise click.Abort(f"continue with: {command}") from None
+        raise click.Abort(f"continue with: {quote_command(*command)}") from None
 
 
 @contextmanager
@@ -177,5 +187,5 @@ def resume_after_restart(resume: bool, replace: bool) -> tuple[bool, bool]:
     if not restart_count():
         return resume, replace
     if launch_rank() == 0:
-        print("lpfs: restarted by torchrun; resuming from the last checkpoint", file=sys.stderr)
+        print_lines("lpfs: restarted by torchrun; resuming from the last checkpoint", stream=sys.stderr)
     return True, False

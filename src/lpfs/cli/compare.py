@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from lpfs._console import print_lines
+from lpfs._text import quote_command
 from lpfs._validation import check_name
 from lpfs.cli import options as opt
 from lpfs.cli.app import SuggestingChoice, cli, print_json, resume_hint
@@ -78,7 +80,7 @@ def compare(data: tuple[str, ...], out: Path, quiet: bool, as_json: bool, **opti
         "options": parse_method_options(options.pop("options")),
     }
     settings = build_settings(data, out, resume=True, **options)
-    with resume_hint(f"lpfs compare --out {out}"):
+    with resume_hint("lpfs", "compare", "--out", out):
         from lpfs.compare.compare import compare as run
 
         comparison = run(out=out, settings=settings, quiet=quiet, **arguments)
@@ -136,7 +138,7 @@ def report(folder: Path, out: Path | None, quiet: bool, as_json: bool) -> None:
     if as_json:
         print_json({"path": str(path), "bytes": path.stat().st_size})
     elif not quiet:
-        click.echo(f"open {path}")
+        print_lines(quote_command("open", path))
 
 
 @cli.command(
@@ -165,9 +167,10 @@ def reproduce(name: str | None, quiet: bool, as_json: bool, seed: int | None, ou
         if as_json:
             print_json([{"name": name, **entry} for name, entry in entries.items()])
         else:
-            click.echo("\n".join(f"{name}\n    {entry['summary']}" for name, entry in entries.items()))
+            for name, entry in entries.items():
+                print_lines(name, f"    {entry['summary']}")
         return
-    with resume_hint(f"lpfs reproduce {name} --out {out}"):
+    with resume_hint("lpfs", "reproduce", name, "--out", out):
         from lpfs.paper.reproduce import reproduce as run
 
         result = run(name, out, seed=seed or 0, quiet=quiet, **options)

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import lpfs
+from lpfs._console import print_lines
 from lpfs.cli.app import SuggestingChoice, cli, print_json
 from lpfs.cli.options import JSON
 from lpfs.methods.registry import METHODS
@@ -38,7 +39,8 @@ OPTIONAL = {
     "pandas": "pandas tables as a source",
     "pyarrow": "Arrow tables as a source",
 }
-PIP_NAMES = {"sklearn": "scikit-learn", "mlflow": "'lpfs[mlflow]'"}  # if pip install needs another name
+DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # package -> its name on PyPI, if that differs
+PIP_NAMES = {**DISTRIBUTIONS, "mlflow": "'lpfs[mlflow]'"}  # what to give to pip install
 BACKENDS = {"torch": "any device", "numba": "CPU", "triton": "GPU"}  # of embedding tables -> device
 
 
@@ -57,7 +59,7 @@ def methods(as_json: bool) -> None:
         return
     for entry in entries:
         texts = [textwrap.indent(textwrap.fill(entry[key], 96), "    ") for key in ("summary", "reference")]
-        click.echo("\n".join([entry["name"], *texts]))
+        print_lines(entry["name"], *"\n".join(texts).split("\n"))
 
 
 @cli.command(
@@ -75,7 +77,7 @@ def completion(shell: str) -> None:
 
     completion_class = get_completion_class(shell)
     assert completion_class is not None
-    click.echo(completion_class(cli, {}, "lpfs", "_LPFS_COMPLETE").source())
+    print_lines(*completion_class(cli, {}, "lpfs", "_LPFS_COMPLETE").source().split("\n"))
 
 
 @cli.command(short_help="Check what works on this machine.", examples=["lpfs doctor", "lpfs doctor --json"])
@@ -87,25 +89,25 @@ def doctor(as_json: bool) -> None:
         print_json(info)
         return
     machine, torch, cache = info["machine"], info["torch"], info["kernel_cache"]
-    click.echo(f"lpfs {info['lpfs']}, Python {info['python']}, {machine['system']}")
+    print_lines(f"lpfs {info['lpfs']}, Python {info['python']}, {machine['system']}")
     memory = "unknown" if machine["memory_gb"] is None else f"{machine['memory_gb']:.1f} GB"
-    click.echo(f"machine      {machine['cores']} CPU cores, {memory} of memory")
+    print_lines(f"machine      {machine['cores']} CPU cores, {memory} of memory")
     if torch is None:
-        click.echo("torch        missing; install it with: pip install torch")
+        print_lines("torch        missing; install it with: pip install torch")
     else:
-        click.echo(f"torch        {torch['version']}, {torch['threads']} threads")
+        print_lines(f"torch        {torch['version']}, {torch['threads']} threads")
         gpus = [f"{gpu['name']} ({gpu['memory_gb']:.0f} GB)" for gpu in torch["gpus"]]
-        click.echo(f"GPUs         {', '.join(gpus) or 'none that torch can use'}")
+        print_lines(f"GPUs         {', '.join(gpus) or 'none that torch can use'}")
     for backend in info["backends"]:
-        click.echo(f"{backend['name']:<12} {backend['device']}: {backend['state']}")
+        print_lines(f"{backend['name']:<12} {backend['device']}: {backend['state']}")
     hint = "" if cache["writable"] else " (not writable, so kernels are compiled in every process)"
-    click.echo(f"kernel cache {cache['directory']}{hint}")
+    print_lines(f"kernel cache {cache['directory']}{hint}")
     for name, version in info["packages"].items():
         if version is None:
             purpose, pip_name = (NEEDED | OPTIONAL)[name], PIP_NAMES.get(name, name)
-            click.echo(f"missing      {name}, for {purpose}; install it with: pip install {pip_name}")
+            print_lines(f"missing      {name}, for {purpose}; install it with: pip install {pip_name}")
     installed = [f"{name} {version}" for name, version in info["packages"].items() if version is not None]
-    click.echo(textwrap.fill(f"packages     {', '.join(installed)}", 110, subsequent_indent=" " * 13))
+    print_lines(*textwrap.wrap(f"packages     {', '.join(installed)}", 110, subsequent_indent=" " * 13))
 
 
 def collect_info() -> dict[str, Any]:
@@ -177,6 +179,6 @@ def _installed_version(name: str) -> str | None:
     from importlib import metadata  # slow to import, and not needed for --help
 
     try:
-        return metadata.version(PIP_NAMES.get(name, name))
+        return metadata.version(DISTRIBUTIONS.get(name, name))
     except metadata.PackageNotFoundError:
         return "(unknown version)"

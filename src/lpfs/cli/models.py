@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from lpfs._console import print_lines
 from lpfs._validation import did_you_mean
 from lpfs.cli.app import cli, print_json
 from lpfs.cli.options import FILES, OUTPUT_OPTIONS, PATH, days, encoding, model, output
@@ -60,11 +62,11 @@ def evaluate(
         rows = dataset if day_range is None else select_days(dataset, day_range)
         metrics = evaluate_model(trained, rows.stream(EVAL_BATCH_SIZE, fields=trained.reads.names))
     if day_range is None and not quiet and dataset.fingerprint == saved.metadata.get("fingerprint"):
-        click.echo("these rows include the training rows; use --days last for the test rows", err=True)
+        print_lines("these rows include the training rows; use --days last for the test rows", stream=sys.stderr)
     if as_json:
         print_json({"model": str(saved.path), "days": list(rows.days()), "metrics": metrics.to_json()})
     elif not quiet:
-        click.echo(str(metrics))
+        print_lines(*str(metrics).split("\n"))
 
 
 def select_days(dataset: Dataset, day_range: str) -> Dataset:
@@ -102,7 +104,7 @@ def export(
 
     exported = export_run(folder, options.pop("out"), dataset=like, format=file_format, **options)
     if not quiet:
-        click.echo(exported.describe(), err=True)
+        print_lines(exported.describe(), stream=sys.stderr)
     if as_json:
         names = ("format", "rows", "max_logit_change", "bound", "checked_with")
         print_json({"path": str(exported.path), **{name: getattr(exported, name) for name in names}})

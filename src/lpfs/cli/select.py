@@ -78,7 +78,7 @@ def select(
     """Run all stages."""
     resume, replace = resume_after_restart(resume, replace)
     settings = build_settings(source, out, resume=resume, **options)
-    with resume_hint(f"lpfs select --resume --out {out}"):
+    with resume_hint("lpfs", "select", "--resume", "--out", out):
         from lpfs.pipeline.select import select as run
 
         record = run(out=out, settings=settings, resume=resume, replace=replace, quiet=quiet).record
@@ -138,19 +138,19 @@ def train(**options: Any) -> None:
 @opt.RUN
 def search(**options: Any) -> None:
     """Search from a trained model."""
-    _run_stage(f"search {options['checkpoint']}", **options)
+    _run_stage("search", options["checkpoint"], **options)
 
 
 def _run_stage(
-    command: str, data: tuple[str, ...], out: Path, rows: str, quiet: bool, as_json: bool, **options: Any
+    *command: str, data: tuple[str, ...], out: Path, rows: str, quiet: bool, as_json: bool, **options: Any
 ) -> None:
     """Run ``lpfs train`` or ``lpfs search MODEL``."""
     resume, replace = resume_after_restart(options.pop("resume"), options.pop("replace"))
     settings = build_settings(data, out, resume=resume, **options)
-    with resume_hint(f"lpfs {command} --resume --rows {rows} --out {out}"):
+    with resume_hint("lpfs", *command, "--resume", "--rows", rows, "--out", out):
         from lpfs.pipeline.single_stage import run_search_stage, run_train
 
-        run = run_train if command == "train" else run_search_stage
+        run = run_train if command == ("train",) else run_search_stage
         record = run(settings, out, rows, resume=resume, replace=replace, quiet=quiet)
     if as_json:
         print_json(record)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from lpfs.errors import SharedTableError, StateError
+from lpfs.errors import FieldError, SharedTableError, StateError
 from lpfs.gates.functions import GateFunction, gate_function
 from lpfs.gates.hooks import ClearValues, ComputeValues, check_not_wrapped, install, remove_hooks
 from lpfs.gates.module import _ALL_GATES, ATTRIBUTE, Gates, Rescale
@@ -61,6 +61,7 @@ def attach(
     if hasattr(model, ATTRIBUTE):
         raise StateError("this model already has gates; absorb or detach them first")
     function = gate_function(gate, alpha=alpha, tau=tau, epsilon=epsilon, noise=noise)
+    _check_fields(fields)
     named = dict(fields.items()) if isinstance(fields, Mapping | nn.ModuleDict) else declared_sites(model, fields)
     sites, copies = _plan_untying(model, named, untie)
     places = resolve_sites(model, sites, reader, copies)
@@ -100,6 +101,19 @@ def require_gates(model: nn.Module, verb: str) -> Gates:
 
 
 # ------------------------------------------------------------------------- one module for several fields
+
+
+def _check_fields(fields: object) -> None:
+    """Raise FieldError unless fields is a mapping, a path or pattern, a list of these, or None."""
+    if fields is None or isinstance(fields, str | Mapping | nn.ModuleDict):
+        return
+    items = list(fields) if isinstance(fields, Iterable) else [fields]
+    wrong = next((item for item in items if not isinstance(item, str)), None)
+    if wrong is not None:
+        raise FieldError(
+            f"fields: expected names or patterns of paths, found {type(wrong).__name__}; give modules with the names "
+            "of their fields: {'user': model.user_table}"
+        )
 
 
 def _plan_untying(model: nn.Module, fields: Fields, untie: bool) -> tuple[Fields, dict[str, nn.Module]]:

@@ -160,6 +160,8 @@ def prune(
     places = {} if builder else _dropped_places(model, selection)
     cuts = _columns_to_cut(model, places) if cut and not builder else {}
     known = declared_inputs(model) if inputs is None else inputs
+    if batch is not None:
+        _check_batch(model, batch, call)
     checked = () if batch is None else check_leaks(model, selection.dropped, batch, known, call)
     if builder:
         smaller, kept = rebuild(model, selection, cut, builder)
@@ -176,6 +178,19 @@ def prune(
     if optimizer is None or isinstance(optimizer, torch.optim.Optimizer):
         return Pruned(smaller, carried[0] if carried else None, certificate)
     return Pruned(smaller, carried, certificate)
+
+
+def _check_batch(model: nn.Module, batch: Any, call: ForwardCall | None) -> None:
+    """Raise InputError if the model does not accept the batch."""
+    try:
+        compute_logits(model, batch, call)
+    except (LookupError, TypeError, AttributeError) as error:
+        arguments = "*batch" if isinstance(batch, tuple | list) else "batch"
+        way = "call(model, batch)" if call is not None else f"model({arguments})"
+        raise InputError(
+            f"prune: {way} failed with {type(error).__name__}: {error}; the batch is of type {type(batch).__name__}. "
+            "Pass a batch that the model accepts, or call=lambda model, batch: model(**batch)"
+        ) from error
 
 
 def _replace_with_zeros(

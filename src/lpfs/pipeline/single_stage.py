@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lpfs._console import Console
+from lpfs._text import quote_command
 from lpfs.errors import InputError
 from lpfs.gates.prune import prune
 from lpfs.pipeline import results, stages
@@ -62,7 +63,7 @@ def run_train(
     model_dir = run_dir / "model"
     metadata = {**results.data_reference(plan.dataset), "metrics": metrics.to_json()}
     current_group().run_on_leader(lambda: str(save(model, model_dir, **metadata)), "writing the model")
-    console.message(f"on the test rows:\n{metrics}\n{model_dir}: the model")
+    console.message("on the test rows:", *str(metrics).split("\n"), f"{model_dir}: the model")
     return {
         "folder": str(run_dir),
         "model": str(model_dir),
@@ -104,7 +105,7 @@ def run_search_stage(
     current_group().run_on_leader(write, "writing the results")
     console.message(results.describe_kept(selection))
     console.message(f"  validation AUC: {before['auc']:.5f} before, {after['auc']:.5f} with gates")
-    console.message(f"  {run_dir}: {results.FILES_TEXT}; next: lpfs prune {run_dir} --out …")
+    console.message(f"  {run_dir}: {results.FILES_TEXT}; next: {quote_command('lpfs', 'prune', run_dir)} --out …")
     return {"folder": str(run_dir), **record}
 
 
@@ -157,5 +158,5 @@ def run_prune(
     }
     results.write_record(out, record, selection)
     files = f"{out}: {results.RECORD_FILE}, {results.FIELDS_FILE}, model/"
-    Console(quiet=quiet).message(f"{results.describe_kept(selection)}\n  {pruned.certificate}\n  {files}")
+    Console(quiet=quiet).message(results.describe_kept(selection), f"  {pruned.certificate}", f"  {files}")
     return {"folder": str(out), **record}

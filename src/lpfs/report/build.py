@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from lpfs import __version__
 from lpfs._fileio import write_text_atomic
-from lpfs._text import html_environment, json_script
+from lpfs._text import html_environment, json_script, quote_command
 from lpfs.errors import InputError
 from lpfs.report.comparison import comparison_context
 from lpfs.report.comparison_data import COMPARISON_FILE, FORMAT, ComparisonReport, from_record, read_comparison
@@ -77,11 +77,10 @@ def write_report_safely(
     try:
         _write(path, build_report(record, history, name=path.resolve().parent.name))
     except Exception as error:
-        console_message(
-            f"  the report could not be written ({error}); the run is complete. Try: lpfs report {path.parent}"
-        )
+        command = quote_command("lpfs", "report", path.parent)
+        console_message(f"  the report could not be written ({error}); the run is complete. Try: {command}")
     else:
-        console_message(f"  open {path}")
+        console_message(f"  {quote_command('open', path)}")
 
 
 def report_comparison(comparison: ComparisonReport, out: str | os.PathLike[str]) -> Path:

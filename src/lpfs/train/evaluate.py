@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from lpfs._text import escape_unprintable
 from lpfs._validation import check_keys
 from lpfs.data.batch import Batch
 from lpfs.data.reader import rank_range
@@ -128,7 +129,9 @@ class Metrics:
 
 def _line(name: str, task: Scores) -> str:
     values = (task.auc, task.logloss, task.accuracy, task.entropy, task.calibration)
-    return f"{name[:19]:<20}{task.rows:>12,}" + "".join(f"{'-' if v is None else f'{v:.5f}':>10}" for v in values)
+    return f"{escape_unprintable(name)[:19]:<20}{task.rows:>12,}" + "".join(
+        f"{'-' if v is None else f'{v:.5f}':>10}" for v in values
+    )
 
 
 def evaluate(

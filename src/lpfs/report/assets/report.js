@@ -370,9 +370,9 @@
     byId("copy-kept").addEventListener("click", (event) => copy(rows.filter((row) => row.classList.contains("kept")).map(fullName).join("\n"), event.currentTarget));
   }
 
-  // A cell that a spreadsheet would read as a formula starts with an apostrophe.
+  // A cell that a spreadsheet would read as a formula starts with an apostrophe, also after blanks.
   function csvCell(text) {
-    const safe = /^[=+\-@\t\r\n＝＋－＠]/.test(text) ? "'" + text : text;
+    const safe = /^[\t\r\n]|^[\p{C}\p{Z}]*[=+\-@＝＋－＠]/u.test(text) ? "'" + text : text;
     return /[",\r\n]/.test(safe) ? '"' + safe.replaceAll('"', '""') + '"' : safe;
   }
   function tableAsCsv(table, fullName) {
