@@ -8,7 +8,6 @@ searches on the next, removes what it dropped, trains the kept fields from scrat
 from __future__ import annotations
 
 import argparse
-import getpass
 import tempfile
 from pathlib import Path
 
@@ -19,16 +18,17 @@ import lpfs
 parser = argparse.ArgumentParser(description="The main job on simulated clicks.")
 parser.add_argument("--rows", type=int, default=100_000)
 parser.add_argument("--keep", type=int, default=15)
-parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / f"lpfs-demo-{getpass.getuser()}")
+parser.add_argument("--out", type=Path, help="directory of the log and the run; by default a new temporary one")
 given = parser.parse_args()
 
 
 def main() -> None:
-    log = lpfs.simulate(given.out / "log", "small", rows=given.rows, replace=True)
+    out = given.out or Path(tempfile.mkdtemp(prefix="lpfs-demo-"))
+    log = lpfs.simulate(out / "log", "small", rows=given.rows, replace=True)
     truth = log.attached("truth.json")
     print(f"simulated {log.rows:,} rows, {len(log.schema)} fields, {len(truth['true'])} of them true")
 
-    answer = lpfs.select(log, given.out / "run", keep=given.keep, replace=True)
+    answer = lpfs.select(log, out / "run", keep=given.keep, replace=True)
 
     # truth against selection: a noisy copy may stand for the field it copies
     roles = {each["name"]: each["role"] for each in truth["fields"]}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import stat
-import subprocess
-import sys
+import warnings
 
 import numpy as np
 import pytest
 
+from lpfs import _fileio
 from lpfs._fileio import (
     CHECKSUM_BYTES,
     StagingDirectory,
@@ -20,14 +20,15 @@ from lpfs._fileio import (
     json_checksum,
     open_atomic,
     read_json,
-    remove_stale_staging,
+    remove_temporary_files,
     safe_child,
     write_array_atomic,
     write_json,
     write_json_atomic,
     write_text_atomic,
 )
-from lpfs.errors import DataError
+from lpfs.errors import DataError, LockedError
+from tests.helpers.kills import killed_at
 
 
 def test_files_are_replaced_and_nothing_is_left_beside_them(tmp_path):
@@ -112,6 +113,7 @@ def test_a_discarded_staging_directory_leaves_the_output(tmp_path):
     assert (out / "dataset.json").read_text() == "old"
     staging.commit()
     assert (out / "dataset.json").read_text() == "new"
+    staging.discard()
     assert os.listdir(tmp_path) == ["data"]
 
 
@@ -132,18 +134,14 @@ def test_other_directories_are_not_replaced(tmp_path):
 
 def test_staging_directories_of_killed_processes_are_removed(tmp_path):
     out = tmp_path / "data"
-    code = f"from pathlib import Path; from lpfs._fileio import StagingDirectory as S; s = S(Path({str(out)!r})); "
-    subprocess.run([sys.executable, "-c", code + "import os; os._exit(9)"], check=False)
-    (left,) = tmp_path.iterdir()
-    remove_stale_staging(out)
-    assert left.exists()  # too young: its process may be about to lock it
-    os.utime(left, (0, 0))
+    assert killed_at(4, tmp_path, lambda: (StagingDirectory(out).path / "dataset.json").write_text("")) is True
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".lpfs-lock", ".tmp"]
+    other = StagingDirectory(tmp_path / "data.lpfs-x")
     living = StagingDirectory(out)
-    assert not left.exists()
-    os.utime(living.path, (0, 0))
-    remove_stale_staging(out)
-    assert living.path.exists()  # locked
+    assert {path.name for path in tmp_path.iterdir()} >= {living.path.name, other.path.name}
     living.discard()
+    other.discard()
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -179,3 +177,56 @@ def test_names_inside_a_folder_are_paths(tmp_path):
     (tmp_path / "outside").symlink_to(tmp_path.parent)
     with pytest.raises(DataError, match="leaves"):
         safe_child(tmp_path, "outside/x")
+
+
+def test_one_process_at_a_time_writes_to_an_output(tmp_path):
+    out = tmp_path / "data"
+    with StagingDirectory(out), pytest.raises(LockedError, match=f"{out}.*pid {os.getpid()} "):
+        StagingDirectory(out)
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_process_killed_at_any_moment_leaves_the_old_or_the_new_output(tmp_path, monkeypatch, exchange):
+    if not exchange:
+        monkeypatch.setattr(_fileio, "exchange_paths", lambda first, second: False)
+    out = tmp_path / "data"
+
+    def write(text):
+        with StagingDirectory(out, replace=True) as staging:
+            (staging / "dataset.json").write_text(text)
+
+    texts, number, is_killed = [], 0, True
+    while is_killed:
+        number += 1
+        write("old")
+        is_killed = killed_at(number, tmp_path, lambda: write("new"))
+        if not exchange:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                was_missing = not out.exists()
+                StagingDirectory(out, replace=True).discard()
+            assert [str(warning.message).startswith(f"{out} is restored") for warning in caught] == [True] * was_missing
+        texts.append((out / "dataset.json").read_text())
+    assert number > 5
+    assert texts == ["old"] * texts.count("old") + ["new"] * texts.count("new")
+    assert texts[-1] == "new"
+    write("last")
+    assert os.listdir(tmp_path) == ["data"]
+
+
+def test_a_link_to_a_directory_is_replaced_and_its_target_stays(tmp_path):
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "dataset.json").write_text("old")
+    (tmp_path / "data").symlink_to("target")
+    with StagingDirectory(tmp_path / "data", replace=True) as staging:
+        (staging / "dataset.json").write_text("new")
+    assert [(tmp_path / name / "dataset.json").read_text() for name in ("data", "target")] == ["new", "old"]
+    assert sorted(os.listdir(tmp_path)) == ["data", "target"]
+
+
+def test_temporary_files_of_killed_processes_are_removed(tmp_path):
+    assert killed_at(3, tmp_path, lambda: write_text_atomic(tmp_path / "a.txt", "text")) is True
+    (tmp_path / ".bashrc").write_text("")
+    assert len(os.listdir(tmp_path)) == 2
+    remove_temporary_files(tmp_path)
+    assert os.listdir(tmp_path) == [".bashrc"]

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
-import time
 import uuid
+import warnings
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from lpfs._locks import FileLock
 from lpfs.errors import DataError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: staging directories of killed processes are not removed
-    fcntl = None  # type: ignore[assignment]
-
 FSYNC_THREADS = 16
-STALE_SECONDS = 60.0  # a younger staging directory may not be locked yet
 CHECKSUM_BYTES = 1 << 20  # bytes of a file that one checksum covers
+TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{32}\.\w+")  # of replace_atomic
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of renameat2
 DATASET_FILES = ("dataset.json", "truth.json")
 SPECIAL_FILES = {  # reading one of these fails or may wait forever
     stat.S_IFIFO: "named pipe",
@@ -161,9 +160,9 @@ def fsync_tree(directory: Path) -> None:
 class StagingDirectory:
     """A temporary directory beside ``out`` that :meth:`commit` renames to ``out``.
 
-    ``path`` is the directory to fill; a ``with`` block yields it, and commits it unless an error is raised. It is
-    locked while its process lives. A killed process leaves it behind without the lock, and the next staging
-    directory for the same ``out`` removes it.
+    ``path`` is the directory to fill; a ``with`` block yields it, and commits it unless an error is raised. ``out`` is
+    locked meanwhile, and :class:`LockedError` is raised if another process writes to it. A killed process leaves its
+    directory behind, which the next staging directory for the same ``out`` removes.
 
     Args:
         out: the final directory.
@@ -173,14 +172,17 @@ class StagingDirectory:
 
     def __init__(self, out: Path, *, replace: bool = False, markers: Collection[str] = DATASET_FILES) -> None:
         self.out, self.replace, self.markers = out, replace, markers
+        self._prefix = f".{out.name[:80]}.lpfs-"
+        self._old = out.parent / f"{self._prefix}old"  # only where two directories cannot be exchanged
         check_output_dir(out, replace=replace, markers=markers)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        remove_stale_staging(out)
-        self.path = self._make_directory()
-        self._lock = _lock_dir(self.path)
-
-    def _make_directory(self) -> Path:
-        return Path(tempfile.mkdtemp(prefix=_staging_prefix(self.out), suffix=".tmp", dir=self.out.parent))
+        self._lock = FileLock(out.parent / f"{self._prefix}lock", out)
+        try:
+            self._recover()
+            check_output_dir(out, replace=replace, markers=markers)
+            self.path = Path(tempfile.mkdtemp(prefix=self._prefix, suffix=".tmp", dir=out.parent))
+        except BaseException:
+            self._lock.release()
+            raise
 
     def __enter__(self) -> Path:
         return self.path
@@ -193,29 +195,66 @@ class StagingDirectory:
             self.discard()
 
     def commit(self) -> None:
-        """Rename the directory to ``out``; what was there before is removed, or restored if this fails."""
+        """Rename the directory to ``out`` in one step; what was there before is then removed."""
         check_output_dir(self.out, replace=self.replace, markers=self.markers)
         umask = os.umask(0)
         os.umask(umask)
         self.path.chmod(0o777 & ~umask)
-        old = self._make_directory() if self.out.exists() else None
-        try:
-            if old is not None:
-                self.out.rename(old / "old")
+        if not self.out.exists():
             self.path.rename(self.out)
-            fsync_path(self.out.parent)
-        finally:
-            if old is not None:
-                if not self.out.exists():
-                    (old / "old").rename(self.out)
-                shutil.rmtree(old, ignore_errors=True)
+        elif not exchange_paths(self.path, self.out):
+            self.out.rename(self._old)
+            try:
+                self.path.rename(self.out)
+            except BaseException:
+                self._old.rename(self.out)
+                raise
+            remove_tree(self._old)
+        fsync_path(self.out.parent)
 
     def discard(self) -> None:
-        """Remove the directory if it still exists, and release the lock. Safe after :meth:`commit`."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        """Remove the directory, or what :meth:`commit` replaced, and release the lock. Safe to call twice."""
+        remove_tree(self.path)
+        self._lock.release()
+
+    def _recover(self) -> None:
+        """Restore ``out`` if a process was killed while it replaced it; remove what killed processes left."""
+        if self._old.is_dir():
+            if self.out.exists():
+                remove_tree(self._old)
+            else:
+                self._old.rename(self.out)
+                warnings.warn(f"{self.out} is restored: a command was killed while it replaced it", stacklevel=4)
+        if self._lock.is_exclusive:
+            staging_name = re.compile(re.escape(self._prefix) + r"[a-z0-9_]{8}\.tmp")
+            for path in self.out.parent.iterdir():
+                if staging_name.fullmatch(path.name):
+                    remove_tree(path)
+
+
+def exchange_paths(first: Path, second: Path) -> bool:
+    """Exchange two files or directories in one step; return False where the system cannot."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2  # Linux
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(rename(AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(second), RENAME_EXCHANGE) == 0)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory with its content, a link or a file; errors are ignored."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def remove_temporary_files(directory: Path) -> None:
+    """Remove the hidden files that a killed process was writing in a directory, which must be locked."""
+    for path in directory.iterdir():
+        if TEMPORARY_NAME.fullmatch(path.name):
+            remove_tree(path)
 
 
 def check_output_dir(out: Path, *, replace: bool, markers: Collection[str] = DATASET_FILES) -> None:
@@ -229,31 +268,3 @@ def check_output_dir(out: Path, *, replace: bool, markers: Collection[str] = DAT
         raise DataError(f"{out} exists and is not empty; choose another path, or replace it (--replace, replace=True)")
     if names and not names & set(markers):
         raise DataError(f"{out} contains none of {', '.join(markers)} and is not replaced; choose another path")
-
-
-def remove_stale_staging(out: Path) -> None:
-    """Remove staging directories for ``out`` whose process was killed."""
-    for path in out.parent.iterdir():
-        if not (path.name.startswith(_staging_prefix(out)) and path.name.endswith(".tmp") and path.is_dir()):
-            continue
-        is_stale = time.time() - path.stat().st_mtime >= STALE_SECONDS
-        if is_stale and (descriptor := _lock_dir(path)) is not None:
-            shutil.rmtree(path, ignore_errors=True)
-            os.close(descriptor)
-
-
-def _staging_prefix(out: Path) -> str:
-    return f".{out.name[:80]}.lpfs-"
-
-
-def _lock_dir(path: Path) -> int | None:
-    """Lock a directory until the process ends; return None if it is locked already or cannot be locked."""
-    if fcntl is None:
-        return None
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor

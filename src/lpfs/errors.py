@@ -21,6 +21,10 @@ class StateError(LpfsError, RuntimeError):
     """A valid call in the wrong state; nothing was changed."""
 
 
+class LockedError(StateError):
+    """Another process is writing to the same directory; nothing was changed."""
+
+
 class ExactnessError(LpfsError, RuntimeError):
     """The predictions would change; nothing was changed."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +15,10 @@ from typing import get_args
 
 import pytest
 
+from lpfs._locks import FileLock
+from lpfs.cli.app import STASH_DIRS
 from lpfs.cli.options import build_settings, parse_value
+from lpfs.pipeline.run_dir import MOVING_DIR, STASH_DIR
 from lpfs.pipeline.settings import Settings
 from tests.cli.conftest import COLUMNS, MODEL_OPTIONS, TINY
 
@@ -297,3 +302,61 @@ def test_graph_option_is_a_setting(tmp_path, word, value):
     assert build_settings(["clicks.csv"], tmp_path / "run", resume=False, graph=word).graph is value
     assert build_settings([], tmp_path / "run", resume=False, config=config, graph=word).graph is value
     assert build_settings([], tmp_path / "run", resume=False, config=config).graph is (not value)
+
+
+def test_run_in_the_stash_of_a_killed_replacement_is_restored_by_any_command(run, selected, tmp_path):
+    assert STASH_DIRS == (MOVING_DIR, STASH_DIR)
+    shutil.copytree(selected, tmp_path / ".moving")
+    code, _, err = run("report", tmp_path)
+    assert code == 0, err
+    assert f"{tmp_path}: " in err
+    assert "older run is restored" in err
+    assert (tmp_path / "kept_fields.txt").read_bytes() == (selected / "kept_fields.txt").read_bytes()
+
+
+@pytest.mark.parametrize("action", ["--resume", "--replace"])
+def test_run_in_the_stash_of_a_killed_replacement_is_restored(run, clicks, selected, tmp_path, action):
+    out = tmp_path / "run"
+    (out / ".replaced").mkdir(parents=True)
+    shutil.copytree(selected, out / ".replaced", dirs_exist_ok=True)
+    arguments = [] if action == "--resume" else [clicks, *COLUMNS, "--keep", "2", *TINY]
+    code, _, err = run("select", *arguments, action, "--out", out)
+    assert code == 0, err
+    assert err.count(f"{out}: ") >= 1
+    assert "older run is restored" in err
+    assert not (out / ".replaced").exists()
+    assert reproducible(out) == reproducible(selected)
+
+
+def test_a_directory_in_use_is_refused_and_the_process_is_named(run, clicks, trained, tmp_path):
+    out, found = tmp_path / "out", tmp_path / "found"
+    assert run("search", trained, trained / "data", "--keep", "2", "--search-steps", "60", "--out", found)[0] == 0
+    commands = {
+        "select": [clicks, *COLUMNS, "--keep", "2", *TINY],
+        "train": [clicks, *COLUMNS, "--steps", "5"],
+        "search": [trained, trained / "data", "--keep", "2"],
+        "prune": [found],
+        "prepare": [clicks, *COLUMNS],
+    }
+    for name, arguments in commands.items():
+        with FileLock(tmp_path / ".out.lpfs-lock" if name == "prepare" else out / ".lock", out):
+            code, _, err = run(name, *arguments, "--out", out)
+        assert code == 1, name
+        assert f"{out} is in use" in err
+        assert f"pid {os.getpid()} on {socket.gethostname()}, since " in err
+        assert not out.exists()
+
+
+@pytest.mark.long
+def test_only_one_of_two_processes_continues_a_run(clicks, selected, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(selected, out)
+    for name in ("search", "retrained", "hot_start", "model"):
+        shutil.rmtree(out / name)
+    command = [sys.executable, "-m", "lpfs", "select", "--resume", "--out", str(out)]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    errors = [process.communicate(timeout=240)[1] for process in processes]
+    assert sorted(process.returncode for process in processes) == [0, 1], errors
+    (refused,) = [number for number, process in enumerate(processes) if process.returncode]
+    assert f"pid {processes[1 - refused].pid} on " in errors[refused]
+    assert reproducible(out) == reproducible(selected)

@@ -211,3 +211,24 @@ def test_export(run, selected, tmp_path, form):
     assert code == 1
     assert "no model" in err
     assert str(tmp_path) in err
+
+
+def test_a_pruned_model_is_replaced_completely_or_not_at_all(run, searched, tmp_path, monkeypatch):
+    out = tmp_path / "small"
+
+    def read_files():
+        return {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+    assert run("prune", searched, "--out", out)[0] == 0
+    old = read_files()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "lpfs.pipeline.results.write_history", lambda *arguments: (_ for _ in ()).throw(OSError(5, "I/O"))
+        )
+        code, _, err = run("prune", searched, "--zeros", "--replace", "--out", out)
+    assert (code, "I/O" in err) == (1, True)
+    assert read_files() == old
+    code, _, err = run("prune", searched, "--zeros", "--replace", "--out", out)
+    assert code == 0, err
+    assert read_files().keys() == old.keys()
+    assert read_files() != old

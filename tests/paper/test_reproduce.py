@@ -8,7 +8,7 @@ import struct
 import pytest
 
 import lpfs
-from lpfs.compare.locks import LockedError
+from lpfs.errors import LockedError
 from lpfs.paper.context import open_given, simulate_preset
 from lpfs.paper.registry import EXPERIMENTS
 from lpfs.paper.reproduce import load_function, reproduce

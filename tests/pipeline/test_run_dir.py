@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+import shutil
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
 
 from lpfs.errors import InputError
 from lpfs.pipeline import run_dir as run_dir_module
-from lpfs.pipeline.run_dir import is_run, log_run, mlflow_run, starting_run
+from lpfs.pipeline.run_dir import is_run, locked_run, log_run, mlflow_run, recover_run, starting_run
 from lpfs.pipeline.settings import Settings
+from tests.helpers.kills import killed_at
 
 SETTINGS = Settings(source=("clicks.csv",), label="click", keep=3)
 
@@ -90,6 +92,77 @@ def test_failed_start_restores_the_replaced_run(tmp_path):
         fail()
     assert names_in(tmp_path) == ["config.json", "kept_fields.txt", "model"]
     assert Settings.load(tmp_path) == SETTINGS
+
+
+def test_a_run_is_complete_after_a_kill_at_any_moment_of_its_replacement(tmp_path):
+    run, new = tmp_path / "run", SETTINGS.updated(keep=4)
+    old_files = ["config.json", "data", "kept_fields.txt", "model", "notes.txt", "search-3"]
+
+    def replace():
+        with locked_run(run, print), starting_run(run, new, resume=False, replace=True):
+            (run / "data").mkdir()
+            (run / "data" / "dataset.json").write_text("new")
+
+    def fail():
+        with suppress(RuntimeError), locked_run(run, print), starting_run(run, new, resume=False, replace=True):
+            (run / "data").mkdir()
+            raise RuntimeError
+
+    kept = []
+    for work in (replace, fail):
+        number, is_killed = 0, True
+        while is_killed:
+            number += 1
+            shutil.rmtree(run, ignore_errors=True)
+            start(run)
+            for name in ("data", "model", "search-3"):
+                (run / name).mkdir()
+            (run / "kept_fields.txt").write_text("old")
+            (run / "notes.txt").write_text("text")
+            is_killed = killed_at(number, run, work)
+            left, messages = names_in(run), []
+            for _ in range(2):
+                recover_run(run, messages.append)
+                with locked_run(run, messages.append):  # as select --resume does
+                    pass
+            is_old = Settings.load(run) == SETTINGS
+            assert names_in(run) == (old_files if is_old else ["config.json", "data", "notes.txt"]), left
+            assert (len(messages), ".replaced" in left) in ((0, False), (1, False), (1, True)), left
+            assert all(str(run) in message and "restored" in message for message in messages)
+            kept.append(is_old)
+        assert number > 12
+    assert kept[0]
+    assert kept[-1]
+    assert False in kept
+
+
+def test_kill_before_the_configuration_is_written_leaves_an_empty_directory(tmp_path):
+    run = tmp_path / "run"
+
+    def begin():
+        with locked_run(run, print):
+            start(run)
+
+    number = 1
+    while killed_at(number, run, begin):
+        begin()
+        assert names_in(run) == ["config.json"], number
+        shutil.rmtree(run)
+        number += 1
+    assert number > 3
+
+
+def test_links_of_a_foreign_directory_are_not_restored(tmp_path):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "thesis.txt").write_text("text")
+    (tmp_path / "run").mkdir()
+    for name in (".replaced", ".moving", ".removed"):
+        (tmp_path / "run" / name).symlink_to(victim)
+        recover_run(tmp_path / "run", pytest.fail)
+        with locked_run(tmp_path / "run", pytest.fail):
+            pass
+        assert names_in(victim) == ["thesis.txt"]
 
 
 @pytest.mark.parametrize("as_source", [True, False])

@@ -240,7 +240,7 @@ def test_ten_kills(tmp_path):
         [sys.executable, SCRIPT, "--kills", "10", "--out", out], capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr + result.stdout
-    report = json.loads(out.read_text())
+    report = json.loads(out.read_text())["training"]
     assert report["kills"] == 10
     assert report["kills_in_the_middle_of_a_save"] >= 1
     assert report["kills_by_moment"]["half a tensor"] >= 1

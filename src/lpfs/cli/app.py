@@ -11,7 +11,7 @@ import io
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import click
 
 import lpfs
 from lpfs import _console
-from lpfs._console import print_lines
+from lpfs._console import Console, print_lines
 from lpfs._text import quote_command
 from lpfs._validation import did_you_mean
 from lpfs.errors import LpfsError
@@ -39,6 +39,7 @@ EXAMPLES = (
     "lpfs select --help",
     'eval "$(lpfs completion bash)"       # complete commands, options and their values with the tab key',
 )
+STASH_DIRS = (".moving", ".replaced")  # of lpfs.pipeline.run_dir, which imports torch; a test compares them
 DISTRIBUTED_COMMANDS = ("select", "train", "search", "compare")
 
 
@@ -75,6 +76,14 @@ class Command(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_examples(formatter, self.examples)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; first restore runs that it is given and whose replacement was killed."""
+        for value in ctx.params.values():
+            for path in value if isinstance(value, tuple) else (value,):
+                if isinstance(path, str | Path):
+                    restore_killed_run(Path(path))
+        return super().invoke(ctx)
 
 
 class Group(click.Group):
@@ -119,6 +128,15 @@ class SuggestingChoice(click.Choice[str]):
             hint = did_you_mean(str(value), self.choices)
             self.fail(f"{value!r} is not one of {', '.join(self.choices)}{hint}", param, ctx)
         return str(value)
+
+
+def restore_killed_run(run_dir: Path) -> None:
+    """Restore the older run in a directory if ``--replace`` was killed there, and say so."""
+    with suppress(OSError, ValueError):  # not the path of a directory
+        if any((run_dir / name).is_dir() for name in STASH_DIRS):
+            from lpfs.pipeline.run_dir import recover_run
+
+            recover_run(run_dir, Console().message)
 
 
 def write_examples(formatter: click.HelpFormatter, examples: Iterable[str]) -> None:

@@ -4,7 +4,7 @@
 
     compare.py        lpfs.compare()
     plan.py           methods, sizes and seeds -> the runs
-    run_dir.py        the directory of a comparison and its files; locks.py: which process works on what
+    run_dir.py        the directory of a comparison, its files, and the locks that share the work
     runner.py         runs: pretrain once per seed, search, train from scratch, evaluate; run_comparison()
     statistics.py     areas, overlaps, confidence intervals, bootstrap over test rows
     summary.py        results -> comparison.json; tables.py: as tables on the terminal, Markdown and CSV

@@ -20,12 +20,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lpfs._fileio import read_json, write_json_atomic
-from lpfs.compare.locks import WorkLocks
+from lpfs._locks import FileLock
 from lpfs.compare.plan import ComparisonPlan, RunSpec, file_safe_name
 from lpfs.data.dataset import Dataset
 from lpfs.errors import InputError
@@ -53,7 +53,11 @@ class ResultStore:
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.labels = directory, directory / "labels.npy"
-        self.locks = WorkLocks(directory / LOCKS_DIR)
+        (directory / LOCKS_DIR).mkdir(parents=True, exist_ok=True)
+
+    def lock(self, name: str, on_wait: Callable[[], None] | None = None) -> FileLock:
+        """Return the lock of a piece of work, which this process holds; see :class:`FileLock`."""
+        return FileLock(self.directory / LOCKS_DIR / f"{name}.lock", name, on_wait)
 
     def seed(self, seed: int) -> Path:
         """Return the directory of the pretrained model of a seed."""

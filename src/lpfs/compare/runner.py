@@ -21,12 +21,11 @@ import torch
 
 from lpfs._console import Console
 from lpfs._fileio import read_json, write_array_atomic, write_json_atomic, write_text_atomic
-from lpfs.compare.locks import LockedError
 from lpfs.compare.plan import ALL_FIELDS, ComparisonPlan, RunSpec
 from lpfs.compare.run_dir import Record, ResultStore, check_same, copy_truth, open_comparison_dir, read_plan, write_plan
 from lpfs.compare.summary import Comparison, summarize_comparison
 from lpfs.compare.tables import as_csv, as_markdown, print_comparison
-from lpfs.errors import CheckpointError, InputError, LpfsError, SearchError
+from lpfs.errors import CheckpointError, InputError, LockedError, LpfsError, SearchError
 from lpfs.methods.base import top_k
 from lpfs.methods.registry import make_method
 from lpfs.pipeline import stages
@@ -75,7 +74,7 @@ def run_comparison(
     with single_process():  # every rank does complete runs alone
         open_comparison_dir(run_dir, settings, plan, tables_only=tables_only)
         store, waiting = ResultStore(run_dir), "waiting for another process, which is preparing the data"
-        with store.locks.acquire("prepare", on_wait=lambda: console.message(waiting)):
+        with store.lock("prepare", on_wait=lambda: console.message(waiting)):
             data_dir = run_dir / DATA_DIR
             with nullcontext() if data_dir.exists() else remove_on_error(data_dir, LpfsError):
                 dataset = prepare_dataset(source, settings, run_dir, console, saved=saved_model, resume=True)
@@ -115,7 +114,7 @@ def run_missing(runner: Runner, specs: Sequence[RunSpec], console: Console, *, r
         some_done = False
         for spec in left:
             try:
-                with runner.locks.acquire(spec.name):
+                with runner.store.lock(spec.name):
                     if not is_missing(spec):
                         continue
                     run_start = time.perf_counter()
@@ -207,7 +206,7 @@ class Runner:
     """
 
     def __init__(self, base: RunPlan, plan: ComparisonPlan, store: ResultStore, message: Callable[[str], None]) -> None:
-        self.base, self.plan, self.store, self.locks, self.message = base, plan, store, store.locks, message
+        self.base, self.plan, self.store, self.message = base, plan, store, message
         self.meta_model = base.meta_model()
         self.names = self.meta_model.names  # what can be kept: the fields, or all gated parts of the model
         self._pretrained: tuple[int, stages.Trained] | None = None
@@ -253,7 +252,7 @@ class Runner:
         path = self.store.search(spec.method, options, spec.seed, None if shared else spec.keep)
         record = read_json(path)
         if record is None:
-            with self.locks.acquire(f"search-{path.stem}"):
+            with self.store.lock(f"search-{path.stem}"):
                 record = read_json(path) or self.search(spec, options, path)
         record["shared_by_all_k"] = shared
         kept = record["kept"]
@@ -298,7 +297,7 @@ class Runner:
             if cost_file.exists():
                 trained = stages.pretrain(plan, seed)
             else:
-                with self.locks.acquire(f"pretrain-s{seed}"):
+                with self.store.lock(f"pretrain-s{seed}"):
                     self.message(f"seed {seed}: pretraining all {len(plan.schema)} fields")
                     with self.measure_cost(plan, "pretraining") as cost:
                         trained = stages.pretrain(plan, seed)
@@ -334,7 +333,7 @@ class Runner:
         path = self.store.trained(kept, seed)
         record: Record | None = read_json(path)
         if record is None:
-            with self.locks.acquire(f"train-{path.stem}"):
+            with self.store.lock(f"train-{path.stem}"):
                 record = read_json(path) or self.from_scratch(kept, seed, path)
         return record
 

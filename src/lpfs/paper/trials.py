@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lpfs._console import Console
 from lpfs._fileio import read_json, write_json_atomic
 from lpfs.compare import statistics
-from lpfs.compare.locks import LockedError
 from lpfs.compare.plan import ComparisonPlan
 from lpfs.compare.run_dir import TRUE_KINDS, Record, ResultStore, digest
 from lpfs.compare.runner import POLL_SECONDS, Runner
-from lpfs.errors import AllGatesZeroError, SearchError
+from lpfs.errors import AllGatesZeroError, LockedError, SearchError
 from lpfs.gates.schedule import Schedule
 from lpfs.models.base import Model
 from lpfs.paper.context import ExperimentContext

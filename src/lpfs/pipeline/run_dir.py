@@ -1,25 +1,29 @@
-"""The directory of a run: started once, resumed only with the same settings. The MLflow run of ``select``."""
+"""The directory of a run: locked, started once, resumed only with the same settings. The MLflow run of ``select``."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lpfs._fileio import write_json_atomic
-from lpfs.errors import InputError
+from lpfs._fileio import remove_temporary_files, remove_tree, write_json_atomic
+from lpfs._locks import FileLock
+from lpfs.errors import InputError, LockedError
 from lpfs.pipeline.settings import CONFIG_FILE, FORMAT, Settings
 from lpfs.train.distributed.group import current_group
 from lpfs.train.loggers import flatten_numbers, metric_name, need_mlflow, to_parameters
 
 FILES_BEFORE_TRAINING = {CONFIG_FILE, "data"}  # a run that failed its checks leaves these and can be started again
-STASH_DIR = ".replaced"  # of an older run, until the new one has passed its checks
+LOCK_FILE = ".lock"
+# The older run while it is replaced. Only renames lead from one state to the next, so a killed process leaves one of:
+MOVING_DIR = ".moving"  # a part of its files; the others are beside it, and no file is new
+STASH_DIR = ".replaced"  # all of its files; those beside it are new and incomplete
+REMOVED_DIR = ".removed"  # files that are no longer needed: the new run has passed its checks
 # Files and directories of a run, besides numbered ones such as search-3; only these are ever removed.
 RUN_FILES = (
     *("config.json", "data", "pretrain", "search", "all_fields", "retrained", "hot_start", "model"),
@@ -32,6 +36,33 @@ METRIC_GROUPS = {"metrics": "test", "validation": "validation", "savings": "savi
 
 
 @contextmanager
+def locked_run(run_dir: Path, message: Callable[[str], None]) -> Iterator[None]:
+    """Lock a run directory while the block runs, and restore a run whose replacement was killed.
+
+    Raise :class:`LockedError` if another process writes to the directory.
+    """
+    if run_dir.exists() and not run_dir.is_dir():
+        raise InputError(f"{run_dir} exists and is not a directory; choose another path")
+    with FileLock(run_dir / LOCK_FILE, run_dir):
+        remove_temporary_files(run_dir)
+        if _restore(run_dir):
+            message(f"{run_dir}: a command was killed while it replaced this run; the older run is restored")
+        yield
+
+
+def recover_run(run_dir: Path, message: Callable[[str], None]) -> None:
+    """Restore a run whose replacement was killed, unless another process is replacing it now."""
+    if _is_directory(run_dir / MOVING_DIR) or _is_directory(run_dir / STASH_DIR):
+        with suppress(LockedError), locked_run(run_dir, message):
+            pass
+
+
+def is_empty(run_dir: Path) -> bool:
+    """Return whether a directory does not exist or contains nothing besides its lock."""
+    return not run_dir.exists() or (run_dir.is_dir() and {path.name for path in run_dir.iterdir()} <= {LOCK_FILE})
+
+
+@contextmanager
 def starting_run(
     run_dir: Path, settings: Settings, *, resume: bool, replace: bool, inputs: Sequence[str | Path] = ()
 ) -> Iterator[None]:
@@ -40,28 +71,62 @@ def starting_run(
     A run is resumed only with the same settings. ``inputs`` are paths that the run reads besides its source; they must
     not be inside a replaced run.
     """
-    resume = resume and (run_dir / CONFIG_FILE).exists()
+    resume, is_replaced = resume and (run_dir / CONFIG_FILE).exists(), False
     if resume:
         _check_same_settings(run_dir, settings)
-    elif run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+    elif not is_empty(run_dir):
         if not is_run(run_dir):
             raise InputError(f"{run_dir} is not empty and is not a run; choose another directory")
         visible = {path.name for path in run_dir.iterdir() if not path.name.startswith(".")}
-        if replace:
-            for path in (*settings.source, *inputs):
-                if Path(path).resolve().is_relative_to(run_dir.resolve()):
-                    raise InputError(f"{path} is inside {run_dir}, which would be replaced; choose another directory")
-            _stash(run_dir)
-        elif not visible <= FILES_BEFORE_TRAINING:
+        is_replaced = replace
+        if not replace and not visible <= FILES_BEFORE_TRAINING:
             raise InputError(f"{run_dir} contains a run; continue it with --resume, or replace it with --replace")
-    if not resume:
-        write_json_atomic(run_dir / CONFIG_FILE, {"format": FORMAT, **settings.to_json()})
+    with replacing_run(run_dir, (*settings.source, *inputs)) if is_replaced else nullcontext():
+        if not resume:
+            write_json_atomic(run_dir / CONFIG_FILE, {"format": FORMAT, **settings.to_json()})
+        yield
+
+
+@contextmanager
+def replacing_run(run_dir: Path, inputs: Sequence[str | Path]) -> Iterator[None]:
+    """Remove the files of an older run when the block ends; restore them if it fails or is killed.
+
+    Raise InputError if one of ``inputs`` is inside the directory. Other files in it stay.
+    """
+    for path in inputs:
+        if Path(path).resolve().is_relative_to(run_dir.resolve()):
+            raise InputError(f"{path} is inside {run_dir}, which would be replaced; choose another directory")
     try:
+        (run_dir / MOVING_DIR).mkdir()
+        for file in _run_files(run_dir):
+            file.rename(run_dir / MOVING_DIR / file.name)
+        (run_dir / MOVING_DIR).rename(run_dir / STASH_DIR)
         yield
     except BaseException:
         _restore(run_dir)
         raise
-    shutil.rmtree(run_dir / STASH_DIR, ignore_errors=True)
+    (run_dir / STASH_DIR).rename(run_dir / REMOVED_DIR)
+    remove_tree(run_dir / REMOVED_DIR)
+
+
+def _restore(run_dir: Path) -> bool:
+    """Restore an older run that was not replaced completely; return whether there was one."""
+    moving, stash = run_dir / MOVING_DIR, run_dir / STASH_DIR
+    remove_tree(run_dir / REMOVED_DIR)
+    if _is_directory(stash):
+        for path in _run_files(run_dir):
+            remove_tree(path)
+        stash.rename(moving)
+    if not _is_directory(moving):
+        return False
+    for path in moving.iterdir():
+        path.rename(run_dir / path.name)
+    moving.rmdir()
+    return True
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _check_same_settings(run_dir: Path, settings: Settings) -> None:
@@ -85,27 +150,6 @@ def is_run(run_dir: Path) -> bool:
 
 def _run_files(run_dir: Path) -> list[Path]:
     return [path for path in run_dir.iterdir() if path.name in RUN_FILES or NUMBERED_DIR.fullmatch(path.name)]
-
-
-def _stash(run_dir: Path) -> None:
-    """Move the files of an older run into the stash; other files stay."""
-    shutil.rmtree(run_dir / STASH_DIR, ignore_errors=True)
-    (run_dir / STASH_DIR).mkdir()
-    for path in _run_files(run_dir):
-        path.rename(run_dir / STASH_DIR / path.name)
-
-
-def _restore(run_dir: Path) -> None:
-    """Replace the files of the new run by those of the stash, if there is one."""
-    if (run_dir / STASH_DIR).is_dir():
-        for path in _run_files(run_dir):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        for path in list((run_dir / STASH_DIR).iterdir()):
-            path.rename(run_dir / path.name)
-        (run_dir / STASH_DIR).rmdir()
 
 
 @contextmanager

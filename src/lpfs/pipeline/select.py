@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from lpfs.pipeline.data import prepare_dataset, with_source
 from lpfs.pipeline.hints import find_hints, unread_fields_hint
 from lpfs.pipeline.plan import RunPlan, StageTimer, build_plan, check_settings
 from lpfs.pipeline.results import Outcome
-from lpfs.pipeline.run_dir import log_run, mlflow_run, starting_run
+from lpfs.pipeline.run_dir import locked_run, log_run, mlflow_run, starting_run
 from lpfs.pipeline.settings import Settings
 from lpfs.report import REPORT_FILE, write_report_safely
 from lpfs.serialization import save
@@ -56,15 +57,14 @@ def select(
     console = Console(quiet=quiet or not group.is_leader, stages=HEADINGS[settings.finish] + (settings.seeds > 1))
     settings, saved = check_settings(settings)
     timer = StageTimer(console)
-    with mlflow_run(settings, run_dir) as mlflow:
-        with (
-            timer.stage("prepare", "prepare"),
-            leader_first("preparing the data") as follows,
-            starting_run(run_dir, settings, resume=resume or follows, replace=replace and not follows),
-        ):
-            dataset = prepare_dataset(source, settings, run_dir, console, saved=saved, resume=resume or follows)
-            plan = build_plan(settings, dataset, run_dir, console, saved=saved, resume=resume)
-            plan.check()
+    with mlflow_run(settings, run_dir) as mlflow, ExitStack() as lock:
+        with timer.stage("prepare", "prepare"), leader_first("preparing the data") as follows:
+            if not follows:
+                lock.enter_context(locked_run(run_dir, console.message))
+            with starting_run(run_dir, settings, resume=resume or follows, replace=replace and not follows):
+                dataset = prepare_dataset(source, settings, run_dir, console, saved=saved, resume=resume or follows)
+                plan = build_plan(settings, dataset, run_dir, console, saved=saved, resume=resume)
+                plan.check()
         outcome = results.with_record(_run_stages(plan, timer), plan)
         group.run_on_leader(lambda: _write_results(outcome, plan), "writing the results")
         if mlflow is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from lpfs.gates.prune import prune
 from lpfs.pipeline import results, stages
 from lpfs.pipeline.data import dataset_for_model, prepare_dataset, training_dataset
 from lpfs.pipeline.plan import EVAL_BATCH_SIZE, RunPlan, build_plan, check_settings
-from lpfs.pipeline.run_dir import starting_run
+from lpfs.pipeline.run_dir import is_empty, locked_run, replacing_run, starting_run
 from lpfs.pipeline.settings import Settings
 from lpfs.pipeline.splits import MIN_SEARCH_STEPS, search_lr_factor, split_all_rows
 from lpfs.serialization import find_model_dir, load_saved, save
@@ -24,22 +25,32 @@ from lpfs.train.distributed.group import current_group, leader_first
 OTHER_ROWS = {"train": "early", "early": "train", "search": "all", "all": "search"}  # values of --rows
 
 
-def _plan_stage(settings: Settings, run_dir: Path, rows: str, *, resume: bool, replace: bool, quiet: bool) -> RunPlan:
-    """Check the settings, prepare the data and return the plan of a run of one stage on the rows of ``--rows``."""
+@contextmanager
+def _planned_stage(
+    settings: Settings, run_dir: Path, rows: str, *, resume: bool, replace: bool, quiet: bool
+) -> Iterator[RunPlan]:
+    """Check the settings, prepare the data and yield the plan of a run of one stage on the rows of ``--rows``.
+
+    The directory is locked while the block runs.
+    """
     settings, saved = check_settings(settings)
     console = Console(quiet=quiet or not current_group().is_leader)
     inputs = () if saved is None else (saved.path,)
-    with (
-        leader_first("preparing the data") as follows,
-        starting_run(run_dir, settings, resume=resume or follows, replace=replace and not follows, inputs=inputs),
-    ):
-        other = OTHER_ROWS[rows]
-        if (run_dir / other).exists():
-            raise InputError(f"the run in {run_dir} was started with --rows {other} and cannot be resumed with {rows}")
-        dataset = prepare_dataset(None, settings, run_dir, console, saved=saved, resume=resume or follows)
-        plan = build_plan(settings, dataset, run_dir, console, saved=saved, resume=resume)
-        plan.check()
-        return plan
+    with ExitStack() as lock:
+        with leader_first("preparing the data") as follows:
+            if not follows:
+                lock.enter_context(locked_run(run_dir, console.message))
+            resume_data, replace = resume or follows, replace and not follows
+            with starting_run(run_dir, settings, resume=resume_data, replace=replace, inputs=inputs):
+                other = OTHER_ROWS[rows]
+                if (run_dir / other).exists():
+                    raise InputError(
+                        f"the run in {run_dir} was started with --rows {other} and cannot be resumed with {rows}"
+                    )
+                dataset = prepare_dataset(None, settings, run_dir, console, saved=saved, resume=resume_data)
+                plan = build_plan(settings, dataset, run_dir, console, saved=saved, resume=resume)
+                plan.check()
+        yield plan
 
 
 def run_train(
@@ -49,30 +60,30 @@ def run_train(
 
     ``settings.pretrain_steps`` is the number of steps. The rows ``early`` leave out those that ``select`` searches on.
     """
-    plan = _plan_stage(settings, run_dir, rows, resume=resume, replace=replace, quiet=quiet)
-    settings, console = plan.settings, plan.console
-    early = rows == "early"
-    part = plan.splits.early if early else plan.splits.train
-    steps = settings.pretrain_steps or (plan.steps.pretrain if early else plan.steps.train)
-    one_pass = -(-part.rows // plan.steps.batch_size)
-    plan = _with_steps(plan, shuffle=plan.splits.shuffled or steps > one_pass)
-    console.heading(f"train {settings.backbone} of {len(plan.schema)} fields on {part.rows:,} rows")
-    model = stages.new_model(plan, settings.seed)
-    stages.train(plan, model, plan.optimizer(model), part, steps, rows, settings.seed)
-    metrics = stages.evaluate_split(plan, model, plan.splits.test)
-    model_dir = run_dir / "model"
-    metadata = {**results.data_reference(plan.dataset), "metrics": metrics.to_json()}
-    current_group().run_on_leader(lambda: str(save(model, model_dir, **metadata)), "writing the model")
-    console.message("on the test rows:", *str(metrics).split("\n"), f"{model_dir}: the model")
-    return {
-        "folder": str(run_dir),
-        "model": str(model_dir),
-        "steps": steps,
-        "rows": part.rows,
-        "metrics": metrics.to_json(),
-        "fingerprint": plan.dataset.fingerprint,
-        "versions": results.versions(),
-    }
+    with _planned_stage(settings, run_dir, rows, resume=resume, replace=replace, quiet=quiet) as plan:
+        settings, console = plan.settings, plan.console
+        early = rows == "early"
+        part = plan.splits.early if early else plan.splits.train
+        steps = settings.pretrain_steps or (plan.steps.pretrain if early else plan.steps.train)
+        one_pass = -(-part.rows // plan.steps.batch_size)
+        plan = _with_steps(plan, shuffle=plan.splits.shuffled or steps > one_pass)
+        console.heading(f"train {settings.backbone} of {len(plan.schema)} fields on {part.rows:,} rows")
+        model = stages.new_model(plan, settings.seed)
+        stages.train(plan, model, plan.optimizer(model), part, steps, rows, settings.seed)
+        metrics = stages.evaluate_split(plan, model, plan.splits.test)
+        model_dir = run_dir / "model"
+        metadata = {**results.data_reference(plan.dataset), "metrics": metrics.to_json()}
+        current_group().run_on_leader(lambda: str(save(model, model_dir, **metadata)), "writing the model")
+        console.message("on the test rows:", *str(metrics).split("\n"), f"{model_dir}: the model")
+        return {
+            "folder": str(run_dir),
+            "model": str(model_dir),
+            "steps": steps,
+            "rows": part.rows,
+            "metrics": metrics.to_json(),
+            "fingerprint": plan.dataset.fingerprint,
+            "versions": results.versions(),
+        }
 
 
 def run_search_stage(
@@ -84,29 +95,29 @@ def run_search_stage(
     """
     if settings.checkpoint is None:
         raise InputError("search needs a trained model: give the directory of a run of lpfs train")
-    plan = _plan_stage(settings, run_dir, rows, resume=resume, replace=replace, quiet=quiet)
-    seed, console = plan.settings.seed, plan.console
-    if rows == "all":
-        plan = _plan_all_rows(plan)
-    assert plan.saved_model is not None  # check_settings has loaded it
-    console.heading(f"search from {plan.saved_model.path}: {plan.target.describe()}")
-    trained = stages.initial_model(plan, seed)
-    before = stages.valid_metrics(plan, trained[0])
-    model, optimizer, selection = stages.search_fields(plan, trained, seed)
-    after = stages.valid_metrics(plan, model)
-    selection = stages.absorb_gates(plan, model, optimizer, selection)
-    metrics, change = {"all_fields": before, "gated": after}, selection.made["max_logit_change"]
-    record = results.build_record(plan, selection, validation=metrics, max_logit_change=change)
+    with _planned_stage(settings, run_dir, rows, resume=resume, replace=replace, quiet=quiet) as plan:
+        seed, console = plan.settings.seed, plan.console
+        if rows == "all":
+            plan = _plan_all_rows(plan)
+        assert plan.saved_model is not None  # check_settings has loaded it
+        console.heading(f"search from {plan.saved_model.path}: {plan.target.describe()}")
+        trained = stages.initial_model(plan, seed)
+        before = stages.valid_metrics(plan, trained[0])
+        model, optimizer, selection = stages.search_fields(plan, trained, seed)
+        after = stages.valid_metrics(plan, model)
+        selection = stages.absorb_gates(plan, model, optimizer, selection)
+        metrics, change = {"all_fields": before, "gated": after}, selection.made["max_logit_change"]
+        record = results.build_record(plan, selection, validation=metrics, max_logit_change=change)
 
-    def write() -> None:
-        save(model, run_dir / "model", **results.data_reference(plan.dataset))
-        results.write_record(run_dir, record, selection)
+        def write() -> None:
+            save(model, run_dir / "model", **results.data_reference(plan.dataset))
+            results.write_record(run_dir, record, selection)
 
-    current_group().run_on_leader(write, "writing the results")
-    console.message(results.describe_kept(selection))
-    console.message(f"  validation AUC: {before['auc']:.5f} before, {after['auc']:.5f} with gates")
-    console.message(f"  {run_dir}: {results.FILES_TEXT}; next: {quote_command('lpfs', 'prune', run_dir)} --out …")
-    return {"folder": str(run_dir), **record}
+        current_group().run_on_leader(write, "writing the results")
+        console.message(results.describe_kept(selection))
+        console.message(f"  validation AUC: {before['auc']:.5f} before, {after['auc']:.5f} with gates")
+        console.message(f"  {run_dir}: {results.FILES_TEXT}; next: {quote_command('lpfs', 'prune', run_dir)} --out …")
+        return {"folder": str(run_dir), **record}
 
 
 def _plan_all_rows(plan: RunPlan) -> RunPlan:
@@ -141,22 +152,26 @@ def run_prune(
         raise InputError(f"the model in {saved.path} is pruned already: it has no {selection.dropped[0]!r}")
     if search_dir.resolve().is_relative_to(out.resolve()):
         raise InputError(f"{out} contains the model to prune; choose another directory")
-    if out.exists() and any(out.iterdir()) and not (replace and (out / results.RECORD_FILE).exists()):
-        raise InputError(f"{out} is not empty; choose another directory, or replace an older result (--replace)")
-    with tempfile.TemporaryDirectory(prefix="lpfs-") as staging:
-        data_dir = Path(staging) / "data"
-        dataset = dataset_for_model(saved, data, data_dir, quiet=quiet) if data else training_dataset(saved)
-        batch = next(iter(dataset.stream(EVAL_BATCH_SIZE, fields=saved.model.reads.names)))
-    pruned = prune(saved.model, selection, batch=batch, cut=cut)
-    small = stages.pruned_model(pruned)
-    save(small, out / "model", **saved.metadata)
-    record = {
-        **record,
-        "certificates": {"cut" if cut else "zeros": results.certificate_record(pruned.certificate)},
-        "max_logit_change": pruned.certificate.max_logit_change,
-        "savings": {"all_fields": stages.model_size(saved.model), "kept": stages.model_size(small)},
-    }
-    results.write_record(out, record, selection)
+    console = Console(quiet=quiet)
+    with locked_run(out, console.message):
+        is_replaced = not is_empty(out)
+        if is_replaced and not (replace and (out / results.RECORD_FILE).exists()):
+            raise InputError(f"{out} is not empty; choose another directory, or replace an older result (--replace)")
+        with tempfile.TemporaryDirectory(prefix="lpfs-") as staging:
+            data_dir = Path(staging) / "data"
+            dataset = dataset_for_model(saved, data, data_dir, quiet=quiet) if data else training_dataset(saved)
+            batch = next(iter(dataset.stream(EVAL_BATCH_SIZE, fields=saved.model.reads.names)))
+        pruned = prune(saved.model, selection, batch=batch, cut=cut)
+        small = stages.pruned_model(pruned)
+        record = {
+            **record,
+            "certificates": {"cut" if cut else "zeros": results.certificate_record(pruned.certificate)},
+            "max_logit_change": pruned.certificate.max_logit_change,
+            "savings": {"all_fields": stages.model_size(saved.model), "kept": stages.model_size(small)},
+        }
+        with replacing_run(out, (*data, dataset.path)) if is_replaced else nullcontext():
+            save(small, out / "model", **saved.metadata)
+            results.write_record(out, record, selection)
     files = f"{out}: {results.RECORD_FILE}, {results.FIELDS_FILE}, model/"
-    Console(quiet=quiet).message(results.describe_kept(selection), f"  {pruned.certificate}", f"  {files}")
+    console.message(results.describe_kept(selection), f"  {pruned.certificate}", f"  {files}")
     return {"folder": str(out), **record}

@@ -1,0 +1,46 @@
+"""Several processes on one comparison, and an interrupted comparison that continues."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.helpers.comparisons import PLAN, TINY, read_results
+
+
+def start(log, out):
+    command = [sys.executable, "-m", "lpfs", "compare", str(log), *PLAN, *TINY, "--out", str(out)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.long
+def test_two_processes_share_the_work_and_others_continue_after_an_interruption(log, compared, tmp_path):
+    out = tmp_path / "cmp"
+    first, second = start(log, out), start(log, out)
+    for _ in range(12000):
+        if len(list(out.glob("results/*.json"))) >= 2 or first.poll() is not None:
+            break
+        time.sleep(0.02)
+    first.send_signal(signal.SIGINT)
+    _, err = first.communicate(timeout=120)
+    assert first.returncode == 130
+    assert f"lpfs compare --out {out}" in err
+    second.send_signal(signal.SIGKILL)
+    errors = [err, second.communicate(timeout=120)[1]]
+    left = {path.name for path in out.glob("results/*.json")}
+    assert 2 <= len(left) < 10
+    others = [start(log, out), start(log, out)]
+    errors += [process.communicate(timeout=240)[1] for process in others]
+    assert [process.returncode for process in others] == [0, 0], errors
+    lines = [line for text in errors for line in text.splitlines() if line.startswith("[")]
+    done = [line.split("] ")[1].split(": ")[0] for line in lines]
+    assert len(done) == len(set(done))  # no run was done twice
+    assert len(done) >= 8  # the interrupted processes may not have printed their last run
+    assert not list((out / "locks").iterdir())
+    assert read_results(out) == read_results(compared)
