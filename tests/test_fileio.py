@@ -14,6 +14,7 @@ from lpfs import _fileio
 from lpfs._fileio import (
     CHECKSUM_BYTES,
     StagingDirectory,
+    check_files,
     check_output_dir,
     file_checksum,
     fsync_tree,
@@ -27,7 +28,7 @@ from lpfs._fileio import (
     write_json_atomic,
     write_text_atomic,
 )
-from lpfs.errors import DataError, LockedError
+from lpfs.errors import DataError, InputError, LockedError
 from tests.helpers.kills import killed_at
 
 
@@ -41,7 +42,7 @@ def test_files_are_replaced_and_nothing_is_left_beside_them(tmp_path):
     write_array_atomic(path.with_suffix(".npy"), np.arange(3))
     assert np.load(path.with_suffix(".npy")).tolist() == [0, 1, 2]
     assert sorted(os.listdir(path.parent)) == ["a.json", "a.npy"]
-    assert read_json(tmp_path / "missing.json") is None
+    assert read_json(tmp_path / "missing.json", missing_ok=True) is None
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path):
@@ -78,6 +79,90 @@ def test_checksums(tmp_path):
     assert file_checksum(data) == first + "cbf43926", "one for each MiB"
     write_json(tmp_path / "a.json", {"λ": 1})
     assert json.loads((tmp_path / "a.json").read_text("ascii")) == {"λ": 1}
+
+
+SCHEMA = {"seed": int, "rate?": float, "fields": [{"name": str}]}
+NOT_JSON = [
+    (b"", "not JSON"),
+    (b'{"seed": 1', "not JSON"),
+    (b'{"seed": "\xff"}', "not JSON.*0xff"),
+    (b"\xef\xbb\xbf{}", "not JSON"),
+    (b"3", "an object, found 3"),
+    (b"[" * 100_000, "nested more than 100"),
+    (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "nested more than 100"),
+    (b"[" * 101 + b"]" * 101, "nested more than 100"),
+    (b'{"seed": 1, "seed": 2}', "'seed' occurs twice"),
+    (b'{"seed": NaN}', "NaN"),
+    (b'{"seed": 1e999}', "1e999"),
+    (b'{"seed": %s}' % (b"9" * 5000), "integer of 5000 digits"),
+    (b'{"fields": []}', "'seed' is missing.*an integer"),
+    (b'{"seed": 1e30, "fields": []}', "'seed' must be an integer, found 1e\\+30"),
+    (b'{"seed": 99999999999999999999, "fields": []}', "'seed' must be an integer, found 9999"),
+    (b'{"seed": true, "fields": []}', "'seed' must be an integer, found True"),
+    (b'{"seed": 1, "rate": "x", "fields": []}', "'rate' must be a number, found 'x'"),
+    (b'{"seed": 1, "fields": {"name": 1}}', "'fields' must be a list"),
+    (b'{"seed": 1, "fields": [{"name": "a"}, {"name": 2}]}', r"'fields\[1\]\.name' must be text, found 2"),
+    (b'{"seed": 1, "fields": [], "checksum": "00000000"}', "damaged.*checksum"),
+    (b'{"seed": 1, "fields": [], "checksum": [1]}', "damaged.*checksum"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), NOT_JSON, ids=range(len(NOT_JSON)))
+def test_a_json_file_that_cannot_be_used_is_one_line(tmp_path, data, message):
+    path = tmp_path / "a.json"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=message) as caught:
+        read_json(path, SCHEMA, advice="make it again")
+    text = str(caught.value)
+    assert text.startswith(str(path))
+    assert text.endswith("; make it again")
+    assert "\n" not in text
+    assert len(text) < len(str(path)) + 250
+
+
+def test_only_regular_files_of_a_moderate_size_are_read(tmp_path):
+    path = tmp_path / "a.json"
+    with pytest.raises(FileNotFoundError):
+        read_json(path)
+    write_json_atomic(path, {"a": 1})
+    with pytest.raises(InputError, match=r"a\.json.* bytes.*at most 5"):
+        read_json(path, max_bytes=5)
+    os.mkfifo(tmp_path / "pipe")
+    for other in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(InputError, match="not a regular file"):
+            read_json(other)
+
+
+def test_any_single_bit_of_a_json_file_is_protected(tmp_path):
+    path, values = (
+        tmp_path / "a.json",
+        {"name": "ü", "numbers": [0.1, -3, 2**100, None, True], "x": {"y": float("inf")}},
+    )
+    write_json_atomic(path, values, allow_nan=True)
+    data = path.read_bytes()
+    for position in range(0, 8 * len(data), 3):
+        damaged = bytearray(data)
+        damaged[position // 8] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        try:
+            read = read_json(path, allow_nan=True)
+        except InputError:
+            continue
+        assert {name: read[name] for name in values} == values  # white space, or the name of the key "checksum"
+
+
+def test_checksums_of_other_files(tmp_path):
+    (tmp_path / "data.bin").write_bytes(b"123")
+    write_json_atomic(tmp_path / "a.json", {"seed": 1}, files=["data.bin"])
+    values = read_json(tmp_path / "a.json")
+    assert values == {"seed": 1, "files": {"data.bin": file_checksum(tmp_path / "data.bin")}}
+    check_files(tmp_path, values["files"], "make it again")
+    (tmp_path / "data.bin").write_bytes(b"124")
+    with pytest.raises(InputError, match=r"data\.bin is damaged.*make it again"):
+        check_files(tmp_path, values["files"], "make it again")
+    (tmp_path / "data.bin").unlink()
+    with pytest.raises(InputError, match=r"data\.bin cannot be read.*make it again"):
+        check_files(tmp_path, values["files"], "make it again")
 
 
 def test_a_staging_directory_becomes_the_output(tmp_path):

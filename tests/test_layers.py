@@ -22,10 +22,10 @@ ALLOWED: dict[str, set[str]] = {
     "_validation": {"errors"},
     "_imports": {"errors"},
     "_locks": {"errors"},
-    "_fileio": {"errors", "_locks"},
+    "_fileio": {"errors", "_locks", "_validation"},
     "_text": {"errors"},
     "_console": {"errors", "_text"},
-    "schema": {"errors", "_validation", "notebook", "plots"},  # the last two show a Selection, imported on use
+    "schema": {"errors", "_validation", "_fileio", "notebook", "plots"},  # the last two are imported on use
     "notebook": {"schema", "_text"},
     "plots": {"errors", "schema", "_text"},
     "data": {"schema"} | HELPERS,
@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"schema", "data", "embeddings"} | HELPERS,
     "serialization": {"schema", "models", "train"} | HELPERS,
     "methods": CORE | HELPERS,
-    "report": {"schema", "__version__", "errors", "_text", "_fileio", "_imports"},
+    "report": {"schema", "__version__", "errors", "_text", "_fileio", "_imports", "_validation"},
     "pipeline": CORE | HELPERS | {"methods", "report", "notebook", "plots"},
     "compare": CORE | HELPERS | {"methods", "pipeline", "report"},
     "paper": CORE | HELPERS | {"methods", "pipeline", "report", "compare", "plots"},

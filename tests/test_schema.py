@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -85,6 +87,48 @@ def test_a_selection_file_needs_its_keys(tmp_path):
     (tmp_path / "other.json").write_text('{"kept": []}')
     with pytest.raises(InputError, match=r"other\.json is not a selection.*'dropped'.*selection\.json of a run"):
         Selection.load(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kept": "ab"}, "'kept' must be a list, found 'ab'"),
+        ({"kept": [["a"]]}, r"'kept\[0\]' must be text"),
+        ({"gates": None}, "'gates' must be an object, found None"),
+        ({"gates": {"a": "1"}}, r"'gates\.a' must be a number, found '1'"),
+        ({"sites": {"a": [3]}}, r"'sites\.a\[0\]' must be an object, found 3"),
+        ({"history": [1]}, r"'history\[0\]'"),
+        ({"made": []}, "'made'"),
+        ({"kept": ["b"]}, "either kept or dropped"),
+    ],
+)
+def test_a_selection_of_another_type_is_one_line(tmp_path, changes, message):
+    path = tmp_path / "selection.json"
+    path.write_text(json.dumps({"kept": ["a"], "dropped": ["b"], **changes}))
+    with pytest.raises(InputError, match=rf"selection\.json is not a selection: .*{message}") as caught:
+        Selection.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_selection_is_refused(tmp_path):
+    path = tmp_path / "selection.json"
+    Selection(("a",), ("b",), {"a": 0.9, "b": 0.0}).save(path)
+    path.write_text(path.read_text().replace("0.9", "0.8"))
+    with pytest.raises(InputError, match=r"selection\.json.*damaged.*checksum"):
+        Selection.load(path)
+    for content in ("3", "{", "[" * 100_000, ""):
+        path.write_text(content)
+        with pytest.raises(InputError, match=r"selection\.json"):
+            Selection.load(path)
+
+
+@pytest.mark.parametrize(
+    "field", [{"name": 1}, {"cardinality": 1e30}, {"cardinality": 10**30}, {"dim": "4"}, {"cost": None}]
+)
+def test_a_schema_of_another_type_is_an_error(field):
+    (name,) = field
+    with pytest.raises(InputError, match=rf"'fields\[0\]\.{name}' must be"):
+        Schema.from_json({"fields": [{"name": "a", **field}]})
 
 
 def test_in_order_reorders_gates_and_history():

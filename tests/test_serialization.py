@@ -136,6 +136,16 @@ def flip(path, at):
 
 
 DAMAGE = {
+    "no object": (lambda m: (m / MANIFEST).write_text("3"), "model.json.*an object, found 3"),
+    "deep": (lambda m: (m / MANIFEST).write_text("[" * 100_000), "model.json.*nested"),
+    "extra is text": (lambda m: edit_manifest(m, extra="x"), "'extra' must be an object, found 'x'"),
+    "config is a list": (lambda m: edit_manifest(m, config=[]), "'config' must be an object"),
+    "silent is a number": (lambda m: edit_manifest(m, silent=3), "'silent' must be a list"),
+    "weights without a checksum": (lambda m: edit_manifest(m, weights={"bytes": 3}), "'weights.sha256' is missing"),
+    "huge cardinality": (
+        lambda m: edit_manifest(m, schema={"fields": [{"name": "a", "cardinality": 1e30}]}),
+        r"'fields\[0\].cardinality' must be an integer, found 1e\+30",
+    ),
     "no folder": (lambda m: (m / MANIFEST).unlink(), "model.json is missing"),
     "no weights": (lambda m: (m / WEIGHTS).unlink(), "model.safetensors"),
     "truncated weights": (lambda m: (m / WEIGHTS).write_bytes((m / WEIGHTS).read_bytes()[:-5]), "damaged"),

@@ -12,14 +12,15 @@ import tempfile
 import uuid
 import warnings
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from lpfs._locks import FileLock
-from lpfs.errors import DataError
+from lpfs._validation import check_json
+from lpfs.errors import DataError, InputError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -28,6 +29,9 @@ FSYNC_THREADS = 16
 CHECKSUM_BYTES = 1 << 20  # bytes of a file that one checksum covers
 TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{32}\.\w+")  # of replace_atomic
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of renameat2
+MAX_JSON_BYTES = 64 << 20  # of a JSON file; its values need up to 20 times as much memory
+MAX_JSON_DEPTH = 100  # lists and objects inside each other
+MAX_JSON_DIGITS = 40  # of an integer; the states of random generators have 128 bits
 DATASET_FILES = ("dataset.json", "truth.json")
 SPECIAL_FILES = {  # reading one of these fails or may wait forever
     stat.S_IFIFO: "named pipe",
@@ -65,9 +69,21 @@ def write_text_atomic(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def write_json_atomic(path: Path, values: Any, *, allow_nan: bool = False) -> None:
-    """Write JSON atomically; raise ValueError for NaN and infinity unless ``allow_nan`` is set."""
-    text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=allow_nan, default=plain_value)
+def write_json_atomic(
+    path: Path, values: Mapping[str, Any], *, allow_nan: bool = False, files: Iterable[str] = ()
+) -> None:
+    """Write JSON atomically, with a checksum that ``read_json`` verifies.
+
+    Args:
+        path: the file.
+        values: an object; NaN and infinity raise ValueError unless ``allow_nan`` is set.
+        files: names of files beside ``path`` whose checksums are added as ``files``, for ``check_files``.
+    """
+    text = json.dumps(values, ensure_ascii=False, allow_nan=allow_nan, default=plain_value)
+    plain = json.loads(text)
+    if checksums := {name: file_checksum(path.parent / name) for name in files}:
+        plain["files"] = checksums
+    text = json.dumps({**plain, "checksum": json_checksum(plain)}, indent=1, ensure_ascii=False)
     write_text_atomic(path, text + "\n")
 
 
@@ -79,12 +95,99 @@ def write_array_atomic(path: Path, array: npt.NDArray[Any]) -> None:
         np.save(file, array)
 
 
-def read_json(path: Path) -> Any:
-    """Return the values of a JSON file; None if the file does not exist. Raise ValueError for invalid JSON."""
+def read_json(
+    path: Path,
+    schema: Any = dict,
+    *,
+    advice: str = "use another copy of the file, or make it again",
+    missing_ok: bool = False,
+    allow_nan: bool = False,
+    verify: bool = True,
+    max_bytes: int = MAX_JSON_BYTES,
+) -> Any:
+    """Return the values of a JSON file that has the types of ``schema``; anything else raises InputError on one line.
+
+    Args:
+        path: a regular file; if it does not exist, FileNotFoundError is raised.
+        schema: type of the values, see :func:`check_json`.
+        advice: end of every message.
+        missing_ok: return None if the file does not exist.
+        allow_nan: accept NaN and infinity.
+        verify: compare the key ``checksum``, if there is one, with the other keys, and remove it.
+        max_bytes: size of the largest file that is read.
+    """
     try:
-        return json.loads(path.read_text("utf-8"))
+        info = path.stat()
+        if not stat.S_ISREG(info.st_mode):
+            raise ValueError("it is not a regular file")
+        if info.st_size > max_bytes:
+            raise ValueError(f"it has {info.st_size} bytes, and at most {max_bytes} are read")
+        values = parse_json(path.read_bytes(), allow_nan=allow_nan)
+        if verify and isinstance(values, dict) and values.pop("checksum", None) not in (None, json_checksum(values)):
+            raise ValueError("it is damaged: its checksum does not match (if you edited it, remove the key 'checksum')")
+        check_json(values, schema)
     except FileNotFoundError:
-        return None
+        if missing_ok:
+            return None
+        raise
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}; {advice}") from None
+    except ValueError as error:
+        raise InputError(f"{path} cannot be used: {error}; {advice}") from None
+    return values
+
+
+def parse_json(data: bytes | str, *, allow_nan: bool = False) -> Any:
+    """Return the values of JSON in UTF-8; raise ValueError for invalid text, a repeated key or deep nesting."""
+
+    def number(text: str) -> float:
+        if not allow_nan and (text in ("NaN", "Infinity", "-Infinity") or abs(float(text)) == float("inf")):
+            raise ValueError(f"it contains the number {text[:MAX_JSON_DIGITS]}, which is not finite")
+        return float(text)
+
+    def integer(text: str) -> int:
+        if len(text) > MAX_JSON_DIGITS:
+            raise ValueError(f"it contains an integer of {len(text)} digits, {text[:9]}…")
+        return int(text)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in values:
+                raise ValueError(f"the key {name[:80]!r} occurs twice")
+            values[name] = value
+        return values
+
+    try:
+        text = data if isinstance(data, str) else data.decode()
+        values = json.loads(
+            text, object_pairs_hook=unique, parse_float=number, parse_constant=number, parse_int=integer
+        )
+    except RecursionError:
+        raise ValueError(f"it is nested more than {MAX_JSON_DEPTH} levels deep") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"it is not JSON: {error}") from None
+    level = [values] if isinstance(values, dict | list) else []
+    for _ in range(MAX_JSON_DEPTH):
+        items = (parent.values() if isinstance(parent, dict) else parent for parent in level)
+        level = [item for children in items for item in children if isinstance(item, dict | list)]
+        if not level:
+            return values
+    raise ValueError(f"it is nested more than {MAX_JSON_DEPTH} levels deep")
+
+
+def check_files(directory: Path, files: Mapping[str, str], advice: str) -> None:
+    """Raise InputError if a file of ``write_json_atomic`` is missing or differs from its checksum."""
+    for name, checksum in files.items():
+        path = directory / name
+        if Path(name).name != name or name in ("", ".."):
+            raise InputError(f"{name!r} in 'files' is not the name of a file in {directory}; {advice}")
+        try:
+            problem = None if file_checksum(path) == checksum else "is damaged: its checksum does not match"
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror or error}"
+        if problem:
+            raise InputError(f"{path} {problem}; {advice}")
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

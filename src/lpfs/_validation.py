@@ -1,17 +1,31 @@
-"""Checks of names, numbers and keys, shared by all packages; every failed check raises InputError."""
+"""Checks of names, numbers, keys and JSON values, shared by all packages; every failed check raises InputError."""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from numbers import Integral
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from lpfs.errors import InputError
 
 MAX_LISTED = 30  # names that a message lists
+MAX_INTEGER = 2**63  # larger integers of a JSON file fit no tensor
+SHORT = reprlib.Repr()  # values in messages
+SHORT.maxstring = SHORT.maxother = 80
+SCALARS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # type -> name in a message, whether a value has it
+    Any: ("any value", lambda value: True),
+    NoneType: ("null", lambda value: value is None),
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    int: ("an integer", lambda value: is_number(value) and isinstance(value, int) and abs(value) < MAX_INTEGER),
+    float: ("a number", lambda value: is_number(value)),
+    str: ("text", lambda value: isinstance(value, str)),
+}
 
 
 def did_you_mean(name: Any, names: Iterable[str]) -> str:
@@ -39,16 +53,96 @@ def check_name(
         raise error(f"{prefix}there is no {kind} {name!r}{did_you_mean(name, known)}; choose from {listed}")
 
 
-def check_keys(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` as keyword arguments of a dataclass; raise InputError for an unknown or missing key."""
-    names = sorted(field.name for field in fields(cls))
+def check_keys(cls: type, values: Mapping[str, Any], context: str = "") -> dict[str, Any]:
+    """Return ``values`` as keyword arguments of a dataclass; raise InputError for an unknown or missing key.
+
+    ``context`` is where the values are, the start of the message.
+    """
+    names, prefix = sorted(field.name for field in fields(cls)), f"{context}: " if context else ""
     if unknown := sorted(set(values) - set(names)):
         hint, keys = did_you_mean(unknown[0], names), ", ".join(names) or "none"
-        raise InputError(f"unknown key {unknown[0]!r} for {cls.__name__}{hint}; its keys are {keys}")
+        raise InputError(f"{prefix}unknown key {unknown[0]!r} for {cls.__name__}{hint}; its keys are {keys}")
     required = {field.name for field in fields(cls) if field.default is MISSING and field.default_factory is MISSING}
     if missing := sorted(required - set(values)):
-        raise InputError(f"{cls.__name__} needs the key {missing[0]!r}; found {sorted(values)}")
+        raise InputError(f"{prefix}{cls.__name__} needs the key {missing[0]!r}; found {sorted(values)}")
     return dict(values)
+
+
+def check_json(value: Any, expected: Any, key: str = "") -> None:
+    """Raise InputError with the key, its value and the expected type if a JSON value has another type.
+
+    ``expected`` is Any, a scalar type, a Literal, a union, a list, tuple, Sequence, dict or Mapping with the types of
+    its items, or a dataclass, whose keys are checked too. A dictionary of types describes an object: a key that ends
+    with ``?`` may be missing or null, ``*`` stands for every key, other keys are ignored. ``[X]`` is a list of X.
+
+    >>> check_json({"gates": {"user": "1"}}, {"gates": dict[str, float], "made?": dict})
+    Traceback (most recent call last):
+    lpfs.errors.InputError: the key 'gates.user' must be a number, found '1'
+    """
+    choices = get_args(expected) if get_origin(expected) in (Union, UnionType) else (expected,)
+    kinds = [choice for choice in choices if _has_kind(value, choice)]
+    if not kinds:
+        what = f"the key {SHORT.repr(key)}" if key else "the content"
+        raise InputError(f"{what} must be {' or '.join(map(_type_text, choices))}, found {SHORT.repr(value)}")
+    for name, item, kind in _items(value, kinds[0], key):
+        check_json(item, kind, name)
+
+
+def _has_kind(value: Any, expected: Any) -> bool:
+    """Return whether a value has a type, whatever its items are."""
+    if get_origin(expected) is Literal:
+        return isinstance(value, str) and value in get_args(expected)
+    if _is_list(expected):
+        size = len(get_args(expected)) if _is_fixed_tuple(expected) else None
+        return isinstance(value, list | tuple) and size in (None, len(value))
+    if not isinstance(expected, dict) and expected in SCALARS:
+        return SCALARS[expected][1](value)
+    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+
+
+def _items(value: Any, expected: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield key, value and type of each item; raise InputError for a missing key."""
+    types, prefix = get_args(expected), f"{key}." if key else ""
+    if _is_list(expected):
+        kinds = expected if isinstance(expected, list) else types or [Any]
+        kinds = kinds if _is_fixed_tuple(expected) else [kinds[0]] * len(value)
+        yield from ((f"{key}[{number}]", item, kinds[number]) for number, item in enumerate(value))
+    elif isinstance(expected, dict):
+        for pattern, kind in expected.items():
+            for name in value if pattern in ("*", "*?") else [pattern.removesuffix("?")]:
+                if name not in value and not pattern.endswith("?"):
+                    raise InputError(f"the key {SHORT.repr(prefix + name)} is missing; it must be {_type_text(kind)}")
+                if not pattern.endswith("?") or value.get(name) is not None:
+                    yield f"{prefix}{name}", value[name], kind
+    elif isinstance(expected, type) and is_dataclass(expected):
+        hints = _hints(expected)
+        yield from ((f"{prefix}{name}", item, hints[name]) for name, item in check_keys(expected, value, key).items())
+    elif isinstance(value, Mapping) and types:
+        yield from ((f"{prefix}{name}", item, types[1]) for name, item in value.items())
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _is_list(expected: Any) -> bool:
+    return isinstance(expected, list) or (get_origin(expected) or expected) in (list, tuple, Sequence)
+
+
+def _is_fixed_tuple(expected: Any) -> bool:
+    return get_origin(expected) is tuple and get_args(expected)[-1] is not ...
+
+
+def _type_text(expected: Any) -> str:
+    """Return a type in the words of a message."""
+    if get_origin(expected) is Literal:
+        return f"one of {', '.join(get_args(expected))}"
+    if get_origin(expected) in (Union, UnionType):
+        return " or ".join(map(_type_text, get_args(expected)))
+    if _is_list(expected):
+        return f"a list of {len(get_args(expected))}" if _is_fixed_tuple(expected) else "a list"
+    return "an object" if isinstance(expected, dict) or expected not in SCALARS else SCALARS[expected][0]
 
 
 def is_number(value: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from lpfs._validation import check_keys
+from lpfs._fileio import read_json, write_json_atomic
+from lpfs._validation import check_json
 from lpfs.errors import FieldError, InputError
 
 Kind = Literal["categorical", "numeric", "multi", "cross"]
@@ -112,10 +112,9 @@ class Schema:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Schema:
-        """Build a schema from the result of ``to_json``; raise InputError for an unknown key."""
-        values = check_keys(cls, values)
-        fields = tuple(Field(**check_keys(Field, record)) for record in values["fields"])
-        return cls(**{**values, "fields": fields})
+        """Build a schema from the result of ``to_json``; raise InputError for an unknown key or another type."""
+        check_json(values, cls)
+        return cls(**{**values, "fields": tuple(Field(**record) for record in values["fields"])})
 
 
 @dataclass(frozen=True)
@@ -165,24 +164,24 @@ class Selection:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Selection:
-        """Build a selection from the result of ``to_json``; raise InputError for an unknown key."""
-        return cls(**check_keys(cls, values))
+        """Build a selection from the result of ``to_json``; raise InputError for an unknown key or another type."""
+        check_json(values, cls)
+        return cls(**values)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the selection as JSON."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n", "utf-8")
+        """Write the selection as JSON, with a checksum."""
+        write_json_atomic(Path(path), self.to_json(), allow_nan=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Selection:
         """Read a file written by ``save``, or the ``selection.json`` of a run (other keys are ignored)."""
-        values = json.loads(Path(path).read_text("utf-8"))
-        if not isinstance(values, dict) or not {"kept", "dropped"} <= set(values):
-            raise InputError(
-                f"{os.fspath(path)} is not a selection: it needs the keys 'kept' and 'dropped'; "
-                "give the selection.json of a run, or a file written by Selection.save"
-            )
+        advice = "give the selection.json of a run, or a file written by Selection.save"
+        values = read_json(Path(path), advice=advice, allow_nan=True)
         names = {attribute.name for attribute in fields(cls)}
-        return cls.from_json({name: value for name, value in values.items() if name in names})
+        try:
+            return cls.from_json({name: value for name, value in values.items() if name in names})
+        except InputError as error:
+            raise InputError(f"{os.fspath(path)} is not a selection: {error}; {advice}") from None
 
     def plot(self) -> Any:
         """Return a matplotlib figure with the histogram and the trajectories of the gates (:mod:`lpfs.plots`)."""

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 import lpfs
-from lpfs._fileio import StagingDirectory, fsync_path, json_checksum, write_json
+from lpfs._fileio import StagingDirectory, fsync_path, json_checksum, read_json, write_json
+from lpfs._validation import check_json
 from lpfs.errors import CheckpointError, InputError, LpfsError, StateError
 from lpfs.models import make_model, registered_name
 from lpfs.models.base import Model
@@ -25,7 +26,10 @@ from lpfs.train.tensor_io import read_tensors, write_tensors
 FORMAT, VERSION = "lpfs-model", 1
 ADVICE = "save the model again, or use another copy of the directory"
 MANIFEST, WEIGHTS = "model.json", "model.safetensors"
-KEYS = {"format", "version", "lpfs", "model", "config", "silent", "schema", "extra", "weights"}
+SCHEMA = {  # of model.json, besides its checksum
+    **{"format": str, "version": int, "lpfs": str, "model": str, "config": dict, "silent": list[str]},
+    **{"schema": dict, "extra": dict, "weights": {"bytes": int, "sha256": str}},
+}
 
 
 @dataclass(frozen=True)
@@ -108,17 +112,16 @@ def check_no_gates(model: Model) -> None:
 def _read_manifest(folder: Path) -> dict[str, Any]:
     """Return the content of ``model.json``; raise CheckpointError if it is missing or damaged."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
-        if not isinstance(manifest, dict):
-            raise ValueError(f"{MANIFEST} does not describe a model")
+        manifest: dict[str, Any] = read_json(folder / MANIFEST, verify=False)
         if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
             raise ValueError(f"{MANIFEST} does not have the format {FORMAT} {VERSION} of lpfs {lpfs.__version__}")
         checksum = manifest.pop("checksum", None)
-        if different := sorted(set(manifest) ^ KEYS):
+        if different := sorted(set(manifest) ^ set(SCHEMA)):
             problem = "an unknown key" if different[0] in manifest else "no"
             raise ValueError(f"{MANIFEST} has {problem} {different[0]!r}")
         if json_checksum(manifest) != checksum:
             raise ValueError(f"the checksum of {MANIFEST} does not match")
+        check_json(manifest, SCHEMA)
     except FileNotFoundError as error:
         raise CheckpointError(f"no saved model in {folder}: {MANIFEST} is missing; {ADVICE}") from error
     except (OSError, ValueError, TypeError) as error:

@@ -10,6 +10,7 @@ import pytest
 
 import lpfs
 from lpfs.compare.compare import compare
+from lpfs.compare.run_dir import read_kinds
 from lpfs.compare.runner import Runner
 from lpfs.errors import InputError
 from lpfs.pipeline import stages
@@ -117,6 +118,44 @@ def test_missing_runs_are_done_and_give_the_same_results(run, compared, counted)
     assert read_results(compared) == before
     assert not any((compared / "locks").iterdir())
     assert not any((compared / "work").iterdir())
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["results/lpfs++-k4-s1.json", "trained/*.npy", "labels.npy", "plan.json", "config.json", "seeds/0/cost.json"],
+)
+def test_a_damaged_file_is_named_and_refused(run, compared, tmp_path, pattern):
+    shutil.copytree(compared, tmp_path / "cmp")
+    path = next((tmp_path / "cmp").glob(pattern))
+    data = bytearray(path.read_bytes())
+    position = data.rindex(b"0", 0, -50) if path.suffix == ".json" else len(data) - 3
+    data[position] ^= 1
+    path.write_bytes(data)
+    code, _, err = run("compare", "--out", tmp_path / "cmp", "--tables-only")
+    assert code == 1
+    assert f"{path} " in err
+    assert "damaged" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("folder", ["searches", "trained"])
+def test_a_damaged_search_is_not_a_failure_of_its_method(run, compared, tmp_path, folder):
+    shutil.copytree(compared, tmp_path / "cmp")
+    (tmp_path / "cmp" / "results" / "lpfs++-k4-s1.json").unlink()
+    for path in (tmp_path / "cmp" / folder).glob("*-s1*.json"):
+        path.write_text(path.read_text()[:-20])
+    code, _, err = run("compare", "--out", tmp_path / "cmp")
+    assert code == 1
+    assert f"/{folder}/" in err
+    assert "not JSON" in err
+    assert not (tmp_path / "cmp" / "results" / "lpfs++-k4-s1.json").exists()
+
+
+@pytest.mark.parametrize("content", ["{", "3", '{"fields": [{"name": 1}]}', "[" * 100_000])
+def test_a_truth_of_another_type_is_one_line(tmp_path, content):
+    (tmp_path / "truth.json").write_text(content)
+    with pytest.raises(InputError, match=r"truth\.json.*lpfs simulate"):
+        read_kinds(tmp_path / "truth.json")
 
 
 def test_tables_of_the_results_so_far(run, compared, tmp_path):

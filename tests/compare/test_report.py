@@ -92,4 +92,4 @@ def test_a_damaged_comparison_is_an_error(tmp_path, values, run):
     (tmp_path / "comparison.json").write_text(json.dumps({"format": "lpfs-comparison", "results": []}))
     code, _, err = run("report", tmp_path)
     assert code == 1
-    assert "cannot be read as a comparison" in err
+    assert "comparison.json is not a comparison: the key 'best' is missing" in err

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lpfs._fileio import write_array_atomic, write_json_atomic
+from lpfs._fileio import file_checksum, write_array_atomic, write_json_atomic
 from lpfs.compare.plan import ALL_FIELDS, ComparisonPlan, RunSpec
 from lpfs.compare.run_dir import ResultStore
 from lpfs.compare.runner import measure
@@ -22,7 +22,7 @@ from lpfs.compare.summary import (
     summarize_method,
 )
 from lpfs.compare.tables import mixed_versions_note
-from lpfs.errors import InputError
+from lpfs.errors import InputError, LpfsError
 from lpfs.train.metrics import auc, logloss
 
 ROWS = 800
@@ -48,6 +48,8 @@ def store(tmp_path):
             "test": metrics, "validation": metrics, "train_seconds": 1.0, "options": {}, "trials": [{}],
             "search": {"seconds": seconds, "memory": 10, "first_in_process": False, "interrupted": False,
                        "shared_by_all_k": shared},
+            "labels": file_checksum(store.labels),
+            "files": {f"{trained}.npy": file_checksum(store.directory / "trained" / f"{trained}.npy")},
         }  # fmt: skip
         write_json_atomic(store.result(RunSpec(name, keep, seed)), record)
         write_json_atomic(
@@ -125,9 +127,9 @@ def test_the_first_cost_of_a_process_counts_only_without_others():
 
 
 def test_soft_labels_have_no_interval_over_rows(store):
+    write_array_atomic(store.labels, np.full(ROWS, 0.5, np.float32))
     store.add("one", 2, 0, 1.0)
     store.add("one", 2, 1, 1.0)
-    write_array_atomic(store.labels, np.full(ROWS, 0.5, np.float32))
     summary = summarize(LoadedResults(store).series("one", 2))
     assert summary["rows"] is None
     assert summary["seeds"] is not None
@@ -209,3 +211,15 @@ def test_versions_of_the_code_are_listed():
     assert note == ["tables made by code a; searches by code a: one; b: two; not recorded: -"]
     assert mixed_versions_note({"code": source_versions(done[:1]), "versions": {"code": "a"}}) == []
     assert mixed_versions_note({"code": source_versions(done[:1]), "versions": {"code": "b"}}) != []
+
+
+@pytest.mark.parametrize("name", ["results/one-k2-s0.json", "trained/one-2-0.npy", "labels.npy", "seeds/0/cost.json"])
+def test_a_damaged_file_is_named(store, name):
+    store.add("one", 2, 0, 1.0)
+    LoadedResults(store)
+    path = store.directory / name
+    data = bytearray(path.read_bytes())
+    data[data.index(b"0,") if path.suffix == ".json" else -3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(LpfsError, match=f"{name}.*damaged"):
+        LoadedResults(store)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lpfs._fileio import json_checksum
 from lpfs.errors import InputError
 from lpfs.pipeline import run_dir as run_dir_module
 from lpfs.pipeline.run_dir import is_run, locked_run, log_run, mlflow_run, recover_run, starting_run
@@ -32,6 +33,7 @@ def test_new_run_saves_its_settings(tmp_path):
     assert is_run(tmp_path / "run")
     assert Settings.load(tmp_path / "run") == SETTINGS
     saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert saved.pop("checksum") == json_checksum(saved)
     assert saved == json.loads(json.dumps({"format": "lpfs-run", **SETTINGS.to_json()}))
     assert names_in(tmp_path / "run") == ["config.json"]
 

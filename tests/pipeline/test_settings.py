@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from lpfs._fileio import write_json_atomic
 from lpfs.errors import InputError
+from lpfs.pipeline.run_dir import is_run
 from lpfs.pipeline.settings import Settings
 
 
@@ -37,12 +39,12 @@ def test_default_model_follows_from_the_level():
     ("changes", "message"),
     [
         ({"kep": 3}, "'kep'.*'keep'"),
-        ({"finish": "soon"}, "finish .*both, hot, retrain, none.*'soon'"),
-        ({"level": "pair"}, "level .*field, cross.*'pair'"),
+        ({"finish": "soon"}, "finish.*both, hot, retrain, none.*'soon'"),
+        ({"level": "pair"}, "level.*field, cross.*'pair'"),
         ({"seed": -1}, "seed .*>= 0.*-1"),
-        ({"seeds": 0}, "seeds .*>= 1.*0"),
-        ({"seeds": True}, "seeds .*True"),
-        ({"graph": "off"}, "graph .*'off'"),
+        ({"seeds": 0}, "seeds.*>= 1.*0"),
+        ({"seeds": True}, "seeds.*True"),
+        ({"graph": "off"}, "graph.*'off'"),
         ({"must_keep": ("a", "b"), "must_drop": ("b",)}, "'b'.*must_keep.*must_drop"),
         ({"level": "cross", "model": "mlp"}, "dlrm_cross.*'mlp'"),
         ({"level": "field", "model": "dlrm_cross"}, "level='cross'.*dlrm"),
@@ -78,5 +80,28 @@ def test_missing_or_invalid_configuration_raises_an_error(tmp_path):
     with pytest.raises(InputError, match=r"config\.json.*give the directory of a run"):
         Settings.load(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(InputError, match=r"config\.json is not JSON"):
+    with pytest.raises(InputError, match=r"config\.json .*not JSON"):
         Settings.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["3", "null", "[" * 100_000, '{"seed": 1, "seed": 2}', '{"lr": NaN}', '{"lr": "x"}']
+)
+def test_a_configuration_that_is_no_object_of_settings_is_one_line(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(InputError, match=r"config\.json") as caught:
+        Settings.load(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not is_run(tmp_path)
+
+
+def test_a_damaged_configuration_is_refused_and_an_edited_one_is_read(tmp_path):
+    write_json_atomic(tmp_path / "config.json", {"format": "lpfs-run", **Settings(seed=3).to_json()})
+    text = (tmp_path / "config.json").read_text()
+    edited = text.replace('"seed": 3', '"seed": 7')
+    (tmp_path / "config.json").write_text(edited)
+    with pytest.raises(InputError, match=r"config\.json.*damaged.*remove the key 'checksum'"):
+        Settings.load(tmp_path)
+    values = {name: value for name, value in json.loads(edited).items() if name != "checksum"}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert Settings.load(tmp_path).seed == 7

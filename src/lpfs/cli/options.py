@@ -222,6 +222,6 @@ def parse_value(text: str) -> Any:
     for candidate in (text, f"[{text}]" if "," in text else text):
         try:
             return json.loads(candidate)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
     return text

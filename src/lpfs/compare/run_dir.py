@@ -22,13 +22,15 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lpfs._fileio import read_json, write_json_atomic
 from lpfs._locks import FileLock
+from lpfs._validation import check_json
 from lpfs.compare.plan import ComparisonPlan, RunSpec, file_safe_name
 from lpfs.data.dataset import Dataset
-from lpfs.errors import InputError
+from lpfs.errors import CheckpointError, InputError
+from lpfs.methods.baselines import TRUTH_SCHEMA
 from lpfs.pipeline.data import DATA_DIR
 from lpfs.pipeline.settings import CONFIG_FILE, Settings
 
@@ -43,6 +45,25 @@ KINDS = {
     "copy": "noisy copy of a true field",
     "correlated": "shares a cause with a true field",
     "noise": "noise",
+}
+
+METRICS = {"auc": float, "logloss": float}
+COST = {"seconds?": float, "memory?": float, "first_in_process": bool}
+# types of the files of a comparison, see read_json; a finished run has the keys of its training
+TRAINED_SCHEMA = {
+    **{"trained": str, "test": METRICS, "validation": METRICS, "train_seconds": float, "code?": str},
+    **{"labels": str, "files": dict[str, str]},  # checksums of labels.npy and of the logits
+}
+SEARCH_SCHEMA = {"kept": list[str], "scores?": dict[str, float], "code?": str, **COST}
+RESULT_SCHEMA = {"method": str, "keep": int, "seed": int, "status": Literal["done", "failed"], "reason?": str}
+DONE_SCHEMA = {
+    **{**RESULT_SCHEMA, **TRAINED_SCHEMA, "kept": list[str], "trials?": [dict], "options?": dict},
+    "search?": {**COST, "shared_by_all_k": bool, "code?": str},
+}
+COST_SCHEMA = {"passes": float, **COST}
+PLAN_SCHEMA = {
+    **{"fingerprint": str, "methods": list[str], "keep": list[int], "seeds": int, "tune": int},
+    "options": {"*": dict},
 }
 
 Record = dict[str, Any]
@@ -83,8 +104,16 @@ class ResultStore:
 
     def results(self) -> list[Record]:
         """Return all results."""
-        records = [read_json(path) for path in sorted((self.directory / "results").glob("*.json"))]
-        return [record for record in records if record is not None]
+        paths = sorted((self.directory / "results").glob("*.json"))
+        return [read_result(path, DONE_SCHEMA if read_result(path)["status"] == "done" else {}) for path in paths]
+
+
+def read_result(path: Path, schema: Any = RESULT_SCHEMA) -> Any:
+    """Return the values of a file that a comparison wrote; None if it does not exist; CheckpointError if damaged."""
+    try:
+        return read_json(path, schema, missing_ok=True, advice="remove it and continue the comparison")
+    except InputError as error:  # not InputError, which would be recorded as a failure of the method
+        raise CheckpointError(str(error)) from None
 
 
 def digest(values: Any) -> str:
@@ -100,32 +129,31 @@ def copy_truth(run_dir: Path, dataset: Dataset, truth: str | os.PathLike[str] | 
     """
     path = run_dir / TRUTH_FILE
     if truth is not None:
-        write_json_atomic(path, read_kinds(Path(truth)))
+        write_json_atomic(path, {"kinds": read_kinds(Path(truth))})
     elif not path.exists():
         try:
             values = dataset.attached(TRUTH_FILE)
         except InputError:
             return {}
-        write_json_atomic(path, field_kinds(values))
-    kinds: dict[str, str] = read_json(path) or {}
+        write_json_atomic(path, {"kinds": field_kinds(values)})
+    kinds: dict[str, str] = read_json(path, {"kinds": dict[str, str]})["kinds"]
     order = {kind: number for number, kind in enumerate(KINDS)}
     return dict(sorted(kinds.items(), key=lambda item: order.get(item[1], len(order))))
 
 
 def field_kinds(truth: Mapping[str, Any]) -> dict[str, str]:
     """Return the kind of every field from the values of ``truth.json``."""
+    check_json(truth, TRUTH_SCHEMA, TRUTH_FILE)
     return {field["name"]: field["role"] for field in truth["fields"]}
 
 
 def read_kinds(path: Path) -> dict[str, str]:
     """Return the kind of every field from the ``truth.json`` of a simulated log."""
+    advice = "give the truth.json that lpfs simulate writes"
     try:
-        return field_kinds(json.loads(path.read_text("utf-8")))
-    except OSError as error:
-        problem = f"the truth {path} cannot be read: {error.strerror or error}"
-    except (ValueError, KeyError, TypeError):
-        problem = f"{path} is not the truth.json of a simulated log"
-    raise InputError(f"{problem}; give the truth.json that lpfs simulate writes")
+        return field_kinds(read_json(path, TRUTH_SCHEMA, advice=advice))
+    except FileNotFoundError:
+        raise InputError(f"there is no truth {path}; {advice}") from None
 
 
 def open_comparison_dir(run_dir: Path, settings: Settings, plan: ComparisonPlan, *, tables_only: bool = False) -> None:
@@ -145,7 +173,7 @@ def open_comparison_dir(run_dir: Path, settings: Settings, plan: ComparisonPlan,
 def check_same(run_dir: Path, settings: Settings, plan: ComparisonPlan, dataset: Dataset) -> None:
     """Raise InputError if settings or data differ from earlier runs; sizes, methods and seeds may be added."""
     _check_same_settings(run_dir, settings, plan)
-    saved = read_json(run_dir / PLAN_FILE)
+    saved = read_json(run_dir / PLAN_FILE, PLAN_SCHEMA, missing_ok=True)
     options = dataset.settings.get("options", {})
     for name in ("label", "time", "split") if saved is None and dataset.path.parent == run_dir else ():
         value = getattr(settings, name)
@@ -168,7 +196,8 @@ def _check_same_settings(run_dir: Path, settings: Settings, plan: ComparisonPlan
     pairs = [(name, config.get(name), value) for name, value in settings.to_json().items() if name not in MAY_DIFFER]
     pairs += [(name, saved[name], value) for name, value in plan.to_json().items() if name in MUST_MATCH]
     if (run_dir / DATA_DIR).exists():  # the directory of the files may differ between machines, their names may not
-        old_names, new_names = ([Path(path).name for path in paths] for paths in (config["source"], settings.source))
+        old_source = config.get("source") or ()
+        old_names, new_names = ([Path(path).name for path in paths] for paths in (old_source, settings.source))
         pairs.append(("source", old_names, new_names))
     for name, old, new in pairs:
         if old != json.loads(json.dumps(new)):
@@ -187,13 +216,10 @@ def write_plan(run_dir: Path, settings: Settings, plan: ComparisonPlan, dataset:
 
 def read_plan(run_dir: Path) -> Record | None:
     """Return the plan of the comparison in a directory; None if there is none."""
-    plan = read_json(run_dir / PLAN_FILE)
+    plan = read_json(run_dir / PLAN_FILE, PLAN_SCHEMA, missing_ok=True)
     return None if plan is None else {name: value for name, value in plan.items() if name != "fingerprint"}
 
 
 def _read_config(run_dir: Path) -> Record | None:
-    try:
-        config = read_json(run_dir / CONFIG_FILE)
-    except ValueError:
-        return None
-    return config if isinstance(config, dict) else None
+    config: Record | None = read_json(run_dir / CONFIG_FILE, {"source?": list[str]}, missing_ok=True)
+    return config

@@ -20,9 +20,20 @@ from typing import Any
 import torch
 
 from lpfs._console import Console
-from lpfs._fileio import read_json, write_array_atomic, write_json_atomic, write_text_atomic
+from lpfs._fileio import file_checksum, write_array_atomic, write_json_atomic, write_text_atomic
 from lpfs.compare.plan import ALL_FIELDS, ComparisonPlan, RunSpec
-from lpfs.compare.run_dir import Record, ResultStore, check_same, copy_truth, open_comparison_dir, read_plan, write_plan
+from lpfs.compare.run_dir import (
+    SEARCH_SCHEMA,
+    TRAINED_SCHEMA,
+    Record,
+    ResultStore,
+    check_same,
+    copy_truth,
+    open_comparison_dir,
+    read_plan,
+    read_result,
+    write_plan,
+)
 from lpfs.compare.summary import Comparison, summarize_comparison
 from lpfs.compare.tables import as_csv, as_markdown, print_comparison
 from lpfs.errors import CheckpointError, InputError, LockedError, LpfsError, SearchError
@@ -103,7 +114,7 @@ def run_missing(runner: Runner, specs: Sequence[RunSpec], console: Console, *, r
     store, repeated, waiting = runner.store, set[RunSpec](), False
 
     def is_missing(spec: RunSpec) -> bool:
-        record = read_json(store.result(spec))
+        record = read_result(store.result(spec))
         return record is None or (retry_failed and record["status"] == "failed" and spec not in repeated)
 
     left = [spec for spec in specs if is_missing(spec)]
@@ -250,10 +261,10 @@ class Runner:
         """Return the fields that a method keeps; a ranking that does not depend on K is made once per seed."""
         shared = not make_method(spec.method, options).search_per_k
         path = self.store.search(spec.method, options, spec.seed, None if shared else spec.keep)
-        record = read_json(path)
+        record = read_result(path, SEARCH_SCHEMA)
         if record is None:
             with self.store.lock(f"search-{path.stem}"):
-                record = read_json(path) or self.search(spec, options, path)
+                record = read_result(path, SEARCH_SCHEMA) or self.search(spec, options, path)
         record["shared_by_all_k"] = shared
         kept = record["kept"]
         if shared:
@@ -331,10 +342,10 @@ class Runner:
     def train(self, kept: Sequence[str], seed: int) -> Record:
         """Train these fields from scratch and evaluate them; the same fields are trained once per seed."""
         path = self.store.trained(kept, seed)
-        record: Record | None = read_json(path)
+        record: Record | None = read_result(path, TRAINED_SCHEMA)
         if record is None:
             with self.store.lock(f"train-{path.stem}"):
-                record = read_json(path) or self.from_scratch(kept, seed, path)
+                record = read_result(path, TRAINED_SCHEMA) or self.from_scratch(kept, seed, path)
         return record
 
     def from_scratch(self, kept: Sequence[str], seed: int, path: Path) -> Record:
@@ -359,7 +370,11 @@ class Runner:
                 write_array_atomic(path.with_suffix(".npy"), predicted.logits[:, 0])
                 if not self.store.labels.exists():
                     write_array_atomic(self.store.labels, predicted.labels[:, 0])
-        record = {"trained": path.stem, **metrics, "train_seconds": measurement.seconds, "code": source_digest()}
+        record = {
+            **{"trained": path.stem, **metrics, "train_seconds": measurement.seconds, "code": source_digest()},
+            "labels": file_checksum(self.store.labels),
+            "files": {f"{path.stem}.npy": file_checksum(path.with_suffix(".npy"))},
+        }
         write_json_atomic(path, record)
         shutil.rmtree(plan.run_dir, ignore_errors=True)
         return record

@@ -13,10 +13,10 @@ from typing import Literal, cast
 
 import numpy as np
 
-from lpfs._fileio import read_json
+from lpfs._fileio import check_files
 from lpfs.compare import statistics
 from lpfs.compare.plan import ALL_FIELDS, ComparisonPlan
-from lpfs.compare.run_dir import TRUE_KINDS, Record, ResultStore
+from lpfs.compare.run_dir import COST_SCHEMA, TRUE_KINDS, Record, ResultStore, read_result
 from lpfs.compare.statistics import Floats, SeedSeries, SeedValue, paired_difference, summarize
 from lpfs.methods.registry import METHODS
 from lpfs.pipeline.plan import RunPlan
@@ -25,6 +25,7 @@ from lpfs.report.comparison_data import FORMAT
 
 REFERENCE_METHOD = "lpfs++"  # every method is compared with it, besides the best one
 NOT_RANKED = ("oracle",)  # it knows the truth, so it is never the best method
+DAMAGED_ADVICE = "restore it from a copy, or compare again in another directory"
 UNKNOWN_CODE = "not recorded"  # digest of the code of a result that does not state it
 
 Metric = Literal["auc", "logloss"]
@@ -61,12 +62,16 @@ class LoadedResults:
         records = sorted(store.results(), key=itemgetter("method", "keep", "seed"))
         self.all = sorted(records, key=lambda record: order.get(record["method"], len(order)))
         self.done = [record for record in self.all if record["status"] == "done"]
+        for checksum in {record["labels"] for record in self.done}:
+            check_files(store.directory, {store.labels.name: checksum}, DAMAGED_ADVICE)
+        for files in {record["trained"]: record["files"] for record in self.done}.values():
+            check_files(store.directory / "trained", files, DAMAGED_ADVICE)
         self.draws = bootstrap_all(store, sorted({record["trained"] for record in self.done}))
         searched = [record for record in self.all if record["method"] != ALL_FIELDS]
         self.methods = list(dict.fromkeys(record["method"] for record in searched))
         self.sizes = sorted({record["keep"] for record in searched})
         self.seeds = sorted({record["seed"] for record in self.all})
-        costs = {seed: read_json(store.seed(seed) / "cost.json") for seed in self.seeds}
+        costs = {seed: read_result(store.seed(seed) / "cost.json", COST_SCHEMA) for seed in self.seeds}
         self.pretraining = {seed: cost for seed, cost in costs.items() if cost is not None}
 
     def of(self, method: str, keep: int | None = None) -> list[Record]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
 
-from lpfs._validation import check_keys
+from lpfs._validation import check_json
 from lpfs.errors import AbsenceError, FieldError, InputError
 
 
@@ -117,7 +117,7 @@ class ResolvedSite:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ResolvedSite:
         """Return a site from the values of ``to_json``."""
-        values = check_keys(cls, values)
+        check_json(values, cls)
         pairs = {key: tuple(values[key]) for key in RANGE_FIELDS if values.get(key) is not None}
         return cls(**{**values, **pairs})
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lpfs._fileio import read_json
+from lpfs._validation import check_json
 from lpfs.errors import InputError
 from lpfs.methods.base import Method, RankingMethod, SearchCost, SearchTask, rank_fields, require_model
 from lpfs.methods.target import TARGET_KINDS, SelectionTarget
 from lpfs.models.base import Model
 from lpfs.schema import Selection
 
+TRUTH_SCHEMA = {  # of truth.json, see read_json
+    "fields": [
+        {"name": str, "role": str, "true": bool, "effect": float, "strength_by_day?": list[float], "pair_with?": str}
+    ]
+}
 FADED_EFFECT = 1e-3  # factor on the effect of a true field without an effect on the last day
 
 
@@ -79,16 +85,18 @@ def load_truth(task: SearchTask, path: str | None) -> Any:
     """Return the truth of the log that is searched: from a file, or from the Dataset of the stream."""
     if path is not None:
         try:
-            return json.loads(Path(path).read_text("utf-8"))
+            return read_json(Path(path), TRUTH_SCHEMA)
         except (OSError, ValueError) as error:
             raise InputError(f"oracle cannot read the truth {path}: {error}") from None
     dataset = getattr(task.stream, "dataset", None)
     if dataset is None:
         raise InputError("oracle needs the truth of a simulated Dataset; give a stream of a Dataset, or truth=")
     try:
-        return dataset.attached("truth.json")
+        truth = dataset.attached("truth.json")
     except InputError as error:
         raise InputError(f"oracle needs a simulated log; {dataset.path} has no truth.json") from error
+    check_json(truth, TRUTH_SCHEMA, "truth.json")
+    return truth
 
 
 def true_effects(truth: Any) -> tuple[dict[str, float], dict[str, str | None]]:
@@ -97,4 +105,4 @@ def true_effects(truth: Any) -> tuple[dict[str, float], dict[str, str | None]]:
     for field in truth["fields"]:
         strength = field["strength_by_day"][-1] if field["true"] else 0.0
         effects[field["name"]] = field["effect"] * max(strength, FADED_EFFECT) if field["true"] else 0.0
-    return effects, {field["name"]: field["pair_with"] for field in truth["fields"]}
+    return effects, {field["name"]: field.get("pair_with") for field in truth["fields"]}

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lpfs._fileio import read_json
-from lpfs.compare.run_dir import Record
+from lpfs.compare.run_dir import COST_SCHEMA, Record, read_result
 from lpfs.errors import InputError
 from lpfs.gates.attach import attach
 from lpfs.gates.functions import gate_function
@@ -119,7 +118,7 @@ def complexity(context: ExperimentContext) -> ExperimentResult:
     trials = Trials(context)
     for seed in context.seeds:
         record = trials.search(seed, keep=trials.count_of(KEPT_SHARE))
-    cost = read_json(trials.runner.store.seed(seed) / "cost.json") or {}
+    cost = read_result(trials.runner.store.seed(seed) / "cost.json", COST_SCHEMA) or {}
     pretraining, search, steps = cost.get("seconds"), record["seconds"], trials.base.steps
     step = time_steps(trials.base, seed)
     measured: dict[str, Any] = {

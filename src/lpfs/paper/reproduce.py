@@ -129,7 +129,7 @@ def load_function(experiment: Experiment) -> Callable[[ExperimentContext], Exper
 def write_results(values: dict[str, Any], result: ExperimentResult, directory: Path, title: str) -> Reproduced:
     """Write JSON, figure and page; the seconds of an earlier call of the same experiment are added."""
     path = directory / f"{values['experiment']}.json"
-    before = read_json(path)
+    before = read_json(path, {"seconds?": float}, missing_ok=True)
     same = ("format", "data", "settings", "seed", "full")  # if they are, this call continued an earlier one
     if before is not None and all(before.get(key) == values[key] for key in same):
         values["seconds"] = round(values["seconds"] + before["seconds"], 1)

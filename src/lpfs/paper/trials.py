@@ -95,7 +95,7 @@ class Trials:
         plain = {name: asdict(value) if isinstance(value, Schedule) else value for name, value in options.items()}
         request = {"method": method, "keep": keep, "penalty": penalty, "options": plain, "seed": seed, **key}
         path = self.directory / "searches" / f"{digest(request)}.json"
-        stored: Record | None = read_json(path)
+        stored: Record | None = read_json(path, missing_ok=True)
         if stored is not None:
             if stored.get("code") != source_digest() and not self._warned:
                 self._warned = True

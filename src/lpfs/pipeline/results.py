@@ -16,13 +16,14 @@ import numpy as np
 import torch
 
 import lpfs
-from lpfs._fileio import open_atomic, write_json_atomic, write_text_atomic
+from lpfs._fileio import check_files, open_atomic, read_json, write_json_atomic, write_text_atomic
 from lpfs.data.dataset import Dataset
 from lpfs.errors import InputError
 from lpfs.gates.prune import Certificate
 from lpfs.models.base import Model
 from lpfs.pipeline.plan import RunPlan
 from lpfs.report.format import MODEL_LABELS, format_size
+from lpfs.report.selection_data import SELECTION_SCHEMA
 from lpfs.schema import Selection
 
 if TYPE_CHECKING:
@@ -174,23 +175,26 @@ def versions() -> dict[str, str]:
 
 
 def write_record(run_dir: Path, record: Record, selection: Selection) -> None:
-    """Write selection.json, kept_fields.txt and, if the selection has a history, history.parquet."""
-    write_json_atomic(run_dir / RECORD_FILE, record, allow_nan=True)
+    """Write kept_fields.txt, history.parquet if the selection has a history, and selection.json with checksums."""
     write_text_atomic(run_dir / FIELDS_FILE, format_field_list(selection.kept))
     write_history(run_dir / HISTORY_FILE, selection)
+    files = (FIELDS_FILE, HISTORY_FILE) if selection.history else (FIELDS_FILE,)
+    write_json_atomic(run_dir / RECORD_FILE, record, allow_nan=True, files=files)
 
 
 def read_record(run_dir: Path) -> tuple[Selection, Record]:
-    """Return the selection that a search wrote, and its whole record."""
+    """Return the selection that a search wrote, and its whole record; all result files must match their checksums."""
     path = run_dir / RECORD_FILE
     try:
-        record = json.loads(path.read_text("utf-8"))
-        selection = Selection(**{name: record[name] for name in ("kept", "dropped", "gates", "sites", "made")})
+        record = read_json(path, SELECTION_SCHEMA, allow_nan=True, advice="search again")
     except FileNotFoundError:
         raise InputError(f"no {RECORD_FILE} in {run_dir}; give the directory of a search") from None
-    except (ValueError, KeyError, TypeError) as error:
+    check_files(run_dir, record.pop("files", {}), "search again")
+    try:
+        values = {name: record[name] for name in ("kept", "dropped", "gates", "sites", "made")}
+        return Selection.from_json(values), record
+    except (InputError, KeyError) as error:
         raise InputError(f"{path} contains no selection ({error}); search again") from None
-    return selection, record
 
 
 def write_history(path: Path, selection: Selection) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lpfs._fileio import remove_temporary_files, remove_tree, write_json_atomic
+from lpfs._fileio import read_json, remove_temporary_files, remove_tree, write_json_atomic
 from lpfs._locks import FileLock
 from lpfs.errors import InputError, LockedError
 from lpfs.pipeline.settings import CONFIG_FILE, FORMAT, Settings
@@ -142,10 +142,9 @@ def _check_same_settings(run_dir: Path, settings: Settings) -> None:
 def is_run(run_dir: Path) -> bool:
     """Return whether a directory is a run, by its configuration."""
     try:
-        values = json.loads((run_dir / CONFIG_FILE).read_text("utf-8"))
+        return bool(read_json(run_dir / CONFIG_FILE, verify=False).get("format") == FORMAT)
     except (OSError, ValueError):
         return False
-    return isinstance(values, dict) and values.get("format") == FORMAT
 
 
 def _run_files(run_dir: Path) -> list[Path]:

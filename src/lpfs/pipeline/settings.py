@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lpfs._validation import check_int, check_keys
+from lpfs._fileio import read_json
+from lpfs._validation import check_int, check_json, check_keys
 from lpfs.data.remote import absolute_path_or_url
 from lpfs.errors import InputError
 
@@ -117,8 +117,9 @@ class Settings:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Settings:
-        """Return settings from plain values; an unknown key is an error."""
-        return cls(**check_keys(cls, values))
+        """Return settings from plain values; an unknown key or another type is an error."""
+        check_json(values, cls)
+        return cls(**values)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Settings:
@@ -126,14 +127,12 @@ class Settings:
         file = Path(path)
         file = file / CONFIG_FILE if file.is_dir() else file
         try:
-            values = json.loads(file.read_text("utf-8"))
+            values = read_json(file, advice="give the config.json of a run")
+            return cls.from_json({name: value for name, value in values.items() if name != "format"})
         except FileNotFoundError:
             raise InputError(f"no configuration {file}; give the directory of a run") from None
-        except ValueError as error:
-            raise InputError(f"{file} is not JSON: {error}") from None
-        if isinstance(values, dict):
-            values.pop("format", None)
-        return cls.from_json(values)
+        except InputError as error:
+            raise InputError(str(error) if str(file) in str(error) else f"{file}: {error}") from None
 
     def updated(self, **changes: Any) -> Settings:
         """Return the settings with some of them changed; a new target replaces the old one."""

@@ -23,6 +23,8 @@ from lpfs.report.comparison_data import COMPARISON_FILE, FORMAT, ComparisonRepor
 from lpfs.report.format import format_duration
 from lpfs.report.selection import selection_context
 from lpfs.report.selection_data import (
+    ADVICE,
+    SELECTION_FILE,
     Records,
     ReportTable,
     Tile,
@@ -49,10 +51,17 @@ def report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = Non
     run_dir = Path(run)
     if not run_dir.is_dir():
         raise InputError(f"no directory {run_dir}; pass one that select, search or compare wrote")
-    if (run_dir / COMPARISON_FILE).exists():
-        text = render("comparison.html", comparison_context(read_comparison(run_dir)))
-    else:
-        text = render("selection.html", selection_context(read_selection(run_dir)))
+    is_comparison = (run_dir / COMPARISON_FILE).exists()
+    try:
+        if is_comparison:
+            text = render("comparison.html", comparison_context(read_comparison(run_dir)))
+        else:
+            text = render("selection.html", selection_context(read_selection(run_dir)))
+    except InputError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # in values without a type
+        path = run_dir / (COMPARISON_FILE if is_comparison else SELECTION_FILE)
+        raise InputError(f"{path} has values that no report can show ({error!r}); {ADVICE}") from error
     return _write(run_dir / REPORT_FILE if out is None else Path(out), text)
 
 

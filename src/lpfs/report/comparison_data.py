@@ -7,18 +7,51 @@ also reads what ``compare`` wrote.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lpfs._fileio import read_json
+from lpfs._validation import check_json
 from lpfs.errors import InputError
 from lpfs.report.format import command_line, option_text
 
 COMPARISON_FILE = "comparison.json"
 FORMAT = "lpfs-comparison"
 ALL_FIELDS = "all fields"  # the model of all fields: a level in the charts, not a method
+Verdict = Literal["ahead", "behind", "level", "unknown"]
+
+
+RANGE, MEASURED = {"low": float, "high": float}, {"value": float}
+DIFFERENCES = {"*?": {**MEASURED, "seeds?": RANGE, "rows?": RANGE, "verdict": Verdict}}
+PLAIN_SCHEMA = {  # of comparison.json with plain values; results and differences have the keys of their classes
+    "results": [dict],
+    "fields?": list[str],
+    "all_fields?": float,
+    "differences?": [dict],
+    "measures?": {"*": dict[str, float | None]},
+    "failed?": dict[str, str],
+    "versions?": dict,
+}
+COMPARISON_SCHEMA = {  # of comparison.json of ``compare``: the keys that the report reads
+    "results": [{"method": str, "status": str, "kept?": list[str], "reason?": str}],
+    "best": str | None,
+    "unranked?": list[str],
+    "all_fields": {"auc?": MEASURED},
+    "methods": {
+        "*": {
+            "area?": MEASURED,
+            "overlap": float | None,
+            "search": {"epochs": float | None, "memory_ratio": float | None},
+            "differences": DIFFERENCES,
+            "sizes": {"*": {"differences": DIFFERENCES}},
+        }
+    },
+    "plan": {"methods": list[str], "keep": list[int], "seeds": int, "tune": int, "options": {"*": dict}},
+    "settings": {"source?": list[str], "must_keep?": list[str], "must_drop?": list[str]},
+    **{"seeds": list[int], "steps": dict, "versions": dict, "fingerprint": str},
+}
 
 
 @dataclass(frozen=True)
@@ -69,7 +102,7 @@ class Difference:
     high: float | None = None
     p: float | None = None
     rows: tuple[float, float] | None = None
-    verdict: str | None = None
+    verdict: Verdict | None = None
 
     @property
     def final_verdict(self) -> str:
@@ -145,61 +178,62 @@ class ComparisonReport:
     @classmethod
     def from_json(cls, values: Mapping[str, Any], name: str = "comparison") -> ComparisonReport:
         """Build a comparison from plain values (see docs/report.md)."""
-        if not isinstance(values, Mapping) or not isinstance(values.get("results"), list):
-            raise InputError(f"{COMPARISON_FILE} needs a list 'results'")
-        results = _results(values["results"])
+        check_json(values, PLAIN_SCHEMA)
+        results = _results(values)
         names = values.get("fields") or dict.fromkeys(name for result in results for name in result.kept)
         return cls(
             results=results,
             fields=tuple(names),
             name=name,
-            differences=tuple(Difference(**known) for known in _known_fields(Difference, values.get("differences"))),
+            differences=tuple(Difference(**row) for row in _checked_rows(Difference, values, "differences")),
             record={key: value for key, value in values.items() if key not in ("results", "differences")},
             **{key: values[key] for key in ("all_fields", "measures", "failed") if key in values},
         )
 
 
-def _results(rows: Iterable[Mapping[str, Any]]) -> tuple[Result, ...]:
+def _results(values: Mapping[str, Any]) -> tuple[Result, ...]:
     """Return results of plain values; ``kept`` may be None."""
-    return tuple(Result(**{**row, "kept": tuple(row.get("kept") or ())}) for row in _known_fields(Result, rows))
+    rows = [{**row, "kept": row.get("kept") or ()} for row in values["results"]]
+    return tuple(Result(**{**row, "kept": tuple(row["kept"])}) for row in _checked_rows(Result, {"results": rows}))
 
 
-def _known_fields(cls: type, items: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+def _checked_rows(cls: type, values: Mapping[str, Any], key: str = "results") -> list[dict[str, Any]]:
+    """Return rows as keyword arguments of a dataclass; raise InputError for a missing key or another type."""
     names = {known.name for known in fields(cls)}
-    return [{key: value for key, value in item.items() if key in names} for item in items or ()]
+    rows = [{name: value for name, value in row.items() if name in names} for row in values.get(key) or ()]
+    for number, row in enumerate(rows):
+        check_json(row, cls, f"{key}[{number}]")
+    return rows
 
 
 def read_comparison(run_dir: Path) -> ComparisonReport:
     """Read ``comparison.json``, written by ``compare`` or with plain values."""
     path = run_dir / COMPARISON_FILE
+    record = read_json(path)
     try:
-        return from_record(read_json(path) or {}, run_dir.resolve().name)
-    except (ValueError, TypeError, KeyError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path} cannot be read as a comparison: {error!r}") from None
+        return from_record(record, run_dir.resolve().name)
+    except InputError as error:
+        raise InputError(f"{path} is not a comparison: {error}") from None
 
 
 def from_record(record: Mapping[str, Any], name: str = "comparison") -> ComparisonReport:
     """Return the report of a record of ``compare`` (see docs/compare.md), or of other plain values."""
     if not isinstance(record, Mapping) or record.get("format") != FORMAT:
         return ComparisonReport.from_json(record, name)
+    check_json(record, COMPARISON_SCHEMA)
     results = [row for row in record["results"] if row["method"] != ALL_FIELDS]
     all_rows = [row for row in record["results"] if row["method"] == ALL_FIELDS and row.get("kept")]
     names = (field_name for row in all_rows or results for field_name in row.get("kept") or ())
-    auc = record["all_fields"]["auc"]
+    auc = record["all_fields"].get("auc")
     return ComparisonReport(
-        results=_results(
-            {"auc": None, **row, "seconds": row.get("search_seconds"), "memory": row.get("search_memory")}
-            for row in results
-        ),
+        results=_results({"results": [{"auc": None, **row, **_search_cost(row)} for row in results]}),
         fields=tuple(dict.fromkeys(names)),
         name=name,
         all_fields=None if auc is None else auc["value"],
         differences=tuple(_differences(record)),
         measures={
             method: {
-                "Area": None if values["area"] is None else values["area"]["value"],
+                "Area": (values.get("area") or {}).get("value"),
                 "Overlap": values["overlap"],
                 "Search, epochs": values["search"]["epochs"],
                 "Memory, times": values["search"]["memory_ratio"],
@@ -213,6 +247,10 @@ def from_record(record: Mapping[str, Any], name: str = "comparison") -> Comparis
     )
 
 
+def _search_cost(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"seconds": row.get("search_seconds"), "memory": row.get("search_memory")}
+
+
 def _differences(record: Mapping[str, Any]) -> Iterator[Difference]:
     """Yield the differences of each method to the best one: of the area first, then at each number of fields."""
     best = record["best"]
@@ -220,7 +258,7 @@ def _differences(record: Mapping[str, Any]) -> Iterator[Difference]:
         for keep, at_keep in [(None, values), *values["sizes"].items()]:
             difference = at_keep["differences"].get("best")
             if difference is not None and best is not None:
-                seeds, rows = difference["seeds"] or {}, difference["rows"]
+                seeds, rows = difference.get("seeds") or {}, difference.get("rows")
                 yield Difference(
                     *(method, best, None if keep is None else int(keep), difference["value"]),
                     low=seeds.get("low"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lpfs._fileio import read_json
+from lpfs._fileio import check_files, read_json
 from lpfs.errors import InputError
 
 SELECTION_FILE, HISTORY_FILE = "selection.json", "history.parquet"
@@ -17,7 +17,40 @@ MAX_POINTS = 150_000  # values of all trajectories together
 MIN_RECORDS = 40  # records that are kept however many fields there are
 MAX_TRAJECTORIES = 1000  # fields whose trajectory is drawn
 TRACKS = ("loss", "alive", "penalty", "epsilon", "lr")
+ADVICE = "use another copy of the directory, or do the run again"
 Records = Sequence[Mapping[str, Any]]
+
+
+METRICS = {"*?": {"auc?": float, "logloss?": float, "tasks?": {"*": {"auc?": float, "logloss?": float}}}}
+SELECTION_SCHEMA = {  # of selection.json: the keys that the report and ``prune`` read
+    "kept": list[str],
+    "dropped": list[str],
+    "gates?": dict[str, float],
+    "method?": str,
+    "fields?": {"*": {"kind?": str, "group?": str, "cardinality?": int, "cost?": float}},
+    "metrics?": METRICS,
+    "validation?": METRICS,
+    "max_logit_change?": float,
+    "certificates?": {"*": {"max_logit_change": float, "bound": float, "certified?": bool, "checked?": list[str]}},
+    "model?": str,
+    "chosen_in?": dict[str, int],
+    "savings?": {"*?": dict[str, float | None]},
+    "seconds?": dict[str, float],
+    "configuration?": {"source?": list[str], "seeds?": int, "must_keep?": list[str], "must_drop?": list[str]},
+    "splits?": {"*": {"rows": int, "days": list}},
+    "versions?": dict[str, str],
+    "made?": {
+        "scores?": dict[str, float],
+        "curve?": [{"alive": int, "loss": float}],
+        "end?": {"allowed?": float},
+        "unit?": str,
+    },
+    "hot_start?": {
+        **{"steps?": int, "retrain_steps?": int, "matched_at?": int, "steps_saved?": int},
+        "validation?": list[tuple[int, float]],
+    },
+    "files?": dict[str, str],
+}
 
 
 class Cell(NamedTuple):
@@ -149,10 +182,12 @@ def read_selection(run_dir: Path) -> SelectionReport:
     path = run_dir / SELECTION_FILE
     if not path.exists():
         raise InputError(f"{run_dir} has no {SELECTION_FILE}; pass a directory that select, search or compare wrote")
-    try:
-        return from_record(read_json(path), read_history(run_dir / HISTORY_FILE), name=run_dir.resolve().name)
-    except ValueError as error:
-        raise InputError(f"{path} cannot be read as a selection: {error}") from None
+    record = read_json(path, SELECTION_SCHEMA, allow_nan=True, advice=ADVICE)
+    files = record.pop("files", None)
+    check_files(run_dir, files or {}, ADVICE)
+    has_history = files is None or HISTORY_FILE in files  # otherwise the file is of an older run
+    history = read_history(run_dir / HISTORY_FILE) if has_history else None
+    return from_record(record, history, name=run_dir.resolve().name)
 
 
 def table_bytes_by_field(facts: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, float]:
@@ -185,10 +220,21 @@ def read_history(path: Path) -> SearchHistory | None:
         return None
     import polars as pl
 
-    frame = pl.read_parquet(path)
-    if not len(frame) or "step" not in frame.columns:
-        return None
-    return _thin_history(len(frame), frame.columns, lambda name, rows: frame[name].gather(rows).to_list())
+    try:
+        with path.open("rb") as file:  # a path may contain the wildcards of a glob pattern
+            frame = pl.read_parquet(file)
+        if not len(frame) or "step" not in frame.columns:
+            return None
+        for name, column in zip(frame.columns, frame, strict=True):
+            is_required = name == "step" or name.startswith(GATE_COLUMN)
+            if is_required and (column.null_count() or not column.cast(pl.Float64).is_finite().all()):
+                raise ValueError(f"column {name!r} has values that are not finite numbers")
+            if name in TRACKS and not (column.dtype.is_numeric() or column.dtype == pl.Null):
+                raise ValueError(f"column {name!r} has the type {column.dtype}")
+        return _thin_history(len(frame), frame.columns, lambda name, rows: frame[name].gather(rows).to_list())
+    except (OSError, TypeError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{path} is not the history of a search ({reason}); {ADVICE}") from None
 
 
 def _thin_history(records: int, columns: Sequence[str], column: Callable[[str, list[int]], list[Any]]) -> SearchHistory:

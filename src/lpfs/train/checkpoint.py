@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 import lpfs
-from lpfs._fileio import fsync_path, json_checksum, write_json
+from lpfs._fileio import fsync_path, json_checksum, parse_json, read_json, write_json
 from lpfs.data.reader import rank_range
 from lpfs.errors import CheckpointError, InputError, LpfsError
 from lpfs.train.distributed.group import RankGroup, current_group
@@ -179,7 +179,7 @@ def write_manifest(folder: Path, step: int, state: dict[str, Any], needs: Sequen
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the content of ``checkpoint.json``; raise ValueError if it is damaged."""
-    manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text("utf-8"))
+    manifest: dict[str, Any] = read_json(folder / MANIFEST, verify=False)
     checksum = manifest.pop("checksum", None)
     if manifest.get("format") != FORMAT or manifest.get("version") not in (VERSION, SPLIT_VERSION):
         known = f"{FORMAT} {VERSION} or {SPLIT_VERSION} of lpfs {lpfs.__version__}"
@@ -206,7 +206,7 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
     tensors = {name: rows[0] if len(rows) == 1 else torch.cat(rows) for name, rows in parts.items()}
-    return cast(dict[str, Any], restore_state(json.loads(text), tensors))
+    return cast(dict[str, Any], restore_state(parse_json(text), tensors))
 
 
 @runtime_checkable

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from lpfs import errors
-from lpfs._fileio import fsync_path
+from lpfs._fileio import fsync_path, parse_json
+from lpfs._validation import check_json
 from lpfs.errors import InputError, LpfsError, RankError
 
 TAGS = frozenset({"!tuple", "!items", "!float", "!tensor"})
@@ -131,7 +132,8 @@ def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
             raise ValueError("the header is longer than the file")
         text = file.read(count)
         digest = hashlib.sha256(prefix + text)
-        header = json.loads(text)
+        header = parse_json(text)
+        check_json(header, dict[str, dict[str, Any]])
         header.pop("__metadata__", None)
         tensors: dict[str, Tensor] = {}
         offset = 0

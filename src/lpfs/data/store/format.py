@@ -20,7 +20,6 @@ byte ``start`` that ``dataset.json`` gives. Names of fields and days are user in
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 import lpfs
-from lpfs._fileio import file_checksum, json_checksum
+from lpfs._fileio import file_checksum, json_checksum, read_json
 from lpfs.data.store.columns import NPY_HEADER_BYTES, PACKED
 from lpfs.data.store.location import DatasetLocation, damaged_file_error
 from lpfs.errors import DataError, InputError, LpfsError
@@ -49,6 +48,7 @@ FILE_NAME = re.compile(
     r"[A-Za-z0-9_-]+\.json|(days/\d{4,}|vocab)/(columns|[fvy]\d{4,}(\.(missing|offsets|ends))?)\.npy", re.ASCII
 )
 NUMBER_TYPE = re.compile(r"\|[biu]1|<[iu][248]|<f[248]")  # dtype.str of the columns; no object can be among them
+MAX_MANIFEST_BYTES = 1 << 30  # of dataset.json, which has an entry for every column
 
 AnyArray = npt.NDArray[Any]
 
@@ -205,10 +205,10 @@ class Manifest:
     def load(self, name: str) -> Any:
         """Return the JSON values of a small file."""
         try:
-            return json.loads(Path(self.location.file(name)).read_text("utf-8"))
+            return read_json(Path(self.location.file(name)), Any, verify=False, max_bytes=MAX_MANIFEST_BYTES)
         except FileNotFoundError:
             raise DataError(f"{self.path} is not a complete Dataset: it has no {name}; prepare it again") from None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise damaged_file_error(self.path / name, str(error)) from error
         except OSError as error:
             raise DataError(f"cannot read {self.path / name}: {error.strerror}") from error

@@ -151,15 +151,9 @@ def locate_dataset(path: str | os.PathLike[str]) -> DatasetLocation:
     folder = Path(path)
     if folder.resolve().parent != cache_dir().resolve():  # elsewhere, the file may come from somebody else
         return DatasetLocation(folder)
-    try:
-        stored = read_json(folder / URL_FILE)
-    except (ValueError, RecursionError):
-        stored = False
-    if stored is None:
-        return DatasetLocation(folder)
-    if not isinstance(stored, dict) or not isinstance(stored.get("url"), str):
-        raise DataError(f"{folder / URL_FILE} is damaged; remove {folder} and open the URL again")
-    return RemoteLocation(stored["url"], folder)
+    advice = f"remove {folder} and open the URL again"
+    stored = read_json(folder / URL_FILE, {"url": str}, advice=advice, missing_ok=True)
+    return DatasetLocation(folder) if stored is None else RemoteLocation(stored["url"], folder)
 
 
 def damaged_file_error(path: str | os.PathLike[str], reason: str) -> DataError:
