@@ -224,7 +224,11 @@ def safe_child(folder: Path, name: str) -> Path:
             f"{folder} names the file {str(name)[:200]!r}; only names of files inside the folder are allowed"
         )
     path = folder.joinpath(*parts)
-    if not path.resolve().is_relative_to(folder.resolve()):
+    try:
+        is_inside = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # a link to itself
+        is_inside = False
+    if not is_inside:
         raise DataError(f"{path} is a link that leaves {folder}; only files inside the folder are allowed")
     return path
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ Kind = Literal["categorical", "numeric", "multi", "cross"]
 Group = Literal["user", "item", "combine", "context"]
 KINDS: tuple[str, ...] = ("categorical", "numeric", "multi", "cross")
 GROUPS: tuple[str, ...] = ("user", "item", "combine", "context")
+MAX_SIZE = 2**63  # of a tensor
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,11 @@ class Field:
         for name, value, choices in (("kind", self.kind, KINDS), ("group", self.group, GROUPS)):
             if value not in choices:
                 raise FieldError(f"field {self.name!r}: {name} must be one of {', '.join(choices)}, found {value!r}")
-        if self.cardinality < 0 or self.dim < 1:
-            raise FieldError(
-                f"field {self.name!r}: cardinality must be >= 0 and dim >= 1, found {self.cardinality} and {self.dim}"
-            )
-        if not 0.0 <= self.cost < float("inf"):
+        for name, size, minimum in (("cardinality", self.cardinality, 0), ("dim", self.dim, 1)):
+            if isinstance(size, bool) or not isinstance(size, Integral) or not minimum <= size < MAX_SIZE:
+                expected = f"an integer from {minimum} to {MAX_SIZE - 1}"
+                raise FieldError(f"field {self.name!r}: {name} must be {expected}, found {size!r}")
+        if isinstance(self.cost, bool) or not isinstance(self.cost, Real) or not 0.0 <= self.cost < float("inf"):
             raise FieldError(f"field {self.name!r}: cost must be a number >= 0, found {self.cost!r}")
 
 

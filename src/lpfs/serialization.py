@@ -7,7 +7,9 @@ process or a full disk leaves the previous model intact. ``model.json`` has chec
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,13 @@ from typing import Any
 import torch
 
 import lpfs
-from lpfs._fileio import StagingDirectory, fsync_path, json_checksum, read_json, write_json
+from lpfs._fileio import StagingDirectory, fsync_path, json_checksum, read_json, safe_child, write_json
 from lpfs._validation import check_json
 from lpfs.errors import CheckpointError, InputError, LpfsError, StateError
 from lpfs.models import make_model, registered_name
 from lpfs.models.base import Model
 from lpfs.schema import Schema
-from lpfs.train.tensor_io import read_tensors, write_tensors
+from lpfs.train.tensor_io import DTYPES, read_header, read_tensors, write_tensors
 
 FORMAT, VERSION = "lpfs-model", 1
 ADVICE = "save the model again, or use another copy of the directory"
@@ -30,6 +32,9 @@ SCHEMA = {  # of model.json, besides its checksum
     **{"format": str, "version": int, "lpfs": str, "model": str, "config": dict, "silent": list[str]},
     **{"schema": dict, "extra": dict, "weights": {"bytes": int, "sha256": str}},
 }
+# what model.json may declare beyond the number of stored weights, before a model is built from it
+MAX_CONFIG, MAX_COLUMNS, MAX_PAIRS = 1 << 12, 1 << 20, 1 << 16
+PAIR_MODELS = ("dlrm", "dlrm_cross", "user_item")  # these list pairs of fields
 
 
 @dataclass(frozen=True)
@@ -112,43 +117,88 @@ def check_no_gates(model: Model) -> None:
 def _read_manifest(folder: Path) -> dict[str, Any]:
     """Return the content of ``model.json``; raise CheckpointError if it is missing or damaged."""
     try:
-        manifest: dict[str, Any] = read_json(folder / MANIFEST, verify=False)
+        manifest: dict[str, Any] = read_json(safe_child(folder, MANIFEST), verify=False)
         if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
-            raise ValueError(f"{MANIFEST} does not have the format {FORMAT} {VERSION} of lpfs {lpfs.__version__}")
+            raise ValueError(f"it does not have the format {FORMAT} {VERSION} of lpfs {lpfs.__version__}")
         checksum = manifest.pop("checksum", None)
         if different := sorted(set(manifest) ^ set(SCHEMA)):
             problem = "an unknown key" if different[0] in manifest else "no"
-            raise ValueError(f"{MANIFEST} has {problem} {different[0]!r}")
+            raise ValueError(f"it has {problem} {different[0]!r}")
         if json_checksum(manifest) != checksum:
-            raise ValueError(f"the checksum of {MANIFEST} does not match")
+            raise ValueError("its checksum does not match")
         check_json(manifest, SCHEMA)
     except FileNotFoundError as error:
         raise CheckpointError(f"no saved model in {folder}: {MANIFEST} is missing; {ADVICE}") from error
     except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"the model in {folder} is damaged: {error}; {ADVICE}") from error
+        raise CheckpointError(f"the model in {folder} is damaged: {MANIFEST}: {error}; {ADVICE}") from error
     return manifest
 
 
 def _build_model(folder: Path, manifest: dict[str, Any]) -> Model:
+    """Return the model; its shapes are compared with the stored ones before memory for its weights is allocated."""
     try:
-        tensors = read_tensors(folder / WEIGHTS, manifest["weights"]["sha256"])
+        path = safe_child(folder, WEIGHTS)
+        header = read_header(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"the model in {folder} has no {WEIGHTS}; use another copy of the directory") from error
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"the model in {folder} is damaged: {WEIGHTS}: {error}; {ADVICE}") from error
     try:
         schema = Schema.from_json(manifest["schema"])
-        with torch.random.fork_rng([]):
-            model = make_model(manifest["model"], schema, **manifest["config"], silent=manifest["silent"])
-        for name, parameter in model.named_parameters():
-            if name in tensors:
-                parameter.data = parameter.data.to(tensors[name].dtype)
-        model.load_state_dict(tensors)
-    except (LpfsError, RuntimeError, TypeError, KeyError) as error:
+        arguments = {**manifest["config"], "silent": manifest["silent"]}
+        _check_sizes(manifest["model"], schema, arguments, header)
+        with torch.device("meta"):
+            shapes = make_model(manifest["model"], schema, **arguments).state_dict()
+        _check_shapes(shapes, header)
+    except (LpfsError, RuntimeError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise CheckpointError(
-            f"the model in {folder} (of lpfs {manifest['lpfs']}) cannot be built by lpfs {lpfs.__version__}: {error}"
+            f"the model in {folder} (of lpfs {manifest['lpfs']}) is damaged or cannot be built by lpfs "
+            f"{lpfs.__version__}: {MANIFEST}: {error}; {ADVICE}"
         ) from error
+    try:
+        tensors = read_tensors(path, str(manifest["weights"].get("sha256")))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"the model in {folder} is damaged: {WEIGHTS}: {error}; {ADVICE}") from error
+    with torch.random.fork_rng([]):
+        model = make_model(manifest["model"], schema, **arguments)
+    for name, parameter in model.named_parameters():
+        parameter.data = parameter.data.to(tensors[name].dtype)
+    model.load_state_dict(tensors)
     return model
+
+
+def _check_sizes(name: str, schema: Schema, config: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+    """Raise InputError if a model would be larger than the stored weights can be: building it takes memory."""
+    weights = sum(math.prod(entry["shape"]) for entry in header.values())
+    columns = sum(field.dim for field in schema if field.kind == "numeric")
+    pairs = len(schema) * (len(schema) - 1) // 2 if name in PAIR_MODELS else 0
+    for subject, size, limit in (
+        ("columns of numbers", columns, MAX_COLUMNS),
+        ("pairs of fields", pairs, MAX_PAIRS),
+        ("as a size in its config", max(_integers(config), default=0), MAX_CONFIG),
+    ):
+        if size > max(limit, weights):
+            raise InputError(f"the model has {size} {subject}, but {WEIGHTS} has only {weights} numbers")
+
+
+def _integers(value: Any) -> Iterable[int]:
+    """Yield the integers in nested JSON values."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _integers(item)
+
+
+def _check_shapes(state: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> None:
+    """Raise InputError with the first name, shape or type in which stored weights differ from those of the model."""
+    for name in [*state, *header]:
+        if name not in state or name not in header:
+            raise InputError(f"only {WEIGHTS if name in header else 'the model'} has the weight {name!r}")
+        shape, dtype = header[name]["shape"], DTYPES[header[name]["dtype"]]
+        if list(state[name].shape) != shape or not dtype.is_floating_point:
+            expected = f"{list(state[name].shape)} of a floating-point type"
+            raise InputError(f"the weight {name!r} must be {expected}, {WEIGHTS} has {shape} of {dtype}")
 
 
 def find_model_dir(path: str | os.PathLike[str]) -> Path:

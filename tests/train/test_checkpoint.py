@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import lpfs
+from lpfs._fileio import json_checksum
 from lpfs.errors import CheckpointError, InputError
 from lpfs.train import checkpoint, tensor_io
 from lpfs.train.checkpoint import Checkpoints, CheckpointWarning
@@ -171,6 +173,73 @@ def test_another_version_is_not_read(tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 3}))
     with pytest.raises(CheckpointError, match="lpfs-checkpoint 1"):
         checkpoints.load(5)
+
+
+def rewrite(folder, files=None, state=None, tensors=None, **changes):
+    """Change a checkpoint and update all its checksums; ``files`` are additional entries of checkpoint.json."""
+    manifest = json.loads((folder / "checkpoint.json").read_text())
+    del manifest["checksum"]
+    for name, data in (("state.json", state), ("tensors.safetensors", tensors)):
+        if data is not None:
+            (folder / name).write_bytes(data)
+            manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    manifest = {**manifest, "files": {**manifest["files"], **(files or {})}, **changes}
+    (folder / "checkpoint.json").write_text(json.dumps({**manifest, "checksum": json_checksum(manifest)}))
+
+
+def header_of(entry):
+    text = json.dumps({"model.w": entry}).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(12)
+
+
+ENTRY = {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}
+EMPTY = {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+HOSTILE = {
+    "a file above": ({"files": {"../outside": EMPTY}}, r"\.\./outside"),
+    "an absolute file": ({"files": {"/etc/hostname": EMPTY}}, "/etc/hostname"),
+    "another file": ({"files": {"notes.txt": EMPTY}}, "notes.txt"),
+    "a state that is a list": ({"state": b"[]"}, "state.json"),
+    "nested state": ({"state": b"[" * 100_000}, "damaged"),
+    "a tensor that is not stored": ({"state": b'{"w": {"!tensor": "x"}}'}, "'x'"),
+    "an unhashable tensor name": ({"state": b'{"w": {"!tensor": []}}'}, "damaged"),
+    "an unhashable key": ({"state": b'{"!items": [[[], 1]]}'}, "damaged"),
+    "a float of text": ({"state": b'{"w": {"!float": "x"}}'}, "damaged"),
+    "items of a number": ({"state": b'{"!items": 3}'}, "damaged"),
+    "a huge shape": ({"tensors": header_of({**ENTRY, "shape": [1 << 40]})}, "tensors.safetensors"),
+    "an unknown dtype": ({"tensors": header_of({**ENTRY, "dtype": "PICKLE"})}, "tensors.safetensors"),
+    "offsets outside": ({"tensors": header_of({**ENTRY, "data_offsets": [0, 1 << 50]})}, "tensors.safetensors"),
+    "a header that is longer than the file": ({"tensors": b"\xff" * 8}, "tensors.safetensors"),
+    "bytes is text": ({"files": {"state.json": {"bytes": "x"}}}, "state.json"),
+    "an entry is null": ({"files": {"state.json": None}}, "damaged"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_checkpoint_is_refused_in_one_line(tmp_path, name):
+    checkpoints = save_steps(tmp_path, 5)
+    changes, message = HOSTILE[name]
+    rewrite(checkpoints.path(5), **changes)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        checkpoints.load(5)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_outside_of_the_checkpoint_is_not_read(tmp_path, file):
+    checkpoints = save_steps(tmp_path, 5)
+    path = checkpoints.path(5) / file
+    path.symlink_to(path.rename(tmp_path / file))
+    with pytest.raises(CheckpointError, match="leaves"):
+        checkpoints.load(5)
+
+
+def test_a_checkpoint_that_is_a_link_is_neither_read_nor_removed(tmp_path):
+    elsewhere = save_steps(tmp_path / "other", 1)
+    checkpoints = save_steps(tmp_path, 2, keep=1)
+    checkpoints.path(1).symlink_to(elsewhere.path(1))
+    assert checkpoints.steps() == [2]
+    checkpoints.save(3, state(3))
+    assert states_equal(elsewhere.load(1), state(1))
 
 
 def test_files_are_flushed_before_the_rename(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lpfs.errors import CheckpointError, InputError
+from lpfs.errors import CheckpointError, InputError, LpfsError
 from lpfs.train.callbacks import Callback
 from lpfs.train.checkpoint import Checkpoints, CheckpointWarning
 from lpfs.train.fit import fit
@@ -159,6 +159,33 @@ def test_if_all_checkpoints_are_damaged_resume_raises(data, tmp_path):
     damage(next((tmp_path / "checkpoints").iterdir()) / "state.json", "flip")
     with pytest.warns(CheckpointWarning), pytest.raises(CheckpointError, match="all 1 checkpoints"):
         go(data, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"counters": None},
+        {"counters": {"step": "5"}},
+        {"counters": {"step": -1, "rows": 0, "best_step": None, "waiting": 0, "stop": ""}},
+        {"log": "x"},
+        {"optimizer": None},
+        {"optimizer": {"class": "Adam", "state": {}}},
+        {"random": [{"torch": 3}]},
+        {"model": []},
+        {"callbacks": 3},
+        {"loss": {}},
+    ],
+    ids=str,
+)
+def test_a_checkpoint_with_another_state_is_refused_in_one_line(data, tmp_path, changes):
+    with pytest.raises(StopError):
+        go(data, tmp_path, 10)
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    step = checkpoints.steps()[-1]
+    checkpoints.save(step, {**checkpoints.load(step), **changes})
+    with pytest.raises(LpfsError) as caught:
+        go(data, tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_best_checkpoint_that_is_damaged_leaves_the_last_model(data, tmp_path):

@@ -110,14 +110,14 @@ def test_every_flipped_bit_and_every_truncation_is_detected(tmp_path):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
-        with pytest.raises((ValueError, LookupError, TypeError, AttributeError, RuntimeError)):
+        with pytest.raises(ValueError):  # noqa: PT011  any message will do
             read_tensors(path, sha)
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError):  # noqa: PT011  any message will do
             read_tensors(path, sha)
     path.write_bytes(whole + b"x")
-    with pytest.raises(ValueError, match="longer than its header says"):
+    with pytest.raises(ValueError, match=f"{len(whole)}"):
         read_tensors(path, sha)
 
 

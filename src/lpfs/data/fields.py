@@ -55,6 +55,7 @@ class FieldPlan:
         require(is_number(self.cost) and 0 <= self.cost < float("inf"), "cost", "a number >= 0")
         valid_separator = self.separator is None or (isinstance(self.separator, str) and self.separator != "")
         require(valid_separator, "separator", "the text between two values")
+        require(isinstance(self.why, str), "why", "text")
         require(isinstance(self.hexadecimal, bool), "hexadecimal", "true or false")
         for option, (low, high) in LIMITS.items():
             value = getattr(self, option)

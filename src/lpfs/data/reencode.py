@@ -116,7 +116,9 @@ def reference_encoders(like: Dataset, fields: Sequence[str] | None) -> tuple[Enc
     if not names:
         raise InputError("no field is requested; name at least one")
     schema = like.schema.subset(names)
-    settings = like.settings["fields"]
+    settings = like.settings.get("fields")
+    if not isinstance(settings, dict) or not set(names) <= set(settings):
+        raise DataError(f"{like.path} does not store how its fields were encoded; prepare the log again")
     encoders = tuple(restore_encoder(settings[field.name], like.vocabulary(field.name)) for field in schema)
     for field, encoder in zip(schema, encoders, strict=True):
         if encoder.field != field:

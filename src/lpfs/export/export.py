@@ -158,7 +158,7 @@ def export_run(
     if dataset is None:
         inside = run_dir / "data"
         dataset = inside if (inside / "dataset.json").exists() else metadata.get("data")
-        if dataset is None:
+        if not isinstance(dataset, str | Path):
             raise InputError(f"{run_dir} does not record which Dataset its model was trained on; give dataset=")
         if not Path(dataset).exists():
             raise DataError(f"the Dataset of {run_dir} is no longer at {dataset}; give its new path as dataset=")

@@ -302,8 +302,12 @@ def build_columns(schema: Schema, dataset: Dataset | None) -> list[InputColumn]:
         return [(NumericColumn if field.kind == "numeric" else IdColumn)(field, names[field.name]) for field in schema]
     try:
         return [_column_from_dataset(dataset, field, names[field.name]) for field in schema]
-    except KeyError as error:
-        raise DataError(f"{dataset.path} does not store {error}; prepare the log again") from None
+    except DataError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise DataError(
+            f"{dataset.path} does not store how it was encoded ({error!r}); prepare the log again"
+        ) from None
 
 
 def _column_from_dataset(dataset: Dataset, field: Field, name: str) -> InputColumn:

@@ -15,6 +15,8 @@ from lpfs.models.inputs import Inputs, Pooling
 from lpfs.models.layers import Layout, dense_layers
 from lpfs.schema import Schema
 
+MAX_LAYERS = 1000
+
 
 class DCNv2(Model):
     r"""Deep & Cross Network V2 (Wang et al. 2021), on the concatenation x₀ of the gated embeddings.
@@ -51,8 +53,8 @@ class DCNv2(Model):
         super().__init__(schema, silent, {**config, "pooling": pooling})
         if structure not in ("stacked", "parallel"):
             raise InputError(f"structure must be stacked or parallel, found {structure!r}")
-        if layers < 1 or rank < 0:
-            raise InputError(f"layers must be at least 1 and rank at least 0, found {layers} and {rank}")
+        if not 1 <= layers <= MAX_LAYERS or rank < 0:
+            raise InputError(f"layers must be 1 to {MAX_LAYERS} and rank at least 0, found {layers} and {rank}")
         self.inputs = Inputs(self.reads, self.reads.names, dim, pooling=pooling, slots=self.slots())
         width = len(schema) * dim
         self.crosses = nn.ModuleList(_cross_layer(width, rank) for _ in range(layers))

@@ -63,8 +63,9 @@ class DLRM(Model):
         slots = self.slots()
         self.inputs = _token_inputs(self, slots)
         self.has_token = bool(fields_by_kind(schema)[2])
-        pairs = torch.triu_indices(len(slots), len(slots), 1)
-        self.register_buffer("pairs", pairs[0] * len(slots) + pairs[1] if self.dot else None, persistent=False)
+        pairs = torch.triu_indices(len(slots), len(slots), 1) if self.dot else None
+        indices = None if pairs is None else pairs[0] * len(slots) + pairs[1]
+        self.register_buffer("pairs", indices, persistent=False)
         self.top = dense_layers(sum(size for _, size in self._columns()), hidden, self.outputs_count)
 
     def fields_of_parts(self) -> dict[str, tuple[str, ...]]:

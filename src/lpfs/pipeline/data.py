@@ -120,7 +120,7 @@ def dataset_for_model(
 def training_dataset(saved: SavedModel) -> Dataset:
     """Return the Dataset that a saved model was trained on."""
     paths = [saved.path.parent / DATA_DIR]
-    if "data" in saved.metadata:
+    if isinstance(saved.metadata.get("data"), str):
         paths.append(Path(saved.metadata["data"]))
     for path in paths:
         if dataset_exists(path):

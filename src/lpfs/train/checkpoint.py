@@ -13,19 +13,20 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import lpfs
-from lpfs._fileio import fsync_path, json_checksum, parse_json, read_json, write_json
+from lpfs._fileio import fsync_path, json_checksum, parse_json, read_json, safe_child, write_json
 from lpfs.data.reader import rank_range
 from lpfs.errors import CheckpointError, InputError, LpfsError
 from lpfs.train.distributed.group import RankGroup, current_group
@@ -36,7 +37,9 @@ from lpfs.train.tensor_io import flatten_state, read_tensors, restore_state, wri
 FORMAT = "lpfs-checkpoint"
 VERSION, SPLIT_VERSION = 1, 2  # written by one rank, by several ranks
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "checkpoint.json"
+TENSOR_FILES = re.compile(r"tensors(-\d{5}-of-\d{5})?\.safetensors")
 MIN_SPLIT_BYTES = 1 << 16  # size of a tensor from which its rows are split over the ranks
+DAMAGE = (OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError)  # of a file
 COUNTERS = ("step", "rows", "best_step", "waiting", "stop")  # fields of State that are saved
 
 
@@ -52,7 +55,8 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, including damaged ones, in order."""
-        names = [path.name.removeprefix("step-") for path in self.folder.glob("step-*")]
+        paths = [path for path in self.folder.glob("step-*") if not path.is_symlink()]  # a link may lead elsewhere
+        names = [path.name.removeprefix("step-") for path in paths]
         return sorted(int(name) for name in names if name.isdecimal())
 
     def path(self, step: int) -> Path:
@@ -96,7 +100,7 @@ class Checkpoints:
         """Return the state in one checkpoint, or raise CheckpointError if it is damaged."""
         try:
             return read_checkpoint(self.path(step))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        except DAMAGE as error:
             raise CheckpointError(f"checkpoint {self.path(step)} is damaged: {error}") from error
 
     def load_or_warn(self, step: int, replacement: str) -> dict[str, Any] | None:
@@ -124,7 +128,7 @@ class Checkpoints:
         older = [saved for saved in self.steps() if saved <= step]
         needed: set[int] = set()
         for kept in older[-self.keep :]:
-            with suppress(OSError, ValueError):
+            with suppress(*DAMAGE):
                 needed.update(read_manifest(self.path(kept))["needs"])
         for removed in set(older[: -self.keep]) - needed:
             (self.path(removed) / MANIFEST).unlink(missing_ok=True)
@@ -179,7 +183,7 @@ def write_manifest(folder: Path, step: int, state: dict[str, Any], needs: Sequen
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the content of ``checkpoint.json``; raise ValueError if it is damaged."""
-    manifest: dict[str, Any] = read_json(folder / MANIFEST, verify=False)
+    manifest: dict[str, Any] = read_json(safe_child(folder, MANIFEST), verify=False)
     checksum = manifest.pop("checksum", None)
     if manifest.get("format") != FORMAT or manifest.get("version") not in (VERSION, SPLIT_VERSION):
         known = f"{FORMAT} {VERSION} or {SPLIT_VERSION} of lpfs {lpfs.__version__}"
@@ -192,9 +196,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def read_checkpoint(folder: Path) -> dict[str, Any]:
     """Return the state in a checkpoint; damage raises ValueError, LookupError or OSError."""
     files = read_manifest(folder)["files"]
+    if STATE not in files:
+        raise ValueError(f"{MANIFEST} does not name {STATE}")
     for name, entry in files.items():
-        if (size := (folder / name).stat().st_size) != entry["bytes"]:
-            raise ValueError(f"{name} has {size} bytes instead of {entry['bytes']}")
+        if name != STATE and not TENSOR_FILES.fullmatch(name):
+            raise ValueError(f"{MANIFEST} names the file {name[:200]!r}, which a checkpoint does not have")
+        path = safe_child(folder, name)
+        if (size := path.stat().st_size) != entry["bytes"] or not path.is_file():
+            raise ValueError(f"{name} has {size} bytes instead of {entry['bytes']}, or is not a regular file")
     text = (folder / STATE).read_bytes()
     if hashlib.sha256(text).hexdigest() != files[STATE]["sha256"]:
         raise ValueError(f"the checksum of {STATE} does not match")
@@ -206,7 +215,10 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
     tensors = {name: rows[0] if len(rows) == 1 else torch.cat(rows) for name, rows in parts.items()}
-    return cast(dict[str, Any], restore_state(parse_json(text), tensors))
+    state = restore_state(parse_json(text), tensors)
+    if not isinstance(state, dict):
+        raise ValueError(f"{STATE} must be an object, found {type(state).__name__}")
+    return state
 
 
 @runtime_checkable
@@ -244,6 +256,30 @@ def take_snapshot(stepper: Stepper, stream: Batches, valid: Batches | None, log:
 
 def restore_snapshot(saved: Mapping[str, Any], stepper: Stepper, stream: Batches, valid: Batches | None) -> None:
     """Restore the state of a run; everything that can be compared is checked before anything changes."""
+    try:
+        _check_counters(saved)
+        _restore_snapshot(saved, stepper, stream, valid)
+    except (LpfsError, torch.OutOfMemoryError):
+        raise
+    except DAMAGE as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise CheckpointError(
+            f"the newest checkpoint cannot be restored ({reason}); remove it to resume from the previous one"
+        ) from error
+
+
+def _check_counters(saved: Mapping[str, Any]) -> None:
+    """Raise TypeError if a counter, or the position in the log, is not an integer >= 0 or None."""
+    counters = {**saved["counters"], "log": saved["log"], "evaluated": int(saved["evaluated"])}
+    if sorted(counters) != sorted((*COUNTERS, "log", "evaluated")):
+        raise TypeError(f"found the counters {sorted(counters)}")
+    for name, value in counters.items():
+        valid = isinstance(value, str) if name == "stop" else type(value) is int and value >= 0
+        if not valid and (value is not None or name in ("step", "rows", "waiting")):
+            raise TypeError(f"{name!r} is {str(value)[:80]!r}")
+
+
+def _restore_snapshot(saved: Mapping[str, Any], stepper: Stepper, stream: Batches, valid: Batches | None) -> None:
     state = stepper.state
     state.config.check_same(saved["config"])
     _check_equal("optimizer", saved["optimizer"]["class"], type(state.optimizer).__name__)

@@ -30,7 +30,8 @@ _TORCH_NAMES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "
 _FILE_NAMES = ["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]  # of the safetensors format
 DTYPES: dict[str, torch.dtype] = dict(zip(_FILE_NAMES, (getattr(torch, name) for name in _TORCH_NAMES), strict=True))
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 8 << 20  # of a safetensors file: about 60,000 tensors
+MAX_DIMS = 64  # of a tensor
 
 
 def flatten_state(value: Any, path: str = "") -> tuple[Any, dict[str, Tensor]]:
@@ -122,37 +123,61 @@ def _write_bytes(file: BinaryIO, digest: Any, data: bytes | memoryview) -> None:
     digest.update(data)
 
 
-def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
-    """Return the tensors of a file; raise ValueError if it is damaged."""
+def read_header(path: Path) -> dict[str, Any]:
+    """Return dtype, shape and offsets of the tensors of a file; raise ValueError if they do not match its size."""
+    if not path.is_file() and path.exists():
+        raise ValueError(f"{path.name} is not a regular file")
     size = path.stat().st_size
     with path.open("rb") as file:
-        prefix = file.read(8)
-        count = int.from_bytes(prefix, "little")
+        count = int.from_bytes(file.read(8), "little")
         if size < 8 or count > min(size - 8, MAX_HEADER_BYTES):
-            raise ValueError("the header is longer than the file")
-        text = file.read(count)
-        digest = hashlib.sha256(prefix + text)
-        header = parse_json(text)
-        check_json(header, dict[str, dict[str, Any]])
-        header.pop("__metadata__", None)
-        tensors: dict[str, Tensor] = {}
-        offset = 0
-        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            tensor = torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]])
-            start, stop = entry["data_offsets"]
-            if start != offset or stop - start != tensor.nbytes or 8 + count + stop > size:
-                raise ValueError(f"the offsets of tensor {name!r} do not match its shape")
+            raise ValueError(f"the header has {count} bytes, the file has {size}; at most {MAX_HEADER_BYTES} are read")
+        header = parse_json(file.read(count))
+    check_json(header, dict[str, dict[str, Any]])
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        if not _is_tensor_entry(entry):
+            raise ValueError(f"tensor {name!r} needs dtype, shape and data_offsets, found {str(entry)[:200]}")
+    header = dict(sorted(header.items(), key=lambda item: tuple(item[1]["data_offsets"])))
+    offset = 0
+    for name, entry in header.items():
+        start, stop = entry["data_offsets"]
+        expected = math.prod(entry["shape"]) * DTYPES[entry["dtype"]].itemsize
+        if start != offset or stop - start != expected:
+            raise ValueError(f"tensor {name!r} needs {expected} bytes from {offset}, its offsets are {start} to {stop}")
+        offset = stop
+    if 8 + count + offset != size:
+        raise ValueError(f"the file has {size} bytes, its header describes {8 + count + offset}")
+    return header
+
+
+def _is_tensor_entry(entry: Mapping[str, Any]) -> bool:
+    """Return whether an entry of a header has a known dtype, a shape of sizes, and two offsets."""
+    if entry.get("dtype") not in _FILE_NAMES:
+        return False
+    shape, offsets = entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2 or len(shape) > MAX_DIMS:
+        return False
+    return all(type(number) is int and 0 <= number < 1 << 63 for number in (*shape, *offsets))
+
+
+def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
+    """Return the tensors of a file; raise ValueError if it is damaged."""
+    header = read_header(path)
+    tensors: dict[str, Tensor] = {}
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        digest = hashlib.sha256(prefix + file.read(int.from_bytes(prefix, "little")))
+        for name, entry in header.items():
+            tensors[name] = tensor = torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]])
             if tensor.numel():
                 data = as_bytes(tensor).numpy().data
-                if file.readinto(data) != stop - start:
+                if file.readinto(data) != tensor.nbytes:
                     raise ValueError("the file is truncated")
                 digest.update(data)
-            tensors[name], offset = tensor, stop
-        if file.read(1):
-            raise ValueError("the file is longer than its header says")
     if sha256 is not None and digest.hexdigest() != sha256:
         raise ValueError("the checksum does not match")
-    return {name: tensors[name] for name in header}
+    return tensors
 
 
 def state_to_text(value: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from lpfs._validation import is_number
 from lpfs.data.encoders.base import Encoder, RowLocator
 from lpfs.data.encoders.vocabulary import (
     ValueCounter,
@@ -22,6 +23,8 @@ from lpfs.data.hashing import Ids
 from lpfs.data.parsing import cast_column, value_error
 from lpfs.data.store.format import FIRST_ID, AnyArray
 from lpfs.errors import DataError
+
+VALUE_TYPES = ("text", "integer", "float")
 
 
 def value_type(values: pl.Series) -> str:
@@ -94,10 +97,19 @@ class CategoricalEncoder(Encoder):
         encoder = cls(plan)
         encoder._raw_type = metadata["raw_type"]
         if plan.hash is None:
+            if values is None:
+                raise ValueError("it has no vocabulary")
             stored = pl.Series("value", values, pl.String if isinstance(values, list) else None)
-            encoder._vocabulary = Vocabulary(stored, metadata["values_seen"], metadata["covered"])
+            if stored.n_unique() != len(stored) or stored.null_count():
+                raise ValueError("its vocabulary has a value twice")
+            seen, covered = metadata["values_seen"], metadata["covered"]
+            if not is_number(seen) or not is_number(covered):
+                raise ValueError(f"values_seen and covered must be numbers, found {seen!r} and {covered!r}")
+            encoder._vocabulary = Vocabulary(stored, seen, covered)
         else:
             encoder._value_type = metadata["value_type"]
+        if not isinstance(encoder._raw_type, str | None) or encoder._value_type not in (None, *VALUE_TYPES):
+            raise ValueError(f"raw_type {encoder._raw_type!r} and value_type {encoder._value_type!r} are not types")
         encoder._fitting = False
         return encoder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from lpfs._validation import is_number
 from lpfs.data.encoders.base import Encoder, RowLocator
 from lpfs.data.fields import FieldPlan
 from lpfs.data.hashing import HashValues, splitmix64
@@ -73,6 +75,14 @@ def as_vectors(values: pl.Series, width: int, separator: str | None, locate: Row
         flat = as_numbers(values.drop_nulls().explode(), lambda position: locate(int(rows[position // width])))
         result[rows] = flat.reshape(-1, width)
     return result
+
+
+def stored_numbers(metadata: Mapping[str, Any], name: str) -> Numbers:
+    """Return a list of finite numbers in the metadata of an encoder; raise ValueError if it is none."""
+    values = metadata[name]
+    if not isinstance(values, list) or not all(is_number(value) and math.isfinite(value) for value in values):
+        raise ValueError(f"{name} must be a list of numbers, found {str(values)[:80]}")
+    return np.array(values, float)
 
 
 def signed_log1p(numbers: Numbers, transform: str) -> Numbers:
@@ -196,10 +206,11 @@ class NumericEncoder(MomentsEncoder):
 
     @classmethod
     def from_stored(cls, plan: FieldPlan, metadata: Mapping[str, Any], values: Any) -> NumericEncoder:
+        mean, deviation = (stored_numbers(metadata, name) for name in ("mean", "deviation"))
+        if len(mean) != plan.width or len(deviation) != plan.width or not (deviation > 0).all():
+            raise ValueError(f"mean and deviation need {plan.width} numbers, found {len(mean)} and {len(deviation)}")
         encoder = cls(plan)
-        encoder._mean = np.array(metadata["mean"], float)
-        encoder._deviation = np.array(metadata["deviation"], float)
-        encoder._negative = metadata["signed"]
+        encoder._mean, encoder._deviation, encoder._negative = mean, deviation, bool(metadata["signed"])
         return encoder
 
     def _numbers(self, column: pl.Series, locate: RowLocator) -> Numbers:
@@ -237,8 +248,11 @@ class BinningEncoder(MomentsEncoder):
 
     @classmethod
     def from_stored(cls, plan: FieldPlan, metadata: Mapping[str, Any], values: Any) -> BinningEncoder:
+        edges = stored_numbers(metadata, "edges")
+        if (np.diff(edges) <= 0).any():
+            raise ValueError("the edges of bins do not increase")
         encoder = cls(plan)
-        encoder._edges = np.array(metadata["edges"], float)
+        encoder._edges = edges
         return encoder
 
     def observe(self, column: pl.Series, locate: RowLocator) -> Callable[[], list[AnyArray]]:
