@@ -74,3 +74,13 @@ def test_docstrings_exist_and_their_examples_run(name):
         if inspect.isfunction(function) and not method.startswith("_") and not inspect.getdoc(function)
     ]
     assert not undocumented
+
+
+def test_names_of_the_gates_are_imported_on_first_use(monkeypatch):
+    gates = importlib.import_module("lpfs.gates")
+    for name, module in gates._HOME.items():
+        monkeypatch.delitem(vars(gates), name, raising=False)
+        assert getattr(gates, name) is getattr(importlib.import_module(f"lpfs.gates.{module}"), name)
+        assert name in dir(gates)
+    with pytest.raises(AttributeError, match="'lpfs.gates'.*'Gate'"):
+        _ = gates.Gate

@@ -13,6 +13,7 @@ import lpfs
 from lpfs._imports import compile_loop
 from lpfs.embeddings import _backends, _torch
 from lpfs.embeddings._backends import BackendWarning, backend_for, use_backend
+from lpfs.embeddings.table import Table
 from lpfs.errors import InputError, MissingPackageError
 from tests.helpers.embeddings import BACKENDS
 
@@ -204,3 +205,51 @@ print([torch.equal(serial[number], parallel[number]) for number in range(3)])
 @needs_numba
 def test_several_python_threads_can_train_at_the_same_time():
     assert python(THREADS, NUMBA_NUM_THREADS="2") == ["[True, True, True]"]
+
+
+@pytest.mark.usefixtures("_clear_caches")
+def test_a_numba_that_imports_but_does_not_work_is_not_used(monkeypatch):
+    """The warning names the line that asked for the backend."""
+    original = _backends.import_module
+
+    class Broken:
+        @staticmethod
+        def check_works():
+            raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(_backends, "import_module", lambda name: original(name) if name.endswith("_torch") else Broken)
+    _backends._load.cache_clear()
+    _backends._load_or_torch.cache_clear()
+    with pytest.warns(BackendWarning, match="numba.*does not work: RuntimeError: no compiler") as caught:
+        assert backend_for(torch.zeros(1, 1)) is _torch
+    assert caught[0].filename == __file__
+
+
+def test_steps_with_plain_torch_are_not_captured():
+    """Its tables wait for the device, which a CUDA graph cannot."""
+    with use_backend("torch"):
+        assert not _backends.supports_cuda_graph(torch.device("cpu"))
+
+
+@needs_numba
+def test_the_number_of_threads_is_that_of_torch(monkeypatch):
+    from lpfs.embeddings import _numba
+
+    monkeypatch.setattr(_numba, "MAX_THREADS", 8)
+    for safe in (True, False):
+        monkeypatch.setattr(_numba, "_threads_safe", [safe])
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert _numba.thread_count(1 << 20) == (threads if safe else 1)
+            assert _numba.thread_count(100) == 1
+
+
+@needs_numba
+def test_a_small_batch_of_many_fields_is_reduced_by_one_thread(monkeypatch):
+    from lpfs.embeddings import _numba
+
+    table = Table([3] * 70, 2)  # more fields than threads
+    monkeypatch.setattr(_numba.numba, "set_num_threads", lambda threads: pytest.fail(f"{threads} threads"))
+    with use_backend("numba"):
+        table(torch.ones(4, 70, dtype=torch.int32)).sum().backward()
+    assert table.weight.row_grads[0].values.tolist() == [[4.0, 4.0]] * 70

@@ -255,3 +255,10 @@ def test_copy_and_repr():
     assert list(table.state_dict()) == ["weight"]
     with pytest.raises(InputError, match=r"at least 1.*\[3, 0\]"):
         Table((3, 0), 2)
+
+
+def test_embeddings_of_width_one():
+    """The wide part of a model has one weight per id."""
+    table = Table([4, 3], 1)
+    ids = torch.tensor([[3, 0], [1, 2]])
+    assert torch.equal(table(ids)[:, :, 0], table.weight[ids + torch.tensor([0, 4])][:, :, 0])

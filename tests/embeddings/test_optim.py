@@ -4,10 +4,12 @@ import copy
 import inspect
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from lpfs.embeddings import optim
 from lpfs.embeddings._backends import use_backend
 from lpfs.embeddings.optim import SGD, Adagrad, Adam, RowWiseAdagrad
 from lpfs.embeddings.row_grad import clear_grads, grad_norm, scale_grads
@@ -378,3 +380,63 @@ def test_thousands_of_lookups_before_a_step():
     assert len(table.weight.row_grads) < 20
     optimizer.step()
     assert torch.equal(table.weight[1], before[1] - 2000)
+
+
+@pytest.mark.skipif("numba" not in BACKENDS, reason="needs numba")
+@pytest.mark.parametrize(("name", "states", "scalars"), [
+    ("adagrad", [(5, 2)], (0.5, 1e-10)),
+    ("rowwise_adagrad", [(5,)], (0.5, 1e-10)),
+    ("adam", [(5, 2), (5, 2)], (0.5, 0.1, 0.01, 1e-8)),
+    ("sgd", [], (0.5,)),
+])  # fmt: skip
+def test_parts_of_a_loop_update_every_row_once(name, states, scalars, monkeypatch):
+    """The loops of several threads, as plain Python: three parts give the result of one."""
+    from lpfs.embeddings import _numba_loops
+
+    parallel = getattr(_numba_loops, f"{name}_parallel").py_func
+    monkeypatch.setattr(_numba_loops, name, getattr(_numba_loops, name).py_func)
+    rows, values = np.array([4, 0, 3, 1]), np.arange(1, 9, dtype=np.float32).reshape(4, 2)
+    results = []
+    for parts in (1, 3):
+        arrays = [np.ones(shape, np.float32) for shape in ((5, 2), *states)]
+        parallel(parts, *arrays, rows, values, *scalars)
+        results.append(arrays)
+    assert all(np.array_equal(one, three) for one, three in zip(*results, strict=True))
+    assert (results[0][0] != 1).any(1).tolist() == [True, True, False, True, True]
+
+
+@every
+def test_a_refused_group_is_not_added(kind):
+    net = Net()
+    optimizer = kind(net.head.parameters(), lr=0.1)
+    with pytest.raises(InputError, match="weight_decay=0.1"):
+        optimizer.add_param_group({"params": net.table.parameters(), "weight_decay": 0.1})
+    assert len(optimizer.param_groups) == 1
+    train(net, optimizer, range(1))
+    optimizer.add_param_group({"params": net.table.parameters()})
+
+
+@every
+def test_zero_grad_removes_gradients_by_default(kind):
+    """As in torch: a parameter that the next batch does not use is not updated."""
+    net = Net()
+    optimizer = kind(net.parameters(), lr=0.1)
+    net(random_ids(SIZES, 8)).sum().backward()
+    optimizer.zero_grad()
+    assert all(parameter.grad is None for parameter in net.parameters())
+    assert not net.table.weight.row_grads
+
+
+@every
+def test_a_step_with_rates_on_the_device_is_the_plain_step(kind, monkeypatch):
+    """The updates of a captured graph, on the CPU; parameters without a gradient do not change."""
+    nets = [nn.ModuleDict({"net": Net(), "unused": nn.Linear(2, 2)}) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    unused = copy.deepcopy(nets[0]["unused"])
+    for net, on_device in zip(nets, (False, True), strict=True):
+        monkeypatch.setattr(optim, "rates_on_device", lambda optimizer, on_device=on_device: on_device)
+        rate = torch.tensor(0.1) if on_device else 0.1
+        train(net["net"], kind(net.parameters(), lr=rate), range(4))
+        assert same(net["unused"], unused)
+    for mine, theirs in zip(nets[1].parameters(), nets[0].parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)  # other orders of multiplication and division

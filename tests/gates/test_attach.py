@@ -388,3 +388,25 @@ def test_modules_without_names_are_refused(wrong):
         with pytest.raises(FieldError, match=r"fields: .* found (Embedding|int); .*\{'user'"):
             lpfs.attach(model, wrong(model))
         lpfs.attach(model, ["user"])
+
+
+def test_gates_of_a_wrapped_model_are_not_removed():
+    model = Plain()
+    gates = lpfs.attach(model, model.fields)
+    for verb in (lpfs.detach, lpfs.absorb):
+        with pytest.raises(StateError, match=f"{verb.__name__} needs the model"):
+            verb(nn.DataParallel(model))
+    assert lpfs.detach(model) is gates
+
+
+def test_the_default_seed_is_zero():
+    """A search without a seed can be repeated with seed=0, noise and ties included."""
+    by_default, explicit = (
+        lpfs.attach(model, model.fields, gate="lpfs-noise", steps=100, **seed)
+        for model, seed in ((Plain(), {}), (Plain(), {"seed": 0}))
+    )
+    for gates in (by_default, explicit):
+        gates.optimizer(penalty=0.0)
+        gates.step()
+    assert torch.equal(by_default.noise, explicit.noise)
+    assert by_default.selection().made["seed"] == 0

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 
-from lpfs import FUNCTIONS, Keep, gate_function
+from lpfs import FUNCTIONS, Gates, Keep, gate_function
 from lpfs.errors import InputError
-from lpfs.gates.controller import TableRow, control_table
+from lpfs.gates.controller import FAST_DESCENT, TableRow, control_table
 from lpfs.gates.schedule import make_schedule
 from tests.helpers.surrogate import Surrogate
 
@@ -191,3 +193,55 @@ def test_a_control_that_cannot_be_is_refused(wrong):
 def test_control_for_another_k_is_refused():
     with pytest.raises(InputError, match="control is for keep=3"):
         Surrogate("graded", 8, 4, 600, "lpfs++", control=Keep(3))
+
+
+def test_defaults_of_the_law_are_those_of_the_documentation():
+    text = (Path(__file__).parents[2] / "docs" / "method.md").read_text("utf-8")
+    text = text.partition("## Control of λ")[2].partition("\n## ")[0]
+
+    def numbers(pattern: str) -> list[float]:
+        match = re.search(pattern, text)
+        assert match, pattern
+        return [float(number) for number in match.groups()]
+
+    number = r"(\d+(?:\.\d+)?)"
+    keep = Keep(15)
+    assert "λ starts at 1/Ση" in text
+    assert keep.first_penalty(32.0) == 1 / 32
+    assert [keep.begin, keep.end] == numbers(f"From u = {number} to {number} a target")
+    growth = numbers(rf"e\^\({number}·Δu\) at u = {number} and e\^\({number}·Δu\) at u = {number}")
+    assert [keep.gain * keep.least, keep.begin, keep.gain * keep.most, keep.end] == growth
+    assert "extrapolated by a fifth of the search from its change over the last twentieth" in text
+    assert (keep.ahead, keep.lag) == (1 / 5, 1 / 20)
+    assert [keep.cut] == numbers(f"λ is multiplied by {number}")
+    assert [100 * keep.tie_spread] == numbers(f"separated by up to {number} %")
+    assert [keep.freeze, keep.clear] == numbers(f"From u = {number}, once .* at least {number},")
+    assert [keep.hurry] == numbers(f"From u = {number} only as many") == numbers(f"From u = {number} λ grows faster")
+    assert [FAST_DESCENT["travel"]] == numbers(rf"λ starts at 1/\({number}·Ση\)")
+    assert FAST_DESCENT["least"] == keep.most  # "grows at its full rate immediately"
+
+
+def test_lambda_grows_in_proportion_to_the_excess_until_a_limit():
+    keep = Keep(15)
+    for excess in (1.5, 3.0, 6.0):  # 10, 20 and 40 % of K
+        assert keep.growth_rate(0.6, 60, 15 + excess) == pytest.approx(excess / 3 * 10)
+    assert keep.growth_rate(0.6, 60, 60) == 40
+    for u, largest in ((0.85, 10), (0.925, 510), (1.0, 1010)):  # reaching K has priority
+        assert keep.growth_rate(u, 9000, 9000) == pytest.approx(largest)
+
+
+def test_the_dead_set_is_frozen_once_the_smallest_gate_is_clear():
+    def run(clear: float) -> tuple[int, float]:
+        """Return the step that freezes the dead set, and the smallest gate before it; x does not move."""
+        gates = Gates(["a", "b"], gate_function("lpfs++"), 100, rescale="off")
+        gates.optimizer(keep=2, must_keep=["a", "b"], control=Keep(2, clear=clear))
+        smallest = 0.0
+        while not gates.control[1]:  # frozen
+            smallest = float(gates.values.min())
+            gates.step()
+        return int(gates.steps_done), smallest
+
+    step, smallest = run(clear=0.0)
+    assert step == 75
+    assert run(clear=smallest) == (75, smallest)  # "at least"
+    assert run(clear=1.001 * smallest)[0] == 85

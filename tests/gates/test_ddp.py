@@ -6,6 +6,7 @@ import os
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -90,3 +91,18 @@ def test_two_processes_agree_to_the_bit_and_with_the_plain_run(tmp_path):
     # float64 sums in another order, float32 gates: a few roundings of the gates' own type over 60 steps
     torch.testing.assert_close(first["x"], plain["x"], rtol=1e-3, atol=1e-4)
     assert torch.equal(first["x"] != 0, plain["x"] != 0)
+
+
+def test_the_gates_must_be_known_to_the_wrapper(monkeypatch):
+    """The check of the first forward pass, without a process group."""
+    for known, refused in (("gates", False), ("others", True), (None, False)):
+        model = Plain()
+        gates = lpfs.attach(model, model.fields, steps=STEPS)
+        parameters = {"gates": [gates.x], "others": [*model.top.parameters()], None: None}[known]
+        wrapper = SimpleNamespace(_module_parameters=parameters)
+        monkeypatch.setattr(DistributedDataParallel, "_active_ddp_module", wrapper)
+        if refused:
+            with pytest.raises(StateError, match="attached after.*DistributedDataParallel"):
+                model(*batch())
+        else:
+            assert model(*batch()).shape == (B,)

@@ -174,3 +174,9 @@ def test_arrays_give_the_bits_of_tensors(gate, tau):
             for one, two in zip(by_array, by_tensor, strict=True):
                 assert one.dtype == torch.float32
                 assert torch.equal(one.nan_to_num(nan=7.0), two.nan_to_num(nan=7.0))
+
+
+@pytest.mark.parametrize("name", EVEN)
+def test_gate_functions_start_equally_open(name):
+    """The default ε of each function gives about 0.9 at x = 1, so that results of several functions compare."""
+    assert value(name, 1.0) == pytest.approx(0.9, abs=0.02)

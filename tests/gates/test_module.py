@@ -3,12 +3,15 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import sys
+from types import ModuleType
 
 import pytest
 import torch
 
 from lpfs import FUNCTIONS, Gates, gate_function
-from lpfs.errors import AllGatesZeroError, FieldError, InputError, SearchError, StateError
+from lpfs.errors import AllGatesZeroError, FieldError, InputError, NonFiniteError, SearchError, StateError
+from lpfs.gates.stepping import triton_kernels
 from tests.helpers.surrogate import Surrogate
 
 NAMES = ["a", "b", "c"]
@@ -258,3 +261,28 @@ def test_a_scheduler_may_wrap_the_step_of_the_optimizer():
     torch.optim.lr_scheduler.LambdaLR(search.prox, lambda step: 1.0)
     search.run(3)
     assert search.gates.status().step == 3
+
+
+def test_the_status_says_when_the_dropped_fields_are_final():
+    search = Surrogate("graded", 12, 4, 200, "lpfs++")
+    assert not search.run(100).status().frozen
+    assert "frozen" not in str(search.gates.status())
+    assert search.run(100).status().frozen
+    assert "frozen" in str(search.gates.status())
+
+
+def test_on_a_cpu_the_step_itself_raises_an_error_of_the_gradient():
+    gates = make(steps=100)
+    prox = gates.optimizer(keep=2)
+    gates.to("cpu")
+    gates.x.grad = torch.tensor([1.0, math.nan, 0.0])
+    with pytest.raises(NonFiniteError, match=r"\[1\]"):
+        prox.step()
+
+
+def test_triton_kernels_are_used_if_they_can_be_imported(monkeypatch):
+    kernels = ModuleType("lpfs.gates._triton")
+    monkeypatch.delattr("lpfs.gates._triton", raising=False)
+    for module, expected in ((kernels, kernels), (None, None)):  # None: the import raises ImportError
+        monkeypatch.setitem(sys.modules, "lpfs.gates._triton", module)
+        assert triton_kernels.__wrapped__() is expected

@@ -207,3 +207,23 @@ def test_a_finite_gradient_with_an_infinite_sum_is_accepted():
     x.grad = torch.full((12,), 1e38)
     prox.step()
     assert bool((x < 1).all())
+
+
+def test_a_refused_group_is_not_added():
+    x = nn.Parameter(torch.ones(2))
+    prox = ProxSGD([x], lr=0.1)
+    with pytest.raises(InputError, match="momentum must be in"):
+        prox.add_param_group({"params": [nn.Parameter(torch.ones(2))], "momentum": 2.0})
+    assert [group["params"] for group in prox.param_groups] == [[x]]
+
+
+@pytest.mark.parametrize("saved_on_gpu", [False, True])
+def test_a_state_of_another_device_does_not_change_how_steps_are_taken(saved_on_gpu):
+    """``capturable`` belongs to the machine: on a CPU a step reports its errors itself."""
+    saved, loaded = (
+        ProxSGD([nn.Parameter(torch.ones(2))], lr=lr, capturable=capturable)
+        for lr, capturable in ((0.1, saved_on_gpu), (0.2, not saved_on_gpu))
+    )
+    loaded.load_state_dict(saved.state_dict())
+    assert loaded.param_groups[0]["lr"] == 0.1
+    assert loaded.param_groups[0]["capturable"] is not saved_on_gpu

@@ -466,3 +466,17 @@ def test_a_part_that_another_part_reads_ungated_is_noticed_on_a_batch():
     set_gates(lpfs.attach(model, ["user"]), [2.0])  # the cross reads the table of user, past its gate
     with pytest.raises(ExactnessError, match="would change the output"):
         lpfs.absorb(model, batch=data)
+
+
+def test_a_part_with_an_empty_slice_is_named():
+    """Its gate would be absorbed by no weight at all."""
+
+    class Empty(Parts):
+        def part_weights(self, part):
+            return [PartWeight("rows", 0, 6, 6, exact=True)]
+
+    model = Rebuilding()
+    model.table = Empty(Rebuilding.FIELDS)
+    lpfs.attach(model)
+    with pytest.raises(InputError, match=r"part_weights\(0\) of Empty names \[6:6\]"):
+        lpfs.absorb(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import lpfs
-from lpfs import Selection, Site
+from lpfs import Certificate, Selection, Site
 from lpfs.errors import AbsenceError, FieldError, InputError, LeakError, StateError
 from tests.helpers.zoo import (
     GATES,
@@ -442,3 +443,78 @@ def test_a_batch_that_the_model_does_not_accept_is_refused():
         lpfs.prune(model, selection, batch=named)
     certificate = lpfs.prune(model, selection, batch=named, call=lambda model, batch: model(**batch)).certificate
     assert certificate.max_logit_change == 0.0
+
+
+class BinaryLeak(Plain):
+    """A dropped field of two values reaches the output past its gate."""
+
+    def forward(self, ids, tags, price, dense):
+        return super().forward(ids, tags, price, dense) + ids[:, 0]
+
+
+def test_a_leak_of_a_field_with_two_values_is_found():
+    model, selection = absorbed(BinaryLeak())
+    ids, *rest = batch()
+    ids[:, 0] = torch.arange(B) % 2
+    with pytest.raises(LeakError, match="field 'user'"):
+        lpfs.prune(model, selection, batch=(ids, *rest), inputs=INPUTS)
+
+
+def test_a_leak_is_found_in_a_batch_that_is_an_object():
+    @dataclass(frozen=True)
+    class Record:
+        ids: torch.Tensor
+        rest: tuple[torch.Tensor, ...]
+
+    class Named(BinaryLeak):
+        def forward(self, record):
+            return super().forward(record.ids, *record.rest)
+
+    model, selection = absorbed(Named())
+    ids, *rest = batch()
+    record = Record(ids, tuple(rest))
+    before = ids.clone()
+    with pytest.raises(LeakError, match="field 'user'"):
+        lpfs.prune(model, selection, batch=record, inputs={"user": ("ids", 0)})
+    assert torch.equal(record.ids, before)
+
+
+@pytest.mark.parametrize(("count", "shortened"), [(5, False), (6, True), (9, True)])
+def test_a_certificate_says_if_it_does_not_name_all_unchecked_fields(count, shortened):
+    text = str(Certificate(0.0, 0.0, (), tuple(f"field{n}" for n in range(count))))
+    assert [f"field{n}" in text for n in range(count)] == [n < 5 for n in range(count)]
+    assert ("…" in text) is shortened
+
+
+def test_the_pruned_model_shows_the_width_of_its_zeros():
+    model, selection = absorbed()
+    text = str(lpfs.prune(model, selection, batch=batch()).model)
+    assert f"(user): Zeros(({D},))" in text
+    assert f"(bag): ZeroBags(({D},))" in text
+
+
+def test_prune_leaves_no_hooks_on_the_model():
+    model, selection = absorbed()
+    hooks = {path: dict(module._forward_hooks) for path, module in model.named_modules()}
+    lpfs.prune(model, selection, batch=batch(), inputs=INPUTS)
+    assert {path: dict(module._forward_hooks) for path, module in model.named_modules()} == hooks
+
+
+def test_columns_of_a_shared_weight_are_not_cut():
+    model = Plain()
+    model.tied = nn.Linear(6 * D, 8)
+    model.tied.weight = model.top[0].weight
+    model, selection = absorbed(model, reader=model.top[0])
+    with pytest.raises(InputError, match=r"shared: \['top.0.weight', 'tied.weight'\]"):
+        lpfs.prune(model, selection, batch=batch(), inputs=INPUTS, cut=True)
+
+
+def test_an_optimizer_with_an_unknown_state_is_refused():
+    class Momentum(torch.optim.SGD):
+        pass
+
+    model, selection = absorbed()
+    optimizer = Momentum(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.state[model.top[0].weight]["curvature"] = torch.ones(8, 8)
+    with pytest.raises(InputError, match="state 'curvature' of Momentum"):
+        lpfs.prune(model, selection, batch=batch(), inputs=INPUTS, optimizer=optimizer)

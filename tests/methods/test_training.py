@@ -10,9 +10,10 @@ from torch import nn
 
 import lpfs
 from lpfs.embeddings.row_grad import row_parameters
-from lpfs.errors import InputError
+from lpfs.errors import InputError, LpfsError
 from lpfs.methods.base import SearchCost, SearchTask
 from lpfs.methods.masks import NAME, apply_mask
+from lpfs.methods.registry import make_method
 from lpfs.methods.shufflegate import ShuffleGate, ShuffleGateOptions
 from lpfs.methods.stochastic_gates import STG, STGOptions
 from lpfs.methods.target import SelectionTarget
@@ -274,3 +275,20 @@ def test_rejected_fields_are_ranked_by_their_mean_score():
     none = rank_selected_first(scores, torch.zeros(5, dtype=torch.bool), torch.arange(5.0))
     assert none.argsort().tolist() == [0, 1, 2, 3, 4]
     assert torch.equal(rank_selected_first(scores, torch.ones(5, dtype=torch.bool), scores), scores)
+
+
+def test_a_task_continues_an_older_search_only_on_request(log, tmp_path):
+    task_of(log, folder=tmp_path, training=Training(quiet=True)).fit(steps=2)
+    with pytest.raises(InputError, match="contains a run.*resume=True"):
+        task_of(log, folder=tmp_path, training=Training(quiet=True)).fit(steps=2)
+    task_of(log, folder=tmp_path, training=Training(quiet=True), resume=True).fit(steps=2)
+
+
+def test_a_ranking_checks_its_target_before_it_scores(log):
+    task = task_of(log)
+    method = make_method("permutation")
+    method.score = lambda *_: pytest.fail("fields were scored")
+    for target, message in ((SelectionTarget(keep=99), "99"), (SelectionTarget(keep=2, must_keep=("usr",)), "usr")):
+        task.target = target
+        with pytest.raises(LpfsError, match=message):
+            method.search(task)

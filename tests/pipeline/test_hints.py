@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from lpfs.pipeline import hints as module
-from lpfs.pipeline.hints import FieldValues, bin_numbers, leak_hints, partition_digest
+from lpfs.pipeline.hints import FieldValues, bin_numbers, duplicate_hints, leak_hints, partition_digest
 from lpfs.pipeline.select import select
 from tests.helpers.known_truth import TINY
 
@@ -143,3 +143,24 @@ def test_duration_of_the_call_leaks_in_the_bank_table(tmp_path):
     outcome = run(BANK, tmp_path / "run", label="label", keep=5)
     assert [hint["fields"] for hint in outcome.hints if hint["kind"] == "leak"] == [["duration"]]
     assert "duration" in outcome.kept
+
+
+def test_columns_that_cannot_be_compared_are_not_called_the_same():
+    """Constants, and ids that differ in every row."""
+    columns = {
+        "constant": np.zeros(10),
+        "other constant": np.full(10, 3),
+        "row number": np.arange(10),
+        "hash": np.arange(10)[::-1],
+        "user": np.arange(10) % 3,
+        "user name": np.arange(10) % 3 + 5,
+    }
+    rows = np.arange(10)
+    fields = {name: [FieldValues(ids.astype(np.int64), rows)] for name, ids in columns.items()}
+    assert [hint["fields"] for hint in duplicate_hints(fields, 10)] == [["user", "user name"]]
+
+
+def test_numbers_of_rows_are_those_of_the_documentation():
+    text = (Path(__file__).parents[2] / "docs" / "select.md").read_text("utf-8")
+    used = f"up to {module.TRAIN_ROWS:,} training and {module.VALID_ROWS:,} validation rows"
+    assert f"{used} (leaks need {module.MIN_POSITIVES} of each class)" in text

@@ -7,6 +7,7 @@ import torch
 
 from lpfs._console import Console
 from lpfs.errors import DataError, FieldError, InputError
+from lpfs.models import make_model
 from lpfs.pipeline.plan import (
     StageTimer,
     build_plan,
@@ -18,6 +19,7 @@ from lpfs.pipeline.plan import (
 )
 from lpfs.pipeline.settings import Settings
 from lpfs.pipeline.splits import split_dataset
+from lpfs.serialization import SavedModel
 from tests.helpers.known_truth import FIELDS, TINY, known_truth
 
 CONSOLE = Console(quiet=True)
@@ -154,3 +156,21 @@ def test_timer_adds_the_seconds_of_a_stage():
     with timer.stage("search", "search again"):
         pass
     assert timer.seconds["search"] > first > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"optimizer": "adagard"}, "adagard"), ({"lr": -1.0}, "lr.*-1"), ({"precision": "f8"}, "f8")],
+)
+def test_settings_of_the_training_are_checked_before_the_data_is_read(changes, message):
+    with pytest.raises(InputError, match=message):
+        check_settings(Settings(source=("missing.csv",), device="cpu", **changes))
+
+
+def test_saved_model_of_other_vocabularies_cannot_be_planned(log, tmp_path):
+    model = make_model("mlp", log.schema, dim=2, hidden=(4,))
+    saved = SavedModel(model, {"fingerprint": log.fingerprint}, tmp_path / "model")
+    assert build_plan(Settings(keep=3), log, tmp_path, CONSOLE, saved=saved).saved_model is saved
+    other = SavedModel(model, {"fingerprint": "other"}, tmp_path / "model")
+    with pytest.raises(DataError, match="vocabularies"):
+        build_plan(Settings(keep=3), log, tmp_path, CONSOLE, saved=other)

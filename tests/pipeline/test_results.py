@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 
 import polars as pl
 import pytest
@@ -16,6 +18,7 @@ from lpfs.pipeline.results import (
     format_field_list,
     read_record,
     steps_saved,
+    versions,
     write_history,
     write_record,
 )
@@ -126,3 +129,26 @@ def test_selection_is_reordered_with_its_gates():
     assert ordered.dropped == ("b", "d")
     assert dict(ordered.gates) == dict(selection.gates)
     assert list(ordered.gates) == ["a", "b", "c", "d", "a*b"]
+
+
+def test_stop_lists_only_smaller_sizes_from_the_whole_curve():
+    curve = [{"alive": n, "auc": 0.8, "loss": n / 1000, "step": 1} for n in range(20, 0, -1)]
+    end = {"loss": 0.0004, "allowed": 0.001, "alive": 17, "auc": 0.8, "step": 9}
+    selection = Selection(tuple(f"f{n}" for n in range(17)), ("x",), made={"curve": curve, "end": end})
+    line = _describe_stop(selection)[1]
+    assert [int(size) for size in re.findall(r"with (\d+)", line)] == [16, 12, 8, 4]
+    assert "0.01600 with 16, 0.01200 with 12" in line
+
+
+def test_versions_identify_the_code_that_made_a_result():
+    values = versions()
+    assert values.keys() == {"lpfs", "code", "torch", "numpy", "python"}
+    assert all(values.values())
+    assert re.fullmatch("[0-9a-f]{12}", values["code"])
+
+
+def test_record_with_an_undefined_metric_is_written(tmp_path):
+    """A finished run does not fail because one of its numbers is NaN."""
+    selection = Selection(("b",), ("a",), {"b": 0.9, "a": 0.0})
+    write_record(tmp_path, {**selection.to_json(), "metrics": {"pruned": {"logloss": math.nan}}}, selection)
+    assert math.isnan(json.loads((tmp_path / "selection.json").read_text())["metrics"]["pruned"]["logloss"])

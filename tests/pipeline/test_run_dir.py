@@ -228,3 +228,40 @@ def test_failure_of_mlflow_is_a_warning(tmp_path):
 
     with pytest.warns(UserWarning, match="complete.*MLflow.*server is gone"):
         log_run(SimpleNamespace(log_metrics=fail), tmp_path, RECORD)
+
+
+def test_failed_start_leaves_no_file_of_the_new_run(tmp_path):
+    start(tmp_path)
+    (tmp_path / "pretrain").mkdir()
+
+    def fail():
+        with starting_run(tmp_path, SETTINGS.updated(keep=4), resume=False, replace=True):
+            (tmp_path / "log.txt").write_text("new")
+            (tmp_path / "search-2").mkdir()
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fail()
+    assert names_in(tmp_path) == ["config.json", "pretrain"]
+    assert Settings.load(tmp_path) == SETTINGS
+
+
+def test_directory_without_a_configuration_is_no_run(tmp_path):
+    assert is_run(tmp_path) is False
+    (tmp_path / "config.json").write_text("no JSON")
+    assert is_run(tmp_path) is False
+
+
+def test_run_can_be_logged_inside_another_mlflow_run(tmp_path, monkeypatch):
+    """mlflow raises an error for a second active run unless it is nested."""
+
+    class ActiveMlflow(FakeMlflow):
+        def start_run(self, **options):
+            assert options.get("nested")
+            return super().start_run(**options)
+
+    mlflow = ActiveMlflow()
+    monkeypatch.setattr(run_dir_module, "need_mlflow", lambda: mlflow)
+    with mlflow_run(SETTINGS.updated(mlflow=True), tmp_path / "inner"):
+        pass
+    assert mlflow.calls == ["inner", "params", "end"]

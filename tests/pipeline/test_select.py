@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import random
 import re
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
 import torch
 
 import lpfs
+from lpfs._console import Console
 from lpfs.data.dataset import Dataset
 from lpfs.errors import DataError, FieldError, InputError
 from lpfs.models import MODELS, make_model, registered_name
-from lpfs.pipeline import data as data_module, plan as plan_module, stages
+from lpfs.pipeline import data as data_module, plan as plan_module, select as select_module, stages
 from lpfs.pipeline.plan import make_target
 from lpfs.pipeline.results import steps_saved
 from lpfs.pipeline.select import select
@@ -544,3 +546,36 @@ def test_split_with_one_class_raises_an_error(tmp_path):
         select(table, tmp_path / "run", label="click", keep=1, prepare=prepare, quiet=True)
     with pytest.raises(FieldError, match="did you mean 'click'"):
         select(table, tmp_path / "two", label="clik", keep=1, quiet=True)
+
+
+def test_fields_are_counted_by_the_searches_that_kept_them(kept_three):
+    chosen_in = read_record(kept_three)["chosen_in"]
+    assert chosen_in == {name: int(name in kept_three.kept) for name in NAMES}
+
+
+def test_result_is_printed_unless_quiet(log, kept_three, capsys):
+    plan = SimpleNamespace(run_dir=kept_three.folder, dataset=log, console=Console(), settings=Settings())
+    select_module._write_results(kept_three, plan)
+    text = capsys.readouterr().err
+    assert "3 of 7 fields kept" in text
+    assert f"{kept_three.metrics['pruned']['auc']:.5f}" in text
+    assert str(kept_three.folder) in text
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_resumed_run_uses_the_rows_that_it_has_prepared(log, tmp_path, monkeypatch, resume):
+    """A new run in the directory of another one is an error, so that no result is continued by accident."""
+    run, given = tmp_path / "run", {}
+    settings = {"keep": 3, **TINY, "quiet": True, **({"resume": True} if resume else {})}
+
+    def stop(*_, **options):
+        given.update(options)
+        raise InputError("stop")
+
+    monkeypatch.setattr(select_module, "prepare_dataset", stop)
+    with pytest.raises(InputError, match="stop"):
+        select(log, run, **settings)
+    (run / "pretrain").mkdir(exist_ok=True)
+    with pytest.raises(InputError, match="stop" if resume else "contains a run.*--resume"):
+        select(log, run, **settings)
+    assert given["resume"] is resume

@@ -105,3 +105,7 @@ def test_a_damaged_configuration_is_refused_and_an_edited_one_is_read(tmp_path):
     values = {name: value for name, value in json.loads(edited).items() if name != "checksum"}
     (tmp_path / "config.json").write_text(json.dumps(values))
     assert Settings.load(tmp_path).seed == 7
+
+
+def test_run_without_a_seed_is_that_of_seed_zero():
+    assert Settings() == Settings(seed=0, seeds=1)

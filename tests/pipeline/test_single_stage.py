@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from lpfs._console import Console
 from lpfs.errors import InputError
 from lpfs.pipeline import plan as plan_module
+from lpfs.pipeline.plan import build_plan
 from lpfs.pipeline.settings import Settings
-from lpfs.pipeline.single_stage import run_prune, run_search_stage, run_train
+from lpfs.pipeline.single_stage import _plan_all_rows, run_prune, run_search_stage, run_train
 from lpfs.pipeline.splits import split_dataset
 from lpfs.serialization import load, load_metadata
 from tests.helpers.known_truth import STRONG, TINY, known_truth
@@ -116,3 +118,11 @@ def test_prune_raises_on_a_pruned_model_and_on_occupied_directories(searched, tm
     run_prune(search_dir, [], small, replace=True, quiet=True)
     with pytest.raises(InputError, match="pruned already"):
         run_prune(small, [], tmp_path / "smaller", quiet=True)
+
+
+@pytest.mark.parametrize(("steps", "repeated"), [(None, True), (20, False)])
+def test_rows_are_shuffled_if_a_search_on_all_rows_repeats_them(log, tmp_path, steps, repeated):
+    settings = Settings(source=(str(log.path),), keep=3, batch_size=64, search_steps=steps, device="cpu")
+    plan = _plan_all_rows(build_plan(settings, log, tmp_path, Console(quiet=True)))
+    assert not plan.splits.shuffled  # these rows are in time order
+    assert plan.steps.shuffle is plan.steps.separate_gate_rows is repeated

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,15 +20,18 @@ from lpfs.pipeline.plan import build_plan
 from lpfs.pipeline.settings import Settings
 from lpfs.pipeline.stages import (
     SHRINK_FACTOR,
+    AucHistory,
     evaluate_split,
     hot_start,
     initial_model,
+    new_model,
     reinitialized,
     scaled_learning_rate,
     search_streams,
     serving_speed,
     shrink_and_perturb,
     train,
+    verification_batch,
 )
 from lpfs.serialization import SavedModel
 from lpfs.train.fit import fit
@@ -262,3 +266,68 @@ def test_captured_gates_are_trained_on_the_same_holdout_rows(simulated):
     torch.testing.assert_close(*gates, rtol=1e-3, atol=1e-4)
     assert forwards[0] == forwards[1] > 60 * (64 + 450)
     assert len(set(gates[0].tolist())) > len(names) // 2  # gates have changed
+
+
+def test_rows_that_repeat_are_shuffled_in_a_search():
+    options = []
+    rows = SimpleNamespace(stream=lambda batch_size, **given: options.append(given))
+    plan = SimpleNamespace(
+        splits=SimpleNamespace(early=rows, search=rows, train=rows),
+        steps=SimpleNamespace(separate_gate_rows=True, batch_size=64, gate_batch_size=512),
+        device="cpu",
+        method=make_method("lpfs++"),
+    )
+    search_streams(plan, ("a",), 3)
+    assert [(given["shuffle"], given["seed"], given["fields"]) for given in options] == [
+        (True, 3, ("a",)),
+        (True, 4, ("a",)),
+    ]
+
+
+def test_models_are_trained_in_batches_of_the_plan_and_verified_on_the_first_validation_rows(plan, monkeypatch):
+    given = {}
+    monkeypatch.setattr(stages, "fit", lambda model, stream, optimizer, **options: given.update(stream=stream))
+    model = new_model(plan, 0)
+    train(plan, model, plan.optimizer(model), plan.splits.early, 10, "pretrain", 0)
+    first = next(iter(given["stream"])).ids
+    in_order = next(iter(plan.splits.early.stream(plan.steps.batch_size, fields=model.reads.names))).ids
+    assert len(first) == len(in_order) == plan.steps.batch_size
+    assert not torch.equal(first, in_order)  # rows that repeat are shuffled
+    checked = verification_batch(plan, model)
+    expected = next(iter(plan.splits.valid.stream(plan.splits.valid.rows, fields=model.reads.names)))
+    assert torch.equal(checked.ids, expected.ids)
+    assert torch.equal(checked.labels, expected.labels)
+
+
+def test_history_of_a_hot_start_survives_a_resume():
+    history, resumed = AucHistory(), AucHistory()
+    history.points = [(0, 0.7), (5, 0.8), (10, 0.8)]
+    resumed.load_state_dict(json.loads(json.dumps(history.state_dict())))
+    assert resumed.points == history.points
+    assert resumed.best == (5, 0.8)
+
+
+def test_shrunk_model_is_trained_at_twice_the_learning_rate(plan):
+    model = new_model(plan, 0)
+    usual = [group["lr"] for group in plan.optimizer(model).param_groups]
+    _, optimizer = shrink_and_perturb(plan, model)
+    assert [group["lr"] for group in optimizer.param_groups] == [2 * lr for lr in usual]
+
+
+def test_warm_up_is_not_part_of_the_serving_speed(plan, monkeypatch):
+    """The clock runs 100 seconds in the first turn and one second in the others."""
+    now, turns = [0.0], [0]
+
+    class Slow:
+        reads = plan.schema
+
+        def eval(self):
+            turns[0] += 1
+
+        def __call__(self, batch):
+            now[0] += 100.0 if turns[0] == 1 else 1.0
+
+    monkeypatch.setattr(stages.time, "perf_counter", lambda: now[0])
+    speeds = serving_speed(plan, {"kept": Slow()}, repeats=3)
+    assert turns == [4]
+    assert speeds == {"kept": plan.splits.valid.rows}  # one batch
