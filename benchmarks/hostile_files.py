@@ -9,6 +9,8 @@ LpfsError of one line (exit code 1 or 2 of a command) or open; it must not hang,
 change anything outside of its folder. A finding is repeated with: --only NAME
 """
 
+# mypy: disable-error-code="attr-defined, index, misc, func-returns-value, var-annotated, call-overload"
+
 from __future__ import annotations
 
 import argparse
