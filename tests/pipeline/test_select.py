@@ -13,6 +13,7 @@ import torch
 
 import lpfs
 from lpfs._console import Console
+from lpfs._fileio import read_json
 from lpfs.data.dataset import Dataset
 from lpfs.errors import DataError, FieldError, InputError
 from lpfs.models import MODELS, make_model, registered_name
@@ -44,7 +45,9 @@ def kept_three(log, tmp_path_factory):
 
 
 def read_record(outcome):
-    return json.loads((outcome.folder / "selection.json").read_text())
+    record = read_json(outcome.folder / "selection.json", allow_nan=True)
+    assert set(record.pop("files")) <= {"history.parquet", "kept_fields.txt"}
+    return record
 
 
 def comparable(outcome):

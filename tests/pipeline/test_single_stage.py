@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from lpfs._console import Console
+from lpfs._fileio import read_json
 from lpfs.errors import InputError
 from lpfs.pipeline import plan as plan_module
 from lpfs.pipeline.plan import build_plan
@@ -69,7 +69,8 @@ def test_search_writes_the_record_that_it_returns(searched, trained):
     result, loaded = searched
     assert loaded == [Path(trained["model"])]  # once
     run_dir = Path(result["folder"])
-    record = json.loads((run_dir / "selection.json").read_text())
+    record = read_json(run_dir / "selection.json")
+    assert set(record.pop("files")) == {"history.parquet", "kept_fields.txt"}
     assert {"folder": str(run_dir), **record} == result
     assert set(STRONG) < set(record["kept"])
     assert record["validation"].keys() == {"all_fields", "gated"}
@@ -96,7 +97,8 @@ def test_prune_writes_the_smaller_model(log, searched, tmp_path, cut):
     result, _ = searched
     data = [] if cut else [str(log.path)]
     pruned = run_prune(Path(result["folder"]), data, tmp_path / "small", cut=cut, quiet=True)
-    record = json.loads((tmp_path / "small" / "selection.json").read_text())
+    record = read_json(tmp_path / "small" / "selection.json")
+    assert set(record.pop("files")) == {"kept_fields.txt"}
     assert {"folder": str(tmp_path / "small"), **record} == pruned
     assert (record["kept"], record["made"]) == (result["kept"], result["made"])
     certificate = record["certificates"]["cut" if cut else "zeros"]

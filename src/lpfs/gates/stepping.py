@@ -138,7 +138,7 @@ def search_steps(
 def count_update(gates: Gates) -> None:
     """Raise StateError if x is updated again and again without a call of ``Gates.step`` in between."""
     version = gates.x._version
-    if version == gates._x_version:
+    if gates._prox is None or version == gates._x_version:
         return
     gates._updates, gates._x_version = gates._updates + 1, version
     if gates._updates > MAX_UPDATES:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from lpfs._fileio import CHECKSUM_BYTES, file_checksum, open_atomic, read_json, replace_atomic, safe_child
 from lpfs.data.remote import as_url, cache_dir, remote_access
-from lpfs.errors import DataError
+from lpfs.errors import DataError, InputError
 
 URL_FILE = "remote.json"  # in a cache directory: the URL of the Dataset
 PARALLEL_TRANSFERS = 16  # files transferred at a time
@@ -151,8 +151,12 @@ def locate_dataset(path: str | os.PathLike[str]) -> DatasetLocation:
     folder = Path(path)
     if folder.resolve().parent != cache_dir().resolve():  # elsewhere, the file may come from somebody else
         return DatasetLocation(folder)
-    advice = f"remove {folder} and open the URL again"
-    stored = read_json(folder / URL_FILE, {"url": str}, advice=advice, missing_ok=True)
+    try:
+        stored = read_json(
+            folder / URL_FILE, {"url": str}, advice=f"remove {folder} and open the URL again", missing_ok=True
+        )
+    except InputError as error:
+        raise DataError(str(error)) from None
     return DatasetLocation(folder) if stored is None else RemoteLocation(stored["url"], folder)
 
 
