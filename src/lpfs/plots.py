@@ -142,7 +142,6 @@ def _history(selection: Selection) -> Sequence[Mapping[str, Any]]:
 
 
 def _axis_label(name: str) -> str:
-    """Return a field name without control characters, truncated to 40 characters."""
     return truncate_middle(escape_control_chars(name), 40)
 
 

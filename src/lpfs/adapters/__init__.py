@@ -3,9 +3,7 @@
 ``TorchRec`` (pip install 'lpfs[torchrec]'), ``FuxiCTR`` ('lpfs[fuxictr]'), ``DeepCTR`` ('lpfs[deepctr]') and
 ``Plain``, for hand-written tables in plain torch::
 
-    from lpfs.adapters import TorchRec
-    adapter = TorchRec()
-    gates = adapter.attach(model, steps=20_000)
+    from lpfs.adapters import TorchRec adapter = TorchRec() gates = adapter.attach(model, steps=20_000)
 """
 
 from __future__ import annotations

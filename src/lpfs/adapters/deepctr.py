@@ -160,10 +160,9 @@ class DeepCTR(RebuildingAdapter):
     def prepare(self, model: nn.Module) -> nn.Module:
         """Give every field a module for its gate, in place; weights and predictions do not change.
 
-        Fields that share a table get separate modules around the same weight (with ``untie``), under their own
-        names in ``embedding_dict``; if there are dense columns, X passes through an identity module. ``attach``
-        calls this method. A new model that loads weights saved after ``absorb`` needs it too, before
-        :func:`lpfs.restore`.
+        Fields that share a table get separate modules around the same weight (with ``untie``), under their own names
+        in ``embedding_dict``; if there are dense columns, X passes through an identity module. ``attach`` calls this
+        method. A new model that loads weights saved after ``absorb`` needs it too, before :func:`lpfs.restore`.
         """
         columns = feature_columns(model)
         for column in filter(has_table, columns):

@@ -37,7 +37,6 @@ from lpfs.gates.verification import InputPath
 
 
 def _with_values(output: Any, values: Tensor) -> Any:
-    """Return a KeyedTensor with the same keys and these values."""
     return KeyedTensor(output.keys(), output.length_per_key(), values, output.key_dim())
 
 

@@ -221,7 +221,6 @@ def as_markdown(comparison: Comparison) -> str:
 
 
 def _section(title: str, table: Table) -> list[str]:
-    """Return a table with its title; nothing if it has no rows."""
     return [f"## {escape_markdown(title)}", markdown(*table)] if table[1] else []
 
 

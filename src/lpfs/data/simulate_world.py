@@ -49,10 +49,9 @@ def concat_rows(parts: Sequence[Any]) -> Any:
 class Simulator:
     """Draw blocks of rows.
 
-    The logit of a click on day t is b(t) + Σ w·m(t)·e(value) over the main effects, where e has mean 0 and
-    variance 1, + Σ w·s(value)·s'(value') over the pairs, where s and s' are ±1 with probability ½ each. For every
-    value of one field of a pair, the other makes the term +w or -w equally often, so neither field has an effect
-    of its own.
+    The logit of a click on day t is b(t) + Σ w·m(t)·e(value) over the main effects, where e has mean 0 and variance 1,
+    + Σ w·s(value)·s'(value') over the pairs, where s and s' are ±1 with probability ½ each. For every value of one
+    field of a pair, the other makes the term +w or -w equally often, so neither field has an effect of its own.
     """
 
     def __init__(self, spec: SimulationSpec, seed: int) -> None:
@@ -189,7 +188,6 @@ class Simulator:
         return (np.log1p(values) - mean) / std
 
     def _scale(self, effects: Reals) -> Reals:
-        """Return the terms with mean 0 and standard deviation 1."""
         return np.asarray((effects - self._term_scales[:, 0]) / self._term_scales[:, 1])
 
     def _scores(self, terms: Reals, day: int) -> tuple[Reals, Reals]:

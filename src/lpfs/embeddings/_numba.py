@@ -78,7 +78,6 @@ def _update(loop: Callable[..., None], tensors: tuple[Tensor, ...], grad: RowGra
 
 
 def _writable_array(tensor: Tensor) -> Any:
-    """Return the memory of a tensor as an array."""
     return tensor.detach().numpy()
 
 

@@ -250,7 +250,6 @@ def _concat(graph: Graph, pieces: Sequence[str]) -> str:
 
 
 def _sum(graph: Graph, value: str) -> str:
-    """Return (B, D) for (B, N, D)."""
     return graph.add("ReduceSum", value, [1], keepdims=0)
 
 

@@ -41,10 +41,9 @@ def absorb(
 ) -> Selection:
     """Multiply the gates into the weights and take them off, in place, all or nothing.
 
-    A gate goes into the table of its field (bit-equal), into the field's own Linear or the last one of its
-    branch, into the columns of the Linear that reads it (rounding), or into the weights that a module which
-    takes gates itself names for that part. If nothing can take it in, it stays as a constant, which is
-    bit-equal too.
+    A gate goes into the table of its field (bit-equal), into the field's own Linear or the last one of its branch,
+    into the columns of the Linear that reads it (rounding), or into the weights that a module which takes gates itself
+    names for that part. If nothing can take it in, it stays as a constant, which is bit-equal too.
 
     Args:
         model: a model with gates.
@@ -170,8 +169,7 @@ def _untie(model: nn.Module, fold: Fold, optimizers: Sequence[torch.optim.Optimi
 class Fold:
     """One multiplication of weights of a module by a gate: whole weights, or a slice of them.
 
-    ``weights`` are names of parameters relative to the module; ``location`` is the name of the fold in a
-    Selection.
+    ``weights`` are names of parameters relative to the module; ``location`` is the name of the fold in a Selection.
     """
 
     field: str

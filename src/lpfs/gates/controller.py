@@ -233,17 +233,14 @@ class HostOps(DeviceOps):
 
     @staticmethod
     def vector(tensor: Tensor) -> NDArray[Any]:
-        """Return a view of a tensor."""
         return tensor.detach().numpy()
 
     @staticmethod
     def write(target: Tensor, values: Sequence[Any]) -> None:
-        """Write scalars into a tensor (n,)."""
         target.numpy()[:] = values
 
     @staticmethod
     def where(condition: Any, value: Any, other: Any) -> Any:
-        """Return ``value`` where the condition is true, otherwise ``other``."""
         return value if condition else other
 
 

@@ -316,9 +316,8 @@ class Gates(nn.Module):
     def step(self) -> None:
         """Advance by one training step: ε, the gate learning rate, λ, the rescale, the noise.
 
-        Call it once after the optimizers' steps. ``forward`` and evaluation change none of these. It can be
-        captured in a CUDA graph together with the optimizer's step. On a GPU errors are raised later, by
-        :meth:`check`.
+        Call it once after the optimizers' steps. ``forward`` and evaluation change none of these. It can be captured
+        in a CUDA graph together with the optimizer's step. On a GPU errors are raised later, by :meth:`check`.
         """
         x, prox = self.x, self._optimizer()
         capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()

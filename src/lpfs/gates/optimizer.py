@@ -1,7 +1,6 @@
 """Proximal operators in closed form, and ProxSGD: momentum SGD on the loss, then the proximal step of the penalty.
 
-The proximal operator of a penalty p is argmin over z of ½(z - x)² + p(z), where x is the result of the momentum
-step.
+The proximal operator of a penalty p is argmin over z of ½(z - x)² + p(z), where x is the result of the momentum step.
 """
 
 from __future__ import annotations

@@ -133,7 +133,6 @@ def transfer_optimizer(
         replaced: old weight -> its replacement, or None if it was removed.
         kept: old weight -> what is kept of it, if it was cut.
     """
-    check_state(optimizer)
     groups = []
     for group in optimizer.param_groups:
         settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}

@@ -340,10 +340,9 @@ def _check_overlaps(
             for other, there in seen.setdefault(module, []):
                 if place.whole or there.whole:
                     raise FieldError(
-                        f"fields {other!r} and {name!r} are both the output of {place.module!r}: a module can "
-                        "have "
-                        "one gate, because its calls cannot be distinguished. Give each field a separate module "
-                        "(they may share one weight), or name the parts of the output with Site(…, index=…)"
+                        f"fields {other!r} and {name!r} are both the output of {place.module!r}: a module can have "
+                        "one gate, because its calls cannot be distinguished. Give each field a separate module (they "
+                        "may share one weight), or name the parts of the output with Site(…, index=…)"
                         if other != name
                         else f"field {name!r} names {place.module!r} twice"
                     )

@@ -182,8 +182,7 @@ def check_all_used(gates: Gates) -> None:
     if gates.entered and idle:
         raise FieldError(
             f"the modules given for {sorted(idle)} never ran, although the model did: a container, a table whose "
-            "weight is used directly, or a part that is switched off? Give the module whose output is the "
-            "embedding"
+            "weight is used directly, or a part that is switched off? Give the module whose output is the embedding"
         )
 
 

@@ -79,9 +79,8 @@ def first_layer(model: nn.Module, method: str) -> FirstLayer:
         reason = f"fields enter through {', '.join(weights) or 'no Linear'}"
     if reason:
         raise InputError(
-            f"{method} scores a field by its columns of the first layer, so fields must enter through that one "
-            f"Linear alone; in {type(model).__name__} {reason}. Choose mlp, dlrm with interaction='concat', or "
-            "dlrm_cross"
+            f"{method} scores a field by its columns of the first layer, so fields must enter through that one Linear "
+            f"alone; in {type(model).__name__} {reason}. Choose mlp, dlrm with interaction='concat', or dlrm_cross"
         )
     (name, dims), *_ = weights.items()
     return FirstLayer(name.rpartition(".")[0], model.get_parameter(name), model.names, dims[1])
