@@ -8,6 +8,7 @@ import struct
 import pytest
 
 import lpfs
+from lpfs._fileio import read_json
 from lpfs.errors import LockedError
 from lpfs.paper.context import open_given, simulate_preset
 from lpfs.paper.registry import EXPERIMENTS
@@ -81,7 +82,7 @@ def picture_size(path):
 )
 def test_every_experiment_writes_its_files(run, smaller, out, name):
     printed, err = run_json(run, name, out)
-    written = json.loads((out / f"{name}.json").read_text("utf-8"))
+    written = read_json(out / f"{name}.json", allow_nan=True)
     assert written == {key: value for key, value in printed.items() if key not in ("path", "figure")}
     assert (written["format"], written["experiment"]) == ("lpfs-paper", name)
     assert written["claim"] == EXPERIMENTS[name].claim

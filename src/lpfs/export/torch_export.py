@@ -69,7 +69,7 @@ class ExportableCrosses(nn.Module):
 
     def __init__(self, crosses: Crosses) -> None:
         super().__init__()
-        plan = crosses.plan
+        plan, self.dim = crosses.plan, crosses.dim
         for name, size, factor in (("single", 1, 0), ("first", 2, 0), ("second", 2, 1)):
             index = [part[factor] for part in plan.parts if len(part) == size]
             self.register_buffer(name, torch.tensor(index, dtype=torch.long))

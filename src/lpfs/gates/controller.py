@@ -318,8 +318,8 @@ class PenaltyController:
             state.dead.logical_or_(ops.tensor((x == 0) & freezes))
             frozen = ops.where(freezes, 1.0, frozen)
         if ops.active(is_frozen):
-            rise = ops.vector(epsilon)  # the x at which the gate function rises
-            rise = xp.sqrt(rise) if function.square else rise
+            # the x at which the gate function rises; torch's root also on the host, because it is not rounded exactly
+            rise = ops.vector(epsilon.sqrt() if function.square else epsilon)
             x = xp.where((x != 0) & (abs(x) < rise) & is_frozen, xp.sign(x) * rise, x)
         ops.write(state.control, [next_penalty, frozen, average])
         if ops.active(too_few | is_frozen):
