@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from lpfs._locks import FileLock
 from lpfs._validation import check_json
@@ -102,7 +102,7 @@ def read_json(
     advice: str = "use another copy of the file, or make it again",
     missing_ok: bool = False,
     allow_nan: bool = False,
-    verify: bool = True,
+    verify: bool | Literal["required"] = True,
     max_bytes: int = MAX_JSON_BYTES,
 ) -> Any:
     """Return the values of a JSON file that has the types of ``schema``; anything else raises InputError on one line.
@@ -113,7 +113,7 @@ def read_json(
         advice: end of every message.
         missing_ok: return None if the file does not exist.
         allow_nan: accept NaN and infinity.
-        verify: compare the key ``checksum``, if there is one, with the other keys, and remove it.
+        verify: compare the key ``checksum``, if there is one or if it is required, with the other keys; remove it.
         max_bytes: size of the largest file that is read.
     """
     try:
@@ -123,7 +123,8 @@ def read_json(
         if info.st_size > max_bytes:
             raise ValueError(f"it has {info.st_size} bytes, and at most {max_bytes} are read")
         values = parse_json(path.read_bytes(), allow_nan=allow_nan)
-        if verify and isinstance(values, dict) and values.pop("checksum", None) not in (None, json_checksum(values)):
+        checksum = values.pop("checksum", None) if verify and isinstance(values, dict) else None
+        if (checksum is not None or verify == "required") and checksum != json_checksum(values):
             raise ValueError("it is damaged: its checksum does not match (if you edited it, remove the key 'checksum')")
         check_json(values, schema)
     except FileNotFoundError:

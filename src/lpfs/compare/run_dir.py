@@ -111,7 +111,8 @@ class ResultStore:
 def read_result(path: Path, schema: Any = RESULT_SCHEMA) -> Any:
     """Return the values of a file that a comparison wrote; None if it does not exist; CheckpointError if damaged."""
     try:
-        return read_json(path, schema, missing_ok=True, advice="remove it and continue the comparison")
+        advice = "remove it and continue the comparison"
+        return read_json(path, schema, missing_ok=True, verify="required", advice=advice)
     except InputError as error:  # not InputError, which would be recorded as a failure of the method
         raise CheckpointError(str(error)) from None
 
