@@ -180,15 +180,16 @@ def parse_json(data: bytes | str, *, allow_nan: bool = False) -> Any:
 def check_files(directory: Path, files: Mapping[str, str], advice: str) -> None:
     """Raise InputError if a file of ``write_json_atomic`` is missing or differs from its checksum."""
     for name, checksum in files.items():
-        path = directory / name
-        if Path(name).name != name or name in ("", ".."):
-            raise InputError(f"{name!r} in 'files' is not the name of a file in {directory}; {advice}")
         try:
-            problem = None if file_checksum(path) == checksum else "is damaged: its checksum does not match"
+            path = safe_child(directory, name)
+            check_regular_file(path)
+            problem = None if file_checksum(path) == checksum else f"{path} is damaged: its checksum does not match"
+        except DataError as error:
+            problem = str(error)
         except OSError as error:
-            problem = f"cannot be read: {error.strerror or error}"
+            problem = f"{directory / name} cannot be read: {error.strerror or error}"
         if problem:
-            raise InputError(f"{path} {problem}; {advice}")
+            raise InputError(f"{problem}; {advice}")
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -74,7 +74,7 @@ def test_names_of_files_never_leave_the_directory(run_dir):
     for name in ("../run/history.parquet", str(run_dir / "history.parquet"), "..", ""):
         values = {key: value for key, value in record.items() if key != "checksum"}
         write_json_atomic(run_dir / "selection.json", {**values, "files": {name: "00000000"}})
-        with pytest.raises(InputError, match="not the name of a file"):
+        with pytest.raises(InputError, match="only names of files inside the folder"):
             report(run_dir)
 
 

@@ -213,5 +213,4 @@ def _looked_up_features(model: nn.Module) -> set[str]:
 
 
 def _known_models(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return path and module of TorchRec's own models inside this one."""
     return [(path, module) for path, module in model.named_modules() if type(module) in COLUMN_CUTS]

@@ -145,7 +145,6 @@ def _torch_info() -> dict[str, Any]:
 
 
 def _backend_states() -> list[dict[str, str]]:
-    """Return the state of every backend of embedding tables, checked against plain torch."""
     return [{"name": name, "device": device, "state": _try_backend(name, device)} for name, device in BACKENDS.items()]
 
 

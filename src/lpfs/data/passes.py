@@ -204,7 +204,6 @@ class LabelCopies:
 
 
 def _is_ambiguous(pairs: set[tuple[Any, int]]) -> bool:
-    """Return whether a value occurs with both labels, or there are more than two pairs."""
     return len(pairs) > 2 or len({value for value, _ in pairs}) < len(pairs)
 
 

@@ -73,6 +73,9 @@ def plan_like(source: Any, like: Like, *, fields_only: Sequence[str] | None = No
     like = open_reference(like)
     encoders = reference_encoders(like, fields_only)
     reference = like.settings["options"]
+    for name in ("label", "time", "time_format", *INHERITED_OPTIONS):
+        if name not in reference:
+            raise DataError(f"{like.path / 'dataset.json'} is damaged: option {name!r} is missing; prepare it again")
     label = reference["label"]
     if options.get("label", label) != label:
         raise InputError(f"label: it is {label!r} in {like.path}, found {options['label']!r}; rename the column")
@@ -212,6 +215,8 @@ def encode_rows(like: Like, table: Any, fields: Sequence[str] | None = None) -> 
 
 def _gather_columns(schema: Schema, columns: dict[str, dict[str, Any]], labels: dict[str, Any]) -> RowBlock:
     """Gather encoded columns as a Stream does: a missing number becomes 0.0 and is flagged in ``missing``."""
+    if unknown := {schema.label, *schema.tasks} - labels.keys():
+        raise DataError(f"the schema names the label {min(unknown)!r}, the settings {sorted(labels)}; prepare it again")
     targets = [labels[name] for name in (schema.label, *schema.tasks)]
     rows = len(targets[0])
     ids = [columns["ids"][field.name] for field in schema if field.kind == "categorical"]

@@ -82,7 +82,6 @@ def _writable_array(tensor: Tensor) -> Any:
 
 
 def _array(tensor: Tensor) -> Any:
-    """Return a contiguous array of a tensor, to be read only."""
     return tensor.detach().contiguous().numpy()
 
 

@@ -241,7 +241,6 @@ def add_layers(graph: Graph, module: nn.Module, path: str, value: str) -> str:
 
 
 def _top(graph: Graph, model: Any, tokens: str) -> str:
-    """Return the logits of the dense layers ``top`` for embeddings (B, N, D)."""
     return add_layers(graph, model.top, "top", graph.add("Flatten", tokens, axis=1))
 
 

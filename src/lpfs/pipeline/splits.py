@@ -129,7 +129,6 @@ def _split_with_holdout(dataset: Dataset, early: int, stop: int, test: Dataset) 
 
 
 def _split_at(dataset: Dataset, early: int, search: int, valid: int, test: Dataset) -> DataSplits:
-    """Split at row numbers: where the early, the search and the validation rows end."""
     return DataSplits(
         dataset.part(0, early), dataset.part(early, search), dataset.part(search, valid), test, dataset.part(0, search)
     )

@@ -95,5 +95,4 @@ def _scaled_gate(value: float) -> int:
 
 
 def _rounded(values: Values) -> list[float | None]:
-    """Return numbers with six significant digits; None for NaN and infinity."""
     return [None if finite_or_none(value) is None else float(f"{value:.6g}") for value in values]

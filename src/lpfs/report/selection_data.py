@@ -218,6 +218,8 @@ def read_history(path: Path) -> SearchHistory | None:
     """Return the thinned history in ``history.parquet``; None if the search wrote none."""
     if not path.exists():
         return None
+    if not path.is_file():
+        raise InputError(f"{path} is not a regular file; {ADVICE}")
     import polars as pl
 
     try:

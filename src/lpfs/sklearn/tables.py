@@ -115,7 +115,6 @@ def _read_polars(column: Any) -> tuple[Floats, bool]:
 
 
 def _to_floats(values: NDArray[Any], missing: NDArray[np.bool_]) -> Floats:
-    """Return times or codes as floats, NaN where missing."""
     return np.where(missing, np.nan, values.astype(np.float64))
 
 
