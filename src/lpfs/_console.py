@@ -315,7 +315,7 @@ def join_lines(text: str) -> str:
 
 
 class EscapedStream:
-    """A text stream that escapes what other code prints; it is no terminal, so that nobody writes styles to it."""
+    """A text stream that escapes what other code prints; it is not a terminal, so libraries write no styles."""
 
     def __init__(self, stream: TextIO) -> None:
         self.unescaped = stream

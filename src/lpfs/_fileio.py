@@ -117,11 +117,9 @@ def read_json(
         max_bytes: size of the largest file that is read.
     """
     try:
-        info = path.stat()
-        if not stat.S_ISREG(info.st_mode):
-            raise ValueError("it is not a regular file")
-        if info.st_size > max_bytes:
-            raise ValueError(f"it has {info.st_size} bytes, and at most {max_bytes} are read")
+        check_regular_file(path)
+        if (size := path.stat().st_size) > max_bytes:
+            raise ValueError(f"it has {size} bytes, and at most {max_bytes} are read")
         values = parse_json(path.read_bytes(), allow_nan=allow_nan)
         checksum = values.pop("checksum", None) if verify and isinstance(values, dict) else None
         if (checksum is not None or verify == "required") and checksum != json_checksum(values):
@@ -131,6 +129,8 @@ def read_json(
         if missing_ok:
             return None
         raise
+    except DataError as error:
+        raise InputError(f"{error}; {advice}") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}; {advice}") from None
     except ValueError as error:

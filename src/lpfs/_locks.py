@@ -60,7 +60,7 @@ class FileLock:
         """Remove the file and release the lock. Safe to call twice."""
         if self._descriptor >= 0:
             with suppress(OSError):
-                self.path.unlink()  # first, so that nobody locks the file between release and removal
+                self.path.unlink()  # first: another process could lock the file between release and removal
             os.close(self._descriptor)
             self._descriptor = -1
             if self._made_directory:

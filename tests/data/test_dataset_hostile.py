@@ -27,14 +27,6 @@ def _private_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("LPFS_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.fixture
-def store():
-    system = fsspec.filesystem("memory")
-    yield system
-    for name in system.ls("/", detail=False):
-        system.rm(name, recursive=True)
-
-
 def write_dataset(out, rows=40):
     numbers = np.arange(rows)
     with DatasetWriter(out, SCHEMA, fingerprint="1") as writer:

@@ -27,15 +27,6 @@ def _private_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def store():
-    """Yield an empty store; empty it afterwards."""
-    system = fsspec.filesystem("memory")
-    yield system
-    for name in system.ls("/", detail=False):
-        system.rm(name, recursive=True)
-
-
-@pytest.fixture
 def log():
     days = [f"2014-05-0{day}" for day in (1, 2, 3) for _ in range(40)]
     ads = [f"ad{number % 7}" if number % 11 else None for number in range(120)]

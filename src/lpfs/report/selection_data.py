@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lpfs._fileio import check_files, read_json
-from lpfs.errors import InputError
+from lpfs._fileio import check_files, check_regular_file, read_json
+from lpfs.errors import DataError, InputError
 
 SELECTION_FILE, HISTORY_FILE = "selection.json", "history.parquet"
 GATE_COLUMN = "gate:"  # prefix of the gate columns in history.parquet
@@ -218,11 +218,11 @@ def read_history(path: Path) -> SearchHistory | None:
     """Return the thinned history in ``history.parquet``; None if the search wrote none."""
     if not path.exists():
         return None
-    if not path.is_file():
-        raise InputError(f"{path} is not a regular file; {ADVICE}")
     import polars as pl
+    from polars.exceptions import PanicException
 
     try:
+        check_regular_file(path)
         with path.open("rb") as file:  # a path may contain the wildcards of a glob pattern
             frame = pl.read_parquet(file)
         if not len(frame) or "step" not in frame.columns:
@@ -234,7 +234,7 @@ def read_history(path: Path) -> SearchHistory | None:
             if name in TRACKS and not (column.dtype.is_numeric() or column.dtype == pl.Null):
                 raise ValueError(f"column {name!r} has the type {column.dtype}")
         return _thin_history(len(frame), frame.columns, lambda name, rows: frame[name].gather(rows).to_list())
-    except (OSError, TypeError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+    except (DataError, OSError, TypeError, ValueError, pl.exceptions.PolarsError, PanicException) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{path} is not the history of a search ({reason}); {ADVICE}") from None
 
