@@ -56,9 +56,9 @@ def test_overlap_of_one_set_is_unknown():
 
 def test_t_quantiles_agree_with_scipy():
     stats = pytest.importorskip("scipy.stats")
-    for freedom, point in enumerate(statistics.T_QUANTILES, 1):
+    for freedom, point in enumerate(statistics.T_975, 1):
         assert point == pytest.approx(stats.t.ppf(0.975, freedom), abs=6e-4)
-    assert pytest.approx(stats.norm.ppf(0.975), abs=6e-4) == statistics.Z_QUANTILE
+    assert pytest.approx(stats.norm.ppf(0.975), abs=6e-4) == statistics.Z_975
 
 
 def test_the_interval_over_seeds():

@@ -17,29 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from lpfs.errors import InputError
+from lpfs.train.intervals import T_975, Z_975, Interval
 from lpfs.train.metrics import row_losses
 
-# two-sided 95 % quantiles of Student's t distribution with 1, 2, … degrees of freedom
-T_QUANTILES = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-Z_QUANTILE = 1.960  # of the normal distribution
 BOOTSTRAP_DRAWS = 400
 MAX_WEIGHTS = 1 << 22  # bootstrap weights in memory at a time
 
 Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A value and its 95 % confidence interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 def curve_weights(sizes: Collection[int]) -> dict[int, float]:
@@ -95,7 +80,7 @@ def interval_over_seeds(values: Sequence[float]) -> Interval | None:
     if len(values) < 2:
         return None
     center, freedom = mean(values), len(values) - 1
-    factor = T_QUANTILES[freedom - 1] if freedom <= len(T_QUANTILES) else Z_QUANTILE
+    factor = T_975[freedom - 1] if freedom <= len(T_975) else Z_975
     width = factor * stdev(values) / len(values) ** 0.5
     return Interval(center, center - width, center + width)
 
@@ -105,7 +90,7 @@ def interval_over_rows(value: float, draws: Floats) -> Interval | None:
     finite = draws[np.isfinite(draws)]
     if len(finite) < 2:
         return None
-    width = Z_QUANTILE * float(finite.std(ddof=1))
+    width = Z_975 * float(finite.std(ddof=1))
     return Interval(value, value - width, value + width)
 
 
