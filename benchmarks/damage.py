@@ -9,8 +9,6 @@ API, in this process. The outcome of a case is the worst one of its consumers:
 
 - no effect: the results are bit-equal to those of the intact folder,
 - detected: one line with an LpfsError, or a warning beside results that are bit-equal,
-- warned: other results and a warning that names the damaged folder (the best checkpoint of a finished training is
-  damaged, so the last one is used),
 - unnoticed: other results and no error,
 - traceback, crash, hang, memory: an exception that is no LpfsError, a dead process, more than ``--limit`` seconds,
   more than ``--memory`` MB above what the intact folder needs.
@@ -51,7 +49,7 @@ from lpfs import cli
 from lpfs.errors import LpfsError
 
 FAILURES = ("unnoticed", "traceback", "crash", "hang", "memory")
-OUTCOMES = ("no effect", "detected", "warned", *FAILURES)  # in this order, the worst one last
+OUTCOMES = ("no effect", "detected", *FAILURES)  # in this order, the worst one last
 MODEL = ("--model-option", "dim=2", "--model-option", "hidden=4", "--device", "cpu")
 STEPS = ("--pretrain-steps", "20", "--search-steps", "60")
 MEASURED = {"seconds", "rows_per_second", "memory", "train_seconds", "first_in_process", "interrupted", "savings"}
@@ -477,10 +475,7 @@ class Room:
         try:
             result, messages = self.use(case.folder, consumer, case)
             text = "; ".join(messages)
-            if result == expected:
-                outcome = "detected" if messages else "no effect"
-            else:
-                outcome = "warned" if os.path.dirname(f"{case.folder}/{case.file}") in text else "unnoticed"
+            outcome = "unnoticed" if result != expected else "detected" if messages else "no effect"
         except KeyboardInterrupt:
             raise
         except (LpfsError, RefusedError) as error:

@@ -76,7 +76,7 @@ def allocate():
         (ignore_content, "no effect"),
         (warn_and_repair, "detected"),
         (refuse, "detected"),
-        (warn_and_continue, "warned"),
+        (warn_and_continue, "unnoticed"),
         (is_damaged, "unnoticed"),
         (divide, "traceback"),
         (refuse_in_two_lines, "traceback"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -188,14 +189,16 @@ def test_a_checkpoint_with_another_state_is_refused_in_one_line(data, tmp_path, 
     assert "\n" not in str(caught.value)
 
 
-def test_a_best_checkpoint_that_is_damaged_leaves_the_last_model(data, tmp_path):
+def test_a_best_checkpoint_that_is_damaged_is_refused_and_trained_again_once_removed(data, tmp_path):
     options = {"keep": "best", "min_delta": 0.9}  # so that the first evaluation stays the best
-    _, done = go(data, tmp_path, **options)
+    model, done = go(data, tmp_path / "run", **options)
     assert done.best_step < 47
-    damage(tmp_path / "checkpoints" / f"step-{done.best_step:012d}" / "state.json", "flip")
-    with pytest.warns(CheckpointWarning, match="last model.*best"):
-        model, _ = go(data, tmp_path, **options)
-    assert states_equal(dict(model.state_dict()), outcome(tmp_path)["state"]["model"])
+    damage(tmp_path / "run" / "checkpoints" / f"step-{done.best_step:012d}" / "state.json", "flip")
+    with pytest.raises(CheckpointError, match=r"step-0+\d+ is damaged.*best model: remove .*run to train again"):
+        go(data, tmp_path / "run", **options)
+    shutil.rmtree(tmp_path / "run")
+    again, _ = go(data, tmp_path / "run", **options)
+    assert states_equal(dict(again.state_dict()), dict(model.state_dict()))
 
 
 def test_resume_with_another_computation_is_refused_and_changes_nothing(data, tmp_path):

@@ -103,21 +103,14 @@ class Checkpoints:
         except DAMAGE as error:
             raise CheckpointError(f"checkpoint {self.path(step)} is damaged: {error}") from error
 
-    def load_or_warn(self, step: int, replacement: str) -> dict[str, Any] | None:
-        """Return the state in one checkpoint; None, with a warning about its replacement, if it is damaged."""
-        try:
-            return self.load(step)
-        except CheckpointError as error:
-            warnings.warn(f"{error}; {replacement}", CheckpointWarning, stacklevel=3)
-            return None
-
     def latest(self) -> tuple[int, dict[str, Any]] | None:
         """Return the newest intact checkpoint; warn about every damaged one that is skipped."""
         steps = self.steps()
         for step in reversed(steps):
-            state = self.load_or_warn(step, "the previous checkpoint is used")
-            if state is not None:
-                return step, state
+            try:
+                return step, self.load(step)
+            except CheckpointError as error:
+                warnings.warn(f"{error}; the previous checkpoint is used", CheckpointWarning, stacklevel=2)
         if steps:
             advice = "remove the directory to start from the beginning"
             raise CheckpointError(f"all {len(steps)} checkpoints in {self.folder} are damaged; {advice}")

@@ -21,7 +21,7 @@ from torch import nn
 
 from lpfs._validation import check_keys
 from lpfs.data.batch import Batch
-from lpfs.errors import InputError, StateError
+from lpfs.errors import CheckpointError, InputError, StateError
 from lpfs.train.callbacks import Callback, State
 from lpfs.train.checkpoint import Checkpoints, Resumable, restore_snapshot, seed_rank, share_random, take_snapshot
 from lpfs.train.config import Training, lr_factor
@@ -190,8 +190,12 @@ class TrainingRun:
     def _load_best(self) -> None:
         best = self._best
         if self.checkpoints is not None and self.state.best_step is not None:
-            saved = self.checkpoints.load_or_warn(self.state.best_step, "the last model is kept instead of the best")
-            best = saved and {"model": saved["model"], "optimizer": saved["optimizer"]["state"]}
+            try:
+                saved = self.checkpoints.load(self.state.best_step)
+            except CheckpointError as error:
+                folder = self.checkpoints.folder.parent
+                raise CheckpointError(f"{error}; it holds the best model: remove {folder} to train again") from error
+            best = {"model": saved["model"], "optimizer": saved["optimizer"]["state"]}
         if best is not None:
             self.state.model.load_state_dict(best["model"])
             if self.config.keep_optimizer == "best":
