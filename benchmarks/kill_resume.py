@@ -32,6 +32,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -70,7 +71,7 @@ PREPARE = ("prepare", "log.csv", *COLUMNS, "--out", "out", "--replace")
 OLD_PREPARE = (*PREPARE, "--keep-all")
 STAGES = ("pretrain", "all_fields", "search", "retrained", "hot_start", "model", "selection.json", "report.html")
 TIMES = {"seconds", "rows_per_second", "train_seconds", "memory", "first_in_process", "interrupted", "created", "code"}
-TIMES |= {"epochs", "memory_ratio", "search_memory", "search_seconds"}  # measured costs of a comparison
+TIMES |= {"epochs", "memory_ratio", "search_memory", "search_seconds", "checksum"}  # a checksum covers measured values
 
 
 class Net(nn.Module):
@@ -162,6 +163,8 @@ def forked(work: Callable[[], None]) -> int:
     try:
         work()
         code = 0
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(code)
 
