@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from types import ModuleType
 
@@ -76,3 +77,19 @@ def test_a_loop_gives_the_same_result_with_and_without_numba(monkeypatch):
         assert "\n" not in str(notices[0].message)
     finally:
         _imports.has_numba.cache_clear()
+
+
+def test_prepare_does_not_import_torch(tmp_path):
+    table = tmp_path / "clicks.csv"
+    table.write_text("click,user,price\n" + "".join(f"{row % 2},u{row % 7},{row}.5\n" for row in range(200)))
+    code = f"""
+import subprocess
+import sys
+from lpfs.cli import run
+assert run(["prepare", {str(table)!r}, "--label", "click", "--out", {str(tmp_path / "data")!r}]) == 0
+assert "polars" in sys.modules
+sys.exit("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "data" / "dataset.json").exists()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from lpfs.data.store.format import AnyArray
 from lpfs.schema import Schema
+
+if TYPE_CHECKING:
+    import torch  # imported where it is used: ``prepare`` needs no tensors
+    from torch import Tensor
 
 Index = npt.NDArray[np.int64]
 Bag = tuple[AnyArray, Index]  # values, and (n + 1,) offsets
@@ -48,10 +50,12 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory, from which copies to CUDA are asynchronous."""
-        return map_rows(self, Tensor.pin_memory)
+        return map_rows(self, lambda tensor: tensor.pin_memory())
 
     def select(self, schema: Schema, names: Sequence[str]) -> Batch:
         """Return the batch with only these fields, in the order of ``schema``, the schema of this batch."""
+        import torch
+
         kept = {schema[name].name for name in names}
         if len(kept) == len(schema):
             return self
@@ -93,6 +97,8 @@ class RowBlock:
 
     def batch(self) -> Batch:
         """Return the rows as tensors that share this memory."""
+        import torch
+
         return Batch(
             torch.from_numpy(self.ids),
             torch.from_numpy(self.dense),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-import torch
 
 from lpfs.data.reader import RowReader
 from lpfs.data.store.format import (
@@ -24,6 +23,9 @@ from lpfs.data.store.location import damaged_file_error, locate_dataset
 from lpfs.data.stream import MEMORY_LIMIT, Stream
 from lpfs.errors import InputError
 from lpfs.schema import Schema
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Dataset:

@@ -10,9 +10,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import torch
-from torch import Tensor
-
 from lpfs._validation import check_int
 from lpfs.data.batch import Batch, Index, RowBlock, map_rows
 from lpfs.data.reader import (
@@ -28,6 +25,9 @@ from lpfs.data.reader import (
 from lpfs.errors import InputError
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     from lpfs.data.dataset import Dataset
 
 MEMORY_LIMIT = 2 << 30  # bytes of rows that a shuffle may keep in memory
@@ -235,6 +235,8 @@ def _check_device(device: torch.device | str | None) -> torch.device | None:
     """Return the device; raise InputError if it is invalid or not available."""
     if device is None:
         return None
+    import torch
+
     try:
         result = torch.device(device)
     except RuntimeError as error:
