@@ -2,8 +2,8 @@
 
     python benchmarks/wide.py --shapes 200x10000 76000x370 --out benchmarks/results/wide.json
 
-Every run has a process of its own. With several ``--src`` folders (the ``src`` of other checkouts) each repeat runs
-all of them in turn, so that a loaded machine slows them equally.
+Every run has a process of its own. With several ``--code NAME=FOLDER`` (the ``src`` of other checkouts) each repeat
+runs all of them in turn, so that a loaded machine slows them equally.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", default=["200x10000", "76000x370"])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--src", type=Path, nargs="+", default=[Path(__file__).parents[1] / "src"])
+    parser.add_argument(
+        "--code", nargs="+", default=[f"now={Path(__file__).parents[1] / 'src'}"], metavar="NAME=FOLDER"
+    )
     parser.add_argument("--place", default=None, help="folder for the tables; a temporary one by default")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--worker", nargs=2, type=Path, help=argparse.SUPPRESS)
@@ -84,23 +86,24 @@ def main() -> None:
     if options.worker:
         print(json.dumps(measure(*options.worker)))
         return
-    runs = []
+    runs, codes = [], dict(code.split("=", 1) for code in options.code)
     for shape in options.shapes:
         rows, columns = map(int, shape.split("x"))
         with tempfile.TemporaryDirectory(dir=options.place) as place:
             table = Path(place) / "table.csv"
             write_table(table, rows, columns)
             for repeat in range(options.repeats):
-                for index, src in enumerate(options.src):
-                    command = [sys.executable, __file__, "--worker", str(table), f"{place}/{repeat}-{index}"]
-                    environment = {**os.environ, "PYTHONPATH": str(src.resolve())}
+                for name, src in codes.items():
+                    command = [sys.executable, __file__, "--worker", str(table), f"{place}/{repeat}-{name}"]
+                    environment = {**os.environ, "PYTHONPATH": str(Path(src).resolve())}
                     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
                     result = json.loads(done.stdout.splitlines()[-1])
-                    runs.append({"rows": rows, "columns": columns, "code": index, **result, "load": os.getloadavg()[0]})
+                    runs.append({"rows": rows, "columns": columns, "code": name, **result, "load": os.getloadavg()[0]})
                     print(runs[-1], flush=True)
     if options.out:
         machine = {"python": platform.python_version(), "cores": os.cpu_count()}
-        options.out.write_text(json.dumps({"command": sys.argv[1:], "machine": machine, "runs": runs}, indent=1) + "\n")
+        command = f"--shapes {' '.join(options.shapes)} --repeats {options.repeats} --code {' '.join(codes)}"
+        options.out.write_text(json.dumps({"command": command, "machine": machine, "runs": runs}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -58,12 +58,11 @@ def check_keys(cls: type, values: Mapping[str, Any], context: str = "") -> dict[
 
     ``context`` is where the values are, the start of the message.
     """
-    names, prefix = sorted(field.name for field in fields(cls)), f"{context}: " if context else ""
-    if unknown := sorted(set(values) - set(names)):
-        hint, keys = did_you_mean(unknown[0], names), ", ".join(names) or "none"
+    (names, required), prefix = _keys(cls), f"{context}: " if context else ""
+    if unknown := sorted(values.keys() - names):
+        hint, keys = did_you_mean(unknown[0], sorted(names)), ", ".join(sorted(names)) or "none"
         raise InputError(f"{prefix}unknown key {unknown[0]!r} for {cls.__name__}{hint}; its keys are {keys}")
-    required = {field.name for field in fields(cls) if field.default is MISSING and field.default_factory is MISSING}
-    if missing := sorted(required - set(values)):
+    if missing := sorted(required - values.keys()):
         raise InputError(f"{prefix}{cls.__name__} needs the key {missing[0]!r}; found {sorted(values)}")
     return dict(values)
 
@@ -79,6 +78,8 @@ def check_json(value: Any, expected: Any, key: str = "") -> None:
     Traceback (most recent call last):
     lpfs.errors.InputError: the key 'gates.user' must be a number, found '1'
     """
+    if isinstance(expected, type) and expected in SCALARS and SCALARS[expected][1](value):
+        return
     choices = get_args(expected) if get_origin(expected) in (Union, UnionType) else (expected,)
     kinds = [choice for choice in choices if _has_kind(value, choice)]
     if not kinds:
@@ -119,6 +120,13 @@ def _items(value: Any, expected: Any, key: str) -> Iterator[tuple[str, Any, Any]
         yield from ((f"{prefix}{name}", item, hints[name]) for name, item in check_keys(expected, value, key).items())
     elif isinstance(value, Mapping) and types:
         yield from ((f"{prefix}{name}", item, types[1]) for name, item in value.items())
+
+
+@cache
+def _keys(cls: type) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of all fields of a dataclass, and of those without a default."""
+    required = (field.name for field in fields(cls) if field.default is MISSING and field.default_factory is MISSING)
+    return frozenset(field.name for field in fields(cls)), frozenset(required)
 
 
 @cache

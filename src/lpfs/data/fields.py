@@ -18,6 +18,7 @@ from lpfs.schema import GROUPS
 KINDS = ("categorical", "numeric", "multi", "ignore")
 BINNING = ("auto", "off")  # allowed instead of a number of bins
 TRANSFORMS = ("log", "none")
+CHOICES = {"kind": KINDS, "group": GROUPS, "transform": TRANSFORMS}
 LISTED_NAMES = 8  # columns listed in an error message
 LIMITS = {"hash": (1, 2**31 - 3), "min_count": (1, 2**62), "max_values": (1, 2**31 - 3), "bins": (2, 65_000)}
 LIMITS |= {"width": (1, 1 << 20), "dim": (1, 1 << 20)}
@@ -44,14 +45,14 @@ class FieldPlan:
 
     def __post_init__(self) -> None:
         def require(condition: bool, option: str, expected: str, names: tuple[str, ...] = ()) -> None:
-            if not condition:
+            if not condition:  # the text is made here only: wide tables have many fields
                 value = getattr(self, option)
-                expected += did_you_mean(value, names)  # here only: wide tables have many fields
+                if names:
+                    expected = f"one of {', '.join(names)}{did_you_mean(value, names)}"
                 raise FieldError(f"field {self.name!r}: {option} must be {expected}, found {value!r}")
 
-        require(self.kind in KINDS, "kind", f"one of {', '.join(KINDS)}", KINDS)
-        require(self.group in GROUPS, "group", f"one of {', '.join(GROUPS)}", GROUPS)
-        require(self.transform in TRANSFORMS, "transform", f"one of {', '.join(TRANSFORMS)}")
+        for option, names in CHOICES.items():
+            require(getattr(self, option) in names, option, "", names)
         require(is_number(self.cost) and 0 <= self.cost < float("inf"), "cost", "a number >= 0")
         valid_separator = self.separator is None or (isinstance(self.separator, str) and self.separator != "")
         require(valid_separator, "separator", "the text between two values")
@@ -59,10 +60,10 @@ class FieldPlan:
         require(isinstance(self.hexadecimal, bool), "hexadecimal", "true or false")
         for option, (low, high) in LIMITS.items():
             value = getattr(self, option)
+            if value is None or (type(value) is int and low <= value <= high):
+                continue
             hint = "; a smaller limit keeps no value at all" if option == "max_values" else ""
-            valid = value is None or (type(value) is int and low <= value <= high)
-            valid = valid or (option == "bins" and value in BINNING)
-            require(valid, option, f"an integer from {low} to {high}{hint}")
+            require(option == "bins" and value in BINNING, option, f"an integer from {low} to {high}{hint}")
         require(not self.binned or self.width == 1, "bins", "left out when a column holds several numbers")
 
     @property
@@ -79,6 +80,9 @@ def apply_corrections(plans: Iterable[FieldPlan], corrections: Mapping[str, Mapp
     result = []
     for plan in plans:
         options = dict(corrections.get(plan.name, {}))
+        if not options:
+            result.append(plan)
+            continue
         for option, kind in (("separator", "multi"), ("bins", "numeric")):
             if option in options and plan.kind == "categorical":
                 options.setdefault("kind", kind)

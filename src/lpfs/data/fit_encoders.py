@@ -9,6 +9,7 @@ from lpfs._console import Console
 from lpfs.data.days import DayAssigner
 from lpfs.data.encoders import make_encoder
 from lpfs.data.encoders.base import Encoder
+from lpfs.data.encoders.categorical import finish_together, group_encoders
 from lpfs.data.passes import DayRows, DuplicateColumns, LabelCopies, hash_arrays, make_pool, map_fields
 from lpfs.data.planning import PrepareOptions, PreparePlan
 from lpfs.errors import DataError
@@ -69,7 +70,7 @@ def observe_training_rows(parts: Iterable[DayRows], plan: PreparePlan) -> FitRes
 
             digests = map_fields(pool, encoders, observe_field, part.frame.height)
             duplicates.add({name: digest for name, digest in digests.items() if digest is not None})
-        map_fields(pool, encoders, lambda encoder: encoder.finish(), rows)
+        list(pool.map(finish_together, group_encoders(encoders)))
     return FitResult(encoders, duplicates.result(), copies.result(), rows, positives)
 
 

@@ -7,8 +7,18 @@ import re
 import numpy as np
 import polars as pl
 
+from lpfs._fileio import pause_garbage_collection
 from lpfs.data.fields import FieldPlan
-from lpfs.data.parsing import DATE, DECIMAL_COMMA, INTEGER, LEADING_ZERO, MISSING_NUMBER_TEXTS, SPLIT_WORDS, unix_unit
+from lpfs.data.parsing import (
+    DATE,
+    DECIMAL_COMMA,
+    INTEGER,
+    LEADING_ZERO,
+    MISSING_NUMBER_TEXTS,
+    SPLIT_WORDS,
+    drop_nulls,
+    unix_unit,
+)
 
 SAMPLE_ROWS = 100_000  # rows from which kinds are inferred
 MAX_CODES = 50  # integers with at most this many distinct values are codes
@@ -16,10 +26,20 @@ MIN_UNIQUE_ROWS = 1000  # more rows than this, all different: the column identif
 MIN_BAG_SHARE = 0.2  # share of the values that must contain the separator of a bag
 MAX_EXACT = 2**53  # integers from here on are identifiers: too long for an amount, not exact as float64
 BAG_SEPARATORS = ("|", "^", "\x01", "\x02", "\x03", ";")
+ANY_BAG_SEPARATOR = "|".join(map(re.escape, BAG_SEPARATORS))
 IDENTIFIER = re.compile(r"(^|[^a-z])(id|ids|code|zip|zipcode|hash|key|sku|uuid|guid)$|[a-z0-9](Id|ID)$|_idx?$")
 TIME_NAME = re.compile(r"(^|[^a-z])(time|times|timestamp|datetime|ts|date|at|epoch)$|time(stamp)?$")
 TIME_REASON = "a time; give it as the time column to order the rows by it"
 ROW_IDENTIFIER = "a different value in every row: it identifies the row"
+
+
+@pause_garbage_collection()
+def infer_columns(frame: pl.DataFrame) -> dict[str, FieldPlan]:
+    """Return the plan for each column of a table; see ``infer``."""
+    text = frame.select(pl.col(pl.String))  # one call for all columns: a call takes as long as hundreds of values
+    padded = text.select(pl.all().str.contains(LEADING_ZERO).any()).row(0) if text.width else ()
+    zero_padded = dict(zip(text.columns, padded, strict=True))
+    return {column.name: _infer(column, zero_padded=zero_padded.get(column.name, False)) for column in frame}
 
 
 def infer(column: pl.Series) -> FieldPlan:
@@ -35,6 +55,10 @@ def infer(column: pl.Series) -> FieldPlan:
     a different text in every row       ignored: it identifies the row
     ==================================  ==============================================================
     """
+    return infer_columns(column.to_frame())[column.name]
+
+
+def _infer(column: pl.Series, *, zero_padded: bool) -> FieldPlan:
     name, dtype = column.name, column.dtype
     if dtype == pl.Null:
         return FieldPlan(name, why="no value in the sample")
@@ -45,7 +69,7 @@ def infer(column: pl.Series) -> FieldPlan:
     if isinstance(dtype, (pl.List, pl.Array)):
         return infer_list(column)
     if dtype == pl.String:
-        return infer_text(column)
+        return infer_text(column, zero_padded=zero_padded)
     if dtype.is_integer():
         return infer_integers(column, "integers")
     if isinstance(dtype, pl.Decimal) and dtype.scale == 0:
@@ -72,14 +96,14 @@ def infer_list(column: pl.Series) -> FieldPlan:
     return FieldPlan(column.name, "multi", why="a list column")
 
 
-def infer_text(column: pl.Series) -> FieldPlan:
+def infer_text(column: pl.Series, *, zero_padded: bool) -> FieldPlan:
     """Distinguish numbers, dates, bags, splits and row identifiers from plain categories."""
-    name, values = column.name, column.drop_nulls()
+    name, values = column.name, drop_nulls(column)
     if not len(values):
         return FieldPlan(name, why="no value in the sample")
-    numbers = _text_as_numbers(values)
+    numbers = None if zero_padded else _text_as_numbers(values)  # 007 is not 7
     if numbers is not None:
-        array = numbers.drop_nulls().to_numpy()  # NumPy needs a tenth of the time for a short column
+        array = drop_nulls(numbers).to_numpy()  # NumPy needs a tenth of the time for a short column
         present = array[~np.isnan(array)]
         largest = float(np.abs(present).max(initial=0))
         if largest >= MAX_EXACT and bool(values.head(1000).str.contains(INTEGER).all()):
@@ -87,15 +111,15 @@ def infer_text(column: pl.Series) -> FieldPlan:
         if len(present) and largest < MAX_EXACT and bool((present == np.rint(present)).all()):
             return infer_integers(column, "integers", numbers=pl.Series(name, present.astype(np.int64)))
         return infer_floats(numbers.rename(name))
-    if bool(values.str.contains(DECIMAL_COMMA).all()):
+    if _all_match(values, DECIMAL_COMMA):
         return FieldPlan(name, "ignore", why="numbers with a comma; write them with a point, 3.14, to use them")
-    if bool(values.head(1000).str.contains(DATE).all()):
+    if _all_match(values.head(1000), DATE):
         return FieldPlan(name, "ignore", why=TIME_REASON)
     distinct = values.n_unique()
     words = set(values.unique().head(8).str.to_lowercase().to_list()) if distinct <= 4 else {""}
     if words <= set(SPLIT_WORDS):
         return FieldPlan(name, "ignore", why="names a split; give it as the split column to split by it")
-    for separator in BAG_SEPARATORS:
+    for separator in BAG_SEPARATORS if values.str.contains(ANY_BAG_SEPARATOR).any() else ():
         share = values.str.contains(separator, literal=True).mean()
         if not isinstance(share, float) or share < MIN_BAG_SHARE:
             continue
@@ -112,18 +136,22 @@ def _text_as_numbers(values: pl.Series) -> pl.Series | None:
     """Return text as numbers; None if a value is neither a number nor a usual text for a missing one."""
     numbers: pl.Series = values.cast(pl.Float64, strict=False)
     if not numbers.null_count():
-        return None if bool(values.str.contains(LEADING_ZERO).any()) else numbers
+        return numbers
     others = values.filter(numbers.is_null()).unique()
     if numbers.null_count() == len(values) or len(others) > len(MISSING_NUMBER_TEXTS):
         return None
     unknown = any(text.strip().lower() not in MISSING_NUMBER_TEXTS for text in others.to_list())
-    codes = bool(values.filter(numbers.is_not_null()).str.contains(LEADING_ZERO).any())  # 007 is not 7
-    return None if unknown or codes else numbers
+    return None if unknown else numbers
+
+
+def _all_match(values: pl.Series, pattern: str) -> bool:
+    """Return whether all texts match a pattern; the first one rules out nearly every column."""
+    return re.search(pattern, values[0]) is not None and bool(values.str.contains(pattern).all())
 
 
 def infer_integers(column: pl.Series, description: str, numbers: pl.Series | None = None) -> FieldPlan:
     """Distinguish codes and identifiers from counts and amounts."""
-    name, values = column.name, (column if numbers is None else numbers).drop_nulls()
+    name, values = column.name, drop_nulls(column if numbers is None else numbers)
     if not len(values):
         return FieldPlan(name, why="no value in the sample")
     distinct = values.n_unique()
@@ -154,9 +182,10 @@ def infer_long_integers(column: pl.Series) -> FieldPlan:
 
 def infer_floats(column: pl.Series) -> FieldPlan:
     """Keep floats as numbers, except codes that are floats only because some are missing."""
-    numbers = column.cast(pl.Float64).fill_nan(None)
-    values = numbers.filter(numbers.is_finite())
-    if len(values) and numbers.null_count() and bool((values == values.round()).all()):
+    numbers = column.cast(pl.Float64).to_numpy()  # NaN where missing
+    finite = numbers[np.isfinite(numbers)]
+    values = pl.Series(column.name, finite)
+    if len(finite) and np.isnan(numbers).any() and bool((finite == np.rint(finite)).all()):
         return infer_integers(column, "integers, some missing", numbers=values)
     return FieldPlan(column.name, "numeric", why=f"numbers, {_describe_count(values.n_unique(), column)}")
 

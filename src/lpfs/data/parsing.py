@@ -57,6 +57,11 @@ def value_error(values: pl.Series, invalid: pl.Series, locate: Callable[[int], s
     return DataError(f"{locate(row)}: column {values.name!r}: {values[row]!r:.60} {problem}")
 
 
+def drop_nulls(values: pl.Series) -> pl.Series:
+    """Return the values that are not null; without a call of polars, which takes 30 µs, if none is."""
+    return values.drop_nulls() if values.null_count() else values
+
+
 def decode_dictionary_columns(frame: pl.DataFrame) -> pl.DataFrame:
     """Return dictionary-encoded columns as text."""
     coded = [name for name, dtype in frame.schema.items() if dtype in (pl.Categorical, pl.Enum)]

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from lpfs._fileio import pause_garbage_collection
 from lpfs.data.days import DayAssigner
 from lpfs.data.encoders.base import Encoder, RowLocator
 from lpfs.data.encoders.numeric import as_numbers
@@ -212,6 +213,7 @@ def make_pool(threads: int | None = None) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads or min(MAX_THREADS, os.cpu_count() or 1))
 
 
+@pause_garbage_collection()
 def map_fields(
     pool: ThreadPoolExecutor, encoders: Sequence[Encoder], function: Callable[[Encoder], Any], rows: int
 ) -> dict[str, Any]:

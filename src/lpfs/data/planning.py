@@ -124,7 +124,7 @@ class PrepareOptions:
     def apply_defaults(self, plan: FieldPlan) -> FieldPlan:
         """Return a field's plan with unset options replaced by those for all fields."""
         if plan.kind == "numeric":
-            return replace(plan, bins=plan.bins or self.bins) if plan.width == 1 else plan
+            return replace(plan, bins=plan.bins or self.bins) if plan.width == 1 and self.bins else plan
         if plan.kind == "ignore":
             return plan
         return replace(
@@ -194,15 +194,13 @@ def plan_log(
         if name in targets:
             raise InputError(f"fields: {name!r} is the label or a task, and cannot be a field too")
 
-    from lpfs.data.infer import SAMPLE_ROWS, TIME_REASON, infer  # imports polars
+    from lpfs.data.infer import SAMPLE_ROWS, TIME_REASON, infer_columns  # imports polars
     from lpfs.data.parsing import replace_missing_marks
 
     sample = replace_missing_marks(table.sample(SAMPLE_ROWS), settings.missing)
-    inferred = [
-        FieldPlan(name, **layout[name], why="preset") if name in layout else infer(sample[name])
-        for name in table.names
-        if name not in targets
-    ]
+    plans_by_name = infer_columns(sample.drop({*targets, *layout}))
+    plans_by_name |= {name: FieldPlan(name, **options, why="preset") for name, options in layout.items()}
+    inferred = [plans_by_name[name] for name in table.names if name not in targets]
     if settings.time is None and "parts" not in values:
         excluded = {*corrections, settings.split}
         times = [field.name for field in inferred if field.why == TIME_REASON and field.name not in excluded]

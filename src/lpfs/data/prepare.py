@@ -9,7 +9,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -156,7 +155,7 @@ def _build_dataset(
         "made_by": "prepare",
         "options": options.to_json(),
         "sources": [Path(file).name for file in plan.source.files],
-        "fields": {encoder.name: {**asdict(encoder.plan), **encoder.metadata()} for encoder in encoders},
+        "fields": {encoder.name: {**vars(encoder.plan), **encoder.metadata()} for encoder in encoders},
         "unlabelled": not plan.labelled,
         **({"split": assigner.roles} if assigner.roles else {}),
         **fit_settings,
@@ -194,7 +193,7 @@ def fingerprint(plan: PreparePlan, source: list[list[Any]]) -> str:
         "prepare": VERSION,
         "source": source,
         "options": plan.options.to_json(),
-        "fields": [{**asdict(field), "why": None} for field in plan.plans],
+        "fields": [{**vars(field), "why": None} for field in plan.plans],
     }
     if isinstance(plan, ReencodePlan):
         content["like"] = plan.like.fingerprint

@@ -99,7 +99,7 @@ class Stream:
         self.device = _check_device(device)
         self.prefetch, self.memory = prefetch, memory
         self._reader = dataset.reader(self.schema)
-        self._row_bytes = dataset.reader(dataset.schema).row_bytes
+        self._row_bytes = (self._reader if fields is None else dataset.reader(dataset.schema)).row_bytes
         fits = self._row_bytes * dataset.rows <= memory
         self.order: Order = "time" if not shuffle else "uniform" if fits else "windowed"
         self._plan = BatchPlan(dataset.rows, batch_size, world, drop_last, together)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,14 @@ import polars as pl
 from lpfs._validation import is_number
 from lpfs.data.encoders.base import Encoder, RowLocator
 from lpfs.data.encoders.vocabulary import (
+    MIN_MERGE_ROWS,
     ValueCounter,
     Vocabulary,
+    VocabularyLimits,
     canonical_values,
     cast_to_vocabulary,
     hashed_ids,
+    null_mask,
     value_keys,
 )
 from lpfs.data.fields import FieldPlan
@@ -24,6 +27,7 @@ from lpfs.data.parsing import cast_column, value_error
 from lpfs.data.store.format import FIRST_ID, AnyArray
 from lpfs.errors import DataError
 
+OTHER_ROWS = MIN_MERGE_ROWS // 64  # an encoder without a vocabulary counts as so many values in its group
 VALUE_TYPES = ("text", "integer", "float")
 
 
@@ -119,7 +123,7 @@ class CategoricalEncoder(Encoder):
             self._track_first(values[0], values.n_unique() > 1)
         if self.plan.hash is None:
             self.counter.add(values)
-        return lambda: [value_keys(values), values.is_null().to_numpy()]
+        return lambda: [value_keys(values), null_mask(values)]
 
     def _track_first(self, first: Any, varies: bool) -> None:
         """Compare the first value of a chunk, whose values may differ, with the first one of all."""
@@ -167,13 +171,17 @@ class CategoricalEncoder(Encoder):
         if raw_type is not None:
             self._add_type(raw_type, value_type)
 
+    @property
+    def limits(self) -> VocabularyLimits:
+        """Limits of the vocabulary."""
+        return VocabularyLimits(self.plan.min_count or 1, self.plan.max_values)
+
     def finish(self) -> None:
-        if self.plan.hash is None:
-            self._vocabulary = Vocabulary.build(
-                self.counter, min_count=self.plan.min_count or 1, max_values=self.plan.max_values
-            )
-        self.counter = ValueCounter()
-        self._fitting = False
+        finish_together([self])
+
+    def set_vocabulary(self, vocabulary: Vocabulary | None) -> None:
+        """Fix the ids; None if values are hashed."""
+        self._vocabulary, self.counter, self._fitting = vocabulary, ValueCounter(), False
 
     @property
     def constant(self) -> bool:
@@ -201,6 +209,39 @@ class CategoricalEncoder(Encoder):
             return {"ids": "hash", "modulo": self.plan.hash, **types}
         seen, covered = self._vocabulary.seen, round(self._vocabulary.covered, 6)
         return {"ids": "vocabulary", "values_seen": seen, "covered": covered, "raw_type": self._raw_type}
+
+
+def group_encoders(encoders: Iterable[Encoder]) -> list[list[Encoder]]:
+    """Divide encoders into groups for ``finish_together``, each with at most ``MIN_MERGE_ROWS`` values and one more."""
+    groups: list[list[Encoder]] = []
+    open_groups: dict[str, tuple[list[Encoder], int]] = {}  # by type: group and number of its values
+    for encoder in encoders:
+        has_vocabulary = isinstance(encoder, CategoricalEncoder) and encoder.plan.hash is None
+        kind, rows = encoder.counter.kind_and_rows() if has_vocabulary else ("", OTHER_ROWS)  # type: ignore[attr-defined]
+        group, size = open_groups.get(kind, ([], MIN_MERGE_ROWS))
+        if size >= MIN_MERGE_ROWS:
+            group, size = [], 0
+            groups.append(group)
+        group.append(encoder)
+        open_groups[kind] = group, size + rows
+    return groups
+
+
+def finish_together(encoders: Sequence[Encoder]) -> None:
+    """Finish a group of encoders; their vocabularies, all of one type, are built at once."""
+    with_vocabulary = []
+    for encoder in encoders:
+        if not isinstance(encoder, CategoricalEncoder):
+            encoder.finish()
+        elif encoder.plan.hash is not None:
+            encoder.set_vocabulary(None)
+        else:
+            with_vocabulary.append(encoder)
+    if with_vocabulary:
+        counters = [encoder.counter for encoder in with_vocabulary]
+        vocabularies = Vocabulary.build(counters, [encoder.limits for encoder in with_vocabulary])
+        for encoder, vocabulary in zip(with_vocabulary, vocabularies, strict=True):
+            encoder.set_vocabulary(vocabulary)
 
 
 class BagEncoder(CategoricalEncoder):
@@ -238,7 +279,7 @@ class BagEncoder(CategoricalEncoder):
             first = values.head(int(lengths[0])).to_list()
             same = bool((lengths == lengths[0]).all()) and values.to_list() == first * len(lengths)
             self._track_first(first, not same)
-        return lambda: [value_keys(values), values.is_null().to_numpy(), lengths]
+        return lambda: [value_keys(values), null_mask(values), lengths]
 
     def encode(self, column: pl.Series, locate: RowLocator) -> Any:
         values, lengths = self._flat(column, locate)

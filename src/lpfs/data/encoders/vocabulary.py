@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +14,12 @@ import polars as pl
 
 from lpfs.data.encoders.base import RowLocator
 from lpfs.data.hashing import HashTable, Ids, Keys
-from lpfs.data.parsing import cast_column, value_error
+from lpfs.data.parsing import cast_column, drop_nulls, value_error
 from lpfs.data.store.format import FIRST_ID, MISSING_ID, UNSEEN_ID
 from lpfs.errors import DataError
 
 MIN_MERGE_ROWS = 1 << 18  # rows of counts that are collected before they are merged
+NO_COUNTS = pl.DataFrame({"value": [], "count": []}, {"value": pl.String, "count": pl.UInt64})
 
 
 def canonical_values(values: pl.Series, *, hexadecimal: bool, locate: RowLocator) -> pl.Series:
@@ -54,10 +57,22 @@ def value_keys(values: pl.Series) -> Keys:
     """Return a 64-bit key of each canonical value: the hash of a text, the bits of a number."""
     if values.dtype == pl.String:
         return values.hash(11).to_numpy()
-    filled = values.fill_null(0).to_numpy()
+    filled = (values.fill_null(0) if values.null_count() else values).to_numpy()
     if filled.dtype == np.float64:
         return np.ascontiguousarray(filled).view(np.uint64)
     return filled.astype(np.int64).view(np.uint64) if filled.dtype.kind == "i" else filled.astype(np.uint64)
+
+
+def null_mask(values: pl.Series) -> npt.NDArray[np.bool_]:
+    """Return where values are null; without a call of polars if none is."""
+    return values.is_null().to_numpy() if values.null_count() else np.zeros(len(values), np.bool_)
+
+
+class VocabularyLimits(NamedTuple):
+    """Limits of the vocabulary of a field."""
+
+    min_count: int
+    max_values: int | None
 
 
 class ValueCounter:
@@ -71,8 +86,7 @@ class ValueCounter:
 
     def add(self, values: pl.Series) -> None:
         """Count the values of a chunk; nulls are not values."""
-        part = values.rename("value").drop_nulls().value_counts(name="count")
-        self.add_counts(part.with_columns(pl.col("count").cast(pl.UInt64)))
+        self.add_counts(drop_nulls(values).rename("value").value_counts(name="count"))
 
     def add_counts(self, part: pl.DataFrame, left_out: tuple[int, int] = (0, 0)) -> None:
         """Add values with their counts; of values too rare for an id, ``left_out`` is enough."""
@@ -89,15 +103,36 @@ class ValueCounter:
         if len(parts) == 1:
             self._merged = parts[0]
         elif parts:
-            self._merged = pl.concat(parts, how="vertical_relaxed").group_by("value").agg(pl.col("count").sum())
+            total = pl.col("count").cast(pl.UInt64).sum()
+            self._merged = pl.concat(parts, how="vertical_relaxed").group_by("value").agg(total)
         self._parts, self._part_rows = [], 0
+
+    def kind_and_rows(self) -> tuple[str, int]:
+        """Return the type of the values, and at least the number of distinct ones."""
+        parts = self._parts if self._merged is None else [self._merged, *self._parts]
+        types = {str(part.get_column("value").dtype) for part in parts}
+        if len(types) > 1:
+            self._merge()
+            return self.kind_and_rows()
+        return next(iter(types), "String"), sum(part.height for part in parts)
+
+    def counts(self) -> pl.DataFrame:
+        """Return values and counts, in any order."""
+        self._merge()
+        return NO_COUNTS if self._merged is None else self._merged
 
     def result(self) -> pl.DataFrame:
         """Return values and counts, sorted by descending count, then by value."""
-        self._merge()
-        if self._merged is None:
-            return pl.DataFrame({"value": [], "count": []}, {"value": pl.String, "count": pl.UInt64})
-        return self._merged.sort("count", "value", descending=[True, False])
+        return sort_counts([self.counts()]).drop("field")
+
+
+def sort_counts(counts: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Return the values of several fields, all of one type; of each field by descending count, then by value."""
+    field = np.repeat(np.arange(len(counts), dtype=np.uint32), [part.height for part in counts])
+    frame = pl.concat(counts, how="vertical_relaxed").with_columns(pl.col("count").cast(pl.UInt64), field=field)
+    if len(counts) == 1:
+        return frame.sort("count", "value", descending=[True, False])
+    return frame.sort("field", "count", "value", descending=[False, True, False])
 
 
 @dataclass
@@ -107,29 +142,44 @@ class Vocabulary:
     values: pl.Series  # canonical
     seen: int  # number of distinct values in the training days
     covered: float  # share of the training values that have an id
+    keys: InitVar[Keys | None] = None  # of the values, if they are known
 
-    def __post_init__(self) -> None:
-        self._lookup = HashTable(value_keys(self.values), FIRST_ID)
+    def __post_init__(self, keys: Keys | None) -> None:
+        self._lookup = HashTable(value_keys(self.values) if keys is None else keys, FIRST_ID)
 
     @classmethod
-    def build(cls, counter: ValueCounter, *, min_count: int, max_values: int | None) -> Vocabulary:
-        """Build the vocabulary of the values with at least ``min_count`` occurrences, the most frequent first."""
-        counts, (rare_values, rare_rows) = counter.result(), counter.left_out
-        kept = counts.filter(pl.col("count") >= min_count)
-        if max_values is not None:
-            kept = kept.head(max_values)
-        total = float((counts["count"].sum() or 0) + rare_rows)
-        covered = float(kept["count"].sum() or 0) / total if total else 1.0
-        return cls(kept["value"].rechunk(), counts.height + rare_values, covered)
+    def build(cls, counters: Sequence[ValueCounter], limits: Sequence[VocabularyLimits]) -> list[Vocabulary]:
+        """Build the vocabularies of fields whose values have the same type, the most frequent values first.
+
+        All fields are sorted at once: for a short vocabulary, the calls of polars take longer than its values.
+        """
+        parts = [counter.counts() for counter in counters]
+        counts = sort_counts(parts)
+        rows, ends = counts["count"].to_numpy(), np.cumsum([0, *(part.height for part in parts)])
+        kept = [  # number of values; the counts of a field decrease
+            min(int(np.count_nonzero(rows[start:stop] >= limit.min_count)), limit.max_values or stop - start)
+            for (start, stop), limit in zip(pairwise(ends.tolist()), limits, strict=True)
+        ]
+        is_kept = np.arange(len(rows)) - np.repeat(ends[:-1], np.diff(ends)) < np.repeat(kept, np.diff(ends))
+        values = counts["value"].filter(pl.Series(is_kept)).rechunk()
+        keys, vocabularies, first = value_keys(values), [], 0
+        for counter, start, stop, size in zip(counters, ends[:-1], ends[1:], kept, strict=True):
+            rare_values, rare_rows = counter.left_out
+            total = float(int(rows[start:stop].sum()) + rare_rows)
+            covered = float(rows[start : start + size].sum()) / total if total else 1.0
+            seen = int(stop - start) + rare_values
+            vocabularies.append(cls(values.slice(first, size), seen, covered, keys[first : first + size]))
+            first += size
+        return vocabularies
 
     def encode(self, values: pl.Series) -> Ids:
         """Return the ids of canonical values."""
-        missing = values.is_null().to_numpy()
+        missing = null_mask(values)
         if len(self.values):
             values = cast_to_vocabulary(values, self.values.dtype)
         ids = self._lookup(value_keys(values))
         if values.null_count():
-            ids[values.is_null().to_numpy()] = UNSEEN_ID  # a value that does not exist in the type of the vocabulary
+            ids[null_mask(values)] = UNSEEN_ID  # a value that does not exist in the type of the vocabulary
         ids[missing] = MISSING_ID
         return ids
 
@@ -148,10 +198,10 @@ def hashed_ids(values: pl.Series, modulo: int) -> Ids:
 
     Integers, also hexadecimal ones, are taken modulo the range directly, as DLRM's max-ind-range does.
     """
-    missing = values.is_null().to_numpy()
+    missing = null_mask(values)
     numbers: npt.NDArray[Any]
     if values.dtype == pl.String:
-        distinct = values.drop_nulls().unique()
+        distinct = drop_nulls(values).unique()
         hashes = (hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8) for text in distinct.to_list())
         codes = [int.from_bytes(digest.digest(), "little") % modulo for digest in hashes]
         table = HashTable(value_keys(distinct), FIRST_ID)

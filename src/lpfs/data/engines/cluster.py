@@ -27,7 +27,7 @@ from lpfs.data.days import DayAssigner, DayByColumn, DayByFile, count_roles, day
 from lpfs.data.encoders.base import Encoder
 from lpfs.data.encoders.categorical import CategoricalEncoder
 from lpfs.data.encoders.numeric import BinningEncoder
-from lpfs.data.encoders.vocabulary import ValueCounter
+from lpfs.data.encoders.vocabulary import ValueCounter, VocabularyLimits
 from lpfs.data.engines.base import Encoded, Engine
 from lpfs.data.fit_encoders import FitResult, columns_to_read, new_encoders
 from lpfs.data.hashing import HashValues
@@ -67,13 +67,6 @@ class ChunkState(NamedTuple):
     positives: int
     states: tuple[Any, ...]  # partial state of each encoder
     digests: tuple[bytes, ...]  # digest of each column, to find duplicate columns
-
-
-class VocabularyLimits(NamedTuple):
-    """Limits of the vocabulary of a field."""
-
-    min_count: int
-    max_values: int | None
 
 
 @dataclass
@@ -164,9 +157,9 @@ class ClusterEngine(Engine):
                 for (piece, start), trained in zip(items, accumulate(rows[:-1], initial=0), strict=True)
             ]
         limits = {
-            index: VocabularyLimits(encoder.plan.min_count or 1, encoder.plan.max_values)
+            index: encoder.limits
             for index, encoder in enumerate(encoders)
-            if has_vocabulary(encoder)
+            if isinstance(encoder, CategoricalEncoder) and encoder.plan.hash is None
         }
         results = self.reduce_counts("counting", partial(observe_piece, plan, assigner, train), items, limits)
         return merge_results(encoders, results)

@@ -30,6 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 import lpfs.errors
 from lpfs._console import Console
 from lpfs.data.encoders.numeric import SAMPLE_SIZE
+from lpfs.data.encoders.vocabulary import VocabularyLimits
 from lpfs.data.engines.cluster import (
     COUNT_COLUMNS,
     PICKLE_PROTOCOL,
@@ -40,7 +41,6 @@ from lpfs.data.engines.cluster import (
     PieceResults,
     Result,
     SharedFolder,
-    VocabularyLimits,
 )
 from lpfs.data.passes import LabelCopies
 from lpfs.data.planning import PreparePlan

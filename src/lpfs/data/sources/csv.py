@@ -51,7 +51,8 @@ def parse(
     rows = None if block.startswith(BOM) else regular_rows(block, len(names), dialect)
     if rows is not None:
         schema = {f"column_{index}": pl.String for index in range(len(names))}
-        columns = [f"column_{names.index(name)}" for name in selected]
+        positions = {name: index for index, name in enumerate(names)}
+        columns = [f"column_{positions[name]}" for name in selected]
         quote, separator = '"' if dialect.quoted else None, dialect.separator
         try:
             frame = pl.read_csv(
@@ -165,8 +166,8 @@ def parse_with_csv_module(
             )
         rows.append(record)
         line_numbers.append(line)
-    positions = {name: names.index(name) for name in selected}
-    columns = [pl.Series(name, [row[i] or None for row in rows], pl.String) for name, i in positions.items()]
+    positions = {name: index for index, name in enumerate(names)}
+    columns = [pl.Series(name, [row[positions[name]] or None for row in rows], pl.String) for name in selected]
     size = _size_of_lines(block, lines)
     return ParsedBlock(pl.DataFrame(columns), lambda row: f"{file}, line {line_numbers[row]}", size)
 

@@ -111,9 +111,9 @@ class FolderWriter:
         start = NPY_HEADER_BYTES
         for new, column in sorted((new, self.columns[name]) for name, new in new_names.items()):
             entries[new] = {"dtype": column.dtype.str, "items": column.items}
-            if column.nbytes < PACKED_BYTES:
+            if (size := column.nbytes) < PACKED_BYTES:
                 entries[new]["start"] = start
-                start += _padded(column.nbytes)
+                start += _padded(size)
                 packed.append(column)
             else:
                 rows = column.items // column.width
@@ -131,10 +131,10 @@ class FolderWriter:
         with (self.folder / f"{name}.npy").open("wb") as file:
             file.write(header)
             for column in columns:
-                for values in self._parts(column):
-                    file.write(np.ascontiguousarray(values, column.dtype).tobytes())
-                if name == PACKED:
-                    file.write(b"\0" * (_padded(column.nbytes) - column.nbytes))
+                for values in self._parts(column) if column.spilled else column.parts:
+                    file.write(np.ascontiguousarray(values, column.dtype).data)
+                if name == PACKED and (rest := column.nbytes % ALIGNMENT):
+                    file.write(bytes(ALIGNMENT - rest))
 
     def _parts(self, column: ColumnBuffer) -> Iterator[Values]:
         """Yield the parts of a column in order."""

@@ -23,16 +23,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 import lpfs
-from lpfs._fileio import file_checksum, json_checksum, read_json
+from lpfs._fileio import file_checksum, json_checksum, pause_garbage_collection, read_json
 from lpfs.data.store.columns import NPY_HEADER_BYTES, PACKED
 from lpfs.data.store.location import DatasetLocation, damaged_file_error
 from lpfs.errors import DataError, InputError, LpfsError
@@ -74,6 +74,7 @@ def day_folder(index: int) -> str:
     return f"days/{index:04d}"
 
 
+@lru_cache(maxsize=1 << 16)
 def id_dtype(largest: int) -> np.dtype[Any]:
     """Return the smallest unsigned type for ids up to ``largest``."""
     if largest >= 2**31:
@@ -97,8 +98,7 @@ def decode_vocabulary(values: AnyArray, ends: AnyArray | None) -> AnyArray | lis
     return [data[start:stop].decode("utf-8", "surrogatepass") for start, stop in pairwise(ends.tolist())]
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """Numbers of one type that follow each other in a file."""
 
     file: str  # relative to the Dataset
@@ -130,6 +130,7 @@ class DayInfo:
 class Manifest:
     """The contents of ``dataset.json`` and ``schema.json``, checked when a Dataset is opened."""
 
+    @pause_garbage_collection()
     def __init__(self, location: DatasetLocation) -> None:
         self.location, self.path = location, location.folder
         path, file = self.path, self.path / "dataset.json"
@@ -190,16 +191,13 @@ class Manifest:
         """Return the columns of a directory; raise DataError if one is longer than its file."""
         packed, columns = f"{folder}/{PACKED}.npy", {}
         for name, entry in entries.items():
-            items, start = entry["items"], entry.get("start", NPY_HEADER_BYTES)
-            column = Column(
-                packed if "start" in entry else f"{folder}/{name}.npy", start, _dtype(entry["dtype"]), items
-            )
-            stop = start + items * column.dtype.itemsize
-            size = self.files.get(column.file, {"bytes": 0})["bytes"]
+            items, start, dtype = entry["items"], entry.get("start", NPY_HEADER_BYTES), _dtype(entry["dtype"])
+            file = packed if "start" in entry else f"{folder}/{name}.npy"
+            stop, size = start + items * dtype.itemsize, self.files[file]["bytes"] if file in self.files else 0
             if type(items) is not int or type(start) is not int or not NPY_HEADER_BYTES <= start <= stop <= size:
-                reason = f"column {name} needs {items!r} items of type {column.dtype} from byte {start!r}"
-                raise damaged_file_error(self.path / column.file, f"{reason}, it has {size} bytes")
-            columns[name] = column
+                reason = f"column {name} needs {items!r} items of type {dtype} from byte {start!r}"
+                raise damaged_file_error(self.path / file, f"{reason}, it has {size} bytes")
+            columns[name] = Column(file, start, dtype, items)
         return columns
 
     def load(self, name: str) -> Any:
@@ -230,8 +228,9 @@ def _check_columns(path: Path, day: DayInfo, schema: Schema) -> None:
         raise damaged_file_error(path / "dataset.json", reason)
     expected = {label_column(index): ("uf", day.rows) for index in range(1 + len(schema.tasks))}
     for index, field in enumerate(schema):
-        columns = {"categorical": ("u", day.rows), "numeric": ("f", day.rows * field.dim), "multi": ("u", -1)}
-        expected[field_column(index)] = columns[field.kind]
+        kind = {"categorical": "u", "numeric": "f", "multi": "u"}[field.kind]
+        items = {"categorical": day.rows, "numeric": day.rows * field.dim, "multi": -1}[field.kind]
+        expected[field_column(index)] = kind, items
         if field.kind == "multi":
             expected[field_column(index, "offsets")] = ("i", day.rows + 1)
         elif field.kind == "numeric" and (missing := field_column(index, "missing")) in day.columns:

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 
 import lpfs
-from lpfs._fileio import StagingDirectory, file_checksum, fsync_tree, json_checksum, write_json
+from lpfs._fileio import (
+    StagingDirectory,
+    file_checksum,
+    fsync_tree,
+    json_checksum,
+    pause_garbage_collection,
+    write_json,
+)
 from lpfs.data.store.columns import FolderWriter, WriteBuffer
 from lpfs.data.store.format import (
     COLUMN_PARTS,
@@ -138,6 +145,7 @@ class DatasetWriter:
             with convert_write_errors(self.out):
                 raise error
 
+    @pause_garbage_collection()
     def _finish(self) -> None:
         final, initial = self.schema, self._initial_schema
         for field in final:
@@ -155,6 +163,7 @@ class DatasetWriter:
                 metadata[vocabulary_column(new)] = self._metadata[name]
                 new_names.update({vocabulary_column(old, part): vocabulary_column(new, part) for part in ("", "ends")})
         new_names = {old: new for old, new in new_names.items() if old in self._vocabularies.columns}
+        metadata = json.loads(json.dumps(metadata))  # the checksum is that of the values in the file
         vocabularies = {"columns": self._vocabularies.close(new_names), "metadata": metadata}
         write_json(self.folder / "schema.json", final.to_json())
         paths = sorted(path for path in self.folder.rglob("*") if path.is_file())
@@ -163,7 +172,7 @@ class DatasetWriter:
             "version": VERSION,
             "lpfs": lpfs.__version__,
             "fingerprint": self.fingerprint,
-            "settings": self.settings,
+            "settings": json.loads(json.dumps(self.settings)),
             "days": days,
             "vocabularies": vocabularies,
             "files": {
@@ -174,7 +183,6 @@ class DatasetWriter:
                 for path in paths
             },
         }
-        manifest = json.loads(json.dumps(manifest))  # the checksum is that of the values in the file
         write_json(self.folder / "dataset.json", {**manifest, "checksum": json_checksum(manifest)})
         fsync_tree(self.folder)
 
@@ -190,6 +198,7 @@ class DayWriter:
         self._largest: dict[str, int] = {}
         self._closed = False
 
+    @pause_garbage_collection()
     def append(
         self,
         *,
@@ -214,8 +223,9 @@ class DayWriter:
         self._check_names({**ids, **dense, **bags}, labels)
         rows = len(np.asarray(labels[self.schema.label]))
         parts: dict[str, AnyArray] = {}
+        arguments: dict[str, Mapping[str, Any]] = {"categorical": ids, "numeric": dense, "multi": bags}
         for index, field in enumerate(self.schema):
-            column: Any = {"categorical": ids, "numeric": dense, "multi": bags}[field.kind].get(field.name)
+            column = arguments[field.kind].get(field.name)
             if column is None:
                 raise FieldError(
                     f"field {field.name!r} is {field.kind}, but was passed as another kind; "
@@ -278,7 +288,7 @@ class DayWriter:
             raise DataError(f"field {field.name!r}: ids must be integers, found {values.dtype}")
         if not values.size:
             return values.astype(np.uint8)
-        if int(values.min()) < 0:
+        if values.dtype.kind == "i" and int(values.min()) < 0:
             raise DataError(f"field {field.name!r}: an id must not be negative, found {values.min()}")
         largest = int(values.max())
         if field.cardinality and largest >= field.cardinality:
