@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from lpfs.gates.controller import RESOLUTION, ControlState, PenaltyController, TableRow
+from lpfs.gates.controller import RESOLUTION, Constants, PenaltyController, TableRow
 from lpfs.gates.functions import GateFunction
 
 if TYPE_CHECKING:
@@ -34,35 +34,26 @@ _COLUMNS = tl.constexpr(len(TableRow._fields))
 _RESOLUTION = tl.constexpr(float(RESOLUTION))
 
 # Constants of the control law, in one tensor of float64: a float argument of a kernel would be float32.
-_CONSTANTS = ("keep", "gain", "cut", "clear", "ahead_per_lag", "lag_steps", "base_penalty", "steps")
-_KEEP, _GAIN, _CUT, _CLEAR, _AHEAD_PER_LAG, _LAG_STEPS, _BASE_PENALTY, _STEPS = (
-    tl.constexpr(index) for index in range(len(_CONSTANTS))
-)
+_LAW = Constants(*(tl.constexpr(index) for index in range(len(Constants._fields))))
+_KEEP, _GAIN, _CUT, _CLEAR = _LAW.keep, _LAW.gain, _LAW.cut, _LAW.clear
+_AHEAD_PER_LAG, _LAG_STEPS, _BASE_PENALTY, _STEPS = _LAW.ahead_per_lag, _LAW.lag_steps, _LAW.base_penalty, _LAW.steps
 
 
 @lru_cache(maxsize=64)
 def constant_tensor(controller: PenaltyController, device: torch.device) -> Tensor:
-    """Return the constants in the order of _CONSTANTS; it cannot be made while a graph is captured."""
-    keep = controller.keep
-    values = {
-        **{name: getattr(keep, name) for name in _CONSTANTS if hasattr(keep, name)},
-        "ahead_per_lag": keep.ahead / keep.lag,
-        "lag_steps": controller.lag_steps,
-        "base_penalty": controller.base_penalty,
-        "steps": controller.steps,
-    }
-    return torch.tensor([values[name] for name in _CONSTANTS], dtype=torch.float64, device=device)
+    """Return the constants as a tensor; it cannot be made while a graph is captured."""
+    return torch.tensor(controller.constants, dtype=torch.float64, device=device)
 
 
 @triton.jit
 def _gate(x, epsilon, weight, ODD: tl.constexpr):
-    """Return g(x) and g'(x), as functions.lpfs and functions.plusplus do."""
+    """Return g(x) and g'(x), as functions.lpfs and functions.arctan_plus do."""
     x = tl.minimum(tl.maximum(x, -1e15), 1e15)
     below = x * x + epsilon
     value = tl.div_rn(x * x, below)
     slope = 2 * tl.div_rn(x, below) * tl.div_rn(epsilon, below)
     if ODD:
-        value = tl.where(x < 0, -value, value) + weight * libdevice.atan(x)
+        value = tl.where(x < 0, -value, value) + weight * libdevice.atan(x.to(tl.float64)).to(tl.float32)
         slope = tl.abs(slope) + tl.div_rn(weight, 1 + x * x)
     return value, slope
 
@@ -112,8 +103,7 @@ def _prox(x, grad, momentum_buffer, nonfinite_steps, learning_rate, penalty, wei
 @triton.jit
 def _control(x, momentum_buffer, previous_x, dead, control, penalty_now, lr_now, constants, table, steps_done,
              all_zero_step, epsilon, scale, norm, count, steps, alpha, power, ODD: tl.constexpr,
-             CONTROLLED: tl.constexpr, HAS_MOMENTUM: tl.constexpr, RESCALE: tl.constexpr,
-             SIZE: tl.constexpr):  # fmt: skip
+             CONTROLLED: tl.constexpr, RESCALE: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
     at = tl.arange(0, SIZE)
     inside = at < count
     done = tl.load(steps_done) + 1
@@ -176,9 +166,8 @@ def _control(x, momentum_buffer, previous_x, dead, control, penalty_now, lr_now,
         tl.store(penalty_now + at, tl.where(is_dead, float("inf"), next_penalty), inside)
         tl.store(x + at, now, inside)
         tl.store(previous_x + at, now, inside)
-        if HAS_MOMENTUM:
-            v = tl.load(momentum_buffer + at, inside, 0.0)
-            tl.store(momentum_buffer + at, tl.where(revived, 0.0, v), inside)
+        v = tl.load(momentum_buffer + at, inside, 0.0)
+        tl.store(momentum_buffer + at, tl.where(revived, 0.0, v), inside)
     is_alive = (now != 0) & inside
     alive_count = tl.sum(is_alive.to(tl.int32))
     zero_step = tl.load(all_zero_step)
@@ -245,19 +234,18 @@ def prox_step(
     )  # fmt: skip
 
 
-def control_step(gates: Gates, state: ControlState | None, table: Tensor) -> None:
-    """Take the step of ``Gates.step``: the control law, ε, η and the rescale."""
+def control_step(gates: Gates, momentum_buffer: Tensor | None, table: Tensor) -> None:
+    """Take the step of ``Gates.step``: the control law if there is a momentum, ε, η and the rescale."""
     x = gates.x
-    momentum_buffer = None if state is None else state.momentum
     constants = gates.control
-    if state is not None:
+    if momentum_buffer is not None:
         assert gates.controller is not None
         constants = constant_tensor(gates.controller, x.device)
     _control[(1,)](
         x, x if momentum_buffer is None else momentum_buffer, gates.previous_x, gates.dead.view(torch.uint8),
         gates.control, gates.penalty_now, gates.lr_now, constants, table, gates.steps_done, gates.all_zero_step,
         gates.epsilon, gates.scale, gates.norm, x.numel(), gates.steps, *_alpha_and_power(gates.function),
-        ODD=gates.function.odd, CONTROLLED=state is not None, HAS_MOMENTUM=momentum_buffer is not None,
+        ODD=gates.function.odd, CONTROLLED=momentum_buffer is not None,
         RESCALE={"off": 0, "epsilon": 1, "rms": 2}[gates.rescale], SIZE=_block_size(x),
     )  # fmt: skip
 

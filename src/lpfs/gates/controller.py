@@ -23,8 +23,8 @@ first. So K is reached by moving λ, never by cutting a ranking. With u = step /
   are alive, and the freeze no longer waits for ``clear``.
 
 Everything that depends only on the step number is a row of a table (:class:`TableRow`), computed in advance; the
-rest is :meth:`PenaltyController.step`. It is written once, for scalars that are tensors on a GPU, where it needs
-no host synchronization and can be captured in a CUDA graph, and Python numbers on a CPU.
+rest is :func:`restore_gates` and :func:`update_penalty`. They are written once, in torch, so that they need no host
+synchronization on a GPU and can be captured in a CUDA graph; :mod:`~lpfs.gates.host` compiles them for a CPU.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -40,7 +41,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lpfs.errors import FieldError, InputError
-from lpfs.gates.functions import GateFunction
+from lpfs.gates.host import active
 from lpfs.gates.schedule import Schedule
 
 Time = TypeVar("Time", float, NDArray[np.float64])  # u, a number or an array
@@ -129,7 +130,7 @@ class Keep:
 
 
 class TableRow(NamedTuple):
-    """What depends only on the step number; one row of the table, as Python numbers or tensors () in float64."""
+    """What depends only on the step number: the columns of the table, in float64."""
 
     epsilon: Any  # ε
     lr: Any  # η
@@ -141,6 +142,9 @@ class TableRow(NamedTuple):
     alive_weight: Any  # Keep.alive_weight
     freeze: Any  # 1 from Keep.freeze on
     hurry: Any  # 1 from Keep.hurry on
+
+
+COLUMN = TableRow(*range(len(TableRow._fields)))  # number of each column
 
 
 def control_table(schedule: Schedule, keep: Keep | None, total: int, steps: int, refresh_until: float) -> Tensor:
@@ -158,90 +162,20 @@ def control_table(schedule: Schedule, keep: Keep | None, total: int, steps: int,
     return torch.from_numpy(np.stack([columns[name] for name in TableRow._fields], axis=1).astype(np.float64))
 
 
-class ControlState(NamedTuple):
-    """Tensors that the controller changes in place."""
+class Constants(NamedTuple):
+    """Numbers of the control law that do not change during a search."""
 
-    x: Tensor  # (N,)
-    previous_x: Tensor  # (N,) x after the previous step
-    momentum: Tensor | None  # (N,) momentum of the optimizer
-    dead: Tensor  # (N,) the frozen dead gates; all False before the freeze
-    control: Tensor  # (3,) float64: λ, whether frozen, moving average of the effective count
-
-
-class DeviceOps:
-    """Vectors (N,) and scalars of the control law as tensors: no value is read by the host, every part is computed."""
-
-    xp: Any = torch  # the module of functions such as ``where``, which numpy and torch have in common
-    exp: Any = staticmethod(torch.exp)
-    vector: Any = staticmethod(Tensor.detach)
-
-    @staticmethod
-    def tensor(vector: Any) -> Tensor:
-        """Return a vector as a tensor."""
-        return vector  # type: ignore[no-any-return]
-
-    @staticmethod
-    def read(values: Tensor) -> Sequence[Any]:
-        """Return the entries of a tensor (n,)."""
-        return values.unbind()
-
-    @staticmethod
-    def write(target: Tensor, values: Sequence[Any]) -> None:
-        """Write scalars into a tensor (n,)."""
-        target.copy_(torch.stack(list(values)))
-
-    @staticmethod
-    def scalar(value: Any) -> Any:
-        """Return a result of a reduction as a scalar in float64."""
-        return value.double()
-
-    @staticmethod
-    def active(condition: Any) -> bool:
-        """Return whether a part that changes something only under this condition must be computed."""
-        return True
-
-    @staticmethod
-    def where(condition: Any, value: Any, other: Any) -> Any:
-        """Return ``value`` where the condition is true, otherwise ``other``; one of them may be a number."""
-        if isinstance(other, Tensor):
-            is_tensor = isinstance(value, Tensor)
-            return torch.where(condition, value, other) if is_tensor else other.masked_fill(condition, value)
-        return value.masked_fill(~condition, other)
-
-    @staticmethod
-    def minimum(value: Any, limit: Any) -> Any:
-        """Return the smaller of a scalar and a scalar or number."""
-        return value.clamp(max=limit)
-
-    @staticmethod
-    def maximum(value: Any, limit: Any) -> Any:
-        """Return the larger of a scalar and a scalar or number."""
-        return value.clamp(min=limit)
+    keep: float
+    gain: float
+    cut: float
+    clear: float
+    ahead_per_lag: float
+    lag_steps: float  # the time constant of the moving average, in steps
+    base_penalty: float
+    steps: float
 
 
-class HostOps(DeviceOps):
-    """Vectors as numpy views of tensors on a CPU, and scalars as Python numbers."""
-
-    xp: Any = np
-    exp: Any = staticmethod(math.exp)
-    tensor: Any = staticmethod(torch.from_numpy)
-    read: Any = staticmethod(Tensor.tolist)
-    scalar: Any = staticmethod(float)
-    active: Any = staticmethod(bool)
-    minimum: Any = staticmethod(min)
-    maximum: Any = staticmethod(max)
-
-    @staticmethod
-    def vector(tensor: Tensor) -> NDArray[Any]:
-        return tensor.detach().numpy()
-
-    @staticmethod
-    def write(target: Tensor, values: Sequence[Any]) -> None:
-        target.numpy()[:] = values
-
-    @staticmethod
-    def where(condition: Any, value: Any, other: Any) -> Any:
-        return value if condition else other
+CONSTANT = Constants(*range(len(Constants._fields)))  # number of each constant
 
 
 @dataclass(frozen=True)
@@ -250,95 +184,115 @@ class PenaltyController:
 
     Args:
         keep: the constants.
-        total: N, the number of gates.
         steps: length of the search.
         base_penalty: λ is not reduced below this value before the freeze.
     """
 
     keep: Keep
-    total: int
     steps: int
     base_penalty: float
 
-    @property
-    def lag_steps(self) -> float:
-        """The time constant of the moving average, in steps."""
-        return max(1.0, self.keep.lag * self.steps)
+    @cached_property
+    def constants(self) -> Constants:
+        """The numbers of the law."""
+        keep = self.keep
+        ahead_per_lag, lag_steps = keep.ahead / keep.lag, max(1.0, keep.lag * self.steps)
+        own = float(keep.keep), keep.gain, keep.cut, keep.clear
+        return Constants(*own, ahead_per_lag, lag_steps, self.base_penalty, float(self.steps))
 
-    def step(
-        self,
-        state: ControlState,
-        row: TableRow,
-        function: GateFunction,
-        epsilon: Tensor,
-        divisor: Tensor,
-        ops: type[DeviceOps],
-    ) -> tuple[Any, Any, Any]:
-        """Update λ and ``state`` after a step of the optimizer; return λ, whether frozen, and the number alive.
-
-        A gate is the value of ``function`` at ``epsilon`` (), divided by ``divisor`` (N,). ``ops`` is HostOps
-        for tensors on a CPU, otherwise DeviceOps. Nothing branches on a value but through ``ops.active``: it
-        omits a part without effect in this step if the host can read values without waiting.
-        """
-        keep, xp = self.keep, ops.xp
-        x, previous_x = ops.vector(state.x), ops.vector(state.previous_x)
-        penalty, frozen, average = ops.read(state.control)
-        is_frozen, in_hurry = frozen != 0, row.hurry != 0
-        alive = ops.scalar(xp.count_nonzero(x))
-        too_few = alive < keep.keep
-        if ops.active(too_few):
-            limit = ops.where(in_hurry, keep.keep - alive, self.total)
-            revived = revived_mask(x, previous_x, limit, ops) & too_few
-            x = xp.where(revived, previous_x, x)
-            alive = ops.scalar(xp.count_nonzero(x))
-            if state.momentum is not None:
-                state.momentum.masked_fill_(ops.tensor(revived), 0.0)
-
-        predicts = (row.alive_weight < 1) & (frozen == 0)
-        may_freeze = (row.freeze != 0) & (alive == keep.keep) & (frozen == 0)
-        size = x
-        if ops.active(predicts | may_freeze):
-            size = abs(ops.vector(function.value_and_slope(ops.tensor(x), epsilon, divisor)[0]))
-        count: Any = alive
-        if keep.ahead and ops.active(predicts):
-            wide = effective_count(size, ops)
-            moved = ops.where(average != 0, average + (wide - average) / self.lag_steps, wide)
-            average = ops.where(predicts, moved, average)
-            predicted = wide + keep.ahead / keep.lag * (wide - average)
-            count = row.alive_weight * alive + (1 - row.alive_weight) * predicted
-        excess = ops.maximum(count - row.target, 0.0)
-        growth = keep.gain * ops.minimum(excess / row.excess_scale, row.max_growth)
-        reduced = ops.maximum(penalty * keep.cut, ops.minimum(penalty, self.base_penalty))
-        next_penalty = ops.where(too_few, reduced, penalty * ops.exp(growth / self.steps))
-        next_penalty = ops.where(is_frozen, 0.0, next_penalty)
-
-        if ops.active(may_freeze):
-            smallest = ops.scalar(xp.where(x == 0, math.inf, size).min())
-            freezes = may_freeze & ((smallest >= keep.clear) | in_hurry)
-            state.dead.logical_or_(ops.tensor((x == 0) & freezes))
-            frozen = ops.where(freezes, 1.0, frozen)
-        if ops.active(is_frozen):
-            # the x at which the gate function rises; torch's root also on the host, because it is not rounded exactly
-            rise = ops.vector(epsilon.sqrt() if function.square else epsilon)
-            x = xp.where((x != 0) & (abs(x) < rise) & is_frozen, xp.sign(x) * rise, x)
-        ops.write(state.control, [next_penalty, frozen, average])
-        if ops.active(too_few | is_frozen):
-            state.x.copy_(ops.tensor(x))
-        state.previous_x.copy_(ops.tensor(x))
-        return next_penalty, frozen != 0, alive
+    @cached_property
+    def constant_array(self) -> NDArray[np.float64]:
+        """The numbers of the law for the compiled form."""
+        return np.array(self.constants)
 
 
-def effective_count(size: Any, ops: type[DeviceOps] = DeviceOps) -> Any:
+# The law. Nothing branches on a value but through ``active``, which omits what has no effect if the host can read
+# the condition without waiting. See lpfs.gates.host for how numba compiles it.
+
+
+def restore_gates(x: Tensor, previous_x: Tensor, momentum: Tensor, hurry: Any, keep: float) -> Any:
+    """Restore gates, in place, if too few are alive; return the number alive, and whether too few were."""
+    alive = torch.count_nonzero(x).double()
+    too_few = alive < keep
+    if active(too_few):
+        limit = torch.where(hurry != 0, keep - alive, math.inf)
+        revived = revived_mask(x, previous_x, limit) & too_few
+        x.copy_(torch.where(revived, previous_x, x))
+        momentum.copy_(torch.where(revived, 0.0, momentum))
+        alive = torch.count_nonzero(x).double()
+    return alive, too_few
+
+
+def update_penalty(
+    x: Tensor,
+    previous_x: Tensor,
+    dead: Tensor,
+    control: Tensor,
+    penalty_now: Tensor,
+    value: Tensor,
+    alive: Tensor,
+    too_few: Tensor,
+    epsilon: Tensor,
+    square: bool,
+    row: Any,
+    law: Any,
+) -> None:
+    """Update, in place, λ and x after ``restore_gates``; freeze the dead gates.
+
+    Args:
+        x: (N,).
+        previous_x: (N,) x after the previous step.
+        dead: (N,) the frozen dead gates; all False before the freeze.
+        control: (3,) float64: λ, whether frozen, moving average of the effective count.
+        penalty_now: (N,) float64: λ of every gate; infinite where a dead gate is frozen.
+        value: (N,) the gate values.
+        alive, too_few: what ``restore_gates`` returned.
+        epsilon: ().
+        square: whether ε is on the scale of x².
+        row: (columns,) a row of the table.
+        law: (constants,) the constants.
+    """
+    penalty, frozen, average = control[0], control[1], control[2]
+    is_frozen, size = frozen != 0, torch.abs(value)
+    predicts = (row[COLUMN.alive_weight] < 1) & (frozen == 0)
+    count = alive
+    if active(predicts):
+        wide = effective_count(size)
+        moved = torch.where(average != 0, average + (wide - average) / law[CONSTANT.lag_steps], wide)
+        average = torch.where(predicts, moved, average)
+        predicted = wide + law[CONSTANT.ahead_per_lag] * (wide - average)
+        count = row[COLUMN.alive_weight] * alive + (1 - row[COLUMN.alive_weight]) * predicted
+    excess = torch.clamp(count - row[COLUMN.target], 0.0, math.inf)
+    growth = law[CONSTANT.gain] * torch.minimum(excess / row[COLUMN.excess_scale], row[COLUMN.max_growth])
+    reduced = torch.maximum(penalty * law[CONSTANT.cut], torch.clamp(penalty, 0.0, law[CONSTANT.base_penalty]))
+    next_penalty = torch.where(too_few, reduced, penalty * torch.exp(growth / law[CONSTANT.steps]))
+    next_penalty = torch.where(is_frozen, 0.0, next_penalty)
+
+    may_freeze = (row[COLUMN.freeze] != 0) & (alive == law[CONSTANT.keep]) & (frozen == 0)
+    if active(may_freeze):
+        smallest = torch.where(x == 0, math.inf, size).min().double()
+        freezes = may_freeze & ((smallest >= law[CONSTANT.clear]) | (row[COLUMN.hurry] != 0))
+        dead.copy_(dead | ((x == 0) & freezes))
+        frozen = torch.where(freezes, 1.0, frozen)
+    if active(is_frozen):
+        rise = torch.sqrt(epsilon.double()).to(epsilon) if square else epsilon  # the x at which the gate function rises
+        x.copy_(torch.where((x != 0) & (torch.abs(x) < rise) & is_frozen, torch.sign(x) * rise, x))
+    previous_x.copy_(x)
+    control[1], control[2], control[0] = frozen, average, next_penalty
+    penalty_now.copy_(torch.where(dead, math.inf, next_penalty))
+
+
+def effective_count(size: Tensor) -> Any:
     """Return Σ|g| / max|g|, each term rounded down to a multiple of 2⁻²⁴: the sum does not depend on the order.
 
     >>> effective_count(torch.tensor([0.0, 0.8, 0.4, 0.2])).item()
     1.75
     """
-    shares = size / ops.xp.clip(size.max(), 1e-30, math.inf)
-    return ops.scalar(ops.xp.floor(shares * RESOLUTION).sum(dtype=ops.xp.float64)) / RESOLUTION
+    shares = size / torch.clamp(size.max(), 1e-30, math.inf)
+    return torch.floor(shares * RESOLUTION).double().sum() / RESOLUTION
 
 
-def revived_mask(x: Any, previous_x: Any, limit: Any, ops: type[DeviceOps] = DeviceOps) -> Any:
+def revived_mask(x: Tensor, previous_x: Tensor, limit: Any) -> Any:
     """Return the gates (N,) to restore: zeroed in this step, at most ``limit`` of them, the largest |x| first.
 
     >>> x, previous_x = torch.tensor([0.0, 0.0, 0.5, 0.0]), torch.tensor([0.1, -0.2, 0.4, 0.0])
@@ -346,8 +300,8 @@ def revived_mask(x: Any, previous_x: Any, limit: Any, ops: type[DeviceOps] = Dev
     tensor([False,  True, False, False])
     """
     zeroed = (x == 0) & (previous_x != 0)
-    order = ops.xp.argsort(ops.xp.where(zeroed, -abs(previous_x), 1.0), stable=True)
-    return zeroed & (ops.xp.argsort(order) < limit)
+    order = torch.argsort(torch.where(zeroed, -torch.abs(previous_x), 1.0), stable=True)
+    return zeroed & (torch.argsort(order) < limit)
 
 
 @dataclass(frozen=True)

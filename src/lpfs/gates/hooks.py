@@ -63,7 +63,8 @@ class ComputeValues:
             count_update(self.gates)
         values = self.gates()
         self.gates.live = (values, values.unbind() if self.singly else ())
-        self.gates.entered = True
+        if not self.gates.entered:
+            self.gates.entered = True
 
 
 class ClearValues:
@@ -124,7 +125,9 @@ class Multiply:
         place = self.at[0][1]
         if place.whole:
             gate = self.source()[self.at[0][0]] if live is None else live[1][self.at[0][0]]
-            return output * gate.to(output.device, output.dtype)
+            if gate.dtype != output.dtype or gate.device != output.device:
+                gate = gate.to(output.device, output.dtype)
+            return output * gate
         values = (self.source() if live is None else live[0]).to(output.device)
         if not -output.ndim <= place.dim < output.ndim:
             raise FieldError(f"{place.module!r} returned {output.ndim} dimensions, but its site has dim={place.dim}")

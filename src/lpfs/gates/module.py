@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lpfs.errors import FieldError, InputError, StateError
-from lpfs.gates import stepping
-from lpfs.gates.controller import ControlState, DeviceOps, HostOps, Keep, PenaltyController, PenaltySpec
-from lpfs.gates.functions import GateFunction
+from lpfs.gates import host, stepping
+from lpfs.gates.controller import Keep, PenaltyController, PenaltySpec
+from lpfs.gates.functions import GateFunction, HostValue
 from lpfs.gates.optimizer import Prox, ProxSGD, Threshold
 from lpfs.gates.schedule import Preset, Schedule, make_schedule
 from lpfs.schema import Selection
@@ -94,11 +94,12 @@ class Gates(nn.Module):
         self._owner: list[nn.Module] = []  # the model; in a list, so that it is not registered as a submodule
         self._disabled = False
         self._table: Tensor | None = None
+        self._value_arrays, self._step_arrays = host.Arrays(), host.Arrays()
         self._unchecked = 0  # steps since the last check for errors
         self._end_checked = False
         self._updates, self._x_version = 0, 0  # updates of x since the last step(), as seen by the forward passes
         self._device_ops = False  # whether steps on a CPU are computed as on a GPU, for tests
-        # values of the current forward pass and of the last one; whether the model has run; the hooks and taps
+        # values of this forward pass and of the last one; whether the model has run; hooks and taps
         self.live: ForwardValues | None = None
         self.last: ForwardValues | None = None
         self.entered = False
@@ -128,6 +129,8 @@ class Gates(nn.Module):
         x: Tensor = self.x
         if self.training and self.function.noise:
             x = x + self.noise
+        elif self.function.compiles and host.is_plain(x):
+            return HostValue.apply(x, *stepping.host_values(self))  # type: ignore[no-untyped-call,no-any-return]
         kernels = self._kernels()
         if kernels is not None:
             fused: Tensor = kernels.GateValues.apply(x, self.function, self.epsilon, self.norm, self.scale)
@@ -261,7 +264,7 @@ class Gates(nn.Module):
         first, controller = spec.penalty, None
         if spec.keep is not None:
             base = spec.keep.first_penalty(max(schedule.total_lr(self.steps), schedule.lr(0)))
-            controller = PenaltyController(spec.keep, len(self.names), self.steps, base)
+            controller = PenaltyController(spec.keep, self.steps, base)
             if spec.keep.keep < len(self.names):
                 remaining = schedule.total_lr(self.steps) - schedule.total_lr(done)
                 first = spec.keep.first_penalty(max(remaining, schedule.lr(done)))
@@ -312,7 +315,6 @@ class Gates(nn.Module):
         self._write_optimizer_settings()
         self._bind_optimizer()
 
-    @torch.no_grad()
     def step(self) -> None:
         """Advance by one training step: ε, the gate learning rate, λ, the rescale, the noise.
 
@@ -323,14 +325,14 @@ class Gates(nn.Module):
         capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
         if capturing and self.function.noise:
             raise StateError(f"{self.function.name!r} draws noise on the host: its steps cannot be captured")
-        kernels, state = self._kernels(), None
+        kernels, momentum = self._kernels(), None
         if self.controller is not None and prox is not None:
             momentum = prox.state[x].get("momentum_buffer")
-            state = ControlState(x, self.previous_x, momentum, self.dead, self.control)
+            momentum = torch.zeros_like(x) if momentum is None else momentum
         if kernels is not None:
-            kernels.control_step(self, state, self._control_table())
+            kernels.control_step(self, momentum, self._control_table())
         else:
-            stepping.advance(self, state, HostOps if x.is_cpu and not self._device_ops else DeviceOps)
+            stepping.advance(self, momentum)
         if self.function.noise:
             stepping.draw_noise(self)
         self._updates, self._x_version = 0, x._version

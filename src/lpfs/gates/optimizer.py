@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.optimizer import (
@@ -17,6 +18,7 @@ from torch.optim.optimizer import (
 )
 
 from lpfs.errors import InputError, NonFiniteError
+from lpfs.gates import host
 
 Prox = Literal["l1", "positive", "l0"]
 Threshold = Literal["paper", "doubled", "momentum"]
@@ -34,7 +36,7 @@ def soft_threshold(x: Tensor, threshold: Tensor | float) -> Tensor:
     >>> soft_threshold(torch.tensor([1.0, -0.25, -1.0]), 0.5)
     tensor([ 0.5000,  0.0000, -0.5000])
     """
-    return x - x.clamp(-threshold, threshold)  # type: ignore[arg-type]
+    return x - torch.clamp(x, -threshold, threshold)  # type: ignore[arg-type]
 
 
 def positive_threshold(x: Tensor, threshold: Tensor | float) -> Tensor:
@@ -43,7 +45,7 @@ def positive_threshold(x: Tensor, threshold: Tensor | float) -> Tensor:
     >>> positive_threshold(torch.tensor([1.0, 0.25, -1.0]), 0.5)
     tensor([0.5000, 0.0000, 0.0000])
     """
-    return (x - threshold).clamp_(min=0)
+    return torch.clamp(x - threshold, 0.0, math.inf)
 
 
 def hard_threshold(x: Tensor, penalty: Tensor | float) -> Tensor:
@@ -52,11 +54,53 @@ def hard_threshold(x: Tensor, penalty: Tensor | float) -> Tensor:
     >>> hard_threshold(torch.tensor([1.0, -0.25]), 0.125)
     tensor([1., 0.])
     """
-    threshold = torch.as_tensor(2 * penalty, dtype=x.dtype, device=x.device).sqrt()
-    return torch.where(x.abs() > threshold, x, torch.zeros_like(x))
+    return torch.where(torch.abs(x) > torch.sqrt(torch.full_like(x, 2.0) * penalty), x, torch.full_like(x, 0.0))
 
 
-PROXES = {"l1": soft_threshold, "positive": positive_threshold, "l0": hard_threshold}
+PROXES = get_args(Prox)
+POSITIVE, L0 = PROXES.index("positive"), PROXES.index("l0")  # numbers, which numba receives faster than names
+
+
+def apply_prox(x: Tensor, threshold: Tensor, weights: Tensor, prox: int) -> Tensor:
+    """Apply a proximal operator; with ``positive``, entries of weight 0 are not penalized and may cross zero."""
+    if prox == POSITIVE:
+        return torch.where(weights == 0, x, positive_threshold(x, threshold))
+    if prox == L0:
+        return hard_threshold(x, threshold)
+    return soft_threshold(x, threshold)
+
+
+def proximal_step(
+    x: Tensor,
+    gradient: Tensor,
+    velocity: Tensor,
+    weights: Tensor,
+    penalty: Tensor | float,
+    lr: Tensor,
+    momentum: float,
+    factor: float,
+    prox: int,
+) -> tuple[Tensor, Tensor]:
+    """Return x and the velocity after a step."""
+    direction = velocity * momentum + gradient
+    # in float64, to round once, as x.add_(direction, alpha=-lr) does
+    moved = (x.double() - lr.to(x).double() * direction.double()).to(x)
+    threshold = weights * (penalty * (factor * lr)).to(x)
+    return apply_prox(moved, threshold, weights, prox), direction
+
+
+def proximal_loop(
+    x: Any, gradient: Any, velocity: Any, weights: Any, penalty: Any, lr: Any, momentum: Any, factor: Any, prox: Any
+) -> bool:
+    """Take the step on arrays, in place, if the gradient is finite; return whether it is."""
+    for n in range(len(x)):
+        if not math.isfinite(gradient[n]):
+            return False
+    for n in range(len(x)):
+        x[n], velocity[n] = proximal_step(
+            x[n], gradient[n], velocity[n], weights[n], penalty[n], lr, momentum, factor, prox
+        )
+    return True
 
 
 class ProxSGD(torch.optim.Optimizer):
@@ -143,6 +187,8 @@ class ProxSGD(torch.optim.Optimizer):
                 elif isinstance(group[name], Tensor):
                     group[name] = group[name].to(group["params"][0].device)
 
+    _arrays: host.Arrays | None = None
+
     @overload
     def step(self, closure: None = None) -> None: ...
     @overload
@@ -159,23 +205,42 @@ class ProxSGD(torch.optim.Optimizer):
     # torch would wrap the step in a record of its profiler, which takes longer than the step of a few gates
     step.hooked = True  # type: ignore[attr-defined]
 
-    @torch.no_grad()
     def _step(self, closure: Callable[[], float] | None = None) -> float | None:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            for x in group["params"]:
-                if x.grad is not None and not group["capturable"]:
+        updates = [(x, group) for group in self.param_groups for x in group["params"] if x.grad is not None]
+        if len(updates) == 1 and self._update_compiled(*updates[0]):
+            return loss
+        with torch.no_grad():
+            for x, group in updates:
+                if not group["capturable"]:
                     _check_finite(x.grad)
-        for group in self.param_groups:
-            for x in group["params"]:
-                if x.grad is not None:
-                    self._update(x, group)
+            for x, group in updates:
+                self._update(x, group)
         return loss
 
     _step_with_hooks = torch.optim.Optimizer.profile_hook_step(_step)
+
+    def _update_compiled(self, x: Tensor, group: dict[str, Any]) -> bool:
+        """Take the step on a CPU with the settings of gates; return False, without a change, in any other case."""
+        gradient, velocity, momentum = x.grad, self.state[x].get("momentum_buffer"), group["momentum"]
+        lr, penalty, weights = group["lr"], group["penalty"], group["weights"]
+        if group["capturable"] or velocity is None or weights is None or not momentum or not host.is_plain(x):
+            return False
+        if not (isinstance(lr, Tensor) and isinstance(penalty, Tensor) and penalty.ndim == 1):
+            return False
+        loop = host.compiled(proximal_loop)
+        if loop is None or gradient is None or gradient.layout != torch.strided or gradient.requires_grad:
+            return False
+        self._arrays = self._arrays or host.Arrays()
+        x_array, *arrays, rate = self._arrays(x, velocity, weights, penalty, lr)
+        settings = rate.item(), np.float32(momentum), threshold_factor(group), PROXES.index(group["prox"])
+        if not loop(x_array, gradient.numpy(), *arrays, *settings):
+            _check_finite(gradient)
+        torch.autograd.graph.increment_version(x)
+        return True
 
     def _update(self, x: Tensor, group: dict[str, Any]) -> None:
         gradient, state, momentum = x.grad, self.state[x], group["momentum"]
@@ -183,52 +248,34 @@ class ProxSGD(torch.optim.Optimizer):
         if momentum and "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(x)
         velocity = state.get("momentum_buffer")
+        lr, penalty, prox, factor = group["lr"], group["penalty"], PROXES.index(group["prox"]), threshold_factor(group)
+        weights = torch.ones_like(x) if group["weights"] is None else group["weights"]
         if not group["capturable"]:
             if momentum:
                 gradient = velocity.mul_(momentum).add_(gradient)
-            x.add_(gradient, alpha=-float(group["lr"]))
-            x.copy_(_prox_operator(group)(x, _threshold(group, x)))
+            x.add_(gradient, alpha=-float(lr))
+            threshold = weights * torch.as_tensor(penalty * (factor * float(lr))).to(x)
+            x.copy_(apply_prox(x, threshold, weights, prox))
             return
         if "nonfinite_steps" not in state:
             state["nonfinite_steps"] = torch.zeros((), device=x.device)
         if group["fused"]:
             from lpfs.gates import _triton
 
-            _triton.prox_step(x, gradient, velocity, state["nonfinite_steps"], group, threshold_factor(group))
+            _triton.prox_step(x, gradient, velocity, state["nonfinite_steps"], group, factor)
             return
+        velocity, lr = torch.zeros_like(x) if velocity is None else velocity, torch.as_tensor(lr, device=x.device)
+        moved, direction = proximal_step(x, gradient, velocity, weights, penalty, lr, momentum, factor, prox)
         finite = torch.isfinite(gradient).all()
         state["nonfinite_steps"] += ~finite
-        if momentum:
-            gradient = velocity * momentum + gradient
-            velocity.copy_(torch.where(finite, gradient, velocity))
-        lr = torch.as_tensor(group["lr"], device=x.device)
-        # in float64, to round once, as x.add_(gradient, alpha=-lr) does
-        moved = (x.double() - lr.to(x.dtype).double() * gradient.double()).to(x.dtype)
-        x.copy_(torch.where(finite, _prox_operator(group)(moved, _threshold(group, x)), x))
+        velocity.copy_(torch.where(finite, direction, velocity))
+        x.copy_(torch.where(finite, moved, x))
 
 
 def threshold_factor(group: dict[str, Any]) -> float:
     """Return the distance that one step moves an entry towards zero, in units of λη."""
     factors: dict[str, float] = {"paper": 1.0, "doubled": 2.0, "momentum": 1 / (1 - group["momentum"])}
     return factors[group["threshold"]]
-
-
-def _threshold(group: dict[str, Any], x: Tensor) -> float | Tensor:
-    """Return the distance that one step moves the entries of x towards zero: λη by default."""
-    lr = group["lr"] if group["capturable"] else float(group["lr"])
-    threshold: float | Tensor = group["penalty"] * (threshold_factor(group) * lr)
-    if isinstance(threshold, Tensor):
-        threshold = threshold.to(x.device, x.dtype)
-    return threshold if group["weights"] is None else group["weights"] * threshold
-
-
-def _prox_operator(group: dict[str, Any]) -> Callable[[Tensor, Tensor | float], Tensor]:
-    """Return the proximal operator of a group; entries of weight 0 are not penalized and may cross zero."""
-    operator: Callable[[Tensor, Tensor | float], Tensor] = PROXES[group["prox"]]
-    weights = group["weights"]
-    if group["prox"] != "positive" or weights is None:
-        return operator
-    return lambda x, threshold: torch.where(weights == 0, x, operator(x, threshold))
 
 
 def _check_finite(gradient: Tensor) -> None:

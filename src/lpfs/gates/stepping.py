@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lpfs._imports import has_numba
 from lpfs.errors import AllGatesZeroError, FieldError, NonFiniteError, SearchError, StateError
-from lpfs.gates.controller import ControlState, DeviceOps, HostOps, Keep, TableRow, control_table
+from lpfs.gates import host
+from lpfs.gates.controller import COLUMN, CONSTANT, Keep, control_table, restore_gates, update_penalty
 from lpfs.gates.optimizer_state import optimizer_list
 
 if TYPE_CHECKING:
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 RMS_RESCALE_UNTIL = 0.95  # share of a search after which the RMS rescale is no longer updated
 NOISE_UNTIL = 0.7  # share of a search after which noise is zero
 MAX_UPDATES = 10  # updates of x without a step of the gates before an error is raised
+STEP_BUFFERS = (
+    "previous_x", "dead", "control", "penalty_now", "epsilon", "lr_now", "scale", "steps_done", "all_zero_step"
+)  # fmt: skip
 CHECK_EVERY = 100  # steps on a GPU between two checks for errors, because a check waits for the device
 
 
@@ -48,40 +54,60 @@ class GateStatus:
         )
 
 
-def advance(gates: Gates, state: ControlState | None, ops: type[DeviceOps]) -> None:
-    """Take the step of ``Gates.step`` in torch."""
-    table, steps_done = gates._control_table(), gates.steps_done
-    if ops is HostOps:
-        done = int(steps_done) + 1
-        if done == min(CHECK_EVERY, gates.steps):
-            check_all_used(gates)  # before anything changes
-        row = TableRow(*table.numpy()[min(done, gates.steps)].tolist())
-        steps_done.fill_(done)
+@torch.no_grad()
+def advance(gates: Gates, momentum: Tensor | None) -> None:
+    """Take the step of ``Gates.step``: compiled on a CPU; otherwise in torch, without a value that the host reads.
+
+    With ``momentum`` (N,), that of the optimizer, λ is controlled.
+    """
+    steps, function, table = gates.steps, gates.function, gates._control_table()
+    buffers: dict[str, Any] = gates._buffers
+    tensors = gates.x, *[buffers[name] for name in STEP_BUFFERS], table, gates.x if momentum is None else momentum
+    on_host = gates.x.is_cpu and not gates._device_ops
+    compiled = on_host and has_numba()
+    memory: Any = gates._step_arrays(*tensors) if compiled else tensors
+    x, previous_x, dead, control, penalty_now, epsilon, lr_now, scale, steps_done, zero_step, rows, velocity = memory
+    done: Any = int(steps_done) + 1 if on_host else steps_done + 1
+    if on_host and done == min(CHECK_EVERY, steps):
+        check_all_used(gates)  # before anything changes
+    row = rows[min(done, steps)] if on_host else rows.index_select(0, done.clamp(max=steps).view(1))[0]
+    steps_done[...] = done
+    if momentum is not None and gates.controller is not None:
+        restore: Any = host.compiled(restore_gates) if compiled else restore_gates
+        update: Any = host.compiled(update_penalty) if compiled else update_penalty
+        law: Any = gates.controller.constant_array if compiled else gates.controller.constants
+        alive, too_few = restore(x, previous_x, velocity, row[COLUMN.hurry], law[CONSTANT.keep])
+        value, at = (host_values(gates)[0], epsilon[()]) if compiled else (gates.values, epsilon)
+        update(x, previous_x, dead, control, penalty_now, value, alive, too_few, at, function.square, row, law)
     else:
-        steps_done += 1
-        row = TableRow(*table.index_select(0, steps_done.clamp(max=gates.steps).view(1))[0].unbind())
-    if state is not None and gates.controller is not None:
-        divisor = gates.norm * gates.scale
-        penalty, frozen, alive = gates.controller.step(state, row, gates.function, gates.epsilon, divisor, ops)
-        gates.penalty_now.fill_(penalty)
-        if ops.active(frozen):
-            gates.penalty_now.masked_fill_(gates.dead, math.inf)
-    else:
-        alive = ops.scalar(torch.count_nonzero(gates.x))
-    gates.epsilon.fill_(row.epsilon)
-    gates.lr_now.fill_(row.lr)
+        alive = (x != 0).sum()
+    epsilon[...], lr_now[...] = row[COLUMN.epsilon], row[COLUMN.lr]
     if gates.rescale == "epsilon":
-        gates.scale.fill_(row.scale)
-    elif gates.rescale == "rms" and ops.active(row.refresh):
-        gates.scale.fill_(ops.where(row.refresh != 0, _rms_scale(gates), gates.scale))
-    none_alive = alive == 0
-    if ops.active(none_alive):
-        first = none_alive & (gates.all_zero_step == 0)
-        gates.all_zero_step.copy_(torch.where(first, steps_done, gates.all_zero_step))
-    if ops is HostOps and (none_alive or done == gates.steps):
+        scale[...] = row[COLUMN.scale]
+    elif gates.rescale == "rms" and (not on_host or row[COLUMN.refresh]):
+        rms = _rms_scale(gates)
+        scale[...] = float(rms) if on_host else torch.where(row[COLUMN.refresh] != 0, rms, scale)
+    if not on_host:
+        zero_step.copy_(torch.where((alive == 0) & (zero_step == 0), steps_done, zero_step))
+    elif not alive or done == steps:
+        if not alive and not zero_step:
+            zero_step[...] = done
         check(gates)
 
 
+def host_values(gates: Gates) -> Sequence[NDArray[np.float32]]:
+    """Return the gate values (N,) and their slopes as arrays, on a CPU."""
+    function, loop = gates.function, gates.function.loop
+    if loop is None:
+        with torch.no_grad():
+            values = function.value_and_slope(gates.x, gates.epsilon, gates.norm * gates.scale)
+        return [part.numpy() for part in values]
+    x, epsilon, norm, scale = gates._value_arrays(gates.x, gates.epsilon, gates.norm, gates.scale)
+    arrays: Sequence[NDArray[np.float32]] = loop(x, epsilon[()], norm, scale[()], function.constants)
+    return arrays
+
+
+@torch.no_grad()
 def _rms_scale(gates: Gates) -> Tensor:
     """Return the root mean square () of the alive gates at the current ε."""
     alive = gates.x != 0
@@ -191,11 +217,11 @@ def make_table(gates: Gates) -> Tensor:
     until = RMS_RESCALE_UNTIL * gates.steps
     table = control_table(gates.schedule, gates.keep, len(gates.names), gates.steps, until).to(gates.x.device)
     if gates.rescale == "epsilon":
-        every, columns = gates.schedule.refresh, TableRow._fields
-        epsilon = table[every::every, columns.index("epsilon")].to(gates.x.dtype)
+        every = gates.schedule.refresh
+        epsilon = table[every::every, COLUMN.epsilon].to(gates.x.dtype)
         scale = gates.function.value_and_slope(torch.ones_like(epsilon), epsilon)[0] / gates.norm[0]
         scales = scale.repeat_interleave(every)[: max(0, gates.steps + 1 - every)]
-        table[every:, columns.index("scale")] = scales.double()
+        table[every:, COLUMN.scale] = scales.double()
     return table
 
 
