@@ -128,3 +128,74 @@ def test_search_is_the_same_as_the_loop_and_checks_its_end():
     _, short = attached(steps=100)
     with pytest.raises(SearchError, match="0 of 100 steps"), short.search([], keep=2):
         pass
+
+
+@pytest.mark.parametrize("how", ["step", "unscale", "plain"])
+@pytest.mark.parametrize("zero_first", [True, False])
+def test_a_plain_step_under_a_grad_scaler_is_noticed(how, zero_first):
+    torch.manual_seed(0)
+    model = Net()
+    gates = lpfs.attach(model, steps=100)
+    optimizer, prox = torch.optim.Adagrad(gates.model_parameters(), lr=0.05), gates.optimizer(keep=2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+
+    def run(steps):
+        for number in range(steps):
+            if zero_first:
+                optimizer.zero_grad()
+                prox.zero_grad()
+            with torch.amp.autocast("cpu", dtype=torch.float16):
+                loss = loss_of(model, *batch(number))
+            if not zero_first:
+                optimizer.zero_grad()
+                prox.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            if how == "unscale":
+                scaler.unscale_(prox)
+            if how == "step":
+                scaler.step(prox)
+            else:
+                prox.step()
+            scaler.update()
+            gates.step()
+
+    if how == "plain":
+        with pytest.raises(StateError, match=r"GradScaler.*scaler\.step\(prox\)"):
+            run(20)
+    else:
+        run(30)
+        assert gates.x.abs().max() < 2
+
+
+def test_prune_says_why_nothing_got_smaller():
+    model = Net()
+    gates = lpfs.attach(model, steps=1)
+    whole = lpfs.prune(model, lpfs.absorb(model), batch=batch(0)[:1])
+    assert "no field was dropped" in whole.reason
+    assert str(whole).startswith("nothing got smaller: no field was dropped")
+    gates = lpfs.attach(model, steps=1)
+    with torch.no_grad():
+        gates.x[1:] = 0
+    smaller = lpfs.prune(model, lpfs.absorb(model), batch=batch(0)[:1])
+    assert smaller.reason == ""
+    assert smaller.parameters == (6 * 20 + 13, 20 + 13)
+    assert str(smaller).startswith("parameters 133 -> 33; certified" if smaller.certificate.certified else "parameters")
+
+
+def test_prune_warns_if_dropped_fields_share_the_weights_of_kept_ones():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.emb, self.top = nn.Embedding(30, 4), nn.Linear(12, 1)
+
+        def forward(self, ids):
+            return self.top(self.emb(ids).flatten(1)).squeeze(1)
+
+    model = Shared()
+    gates = lpfs.attach(model, {f"f{n}": lpfs.Site("emb", index=n) for n in range(3)}, steps=1)
+    with torch.no_grad():
+        gates.x[0] = 0
+    selection = lpfs.absorb(model)
+    with pytest.warns(UserWarning, match="nothing got smaller: 'f0' is a part of the output of 'emb'.*Fused"):
+        lpfs.prune(model, selection)

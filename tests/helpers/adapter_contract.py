@@ -30,6 +30,7 @@ from torch import Tensor, nn
 import lpfs
 from lpfs.adapters.base import Adapter
 from lpfs.errors import ExactnessError, InputError, LeakError
+from lpfs.gates.stepping import check_all_used
 from lpfs.gates.verification import compute_logits, max_abs_difference, rounding_bound
 from tests.helpers.zoo import set_gates
 
@@ -121,7 +122,7 @@ def attach(case: Case) -> str:
     after = compute_logits(model, batch, adapter.call)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert [key for key in model.state_dict() if not key.startswith("lpfs_gates")] == keys
-    gates.check_all_used()
+    check_all_used(gates)
     for output in _outputs(adapter.call(model.eval(), batch)):
         output.sum().backward(retain_graph=True)
     assert gates.x.grad is not None

@@ -24,7 +24,7 @@ from lpfs.gates.optimizer_state import (
     slice_of,
 )
 from lpfs.gates.sites import ResolvedSite, TakesGates, find_overlap, part_slices, paths_by_module, takes_gates
-from lpfs.gates.stepping import check_finished
+from lpfs.gates.stepping import check_all_used, check_finished
 from lpfs.gates.verification import ForwardCall, compute_logits, float64_copies, max_abs_difference, rounding_bound
 from lpfs.schema import Selection
 
@@ -61,7 +61,7 @@ def absorb(
     """
     gates = require_gates(model, "absorb")
     gates.check()
-    gates.check_all_used()
+    check_all_used(gates)
     if not partial:
         check_finished(gates)
     optimizers = optimizer_list(optimizer)

@@ -98,6 +98,7 @@ class Gates(nn.Module):
         self._unchecked = 0  # steps since the last check for errors
         self._end_checked = False
         self._updates, self._x_version = 0, 0  # updates of x since the last step(), as seen by the forward passes
+        self._float16, self._scale_checks = False, stepping.SCALE_CHECKS
         self._device_ops = False  # whether steps on a CPU are computed as on a GPU, for tests
         # values of this forward pass and of the last one; whether the model has run; hooks and taps
         self.live: ForwardValues | None = None
@@ -318,11 +319,13 @@ class Gates(nn.Module):
     def step(self) -> None:
         """Advance by one training step: ε, the gate learning rate, λ, the rescale, the noise.
 
-        Call it once after the optimizers' steps. ``forward`` and evaluation change none of these. It can be captured
-        in a CUDA graph together with the optimizer's step. On a GPU errors are raised later, by :meth:`check`.
+        Call it once after the optimizers' steps. It can be captured in a CUDA graph together with the optimizer's
+        step. On a GPU errors are raised later, by :meth:`check`.
         """
         x, prox = self.x, self._optimizer()
         capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+        if self._float16 and not capturing:
+            stepping.check_scale(self)
         if capturing and self.function.noise:
             raise StateError(f"{self.function.name!r} draws noise on the host: its steps cannot be captured")
         kernels, momentum = self._kernels(), None
@@ -343,14 +346,9 @@ class Gates(nn.Module):
     def check(self) -> None:
         """Raise the errors of the steps since the last check, each of them once.
 
-        A step on a CPU raises its errors itself. On a GPU a check waits for the device: only every 100th step
-        calls it, and none in a CUDA graph. ``status``, ``selection`` and ``absorb`` call it too.
+        On a GPU only every 100th step, ``status``, ``selection`` and ``absorb`` call it: it waits for the device.
         """
         stepping.check(self)
-
-    def check_all_used(self) -> None:
-        """Raise FieldError if the module of a field has never run although the model has."""
-        stepping.check_all_used(self)
 
     def _control_table(self) -> Tensor:
         """Return the table of the schedules and of the control law for every step, on the device of x."""

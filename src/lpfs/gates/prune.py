@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,11 +64,23 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Pruned:
-    """Result of ``prune``: a new model and optimizer; the arguments are not changed."""
+    """Result of ``prune``: a new model and optimizer; the arguments are not changed. ``print`` shows it in one line.
+
+    Attributes:
+        parameters: number of parameters before and after.
+        reason: why the model did not get smaller; empty if it did.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | list[torch.optim.Optimizer | None] | None
     certificate: Certificate
+    parameters: tuple[int, int] = (0, 0)
+    reason: str = ""
+
+    def __str__(self) -> str:
+        before, after = self.parameters
+        size = f"nothing got smaller: {self.reason}" if self.reason else f"parameters {before:,} -> {after:,}"
+        return f"{size}; {self.certificate}"
 
 
 class Zeros(nn.Module):
@@ -175,9 +188,26 @@ def prune(
     unchecked = tuple(name for name in selection.dropped if name not in checked)
     certificate = Certificate(change, bound, checked, unchecked)
     carried = [_carry_optimizer(model_optimizer, model, smaller, kept) for model_optimizer in optimizers]
-    if optimizer is None or isinstance(optimizer, torch.optim.Optimizer):
-        return Pruned(smaller, carried[0] if carried else None, certificate)
-    return Pruned(smaller, carried, certificate)
+    counts = tuple(sum(weight.numel() for weight in part.parameters()) for part in (model, smaller))
+    reason = "" if counts[1] < counts[0] else _why_not_smaller(selection, places)
+    if reason and selection.dropped:
+        warnings.warn(f"prune: nothing got smaller: {reason}", stacklevel=2)
+    single = optimizer is None or isinstance(optimizer, torch.optim.Optimizer)
+    result = (carried[0] if carried else None) if single else carried
+    return Pruned(smaller, result, certificate, (counts[0], counts[1]), reason)
+
+
+def _why_not_smaller(selection: Selection, places: Mapping[str, Sequence[ResolvedSite]]) -> str:
+    """Return why a pruned model has as many parameters as before."""
+    if not selection.dropped:
+        return f"no field was dropped, all {len(selection.kept)} gates are non-zero"
+    shared = [name for name, several in places.items() if not any(place.whole or place.rows for place in several)]
+    if shared:
+        return (
+            f"{shared[0]!r} is a part of the output of {places[shared[0]][0].module!r}, whose weights other fields "
+            "use too; attach the table of each field, or describe one table of all fields with lpfs.Fused"
+        )
+    return f"the modules of {', '.join(selection.dropped[:5])} have no parameters of their own"
 
 
 def _check_batch(model: nn.Module, batch: Any, call: ForwardCall | None) -> None:

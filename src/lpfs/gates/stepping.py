@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ MAX_UPDATES = 10  # updates of x without a step of the gates before an error is 
 STEP_BUFFERS = (
     "previous_x", "dead", "control", "penalty_now", "epsilon", "lr_now", "scale", "steps_done", "all_zero_step"
 )  # fmt: skip
+SCALE_CHECKS = 20  # first steps in which the gradient of a loss in float16 is checked
+MAX_GRADIENT = 10.0  # of a gate; the mean loss of a batch gives far less, a GradScaler multiplies it by 65,536
 CHECK_EVERY = 100  # steps on a GPU between two checks for errors, because a check waits for the device
 
 
@@ -161,9 +164,22 @@ def search_steps(
     check_finished(gates)
 
 
+def check_scale(gates: Gates) -> None:
+    """Raise StateError if the gradient of x, from a loss in float16, still has the scale of a GradScaler."""
+    gates._scale_checks, gates._float16 = gates._scale_checks - 1, False
+    largest = 0.0 if gates.x.grad is None else float(gates.x.grad.abs().max())
+    if MAX_GRADIENT < largest < math.inf:
+        raise StateError(
+            f"the gradient of the gates is {largest:.3g}, which is probably multiplied by the scale of a GradScaler: "
+            "call scaler.step(prox) instead of prox.step(), or scaler.unscale_(prox) before it; attach the gates again"
+        )
+
+
 def count_update(gates: Gates) -> None:
-    """Raise StateError if x is updated again and again without a call of ``Gates.step`` in between."""
-    version = gates.x._version
+    """Raise StateError if x is updated again and again without a call of ``Gates.step``; note a loss in float16."""
+    version, device = gates.x._version, gates.x.device.type
+    if gates._scale_checks:
+        gates._float16 = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
     if gates._prox is None or version == gates._x_version:
         return
     gates._updates, gates._x_version = gates._updates + 1, version
