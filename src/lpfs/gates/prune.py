@@ -190,7 +190,7 @@ def prune(
     carried = [_carry_optimizer(model_optimizer, model, smaller, kept) for model_optimizer in optimizers]
     counts = tuple(sum(weight.numel() for weight in part.parameters()) for part in (model, smaller))
     reason = "" if counts[1] < counts[0] else _why_not_smaller(selection, places)
-    if reason and selection.dropped:
+    if reason and places:
         warnings.warn(f"prune: nothing got smaller: {reason}", stacklevel=2)
     single = optimizer is None or isinstance(optimizer, torch.optim.Optimizer)
     result = (carried[0] if carried else None) if single else carried
