@@ -102,8 +102,8 @@ def main() -> None:
                     print(runs[-1], flush=True)
     if options.out:
         machine = {"python": platform.python_version(), "cores": os.cpu_count()}
-        command = f"--shapes {' '.join(options.shapes)} --repeats {options.repeats} --code {' '.join(codes)}"
-        options.out.write_text(json.dumps({"command": command, "machine": machine, "runs": runs}, indent=1) + "\n")
+        arguments = f"--shapes {' '.join(options.shapes)} --repeats {options.repeats} --code {' '.join(codes)}"
+        options.out.write_text(json.dumps({"command": arguments, "machine": machine, "runs": runs}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ LAYERS = [  # a module imports only from layers before its own, or from its own 
     {"reader", "days", "encoders", "simulate_world"},
     {"stream", "passes"},
     {"dataset", "fit_encoders"},
+    {"integers"},
     {"engines", "reencode", "simulate"},
-    {"prepare"},
+    {"prepare", "diagnose"},
 ]
 
 

@@ -34,7 +34,7 @@ def test_new_run_saves_its_settings(tmp_path):
     assert Settings.load(tmp_path / "run") == SETTINGS
     saved = json.loads((tmp_path / "run" / "config.json").read_text())
     assert saved.pop("checksum") == json_checksum(saved)
-    assert saved == json.loads(json.dumps({"format": "lpfs-run", **SETTINGS.to_json()}))
+    assert saved == json.loads(json.dumps({"format": "lpfs-run", **SETTINGS.to_json(), "threads": 1}))
     assert names_in(tmp_path / "run") == ["config.json"]
 
 

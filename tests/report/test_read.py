@@ -185,7 +185,11 @@ SETTINGS = [
         options={"alpha": 20.0, "schedule": "terabyte", "rescale": "rms"},
         model="deepfm",
         model_options={"dim": 8, "hidden": [64, 32]},
-        prepare={"header": False, "separator": "\t", "missing": ["?", "x"], "parts": 5, "keep_all": True},
+        prepare={"header": False, "separator": "\t", "missing": ["?", "x"], "parts": 5, "keep_all": True,
+                 "strip": True, "decimal": ",", "kind": ["the price=numeric", "a=b=ignore"]},
+        graph=False,
+        tensorboard=True,
+        mlflow=True,
         finish="hot",
         seed=4,
         lr=0.1,
@@ -209,6 +213,12 @@ def test_the_command_line_gives_the_same_settings(settings, monkeypatch, tmp_pat
     assert words[:2] == ["lpfs", "select"]
     cli.run(words[1:])
     assert json.loads(json.dumps(calls[0].to_json())) == json.loads(json.dumps(settings.to_json()))
+
+
+def test_the_report_of_a_run_has_its_directory_in_the_command(make_run_dir):
+    run_dir = make_run_dir(["a", "b"], configuration={"source": ["my log.csv"], "keep": 1})
+    moved = run_dir.rename(run_dir.parent / "my run")
+    assert "lpfs select &#39;my log.csv&#39; --keep 1 --out &#39;my run&#39;" in report(moved).read_text("utf-8")
 
 
 def test_names_that_no_command_line_can_contain_need_the_configuration_file():

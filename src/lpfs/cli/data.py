@@ -20,7 +20,8 @@ SIMULATED_PRESETS = ("small", "terabyte", "industrial", "industrial-small")
 PREPARE_HELP = """Convert the click log SOURCE to a Dataset.
 
 SOURCE is a CSV, TSV or Parquet file (.gz and .zst too), a directory or a pattern of them, or several files.
-The kinds of the columns are inferred and printed; correct them with --fields.
+The kinds of the columns are inferred and printed; correct them with --kind or --fields.
+--dry-run examines a table first: label values, days, missing values, odd columns, each with the option to add.
 """
 SIMULATE_HELP = "Write a simulated click log whose relevant fields are known; they are saved in truth.json."
 
@@ -49,13 +50,15 @@ log_option = opt.section("Log")
 @opt.encoding("--only", "fields_only", multiple=True, help="With --like: use only this field; repeatable.")
 @opt.encoding("--write-fields", type=opt.PATH, help="Write the inferred fields as TOML.")
 @opt.output("--out", type=opt.PATH, help="Directory to write.")
-@opt.output("--dry-run", is_flag=True, help="Print how each column would be encoded; write no Dataset.")
+@opt.output("--dry-run", is_flag=True, help="Examine the table: labels, days, columns; write no Dataset.")
 @opt.output("--replace", is_flag=True, help="Replace another Dataset.")
 @opt.output("--engine", choices=ENGINES, default="embedded", help="What reads the log.")
 @opt.OUTPUT_OPTIONS
 def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **options: Any) -> None:
     """Convert a click log to a Dataset."""
     from lpfs._console import Console
+    from lpfs._text import quote_command
+    from lpfs.data.diagnose import diagnose
     from lpfs.data.fields import to_toml
     from lpfs.data.planning import TABLE, field_table, field_table_compact
     from lpfs.data.prepare import plan_source, run_plan
@@ -68,11 +71,14 @@ def prepare(source: tuple[str, ...], quiet: bool, as_json: bool, **options: Any)
     plan = plan_source(list(source), **opt.prepare_options(options))
     if fields_out is not None:
         fields_out.write_text(to_toml(plan.plans), "utf-8")
-        console.message(f"{fields_out}: the inferred fields; edit them and pass them with --fields")
+        use = quote_command("--fields", fields_out)
+        console.message(f"{fields_out}: the inferred fields; edit them and pass them with {use}")
     if dry_run:
-        console.table(plan.title, *field_table_compact(plan), numeric=False)
+        diagnosis = diagnose(plan, console)
+        console.table(plan.title, *field_table_compact(diagnosis.plan), numeric=False)
+        diagnosis.report(console)
         if as_json:
-            print_json([dict(zip(TABLE, row, strict=True)) for row in field_table(plan)])
+            print_json(diagnosis.to_json([dict(zip(TABLE, row, strict=True)) for row in field_table(diagnosis.plan)]))
         return
     dataset = run_plan(plan, out, engine=engine, replace=replace, console=console)
     if as_json:

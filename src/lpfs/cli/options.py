@@ -27,9 +27,9 @@ LIST_OPTIONS = ("hidden", "bottom", "head")  # options of a model that are lists
 METHOD_OPTIONS = ("alpha", "tau", "epsilon", "schedule", "rescale")  # of a method, each also an option here
 # options of prepare, which are in Settings.prepare
 PREPARE_OPTIONS = (
-    *("tasks", "positive", "preset", "separator", "no_header", "missing"),
+    *("tasks", "positive", "preset", "separator", "no_header", "strip", "decimal", "missing"),
     *("time_format", "parts", "negatives"),
-    *("fields", "min_count", "max_values", "hash", "bins", "keep_all"),
+    *("fields", "kind", "min_count", "max_values", "hash", "bins", "keep_all"),
 )
 
 MODEL_OPTION_HELP = "Option of the model, as dim=8 or hidden=64,32; repeatable."
@@ -75,6 +75,8 @@ TABLE = combine_options(
     table("--preset", choices=PRESETS, help="Layout of a public log."),
     table("--separator", help="Column separator of a text table; \\t is a tab. Default: detected."),
     table("--no-header", is_flag=True, help="Text tables have no header; columns are column_1, column_2 …"),
+    table("--strip", is_flag=True, help="Remove blanks around the names and values of text tables."),
+    table("--decimal", metavar="MARK", help="Decimal mark of numbers in text, . or , (detected by column)."),
     table("--missing", multiple=True, help="Text of a missing value, for example '?'; repeatable."),
 )
 DAYS = combine_options(
@@ -86,7 +88,12 @@ DAYS = combine_options(
 )
 ENCODING = combine_options(
     encoding("--fields", type=FILES, help="TOML file that corrects the inferred fields."),
-    encoding("--min-count", type=int, help="Rarer values share the id of unseen values."),
+    encoding("--kind", multiple=True, metavar="COLUMN=KIND", help="Kind of a column, as price=numeric; repeatable."),
+    encoding(
+        "--min-count",
+        type=int,
+        help="Rarer values share the id of unseen values. Default: 2 for near-unique columns, else 1.",
+    ),
     encoding("--max-values", type=int, help="Maximum number of values of a field; the most frequent ones are kept."),
     encoding("--hash", type=int, help="Hash values to this many ids instead of storing vocabularies."),
     encoding("--bins", type=BinsType(), help="Number of quantile bins of numeric columns, auto, or off."),

@@ -51,6 +51,7 @@ from lpfs.train.checkpoint import seed_all
 from lpfs.train.distributed.group import current_group, single_process
 from lpfs.train.evaluate import predictions, task_names
 from lpfs.train.metrics import scores
+from lpfs.train.threads import describe_threads
 
 POLL_SECONDS = 1.0  # between two checks of runs that other processes do
 NOT_METHOD_ERRORS = (LockedError, OSError, CheckpointError)  # not caused by the method: a lock, a full disk
@@ -98,6 +99,8 @@ def run_comparison(
                 kinds = copy_truth(run_dir, dataset, truth)
             write_plan(run_dir, settings, plan, dataset)
         if not tables_only:
+            if base.device.type == "cpu":
+                console.message(f"training on {describe_threads()}")
             run_missing(runner, plan.runs(settings.seed, len(runner.names)), console, retry_failed=retry_failed)
         comparison = summarize_comparison(store, base, plan, kinds, dataset.fingerprint)
         if is_leader:

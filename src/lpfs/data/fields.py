@@ -16,6 +16,8 @@ from lpfs.errors import DataError, FieldError, InputError
 from lpfs.schema import GROUPS
 
 KINDS = ("categorical", "numeric", "multi", "ignore")
+DECIMALS = (".", ",")
+INTEGERS = "integers"  # start of the reason for an amount of integers, which the label may overrule
 BINNING = ("auto", "off")  # allowed instead of a number of bins
 TRANSFORMS = ("log", "none")
 CHOICES = {"kind": KINDS, "group": GROUPS, "transform": TRANSFORMS}
@@ -34,10 +36,11 @@ class FieldPlan:
     cost: float = 1.0  # cost of serving the field, in any unit
     separator: str | None = None  # splits the text of a multi-valued (or of a wide numeric) column into values
     hash: int | None = None  # hash values modulo this range instead of keeping a vocabulary
-    min_count: int | None = None  # values that occur less often in the training days share the id of unseen values
+    min_count: int | None = None  # rarer values share the id of unseen values; None: see ``automatic_min_count``
     max_values: int | None = None  # keep only this many of the most frequent values
     bins: int | str | None = None  # quantile bins, whose indices become ids; auto: by the number of training rows; off
     transform: str = "log"  # of numbers: log (signed log1p, then standardize), or none (standardize only)
+    decimal: str | None = None  # decimal mark of numbers in text; None: a point
     width: int = 1  # how many numbers a numeric column holds (list columns, or with separator)
     hexadecimal: bool = False  # values are hexadecimal numbers of at most eight digits
     dim: int = 1  # embedding width written to the schema
@@ -53,6 +56,7 @@ class FieldPlan:
 
         for option, names in CHOICES.items():
             require(getattr(self, option) in names, option, "", names)
+        require(self.decimal in (None, *DECIMALS), "decimal", "'.' or ','")
         require(is_number(self.cost) and 0 <= self.cost < float("inf"), "cost", "a number >= 0")
         valid_separator = self.separator is None or (isinstance(self.separator, str) and self.separator != "")
         require(valid_separator, "separator", "the text between two values")
@@ -71,6 +75,11 @@ class FieldPlan:
         """Whether numbers become ids of quantile bins."""
         return self.bins is not None and self.bins != "off"
 
+    @property
+    def decided_by_label(self) -> bool:
+        """Whether ``decide_integers`` chooses the kind: an amount was inferred from integers with many values."""
+        return self.kind == "numeric" and self.why.startswith(INTEGERS)
+
 
 OPTIONS = tuple(option.name for option in fields(FieldPlan) if option.name not in ("name", "why"))
 
@@ -86,7 +95,7 @@ def apply_corrections(plans: Iterable[FieldPlan], corrections: Mapping[str, Mapp
         for option, kind in (("separator", "multi"), ("bins", "numeric")):
             if option in options and plan.kind == "categorical":
                 options.setdefault("kind", kind)
-        result.append(replace(plan, **options, why="given" if "kind" in options else plan.why))
+        result.append(replace(plan, **options, why="given" if {"kind", "bins"} & set(options) else plan.why))
     return result
 
 
@@ -98,6 +107,8 @@ def check_columns(required: Iterable[str], names: Iterable[str], origin: str) ->
             listed = ", ".join(map(repr, names[:LISTED_NAMES])) + (" …" if len(names) > LISTED_NAMES else "")
             looks_like_data = any(column.replace(".", "", 1).isdecimal() for column in names)
             hint = "; is its first line a header? if not: --no-header, or header=False" if looks_like_data else ""
+            if any(column.strip() == name for column in names):
+                hint = "; its name has blanks around it: --strip, or strip=True"
             raise FieldError(f"{origin}: no column {name!r}{did_you_mean(name, names)}; the source has {listed}{hint}")
 
 
@@ -135,6 +146,24 @@ def read_fields(fields: Any) -> dict[str, dict[str, Any]]:
             raise FieldError(f"{origin}: {error}") from None
         result[name] = dict(options)
     return result
+
+
+def read_kinds(texts: Iterable[str]) -> dict[str, str]:
+    """Return {column: kind} from texts of the form column=kind.
+
+    >>> read_kinds(["age=numeric", "a=b=ignore"])
+    {'age': 'numeric', 'a=b': 'ignore'}
+    """
+    kinds = {}
+    for text in (texts,) if isinstance(texts, str) else texts:
+        name, sign, kind = text.rpartition("=")
+        if not sign or not name or kind not in KINDS:
+            raise InputError(
+                f"kind must be of the form COLUMN=KIND, with one of {', '.join(KINDS)}; found {text!r:.80}"
+                f"{did_you_mean(kind, KINDS)}"
+            )
+        kinds[name] = kind
+    return kinds
 
 
 def load_toml(path: Path) -> dict[str, Any]:

@@ -6,15 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lpfs._console import Console
+from lpfs._text import quote_command
 from lpfs.data.days import DayAssigner
 from lpfs.data.encoders import make_encoder
 from lpfs.data.encoders.base import Encoder
 from lpfs.data.encoders.categorical import finish_together, group_encoders
 from lpfs.data.passes import DayRows, DuplicateColumns, LabelCopies, hash_arrays, make_pool, map_fields
 from lpfs.data.planning import PrepareOptions, PreparePlan
+from lpfs.data.store.format import FIRST_ID
 from lpfs.errors import DataError
 
 QUOTED_ROWS = 1000  # first rows from which an error message quotes label values
+MAX_LISTED = 12  # near-unique columns that are named
 MIN_COVERED = 0.5  # share of the training values below which a vocabulary is reported as too small
 
 
@@ -95,7 +98,8 @@ def select_encoders(plan: PreparePlan, fit: FitResult, console: Console) -> tupl
     for reason in dict.fromkeys(dropped.values()):
         names = ", ".join(repr(name) for name in dropped if dropped[name] == reason)
         console.message(f"{'kept on request' if keep_all else 'dropped'}, {reason}: {names}")
-    _warn_small_vocabularies(kept, console)
+    _report_near_unique(kept, console)
+    _warn_small_vocabularies([encoder for encoder in kept if not encoder.near_unique], console)
     return kept, dropped
 
 
@@ -110,6 +114,19 @@ def _check_labels(plan: PreparePlan, fit: FitResult, console: Console) -> None:
         )
     if fit.positives in (0, fit.rows):
         console.message(f"label {label!r} is {int(fit.positives > 0)} in every training row: no model can be trained")
+
+
+def _report_near_unique(encoders: list[Encoder], console: Console) -> None:
+    """Name the fields with another value in most rows."""
+    fields = [encoder for encoder in encoders if encoder.near_unique]
+    for encoder in fields[:MAX_LISTED]:
+        kept = f"{encoder.cardinality - FIRST_ID:,} of {encoder.metadata()['values_seen']:,} values have an id"
+        if encoder.plan.min_count is None:
+            kept += ", those seen once share that of unseen values (--min-count 1 keeps them)"
+        ignore = quote_command("--kind", f"{encoder.name}=ignore")
+        console.message(f"near-unique: {encoder.name!r}: {kept}; leave it out with {ignore}")
+    if len(fields) > MAX_LISTED:
+        console.message(f"near-unique: {len(fields) - MAX_LISTED} more columns; --dry-run --json lists them")
 
 
 def _warn_small_vocabularies(encoders: list[Encoder], console: Console) -> None:

@@ -1,4 +1,4 @@
-"""Values of a raw log: casts that raise clear errors, patterns of numbers and dates, times to days."""
+"""Values of a raw log: casts that raise clear errors, numbers, dates and labels in text, times to days."""
 
 from __future__ import annotations
 
@@ -8,14 +8,34 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from lpfs._text import quote_command
 from lpfs.errors import DataError
 
 DATE = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}.*)?$"
-AMBIGUOUS_DATE = r"^\d{1,4}[./-]\d{1,2}[./-]\d{1,4}\b"  # the order of day and month is unknown
-DECIMAL_COMMA = r"^[+-]?\d+,\d+$"
+# a date in numbers with one separator, and a time of day: first, second and third number, T, seconds, AM or PM
+DAY_DATE = r"^(\d{1,4})([./-])(\d{1,2})([./-])(\d{1,4})(?:([ T])\d{1,2}:\d{2}(:\d{2})?( ?[AaPp][Mm])?)?$"
+MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
+NAMED_DATE = rf"^(?i:(?:[a-z]{{3,9}},? )?(?:\d{{1,2}}[ ./-])?(?:{MONTHS})[a-z]*)[ ./,-]+\d{{1,4}}\b"
+ANY_DATE = f"(?:{DATE})|(?:{DAY_DATE})|(?:{NAMED_DATE})"
+MIN_DATE_SHARE = 0.5  # share of the texts of a column that must look like dates, for it to be a column of dates
 INTEGER = r"^[+-]?\d+$"
 LEADING_ZERO = r"^[+-]?0\d"
+CURRENCY = "$€£¥₹"
+# Numbers in text, by their decimal mark: a sign, a currency sign before or after, thousands separators, percent
+NUMBER_TEXT = {
+    decimal: rf"^\s*[+-]?[{CURRENCY}]?\s?[+-]?(?:\d{{1,3}}(?:[{thousands}'\u00a0\u202f]\d{{3}})+|\d+)?"
+    rf"(?:[{decimal}]\d*)?(?:[eE][+-]?\d+)?\s?[{CURRENCY}%]?\s*$"
+    for decimal, thousands in ((".", ","), (",", "."))
+}
+NUMBER_SIGNS = rf"[\s{CURRENCY}%'\u00a0\u202f]"  # removed from a number in text, and the thousands separator
 MISSING_NUMBER_TEXTS = {"", "na", "n/a", "nan", "null", "none", "\\n", "-"}  # missing numbers, in lower case
+MISSING_NUMBER_TEXTS |= {"#n/a", "#na", "#null!", "#div/0!", "#value!", "#ref!", "#num!", "#name?"}  # of spreadsheets
+POSITIVE_WORDS = ("click", "clicked", "positive", "true", "yes", "converted", "conversion", "purchased", "bought")
+NEGATIONS = [negation + space for negation in ("not", "no", "non") for space in (" ", "_", "-", "")]
+# texts of a label in lower case, with the number that they stand for
+LABEL_WORDS = dict.fromkeys((*POSITIVE_WORDS, "t", "y", "pos"), "1")
+LABEL_WORDS |= dict.fromkeys(("false", "no", "f", "n", "negative", "neg", "unclicked"), "0")
+LABEL_WORDS |= {negation + word: "0" for negation in NEGATIONS for word in POSITIVE_WORDS}
 # Unix times from 2001 to 2286: (from, to, unit); the ranges do not overlap
 UNIX_RANGES = ((10**9, 10**10, "s"), (10**12, 10**13, "ms"), (10**15, 10**16, "us"), (10**18, 10**19, "ns"))
 MAX_DATE_SECONDS = 8 * 10**12  # seconds from 1970 to the last date that can be written as text, about the year 255,000
@@ -81,6 +101,79 @@ def replace_missing_marks(frame: pl.DataFrame, marks: Sequence[str]) -> pl.DataF
     return frame.with_columns(pl.when(text.is_in(list(marks))).then(None).otherwise(text).name.keep())
 
 
+def strip_blanks(frame: pl.DataFrame) -> pl.DataFrame:
+    """Remove blanks around texts; a text of blanks alone becomes null."""
+    return replace_missing_marks(frame.with_columns(pl.col(pl.String).str.strip_chars()), [""])
+
+
+def parse_numbers(text: pl.Series, decimal: str = ".") -> pl.Series:
+    """Return numbers from text, also with blanks, thousands separators, a currency or percent sign; null for others.
+
+    ``decimal`` is the decimal mark. The sign of percent is only removed.
+
+    >>> parse_numbers(pl.Series([" 7", "$2,641.21", "81.1%", "1.234,5"])).to_list()
+    [7.0, 2641.21, 81.1, None]
+    >>> parse_numbers(pl.Series(["3,14", "1.234,5"]), ",").to_list()
+    [3.14, 1234.5]
+    """
+    numbers = cast_column(text, pl.Float64, strict=False)
+    if decimal == ".":
+        rows = (numbers.is_null() & text.is_not_null()).arg_true()
+        if not len(rows):
+            return numbers
+    else:
+        rows = pl.arange(len(text), eager=True)
+    others = text.gather(rows)
+    others = others.set(~others.str.contains(NUMBER_TEXT[decimal]), None).str.replace_all(NUMBER_SIGNS, "")
+    others = others.str.replace_all("." if decimal == "," else ",", "", literal=True)
+    if decimal == ",":
+        others = others.str.replace(",", ".", literal=True)
+    return numbers.scatter(rows, cast_column(others, pl.Float64, strict=False))
+
+
+def looks_like_dates(text: pl.Series) -> bool:
+    """Return whether most texts look like dates."""
+    share = text.str.contains(ANY_DATE).mean()
+    return isinstance(share, float) and share >= MIN_DATE_SHARE
+
+
+def date_formats(text: pl.Series) -> list[str]:
+    """Return the formats of dates in numbers that fit all texts: iso, or strptime formats such as %d/%m/%Y.
+
+    >>> date_formats(pl.Series(["01/02/2026", "12/02/2026"]))
+    ['%d/%m/%Y', '%m/%d/%Y']
+    >>> date_formats(pl.Series(["01/02/2026 9:30", "13/02/2026 9:30"]))
+    ['%d/%m/%Y %H:%M']
+    """
+    if bool(text.str.contains(DATE).all()):
+        return ["iso"]
+    parts = text.drop_nulls().str.extract_groups(DAY_DATE).struct.unnest()
+    parts.columns = ["first", "mark", "second", "other_mark", "third", "space", "seconds", "half"]
+    lengths_of_clock = [pl.col(name).str.len_chars() for name in ("seconds", "half")]
+    layouts = parts.select("mark", "other_mark", "space", *lengths_of_clock).unique()
+    mark, other_mark, space, seconds, half = layouts.row(0) if layouts.height == 1 else (None,) * 5
+    if mark is None or mark != other_mark:
+        return []
+    clock = "" if space is None else space + ("%H:%M" if half is None else "%I:%M")
+    clock += ":%S" * (seconds is not None) + {None: "", 2: "%p", 3: " %p"}[half]
+    lengths = [set(parts[name].str.len_chars().unique().to_list()) for name in ("first", "third")]
+    if lengths[0] == {4}:
+        orders = [("%Y", "%m", "%d")]
+    elif lengths[1] == {4}:
+        orders = [("%d", "%m", "%Y"), ("%m", "%d", "%Y")]
+    elif lengths[1] == {2}:
+        orders = [("%d", "%m", "%y"), ("%m", "%d", "%y"), ("%y", "%m", "%d")]
+    else:
+        return []
+    largest = [int(parts[name].cast(pl.Int64).max() or 0) for name in ("first", "second", "third")]
+    limits = {"%d": 31, "%m": 12}
+    return [
+        mark.join(order) + clock
+        for order in orders
+        if all(value <= limits.get(code, 9999) for code, value in zip(order, largest, strict=True))
+    ]
+
+
 def unix_unit(low: float, high: float) -> str | None:
     """Return the unit of Unix times that lie between two numbers; None if they cannot be Unix times.
 
@@ -93,13 +186,11 @@ def unix_unit(low: float, high: float) -> str | None:
 def detect_time_format(values: pl.Series) -> str:
     """Detect the format of a time column of text or numbers from its first rows."""
     text = cast_column(values, pl.String)
-    if bool(text.str.contains(DATE).all()):
-        return "iso"
-    if bool(text.str.contains(AMBIGUOUS_DATE).all()):
-        raise DataError(
-            f"column {values.name!r}: {text[0]!r} may be a date, but its format is ambiguous; "
-            "give time_format, for example '%d/%m/%Y', or 'name' to use the texts as day names in row order"
-        )
+    if looks_like_dates(text):
+        formats = date_formats(text)
+        if len(formats) == 1:
+            return formats[0]
+        raise unreadable_dates(text, formats)
     numbers = cast_column(values, pl.Float64, strict=False)
     if numbers.null_count() or not bool((numbers == numbers.round()).all()):
         return "name"
@@ -107,6 +198,20 @@ def detect_time_format(values: pl.Series) -> str:
     if unit := unix_unit(low, high):
         return f"unix {unit}"
     return "%Y%m%d" if low >= 19000101 and high <= 21001231 else "number"
+
+
+def unreadable_dates(text: pl.Series, formats: Sequence[str]) -> DataError:
+    """Return the error for dates that no format, or more than one, fits."""
+    other = text.filter(~text.str.contains(ANY_DATE).fill_null(True))
+    problem = f"{text.drop_nulls().head(1).item()!r:.60} may be a date, but its format is "
+    problem += "ambiguous: " + " or ".join(formats) if formats else "unknown"
+    if len(other):
+        problem = f"the other rows are dates, but {other[0]!r:.60} is not"
+    example = (formats or ["%d/%m/%Y"])[0]
+    return DataError(
+        f"column {text.name!r}: {problem}; give time_format={example!r}, or {quote_command('--time-format', example)}; "
+        "'name' uses the texts as day names in row order"
+    )
 
 
 def as_integers(values: pl.Series) -> pl.Series:

@@ -15,11 +15,12 @@ import numpy.typing as npt
 import polars as pl
 
 from lpfs._fileio import pause_garbage_collection
+from lpfs._text import quote_command
 from lpfs.data.days import DayAssigner
 from lpfs.data.encoders.base import Encoder, RowLocator
 from lpfs.data.encoders.numeric import as_numbers
 from lpfs.data.hashing import splitmix64
-from lpfs.data.parsing import cast_column, replace_missing_marks
+from lpfs.data.parsing import LABEL_WORDS, cast_column, replace_missing_marks
 from lpfs.data.planning import PrepareOptions
 from lpfs.data.sources.base import Chunk
 from lpfs.data.store.format import AnyArray
@@ -28,7 +29,7 @@ from lpfs.errors import DataError
 FIRST_ROWS = 1000  # rows that rule out nearly every column as a copy of the label
 MIN_PARALLEL_ROWS = 2000  # rows below which threads cost more than they save
 MAX_THREADS = 8
-BOOLEAN_WORDS = {"true": "1", "false": "0"}
+MAX_LABELS = 6  # label values listed in an error message
 WRITER_ARGUMENTS = {"categorical": "ids", "numeric": "dense", "multi": "bags"}  # of ``DayWriter.append``, by kind
 Labels = dict[str, npt.NDArray[np.uint8]]
 Columns = dict[str, dict[str, Any]]  # {argument of ``DayWriter.append``: {field: array}}
@@ -114,7 +115,7 @@ def read_labels(frame: pl.DataFrame, options: PrepareOptions, locate: RowLocator
 
 
 def read_label(values: pl.Series, options: PrepareOptions, locate: RowLocator) -> npt.NDArray[np.uint8]:
-    """Return a label as 0 and 1; raise DataError for any other value."""
+    """Return a label as 0 and 1, also from words such as yes and no; raise DataError for any other value."""
     role = "label" if values.name == options.label else "task"
     if values.null_count():
         row = int(values.is_null().arg_max() or 0)
@@ -124,18 +125,26 @@ def read_label(values: pl.Series, options: PrepareOptions, locate: RowLocator) -
             raise DataError(f"{role} {values.name!r} is a column of {values.dtype}; it must hold 0 and 1")
         return (cast_column(values, pl.String) == options.positive).to_numpy().astype(np.uint8)
     if values.dtype == pl.String:
-        words = values.str.strip_chars().str.to_lowercase().replace(BOOLEAN_WORDS)
+        words = values.str.strip_chars().str.to_lowercase().replace(LABEL_WORDS)
         numbers = cast_column(words, pl.Float64, strict=False).to_numpy()  # NaN for any other text
     else:
         numbers = as_numbers(values, locate)
     invalid = (numbers != 0) & (numbers != 1)
     if invalid.any():
-        row = int(invalid.argmax())
+        row, found = int(invalid.argmax()), label_values(values)
+        listed = ", ".join(f"{value!r:.60}" for value in found) + " …" * (len(found) == MAX_LABELS)
         raise DataError(
             f"{locate(row)}: {role} {values.name!r} must be 0 or 1, found {values[row]!r:.60}; "
-            "repair the rows, or say which value counts as 1: positive='yes', or --positive yes"
+            f"its values are {listed}; say which one counts as 1, as in {quote_command('--positive', found[-1])}, "
+            "or repair the rows"
         )
     return numbers.astype(np.uint8)
+
+
+def label_values(values: pl.Series) -> list[str]:
+    """Return the most frequent values of a label as text, in the order of their counts."""
+    counts = cast_column(values, pl.String).rename("value").drop_nulls().value_counts(name="count")
+    return counts.sort("count", "value", descending=[True, False])["value"].head(MAX_LABELS).to_list()
 
 
 class DuplicateColumns:

@@ -10,19 +10,22 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from lpfs._validation import check_name, is_number
-from lpfs.data.fields import FieldPlan, apply_corrections, check_columns, read_fields
+from lpfs.data.fields import FieldPlan, apply_corrections, check_columns, read_fields, read_kinds
 from lpfs.data.sources import open_source
 from lpfs.errors import DataError, InputError
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from lpfs.data.sources.base import Source
 
 MAX_NAMES = 12  # columns listed in an error message
 MAX_PARTS = 4000  # parts of a log without a time column
 TIME_FORMATS = ("iso", "number", "name", "unix s", "unix ms", "unix us", "unix ns")  # besides strptime formats
+TIME_CODE = re.compile(r"%(?:[-_0]?[YCymbBhdeaAwuUWGgVjDxFvHkIlPpMSfRTXrZzsnt+%]|\.?[369]?f|:{1,3}z|#z)")  # of chrono
 
 TABLE = ("column", "kind", "group", "options", "why")  # header of the table of fields
-TABLE_OPTIONS = ("separator", "hash", "min_count", "max_values", "bins", "width", "hexadecimal", "cost")
+TABLE_OPTIONS = ("separator", "hash", "min_count", "max_values", "bins", "decimal", "width", "hexadecimal", "cost")
 NUMBER = re.compile(r"\d[\d,]*")
 MIN_MERGED = 6  # adjacent columns of one name pattern and kind that are shown as one line
 Row = tuple[str, ...]
@@ -77,11 +80,13 @@ class PrepareOptions:
     train: int | None = None  # first days on which encoders are fitted; None: all but the last, or all of the split
     negatives: float | Mapping[str, float] = 1.0  # share of the negatives to keep, on every day or {day: share}
     seed: int = 0  # seed of the sampling of negatives and of shuffle
-    min_count: int = 1  # values that occur less often in the training days share the id of unseen values
+    min_count: int | None = None  # rarer values share the id of unseen values; None: see ``automatic_min_count``
     max_values: int | None = None  # keep only this many of the most frequent values of a field
     hash: int | None = None  # hash all categorical values modulo this range instead of keeping vocabularies
     bins: int | str | None = None  # quantile bins of all numeric columns; auto: by the number of training rows
+    decimal: str | None = None  # decimal mark of numbers in text, a point or a comma; None: detected by column
     separator: str | None = None  # separator of a text table; None: detected from its first line
+    strip: bool = False  # remove blanks around the names and values of a text table
     header: bool | Sequence[str] = True  # whether text tables have a header; or the names, where they have none
     missing: tuple[str, ...] = ()  # further texts that mean a missing value
     positive: str | None = None  # label value that counts as 1, where the label is not 0 and 1
@@ -100,7 +105,10 @@ class PrepareOptions:
         require(len({label, *tasks}) == 1 + len(tasks), "tasks", f"different columns, none of them the label {label!r}")
         valid_parts = by_file or (type(self.parts) is int and 1 <= self.parts <= MAX_PARTS)
         require(valid_parts, "parts", f"an integer from 1 to {MAX_PARTS}, or 'files'")
-        require(type(self.shuffle) is bool, "shuffle", "true or false")
+        for option in ("shuffle", "strip", "ordered", "keep_all"):
+            require(type(getattr(self, option)) is bool, option, "true or false")
+        one_character = self.separator is None or (len(self.separator.encode()) == 1 and self.separator not in '"\n\r')
+        require(one_character, "separator", "one ASCII character, not a quote or a line end")
         mixed = f"left out: column {self.time!r} orders the rows, a random split would mix past and future"
         require(not self.shuffle or self.time is None, "shuffle", mixed)
         require(not self.shuffle or not by_file, "shuffle", "left out when a day is a file (parts 'files')")
@@ -117,13 +125,21 @@ class PrepareOptions:
         require(not self.ordered or self.time is not None, "ordered", "used together with a time column")
         valid_format = self.time_format in (None, *TIME_FORMATS) or "%" in (self.time_format or "")
         require(valid_format, "time_format", f"a strptime format with %, or one of {', '.join(TIME_FORMATS)}")
+        unknown = TIME_CODE.sub("", self.time_format or "")
+        require("%" not in unknown, "time_format", "a strptime format with known codes, for example %d/%m/%Y %H:%M")
         FieldPlan(  # checks the options that hold for every field
-            "every field", min_count=self.min_count, max_values=self.max_values, hash=self.hash, bins=self.bins
+            "every field",
+            min_count=self.min_count,
+            max_values=self.max_values,
+            hash=self.hash,
+            bins=self.bins,
+            decimal=self.decimal,
         )
 
     def apply_defaults(self, plan: FieldPlan) -> FieldPlan:
         """Return a field's plan with unset options replaced by those for all fields."""
         if plan.kind == "numeric":
+            plan = replace(plan, decimal=self.decimal) if self.decimal and not plan.decimal else plan
             return replace(plan, bins=plan.bins or self.bins) if plan.width == 1 and self.bins else plan
         if plan.kind == "ignore":
             return plan
@@ -165,6 +181,7 @@ def plan_log(
     time: str | None = None,
     fields: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     preset: str | None = None,
+    kind: Sequence[str] = (),
     **options: Any,
 ) -> PreparePlan:
     """Plan from the first rows what ``prepare`` does with each column; writes nothing."""
@@ -175,8 +192,10 @@ def plan_log(
     options = {"label": label, "time": time, **options}
     values = {**defaults, **{name: value for name, value in options.items() if value is not None}}
     corrections = read_fields(fields)
+    for name, value in read_kinds(kind).items():
+        corrections[name] = {**corrections.get(name, {}), "kind": value}
     settings = build_options({"label": "a label", **values})
-    table = open_source(source, separator=settings.separator, header=settings.header)
+    table = open_source(source, separator=settings.separator, header=settings.header, strip=settings.strip)
     if "label" not in values:  # after other mistakes were reported
         more = f" and {len(table.names) - MAX_NAMES} more" if len(table.names) > MAX_NAMES else ""
         listed = ", ".join(table.names[:MAX_NAMES]) + more
@@ -194,23 +213,28 @@ def plan_log(
         if name in targets:
             raise InputError(f"fields: {name!r} is the label or a task, and cannot be a field too")
 
-    from lpfs.data.infer import SAMPLE_ROWS, TIME_REASON, infer_columns  # imports polars
+    from lpfs.data.infer import SAMPLE_ROWS, TIME_REASON, UNREADABLE_DATES, infer_columns  # imports polars
     from lpfs.data.parsing import replace_missing_marks
 
     sample = replace_missing_marks(table.sample(SAMPLE_ROWS), settings.missing)
-    plans_by_name = infer_columns(sample.drop({*targets, *layout}))
+    undecided = sample.drop({*targets, *layout})
+    plans_by_name = infer_columns(undecided, typed=table.typed, decimal=settings.decimal)
     plans_by_name |= {name: FieldPlan(name, **options, why="preset") for name, options in layout.items()}
     inferred = [plans_by_name[name] for name in table.names if name not in targets]
     if settings.time is None and "parts" not in values:
         excluded = {*corrections, settings.split}
         times = [field.name for field in inferred if field.why == TIME_REASON and field.name not in excluded]
-        if len(times) == 1:
+        if len(times) == 1 and find_date_format(table, sample, times[0]) == "":
+            inferred = [replace(field, why=UNREADABLE_DATES) if field.name in times else field for field in inferred]
+        elif len(times) == 1:
             if settings.shuffle:
                 raise InputError(
                     f"shuffle: column {times[0]!r} holds times, a random split would mix past and future; "
                     "leave shuffle out to order the rows by it, or give parts to leave the time out"
                 )
             settings = replace(settings, time=times[0])
+    if settings.time is not None and settings.time_format is None:
+        settings = replace(settings, time_format=find_date_format(table, sample, settings.time) or None)
     plans = []
     for field in apply_corrections(inferred, corrections):
         if field.name == settings.time and not corrections.get(field.name):
@@ -221,6 +245,26 @@ def plan_log(
     if all(field.kind == "ignore" for field in plans):
         raise DataError(f"{table.files[0]}: no field is left besides the label; set the kinds with fields")
     return PreparePlan(table, settings, tuple(plans))
+
+
+def find_date_format(source: Source, sample: pl.DataFrame, column: str) -> str | None:
+    """Return the strptime format of a column of dates; None if they are ISO dates or no dates, "" if none fits.
+
+    01/02/2026 may be in January or in February: rows are read until one of them decides.
+    """
+    import polars as pl
+
+    from lpfs.data.parsing import date_formats
+
+    formats = date_formats(sample[column]) if sample[column].dtype == pl.String else []
+    if formats in ([], ["iso"]):
+        return None
+    for chunk in source.chunks([column]) if len(formats) > 1 else ():
+        fitting = date_formats(chunk.frame[column])
+        formats = [time_format for time_format in formats if time_format in fitting]
+        if len(formats) < 2:
+            break
+    return formats[0] if len(formats) == 1 else ""
 
 
 def check_row_columns(options: PrepareOptions, source: Source) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lpfs.data.encoders.base import Encoder
     from lpfs.data.engines.base import Engine
 
-VERSION = 3  # version of what prepare does with a source and its options; part of the fingerprint
+VERSION = 4  # version of what prepare does with a source and its options; part of the fingerprint
 
 
 def prepare(
@@ -134,6 +134,7 @@ def _build_dataset(
 ) -> Dataset:
     """Assign days, fit the encoders (unless the plan brings them) and write all rows to ``out``."""
     from lpfs.data.fit_encoders import select_encoders, training_days
+    from lpfs.data.integers import decide_integers
 
     options, assigner = plan.options, engine.assign_days()
     unknown = set(options.negatives) - set(assigner.days) if isinstance(options.negatives, Mapping) else set()
@@ -145,6 +146,7 @@ def _build_dataset(
         plan.report(console)
     else:
         train = training_days(assigner, options)
+        plan = engine.plan = decide_integers(plan, assigner, set(range(train)), console)
         encoders, dropped = select_encoders(plan, engine.observe(assigner, set(range(train))), console)
         fit_settings = {
             "train_days": assigner.days[:train],
@@ -193,7 +195,7 @@ def fingerprint(plan: PreparePlan, source: list[list[Any]]) -> str:
         "prepare": VERSION,
         "source": source,
         "options": plan.options.to_json(),
-        "fields": [{**vars(field), "why": None} for field in plan.plans],
+        "fields": [{**vars(field), "why": None, "by_label": field.decided_by_label} for field in plan.plans],
     }
     if isinstance(plan, ReencodePlan):
         content["like"] = plan.like.fingerprint

@@ -25,8 +25,19 @@ if TYPE_CHECKING:
     from lpfs.data.store.format import AnyArray
 
 Like = Dataset | str | os.PathLike[str]
-INHERITED_OPTIONS = ("label", "tasks", "header", "separator", "missing", "positive")  # taken from the reference
-FITTING_OPTIONS = ("tasks", "fields", "preset", "train", "min_count", "max_values", "hash", "bins", "keep_all")
+INHERITED_OPTIONS = (
+    "label",
+    "tasks",
+    "header",
+    "separator",
+    "strip",
+    "missing",
+    "positive",
+)  # taken from the reference
+FITTING_OPTIONS = (
+    *("tasks", "fields", "kind", "preset", "train"),
+    *("min_count", "max_values", "hash", "bins", "decimal", "keep_all"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +83,7 @@ def plan_like(source: Any, like: Like, *, fields_only: Sequence[str] | None = No
             raise InputError(f"with like, everything that is fitted comes from the other Dataset; leave out {name!r}")
     like = open_reference(like)
     encoders = reference_encoders(like, fields_only)
-    reference = like.settings["options"]
+    reference = {"strip": False, **like.settings["options"]}  # older Datasets have no such option
     for name in ("label", "time", "time_format", *INHERITED_OPTIONS):
         if name not in reference:
             raise DataError(f"{like.path / 'dataset.json'} is damaged: option {name!r} is missing; prepare it again")
@@ -80,7 +91,7 @@ def plan_like(source: Any, like: Like, *, fields_only: Sequence[str] | None = No
     if options.get("label", label) != label:
         raise InputError(f"label: it is {label!r} in {like.path}, found {options['label']!r}; rename the column")
     settings = build_options({**{name: reference[name] for name in INHERITED_OPTIONS}, **options})
-    table = open_source(source, separator=settings.separator, header=settings.header)
+    table = open_source(source, separator=settings.separator, header=settings.header, strip=settings.strip)
     if settings.time is None and reference["time"] in table.names and not {"parts", "shuffle"} & set(options):
         time_format = settings.time_format or reference["time_format"]
         settings = replace(settings, time=reference["time"], time_format=time_format)
@@ -184,7 +195,7 @@ class RowEncoder:
 
     def __call__(self, table: Any) -> Batch:
         """Return all rows of a polars, pandas or Arrow table, or of a dict of columns; labels are 0 if absent."""
-        from lpfs.data.parsing import decode_dictionary_columns, replace_missing_marks
+        from lpfs.data.parsing import decode_dictionary_columns, replace_missing_marks, strip_blanks
         from lpfs.data.passes import DayRows, encode, read_labels
         from lpfs.data.sources.base import TableSource, row_locator
 
@@ -196,7 +207,7 @@ class RowEncoder:
         missing = [name for name in required if name not in source.names]
         check_columns_fit(self.like.path, "the table", missing, {}, extra)
         frame = decode_dictionary_columns(source.frame.select(required))
-        frame = replace_missing_marks(frame, self._options.missing)
+        frame = replace_missing_marks(strip_blanks(frame) if self._options.strip else frame, self._options.missing)
         labels = read_labels(frame, self._options, locate, labelled=labelled)
         part = DayRows(((0, frame.height),), frame, labels, locate)
         try:

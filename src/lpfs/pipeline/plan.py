@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from lpfs._console import Console
-from lpfs._validation import check_name
+from lpfs._validation import check_int, check_name
 from lpfs.data.dataset import Dataset
+from lpfs.data.fields import load_toml
 from lpfs.data.stream import Stream
 from lpfs.embeddings._backends import supports_cuda_graph
 from lpfs.errors import DataError, FieldError, InputError
@@ -26,16 +27,21 @@ from lpfs.models.base import Model
 from lpfs.pipeline.data import check_dataset_fits, settings_for_model
 from lpfs.pipeline.settings import TARGET_FIELDS, Settings
 from lpfs.pipeline.splits import DataSplits, StagePlan, auc_standard_error, plan_stages, split_dataset
-from lpfs.schema import Schema
+from lpfs.schema import Field, Schema
 from lpfs.serialization import SavedModel, find_model_dir, load_saved
 from lpfs.train.config import Training
 from lpfs.train.distributed.group import current_group
 from lpfs.train.loggers import need_mlflow, need_tensorboard
 from lpfs.train.step import make_optimizer
+from lpfs.train.threads import choose_threads, describe_threads
 
 EVAL_BATCH_SIZE = 4096  # rows per evaluation batch
 EVALUATIONS = 20  # evaluations of a training that selects its best state
 AUC_LOSS_PER_SE = 0.25  # default allowed AUC loss, in standard errors of the validation AUC
+FIELD_OPTIONS = ("silent", "parts")  # options of models that name fields
+EXAMPLE_SCHEMA = Schema(
+    (Field("user", cardinality=3, group="user"), Field("item", cardinality=3, group="item"), Field("number", "numeric"))
+)
 
 
 @dataclass(frozen=True)
@@ -155,8 +161,12 @@ def check_settings(settings: Settings) -> tuple[Settings, SavedModel | None]:
         settings = settings_for_model(settings, saved)
     settings = settings.with_absolute_paths()
     make_method(settings.method, settings.options)
-    check_model_options(settings.backbone, settings.model_options)
-    if settings.graph and resolve_device(settings.device).type != "cuda":
+    check_backbone(settings)
+    check_target(settings)
+    device = resolve_device(settings.device)
+    if device.type == "cpu":
+        choose_threads()
+    if settings.graph and device.type != "cuda":
         raise InputError("graph=True captures the steps of a GPU, but this run is on the CPU; leave graph out")
     if settings.graph and current_group().is_distributed:
         raise InputError("graph=True works in a single process, but several were started; leave graph out")
@@ -166,6 +176,25 @@ def check_settings(settings: Settings) -> tuple[Settings, SavedModel | None]:
         need_mlflow()
     Training(optimizer=settings.optimizer, lr=settings.lr, precision=settings.precision)  # type: ignore[arg-type]
     return settings, saved
+
+
+def check_backbone(settings: Settings) -> None:
+    """Check the model and those of its options that do not name fields, with a model of other fields."""
+    check_model_options(settings.backbone, settings.model_options)
+    options = {name: value for name, value in settings.model_options.items() if name not in FIELD_OPTIONS}
+    with torch.device("meta"):
+        make_model(settings.backbone, EXAMPLE_SCHEMA, **options)
+
+
+def check_target(settings: Settings) -> None:
+    """Check the target and the file of costs, without the fields that they name."""
+    if settings.costs not in (None, "complexity"):
+        load_toml(Path(str(settings.costs)))
+    values = {name: getattr(settings, name) for name in TARGET_FIELDS}
+    SelectionTarget(**values, costs=None if settings.costs is None else Costs({}))
+    forced = len(set(settings.must_keep))
+    if settings.keep is not None and check_int("keep", settings.keep, 1) < forced:
+        raise InputError(f"keep={settings.keep}, but {forced} fields must be kept; increase keep")
 
 
 def build_plan(
@@ -191,6 +220,8 @@ def build_plan(
     schema, splits = dataset.schema.subset(names), split_dataset(dataset)
     steps = plan_stages(splits, settings.batch_size, settings.pretrain_steps, settings.search_steps)
     target, device = make_target(settings, schema, splits.valid), resolve_device(settings.device)
+    if device.type == "cpu":
+        console.message(f"training on {describe_threads()}")
     return RunPlan(settings, dataset, schema, splits, steps, target, device, run_dir, resume, console, saved)
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from lpfs._fileio import read_json, remove_temporary_files, remove_tree, write_json_atomic
 from lpfs._locks import FileLock
 from lpfs.errors import InputError, LockedError
@@ -68,12 +70,15 @@ def starting_run(
 ) -> Iterator[None]:
     """Save the settings in a directory that is new, empty or a run; if the block fails, restore a replaced run.
 
-    A run is resumed only with the same settings. ``inputs`` are paths that the run reads besides its source; they must
-    not be inside a replaced run.
+    A run is resumed only with the same settings, and on as many CPU threads, because the last bits depend on them.
+    ``inputs`` are paths that the run reads besides its source; they must not be inside a replaced run.
     """
     resume, is_replaced = resume and (run_dir / CONFIG_FILE).exists(), False
     if resume:
         _check_same_settings(run_dir, settings)
+        torch.set_num_threads(
+            read_json(run_dir / CONFIG_FILE, {"threads?": int}).get("threads", torch.get_num_threads())
+        )
     elif not is_empty(run_dir):
         if not is_run(run_dir):
             raise InputError(f"{run_dir} is not empty and is not a run; choose another directory")
@@ -83,7 +88,8 @@ def starting_run(
             raise InputError(f"{run_dir} contains a run; continue it with --resume, or replace it with --replace")
     with replacing_run(run_dir, (*settings.source, *inputs)) if is_replaced else nullcontext():
         if not resume:
-            write_json_atomic(run_dir / CONFIG_FILE, {"format": FORMAT, **settings.to_json()})
+            values = {"format": FORMAT, **settings.to_json(), "threads": torch.get_num_threads()}
+            write_json_atomic(run_dir / CONFIG_FILE, values)
         yield
 
 

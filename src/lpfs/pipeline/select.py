@@ -125,10 +125,7 @@ def _run_stages(plan: RunPlan, timer: StageTimer) -> Outcome:
         model=models[chosen],
         chosen=chosen,
         chosen_in={name: counts.get(name, 0) for name in selection.names},
-        savings={
-            name: {**stages.model_size(model), "rows_per_second": round(speeds[name])}
-            for name, model in compared.items()
-        },
+        savings={name: {**stages.model_size(model), **speeds[name]} for name, model in compared.items()},
         seconds=timer.seconds,
         folder=plan.run_dir,
         hot_start=hot_start,

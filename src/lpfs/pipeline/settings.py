@@ -17,6 +17,7 @@ Finish = Literal["both", "hot", "retrain", "none"]
 Level = Literal["field", "cross"]
 TARGET_FIELDS = ("keep", "penalty", "budget", "max_auc_loss")
 CONFIG_FILE, FORMAT = "config.json", "lpfs-run"
+CONFIG_KEYS = ("format", "threads")  # of config.json, besides the settings
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,9 @@ class Settings:
                 raise InputError(f"{name} must be one of {', '.join(choices)}; found {value!r}")
         check_int("seed", self.seed, 0)
         check_int("seeds", self.seeds, 1)
+        for name in ("batch_size", "pretrain_steps", "search_steps"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), 1)
         if self.graph not in (None, True, False):
             raise InputError(f"graph must be true, false or left out; found {self.graph!r}")
         both = set(self.must_keep) & set(self.must_drop)
@@ -128,7 +132,7 @@ class Settings:
         file = file / CONFIG_FILE if file.is_dir() else file
         try:
             values = read_json(file, advice="give the config.json of a run")
-            return cls.from_json({name: value for name, value in values.items() if name != "format"})
+            return cls.from_json({name: value for name, value in values.items() if name not in CONFIG_KEYS})
         except FileNotFoundError:
             raise InputError(f"no configuration {file}; give the directory of a run") from None
         except InputError as error:

@@ -318,8 +318,8 @@ def _metrics_to_dict(metrics: Metrics) -> dict[str, Any]:
     return main if len(tasks) == 1 else {**main, "tasks": tasks}
 
 
-def serving_speed(plan: RunPlan, models: Mapping[str, Model], repeats: int = 5) -> dict[str, float]:
-    """Return the median rows per second of each model, measured in turns on the same rows."""
+def serving_speed(plan: RunPlan, models: Mapping[str, Model], repeats: int = 5) -> dict[str, dict[str, int]]:
+    """Return the rows per second of each model, measured in turns on the same rows: median, lowest and highest."""
     speeds: dict[str, list[float]] = {name: [] for name in models}
     streams = {name: plan.stream(plan.splits.valid, model.reads.names, train=False) for name, model in models.items()}
     batches = {name: list(islice(stream, SPEED_BATCHES)) for name, stream in streams.items()}
@@ -334,7 +334,14 @@ def serving_speed(plan: RunPlan, models: Mapping[str, Model], repeats: int = 5) 
                     torch.cuda.synchronize()
             if repeat:  # the first turn is a warm-up
                 speeds[name].append(sum(map(len, batches[name])) / (time.perf_counter() - start))
-    return {name: statistics.median_high(values) for name, values in speeds.items()}
+    return {
+        name: {
+            "rows_per_second": round(statistics.median_high(values)),
+            "rows_per_second_low": round(min(values)),
+            "rows_per_second_high": round(max(values)),
+        }
+        for name, values in speeds.items()
+    }
 
 
 def model_size(model: nn.Module) -> dict[str, int]:

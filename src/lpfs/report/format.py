@@ -11,7 +11,7 @@ from typing import Any
 SAME_NAME = (
     *("label", "time", "split", "keep", "penalty", "budget", "max_auc_loss", "costs", "method", "level", "model"),
     *("checkpoint", "optimizer", "lr", "batch_size", "pretrain_steps", "search_steps", "precision", "finish"),
-    *("seed", "seeds", "device"),
+    *("seed", "seeds", "device", "tensorboard", "mlflow"),
 )
 # names of the models of a run
 MODEL_LABELS = {
@@ -24,7 +24,7 @@ MODEL_LABELS = {
 # values that need no option
 DEFAULTS: dict[str, Any] = {
     **{"method": "lpfs++", "level": "field", "optimizer": "adagrad", "precision": "float32", "finish": "both"},
-    **{"seed": 0, "seeds": 1, "device": "auto"},
+    **{"seed": 0, "seeds": 1, "device": "auto", "tensorboard": False, "mlflow": False},
 }
 
 
@@ -136,6 +136,7 @@ def command_line(
         in_file = ["lpfs", command, "--config", "config.json", "--out", out]
         return shlex.join(in_file) if command == "select" else None
     options = [(name, settings.get(name)) for name in SAME_NAME if settings.get(name) != DEFAULTS.get(name)]
+    options.append(("graph", {True: "on", False: "off"}.get(settings.get("graph"))))  # type: ignore[arg-type]
     options += [*forced, *_prepare_options(settings.get("prepare") or {})]
     for option, key in (("method_option", "options"), ("model_option", "model_options")):
         options += [(option, f"{name}={option_text(value)}") for name, value in (settings.get(key) or {}).items()]

@@ -231,7 +231,7 @@ def _provenance(selection: SelectionReport) -> dict[str, Any]:
     time_rows = [[text_cell(name), Cell(format_duration(value))] for name, value in times.items()]
     text = json.dumps({"format": "lpfs-run", **settings}, indent=1, ensure_ascii=False)
     return {
-        "command": command_line(settings) if settings else None,
+        "command": command_line(settings, selection.name) if settings else None,
         "splits": ReportTable(["", "Rows", "Days"], split_rows) if splits else None,
         "times": ReportTable(["Stage", "Time"], time_rows) if seconds else None,
         "configuration": text if settings else None,

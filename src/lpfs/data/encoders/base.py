@@ -58,6 +58,11 @@ class Encoder(ABC):
         """Whether all training rows are equal."""
 
     @property
+    def near_unique(self) -> bool:
+        """Whether most of the training values have an id and occur once; False for numbers and hashed values."""
+        return False
+
+    @property
     def cardinality(self) -> int:
         """Number of ids, including the special ones."""
         return 0

@@ -174,7 +174,7 @@ class CategoricalEncoder(Encoder):
     @property
     def limits(self) -> VocabularyLimits:
         """Limits of the vocabulary."""
-        return VocabularyLimits(self.plan.min_count or 1, self.plan.max_values)
+        return VocabularyLimits(self.plan.min_count or 0, self.plan.max_values)
 
     def finish(self) -> None:
         finish_together([self])
@@ -186,6 +186,10 @@ class CategoricalEncoder(Encoder):
     @property
     def constant(self) -> bool:
         return not self._varies
+
+    @property
+    def near_unique(self) -> bool:
+        return self._vocabulary is not None and self._vocabulary.near_unique
 
     @property
     def cardinality(self) -> int:

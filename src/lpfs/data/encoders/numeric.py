@@ -15,7 +15,7 @@ from lpfs._validation import is_number
 from lpfs.data.encoders.base import Encoder, RowLocator
 from lpfs.data.fields import FieldPlan
 from lpfs.data.hashing import HashValues, splitmix64
-from lpfs.data.parsing import MISSING_NUMBER_TEXTS, cast_column
+from lpfs.data.parsing import MISSING_NUMBER_TEXTS, cast_column, parse_numbers
 from lpfs.data.store.format import FIRST_ID, MISSING_ID, AnyArray
 from lpfs.errors import DataError
 
@@ -26,13 +26,17 @@ MAX_NUMBER = 1e150  # larger numbers are clipped: their squares would overflow
 MAX_ENCODED = 1e38  # limit of encoded numbers, float32
 
 
-def as_numbers(values: pl.Series, locate: RowLocator) -> Numbers:
-    """Return a column as numbers, NaN where missing or infinite; raise DataError if a value is not a number."""
+def as_numbers(values: pl.Series, locate: RowLocator, decimal: str | None = None) -> Numbers:
+    """Return a column as numbers, NaN where missing or infinite; raise DataError if a value is not a number.
+
+    ``decimal`` is the decimal mark of numbers in text; None: a point.
+    """
     if values.dtype == pl.Boolean:
         values = cast_column(values, pl.UInt8)
     if values.dtype.is_nested() or values.dtype.is_temporal() or values.dtype in (pl.Binary, pl.Object):
         raise DataError(f"column {values.name!r}: {values.dtype} is not a number; set another kind")
-    numbers = cast_column(values, pl.Float64, strict=False)
+    is_text = values.dtype == pl.String
+    numbers = parse_numbers(values, decimal or ".") if is_text else cast_column(values, pl.Float64, strict=False)
     result = numbers.to_numpy(writable=True)
     if numbers.null_count() != values.null_count():
         text = cast_column(values, pl.String)
@@ -54,7 +58,9 @@ def _parse_number(text: str, name: str, locate: RowLocator, row: int) -> float:
         raise DataError(f"{locate(row)}: column {name!r}: {text!r:.60} is not a number; {advice}") from None
 
 
-def as_vectors(values: pl.Series, width: int, separator: str | None, locate: RowLocator) -> Numbers:
+def as_vectors(
+    values: pl.Series, width: int, separator: str | None, locate: RowLocator, decimal: str | None = None
+) -> Numbers:
     """Return a list column, or text with separators, as (n, width) numbers; a missing list is all NaN."""
     if isinstance(values.dtype, pl.Array):
         values = values.arr.to_list()
@@ -72,7 +78,7 @@ def as_vectors(values: pl.Series, width: int, separator: str | None, locate: Row
         raise DataError(f"{locate(row)}: column {name!r}: {lengths[row]} numbers, expected {width} in all rows")
     rows = np.flatnonzero(values.is_not_null().to_numpy())
     if len(rows):
-        flat = as_numbers(values.drop_nulls().explode(), lambda position: locate(int(rows[position // width])))
+        flat = as_numbers(values.drop_nulls().explode(), lambda position: locate(int(rows[position // width])), decimal)
         result[rows] = flat.reshape(-1, width)
     return result
 
@@ -215,8 +221,8 @@ class NumericEncoder(MomentsEncoder):
 
     def _numbers(self, column: pl.Series, locate: RowLocator) -> Numbers:
         if self.plan.width == 1 and not column.dtype.is_nested():
-            return as_numbers(column, locate).reshape(-1, 1)
-        return as_vectors(column, self.plan.width, self.plan.separator, locate)
+            return as_numbers(column, locate, self.plan.decimal).reshape(-1, 1)
+        return as_vectors(column, self.plan.width, self.plan.separator, locate, self.plan.decimal)
 
     def observe(self, column: pl.Series, locate: RowLocator) -> Callable[[], list[AnyArray]]:
         numbers = self._numbers(column, locate)
@@ -256,7 +262,7 @@ class BinningEncoder(MomentsEncoder):
         return encoder
 
     def observe(self, column: pl.Series, locate: RowLocator) -> Callable[[], list[AnyArray]]:
-        numbers = as_numbers(column, locate)
+        numbers = as_numbers(column, locate, self.plan.decimal)
         self.quantiles.add(numbers)
         self._moments.merge(Moments.of(signed_log1p(numbers.reshape(-1, 1), "log")))
         return lambda: [numbers]
@@ -270,7 +276,7 @@ class BinningEncoder(MomentsEncoder):
         return FIRST_ID + len(self._edges) + 1
 
     def encode(self, column: pl.Series, locate: RowLocator) -> Any:
-        numbers = as_numbers(column, locate)
+        numbers = as_numbers(column, locate, self.plan.decimal)
         ids = (np.searchsorted(self._edges, numbers, side="right") + FIRST_ID).astype(np.uint32)
         ids[np.isnan(numbers)] = MISSING_ID
         return ids

@@ -18,6 +18,7 @@ from lpfs.data.parsing import cast_column, drop_nulls, value_error
 from lpfs.data.store.format import FIRST_ID, MISSING_ID, UNSEEN_ID
 from lpfs.errors import DataError
 
+MIN_UNIQUE_ROWS = 1000  # values below which no column counts as near-unique
 MIN_MERGE_ROWS = 1 << 18  # rows of counts that are collected before they are merged
 NO_COUNTS = pl.DataFrame({"value": [], "count": []}, {"value": pl.String, "count": pl.UInt64})
 
@@ -71,7 +72,7 @@ def null_mask(values: pl.Series) -> npt.NDArray[np.bool_]:
 class VocabularyLimits(NamedTuple):
     """Limits of the vocabulary of a field."""
 
-    min_count: int
+    min_count: int  # 0: see ``automatic_min_count``
     max_values: int | None
 
 
@@ -135,6 +136,19 @@ def sort_counts(counts: Sequence[pl.DataFrame]) -> pl.DataFrame:
     return frame.sort("field", "count", "value", descending=[False, True, False])
 
 
+def is_near_unique(distinct: int, total: int) -> bool:
+    """Return whether a column has another value in most of its ``total`` rows: more than one per two rows.
+
+    Such a column, an identifier or noise, lets a model memorize single rows.
+    """
+    return total >= MIN_UNIQUE_ROWS and 2 * distinct > total
+
+
+def automatic_min_count(distinct: int, total: int) -> int:
+    """Return the least count of a value with its own id where ``min_count`` is not given: 2 if near-unique, else 1."""
+    return 2 if is_near_unique(distinct, total) else 1
+
+
 @dataclass
 class Vocabulary:
     """The values that have an id, in id order from ``FIRST_ID``."""
@@ -142,6 +156,7 @@ class Vocabulary:
     values: pl.Series  # canonical
     seen: int  # number of distinct values in the training days
     covered: float  # share of the training values that have an id
+    near_unique: bool = False  # whether most of the training values occur once
     keys: InitVar[Keys | None] = None  # of the values, if they are known
 
     def __post_init__(self, keys: Keys | None) -> None:
@@ -156,19 +171,21 @@ class Vocabulary:
         parts = [counter.counts() for counter in counters]
         counts = sort_counts(parts)
         rows, ends = counts["count"].to_numpy(), np.cumsum([0, *(part.height for part in parts)])
-        kept = [  # number of values; the counts of a field decrease
-            min(int(np.count_nonzero(rows[start:stop] >= limit.min_count)), limit.max_values or stop - start)
-            for (start, stop), limit in zip(pairwise(ends.tolist()), limits, strict=True)
-        ]
+        totals, kept = [], []  # (distinct values, all values) and number of values with an id, of each field
+        for counter, (start, stop), limit in zip(counters, pairwise(ends.tolist()), limits, strict=True):
+            rare_values, rare_rows = counter.left_out
+            seen, total = stop - start + rare_values, int(rows[start:stop].sum()) + rare_rows
+            min_count = limit.min_count or automatic_min_count(seen, total)
+            frequent = int(np.count_nonzero(rows[start:stop] >= min_count))  # the counts of a field decrease
+            totals.append((seen, total))
+            kept.append(min(frequent, limit.max_values or stop - start))
         is_kept = np.arange(len(rows)) - np.repeat(ends[:-1], np.diff(ends)) < np.repeat(kept, np.diff(ends))
         values = counts["value"].filter(pl.Series(is_kept)).rechunk()
         keys, vocabularies, first = value_keys(values), [], 0
-        for counter, start, stop, size in zip(counters, ends[:-1], ends[1:], kept, strict=True):
-            rare_values, rare_rows = counter.left_out
-            total = float(int(rows[start:stop].sum()) + rare_rows)
-            covered = float(rows[start : start + size].sum()) / total if total else 1.0
-            seen = int(stop - start) + rare_values
-            vocabularies.append(cls(values.slice(first, size), seen, covered, keys[first : first + size]))
+        for (seen, total), start, size in zip(totals, ends[:-1], kept, strict=True):
+            covered = float(rows[start : start + size].sum()) / float(total) if total else 1.0
+            unique, own_keys = is_near_unique(seen, total), keys[first : first + size]
+            vocabularies.append(cls(values.slice(first, size), seen, covered, unique, own_keys))
             first += size
         return vocabularies
 

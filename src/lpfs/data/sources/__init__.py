@@ -33,13 +33,16 @@ UNSUPPORTED_MAGIC = {  # first bytes of other formats that are often mistaken fo
 }
 
 
-def open_source(source: Any, *, separator: str | None = None, header: bool | Sequence[str] = True) -> Source:
+def open_source(
+    source: Any, *, separator: str | None = None, header: bool | Sequence[str] = True, strip: bool = False
+) -> Source:
     """Open a path, a directory, a glob pattern, a list of paths, or a table in memory.
 
     Args:
         source: see above; tables may be polars, pandas, Arrow, or any object with the Arrow stream protocol.
         separator: separator of a text table; detected from the first line if None.
         header: whether text tables have a header line; or the column names, where they have none.
+        strip: remove blanks around the names and values of a text table.
     """
     from lpfs.data.sources.base import TableSource  # these import polars
     from lpfs.data.sources.csv import CsvSource
@@ -55,7 +58,9 @@ def open_source(source: Any, *, separator: str | None = None, header: bool | Seq
     if len(set(is_parquet)) > 1:
         path = paths[is_parquet.index(not is_parquet[0])]
         raise DataError(f"{path}: text and Parquet files are mixed ({paths[0]}); prepare one kind at a time")
-    return ParquetSource(paths) if is_parquet[0] else CsvSource(paths, separator=separator, header=header)
+    if is_parquet[0]:
+        return ParquetSource(paths)
+    return CsvSource(paths, separator=separator, header=header, strip=strip)
 
 
 def find_files(source: Any) -> list[LogFile]:

@@ -66,6 +66,7 @@ class Source(ABC):
     names: tuple[str, ...]  # the columns
     files: tuple[str, ...]  # names of the files, for messages
     size: int  # in bytes
+    typed = True  # whether columns have types; without them numbers are text
 
     @abstractmethod
     def chunks(self, columns: Sequence[str], files: Sequence[int] | None = None) -> Iterator[Chunk]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from lpfs.data.parsing import replace_missing_marks
+from lpfs.data.parsing import replace_missing_marks, strip_blanks
 from lpfs.data.remote import LogFile
 from lpfs.data.sources.base import Chunk, FileSource, Piece
 from lpfs.data.sources.blocks import BLOCK, BOM, QUOTE, LineBlocks, inside_quotes, is_splittable, open_bytes
@@ -181,16 +181,22 @@ def _size_of_lines(block: bytes, lines: int) -> int:
 class CsvSource(FileSource):
     """Text tables with the same columns, read one after the other; see ``open_source`` for the options."""
 
+    typed = False
     block = BLOCK  # bytes read at a time; the boundaries of chunks affect the last digits of means
 
     def __init__(
-        self, paths: Sequence[LogFile], *, separator: str | None = None, header: bool | Sequence[str] = True
+        self,
+        paths: Sequence[LogFile],
+        *,
+        separator: str | None = None,
+        header: bool | Sequence[str] = True,
+        strip: bool = False,
     ) -> None:
         super().__init__(paths)
-        self.header = header is True
+        self.header, self.strip = header is True, strip
         first, self.dialect = first_record(self.paths[0], separator)
         if header is True:
-            self.names = column_names(first, self.files[0])
+            self.names = column_names(first, self.files[0], strip=strip)
         elif header is False:
             self.names = tuple(f"column_{index + 1}" for index in range(len(first)))
         else:
@@ -236,7 +242,8 @@ class CsvSource(FileSource):
                 line += block.count(b"\n", 0, parsed.bytes_used)
                 position = tell()
                 rows += parsed.frame.height
-                yield Chunk(parsed.frame, index, parsed.locate, position - before)
+                frame = strip_blanks(parsed.frame) if self.strip else parsed.frame
+                yield Chunk(frame, index, parsed.locate, position - before)
                 before = position
         if not rows and piece == Piece(index):
             problem = "has a header and no rows" if self.header and not header_pending else "is empty"
@@ -246,7 +253,7 @@ class CsvSource(FileSource):
         """Return the names of a file, as in the first file, and the size of its header in bytes and lines."""
         text = _decode_head(block, path)
         _, lines, values = next(records(text, self.dialect, file=str(path), first=1, last=last))
-        names = column_names(values, str(path))
+        names = column_names(values, str(path), strip=self.strip)
         self.check_names(self.names, names, f"{path}, line 1")
         return names, _size_of_lines(block, lines), lines
 
@@ -279,11 +286,11 @@ def first_record(path: LogFile, separator: str | None) -> tuple[list[str], Diale
     return record, dialect
 
 
-def column_names(values: Sequence[str], file: str) -> tuple[str, ...]:
+def column_names(values: Sequence[str], file: str, *, strip: bool = False) -> tuple[str, ...]:
     """Return the names of a header, ``column_N`` for an empty one; raise DataError for a duplicate."""
     names: dict[str, int] = {}
     for number, value in enumerate(values, start=1):
-        name = value or f"column_{number}"
+        name = (value.strip() if strip else value) or f"column_{number}"
         if name in names:
             numbers = f"numbers {names[name]} and {number}"
             raise DataError(f"{file}, line 1: two columns are named {name!r} ({numbers}); rename one")
