@@ -46,7 +46,9 @@ from torch import Tensor, nn
 import lpfs
 import lpfs.compare.runner
 import lpfs.data.prepare
+import lpfs.pipeline.plan
 import lpfs.pipeline.select
+import lpfs.train.fit
 from lpfs import cli
 from lpfs.data.dataset import Dataset
 from lpfs.data.store.writer import DatasetWriter
@@ -58,6 +60,7 @@ from lpfs.train.loggers import TIMING_KEYS
 from lpfs.train.tensor_io import states_equal
 
 FIELDS, VALUES, ROWS, STEPS = 6, 30, 2000, 150
+CHECKPOINT_EVERY = 7  # steps of a command
 FILE_EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"}
 COMMANDS = ("select", "resume", "replace", "compare", "prepare")
 COLUMNS = ("--label", "click", "--time", "day")
@@ -313,6 +316,8 @@ def run_command(place: Path, arguments: Sequence[str], events: Any = None, secon
 
     def work() -> None:
         torch.set_num_threads(1)
+        lpfs.pipeline.plan.CHECKPOINT_EVERY = CHECKPOINT_EVERY
+        lpfs.train.fit.SECONDS_BETWEEN_INTERRUPTIONS = 0.0  # a checkpoint whenever one is due by steps
         os.chdir(place)
         log = os.open("log.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 1)

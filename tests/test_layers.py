@@ -26,8 +26,8 @@ ALLOWED: dict[str, set[str]] = {
     "_text": {"errors"},
     "_console": {"errors", "_text"},
     "schema": {"errors", "_validation", "_fileio", "notebook", "plots"},  # the last two are imported on use
-    "notebook": {"schema", "_text"},
-    "plots": {"errors", "schema", "_text"},
+    "notebook": {"schema", "_text", "report"},
+    "plots": {"errors", "schema", "_text", "report"},
     "data": {"schema"} | HELPERS,
     "embeddings": {"errors", "_imports", "_validation"},
     "gates": {"schema"} | HELPERS,

@@ -15,6 +15,7 @@ from lpfs.errors import InputError, MissingPackageError
 from lpfs.notebook import outcome_html
 from lpfs.schema import Selection
 from tests.helpers import hostile
+from tests.helpers.judged import ALLOWED, judged_record
 
 mpl.use("agg")
 HISTORY = [
@@ -72,6 +73,25 @@ def test_auc_of_every_model():
         plots.quality({"all_fields": {"auc": None}}, {})
 
 
+def test_an_auc_has_no_more_digits_than_its_interval():
+    metrics = {"all_fields": {"auc": 0.81234, "auc_low": 0.8062, "auc_high": 0.8184}}
+    axes = drawn(plots.quality(metrics, {})).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["0.812 ± 0.006"]
+
+
+def test_the_curve():
+    record = judged_record()
+    axes = drawn(plots.curve(record)).axes[0]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        *("AUC lost", "95 % interval", "allowed", "this run: 12")
+    ]
+    assert ALLOWED < axes.get_ylim()[1] < 0.1
+    other = {**record, "curve": {**record["curve"], "recommended": 9}}
+    assert "recommended: 9" in [text.get_text() for text in drawn(plots.curve(other)).axes[0].get_legend().get_texts()]
+    with pytest.raises(InputError, match="--no-curve"):
+        plots.curve({"kept": ["a"]})
+
+
 def test_figures_stay_out_of_pyplot():
     from matplotlib import pyplot
 
@@ -120,7 +140,8 @@ def test_a_selection_in_a_notebook():
 def test_hostile_names_in_a_notebook():
     names = hostile.names()
     selection = Selection(tuple(names[:100]), tuple(names[100:]), dict.fromkeys(names, 1.0), made={"method": "<b>"})
-    card = outcome_html(selection, {"<i>": {"auc": 0.5}}, {}, "<s>")
+    record = {"verdict": {"text": names[0]}, "warnings": [{"text": names[1]}]}
+    card = outcome_html(selection, {"<i>": {"auc": 0.5}}, {}, "<s>", record)
     for text in (selection._repr_html_(), card):
         page = Parsed(text)
         assert set(page.tags) <= {"div", "b", "span", "table", "tr", "th", "td", "bdi", "details", "summary", "code"}

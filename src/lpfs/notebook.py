@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from lpfs._text import html_environment
+from lpfs.report.format import format_measured
 from lpfs.schema import Selection
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ SELECTION = """
 </div>
 """
 OUTCOME = """
+{%- if verdict %}<div style="font-weight:bold">{{ verdict }}</div>{% endif %}
+{%- for warning in warnings %}<div>Warning: <bdi>{{ warning }}</bdi></div>{% endfor %}
 <table style="margin:4px 0">{{ row(["on the test rows", "AUC", "logloss"], "th") }}
 {%- for title, auc, logloss in rows %}{{ row([title, auc, logloss]) }}{% endfor -%}
 </table>{{ selection }}
@@ -68,14 +71,25 @@ def selection_html(selection: Selection) -> str:
 
 
 def outcome_html(
-    selection: Selection, metrics: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str], folder: object
+    selection: Selection,
+    metrics: Mapping[str, Mapping[str, Any]],
+    titles: Mapping[str, str],
+    folder: object,
+    record: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return an Outcome as HTML: AUC and logloss of its models, then the Selection."""
-    rows = []
+    """Return an Outcome as HTML: verdict and warnings of its record, AUC and logloss of its models, the Selection."""
+    record, rows = record or {}, []
     for name, model in metrics.items():
-        scores = [model.get("auc"), model.get("logloss")]
-        rows.append([titles.get(name, name), *("–" if score is None else f"{score:.5f}" for score in scores)])
-    return _template(OUTCOME).render(rows=rows, selection=Markup(selection_html(selection)), folder=folder)
+        auc, low, high = (model.get(key) for key in ("auc", "auc_low", "auc_high"))
+        half_width = None if low is None or high is None else (high - low) / 2
+        rows.append([titles.get(name, name), format_measured(auc, half_width), format_measured(model.get("logloss"))])
+    return _template(OUTCOME).render(
+        verdict=(record.get("verdict") or {}).get("text"),
+        warnings=[warning["text"] for warning in record.get("warnings") or ()],
+        rows=rows,
+        selection=Markup(selection_html(selection)),
+        folder=folder,
+    )
 
 
 @cache

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lpfs._text import escape_control_chars, truncate_middle
 from lpfs.errors import InputError, MissingPackageError
+from lpfs.report.format import format_with_interval
 from lpfs.schema import Selection
 
 if TYPE_CHECKING:
@@ -79,21 +80,59 @@ def overview(selection: Selection) -> Figure:
 
 
 def quality(metrics: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str]) -> Figure:
-    """Draw the AUC of every model of a run against that of all fields."""
-    aucs = {name: model["auc"] for name, model in metrics.items() if model.get("auc") is not None}
+    """Draw the AUC of every model of a run, with its 95 % interval if it has one, against that of all fields."""
+    aucs = {name: model for name, model in metrics.items() if model.get("auc") is not None}
     if not aucs:
         raise InputError("no AUC to draw: the test rows contain only one class")
     figure = new_figure(6.4, 0.9 + 0.35 * len(aucs))
     axes = figure.add_subplot()
     if "all_fields" in aucs:
-        axes.axvline(aucs["all_fields"], color=DROPPED, linewidth=1.5, zorder=0)
-    for number, (name, auc) in enumerate(aucs.items()):
-        axes.plot([auc], [number], "o", color=INK if name == "all_fields" else KEPT, markersize=8)
-        axes.annotate(f"{auc:.4f}", (auc, number), xytext=(8, 0), fontsize=9, **BESIDE)
+        axes.axvline(aucs["all_fields"]["auc"], color=DROPPED, linewidth=1.5, zorder=0)
+    for number, (name, model) in enumerate(aucs.items()):
+        auc, low, high = model["auc"], model.get("auc_low"), model.get("auc_high")
+        color, half_width = INK if name == "all_fields" else KEPT, None
+        if low is not None and high is not None:
+            axes.plot([low, high], [number, number], color=color, linewidth=1.5)
+            half_width = (high - low) / 2
+        axes.plot([auc], [number], "o", color=color, markersize=8)
+        text = format_with_interval(auc, half_width)
+        axes.annotate(text, (auc, number), xytext=(0, 9), ha="center", fontsize=9, **BESIDE)
     axes.set_yticks(range(len(aucs)), [titles.get(name, name) for name in aucs])
-    axes.set_ylim(len(aucs) - 0.5, -0.5)
+    axes.set_ylim(len(aucs) - 0.5, -0.7)
     axes.margins(x=0.2)
     axes.set_xlabel("test AUC")
+    return style_axes(figure)
+
+
+def curve(record: Mapping[str, Any]) -> Figure:
+    """Draw the AUC loss over the number of fields, with its 95 % interval, the allowed loss and the kept set.
+
+    Args:
+        record: ``Outcome.record``, or the values of ``selection.json``.
+    """
+    values = record.get("curve")
+    if not values:
+        raise InputError("the run has no curve; select without --no-curve")
+    points = sorted(values["points"], key=lambda point: point["fields"])
+    counts, losses = [point["fields"] for point in points], [point["loss"] for point in points]
+    figure = new_figure(6.4, 3.6)
+    axes, allowed, kept = figure.add_subplot(), values.get("allowed"), len(record["kept"])
+    axes.plot(counts, losses, color=KEPT, label="AUC lost")
+    if all(point.get("low") is not None and point.get("high") is not None for point in points):
+        low, high = ([point[name] for point in points] for name in ("low", "high"))
+        axes.fill_between(counts, low, high, color=KEPT, alpha=0.16, linewidth=0, label="95 % interval")
+    if allowed is not None:
+        axes.axhline(allowed, color=SECOND, linestyle="--", linewidth=1.2, label="allowed")
+        shown = [point for point in points if point["fields"] >= kept]
+        bottom = min([0.0, *(point.get("low") or 0.0 for point in shown)])
+        axes.set_ylim(1.2 * bottom, 3 * max([allowed, 1e-6, *(point["loss"] for point in shown)]))
+    axes.axvline(kept, color=INK, linestyle=":", linewidth=1.2, label=f"this run: {kept}")
+    if values.get("recommended") not in (None, kept):
+        recommended = values["recommended"]
+        axes.axvline(recommended, color=DROPPED, linestyle=":", label=f"recommended: {recommended}")
+    axes.set_xlabel("number of fields")
+    axes.set_ylabel("AUC lost")
+    axes.legend(frameon=False, fontsize=9, loc="upper right")
     return style_axes(figure)
 
 

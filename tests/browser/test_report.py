@@ -13,6 +13,7 @@ import pytest
 from lpfs._text import escape_control_chars, truncate_middle
 from lpfs.report import Comparison, Result, report, report_comparison
 from tests.helpers import hostile
+from tests.helpers.judged import NAMES, judged_record
 
 pytestmark = pytest.mark.browser
 FIELDS = [f"field_{number:02d}" for number in range(40)]
@@ -32,12 +33,12 @@ SHARES = """[...document.querySelectorAll("#heat tbody tr")]
     .reduce((sum, row) => sum + Number(row.cells[1].dataset.v), 0)"""
 
 
-def write_run(run_dir, fields, records=200):
+def write_run(run_dir, fields, records=200, values=None):
     """Write a run directory in which gates decrease to zero or increase to one."""
     run_dir.mkdir()
-    values = hostile.selection_record(fields)
+    values = values or hostile.selection_record(fields)
     (run_dir / "selection.json").write_text(json.dumps(values), "utf-8")
-    rng, kept = random.Random(0), len(fields) // 2
+    rng, kept = random.Random(0), len(values["kept"])
     columns = {"step": [5 * (at + 1) for at in range(records)], "loss": [rng.random() for _ in range(records)]}
     columns["alive"] = [max(kept, len(fields) - at) for at in range(records)]
     columns["penalty"] = [0.1 if at < records / 2 else 0.1 * 0.8 ** (at - records / 2) for at in range(records)]
@@ -57,6 +58,12 @@ def write_run(run_dir, fields, records=200):
 @pytest.fixture(scope="session")
 def page(tmp_path_factory):
     return report(write_run(tmp_path_factory.mktemp("run") / "run", FIELDS))
+
+
+@pytest.fixture(scope="session")
+def judged(tmp_path_factory):
+    """A run with verdict, warnings, curve and the worth of its fields."""
+    return report(write_run(tmp_path_factory.mktemp("judged") / "run", NAMES, values=judged_record()))
 
 
 @pytest.fixture(scope="session")
@@ -97,6 +104,12 @@ def set_value(browser, identity, value, event="input"):
     browser.run(f"{place}.value = '{value}'; {place}.dispatchEvent(new Event('{event}', {{bubbles: true}}))")
 
 
+def open_all(browser):
+    """Open all closed sections and wait until their charts are drawn."""
+    browser.run("document.querySelectorAll('details').forEach(details => { details.open = true; })")
+    browser.until(DRAWN)
+
+
 def assert_no_messages_or_requests(browser, path):
     assert browser.problems() == []
     assert browser.requests() == [path.resolve().as_uri()]
@@ -105,26 +118,76 @@ def assert_no_messages_or_requests(browser, path):
 @pytest.mark.parametrize(
     ("kind", "width", "dark"), [("light", 1200, False), ("dark", 1200, True), ("phone", 390, False)]
 )
-@pytest.mark.parametrize("which", ["page", "compared", "many"])
+@pytest.mark.parametrize("which", ["page", "judged", "compared", "many"])
 def test_it_renders_without_messages_or_requests(browser, request, artefacts, which, kind, width, dark):
     path = request.getfixturevalue(which)
     browser.open(path, width=width, dark=dark)
-    browser.until(DRAWN)
     browser.picture(artefacts / f"report-{which}-{kind}.png")
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    open_all(browser)
+    browser.picture(artefacts / f"report-{which}-{kind}-open.png")
     browser.until(DRAWN)
     assert_no_messages_or_requests(browser, path)
     assert browser.run("document.documentElement.scrollWidth") <= width
     drawn = browser.run(f"[...document.querySelectorAll('[data-chart]')].map({INK})")
-    assert len(drawn) == (8 if which == "page" else 2)
+    assert len(drawn) == {"page": 8, "judged": 9, "compared": 2, "many": 2}[which]
     assert min(drawn) > 500, drawn
 
 
-def test_printing(browser, page, artefacts):
-    browser.open(page, dark=True)
-    path = browser.pdf(artefacts / "report.pdf")
-    assert path.stat().st_size > 20_000
-    assert_no_messages_or_requests(browser, page)
+@pytest.mark.parametrize("which", ["page", "judged", "compared"])
+def test_printing(browser, request, artefacts, which):
+    path = request.getfixturevalue(which)
+    browser.open(path, dark=True)
+    assert browser.pdf(artefacts / f"report-{which}.pdf").stat().st_size > 20_000
+    assert_no_messages_or_requests(browser, path)
     assert browser.run("document.documentElement.classList.contains('printing')") is False
+    assert browser.run("document.querySelectorAll('details[open]').length") == 0
+
+
+CURVE = """(() => {
+    const chips = id => [...document.querySelectorAll(`#${id} .chip`)].map(chip => chip.textContent);
+    const text = id => document.getElementById(id).textContent;
+    return [text("curve-text"), text("curve-change"), chips("curve-change"), chips("curve-fields")];
+})()"""
+
+
+def test_the_slider_of_the_curve(browser, judged, artefacts):
+    browser.open(judged)
+    text, change, _, fields = browser.run(CURVE)
+    assert text.startswith("12 fields: AUC 0.8591 · AUC lost 0.0009")
+    assert "within the allowed loss" in text
+    assert (change, fields) == ("", list(NAMES[:12]))
+    set_value(browser, "curve-keep", "9")
+    text, change, chips, fields = browser.run(CURVE)
+    assert text.startswith("9 fields: ")
+    assert "not shown to be within the allowed loss" in text
+    assert change.startswith("Gone")
+    assert (chips, fields) == (list(NAMES[11:8:-1]), list(NAMES[:9]))
+    browser.picture(artefacts / "report-slider.png")
+    set_value(browser, "curve-keep", "14")
+    _, change, chips, fields = browser.run(CURVE)
+    assert change.startswith("Added")
+    assert (chips, fields) == (list(NAMES[13:11:-1]), list(NAMES[:14]))
+    set_value(browser, "curve-keep", "0")
+    assert browser.run(CURVE)[3] == []
+    limits = "(({min, max}) => [min, max])(document.querySelector('[data-chart=curve]').plot.scales.y)"
+    before = browser.run(limits)
+    browser.run("document.getElementById('curve-range').click()")
+    after = browser.run(limits)
+    assert before[1] < 0.01 < 0.3 < after[1]
+    assert_no_messages_or_requests(browser, judged)
+
+
+def test_wide_tables_have_a_cue_until_their_end(browser, page, judged):
+    style = "getComputedStyle(document.getElementById('fields').parentElement.previousElementSibling)"
+    browser.open(judged, width=390)
+    browser.until(f"{style}.display === 'block'")
+    assert browser.run(f"[{style}.display, {style}.visibility]") == ["block", "visible"]
+    browser.run("document.getElementById('fields').parentElement.scrollLeft = 1e6")
+    browser.until(f"{style}.visibility === 'hidden'")
+    assert browser.run(f"{style}.visibility") == "hidden"
+    browser.open(page)
+    assert browser.run(f"{style}.display") == "none"
 
 
 def test_sorting(browser, page):
@@ -161,6 +224,7 @@ def test_search_and_choice(browser, page):
 
 def test_hover_names_a_field_and_the_slider_moves_the_histogram(browser, page, artefacts):
     browser.open(page)
+    open_all(browser)
     at = browser.run(MIDDLE)
     browser("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1])
     browser.settle()
@@ -185,8 +249,11 @@ def test_the_heat_map_follows_the_number_of_fields(browser, compared):
 
 def test_200_hostile_field_names(browser, tmp_path, artefacts):
     hostile_names = hostile.names()
-    path = report(write_run(tmp_path / "run", hostile_names))
+    path = report(write_run(tmp_path / "run", hostile_names, values=judged_record(hostile_names)))
     browser.open(path)
+    for count in ("0", "100", "200"):
+        set_value(browser, "curve-keep", count)
+    open_all(browser)
     browser.picture(artefacts / "report-hostile.png")
     assert_no_messages_or_requests(browser, path)
     assert browser.run("typeof window.pwned") == "undefined"
@@ -227,11 +294,12 @@ def test_without_javascript_the_tables_are_there(browser, page, artefacts):
     assert "bit-equal" in text
     assert "Search fields" not in text
     assert "Gate trajectories" not in text
+    assert "How the search went" in text
 
 
 def test_a_chart_without_room_is_drawn_again_when_there_is_room(browser, page):
     browser.open(page)
-    browser.until(DRAWN)
+    open_all(browser)
     browser.run("document.body.style.display = 'none'")
     browser.set_view(dark=True)
     browser.settle()

@@ -24,7 +24,8 @@ FIELDS = (
 )
 STRONG = ("user", "ad")  # then tags and age; price, site and slot have no effect
 NOISE = ("price", "site", "slot")
-TINY = {"model_options": {"dim": 4, "hidden": [8]}, "lr": 0.05, "pretrain_steps": 150, "search_steps": 120}
+STEPS = {"model_options": {"dim": 4, "hidden": [8]}, "lr": 0.05, "pretrain_steps": 150, "search_steps": 120}
+TINY = {**STEPS, "curve": False}
 SMALL = {"dim": 4, "hidden": (8,)}
 
 

@@ -8,15 +8,7 @@ import torch
 from lpfs._console import Console
 from lpfs.errors import DataError, FieldError, InputError
 from lpfs.models import make_model
-from lpfs.pipeline.plan import (
-    StageTimer,
-    build_plan,
-    check_label_classes,
-    check_settings,
-    load_costs,
-    make_target,
-    resolve_device,
-)
+from lpfs.pipeline.plan import StageTimer, build_plan, check_settings, load_costs, make_target, resolve_device
 from lpfs.pipeline.settings import Settings
 from lpfs.pipeline.splits import split_dataset
 from lpfs.serialization import SavedModel
@@ -83,7 +75,8 @@ def test_best_state_is_kept_if_rows_repeat_or_the_auc_is_recorded(plan):
     recorded = plan.training(100, 0, keep_best=False, record_auc=True)
     assert (recorded.keep, recorded.evaluate_first, recorded.keep_optimizer) == ("best", True, "best")
     assert (best.quiet, best.check_every, best.checkpoint_every) == (True, 1, 100)
-    assert plan.training(20_000, 0, keep_best=True).checkpoint_every == 2000
+    long = plan.training(20_000, 0, keep_best=True)
+    assert (long.checkpoint_every, long.checkpoint_seconds) == (500, None)
 
 
 def test_steps_on_the_cpu_are_not_captured(plan):
@@ -143,9 +136,9 @@ def test_checked_settings_have_absolute_paths(tmp_path, monkeypatch):
 
 
 def test_rows_of_one_class_raise_an_error(tmp_path):
-    log = known_truth(tmp_path / "log", rows=600, label=lambda row: float(row < 500 and row % 2))
-    with pytest.raises(InputError, match=r"test rows \(100\).*one class.*0 positive.*give more rows"):
-        check_label_classes(split_dataset(log))
+    log = known_truth(tmp_path / "log", rows=600, label=lambda row: float(row < 480 and row % 2))
+    with pytest.raises(InputError, match=r"test rows \(120\).*one class.*0 positive.*give more rows"):
+        split_dataset(log).check_labels(force=True)
 
 
 def test_timer_adds_the_seconds_of_a_stage():

@@ -53,7 +53,7 @@ def test_hot_start_that_only_gets_worse_keeps_its_initial_state():
     result = steps_saved([(0, 0.7), (50, 0.7), (100, 0.6)], 0.8, 400)
     assert (result["kept_step"], result["auc"], result["steps_saved"]) == (0, 0.7, 0)
     (line,) = _describe_hot_start(result)
-    assert all(text in line for text in ("no steps", "0.70000 after 0", "0.80000 after 400"))
+    assert all(text in line for text in ("no steps", "0.7000 after 0", "0.8000 after 400"))
     assert _describe_hot_start({}) == []
 
 
@@ -62,10 +62,10 @@ def test_lines_state_the_loss_and_what_fewer_fields_would_lose():
     end = {"loss": 0.0004, "allowed": 0.001, "alive": 15, "auc": 0.8, "step": 9}
     selection = Selection(tuple(f"f{n}" for n in range(15)), ("x",), made={"curve": curve, "end": end})
     first, second = _describe_stop(selection)
-    assert all(text in first for text in ("15 fields", "0.00040", "0.00100 was allowed"))
-    assert second.endswith("0.00310 with 12, 0.02000 with 6")
+    assert all(text in first for text in ("15 fields", "0.0004 of", "0.0010 was allowed"))
+    assert second.endswith("0.0031 with 12, 0.0200 with 6")
     (line,) = _describe_stop(Selection(("a",), (), made={"curve": [], "end": {**end, "loss": -0.01}}))
-    assert line.startswith("1 field loses nothing")
+    assert "1 field loses nothing" in line
 
 
 def test_line_states_the_cost_of_a_budget():
@@ -137,7 +137,7 @@ def test_stop_lists_only_smaller_sizes_from_the_whole_curve():
     selection = Selection(tuple(f"f{n}" for n in range(17)), ("x",), made={"curve": curve, "end": end})
     line = _describe_stop(selection)[1]
     assert [int(size) for size in re.findall(r"with (\d+)", line)] == [16, 12, 8, 4]
-    assert "0.01600 with 16, 0.01200 with 12" in line
+    assert "0.0160 with 16, 0.0120 with 12" in line
 
 
 def test_versions_identify_the_code_that_made_a_result():

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lpfs.errors import InputError
+from lpfs.pipeline import splits as module
 from lpfs.pipeline.splits import auc_standard_error, plan_stages, split_all_rows, split_dataset
 from tests.helpers.known_truth import known_truth
 
@@ -34,6 +35,14 @@ def spans(splits):
     return {name: rows.span for name, rows in vars(splits).items()}
 
 
+@pytest.fixture
+def enough(monkeypatch):
+    """Let a small log have enough rows for validation and test."""
+    monkeypatch.setattr(module, "ENOUGH_ROWS", 10)
+    monkeypatch.setattr(module, "ENOUGH_LABELS", 2)
+
+
+@pytest.mark.usefixtures("enough")
 @pytest.mark.parametrize(
     ("days", "early", "searched"), [(24, 18, 5), (9, 6, 2), (10, 7, 2), (3, 1, 1), (4, 2, 1), (5, 3, 1)]
 )
@@ -50,6 +59,7 @@ def test_last_day_tests_and_the_days_before_it_search(logs, days, early, searche
     }
 
 
+@pytest.mark.usefixtures("enough")
 @pytest.mark.parametrize("days", [1, 2])
 def test_fewer_than_three_days_are_split_by_rows(logs, days):
     assert spans(split_dataset(logs(days, 1000))) == {
@@ -59,6 +69,7 @@ def test_fewer_than_three_days_are_split_by_rows(logs, days):
         split_dataset(logs(days, 99))
 
 
+@pytest.mark.usefixtures("enough")
 def test_parts_of_a_random_split_stay_whole(logs):
     log = logs(20, 400, {"options": {"shuffle": True}})
     assert split_dataset(log).shuffled
@@ -80,15 +91,80 @@ def test_splits_are_consecutive_and_disjoint(logs, days, rows):
     assert splits["train"] == (0, splits["search"][1])
 
 
-def test_holdout_grows_until_it_has_both_classes(tmp_path):
-    """The last 40 of 200 search rows are negative: 20 and 40 rows are not enough, 80 are."""
-    log = known_truth(tmp_path / "log", rows=600, days=3, label=lambda row: float(row < 360 and row % 3 == 0))
+def positives(log, first, stop):
+    return log.part(first, stop).label_counts()[0]
+
+
+def test_many_small_days_test_and_validate_together(tmp_path):
+    """Of 60 days with 100 rows each, a tenth of the rows tests and a tenth validates, with 200 rows of each class."""
+    log = known_truth(tmp_path / "log", rows=6000, days=60, label=lambda row: float(row % 2))
     splits = split_dataset(log)
-    assert spans(splits)["search"] == (200, 320)
-    assert spans(splits)["valid"] == (320, 400)
-    assert splits.valid.label_counts() == (13, 67)
-    negative = known_truth(tmp_path / "negative", rows=600, days=3, label=lambda row: float(row < 100))
-    assert spans(split_dataset(negative))["valid"] == (320, 400)
+    assert (splits.test.span, splits.test.label_counts()) == ((5400, 6000), (300, 300))
+    assert (splits.valid.span, splits.valid.label_counts()) == ((4800, 5400), (300, 300))
+    assert splits.search.span == (4800 - 1080, 4800)  # as many rows as without a longer validation period
+    rare = known_truth(tmp_path / "rare", rows=6000, days=60, label=lambda row: float(row % 5 == 0))
+    splits = split_dataset(rare)
+    assert splits.test.span == (5000, 6000)  # whole days until there are 200 positives
+    assert 200 <= splits.valid.label_counts()[0] <= 210
+    assert splits.valid.rows < 0.2 * 6000
+
+
+def test_test_and_validation_period_are_at_most_a_fifth_each(tmp_path):
+    log = known_truth(tmp_path / "log", rows=6000, days=60, label=lambda row: float(row % 100 == 0))
+    splits = split_dataset(log)
+    assert splits.test.span == (4800, 6000)
+    assert splits.valid.span == (3600, 4800)
+    assert splits.early.rows > 2000
+    uneven = known_truth(tmp_path / "uneven", rows=600, days=3, label=lambda row: float(row % 9 == 0))
+    assert split_dataset(uneven).test.rows == 200  # never less than the last day
+
+
+def test_parts_of_a_random_split_grow_to_a_fifth(tmp_path):
+    shuffled = {"options": {"shuffle": True}}
+    log = known_truth(tmp_path / "log", rows=4000, days=20, settings=shuffled, label=lambda row: float(row % 10 == 0))
+    assert spans(split_dataset(log)) == {
+        "early": (0, 1600), "search": (1600, 2400), "valid": (2400, 3200), "test": (3200, 4000), "train": (0, 2400),
+    }  # fmt: skip
+    log = known_truth(tmp_path / "more", rows=4000, days=20, settings=shuffled, label=lambda row: float(row % 2))
+    assert spans(split_dataset(log))["test"] == (3600, 4000)
+    assert spans(split_dataset(log))["early"] == (0, 2400)
+
+
+def test_long_log_with_many_positives_keeps_the_days_of_the_paper(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "ENOUGH_ROWS", 200)  # the rule in small: 24 days with 400 rows instead of 10,000
+    log = known_truth(tmp_path / "log", rows=24 * 400, days=24, label=lambda row: float(row % 3 == 0))
+    monkeypatch.setattr(module, "ENOUGH_LABELS", 60)
+    assert spans(split_dataset(log)) == {
+        "early": (0, 7200), "search": (7200, 9000), "valid": (9000, 9200), "test": (9200, 9600), "train": (0, 9000),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rare", "reason", "refused"), [(12, None, False), (40, "test rows have 30 positives", False), (200, "", True)]
+)
+def test_few_positives_decide_nothing_and_very_few_are_refused(tmp_path, rare, reason, refused):
+    log = known_truth(tmp_path / "log", rows=6000, days=6, label=lambda row: float(row % rare == 0))
+    splits = split_dataset(log)
+    if refused:
+        with pytest.raises(InputError, match=r"rows have [56] positives, and with fewer than 10 .* --force"):
+            splits.check_labels()
+    else:
+        splits.check_labels()
+    splits.check_labels(force=True)
+    text = splits.few_labels()
+    assert text is None if reason is None else (reason in text and "at least 50" in text)
+
+
+def test_negatives_count_as_positives_do(tmp_path):
+    log = known_truth(tmp_path / "log", rows=6000, days=6, label=lambda row: float(row % 200 != 0))
+    with pytest.raises(InputError, match=r"rows have [56] negatives"):
+        split_dataset(log).check_labels()
+
+
+def test_splits_are_described_with_their_counts(logs):
+    lines = split_dataset(logs(6, 600)).describe()
+    assert [line.split(":")[0].strip() for line in lines] == ["pretraining", "search", "validation", "test"]
+    assert lines[-1] == f"  test: 120 rows, {positives(logs(6, 600), 480, 600)} positives, days day 4 to day 5"
 
 
 def test_standard_error_of_the_auc_agrees_with_a_simulation(tmp_path):
@@ -117,7 +193,7 @@ def test_split_column_is_respected(logs):
         "early": (0, 300), "search": (300, 400), "valid": (400, 500), "test": (500, 600), "train": (0, 400),
     }  # fmt: skip
     expected = {
-        "early": (0, 300), "search": (300, 390), "valid": (390, 400), "test": (400, 600), "train": (0, 390),
+        "early": (0, 190), "search": (190, 280), "valid": (280, 400), "test": (400, 600), "train": (0, 280),
     }  # fmt: skip
     for last in ("test", "valid"):  # without test rows the validation rows test
         roles = {"train": ROLES["train"], last: ["day 4", "day 5"]}
@@ -130,10 +206,12 @@ def test_split_column_needs_training_and_test_rows(logs, roles):
         split_dataset(logs(6, 600, {"split": roles}))
 
 
+@pytest.mark.usefixtures("enough")
 def test_json_has_rows_and_days_of_each_split(logs):
-    values = split_dataset(logs(6, 600)).to_json()
-    assert values["test"] == {"rows": 100, "days": ["day 5", "day 5"]}
-    assert values["early"] == {"rows": 400, "days": ["day 0", "day 3"]}
+    log = logs(6, 600)
+    values = split_dataset(log).to_json()
+    assert values["test"] == {"rows": 100, "days": ["day 5", "day 5"], "positives": positives(log, 500, 600)}
+    assert values["early"] == {"rows": 400, "days": ["day 0", "day 3"], "positives": positives(log, 0, 400)}
     assert set(values) == {"early", "search", "valid", "test", "train"}
 
 

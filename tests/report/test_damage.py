@@ -17,6 +17,7 @@ from lpfs.pipeline.results import read_record, write_record
 from lpfs.report import report
 from lpfs.schema import Selection
 from tests.helpers import hostile
+from tests.helpers.judged import judged_record
 from tests.report.test_read import RECORD
 
 FIELDS = ["a", "b", "c", "d"]
@@ -126,7 +127,7 @@ def test_any_value_of_another_type_is_one_line_or_a_page(tmp_path, name):
     difference = {"value": 0.1, "seeds": {"low": 0.0, "high": 0.2}, "rows": None, "verdict": "ahead"}
     method = {**RECORD["methods"]["m"], "area": {"value": 0.3}, "differences": {"best": difference}}
     comparison = {**RECORD, "methods": {"m": {**method, "sizes": {"2": {"differences": {"best": difference}}}}}}
-    complete = hostile.selection_record(FIELDS[:2]) if name == "selection.json" else comparison
+    complete = judged_record(FIELDS[:2], 1) if name == "selection.json" else comparison
     values = ["x", None, [], {}, True, -1, 1e300, float("inf"), [[]], {"x": {"y": [None]}}]
     rng, messages = random.Random(0), []
     for path in paths_of(complete):
@@ -143,6 +144,38 @@ def test_any_value_of_another_type_is_one_line_or_a_page(tmp_path, name):
                 messages.append(str(error))
     assert len(messages) > 80
     assert all(str(tmp_path / name) in message and "\n" not in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("verdict", "loss"), 1e300),
+        (("verdict", "kind"), "excellent"),
+        (("verdict", "checks", 0, "rows"), -1),
+        (("curve", "points", 1, "auc"), 1.5),
+        (("curve", "points", 1, "fields"), -3),
+        (("curve", "points"), {}),
+        (("fields", "a", "missing"), 2.0),
+        (("fields", "a", "substitutes"), ["b"]),
+        (("fields", "a", "loss_if_removed"), {"low": 0.0}),
+        (("groups",), [["a", 1]]),
+        (("warnings",), [{"kind": "leak"}]),
+        (("metrics", "pruned", "auc_low"), -0.1),
+        (("savings", "kept", "rows_per_second_low"), -5.0),
+        (("cost",), {"kept": 1.0}),
+    ],
+)
+def test_values_out_of_bounds_are_refused_in_one_line(tmp_path, path, value):
+    record = judged_record(FIELDS)
+    parent = record
+    for key in path[:-1]:
+        parent = parent[key]
+    parent[path[-1]] = value
+    (tmp_path / "selection.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match=r"selection\.json cannot be used: the key '") as caught:
+        report(tmp_path)
+    assert str(path[0]) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_message_names_key_value_and_type(tmp_path, capsys):

@@ -11,12 +11,31 @@ import pytest
 from lpfs._text import escape_control_chars, truncate_middle
 from lpfs.report import Comparison, Difference, Result, build_report, report, report_comparison, report_experiment
 from lpfs.report.build import SCRIPTS, STYLES, _asset, _csp_hash
-from lpfs.report.comparison import VERDICT_TEXTS, k_auc_chart
+from lpfs.report.comparison import VERDICT_TEXTS, comparison_context, k_auc_chart
 from tests.helpers import hostile
+from tests.helpers.judged import judged_record
 
 ALLOWED = {
     *("html", "head", "meta", "title", "style", "script", "noscript", "body", "header", "main", "footer", "section"),
-    *("div", "span", "h1", "h2", "p", "b", "bdi", "dl", "dt", "dd", "figure", "figcaption", "details", "summary"),
+    *(
+        "div",
+        "span",
+        "h1",
+        "h2",
+        "h3",
+        "ul",
+        "li",
+        "p",
+        "b",
+        "bdi",
+        "dl",
+        "dt",
+        "dd",
+        "figure",
+        "figcaption",
+        "details",
+        "summary",
+    ),
     *("table", "thead", "tbody", "tr", "th", "td", "svg", "rect", "pre", "code"),
     *("input", "button", "label", "output", "select", "option"),
 }
@@ -32,6 +51,8 @@ class Page(html.parser.HTMLParser):
         self.close()
 
     def handle_starttag(self, tag, attrs):
+        if tag == "wbr":  # after an underscore of a name
+            return
         self.tags.append(tag)
         self.attributes += [(tag, key, value) for key, value in attrs]
         self.in_name = tag == "bdi" and ("class", "name") in attrs
@@ -75,6 +96,21 @@ def test_hostile_names_change_no_tag(make_run_dir):
     hostile_page = read(report(make_run_dir(hostile.names(), name="hostile")))
     plain_page = read(report(make_run_dir([f"field {number}" for number in range(200)], name="plain")))
     assert hostile_page.tags == plain_page.tags
+
+
+def test_hostile_names_in_verdict_warnings_and_curve():
+    names = hostile.names()
+    page, plain = (Page(build_report(judged_record(fields))) for fields in (names, [f"field {n}" for n in range(200)]))
+    assert page.tags == plain.tags
+    assert set(page.tags) <= ALLOWED
+    assert set(page.names) == {truncate_middle(escape_control_chars(name)) for name in names}
+    charts = json.loads(page.scripts[0][1])
+    assert [charts["names"][field] for field in charts["curve"]["removed"]] == names[::-1]
+    texts = {"text": hostile.TAGS[1], "kind": "costs", "reason": hostile.TAGS[0], "allowed_because": hostile.TAGS[2]}
+    record = judged_record(names, warnings=[{"kind": hostile.TAGS[4], "text": hostile.TAGS[5], "fields": names}])
+    page = Page(build_report({**record, "verdict": {**record["verdict"], **texts}}))
+    assert set(page.tags) <= ALLOWED
+    assert page.tags.count("script") == 3
 
 
 def test_hostile_texts_outside_of_names(make_run_dir):
@@ -165,15 +201,16 @@ def test_many_fields_are_all_in_the_table(make_run_dir):
 
 SECTIONS = ("metrics", "validation", "savings", "certificates", "fields", "hot_start", "made", "configuration")
 SECTIONS += ("splits", "versions", "chosen_in", "gates", "seconds", "max_logit_change")
+SECTIONS += ("verdict", "warnings", "curve", "groups", "cost")
 
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_section_can_be_missing(make_run_dir, section):
     run_dir = make_run_dir(["a", "b", "c"], kept=1)
-    record = json.loads((run_dir / "selection.json").read_text())
-    del record[section]
-    (run_dir / "selection.json").write_text(json.dumps(record))
-    assert read(report(run_dir)).names == ["a", "b", "c"]
+    for record in (hostile.selection_record(["a", "b", "c"], 1), judged_record(["a", "b", "c"], 1)):
+        record.pop(section, None)
+        (run_dir / "selection.json").write_text(json.dumps(record))
+        assert set(read(report(run_dir)).names) == {"a", "b", "c"}
 
 
 def test_the_smallest_record():
@@ -185,13 +222,13 @@ def test_a_comparison_in_numbers(tmp_path):
         Result(name, keep, seed, 0.7 + keep / 100 + gain + seed / 1000, kept=("a", "b")[: keep // 5])
         for name, gain in (("one", 0.0), ("two", 0.01))
         for keep in (5, 10)
-        for seed in (0, 1)
+        for seed in range(3)
     ]
     comparison = Comparison(tuple(results), ("a", "b"))
     text = report_comparison(comparison, tmp_path / "x.html").read_text("utf-8")
     assert comparison.methods == ("two", "one")
-    assert re.search(r"<h1>two .* 2 numbers of fields.* 2 of 2\.</h1>", text)
-    assert "0.7605 ± 0.0007" in text
+    assert re.search("<h1>two .* 2 numbers of fields.* one .*more than noise", text)
+    assert "0.7610\xa0±\xa00.0010" in text
     assert "−0.0100 … −0.0100" in text
     differences = (
         Difference("one", "two", 5, -0.01, -0.02, -0.001, 0.03),
@@ -208,7 +245,7 @@ def test_many_methods_stay_readable(tmp_path):
         Result(f"method {number:02d}", keep, seed, 0.8 - number / 50 + keep / 1000, kept=("a",), seconds=1.0)
         for number in range(12)
         for keep in (5, 10)
-        for seed in (0, 1)
+        for seed in range(3)
     ]
     comparison = Comparison(tuple(results), ("a", "b"))
     chart = k_auc_chart(comparison)
@@ -224,4 +261,49 @@ def test_an_unranked_method_is_never_the_best(tmp_path):
     comparison = Comparison(tuple(results), ("a", "b"), order=("oracle", "two", "one"), unranked=("oracle",))
     assert (comparison.methods, comparison.ranked_methods) == (("oracle", "two", "one"), ("two", "one"))
     text = report_comparison(comparison, tmp_path / "x.html").read_text("utf-8")
-    assert re.search(r"<h1>two .* 1 number of fields.* 0 of 1\.</h1>", text)
+    assert "<h1>two " in text
+
+
+def compared(deltas, keeps=(5, 10), differences=()):
+    """A comparison of "best" and others, each with its difference to it in every seed."""
+    aucs = {"best": [0.8] * len(next(iter(deltas.values()))), **{m: [0.8 + d for d in ds] for m, ds in deltas.items()}}
+    results = [
+        Result(method, keep, seed, auc)
+        for method, values in aucs.items()
+        for keep in keeps
+        for seed, auc in enumerate(values)
+    ]
+    return Comparison(tuple(results), ("a", "b"), order=tuple(aucs), differences=differences)
+
+
+@pytest.mark.parametrize(
+    ("deltas", "words"),
+    [
+        ({"other": [-0.1, -0.2]}, ["2 seeds", "noise"]),
+        ({"other": [-0.1, -0.2, 0.01]}, ["no difference"]),
+        ({"other": [-0.1, -0.2, -0.01]}, ["other", "more than noise"]),
+        ({"near": [-0.1, 0.01, 0.0], "far": [-0.1, -0.2, -0.3]}, ["near is within noise", "far is worse"]),
+        ({"far": [-0.2] * 3, **{name: [-0.1, 0.2, 0.0] for name in "abcde"}}, ["5 other methods are within", "far is"]),
+    ],
+)  # fmt: skip
+def test_the_headline_of_a_comparison_says_what_is_within_noise(deltas, words):
+    headline = comparison_context(compared(deltas))["headline"]
+    assert headline.startswith("best is best on average over 2 numbers of fields")
+    assert all(word in headline for word in words)
+
+
+def test_the_headline_takes_the_verdicts_that_are_given():
+    level = Difference("other", "best", None, -0.1, verdict="level")
+    headline = comparison_context(compared({"other": [-0.1] * 3}, differences=(level,)))["headline"]
+    assert "no difference to it is more than noise" in headline
+
+
+def test_points_for_a_few_numbers_of_fields_and_ranges_from_three_seeds_on():
+    few, many = compared({"other": [-0.1] * 2}), compared({"other": [-0.1, -0.2, 0.1]}, keeps=range(1, 9))
+    assert k_auc_chart(few)["points"]
+    assert "points" not in k_auc_chart(many)
+    assert ["low" in series for series in k_auc_chart(few)["series"]] == [False, False]
+    assert ["low" in series for series in k_auc_chart(many)["series"]] == [True, True]
+    assert "±" not in str(comparison_context(few)["quality"])
+    assert "±" in str(comparison_context(many)["quality"])
+    assert "Best" not in str(comparison_context(many)["tiles"])

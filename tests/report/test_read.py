@@ -125,10 +125,10 @@ def test_the_headline_has_the_change_of_auc(before, after, numbers):
     metrics = {"all_fields": {"auc": before}, "pruned": {"auc": after}}
     record = {"kept": ["a"], "dropped": ["b"], "metrics": metrics, "model": "pruned"}
     headline = selection_context(from_record(record))["headline"]
-    assert headline.startswith("1 of 2 fields is enough: the test AUC")
+    assert headline.startswith("1 of 2 fields kept: the test AUC")
     assert all(number in headline for number in numbers)
     headline = selection_context(from_record({"kept": ["a", "b"], "dropped": []}))["headline"]
-    assert headline == "2 of 2 fields are enough."
+    assert headline == "2 of 2 fields kept."
 
 
 def test_unreadable_directories(tmp_path):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -120,8 +119,8 @@ def test_the_initial_state_can_be_restored_after_a_kill(data, tmp_path, stop):
     whole, expected = go(data, tmp_path / "whole", **options)
     with pytest.raises(StopError):
         go(data, tmp_path / "cut", stop, **options)
-    model, done = go(data, tmp_path / "cut", seed=9, **options)
-    assert done.resumed == (stop - 1) // 6 * 6  # also from step 0
+    model, done = go(data, tmp_path / "cut", seed=0 if stop < 7 else 9, **options)
+    assert done.resumed == ((stop - 1) // 6 * 6 or None)
     assert expected.best_step == done.best_step == 0
     assert states_equal(dict(model.state_dict()), dict(whole.state_dict()))
     assert states_equal(dict(model.state_dict()), dict(tiny().state_dict()))
@@ -189,16 +188,91 @@ def test_a_checkpoint_with_another_state_is_refused_in_one_line(data, tmp_path, 
     assert "\n" not in str(caught.value)
 
 
-def test_a_best_checkpoint_that_is_damaged_is_refused_and_trained_again_once_removed(data, tmp_path):
-    options = {"keep": "best", "min_delta": 0.9}  # so that the first evaluation stays the best
-    model, done = go(data, tmp_path / "run", **options)
-    assert done.best_step < 47
-    damage(tmp_path / "run" / "checkpoints" / f"step-{done.best_step:012d}" / "state.json", "flip")
-    with pytest.raises(CheckpointError, match=r"step-0+\d+ is damaged.*best model: remove .*run to train again"):
-        go(data, tmp_path / "run", **options)
-    shutil.rmtree(tmp_path / "run")
-    again, _ = go(data, tmp_path / "run", **options)
+@pytest.mark.parametrize("content", ["all", "result", "model"])
+def test_the_best_model_survives_damage_of_the_last_checkpoint(data, tmp_path, content):
+    options = {"keep": "best", "min_delta": 0.9, "final_checkpoint": content}  # the first evaluation stays the best
+    model, done = go(data, tmp_path, **options)
+    assert done.best_step == 9
+    damage(tmp_path / "checkpoints" / "step-000000000047" / "state.json", "flip")
+    with pytest.warns(CheckpointWarning, match="step-000000000047 is damaged"):
+        again, repeated = go(data, tmp_path, seed=5, **options)
+    assert (repeated.resumed, repeated.best, repeated.metrics) == (42, done.best, done.metrics)
     assert states_equal(dict(again.state_dict()), dict(model.state_dict()))
+
+
+def test_a_checkpoint_without_its_best_model_is_refused_in_one_line(data, tmp_path):
+    options = {"keep": "best", "min_delta": 0.9}
+    go(data, tmp_path, **options)
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(47, {**checkpoints.load(47), "best_state": None})
+    with pytest.raises(CheckpointError, match="best model, of step 9, is missing"):
+        go(data, tmp_path, **options)
+
+
+class Result(Callback):
+    """Records the optimizer state that a run ends with."""
+
+    def on_end(self, state):
+        self.optimizer = state.optimizer.state_dict()
+
+
+@pytest.mark.parametrize("keep", ["last", "best"])
+@pytest.mark.parametrize("content", ["result", "model", "none"])
+def test_a_finished_run_gives_the_content_of_its_last_checkpoint_again(data, tmp_path, keep, content):
+    def run(folder, seed, **options):
+        model, result = tiny(seed), Result()
+        stream, valid = data.stream(64, shuffle=True, seed=2), data.stream(100)
+        settings = {"keep": keep, "min_delta": 0.9, "evaluate_every": 9, "checkpoint_every": 6, "quiet": True}
+        done = fit(model, stream, valid=valid, folder=folder, resume=True, callbacks=[result], **settings, **options)
+        return dict(model.state_dict()), result.optimizer, done
+
+    whole = run(tmp_path / "whole", 0, steps=30)
+    first = run(tmp_path / "run", 0, steps=30, final_checkpoint=content)
+    assert states_equal(first[0], whole[0])
+    if content == "result":
+        assert states_equal(first[1], whole[1])
+    sizes = [
+        sum(path.stat().st_size for path in (tmp_path / name / "checkpoints" / "step-000000000030").iterdir())
+        for name in ("whole", "run")
+    ]
+    assert sizes[1] < sizes[0] or (keep, content) == ("last", "result")
+    again = run(tmp_path / "run", 5, steps=30, final_checkpoint=content)
+    assert (again[2].metrics, again[2].best, again[2].resumed) == (first[2].metrics, first[2].best, 30)
+    assert states_equal(again[0], dict(tiny(5).state_dict()) if content == "none" else first[0])
+    if content == "result":
+        assert states_equal(again[1], first[1])
+    with pytest.raises(InputError, match="ended after 30 steps.*cannot be continued"):
+        run(tmp_path / "run", 5, steps=40, final_checkpoint=content)
+
+
+def test_a_checkpoint_is_left_out_while_the_last_one_is_recent(data, tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("lpfs.train.fit.time.monotonic", lambda: clock[0])
+
+    class Clock(Callback):
+        def __init__(self):
+            self.saved = []
+
+        def after_step(self, state):
+            clock[0] += 1.0
+
+        def on_checkpoint(self, state, path):
+            self.saved.append(state.step)
+            clock[0] += 0.02
+
+    def saved(**options):
+        callback, clock[0] = Clock(), 0.0
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        fit(tiny(), data.stream(64), folder=folder, steps=40, quiet=True, callbacks=[callback], **options)
+        return callback.saved
+
+    assert saved(checkpoint_every=6) == [6, 12, 18, 24, 30, 36, 40]
+    assert saved(checkpoint_every=6, checkpoint_seconds=10) == [12, 24, 36, 40]
+    assert saved(checkpoint_every=6, checkpoint_seconds=1000) == [40]
+    monkeypatch.setattr("lpfs.train.fit.BYTES_PER_SECOND", 1e9)  # a save of no duration
+    assert saved(checkpoint_every=6, checkpoint_seconds=None) == [6, 12, 18, 24, 30, 36, 40]
+    monkeypatch.setattr("lpfs.train.fit.TrainingRun._estimate_save_seconds", lambda run: 0.02)  # √(2·.02·3600) = 12
+    assert saved(checkpoint_every=5, checkpoint_seconds=None)[0] == 15
 
 
 def test_resume_with_another_computation_is_refused_and_changes_nothing(data, tmp_path):

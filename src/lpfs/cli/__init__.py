@@ -1,6 +1,7 @@
 """The ``lpfs`` command: one file per group of commands. Heavy packages are imported inside the commands.
 
-Exit codes: 0 done, 1 error (printed in one line), 2 wrong usage, 130 interrupted, 143 terminated.
+Exit codes: 0 done, 1 error (printed in one line), 2 wrong usage, 3 select has written its results but no set of fields
+holds the allowed loss of AUC, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ except ImportError:  # the library works without it
 from lpfs._console import escape_all_output, print_error
 from lpfs._text import escape_unprintable
 from lpfs.cli import compare, data, info, models, select
-from lpfs.cli.app import cli, distributed_command, reported_elsewhere
+from lpfs.cli.app import EXIT_ALLOWANCE, cli, distributed_command, reported_elsewhere
 from lpfs.errors import LpfsError
 from lpfs.train.distributed import launch_rank
 
-__all__ = ["cli", "compare", "data", "info", "main", "models", "run", "select"]
+__all__ = ["EXIT_ALLOWANCE", "cli", "compare", "data", "info", "main", "models", "run", "select"]
 
 
 BLOCKED_SECONDS = 2.0  # after SIGTERM, until a main thread that does not return to Python is ended

@@ -39,6 +39,7 @@ EXAMPLES = (
     "lpfs select --help",
     'eval "$(lpfs completion bash)"       # complete commands, options and their values with the tab key',
 )
+EXIT_ALLOWANCE = 3  # exit code of select if no set of fields holds the allowed loss of AUC
 STASH_DIRS = (".moving", ".replaced")  # of lpfs.pipeline.run_dir, which imports torch; a test compares them
 DISTRIBUTED_COMMANDS = ("select", "train", "search", "compare")
 
@@ -153,7 +154,7 @@ def cli() -> None:
 
     Start with "lpfs select"; each of its stages is also a command. See "lpfs COMMAND --help".
 
-    Exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted, 143 terminated.
+    Exit codes: 0 done, 1 error, 2 wrong usage, 3 allowed loss of AUC not met, 130 interrupted, 143 terminated.
     """
 
 

@@ -34,14 +34,18 @@ like_option = encoding("--like", type=PATH, help="The Dataset that the model was
     help=EVALUATE_HELP,
     short_help="Evaluate a saved model.",
     examples=[
-        "lpfs evaluate run data/log --days last",
+        "lpfs evaluate run data/log --days test",
         "lpfs evaluate run/model tomorrow.parquet --json",
         "lpfs evaluate run data/log --days 7..9",
     ],
 )
 @click.argument("folder", metavar="MODEL", type=PATH)
 @click.argument("data", nargs=-1, required=True, type=FILES)
-@days("--days", "day_range", help="Name of a day, FIRST..LAST, or 'last'. Default: all days.")
+@days(
+    "--days",
+    "day_range",
+    help="Name of a day, FIRST..LAST, 'last', or 'test' for the test rows of select. Default: all days.",
+)
 @days("--time", help="Column that orders the rows of a log. Default: that of the training data.")
 @like_option
 @model("--device", default="auto", show_default=False, help="auto, cpu, cuda, cuda:1 …")
@@ -62,7 +66,7 @@ def evaluate(
         rows = dataset if day_range is None else select_days(dataset, day_range)
         metrics = evaluate_model(trained, rows.stream(EVAL_BATCH_SIZE, fields=trained.reads.names))
     if day_range is None and not quiet and dataset.fingerprint == saved.metadata.get("fingerprint"):
-        print_lines("these rows include the training rows; use --days last for the test rows", stream=sys.stderr)
+        print_lines("these rows include the training rows; use --days test for the test rows", stream=sys.stderr)
     if as_json:
         print_json({"model": str(saved.path), "days": list(rows.days()), "metrics": metrics.to_json()})
     elif not quiet:
@@ -70,8 +74,12 @@ def evaluate(
 
 
 def select_days(dataset: Dataset, day_range: str) -> Dataset:
-    """Return the days of a range."""
+    """Return the days of a range, or the rows that select tests on."""
     names = list(dataset.days())
+    if day_range == "test" and "test" not in names:
+        from lpfs.pipeline.splits import split_dataset
+
+        return split_dataset(dataset).test
     first, _, last = day_range.partition("..")
     indices = []
     for name in (first, last or first):

@@ -86,6 +86,7 @@ DAYS = combine_options(
     days("--split", help="Column with the values train, valid and test, which defines the split."),
     days("--negatives", type=float, help="Fraction of negative rows to keep, for example 0.125; it is recorded."),
 )
+FORCE = days("--force", is_flag=True, help="Run even if validation or test rows have fewer than 10 of a class.")
 ENCODING = combine_options(
     encoding("--fields", type=FILES, help="TOML file that corrects the inferred fields."),
     encoding("--kind", multiple=True, metavar="COLUMN=KIND", help="Kind of a column, as price=numeric; repeatable."),
@@ -104,7 +105,8 @@ TARGET_OPTIONS = combine_options(
     target_option(
         "--max-auc-loss",
         type=float,
-        help="Keep as few fields as possible with at most this loss of AUC. Default: 0.001 or more.",
+        help="Keep as few fields as possible with at most this loss of AUC. Default: 1 % of what all fields gain, or "
+        "the smallest loss that the rows can decide.",
     ),
     target_option("--budget", type=float, help="Maximum total cost of the kept fields; needs --costs."),
     target_option("--penalty", type=float, help="Fixed penalty λ, as in the paper."),
@@ -190,13 +192,15 @@ def build_settings(
             model_options[name] = [model_options[name]]
     for name in ("must_keep", "must_drop"):
         options[name] = split_names(options.pop(name, ()))
-    graph = options.pop("graph", None)
+    graph, no_curve = options.pop("graph", None), options.pop("no_curve", False)
     changes = {name: str(value) if isinstance(value, Path) else value for name, value in drop_none(options).items()}
     changes |= {
         "prepare": {**base.prepare, **prepare},
         "options": {**base.options, **method_options},
         "model_options": {**base.model_options, **model_options},
     }
+    if no_curve:
+        changes["curve"] = False
     if graph is not None:
         changes["graph"] = GRAPH_VALUES[graph]
     if source:

@@ -8,18 +8,21 @@ from typing import Any
 import click
 
 from lpfs.cli import options as opt
-from lpfs.cli.app import cli, print_json, resume_after_restart, resume_hint
+from lpfs.cli.app import EXIT_ALLOWANCE, cli, print_json, resume_after_restart, resume_hint
 from lpfs.cli.options import build_settings
+from lpfs.train.distributed import is_distributed_launch
 
 SELECT_HELP = """Find the fields that a CTR model needs, and write them, a report and the smaller model to --out.
 
 SOURCE is a log (CSV, TSV, Parquet; files, directories, patterns) or the directory of a Dataset. The model is
-pretrained on the early days, the search uses the following days, and the last day is the test set. Results in
+pretrained on the early days, the search uses the following days, and the last days are the test set. Results in
 --out: kept_fields.txt, selection.json, history.parquet, report.html, model/, and config.json to repeat the run.
-"""
-TRAIN_HELP = """Train a model on DATA without the last day, and save it in OUT/model.
 
-DATA is a log or the directory of a Dataset, as for select; the last day is the test set.
+Exit code 3: everything was written, but no set of fields was shown to lose at most the allowed AUC (--max-auc-loss).
+"""
+TRAIN_HELP = """Train a model on DATA without the last days, and save it in OUT/model.
+
+DATA is a log or the directory of a Dataset, as for select; the last days are the test set.
 """
 SEARCH_HELP = """Search for the fields that the trained model MODEL needs.
 
@@ -35,7 +38,8 @@ ZEROS_HELP = "Replace dropped fields by zeros instead of cutting columns: bit-eq
 # keys of selection.json that --json prints
 JSON_KEYS = (
     *("method", "kept", "dropped", "gates", "metrics", "validation", "max_logit_change", "certificates", "model"),
-    *("chosen_in", "hot_start", "savings", "seconds", "hints", "seed", "fingerprint", "versions"),
+    *("chosen_in", "hot_start", "savings", "seconds", "verdict", "warnings", "curve", "groups", "seed", "fingerprint"),
+    "versions",
 )
 
 data_argument = click.argument("data", nargs=-1, type=opt.FILES)
@@ -57,10 +61,12 @@ out_option = opt.output("--out", type=opt.PATH, required=True, help="Directory t
 @opt.TARGET_OPTIONS
 @opt.TABLE
 @opt.DAYS
+@opt.FORCE
 @opt.ENCODING
 @opt.SEARCH
 @opt.search_option("--level", choices=("field", "cross"), help="Gates on fields, or on the crosses of dlrm_cross.")
 @opt.search_option("--seeds", type=int, help="Number of searches, to count how often each field is kept (1).")
+@opt.search_option("--no-curve", is_flag=True, help="Leave out the AUC against the number of fields.")
 @opt.MODEL
 @opt.model("--pretrain-steps", type=int, help="Number of pretraining steps.")
 @opt.model("--checkpoint", type=opt.PATH, help="Directory of a trained model to start from instead of pretraining.")
@@ -74,8 +80,8 @@ out_option = opt.output("--out", type=opt.PATH, required=True, help="Directory t
 @opt.RUN
 def select(
     source: tuple[str, ...], out: Path, resume: bool, replace: bool, quiet: bool, as_json: bool, **options: Any
-) -> None:
-    """Run all stages."""
+) -> int:
+    """Run all stages; return the exit code."""
     resume, replace = resume_after_restart(resume, replace)
     settings = build_settings(source, out, resume=resume, **options)
     with resume_hint("lpfs", "select", "--resume", "--out", out):
@@ -84,6 +90,8 @@ def select(
         record = run(out=out, settings=settings, resume=resume, replace=replace, quiet=quiet).record
     if as_json:
         print_json({"folder": str(out), **{name: record[name] for name in JSON_KEYS if name in record}})
+    is_met = all(warning["kind"] != "allowance" for warning in record["warnings"])
+    return 0 if is_met or is_distributed_launch() else EXIT_ALLOWANCE  # torchrun would start a failed run again
 
 
 @cli.command(
@@ -97,6 +105,7 @@ def select(
 @data_argument
 @opt.TABLE
 @opt.DAYS
+@opt.FORCE
 @opt.days(
     "--rows",
     choices=("train", "early"),
@@ -127,6 +136,7 @@ def train(**options: Any) -> None:
 @opt.TARGET_OPTIONS
 @opt.SEARCH
 @opt.DAYS
+@opt.FORCE
 @opt.days(
     "--rows",
     choices=("search", "all"),

@@ -41,7 +41,7 @@ from lpfs.methods.base import top_k
 from lpfs.methods.registry import make_method
 from lpfs.pipeline import stages
 from lpfs.pipeline.data import DATA_DIR, prepare_dataset
-from lpfs.pipeline.plan import RunPlan, build_plan, check_label_classes, check_settings
+from lpfs.pipeline.plan import RunPlan, build_plan, check_settings
 from lpfs.pipeline.results import source_digest
 from lpfs.pipeline.settings import Settings
 from lpfs.report import REPORT_FILE, write_report_safely
@@ -95,7 +95,7 @@ def run_comparison(
                 runner = Runner(base, plan, store, console.message)
                 plan.check(runner.names, settings.must_keep)
                 if not tables_only:
-                    check_label_classes(base.splits)
+                    base.splits.check_labels(force=True)
                 kinds = copy_truth(run_dir, dataset, truth)
             write_plan(run_dir, settings, plan, dataset)
         if not tables_only:

@@ -66,6 +66,7 @@ class SearchTask:
         optimizer: torch.optim.Optimizer | None = None,
         steps: int | None = None,
         subfolder: str = "",
+        **settings: Any,
     ) -> None:
         """Train on the search rows with the callbacks of the method; other arguments replace those of the task."""
         fit(
@@ -75,7 +76,7 @@ class SearchTask:
             folder=None if self.folder is None else self.folder / subfolder,
             resume=self.resume,
             callbacks=list(callbacks),
-            config=replace(self.training, steps=steps or self.steps, epochs=None, lr=None),
+            config=replace(self.training, steps=steps or self.steps, epochs=None, lr=None, **settings),
         )
 
 

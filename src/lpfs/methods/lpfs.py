@@ -137,7 +137,8 @@ class LPFSPlusPlus(Method):
         recorder = _AucRecorder(task, cost)
         recorder.evaluate(model, 0)
         with restore_position(task.stream):  # the search uses the same batches, also after a resume
-            task.fit(recorder, cost, model=model, optimizer=optimizer, subfolder="reference")
+            copied: dict[str, Any] = {"model": model, "optimizer": optimizer}
+            task.fit(recorder, cost, **copied, subfolder="reference", final_checkpoint="none")  # only its AUC is used
         return recorder.curve
 
 

@@ -137,7 +137,7 @@ def apply_mask(model: Model, mask: FieldMask | TokenMask, method: str) -> Iterat
             model.register_forward_hook(ClearValues(mask), always_call=True)
         else:
             for path, numbers in parts_by_module(places, mask.names).items():
-                replace_output = _ReplaceOutput(mask, numbers.to(device_of(model)))
+                replace_output = ReplaceOutput(mask, numbers.to(device_of(model)))
                 stack.callback(model.get_submodule(path).register_forward_hook(replace_output).remove)
         yield
         for observe in _OBSERVERS:
@@ -188,14 +188,14 @@ def parts_by_module(places: dict[str, tuple[ResolvedSite, ...]], names: Sequence
     return {path: torch.tensor([parts[start] for start in sorted(parts)]) for path, parts in modules.items()}
 
 
-class _ReplaceOutput:
+class ReplaceOutput:
     """Forward hook of a module of several parts: passes its embeddings through the mask."""
 
-    def __init__(self, mask: TokenMask, numbers: Tensor) -> None:
+    def __init__(self, mask: Callable[[Tensor, Tensor, Tensor | None], Tensor], numbers: Tensor) -> None:
         self.mask, self.numbers = mask, numbers
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        """Return the masked output, in the shape of the output."""
+        """Return the masked output, in the shape of the output; a mask may return several times as many rows."""
         assert isinstance(module, Inputs | Crosses)
         ids: Tensor | None = None
         if isinstance(module, Inputs):
@@ -207,5 +207,7 @@ class _ReplaceOutput:
             slots = None if full else torch.tensor(module.plan.places, device=output.device)
         parts = tokens if slots is None else tokens.index_select(1, slots)
         masked: Tensor = self.mask(parts, self.numbers, ids)
-        masked = masked if slots is None else tokens.index_copy(1, slots, masked)
+        if slots is not None:
+            rest = tokens if len(tokens) == len(masked) else tokens.new_zeros(len(masked), *tokens.shape[1:])
+            masked = rest.index_copy(1, slots, masked)
         return masked if output.ndim == 3 else masked.flatten(1)

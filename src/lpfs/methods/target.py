@@ -80,6 +80,12 @@ class SelectionTarget:
         fields = model.fields_of_parts()
         return replace(self, costs=self.costs.of_parts({name: fields[name] for name in model.names}))
 
+    def permanent(self, names: Sequence[str]) -> set[str]:
+        """Return the fields that are never dropped: those that must be kept, and those without a cost beside others."""
+        weights = [] if self.costs is None else self.costs.weights(names, names)
+        free = [name for name, cost in zip(names, weights, strict=False) if cost == 0 and any(weights)]
+        return {*self.must_keep, *free}
+
     def check(self, names: Sequence[str]) -> None:
         """Raise InputError if the target cannot be reached with these fields."""
         if self.keep is not None and not 1 <= self.keep <= len(names):
@@ -90,9 +96,7 @@ class SelectionTarget:
             raise InputError(f"keep={self.keep}, but {len(self.must_keep)} fields must be kept; increase keep")
         if self.costs is not None:
             self.costs.check(names)
-            weights = self.costs.weights(names, names)
-            free = [name for name, cost in zip(names, weights, strict=True) if cost == 0 and any(weights)]
-            permanent = {*free, *self.must_keep}
+            permanent = self.permanent(names)
             if self.keep is not None and len(permanent) > self.keep:
                 raise InputError(
                     f"keep={self.keep}, but {len(permanent)} fields must be kept or have no cost, and a field "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from lpfs.train.step import make_optimizer
 from lpfs.train.threads import choose_threads, describe_threads
 
 EVAL_BATCH_SIZE = 4096  # rows per evaluation batch
+CHECKPOINT_EVERY = 500  # steps between two moments at which a checkpoint is written if the last one is old enough
 EVALUATIONS = 20  # evaluations of a training that selects its best state
 AUC_LOSS_PER_SE = 0.25  # default allowed AUC loss, in standard errors of the validation AUC
 FIELD_OPTIONS = ("silent", "parts")  # options of models that name fields
@@ -105,7 +107,8 @@ class RunPlan:
             evaluate_every=max(1, steps // EVALUATIONS) if evaluate else None,
             evaluate_first=record_auc,
             keep_optimizer="last" if keep_last_optimizer else "best",
-            checkpoint_every=max(1, min(steps, max(500, steps // 10))),
+            checkpoint_every=min(steps, CHECKPOINT_EVERY),
+            checkpoint_seconds=None,
             check_every=1 if self.device.type == "cpu" else 50,
             tensorboard=self.settings.tensorboard,
             mlflow=self.settings.mlflow,
@@ -130,12 +133,17 @@ class RunPlan:
         with torch.device("meta"):
             return make_model(self.settings.backbone, self.schema, **self.settings.model_options)
 
-    def check(self) -> None:
-        """Check the search and the labels: everything that can fail before training."""
-        model, method = self.meta_model(), self.method
-        method.check(self.target.for_model(model), model.names, self.steps.search)
+    def check(self, *, with_curve: bool = False) -> None:
+        """Check the search and the labels: everything that can fail before training.
+
+        ``with_curve``: a number of fields that no target fixes comes from the curve, so that any method can search.
+        """
+        model, method, plan = self.meta_model(), self.method, self
+        if with_curve and self.settings.finds_count:
+            plan = self.for_search(self.run_dir, self.settings.seed, keep=len(model.names))
+        method.check(plan.target.for_model(model), model.names, self.steps.search)
         method.check_model(model)
-        check_label_classes(self.splits)
+        self.splits.check_labels(self.settings.force)
 
 
 class StageTimer:
@@ -149,6 +157,7 @@ class StageTimer:
     def stage(self, name: str, heading: str) -> Iterator[None]:
         """Print a heading; add the seconds of the block to those of the stage."""
         self.console.heading(heading)
+        gc.collect()  # models with gates or hooks refer to themselves
         start = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
@@ -255,15 +264,3 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= count:
         raise InputError(f"device {name!r} does not exist: torch finds {count} GPUs; run lpfs doctor for details")
     return device
-
-
-def check_label_classes(splits: DataSplits) -> None:
-    """Raise InputError if the rows of a split are all of one class."""
-    for name in ("early", "search", "valid", "test"):
-        rows: Dataset = getattr(splits, name)
-        positives, negatives = rows.label_counts()
-        if not positives or not negatives:
-            raise InputError(
-                f"the {name} rows ({rows.rows:,}) are all of one class ({positives:,} positive), so nothing can "
-                "be trained or evaluated there; give more rows, another time column, or a split column"
-            )

@@ -22,6 +22,9 @@ from lpfs.errors import InputError
 from lpfs.gates.prune import Certificate
 from lpfs.models.base import Model
 from lpfs.pipeline.plan import RunPlan
+from lpfs.pipeline.stages import RowScores
+from lpfs.pipeline.verdict import LossOnRows, describe_allowance, format_auc, make_verdict
+from lpfs.pipeline.warnings import ordered, seeds_warning, verdict_warnings
 from lpfs.report.format import MODEL_LABELS, format_size
 from lpfs.report.selection_data import SELECTION_SCHEMA
 from lpfs.schema import Selection
@@ -53,13 +56,20 @@ class Outcome:
         seconds: duration of every stage.
         folder: directory of the run.
         hot_start: after how many steps the hot start equalled training from scratch.
-        hints: possible problems: fields that may leak the label, duplicate columns.
+        warnings: possible problems, the most serious first: few positive rows, fields that may leak the label, …
+        verdict: whether the kept fields are enough, with the reasons; see ``lpfs.pipeline.verdict``.
+        field_facts: further facts of each field for the record: missing share, distinct values, drift.
+        seed_aucs: validation AUC after each search, if there are several.
+        curve: AUC against the number of fields, values of fields and groups of fields, see :class:`FieldCurve`; None
+            if it was left out.
+        checks: loss of the models of each search on the validation rows, and whether the allowance holds.
+        allowed, allowed_because: loss of AUC that is allowed, and why.
         record: everything above as JSON values, as in ``selection.json``.
     """
 
     selection: Selection
-    metrics: Mapping[str, Record]
-    choices: Mapping[str, Record]
+    metrics: Mapping[str, RowScores]
+    choices: Mapping[str, RowScores]
     certificates: Mapping[str, Record]
     max_logit_change: float | None
     model: Model
@@ -69,7 +79,14 @@ class Outcome:
     seconds: Mapping[str, float]
     folder: Path
     hot_start: Mapping[str, Any] = field(default_factory=dict)
-    hints: Sequence[Record] = ()
+    warnings: Sequence[Record] = ()
+    verdict: Record = field(default_factory=dict)
+    field_facts: Mapping[str, Record] = field(default_factory=dict)
+    seed_aucs: Sequence[float] = ()
+    curve: Record | None = None
+    checks: Sequence[Record] = ()
+    allowed: float = 0.0
+    allowed_because: str = ""
     record: Record = field(default_factory=dict)
 
     @property
@@ -78,9 +95,7 @@ class Outcome:
         return self.selection.kept
 
     def __repr__(self) -> str:
-        before, after = (self.metrics.get(name, {}).get("auc") for name in ("all_fields", self.chosen))
-        auc = "" if before is None or after is None else f", test AUC {after:.4f} ({before:.4f} with all fields)"
-        return f"Outcome({len(self.kept)} of {len(self.selection.names)} fields kept{auc}, in {str(self.folder)!r})"
+        return f"Outcome({self.verdict.get('text', 'no verdict')!r}, in {str(self.folder)!r})"
 
     def plot(self) -> Figure:
         """Return a figure of the AUC of the models; ``selection.plot()`` draws the gates."""
@@ -91,14 +106,24 @@ class Outcome:
     def _repr_html_(self) -> str:
         from lpfs.notebook import outcome_html
 
-        return outcome_html(self.selection, self.metrics, MODEL_LABELS, self.folder)
+        return outcome_html(self.selection, self.metrics, MODEL_LABELS, self.folder, self.record)
 
 
 def with_record(outcome: Outcome, plan: RunPlan) -> Outcome:
-    """Return the outcome of ``select`` with its record."""
+    """Return the outcome of ``select`` with its verdict, all warnings and its record."""
+    verdict = judge(outcome, plan)
+    warnings = ordered(
+        [
+            *verdict_warnings(verdict, plan.splits.few_labels(), enforced=plan.settings.finds_count),
+            *outcome.warnings,
+            *seeds_warning(outcome.chosen_in, outcome.kept, plan.settings.seeds, outcome.seed_aucs),
+        ]
+    )
     record = build_record(
         plan,
         outcome.selection,
+        verdict=verdict,
+        warnings=warnings,
         metrics=outcome.metrics,
         validation=outcome.choices,
         max_logit_change=outcome.max_logit_change,
@@ -107,10 +132,31 @@ def with_record(outcome: Outcome, plan: RunPlan) -> Outcome:
         chosen_in=outcome.chosen_in,
         savings=outcome.savings,
         seconds={name: round(value, 3) for name, value in outcome.seconds.items()},
-        hints=outcome.hints,
         **({"hot_start": outcome.hot_start} if outcome.hot_start else {}),
     )
-    return replace(outcome, record=record)
+    if outcome.curve is not None:
+        record |= {"curve": outcome.curve["curve"], "groups": outcome.curve["groups"]}
+    for facts in (outcome.curve["fields"] if outcome.curve else {}, outcome.field_facts):
+        for name, values in facts.items():
+            record["fields"].setdefault(name, {}).update(values)
+    return replace(outcome, verdict=verdict, warnings=warnings, record=record)
+
+
+def judge(outcome: Outcome, plan: RunPlan) -> Record:
+    """Return the verdict on the model to deploy."""
+    valid, test = (
+        LossOnRows.of(scores["all_fields"], scores[outcome.chosen]) for scores in (outcome.choices, outcome.metrics)
+    )
+    return make_verdict(
+        len(outcome.kept),
+        len(outcome.selection.names),
+        valid,
+        test,
+        allowed=outcome.allowed,
+        because=outcome.allowed_because,
+        checks=outcome.checks,
+        too_few=plan.splits.few_labels(),
+    )
 
 
 def build_record(plan: RunPlan, selection: Selection, **results: Any) -> Record:
@@ -121,6 +167,7 @@ def build_record(plan: RunPlan, selection: Selection, **results: Any) -> Record:
         "fields": field_facts(plan),
         **{name: values[name] for name in ("kept", "dropped", "gates")},
         **results,
+        **cost_record(plan, selection),
         "seed": plan.settings.seed,
         "configuration": plan.settings.to_json(),
         "steps": plan.steps.to_json(),
@@ -140,6 +187,15 @@ def field_facts(plan: RunPlan) -> dict[str, Record]:
         field.name: {"kind": field.kind, "group": field.group, "cardinality": field.cardinality, "cost": price}
         for field, price in zip(plan.schema, prices, strict=True)
     }
+
+
+def cost_record(plan: RunPlan, selection: Selection) -> Record:
+    """Return what all fields and the kept fields cost, with its unit; empty without --costs, or for crosses."""
+    costs = plan.target.costs
+    if costs is None or set(selection.names) != set(plan.schema.names):
+        return {}
+    totals = {"all_fields": costs.total(plan.schema.names), "kept": costs.total(selection.kept)}
+    return {"cost": {**totals, "unit": costs.unit}}
 
 
 def certificate_record(certificate: Certificate) -> Record:
@@ -259,21 +315,20 @@ def steps_saved(
 
 
 def print_results(outcome: Outcome, plan: RunPlan) -> None:
-    """Print the result: a table of the models, savings, hints and the files."""
+    """Print the verdict, a table of the models, savings, the files and the warnings."""
     console, selection, savings = plan.console, outcome.selection, outcome.savings
     console.message("")
-    title = f"{len(selection.kept)} of {len(selection.names)} fields kept"
     rows = [
-        [MODEL_LABELS[name], _format_auc(scores["auc"]), f"{scores['logloss']:.5f}"]
-        for name, scores in outcome.metrics.items()
+        [MODEL_LABELS[name], format_auc(scores), f"{scores['logloss']:.4f}"] for name, scores in outcome.metrics.items()
     ]
-    console.table(title, ["on the test rows", "AUC", "logloss"], rows)
+    console.table(outcome.verdict["text"], ["on the test rows", "AUC", "logloss"], rows)
     tasks = next(iter(outcome.metrics.values())).get("tasks", ())
     if tasks:
         header = ["task", *(MODEL_LABELS[name] for name in outcome.metrics)]
         models = outcome.metrics.values()
-        rows = [[task, *(_format_auc(scores["tasks"][task]["auc"]) for scores in models)] for task in tasks]
+        rows = [[task, *(format_auc(scores["tasks"][task]) for scores in models)] for task in tasks]
         console.table("AUC of every task on the test rows", header, rows)
+    console.message(f"  {describe_allowance(outcome.verdict)}")
     before, after = savings["all_fields"], savings["kept"]
     console.message(
         f"  tables {format_size(before['table_bytes'])} -> {format_size(after['table_bytes'])}, serving "
@@ -288,9 +343,9 @@ def print_results(outcome: Outcome, plan: RunPlan) -> None:
     if searches > 1:
         unsure = [f"{name} {count}/{searches}" for name, count in outcome.chosen_in.items() if 0 < count < searches]
         console.message(f"  not kept in all {searches} searches: {', '.join(unsure[:MAX_LISTED]) or 'none'}")
-    for hint in outcome.hints:
-        console.message(f"  hint: {hint['text']}")
     console.message(f"  {outcome.folder}: {FILES_TEXT} ({outcome.chosen})")
+    for warning in outcome.warnings:
+        console.warning(warning["text"])
 
 
 def describe_kept(selection: Selection) -> str:
@@ -299,21 +354,21 @@ def describe_kept(selection: Selection) -> str:
 
 
 def _describe_stop(selection: Selection) -> list[str]:
-    """Describe where a search with an AUC loss or a budget stopped, and what fewer fields would lose."""
+    """Describe where a search with an AUC loss or a budget stopped, and the losses that it measured on the way."""
     made, count = selection.made, len(selection.kept)
     if not made.get("end"):
         cost = "cost {cost:g} of at most {budget:g} {unit}"
         return [cost.format_map(made).rstrip()] if "budget" in made else []
     end, verb = made["end"], "field loses" if count == 1 else "fields lose"
     lines = [
-        f"{count} {verb} {_format_loss(end['loss'])} of validation AUC against all fields after the same "
-        f"training; {_format_loss(end['allowed'])} was allowed"
+        f"at the end of the search {count} {verb} {_format_loss(end['loss'])} of validation AUC against all fields "
+        f"after the same training; {_format_loss(end['allowed'])} was allowed"
     ]
     fewer = {point["alive"]: point["loss"] for point in made["curve"] if point["alive"] < count}
     if fewer:
         sizes = sorted(fewer, reverse=True)[:: max(1, len(fewer) // 4)][:4]
         losses = ", ".join(f"{_format_loss(fewer[size])} with {size}" for size in sizes)
-        lines.append(f"fewer fields lost more during the search: {losses}")
+        lines.append(f"losses measured during the search with fewer fields, before they were trained further: {losses}")
     return lines
 
 
@@ -321,14 +376,14 @@ def _describe_hot_start(hot_start: Mapping[str, Any]) -> list[str]:
     """Describe how many steps the hot start saved."""
     if not hot_start:
         return []
-    text = "the hot start saved no steps: its best validation AUC was {auc:.5f} after {kept_step:,} steps"
+    text = "the hot start saved no steps: its best validation AUC was {auc:.4f} after {kept_step:,} steps"
     if hot_start["matched_at"] is not None:
         text = (
             "the hot start reached the validation AUC of training from scratch ({retrain_steps:,} steps) after "
             "{matched_at:,} steps, within {tolerance:g}: {steps_saved:,} steps saved"
         )
     elif hot_start["retrain_auc"] is not None:
-        text += "; from scratch {retrain_auc:.5f} after {retrain_steps:,}"
+        text += "; from scratch {retrain_auc:.4f} after {retrain_steps:,}"
     return [text.format_map(hot_start)]
 
 
@@ -337,9 +392,5 @@ def _list_names(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_LISTED]) + more
 
 
-def _format_auc(value: float | None) -> str:
-    return "-" if value is None else f"{value:.5f}"
-
-
 def _format_loss(value: float) -> str:
-    return "nothing" if value <= 0 else f"{value:.5f}"
+    return "nothing" if value <= 0 else f"{value:.4f}"

@@ -2,32 +2,42 @@
 
 lpfs.select("clicks.parquet", label="click", time="day", keep=20, out="run")
 
-prepare -> pretrain on the early days -> search on the following days -> absorb the gates and prune, with a
-certificate -> train the pruned model further, and the kept fields from scratch -> evaluate on the last day.
+prepare -> pretrain on the early days -> curve: how many fields are enough -> search on the following days -> absorb
+the gates and prune, with a certificate -> train the pruned model further, and the kept fields from scratch -> choose a
+model and check the allowed loss on validation rows; if it is exceeded, search for more fields -> evaluate on the last
+day.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lpfs._console import Console
+from lpfs.gates.prune import Pruned
+from lpfs.models.base import Model
 from lpfs.pipeline import results, stages
+from lpfs.pipeline.allowance import MAX_TRIES, Allowance, describe_check, next_size
+from lpfs.pipeline.curve import CurveStage
 from lpfs.pipeline.data import prepare_dataset, with_source
-from lpfs.pipeline.hints import find_hints, unread_fields_hint
 from lpfs.pipeline.plan import RunPlan, StageTimer, build_plan, check_settings
 from lpfs.pipeline.results import Outcome
 from lpfs.pipeline.run_dir import locked_run, log_run, mlflow_run, starting_run
 from lpfs.pipeline.settings import Settings
+from lpfs.pipeline.warnings import find_warnings
 from lpfs.report import REPORT_FILE, write_report_safely
+from lpfs.schema import Selection
 from lpfs.serialization import save
 from lpfs.train.distributed.group import current_group, leader_first
 
-# number of headings of a run, by its last stages
-HEADINGS = {"both": 7, "hot": 6, "retrain": 6, "none": 5}
+# number of headings of a run without a curve; of them those that another search repeats, by its last stages
+HEADINGS, SEARCH_HEADINGS = 3, {"both": 4, "hot": 3, "retrain": 3, "none": 2}
 MODEL_ORDER = ("all_fields", "gated", "pruned", "hot_start", "retrained")
 
 
@@ -54,7 +64,8 @@ def select(
     """
     settings, source = with_source((settings or Settings()).updated(**changes), source)
     group, run_dir = current_group(), Path(out)
-    console = Console(quiet=quiet or not group.is_leader, stages=HEADINGS[settings.finish] + (settings.seeds > 1))
+    headings = HEADINGS + SEARCH_HEADINGS[settings.finish] + 2 * settings.curve + (settings.seeds > 1)
+    console = Console(quiet=quiet or not group.is_leader, stages=headings)
     settings, saved = check_settings(settings)
     timer = StageTimer(console)
     with mlflow_run(settings, run_dir) as mlflow, ExitStack() as lock:
@@ -64,7 +75,8 @@ def select(
             with starting_run(run_dir, settings, resume=resume or follows, replace=replace and not follows):
                 dataset = prepare_dataset(source, settings, run_dir, console, saved=saved, resume=resume or follows)
                 plan = build_plan(settings, dataset, run_dir, console, saved=saved, resume=resume)
-                plan.check()
+                plan.check(with_curve=settings.curve)
+            console.message(*plan.splits.describe())
         outcome = results.with_record(_run_stages(plan, timer), plan)
         group.run_on_leader(lambda: _write_results(outcome, plan), "writing the results")
         if mlflow is not None:
@@ -74,19 +86,124 @@ def select(
 
 def _run_stages(plan: RunPlan, timer: StageTimer) -> Outcome:
     """Run the stages after the data is prepared, in order."""
-    settings, seed = plan.settings, plan.settings.seed
+    settings, seed, console = plan.settings, plan.settings.seed, plan.console
     action = "pretrain" if plan.saved_model is None else "load the trained model of"
     with timer.stage("pretrain", f"{action} all {len(plan.schema)} fields"):
         trained = stages.initial_model(plan, seed)
     with timer.stage("all_fields", "train all fields on all training rows, for comparison"):
         full = stages.all_fields(plan, trained)
+    full_valid = stages.valid_metrics(plan, full)
+    allowance = Allowance.of_run(plan, full_valid, stages.valid_metrics(plan, trained[0]))
+    curve, recommended, first_plan = None, None, plan
+    if settings.curve:
+        with timer.stage("curve", "train networks on random subsets of the fields, for the curve"):
+            curve = CurveStage(plan, trained[0])
+            if curve.problem is not None:
+                console.message(f"the curve is left out: {curve.problem}")
+                curve = None
+            elif settings.finds_count:
+                recommended = curve.recommend(allowance)
+                size = recommended or len(trained[0].names)
+                console.message(f"{allowance.describe()}: {size} of {len(trained[0].names)} fields are recommended")
+                first_plan = plan.for_search(plan.run_dir, seed, keep=size)
+
+    search_plan, found, checks = _search_until_allowed(first_plan, timer, trained, full_valid, allowance)
+    selection, chosen = found.selection, found.models[found.chosen]
+    counts, seed_aucs = Counter(selection.kept), [found.gated_auc]
+    if settings.seeds > 1:
+        others = range(seed + 1, seed + settings.seeds)
+        with timer.stage("seeds", f"search again with {len(others)} other seed{'s' * (len(others) > 1)}"):
+            for other in others:
+                model, _, other_selection = stages.search_fields(search_plan, stages.initial_model(plan, other), other)
+                counts.update(other_selection.kept)
+                seed_aucs.append(stages.evaluate_split(plan, model, plan.splits.valid).auc)
+    record = None
+    if curve is not None:
+        with timer.stage("curve", "curve: AUC against the number of fields, and what every field is worth"):
+            record = curve.to_record(selection.kept, recommended, allowance.allowed)
+
+    compared = {"all_fields": full, "kept": chosen}
+    speeds = current_group().run_on_leader(
+        lambda: stages.serving_speed(plan, compared), "measuring the speed of the models"
+    )
+    metrics, choices = dict(found.metrics), dict(found.choices)
+    metrics["all_fields"], choices["all_fields"] = stages.test_metrics(plan, full), full_valid
+    warnings, field_facts = find_warnings(plan, full, chosen, choices[found.chosen], selection.kept)
+    certificates = {"zeros": found.zeros.certificate, "cut": found.cut.certificate}
+    changes = (selection.made["max_logit_change"], found.cut.certificate.max_logit_change)
+    return Outcome(
+        selection=selection,
+        metrics={name: metrics[name] for name in MODEL_ORDER if name in metrics},
+        choices={name: choices[name] for name in MODEL_ORDER if name in choices},
+        certificates={name: results.certificate_record(value) for name, value in certificates.items()},
+        max_logit_change=None if None in changes else sum(changes),
+        model=chosen,
+        chosen=found.chosen,
+        chosen_in={name: counts.get(name, 0) for name in selection.names},
+        savings={name: {**stages.model_size(model), **speeds[name]} for name, model in compared.items()},
+        seconds=timer.seconds,
+        folder=plan.run_dir,
+        hot_start=found.hot_start,
+        curve=record,
+        checks=checks,
+        allowed=allowance.allowed,
+        allowed_because=allowance.because,
+        warnings=warnings,
+        field_facts=field_facts,
+        seed_aucs=[auc for auc in seed_aucs if auc is not None],
+    )
+
+
+@dataclass(frozen=True)
+class Found:
+    """One search: its selection, the models of the kept fields, their metrics, and the name of the best one."""
+
+    selection: Selection
+    zeros: Pruned
+    cut: Pruned
+    models: Mapping[str, Model]
+    metrics: Mapping[str, stages.RowScores]
+    choices: Mapping[str, stages.RowScores]
+    hot_start: Mapping[str, Any]
+    chosen: str
+    gated_auc: float | None  # validation AUC after the search, if there are several
+
+
+def _search_until_allowed(
+    plan: RunPlan, timer: StageTimer, trained: stages.Trained, full: stages.RowScores, allowance: Allowance
+) -> tuple[RunPlan, Found, list[dict[str, Any]]]:
+    """Search and train the kept fields; if no target fixes their number, search for more while they lose too much.
+
+    Return the plan of the last search, its result, and the check of the allowance on the validation rows after each
+    search.
+    """
+    original, checks = plan, list[dict[str, Any]]()
+    while True:
+        is_last = not allowance.finds_count or len(checks) + 1 == MAX_TRIES
+        found = _search(plan, timer, trained if is_last else copy.deepcopy(trained))
+        size, total = len(found.selection.kept), len(found.selection.names)
+        checks.append(allowance.check(full, found.choices[found.chosen], size))
+        if allowance.finds_count:
+            plan.console.message(describe_check(checks[-1], allowance))
+        if is_last or checks[-1]["holds"] or size == total:
+            return plan, found, checks
+        plan.console.stages += SEARCH_HEADINGS[plan.settings.finish]
+        run_dir = original.run_dir / f"try-{len(checks) + 1}"
+        plan = original.for_search(run_dir, plan.settings.seed, keep=next_size(size, total))
+
+
+def _search(plan: RunPlan, timer: StageTimer, trained: stages.Trained) -> Found:
+    """Search, prune, and train the kept fields; the model that is best on the validation rows is chosen."""
+    settings = plan.settings
     with timer.stage("search", f"search: {plan.target.describe()}"):
-        model, optimizer, selection = stages.search_fields(plan, trained, seed)
+        model, optimizer, selection = stages.search_fields(plan, trained, settings.seed)
         metrics = {"gated": stages.test_metrics(plan, model)}
+        gated_auc = stages.evaluate_split(plan, model, plan.splits.valid).auc if settings.seeds > 1 else None
     with timer.stage("prune", "absorb the gates, prune, verify"):
         zeros, cut, selection = stages.absorb_and_prune(plan, model, optimizer, selection)
         models = {"pruned": stages.pruned_model(cut)}
         plan.console.message(f"{zeros.certificate}; without the columns: {cut.certificate}")
+        del trained, model, optimizer  # the tables of all fields
     if settings.finish in ("both", "retrain"):
         with timer.stage("retrain", f"train the {len(selection.kept)} kept fields from scratch"):
             models["retrained"] = stages.retrain(plan, models["pruned"])
@@ -100,40 +217,8 @@ def _run_stages(plan: RunPlan, timer: StageTimer) -> Outcome:
         hot_start = results.steps_saved(
             auc_history.points, choices["retrained"]["auc"], plan.steps.train, auc_history.shrink_factor
         )
-
-    counts = Counter(selection.kept)
-    if settings.seeds > 1:
-        others = range(seed + 1, seed + settings.seeds)
-        with timer.stage("seeds", f"search again with {len(others)} other seed{'s' * (len(others) > 1)}"):
-            for other in others:
-                counts.update(stages.search_fields(plan, stages.initial_model(plan, other), other)[2].kept)
-
     chosen = max(choices, key=lambda name: (choices[name]["auc"] or 0.0, -choices[name]["logloss"]))
-    compared = {"all_fields": full, "kept": models[chosen]}
-    speeds = current_group().run_on_leader(
-        lambda: stages.serving_speed(plan, compared), "measuring the speed of the models"
-    )
-    metrics["all_fields"], choices["all_fields"] = stages.test_metrics(plan, full), stages.valid_metrics(plan, full)
-    certificates = {"zeros": zeros.certificate, "cut": cut.certificate}
-    changes = (selection.made["max_logit_change"], cut.certificate.max_logit_change)
-    return Outcome(
-        selection=selection,
-        metrics={name: metrics[name] for name in MODEL_ORDER if name in metrics},
-        choices={name: choices[name] for name in MODEL_ORDER if name in choices},
-        certificates={name: results.certificate_record(value) for name, value in certificates.items()},
-        max_logit_change=None if None in changes else sum(changes),
-        model=models[chosen],
-        chosen=chosen,
-        chosen_in={name: counts.get(name, 0) for name in selection.names},
-        savings={name: {**stages.model_size(model), **speeds[name]} for name, model in compared.items()},
-        seconds=timer.seconds,
-        folder=plan.run_dir,
-        hot_start=hot_start,
-        hints=[
-            *unread_fields_hint(selection.kept, models[chosen].names, plan.schema),
-            *find_hints(plan, full, models[chosen].reads.names),
-        ],
-    )
+    return Found(selection, zeros, cut, models, metrics, choices, hot_start, chosen, gated_auc)
 
 
 def _write_results(outcome: Outcome, plan: RunPlan) -> None:

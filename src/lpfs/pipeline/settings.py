@@ -29,7 +29,9 @@ class Settings:
         label, time, split: columns of the label, of the time, of the role (train, valid, test); not needed for a
             Dataset.
         prepare: further options of ``prepare``.
-        keep, penalty, budget, max_auc_loss: the target, at most one of them; none: a small AUC loss.
+        keep, penalty, budget, max_auc_loss: the target, at most one of them. Without the first three the number of
+            fields is the smallest one whose loss of AUC is allowed; none: a small loss is.
+        curve: train networks on random subsets of the fields, for the AUC against the number of fields.
         costs: a TOML file of costs, or ``complexity`` for those of FSCD.
         must_keep, must_drop: fields that are always kept, and fields that are never used.
         method: search method; ``options`` are its options.
@@ -44,6 +46,7 @@ class Settings:
             none.
         seed: seed of everything random.
         seeds: number of searches; the first gives the result, all of them how often each field was kept.
+        force: run even if the validation or test rows have fewer than 10 positives or negatives.
         device: ``auto``, ``cpu``, ``cuda`` …
         tensorboard: write TensorBoard files into the directory of every training.
         mlflow: log to MLflow at MLFLOW_TRACKING_URI: one run, with its trainings and its files.
@@ -58,6 +61,7 @@ class Settings:
     penalty: float | None = None
     budget: float | None = None
     max_auc_loss: float | None = None
+    curve: bool = True
     costs: str | None = None
     must_keep: tuple[str, ...] = ()
     must_drop: tuple[str, ...] = ()
@@ -77,6 +81,7 @@ class Settings:
     finish: Finish = "both"
     seed: int = 0
     seeds: int = 1
+    force: bool = False
     device: str = "auto"
     tensorboard: bool = False
     mlflow: bool = False
@@ -94,6 +99,8 @@ class Settings:
         for name in ("batch_size", "pretrain_steps", "search_steps"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1)
+        if not isinstance(self.curve, bool):
+            raise InputError(f"curve must be true or false, found {self.curve!r}")
         if self.graph not in (None, True, False):
             raise InputError(f"graph must be true, false or left out; found {self.graph!r}")
         both = set(self.must_keep) & set(self.must_drop)
@@ -106,6 +113,11 @@ class Settings:
                 "dlrm_cross has gates on fields and on crosses: use level='cross' or leave level out; the model "
                 "dlrm has gates on fields only"
             )
+
+    @property
+    def finds_count(self) -> bool:
+        """Whether the number of fields is to be found, because no target fixes it."""
+        return self.keep is None and self.penalty is None and self.budget is None
 
     @property
     def backbone(self) -> str:

@@ -19,6 +19,7 @@ from lpfs.pipeline.plan import EVAL_BATCH_SIZE, RunPlan, build_plan, check_setti
 from lpfs.pipeline.run_dir import is_empty, locked_run, replacing_run, starting_run
 from lpfs.pipeline.settings import Settings
 from lpfs.pipeline.splits import MIN_SEARCH_STEPS, search_lr_factor, split_all_rows
+from lpfs.pipeline.verdict import format_auc
 from lpfs.serialization import find_model_dir, load_saved, save
 from lpfs.train.distributed.group import current_group, leader_first
 
@@ -50,6 +51,7 @@ def _planned_stage(
                 dataset = prepare_dataset(None, settings, run_dir, console, saved=saved, resume=resume_data)
                 plan = build_plan(settings, dataset, run_dir, console, saved=saved, resume=resume)
                 plan.check()
+            console.message(*plan.splits.describe())
         yield plan
 
 
@@ -115,7 +117,7 @@ def run_search_stage(
 
         current_group().run_on_leader(write, "writing the results")
         console.message(results.describe_kept(selection))
-        console.message(f"  validation AUC: {before['auc']:.5f} before, {after['auc']:.5f} with gates")
+        console.message(f"  validation AUC: {format_auc(before)} before, {format_auc(after)} with gates")
         console.message(f"  {run_dir}: {results.FILES_TEXT}; next: {quote_command('lpfs', 'prune', run_dir)} --out …")
         return {"folder": str(run_dir), **record}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,10 +14,18 @@ from lpfs.errors import InputError
 # Splits of a Dataset
 SEARCH_FRACTION = 5 / 24  # of the days, as in the paper: days 18 to 22 of 24
 ROW_FRACTIONS = (0.7, 0.2, 0.1)  # early, search and test rows of a Dataset with fewer than three days
-HOLDOUT_DIVISOR = 10  # the last tenth of the search period is held out for validation
+HOLDOUT_DIVISOR = 10  # at least the last tenth of the search period is held out for validation
 SHUFFLED_PARTS = 20  # parts of a table that is split at random
 SEARCH_PARTS, VALID_PARTS, TEST_PARTS = 4, 2, 2  # of these 20
 MIN_ROWS = 100  # of a table that is split by rows
+
+# Validation and test rows, on which models are compared
+ENOUGH_FRACTION, ENOUGH_ROWS = 0.1, 5000  # they are a tenth of all rows or 5,000, whichever is less, …
+ENOUGH_LABELS = 200  # … and have this many positives and negatives, …
+MAX_FRACTION = 0.2  # … unless that needs more than a fifth of all rows
+VERDICT_LABELS = 50  # positives and negatives below which nothing is decided
+REFUSED_LABELS = 10  # below which a run is refused without --force
+GROWTH_STEPS = 16  # sizes of the validation period that are tried between the smallest and the largest
 
 # Steps of a stage
 BATCH_SIZE = 512  # as in the paper
@@ -45,18 +54,65 @@ class DataSplits:
         return is_shuffled(self.train)
 
     def to_json(self) -> dict[str, object]:
-        """Return the number of rows and the first and last day of each split."""
+        """Return the number of rows and of positives and the first and last day of each split."""
         return {
-            name: {"rows": rows.rows, "days": [rows.days()[0], rows.days()[-1]]} for name, rows in vars(self).items()
+            name: {"rows": rows.rows, "days": [rows.days()[0], rows.days()[-1]], "positives": rows.label_counts()[0]}
+            for name, rows in vars(self).items()
         }
+
+    def describe(self) -> list[str]:
+        """Return one line for each split that is not part of another one."""
+        lines = []
+        for name, label in (("early", "pretraining"), ("search", "search"), ("valid", "validation"), ("test", "test")):
+            rows: Dataset = getattr(self, name)
+            first, last, noun = rows.days()[0], rows.days()[-1], "part" if self.shuffled else "day"
+            days = f"{noun} {first}" if first == last else f"{noun}s {first} to {last}"
+            lines.append(f"  {label}: {rows.rows:,} rows, {rows.label_counts()[0]:,} positives, {days}")
+        return lines
+
+    def fewest_labels(self) -> tuple[str, int, str]:
+        """Return which of the validation and test rows have the fewest rows of one class, how many, and the class."""
+        counts = [
+            (count, name, label)
+            for name, rows in (("test", self.test), ("validation", self.valid))
+            for count, label in zip(rows.label_counts(), ("positive", "negative"), strict=True)
+        ]
+        count, name, label = min(counts, key=lambda item: item[0])
+        return name, count, f"{label}{'s' * (count != 1)}"
+
+    def few_labels(self) -> str | None:
+        """Return why nothing can be decided on these rows; None if they have enough rows of both classes."""
+        name, count, label = self.fewest_labels()
+        if count >= VERDICT_LABELS:
+            return None
+        return f"the {name} rows have {count} {label}; at least {VERDICT_LABELS} are needed"
+
+    def check_labels(self, force: bool = False) -> None:
+        """Raise InputError if a split has one class only, or too few rows of one class to compare models."""
+        for split in ("early", "search", "valid", "test"):
+            rows: Dataset = getattr(self, split)
+            positives, negatives = rows.label_counts()
+            if not positives or not negatives:
+                raise InputError(
+                    f"the {split} rows ({rows.rows:,}) are all of one class ({positives:,} positive), so nothing can "
+                    "be trained or evaluated there; give more rows, another time column, or a split column"
+                )
+        name, count, label = self.fewest_labels()
+        if count < REFUSED_LABELS and not force:
+            raise InputError(
+                f"the {name} rows have {count} {label}, and with fewer than {REFUSED_LABELS} no result can be "
+                "checked; give more rows, another time column or a split column, or run anyway with --force"
+            )
 
 
 def split_dataset(dataset: Dataset) -> DataSplits:
-    """Split a Dataset: the last day is the test set, the days before it search, the others pretrain.
+    """Split a Dataset in time order: the last days test, the days before them search, the others pretrain.
 
-    24 days become 18, 5 and 1, as in the paper; 9 days become 6, 2 and 1. A Dataset with a split column (train,
-    valid, test) is split by it. With fewer than three days the rows are split by number. Rows that were split into
-    20 parts at random keep whole parts: 12 to pretrain, 4 to search, 2 to validate, 2 to test.
+    24 days become 18, 5 and 1, as in the paper, and half of the 23rd validates, if these rows suffice to compare
+    models: a tenth of all rows or 5,000, and 200 of each class. Otherwise the test and the validation period become
+    longer, up to a fifth of all rows each. A Dataset with a split column (train, valid, test) is split by it. With
+    fewer than three days the rows are split by number. Rows that were split into 20 parts at random keep whole parts:
+    12 to pretrain, 4 to search, 2 or more to validate and to test.
     """
     roles = dataset.settings.get("split")
     if roles is not None:
@@ -65,15 +121,21 @@ def split_dataset(dataset: Dataset) -> DataSplits:
     has_parts = is_shuffled(dataset) and days >= SHUFFLED_PARTS
     if dataset.rows < MIN_ROWS and (has_parts or days < 3):
         raise InputError(f"{dataset.rows} rows are too few to select fields on; at least {MIN_ROWS} are needed")
+    sizes = [day.rows for day in dataset.table]
     if has_parts:
-        sizes = [day.rows for day in dataset.table][:-TEST_PARTS]
-        return _split_shuffled(dataset, sizes, dataset.part(sum(sizes), dataset.rows))
+        test = _count_parts(dataset, sizes, dataset.rows, TEST_PARTS)
+        stop = sum(sizes[:-test])
+        return _split_shuffled(dataset, sizes[:-test], dataset.part(stop, dataset.rows))
     if days >= 3:
-        search_days = min(days - 2, max(1, round(days * SEARCH_FRACTION)))
-        early, search, test = dataset.split(days=(days - 1 - search_days, days - 1))
+        starts = [sum(sizes[:day]) for day in range(2, days)]
+        stop = _judging_start(dataset, dataset.rows, starts[::-1])
+        left = sum(start < stop for start in (0, *starts)) + (sizes[0] < stop)  # days before the test period
+        search_days = min(left - 1, max(1, round(days * SEARCH_FRACTION)))
+        early = sum(sizes[: left - search_days])
     else:
-        early, search, test = dataset.split(*ROW_FRACTIONS)
-    return _split_with_holdout(dataset, early.rows, early.rows + search.rows, test)
+        early, stop = (round(share * dataset.rows) for share in (ROW_FRACTIONS[0], sum(ROW_FRACTIONS[:2])))
+        stop = _judging_start(dataset, dataset.rows, [stop])
+    return _split_with_holdout(dataset, early, stop, dataset.part(stop, dataset.rows))
 
 
 def split_all_rows(dataset: Dataset) -> DataSplits:
@@ -92,6 +154,34 @@ def split_all_rows(dataset: Dataset) -> DataSplits:
 def is_shuffled(dataset: Dataset) -> bool:
     """Return whether the rows were split into days at random."""
     return bool(dataset.settings.get("options", {}).get("shuffle"))
+
+
+def _can_judge(rows: Dataset, total: int) -> bool:
+    """Return whether models can be compared on these rows of a Dataset with ``total`` rows."""
+    is_long = rows.rows >= min(ENOUGH_ROWS, ENOUGH_FRACTION * total)
+    return is_long and min(rows.label_counts()) >= ENOUGH_LABELS
+
+
+def _judging_start(dataset: Dataset, stop: int, starts: Sequence[int]) -> int:
+    """Return the first row of the shortest period before ``stop`` on which models can be compared.
+
+    It starts at the first of ``starts``, which descend, or before it, but does not become longer than a fifth of all
+    rows.
+    """
+    limit = min(starts[0], stop - int(MAX_FRACTION * dataset.rows))
+    for start in starts:
+        if start <= limit or _can_judge(dataset.part(start, stop), dataset.rows):
+            return max(start, limit)
+    return limit
+
+
+def _count_parts(dataset: Dataset, sizes: Sequence[int], stop: int, least: int) -> int:
+    """Return how many of the last random parts before ``stop`` are needed to compare models, at least ``least``."""
+    most = max(least, int(MAX_FRACTION * SHUFFLED_PARTS))
+    for count in range(least, most):
+        if _can_judge(dataset.part(stop - sum(sizes[-count:]), stop), dataset.rows):
+            return count
+    return most
 
 
 def _split_by_column(dataset: Dataset, roles: dict[str, list[str]]) -> DataSplits:
@@ -114,18 +204,27 @@ def _split_by_column(dataset: Dataset, roles: dict[str, list[str]]) -> DataSplit
 
 def _split_shuffled(dataset: Dataset, sizes: list[int], test: Dataset) -> DataSplits:
     """Split at whole parts of a random split: the last ones validate, those before them search."""
-    early, search = sum(sizes[: -SEARCH_PARTS - VALID_PARTS]), sum(sizes[:-VALID_PARTS])
+    valid = _count_parts(dataset, sizes, sum(sizes), VALID_PARTS)
+    early, search = sum(sizes[: -SEARCH_PARTS - valid]), sum(sizes[:-valid])
     return _split_at(dataset, early, search, sum(sizes), test)
 
 
 def _split_with_holdout(dataset: Dataset, early: int, stop: int, test: Dataset) -> DataSplits:
-    """Hold out the last tenth of the search period; more, up to a half, while that has one class only."""
-    holdout = max(1, (stop - early) // HOLDOUT_DIVISOR)
-    while 0 in dataset.part(stop - holdout, stop).label_counts() and holdout * 4 <= stop - early:
-        holdout *= 2
-    if stop - holdout <= early or early < 1:
+    """Hold out the last tenth of the search period, or more if that cannot judge.
+
+    The search then starts earlier, so that it has as many rows, up to its fraction of all rows.
+    """
+    tenth = max(1, (stop - early) // HOLDOUT_DIVISOR)
+    least = max(1, stop - max(tenth, int(min(ENOUGH_ROWS, ENOUGH_FRACTION * dataset.rows))))
+    most = max(1, min(least, stop - int(MAX_FRACTION * dataset.rows)))
+    step = max(1, (least - most) // GROWTH_STEPS)
+    valid = _judging_start(dataset, stop, [*range(least, most, -step), most])
+    wanted = max(1, min(stop - early - tenth, round(dataset.rows * SEARCH_FRACTION * (1 - 1 / HOLDOUT_DIVISOR))))
+    if stop - valid > tenth:
+        early = min(early, max(1, valid - wanted))
+    if valid <= early or early < 1:
         raise InputError(f"{dataset.rows} rows are too few to pretrain, search, validate and test on")
-    return _split_at(dataset, early, stop - holdout, stop, test)
+    return _split_at(dataset, early, valid, stop, test)
 
 
 def _split_at(dataset: Dataset, early: int, search: int, valid: int, test: Dataset) -> DataSplits:

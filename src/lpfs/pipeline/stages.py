@@ -6,6 +6,8 @@ Each training stage has a directory in the run directory, from which a finished 
 from __future__ import annotations
 
 import copy
+import gc
+import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +16,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -33,8 +37,12 @@ from lpfs.models.base import Model
 from lpfs.pipeline.plan import RunPlan
 from lpfs.schema import Selection
 from lpfs.train.callbacks import Callback, State
-from lpfs.train.evaluate import Metrics, evaluate
-from lpfs.train.fit import fit
+from lpfs.train.checkpoint import map_weights
+from lpfs.train.config import FinalCheckpoint
+from lpfs.train.evaluate import Metrics, Predictions, evaluate, predictions, task_names
+from lpfs.train.fit import CHECKPOINTS, fit
+from lpfs.train.intervals import PairedDifference, auc_difference, auc_interval, logloss_difference
+from lpfs.train.metrics import scores
 
 MEMORIZED_AUC_GAP = 0.1  # search AUC minus validation AUC above which the search rows count as memorized
 SHRINK_FACTOR = 0.3  # on the weights of such a model; the rest is reinitialized
@@ -91,10 +99,12 @@ def train(
     seed: int,
     history: AucHistory | None = None,
     keep_last_optimizer: bool = False,
+    final_checkpoint: FinalCheckpoint = "model",
 ) -> Trained:
     """Train a model in place; ``name`` is the directory of the stage in the run directory.
 
     The state with the best validation AUC is kept if rows are read more than once, or if a history records the AUC.
+    A stage whose optimizer is used later needs ``final_checkpoint="result"``.
     """
     fields, record_auc = model.reads.names, history is not None
     config = plan.training(steps, seed, keep_best=True, record_auc=record_auc, keep_last_optimizer=keep_last_optimizer)
@@ -106,7 +116,7 @@ def train(
         folder=plan.run_dir / name,
         resume=plan.resume,
         callbacks=[] if history is None else [history],
-        config=replace(config, graph=plan.use_cuda_graph),
+        config=replace(config, graph=plan.use_cuda_graph, final_checkpoint=final_checkpoint),
     )
     return model, optimizer
 
@@ -122,8 +132,8 @@ def initial_model(plan: RunPlan, seed: int) -> Trained:
 def pretrain(plan: RunPlan, seed: int) -> Trained:
     """Train all fields on the early rows."""
     model, name = new_model(plan, seed), _stage_dir("pretrain", plan, seed)
-    steps, rows = plan.steps.pretrain, plan.splits.early
-    return train(plan, model, plan.optimizer(model), rows, steps, name, seed, keep_last_optimizer=True)
+    steps, rows, optimizer = plan.steps.pretrain, plan.splits.early, plan.optimizer(model)
+    return train(plan, model, optimizer, rows, steps, name, seed, keep_last_optimizer=True, final_checkpoint="result")
 
 
 def all_fields(plan: RunPlan, pretrained: Trained) -> Model:
@@ -139,7 +149,9 @@ def all_fields(plan: RunPlan, pretrained: Trained) -> Model:
         model, optimizer = copy.deepcopy(pretrained)
         rows = plan.splits.search
         steps = -(-rows.rows // plan.steps.batch_size)
-    return train(plan, model, optimizer, rows, steps, "all_fields", seed)[0]
+    train(plan, model, optimizer, rows, steps, "all_fields", seed)
+    map_weights(model, plan.run_dir / "all_fields" / CHECKPOINTS)  # it is evaluated after the search
+    return model
 
 
 def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model, torch.optim.Optimizer, Selection]:
@@ -220,6 +232,7 @@ def absorb_and_prune(
     up to rounding), and the selection.
     """
     selection = absorb_gates(plan, model, optimizer, found)
+    gc.collect()  # the copy on which absorb was verified
     batch = verification_batch(plan, model)
     zeros = prune(model, selection, batch=batch)
     cut = prune(model, selection, batch=batch, optimizer=optimizer, cut=True)
@@ -301,21 +314,60 @@ def evaluate_split(plan: RunPlan, model: Model, rows: Dataset) -> Metrics:
     return evaluate(model, plan.stream(rows, model.reads.names, train=False))
 
 
-def test_metrics(plan: RunPlan, model: Model) -> dict[str, Any]:
-    """Return AUC and logloss on the test rows."""
-    return _metrics_to_dict(evaluate_split(plan, model, plan.splits.test))
+class RowScores(dict[str, Any]):
+    """AUC with its 95 % interval, logloss, rows and positives of a model on some rows, as JSON values.
+
+    The main task stands at the top; with several tasks each one is in ``tasks``. ``logits`` and ``labels`` (B,) of the
+    main task are kept, so that two models can be compared row by row without another evaluation.
+    """
+
+    def __init__(self, predicted: Predictions, tasks: Sequence[str]) -> None:
+        scores = {
+            name: _score_task(predicted.logits[:, number], predicted.labels[:, number])
+            for number, name in enumerate(tasks)
+        }
+        super().__init__(scores[tasks[0]] if len(tasks) == 1 else {**scores[tasks[0]], "tasks": scores})
+        self.logits, self.labels = (
+            np.asarray(values[:, 0], np.float64) for values in (predicted.logits, predicted.labels)
+        )
+
+    def loss_to(self, other: RowScores) -> PairedDifference:
+        """Return the paired loss of AUC from this model to another one on the same rows."""
+        return auc_difference(self.logits, other.logits, self.labels)
+
+    def logloss_to(self, other: RowScores) -> PairedDifference:
+        """Return the paired loss in logloss from this model to another one on the same rows."""
+        return logloss_difference(self.logits, other.logits, self.labels)
 
 
-def valid_metrics(plan: RunPlan, model: Model) -> dict[str, Any]:
-    """Return AUC and logloss on the validation rows, on which choices are made."""
-    return _metrics_to_dict(evaluate_split(plan, model, plan.splits.valid))
+def _score_task(logits: npt.NDArray[np.float32], labels: npt.NDArray[np.float32]) -> dict[str, Any]:
+    interval = auc_interval(logits.astype(np.float64), labels.astype(np.float64))
+    task, is_defined = scores(logits, labels), not math.isnan(interval.value)
+    return {
+        "auc": task.auc,
+        "logloss": task.logloss,
+        "auc_low": interval.low if is_defined else None,
+        "auc_high": interval.high if is_defined else None,
+        "rows": task.rows,
+        "positives": round(task.positives),
+    }
 
 
-def _metrics_to_dict(metrics: Metrics) -> dict[str, Any]:
-    """Return AUC and logloss of the main task, and those of every task by name if there are several."""
-    tasks = {name: {"auc": scores.auc, "logloss": scores.logloss} for name, scores in metrics.tasks.items()}
-    main = next(iter(tasks.values()))
-    return main if len(tasks) == 1 else {**main, "tasks": tasks}
+def score_rows(plan: RunPlan, model: Model, rows: Dataset) -> RowScores:
+    """Evaluate a model on some rows and keep its predictions."""
+    stream = plan.stream(rows, model.reads.names, train=False)
+    predicted = predictions(model, stream)
+    return RowScores(predicted, task_names(stream, predicted.logits.shape[1]))
+
+
+def test_metrics(plan: RunPlan, model: Model) -> RowScores:
+    """Return the scores on the test rows."""
+    return score_rows(plan, model, plan.splits.test)
+
+
+def valid_metrics(plan: RunPlan, model: Model) -> RowScores:
+    """Return the scores on the validation rows, on which choices are made."""
+    return score_rows(plan, model, plan.splits.valid)
 
 
 def serving_speed(plan: RunPlan, models: Mapping[str, Model], repeats: int = 5) -> dict[str, dict[str, int]]:

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from lpfs import __version__
 from lpfs._fileio import write_text_atomic
-from lpfs._text import html_environment, json_script, quote_command
+from lpfs._text import field_name_html, html_environment, json_script, quote_command
 from lpfs.errors import InputError
 from lpfs.report.comparison import comparison_context
 from lpfs.report.comparison_data import COMPARISON_FILE, FORMAT, ComparisonReport, from_record, read_comparison
@@ -142,8 +142,14 @@ def _environment() -> Environment:
     from jinja2 import PackageLoader
 
     environment = html_environment(PackageLoader("lpfs.report"))
-    environment.filters["json_script"] = json_script
+    environment.filters |= {"json_script": json_script, "field_name": _breakable_name}
     return environment
+
+
+def _breakable_name(name: str) -> Markup:
+    """Return the HTML of a field name; a line that is too long breaks after an underscore."""
+    html = field_name_html(name)
+    return html if "title=" in html else Markup(str(html).replace("_", "_<wbr>"))
 
 
 @cache

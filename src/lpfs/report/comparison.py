@@ -9,12 +9,15 @@ from typing import Any
 
 from lpfs.report.charts import line, lines
 from lpfs.report.comparison_data import ComparisonReport
-from lpfs.report.format import format_count, format_delta, format_duration, format_number, format_size
+from lpfs.report.format import format_count, format_delta, format_duration, format_measured, format_number, format_size
 from lpfs.report.selection_data import Cell, ReportTable, Tile, text_cell
 
 COLORS = tuple(f"m{number}" for number in range(8))  # of the best methods
 GRAY = "off"  # of the other methods
 HEAT_LEVELS = 8
+MIN_SEEDS = 3  # with fewer seeds no interval over seeds is shown
+MAX_POINTS = 4  # numbers of fields up to which the chart has points instead of lines
+MAX_LISTED = 3  # methods that the headline names
 VERDICT_TEXTS = {  # in the order in which they are sorted
     "behind": "worse, significant",
     "level": "no significant difference",
@@ -41,6 +44,7 @@ def comparison_context(comparison: ComparisonReport) -> dict[str, Any]:
         "charts": charts,
         "colored": len(COLORS) if len(comparison.methods) > len(COLORS) else None,
         "quality": _quality_table(comparison),
+        "has_ranges": comparison.seed_count >= MIN_SEEDS,
         "one_seed": all(difference.final_verdict == "unknown" for difference in comparison.differences),
         "differences": _difference_table(comparison),
         "costs": _cost_table(comparison, costs) if costs else None,
@@ -52,14 +56,54 @@ def comparison_context(comparison: ComparisonReport) -> dict[str, Any]:
 
 
 def _headline(comparison: ComparisonReport) -> str:
+    """Return which method is best, and which ones differ from it by no more than noise."""
     if not comparison.ranked_methods:
         return "No method gave a result."
-    best, keeps = comparison.ranked_methods[0], comparison.keeps
-    wins = sum(_best_method(comparison, keep) == best for keep in keeps)
-    return (
-        f"{best} is best on average over {format_count(len(keeps), 'number')} of fields, "
-        f"and first at {wins} of {len(keeps)}."
-    )
+    best, *others = comparison.ranked_methods
+    keeps = comparison.keeps
+    one = f"{best} is best with {format_count(keeps[0], 'field')}"
+    start = one if len(keeps) == 1 else f"{best} is best on average over {len(keeps)} numbers of fields"
+    verdicts = {name: _verdict_against(comparison, name, best) for name in others}
+    worse = [name for name, verdict in verdicts.items() if verdict == "behind"]
+    close = [name for name in others if name not in worse]
+    if not others:
+        return f"{start}; no other method has a result."
+    if all(verdict == "unknown" for verdict in verdicts.values()):
+        seeds = format_count(comparison.seed_count, "seed")
+        return f"{start}, but {seeds} cannot tell a difference from noise."
+    if not close:
+        return f"{start}, and the difference to {_enumerate(others)} is more than noise."
+    if len(close) == len(others):
+        return f"{start}, but no difference to it is more than noise."
+    is_close, is_worse = ("is" if len(names) == 1 else "are" for names in (close, worse))
+    return f"{start}; {_enumerate(close)} {is_close} within noise of it, {_enumerate(worse)} {is_worse} worse."
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    """Return names in a sentence.
+
+    >>> _enumerate(["a"]), _enumerate(["a", "b", "c"]), _enumerate(["a", "b", "c", "d"])
+    ('a', 'a, b and c', '4 other methods')
+    """
+    if len(names) > MAX_LISTED:
+        return f"{len(names)} other methods"
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _verdict_against(comparison: ComparisonReport, method: str, best: str) -> str:
+    """Return the verdict on the area if there is one, else the one at all numbers of fields; without any, by seeds."""
+    given = [one for one in comparison.differences if (one.method, one.other) == (method, best)]
+    verdicts = [one.final_verdict for one in given if one.keep is None] or [one.final_verdict for one in given]
+    if verdicts:
+        return verdicts[0] if len(set(verdicts)) == 1 else "level"
+    deltas: dict[int, list[float]] = {}
+    for keep in comparison.keeps:
+        aucs, best_aucs = comparison.aucs(method, keep), comparison.aucs(best, keep)
+        for seed in set(aucs) & set(best_aucs):
+            deltas.setdefault(seed, []).append(aucs[seed] - best_aucs[seed])
+    if len(deltas) < MIN_SEEDS:
+        return "unknown"
+    return "behind" if all(mean(values) < 0 for values in deltas.values()) else "level"
 
 
 def _best_method(comparison: ComparisonReport, keep: int) -> str | None:
@@ -70,32 +114,29 @@ def _best_method(comparison: ComparisonReport, keep: int) -> str | None:
 
 
 def _summary_tiles(comparison: ComparisonReport) -> list[Tile]:
-    ranked = set(comparison.ranked_methods)
-    aucs = [(result.auc, result) for result in comparison.results if result.auc is not None and result.method in ranked]
     failed = f"{len(comparison.failed)} with failures" if comparison.failed else "none failed"
-    seeds = format_count(len({result.seed for result in comparison.results}), "seed")
-    counts = f"{format_count(len(comparison.keeps), 'K')}, {seeds}"
+    seeds = format_count(comparison.seed_count, "seed")
+    counts = f"{format_count(len(comparison.keeps), 'number')} of fields, {seeds}"
     tiles = [Tile("Methods", len(comparison.methods), failed), Tile("Results", f"{len(comparison.results):,}", counts)]
-    if aucs:
-        auc, best = max(aucs, key=lambda pair: pair[0])
-        tiles.append(Tile("Best test AUC", f"{auc:.4f}", f"{best.method} with {best.keep}"))
     if comparison.all_fields is not None:
         tiles.append(Tile("All fields", f"{comparison.all_fields:.4f}", f"{len(comparison.fields):,} fields"))
     return tiles
 
 
 def k_auc_chart(comparison: ComparisonReport) -> dict[str, Any]:
-    """Return AUC over the number of fields: one line per method, with its band over seeds."""
+    """Return AUC over the number of fields: points or a line per method, with its range over seeds."""
     series = []
     for name in comparison.methods:
         aucs = [list(comparison.aucs(name, keep).values()) for keep in comparison.keeps]
-        means, *band = ([reduce(values) if values else None for values in aucs] for reduce in (mean, min, max))
+        low, high = ([limit(values) if len(values) >= MIN_SEEDS else None for values in aucs] for limit in (min, max))
         color = _color(comparison, name)
-        series.append(line(name, means, color, band=() if color == GRAY else band))  # gray bands would be unreadable
+        has_band = color != GRAY and None not in low  # gray bands would be unreadable
+        means = [mean(values) if values else None for values in aucs]
+        series.append(line(name, means, color, band=[low, high] if has_band else ()))
     series.sort(key=lambda one: one["color"] != GRAY)  # gray lines first: they are drawn below the others
     if comparison.all_fields is not None:
         series.append(line("all fields", [comparison.all_fields] * len(comparison.keeps), "ink", dashed=True))
-    chart = lines(comparison.keeps, series, "fields kept", "test AUC")
+    chart = lines(comparison.keeps, series, "fields kept", "test AUC", points=len(comparison.keeps) <= MAX_POINTS)
     return {**chart, **({"range": _visible_range(series)} if len(comparison.methods) > len(COLORS) else {})}
 
 
@@ -130,14 +171,14 @@ def _quality_table(comparison: ComparisonReport) -> ReportTable:
 
 
 def _mean_and_deviation(values: list[float]) -> str:
-    """Return mean and standard deviation.
+    r"""Return the mean, with the standard deviation over three or more seeds.
 
-    >>> _mean_and_deviation([0.75, 0.77]), _mean_and_deviation([0.7]), _mean_and_deviation([])
-    ('0.7600 ± 0.0141', '0.7000', '–')
+    >>> _mean_and_deviation([0.75, 0.76, 0.77]), _mean_and_deviation([0.7, 0.8]), _mean_and_deviation([])
+    ('0.760\xa0±\xa00.010', '0.7500', '–')
     """
     if not values:
         return "–"
-    return f"{mean(values):.4f}" + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")
+    return format_measured(mean(values), stdev(values) if len(values) >= MIN_SEEDS else None)
 
 
 def _difference_table(comparison: ComparisonReport) -> ReportTable:
@@ -150,10 +191,11 @@ def _difference_table(comparison: ComparisonReport) -> ReportTable:
     header += [*(["95 % over rows"] if by_rows else []), *(["p"] if tested else []), "Verdict"]
     rows = []
     for difference in comparison.differences:
+        limits = (difference.low, difference.high) if comparison.seed_count >= MIN_SEEDS else (None, None)
         verdict, p_text = difference.final_verdict, "–" if difference.p is None else f"{difference.p:.2g}"
         row = [
             Cell("area" if difference.keep is None else difference.keep, difference.keep or 0),
-            *_difference_cells(difference.method, difference.other, difference.mean, difference.low, difference.high),
+            *_difference_cells(difference.method, difference.other, difference.mean, *limits),
             *([_interval(*(difference.rows or (None, None)))] if by_rows else []),
             *([Cell(p_text, difference.p)] if tested else []),
         ]
@@ -180,7 +222,8 @@ def _paired_by_seed(comparison: ComparisonReport) -> ReportTable:
             aucs = comparison.aucs(method, keep)
             deltas = [aucs[seed] - best_aucs[seed] for seed in sorted(set(aucs) & set(best_aucs))]
             if best is not None and method != best and deltas:
-                cells = _difference_cells(method, best, mean(deltas), min(deltas), max(deltas))
+                limits = (min(deltas), max(deltas)) if len(deltas) >= MIN_SEEDS else (None, None)
+                cells = _difference_cells(method, best, mean(deltas), *limits)
                 worse = sum(delta < 0 for delta in deltas)
                 rows.append([Cell(keep, keep), *cells, Cell(f"{worse} of {len(deltas)}", worse / len(deltas))])
     return ReportTable(["K", "Methods", "Δ AUC", "min … max", "worse in"], rows, "differences", "long")

@@ -167,6 +167,11 @@ class ComparisonReport:
         """The numbers of fields, in ascending order."""
         return tuple(sorted({result.keep for result in self.results}))
 
+    @property
+    def seed_count(self) -> int:
+        """The number of seeds."""
+        return len({result.seed for result in self.results})
+
     def aucs(self, method: str, keep: int) -> dict[int, float]:
         """Return seed -> AUC."""
         return {result.seed: result.auc for result in self.results_of(method, keep) if result.auc is not None}

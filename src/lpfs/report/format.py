@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import shlex
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from lpfs._text import quote_command
 
 # settings whose option has the same name
 SAME_NAME = (
     *("label", "time", "split", "keep", "penalty", "budget", "max_auc_loss", "costs", "method", "level", "model"),
     *("checkpoint", "optimizer", "lr", "batch_size", "pretrain_steps", "search_steps", "precision", "finish"),
-    *("seed", "seeds", "device", "tensorboard", "mlflow"),
+    *("seed", "seeds", "device", "force", "tensorboard", "mlflow"),
 )
 # names of the models of a run
 MODEL_LABELS = {
@@ -99,6 +101,19 @@ def format_change(before: float | None, after: float | None) -> str:
     return f"{_sign(percent)}{text} %"
 
 
+def format_share(share: float | None, decimals: int = 1) -> str:
+    """Return a share in percent.
+
+    >>> format_share(0.0), format_share(0.0214), format_share(0.00001), format_share(0.93, 0), format_share(None)
+    ('0 %', '2.1 %', '< 0.1 %', '93 %', '–')
+    """
+    if share is None:
+        return "–"
+    if 0 < share < 0.5 * 10 ** -(decimals + 2):
+        return f"< {10**-decimals:g} %"
+    return f"{100 * share:.{decimals}f} %" if share else "0 %"
+
+
 def format_delta(value: float | None) -> str:
     """Return a difference of AUC with its sign.
 
@@ -109,6 +124,44 @@ def format_delta(value: float | None) -> str:
         return "–"
     value = round(value, 4)
     return f"{_sign(value)}{abs(value):.4f}"
+
+
+def format_with_interval(value: float | None, half_width: float | None) -> str:
+    """Return a value and the half width of its interval, with no more digits than the interval supports.
+
+    The half width has two digits if they are at most 35, else one (the rule of the Particle Data Group), and the value
+    ends at the same digit. Without a half width the value has four decimals.
+
+    >>> format_with_interval(-0.00042, 0.00113), format_with_interval(0.81234, 0.0061), format_with_interval(0.0, 0.0)
+    ('-0.0004 ± 0.0011', '0.812 ± 0.006', '0.0000')
+    >>> format_with_interval(18234.0, 1200.0), format_with_interval(0.5, None), format_with_interval(None, 0.1)
+    ('18,200 ± 1,200', '0.5000', '–')
+    """
+    if value is None or not math.isfinite(value):
+        return "–"
+    if half_width is None or not math.isfinite(half_width) or half_width <= 0:
+        return f"{round(value, 4) + 0.0:,.4f}"
+    decimals = interval_decimals(half_width)
+    return " ± ".join(f"{round(number, decimals) + 0.0:,.{max(0, decimals)}f}" for number in (value, half_width))
+
+
+def format_measured(value: float | None, half_width: float | None = None) -> str:
+    r"""Return :func:`format_with_interval` for a page: with a minus sign, and without a line break.
+
+    >>> format_measured(-0.00042, 0.00113)
+    '−0.0004\xa0±\xa00.0011'
+    """
+    return format_with_interval(value, half_width).replace("-", "−").replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def interval_decimals(half_width: float) -> int:
+    """Return the number of decimals that an interval supports, at most six; negative for tens, hundreds, …
+
+    >>> interval_decimals(0.00113), interval_decimals(0.0061), interval_decimals(1200)
+    (4, 3, -2)
+    """
+    digits, _, exponent = f"{half_width:.1e}".partition("e")
+    return min(6, -int(exponent) + (float(digits) <= 3.5))
 
 
 def _sign(value: float) -> str:
@@ -134,14 +187,15 @@ def command_line(
     forced = [(name, field) for name in ("must_keep", "must_drop") for field in settings.get(name) or ()]
     if any("," in field or field != field.strip() for _, field in forced):  # the option would split or strip them
         in_file = ["lpfs", command, "--config", "config.json", "--out", out]
-        return shlex.join(in_file) if command == "select" else None
+        return quote_command(*in_file) if command == "select" else None
     options = [(name, settings.get(name)) for name in SAME_NAME if settings.get(name) != DEFAULTS.get(name)]
-    options.append(("graph", {True: "on", False: "off"}.get(settings.get("graph"))))  # type: ignore[arg-type]
-    options += [*forced, *_prepare_options(settings.get("prepare") or {})]
+    options += [*forced, *_prepare_options(settings.get("prepare") or {}), ("no_curve", settings.get("curve") is False)]
+    if settings.get("graph") is not None:
+        options.append(("graph", "on" if settings["graph"] else "off"))
     for option, key in (("method_option", "options"), ("model_option", "model_options")):
         options += [(option, f"{name}={option_text(value)}") for name, value in (settings.get(key) or {}).items()]
     words = [word for name, value in options if value is not None for word in _option_words(name, value)]
-    return shlex.join(["lpfs", command, *map(str, settings["source"]), *words, *extra, "--out", out])
+    return quote_command("lpfs", command, *map(str, settings["source"]), *words, *extra, *_option_words("out", out))
 
 
 def option_text(value: Any) -> str:

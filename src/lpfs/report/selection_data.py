@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from lpfs._fileio import check_files, check_regular_file, read_json
+from lpfs._validation import SHORT, is_number
 from lpfs.errors import DataError, InputError
 
 SELECTION_FILE, HISTORY_FILE = "selection.json", "history.parquet"
@@ -21,13 +22,43 @@ ADVICE = "use another copy of the directory, or do the run again"
 Records = Sequence[Mapping[str, Any]]
 
 
-METRICS = {"*?": {"auc?": float, "logloss?": float, "tasks?": {"*": {"auc?": float, "logloss?": float}}}}
+SCORES = {"auc?": float, "logloss?": float, "auc_low?": float, "auc_high?": float, "rows?": int, "positives?": int}
+METRICS = {"*?": {**SCORES, "tasks?": {"*": {"auc?": float, "logloss?": float}}}}
+MEASURED = {"value": float, "low?": float, "high?": float}  # a value with its 95 % interval
+FIELD_FACTS = {
+    **{"kind?": str, "group?": str, "cardinality?": int, "cost?": float, "auc_alone?": float},
+    **{"loss_if_removed?": MEASURED, "loss_if_removed_from_kept?": MEASURED, "gain_if_added_to_kept?": MEASURED},
+    **{"substitutes?": [{"name": str, "share": float}], "missing?": float, "distinct?": int, "drift?": float},
+}
+VERDICT = {
+    **{"kind": Literal["enough", "costs", "not decided"], "text": str, "reason?": str},
+    **{"loss?": float, "low?": float, "high?": float, "rows?": int, "positives?": int, "logloss_loss?": MEASURED},
+    **{"allowed?": float, "allowed_because?": str},
+    "checks?": [{"fields": int, "loss?": float, "upper?": float, "rows?": int, "positives?": int, "holds?": bool}],
+}
+CURVE = {
+    "points": [
+        {
+            **{"fields": int, "removed?": str, "auc?": float, "logloss?": float, "logloss_loss?": float},
+            **{"loss?": float, "low?": float, "high?": float, "upper?": float},
+        }
+    ],
+    **{"kept?": list[str], "recommended?": int, "allowed?": float, "rows?": int, "positives?": int, "folds?": int},
+    **{"networks?": int, "seconds?": float},
+}
+WARNINGS = [{"text": str, "kind?": str, "fields?": list[str]}]
 SELECTION_SCHEMA = {  # of selection.json: the keys that the report and ``prune`` read
     "kept": list[str],
     "dropped": list[str],
     "gates?": dict[str, float],
     "method?": str,
-    "fields?": {"*": {"kind?": str, "group?": str, "cardinality?": int, "cost?": float}},
+    "verdict?": VERDICT,
+    "warnings?": WARNINGS,
+    "hints?": WARNINGS,
+    "curve?": CURVE,
+    "fields?": {"*": FIELD_FACTS},
+    "groups?": list[list[str]],
+    "cost?": {"all_fields": float, "kept": float, "unit?": str},
     "metrics?": METRICS,
     "validation?": METRICS,
     "max_logit_change?": float,
@@ -37,7 +68,7 @@ SELECTION_SCHEMA = {  # of selection.json: the keys that the report and ``prune`
     "savings?": {"*?": dict[str, float | None]},
     "seconds?": dict[str, float],
     "configuration?": {"source?": list[str], "seeds?": int, "must_keep?": list[str], "must_drop?": list[str]},
-    "splits?": {"*": {"rows": int, "days": list}},
+    "splits?": {"*": {"rows": int, "days": list, "positives?": int}},
     "versions?": dict[str, str],
     "made?": {
         "scores?": dict[str, float],
@@ -51,6 +82,45 @@ SELECTION_SCHEMA = {  # of selection.json: the keys that the report and ``prune`
     },
     "files?": dict[str, str],
 }
+UNIT, LOSS, COUNT = (0.0, 1.0), (-100.0, 100.0), (0.0, 1e15)  # limits of a loss may lie outside of -1 to 1
+INTERVAL = {"value": LOSS, "low": LOSS, "high": LOSS}
+MODEL_BOUNDS = {"*": {"auc": UNIT, "auc_low": UNIT, "auc_high": UNIT, "rows": COUNT, "positives": COUNT}}
+LOSS_BOUNDS = {"loss": LOSS, "low": LOSS, "high": LOSS, "upper": LOSS, "rows": COUNT, "positives": COUNT}
+BOUNDS = {  # of selection.json: smallest and largest value; * stands for every key or item
+    "verdict": {**LOSS_BOUNDS, "allowed": LOSS, "checks": {"*": {**LOSS_BOUNDS, "fields": COUNT}}},
+    "curve": {
+        "points": {"*": {**LOSS_BOUNDS, "auc": UNIT, "fields": COUNT}},
+        **{"allowed": LOSS, "recommended": COUNT, "rows": COUNT, "positives": COUNT},
+    },
+    "fields": {
+        "*": {
+            **{"loss_if_removed": INTERVAL, "loss_if_removed_from_kept": INTERVAL, "gain_if_added_to_kept": INTERVAL},
+            **{"auc_alone": UNIT, "missing": UNIT, "distinct": COUNT, "drift": COUNT, "cost": COUNT},
+            "substitutes": {"*": {"share": LOSS}},
+        }
+    },
+    "metrics": MODEL_BOUNDS,
+    "validation": MODEL_BOUNDS,
+    "splits": {"*": {"rows": COUNT, "positives": COUNT}},
+    "savings": {"*": {"*": COUNT}},
+    "cost": {"all_fields": COUNT, "kept": COUNT},
+}
+
+
+def check_bounds(value: Any, bounds: Any, key: str = "") -> None:
+    """Raise InputError with the key and its value if a number is out of its bounds; NaN and infinity pass.
+
+    >>> check_bounds({"a": [{"share": 2.0}]}, {"a": {"*": {"share": (0.0, 1.0)}}})
+    Traceback (most recent call last):
+    lpfs.errors.InputError: the key 'a.0.share' must be from 0 to 1, found 2.0
+    """
+    if isinstance(bounds, Mapping):
+        items = dict(enumerate(value)) if isinstance(value, Sequence) else value or {}
+        for pattern, inner in bounds.items():
+            for name in items if pattern == "*" else [pattern]:
+                check_bounds(items.get(name), inner, f"{key}.{name}" if key else str(name))
+    elif is_number(value) and math.isfinite(value) and not bounds[0] <= value <= bounds[1]:
+        raise InputError(f"the key {SHORT.repr(key)} must be from {bounds[0]:g} to {bounds[1]:g}, found {value!r}")
 
 
 class Cell(NamedTuple):
@@ -61,8 +131,8 @@ class Cell(NamedTuple):
         value: number by which the table is sorted; None to sort by text.
         number: whether the column is aligned to the right.
         shade: level of a heat map.
-        kind: ``text``, ``field`` (a field name), ``isolated`` (other user text), ``strong``, ``pill``,
-            ``bar_before`` or ``bar_after`` (the text with a bar).
+        kind: ``text``, ``field`` (a field name), ``isolated`` (other user text), ``strong``, ``pill``, ``bar`` (the
+            text after a bar), ``names`` (the text is a list of field names, each with a remark).
         style: CSS class of the pill or the bar.
         share: length of the bar, from 0 to 1.
         badge: text of a pill after the text.
@@ -102,13 +172,42 @@ def text_cell(text: object, **kwargs: Any) -> Cell:
     return Cell(text, number=False, **kwargs)
 
 
+class Measured(NamedTuple):
+    """A value and the half width of its 95 % interval, None if it has none."""
+
+    value: float
+    half_width: float | None = None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any] | None, prefix: str = "", value: str = "value") -> Measured | None:
+        """Return the value with the key ``value`` and its limits ``low`` and ``high``; None if it is not finite."""
+        number, low, high = ((values or {}).get(key) for key in (value, f"{prefix}low", f"{prefix}high"))
+        if number is None or finite_or_none(number) is None:
+            return None
+        half_width = None if low is None or high is None else finite_or_none((high - low) / 2)
+        return cls(number, half_width)
+
+
 @dataclass(frozen=True)
 class FieldRow:
-    """A field in the table; a value that the run does not contain is None."""
+    """A field in the table; a value that the run does not contain is None.
+
+    Args:
+        worth: AUC that the kept fields lose without a kept field, or gain with a dropped one.
+        worth_to_all: AUC that all fields lose without the field.
+        substitutes: other fields, and the share of the worth that each one makes up for.
+    """
 
     name: str
     kept: bool
     gate: float | None = None
+    worth: Measured | None = None
+    worth_to_all: Measured | None = None
+    auc_alone: float | None = None
+    substitutes: tuple[tuple[str, float], ...] = ()
+    missing: float | None = None
+    distinct: int | None = None
+    drift: float | None = None
     score: float | None = None
     kind: str | None = None
     group: str | None = None
@@ -133,7 +232,7 @@ class SelectionReport:
 
     Args:
         name: name of the run in the page.
-        rows: the fields: kept ones first, sorted by gate.
+        rows: the fields: kept ones first, each part sorted by worth, or by the curve, or by gate.
         history: None if the search recorded none.
         record: the values of ``selection.json``: metrics, certificates, savings, configuration, …
     """
@@ -165,16 +264,39 @@ def from_record(
     table_bytes = table_bytes_by_field(facts, record)
     rows = [
         FieldRow(
-            *(field, field in kept, gates.get(field), scores.get(field)),
+            *(field, field in kept, gates.get(field)),
+            score=scores.get(field),
             table_bytes=table_bytes.get(field),
             chosen=chosen.get(field),
-            cardinality=facts.get(field, {}).get("cardinality") or None,
-            **{key: facts.get(field, {}).get(key) for key in ("kind", "group", "cost")},
+            **_field_values(facts.get(field) or {}, field in kept),
         )
         for field in list(gates) or [*record["kept"], *record["dropped"]]
     ]
-    rows.sort(key=lambda row: (not row.kept, -abs(row.gate or 0.0), -(row.score or 0.0)))
-    return SelectionReport(name, tuple(rows), history, record)
+    removed = {name: number for number, name in enumerate(removal_order(record.get("curve") or {}))}
+
+    def order(row: FieldRow) -> tuple[float, ...]:
+        worth = -math.inf if row.worth is None else row.worth.value
+        return (not row.kept, -worth, -removed.get(row.name, -1), -abs(row.gate or 0.0), -(row.score or 0.0))
+
+    return SelectionReport(name, tuple(sorted(rows, key=order)), history, record)
+
+
+def _field_values(facts: Mapping[str, Any], kept: bool) -> dict[str, Any]:
+    """Return the values of a field of the record as arguments of FieldRow."""
+    return {
+        **{key: facts.get(key) for key in ("kind", "group", "cost", "distinct")},
+        **{key: finite_or_none(facts.get(key)) for key in ("auc_alone", "missing", "drift")},
+        "cardinality": facts.get("cardinality") or None,
+        "worth": Measured.from_json(facts.get("loss_if_removed_from_kept" if kept else "gain_if_added_to_kept")),
+        "worth_to_all": Measured.from_json(facts.get("loss_if_removed")),
+        "substitutes": tuple((other["name"], other["share"]) for other in facts.get("substitutes") or ()),
+    }
+
+
+def removal_order(curve: Mapping[str, Any]) -> list[str]:
+    """Return the fields in the order in which the curve removes them; one that it never removes is missing."""
+    points = sorted(curve.get("points") or (), key=lambda point: -point["fields"])
+    return list(dict.fromkeys(point["removed"] for point in points if point.get("removed") is not None))
 
 
 def read_selection(run_dir: Path) -> SelectionReport:
@@ -183,6 +305,10 @@ def read_selection(run_dir: Path) -> SelectionReport:
     if not path.exists():
         raise InputError(f"{run_dir} has no {SELECTION_FILE}; pass a directory that select, search or compare wrote")
     record = read_json(path, SELECTION_SCHEMA, allow_nan=True, advice=ADVICE)
+    try:
+        check_bounds(record, BOUNDS)
+    except InputError as error:
+        raise InputError(f"{path} cannot be used: {error}; {ADVICE}") from None
     files = record.pop("files", None)
     check_files(run_dir, files or {}, ADVICE)
     has_history = files is None or HISTORY_FILE in files  # otherwise the file is of an older run

@@ -15,6 +15,10 @@ from lpfs.train.config import Training
 from lpfs.train.evaluate import Metrics
 
 
+def ignore_record(kind: str, values: dict[str, Any]) -> None:
+    """Log nothing."""
+
+
 @dataclass
 class State:
     """The state of training; a callback may replace ``loss`` before backward and set ``stop``.
@@ -51,7 +55,7 @@ class State:
     best_step: int | None = None
     waiting: int = 0
     stop: str = ""
-    note: Callable[[str, dict[str, Any]], None] = field(default_factory=lambda: lambda kind, values: None, repr=False)
+    note: Callable[[str, dict[str, Any]], None] = field(default=ignore_record, repr=False)
     recapture: bool = False
 
 

@@ -16,26 +16,28 @@ import random
 import re
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import lpfs
 from lpfs._fileio import fsync_path, json_checksum, parse_json, read_json, safe_child, write_json
+from lpfs._validation import check_name
 from lpfs.data.reader import rank_range
 from lpfs.errors import CheckpointError, InputError, LpfsError
+from lpfs.train.callbacks import State
+from lpfs.train.config import FINAL_CONTENTS
 from lpfs.train.distributed.group import RankGroup, current_group
 from lpfs.train.evaluate import Batches, Metrics
 from lpfs.train.step import Stepper
-from lpfs.train.tensor_io import flatten_state, read_tensors, restore_state, write_tensors
+from lpfs.train.tensor_io import NonzeroRows, flatten_state, map_tensors, read_tensors, restore_state, write_tensors
 
 FORMAT = "lpfs-checkpoint"
-VERSION, SPLIT_VERSION = 1, 2  # written by one rank, by several ranks
+VERSION, SPLIT_VERSION = 3, 4  # written by one rank, by several ranks
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "checkpoint.json"
 TENSOR_FILES = re.compile(r"tensors(-\d{5}-of-\d{5})?\.safetensors")
 MIN_SPLIT_BYTES = 1 << 16  # size of a tensor from which its rows are split over the ranks
@@ -63,9 +65,10 @@ class Checkpoints:
         """Return the directory of a checkpoint."""
         return self.folder / f"step-{step:012d}"
 
-    def save(self, step: int, state: dict[str, Any], needs: Sequence[int] = (), ranks: RankGroup | None = None) -> Path:
-        """Write a checkpoint, then remove the oldest ones, except those at steps that a kept one needs."""
+    def save(self, step: int, state: dict[str, Any], ranks: RankGroup | None = None) -> Path:
+        """Write a checkpoint, then remove the oldest ones."""
         out, ranks = self.path(step), ranks or RankGroup()
+        values, tensors = flatten_state(state, sparse=True)
         staging = self.folder / f".{out.name}.tmp"
 
         def create_staging() -> None:
@@ -75,8 +78,8 @@ class Checkpoints:
             staging.mkdir()
 
         def commit() -> None:
-            write_manifest(staging, step, state, needs, files)
-            if out.exists():  # a damaged checkpoint that was skipped
+            write_manifest(staging, step, values, files)
+            if out.exists():  # a damaged checkpoint that was skipped, or one that holds more than the last one must
                 shutil.rmtree(out)
             staging.rename(out)
             fsync_path(self.folder)
@@ -84,7 +87,7 @@ class Checkpoints:
 
         try:
             ranks.run_on_leader(create_staging, "creating a checkpoint directory")
-            files = write_rank_part(staging, state, ranks)
+            files = write_rank_part(staging, tensors, ranks)
             ranks.run_on_leader(commit, "writing a checkpoint")
         except (OSError, LpfsError) as error:
             shutil.rmtree(staging, ignore_errors=True)
@@ -118,19 +121,13 @@ class Checkpoints:
 
     def _remove_old(self, step: int) -> None:
         """Remove all but the last ones; the manifest goes first, so that a partial checkpoint is never loaded."""
-        older = [saved for saved in self.steps() if saved <= step]
-        needed: set[int] = set()
-        for kept in older[-self.keep :]:
-            with suppress(*DAMAGE):
-                needed.update(read_manifest(self.path(kept))["needs"])
-        for removed in set(older[: -self.keep]) - needed:
+        for removed in [saved for saved in self.steps() if saved <= step][: -self.keep]:
             (self.path(removed) / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(self.path(removed), ignore_errors=True)
 
 
-def write_rank_part(folder: Path, state: dict[str, Any], ranks: RankGroup) -> dict[str, Any]:
-    """Write this rank's rows of the tensors of a state; return sizes and checksums of the files of all ranks."""
-    tensors = flatten_state(state)[1]
+def write_rank_part(folder: Path, tensors: Mapping[str, Tensor | NonzeroRows], ranks: RankGroup) -> dict[str, Any]:
+    """Write this rank's rows of some tensors; return sizes and checksums of the files of all ranks."""
     if not ranks.is_distributed:
         return {TENSORS: write_tensors(folder / TENSORS, tensors)}
     name = f"tensors-{ranks.rank:05d}-of-{ranks.world:05d}.safetensors"
@@ -146,10 +143,11 @@ def write_rank_part(folder: Path, state: dict[str, Any], ranks: RankGroup) -> di
     return files
 
 
-def rank_rows(tensors: Mapping[str, Tensor], rank: int, world: int) -> dict[str, Tensor]:
+def rank_rows(tensors: Mapping[str, Tensor | NonzeroRows], rank: int, world: int) -> dict[str, Tensor]:
     """Return a rank's rows of every large tensor; rank 0 has the small ones."""
     rows = {}
-    for name, tensor in tensors.items():
+    for name, stored in tensors.items():
+        tensor = stored if isinstance(stored, Tensor) else stored.select()
         if tensor.ndim and len(tensor) >= world and tensor.nbytes >= MIN_SPLIT_BYTES:
             rows[name] = tensor[slice(*rank_range(0, len(tensor), rank, world))]
         elif rank == 0:
@@ -157,16 +155,15 @@ def rank_rows(tensors: Mapping[str, Tensor], rank: int, world: int) -> dict[str,
     return rows
 
 
-def write_manifest(folder: Path, step: int, state: dict[str, Any], needs: Sequence[int], files: dict[str, Any]) -> None:
+def write_manifest(folder: Path, step: int, values: Any, files: dict[str, Any]) -> None:
     """Write ``state.json`` and ``checkpoint.json`` beside the tensors of a state, and flush them to disk."""
-    text = json.dumps(flatten_state(state)[0], allow_nan=False).encode()
+    text = json.dumps(values, allow_nan=False).encode()
     (folder / STATE).write_bytes(text)
     manifest = {
         "format": FORMAT,
         "version": VERSION if TENSORS in files else SPLIT_VERSION,
         "lpfs": lpfs.__version__,
         "step": step,
-        "needs": list(needs),
         "files": {**files, STATE: {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}},
     }
     write_json(folder / MANIFEST, {**manifest, "checksum": json_checksum(manifest)})
@@ -226,18 +223,35 @@ class Resumable(Protocol):
         """Continue from a position."""
 
 
-def take_snapshot(stepper: Stepper, stream: Batches, valid: Batches | None, log: int | None) -> dict[str, Any]:
-    """Return everything that the next step depends on; ``log`` is the length of the log file."""
+def take_snapshot(
+    stepper: Stepper,
+    stream: Batches,
+    valid: Batches | None,
+    log: int | None,
+    best: Mapping[str, Any] | None,
+    content: str = "all",
+) -> dict[str, Any]:
+    """Return everything that the next step depends on, or the result at the end.
+
+    Args:
+        stepper, stream, valid: of the run.
+        log: length of the log file.
+        best: states of the best model and its optimizer, if it is not the current one.
+        content: of the last checkpoint; ``all`` before.
+    """
     state = stepper.state
     stepper.collect()
+    optimizer = state.optimizer.state_dict() if content in ("all", "result") else None
     return {
+        "final": content,
+        "best_state": best,
         "config": state.config.to_json(),
         "counters": {name: getattr(state, name) for name in COUNTERS},
         "metrics": None if state.metrics is None else state.metrics.to_json(),
         "best": None if state.best is None else state.best.to_json(),
         "loss": {"total": stepper.total, "count": stepper.count},
-        "model": dict(state.model.state_dict()),
-        "optimizer": {"class": type(state.optimizer).__name__, "state": state.optimizer.state_dict()},
+        "model": None if content == "none" else dict(state.model.state_dict()),
+        "optimizer": {"class": type(state.optimizer).__name__, "state": optimizer},
         "rates": list(stepper.rates),
         "callbacks": [{"class": type(hook).__name__, "state": hook.state_dict()} for hook in stepper.callbacks],
         "stream": _stream_position(stream),
@@ -278,20 +292,29 @@ def _restore_snapshot(saved: Mapping[str, Any], stepper: Stepper, stream: Batche
     _check_equal("optimizer", saved["optimizer"]["class"], type(state.optimizer).__name__)
     callbacks = [type(callback).__name__ for callback in stepper.callbacks]
     _check_equal("callbacks", [entry["class"] for entry in saved["callbacks"]], callbacks)
-    _check_model(saved["model"], state.model.state_dict())
-    groups = saved["optimizer"]["state"]["param_groups"], state.optimizer.param_groups
-    counts = ([len(group["params"]) for group in side] for side in groups)
-    _check_equal("numbers of parameters in the groups of the optimizer", *counts)
+    content = saved.get("final", "all")
+    check_name(content, FINAL_CONTENTS, "content of a last checkpoint")
+    states, best = final_states(saved, content), saved["best_state"]
+    for entry in (states, best or {}):
+        if entry:
+            _check_model(entry["model"], state.model.state_dict())
+        if "optimizer" in entry:
+            groups = entry["optimizer"]["param_groups"], state.optimizer.param_groups
+            counts = ([len(group["params"]) for group in side] for side in groups)
+            _check_equal("numbers of parameters in the groups of the optimizer", *counts)
+    counters = saved["counters"]
+    has_best = best is not None or state.config.keep != "best" or counters["best_step"] in (None, counters["step"])
+    if content == "all" and not has_best:
+        raise ValueError(f"the best model, of step {counters['best_step']}, is missing")
     _restore_position(stream, saved["stream"], "stream")
     if valid is not None and saved["valid"] is not None:
         _restore_position(valid, saved["valid"], "valid")
-    state.model.load_state_dict(saved["model"])
-    state.optimizer.load_state_dict(saved["optimizer"]["state"])
+    load_states(state, states)
     stepper.rates[:] = saved["rates"]
     for callback, entry in zip(stepper.callbacks, saved["callbacks"], strict=True):
         callback.load_state_dict(entry["state"])
     for name in COUNTERS:
-        setattr(state, name, saved["counters"][name])
+        setattr(state, name, counters[name])
     state.metrics = None if saved["metrics"] is None else Metrics.from_json(saved["metrics"])
     state.best = None if saved["best"] is None else Metrics.from_json(saved["best"])
     stepper.total, stepper.count = saved["loss"]["total"], saved["loss"]["count"]
@@ -300,6 +323,20 @@ def _restore_snapshot(saved: Mapping[str, Any], stepper: Stepper, stream: Batche
         restore_random(saved["random"][ranks.rank])
     else:  # a rank that did not exist before gets a new random stream
         seed_rank(state.config.seed, ranks.rank, state.step)
+
+
+def final_states(saved: Mapping[str, Any], content: str) -> dict[str, Any]:
+    """Return the states of model and optimizer in a checkpoint, of which the last one of a run may lack some."""
+    states = {} if content == "none" else {"model": saved["model"]}
+    return states if content in ("none", "model") else {**states, "optimizer": saved["optimizer"]["state"]}
+
+
+def load_states(state: State, states: Mapping[str, Any]) -> None:
+    """Load the states of model and optimizer, as far as they are given."""
+    if "model" in states:
+        state.model.load_state_dict(states["model"])
+    if "optimizer" in states:
+        state.optimizer.load_state_dict(states["optimizer"])
 
 
 def _check_equal(name: str, saved: Any, current: Any) -> None:
@@ -337,6 +374,20 @@ def _restore_position(stream: Batches, saved: Mapping[str, Any] | None, name: st
         if key != "position":
             _check_equal(f"a {name} of {key}", saved.get(key), value)
     stream.load_state_dict(saved["position"])
+
+
+def map_weights(model: nn.Module, folder: Path) -> None:
+    """Map the weights of a finished model from the last checkpoint in a folder, so that they need no memory.
+
+    The values do not change. Weights on a GPU and those in the files of several ranks stay as they are.
+    """
+    checkpoints = Checkpoints(folder)
+    path = checkpoints.path(checkpoints.steps()[-1]) / TENSORS
+    tensors = map_tensors(path) if path.is_file() else {}
+    for name, weight in model.named_parameters():
+        mapped = tensors.get(f"model.{name}")
+        if mapped is not None and weight.device.type == "cpu":
+            weight.data = mapped
 
 
 def seed_all(seed: int) -> None:

@@ -14,13 +14,15 @@ from lpfs.train.evaluate import Precision
 ScheduleName = Literal["constant", "rise", "warmup", "linear", "cosine"]
 Factor: TypeAlias = Callable[[int], float]
 SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
+FinalCheckpoint = Literal["all", "result", "model", "none"]
+FINAL_CONTENTS: tuple[str, ...] = get_args(FinalCheckpoint)
 
 # settings that are positive integers, and those of them that may be None
 OPTIONAL_COUNTS = ("steps", "epochs", "schedule_steps", "evaluate_every", "patience", "checkpoint_every")
 COUNTS = (*OPTIONAL_COUNTS, "keep_checkpoints", "log_every", "check_every")
 # settings that may change on resume, because they do not change what is computed
 CHANGEABLE_ON_RESUME = {"steps", "epochs", "check_every", "checkpoint_every", "keep_checkpoints", "graph"}
-CHANGEABLE_ON_RESUME |= {"quiet", "tensorboard", "mlflow"}
+CHANGEABLE_ON_RESUME |= {"checkpoint_seconds", "final_checkpoint", "quiet", "tensorboard", "mlflow"}
 
 
 def lr_factor(name: ScheduleName, over: int | None, rise: float = 10.0) -> Factor:
@@ -75,7 +77,13 @@ class Training:
         patience: stop after this many consecutive evaluations without a new best one.
         min_delta: minimum improvement of a new best evaluation.
         checkpoint_every: steps between checkpoints; default one pass. The end of training is always saved.
-        keep_checkpoints: number of checkpoints to keep in addition to the best one.
+        checkpoint_seconds: minimum seconds between two checkpoints; earlier ones are left out. None: √(2·d·3600), where
+            d is the duration of the last save. It minimizes the time lost to saves and to interruptions if one comes
+            every hour (Young, A First Order Approximation to the Optimum Checkpoint Interval, 1974).
+        final_checkpoint: content of the last checkpoint: ``all``; ``result``, the returned model and optimizer;
+            ``model``, the returned model alone; ``none``, only metrics and callbacks. Resuming a finished run returns
+            this content again; only with ``all`` can it be continued for more steps.
+        keep_checkpoints: number of checkpoints to keep.
         log_every: steps between log records of the training loss.
         check_every: steps between checks that the loss is finite. More than 1 avoids synchronization with a GPU,
             but parameters may have changed before a non-finite loss is detected.
@@ -104,6 +112,8 @@ class Training:
     patience: int | None = None
     min_delta: float = 0.0
     checkpoint_every: int | None = None
+    checkpoint_seconds: float | None = 0.0
+    final_checkpoint: FinalCheckpoint = "all"
     keep_checkpoints: int = 2
     log_every: int = 100
     check_every: int = 1
@@ -123,7 +133,8 @@ class Training:
             if getattr(self, name) is not None or name not in OPTIONAL_COUNTS:
                 object.__setattr__(self, name, check_int(name, getattr(self, name), 1))
         positive = [name for name in ("lr", "clip", "rise") if getattr(self, name) is not None]
-        check_options(self, positive=positive, non_negative=["min_delta"])
+        seconds = [] if self.checkpoint_seconds is None else ["checkpoint_seconds"]
+        check_options(self, positive=positive, non_negative=["min_delta", *seconds])
         if not all(weight >= 0 and math.isfinite(weight) for weight in self.task_weights or ()):
             raise InputError(f"task_weights must be numbers >= 0, found {self.task_weights!r}")
 

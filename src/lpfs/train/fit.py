@@ -2,13 +2,15 @@
 
     lpfs.fit(model, dataset.stream(512), epochs=1, valid=holdout.stream(4096), folder="runs/first")
 
-TrainingRun does everything around the steps: evaluation, early stopping, logging, checkpoints and resume.
+TrainingRun does everything around the steps: evaluation, early stopping, logging, checkpoints and resume. With
+``keep="best"`` a copy of the best model is in memory, and in every checkpoint of a later step.
 """
 
 from __future__ import annotations
 
-import copy
+import math
 import os
+import time
 import warnings
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
@@ -21,16 +23,27 @@ from torch import nn
 
 from lpfs._validation import check_keys
 from lpfs.data.batch import Batch
-from lpfs.errors import CheckpointError, InputError, StateError
-from lpfs.train.callbacks import Callback, State
-from lpfs.train.checkpoint import Checkpoints, Resumable, restore_snapshot, seed_rank, share_random, take_snapshot
+from lpfs.errors import InputError, StateError
+from lpfs.train.callbacks import Callback, State, ignore_record
+from lpfs.train.checkpoint import (
+    Checkpoints,
+    Resumable,
+    load_states,
+    restore_snapshot,
+    seed_rank,
+    share_random,
+    take_snapshot,
+)
 from lpfs.train.config import Training, lr_factor
 from lpfs.train.distributed.group import current_group
 from lpfs.train.distributed.reduce import broadcast_buffers, check_parameters_equal, rank_batches
 from lpfs.train.evaluate import Batches, Metrics, Weights, evaluate, matmul_precision
 from lpfs.train.loggers import JsonLinesLogger, Logger, LoggerList, MLflowLogger, ProgressBar, TensorBoardLogger
 from lpfs.train.step import GraphStepper, Stepper, convert_out_of_memory, make_optimizer
+from lpfs.train.tensor_io import flatten_state, restore_state
 
+SECONDS_BETWEEN_INTERRUPTIONS = 3600.0  # assumed by checkpoint_seconds=None
+BYTES_PER_SECOND = 200e6  # of a save, assumed before the first one
 LOG_FILE, CHECKPOINTS, TENSORBOARD_DIR = "metrics.jsonl", "checkpoints", "tensorboard"
 
 
@@ -50,8 +63,10 @@ class TrainingRun:
         if folder is not None:
             self.checkpoints = Checkpoints(folder / CHECKPOINTS, self.config.keep_checkpoints)
         self._length = len(stream) if isinstance(stream, Sized) else None
-        self._best: dict[str, Any] | None = None  # the best model and its optimizer, if there are no checkpoints
+        self._best: dict[str, Any] | None = None  # states of the best model and its optimizer, if they are not current
         self._evaluated_step = self._saved_step = -1
+        self._is_restored_result = False  # whether the run had ended and its result was restored
+        self._saved_time, self._save_seconds = time.monotonic(), self._estimate_save_seconds()
 
     def open(self, *, resume: bool) -> int | None:
         """Start, or resume from the newest checkpoint; return the step of that checkpoint."""
@@ -59,9 +74,7 @@ class TrainingRun:
         if checkpoint is None:
             seed_rank(self.config.seed, self.ranks.rank)
         else:
-            restore_snapshot(checkpoint[1], self.stepper, self.stream, self.valid)
-            self._saved_step = self.state.step
-            self._evaluated_step = self.state.step if checkpoint[1]["evaluated"] else -1
+            self._restore(checkpoint[1])
             self.progress.console.message(f"resuming from step {checkpoint[0]:,}")
         check_parameters_equal(self.ranks, self.state.model)
         self._open_log(0 if checkpoint is None else checkpoint[1]["log"])
@@ -70,9 +83,23 @@ class TrainingRun:
         self.progress.start(self.state)
         if checkpoint is None and self.config.evaluate_first and self.valid is not None:
             self._evaluate(self.valid)
-            if self.checkpoints is not None and self._is_best_step():
-                self._save(self.checkpoints)
         return None if checkpoint is None else checkpoint[0]
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        state = self.state
+        restore_snapshot(saved, self.stepper, self.stream, self.valid)
+        self._saved_step = state.step
+        self._evaluated_step = state.step if saved["evaluated"] else -1
+        self._is_restored_result = saved.get("final", "all") != "all"
+        if self._is_restored_result and not self.is_done():
+            raise InputError(
+                f"the run ended after {state.step:,} steps and its last checkpoint holds only its result, so it cannot "
+                "be continued for more steps; start a new run in another directory"
+            )
+        self._best = saved["best_state"]
+        if self.config.keep == "best" and state.best_step == state.step:
+            self._copy_best()
 
     def _load_latest(self, resume: bool) -> tuple[int, dict[str, Any]] | None:
         """Return step and state of the newest checkpoint, the same one on every rank; None to start a new run."""
@@ -120,7 +147,7 @@ class TrainingRun:
             self._write("train", {"loss": self.progress.loss, "lr": float(state.optimizer.param_groups[0]["lr"])})
         if self.valid is not None and self._is_due(config.evaluate_every):
             self._evaluate(self.valid)
-        if self.checkpoints is not None and (self._is_due(config.checkpoint_every) or self._is_best_step()):
+        if self.checkpoints is not None and not self.is_done() and self._is_save_due():
             self._save(self.checkpoints)
         self.progress.update(state)
 
@@ -128,8 +155,22 @@ class TrainingRun:
         every = self._length if every is None else every
         return every is not None and self.state.step % every == 0
 
-    def _is_best_step(self) -> bool:
-        return self.config.keep == "best" and self.state.best_step == self.state.step
+    def _is_save_due(self) -> bool:
+        """Return whether a checkpoint is due by steps, and the last one is old enough."""
+        if not self._is_due(self.config.checkpoint_every):
+            return False
+        seconds = self.config.checkpoint_seconds
+        if seconds is None:
+            seconds = math.sqrt(2 * self._save_seconds * SECONDS_BETWEEN_INTERRUPTIONS)
+        if seconds == 0:
+            return True
+        return self.ranks.run_on_leader(
+            lambda: time.monotonic() - self._saved_time >= seconds, "deciding whether to write a checkpoint"
+        )
+
+    def _estimate_save_seconds(self) -> float:
+        states = self.state.model.state_dict(), self.state.optimizer.state_dict()
+        return sum(int(tensor.nbytes) for tensor in flatten_state(states)[1].values()) / BYTES_PER_SECOND
 
     def _write(self, kind: str, values: dict[str, Any]) -> None:
         record = {"kind": kind, "step": self.state.step, "rows": self.state.rows, **values}
@@ -142,9 +183,8 @@ class TrainingRun:
         self._evaluated_step = state.step
         if state.best is None or self._value(state.metrics) > self._value(state.best) + config.min_delta:
             state.best, state.best_step, state.waiting = state.metrics, state.step, 0
-            if config.keep == "best" and self.checkpoints is None:
-                states = {"model": dict(state.model.state_dict()), "optimizer": state.optimizer.state_dict()}
-                self._best = copy.deepcopy(states)
+            if config.keep == "best":
+                self._copy_best()
         else:
             state.waiting += 1
         if config.patience is not None and state.waiting >= config.patience:
@@ -153,54 +193,55 @@ class TrainingRun:
         for callback in self.stepper.callbacks:
             callback.on_evaluate(state)
 
+    def _copy_best(self) -> None:
+        """Keep a copy of the current model as the best one, unless training ends with it."""
+        self._best, config = None, self.config
+        if self.is_done():
+            return
+        states: dict[str, Any] = {"model": dict(self.state.model.state_dict())}
+        if config.keep_optimizer == "best" and config.final_checkpoint in ("all", "result"):
+            states["optimizer"] = self.state.optimizer.state_dict()
+        values, tensors = flatten_state(states)
+        self._best = restore_state(values, {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()})
+
     def _value(self, metrics: Metrics) -> float:
         """Return the monitored value, higher is better; an undefined AUC is the worst."""
         if self.config.monitor == "logloss":
             return -metrics.logloss
         return -1.0 if metrics.auc is None else metrics.auc
 
-    def _save(self, checkpoints: Checkpoints) -> None:
-        state = self.state
+    def _save(self, checkpoints: Checkpoints, content: str = "all") -> None:
+        state, start = self.state, time.monotonic()
         self.stepper.check()
         self.stepper.check_parameters()
         check_parameters_equal(self.ranks, state.model)
         broadcast_buffers(state.model)
-        saved = take_snapshot(self.stepper, self.stream, self.valid, self.log.position())
+        best = None if state.best_step == state.step else self._best
+        saved = take_snapshot(self.stepper, self.stream, self.valid, self.log.position(), best, content)
         saved["evaluated"] = self._evaluated_step == state.step
-        needs = [] if state.best_step is None or self.config.keep == "last" else [state.best_step]
-        path = checkpoints.save(state.step, saved, needs, self.ranks)
-        self._saved_step = state.step
+        path = checkpoints.save(state.step, saved, self.ranks)
+        self._saved_step, self._saved_time = state.step, time.monotonic()
+        self._save_seconds = self._saved_time - start
         for callback in self.stepper.callbacks:
             callback.on_checkpoint(state, path)
 
     def finish(self) -> None:
         """Evaluate and save a last time, then load the best model if it is to be kept."""
-        state = self.state
+        state, content = self.state, self.config.final_checkpoint
         if self.valid is not None and self._evaluated_step != state.step:
             self._evaluate(self.valid)
-        if self.checkpoints is not None and self._saved_step != state.step:
+        if content == "all" and self.checkpoints is not None and self._saved_step != state.step:
             self._save(self.checkpoints)
-        if self.config.keep == "best" and state.best_step not in (None, state.step):
-            self._load_best()
+        if self._best is not None and state.best_step != state.step:
+            load_states(state, self._best)
+            self.stepper.finish()  # restores the initial learning rates
+        self._best = None
+        if content != "all" and self.checkpoints is not None and not self._is_restored_result:
+            self._save(self.checkpoints, content)
         for callback in self.stepper.callbacks:
             callback.on_end(state)
         share_random()
         self.progress.end(state)
-
-    def _load_best(self) -> None:
-        best = self._best
-        if self.checkpoints is not None and self.state.best_step is not None:
-            try:
-                saved = self.checkpoints.load(self.state.best_step)
-            except CheckpointError as error:
-                folder = self.checkpoints.folder.parent
-                raise CheckpointError(f"{error}; it holds the best model: remove {folder} to train again") from error
-            best = {"model": saved["model"], "optimizer": saved["optimizer"]["state"]}
-        if best is not None:
-            self.state.model.load_state_dict(best["model"])
-            if self.config.keep_optimizer == "best":
-                self.state.optimizer.load_state_dict(best["optimizer"])
-            self.stepper.finish()  # restores the initial learning rates
 
     def position(self, size: int) -> str:
         """Return which batch of ``size`` rows is being trained on, for error messages."""
@@ -312,6 +353,7 @@ def fit(
     finally:
         run.progress.close()
         run.log.close()
+        state.note = ignore_record  # a reference to the run would keep model and optimizer in memory
         if whole_stream is not stream and isinstance(whole_stream, Resumable) and isinstance(stream, Resumable):
             whole_stream.load_state_dict(stream.state_dict())
     return Trained(state.step, state.rows, state.metrics, state.best, state.best_step, state.stop, resumed)

@@ -1,7 +1,10 @@
 """Nested state as JSON and tensors, tensors as safetensors files, state and errors as text between ranks.
 
 A value that JSON cannot express is tagged: ``{"!tuple": […]}``, ``{"!items": [[key, value], …]}``,
-``{"!float": "inf"}``, ``{"!tensor": "name"}``. Reading never executes code.
+``{"!float": "inf"}``, ``{"!tensor": "name"}``, ``{"!rows": ["mask", "rows"]}``. Reading never executes code.
+
+A checkpoint leaves out the rows of a large tensor that are zero, such as the accumulators of rows of a table that have
+had no gradient: it stores a mask (N,) of the other rows, and these rows.
 
 The safetensors format is eight bytes of length, a JSON header (name -> dtype, shape, offsets), then the bytes of
 the tensors. The ``safetensors`` package is not used: it writes neither tensor by tensor nor with a checksum.
@@ -14,9 +17,11 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,30 +30,91 @@ from lpfs._fileio import fsync_path, parse_json
 from lpfs._validation import check_json
 from lpfs.errors import InputError, LpfsError, RankError
 
-TAGS = frozenset({"!tuple", "!items", "!float", "!tensor"})
+TAGS = frozenset({"!tuple", "!items", "!float", "!tensor", "!rows"})
 _TORCH_NAMES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 _FILE_NAMES = ["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]  # of the safetensors format
 DTYPES: dict[str, torch.dtype] = dict(zip(_FILE_NAMES, (getattr(torch, name) for name in _TORCH_NAMES), strict=True))
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_HEADER_BYTES = 8 << 20  # of a safetensors file: about 60,000 tensors
 MAX_DIMS = 64  # of a tensor
+MIN_SPARSE_BYTES = 1 << 16  # size of a tensor from which rows of zeros are left out
+MAX_SPARSE_ROW_BYTES = 4096  # size of a row up to which they are: a small file cannot claim a huge tensor
+MAX_NONZERO_FRACTION = 0.75  # of rows, above which a tensor is stored whole
 
 
-def flatten_state(value: Any, path: str = "") -> tuple[Any, dict[str, Tensor]]:
-    """Return a nested value as JSON values and its tensors by name.
+@dataclass(frozen=True)
+class NonzeroRows:
+    """The rows of a tensor that are not zero, selected when they are written."""
+
+    tensor: Tensor  # (N, …)
+    mask: Tensor  # (N,) bool
+    count: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the rows."""
+        return self.tensor.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the rows."""
+        return (self.count, *self.tensor.shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the rows."""
+        return self.tensor.nbytes // len(self.tensor) * self.count
+
+    def select(self) -> Tensor:
+        """Return the rows."""
+        return self.tensor[self.mask]
+
+
+def nonzero_rows(tensor: Tensor) -> NonzeroRows | None:
+    """Return the rows with a bit that is set, if a tensor is large and leaving out the others saves space."""
+    if tensor.layout is not torch.strided or not tensor.is_contiguous():
+        return None
+    if not tensor.ndim or tensor.nbytes < MIN_SPARSE_BYTES:
+        return None
+    row_bytes = tensor.nbytes // len(tensor)
+    word = {0: torch.int64, 4: torch.int32}.get(row_bytes % 8)
+    if row_bytes > MAX_SPARSE_ROW_BYTES or word is None:
+        return None
+    mask = as_bytes(tensor).view(word).view(len(tensor), -1).any(1)  # -0.0 is not zero
+    count = int(mask.sum())
+    return NonzeroRows(tensor, mask, count) if count <= MAX_NONZERO_FRACTION * len(tensor) else None
+
+
+def expand_rows(mask: Tensor, rows: Tensor) -> Tensor:
+    """Return the tensor of which these are the rows at ``mask``; all other rows are zero."""
+    if mask.dtype is not torch.bool or mask.ndim != 1 or int(mask.sum()) != len(rows):
+        raise ValueError(f"a mask of {mask.dtype} {tuple(mask.shape)} does not select {len(rows)} rows")
+    if math.prod(rows.shape[1:]) * rows.itemsize > MAX_SPARSE_ROW_BYTES:
+        raise ValueError(f"rows of {tuple(rows.shape[1:])} are larger than {MAX_SPARSE_ROW_BYTES} bytes")
+    tensor = torch.zeros(len(mask), *rows.shape[1:], dtype=rows.dtype)
+    tensor[mask] = rows
+    return tensor
+
+
+def flatten_state(value: Any, sparse: bool = False) -> tuple[Any, dict[str, Any]]:
+    """Return a nested value as JSON values and its tensors by name; ``sparse`` leaves out rows of zeros.
 
     >>> flatten_state({"lr": 0.1, "betas": (0.9, float("inf"))})
     ({'lr': 0.1, 'betas': {'!tuple': [0.9, {'!float': 'inf'}]}}, {})
     """
-    tensors: dict[str, Tensor] = {}
-    return _flatten(value, path, tensors), tensors
+    tensors: dict[str, Tensor | NonzeroRows] = {}
+    return _flatten(value, "", tensors, sparse), tensors
 
 
-def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+def _flatten(value: Any, path: str, tensors: dict[str, Tensor | NonzeroRows], sparse: bool) -> Any:
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, Tensor):
-        name = path if path not in tensors else f"{path}#{len(tensors)}"
+        name = path if not {path, f"{path}!rows"} & tensors.keys() else f"{path}#{len(tensors)}"
+        rows = nonzero_rows(value.detach()) if sparse else None
+        if rows is not None:
+            tensors |= {f"{name}!mask": rows.mask, f"{name}!rows": rows}
+            return {"!rows": [f"{name}!mask", f"{name}!rows"]}
         tensors[name] = value.detach()
         return {"!tensor": name}
     if isinstance(value, int):
@@ -56,11 +122,13 @@ def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"!float": str(float(value))}
     if isinstance(value, Mapping):
-        flat = {key: _flatten(item, f"{path}.{key}" if path else str(key), tensors) for key, item in value.items()}
+        flat = {
+            key: _flatten(item, f"{path}.{key}" if path else str(key), tensors, sparse) for key, item in value.items()
+        }
         is_json = all(type(key) is str for key in flat) and not TAGS & set(flat)
-        return flat if is_json else {"!items": [[_flatten(k, path, tensors), item] for k, item in flat.items()]}
+        return flat if is_json else {"!items": [[_flatten(k, path, tensors, sparse), item] for k, item in flat.items()]}
     if isinstance(value, list | tuple):
-        items = [_flatten(item, f"{path}.{number}", tensors) for number, item in enumerate(value)]
+        items = [_flatten(item, f"{path}.{number}", tensors, sparse) for number, item in enumerate(value)]
         return items if isinstance(value, list) else {"!tuple": items}
     raise InputError(
         f"{path or 'the state'} contains a {type(value).__name__}, which a checkpoint cannot store; use only "
@@ -82,6 +150,9 @@ def restore_state(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         ((tag, inner),) = value.items()
         if tag == "!tensor":
             return tensors[inner]
+        if tag == "!rows":
+            mask, rows = inner
+            return expand_rows(tensors[mask], tensors[rows])
         if tag == "!float":
             return float(inner)
         if tag == "!tuple":
@@ -96,13 +167,14 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | NonzeroRows]) -> dict[str, Any]:
     """Write tensors to a file, flush it to disk, and return its size and checksum."""
     header: dict[str, Any] = {}
     offset = 0
     for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPE_NAMES or tensor.layout is not torch.strided:
-            raise InputError(f"{name}: a checkpoint cannot store a tensor of {tensor.dtype}, {tensor.layout}")
+        layout = tensor.layout if isinstance(tensor, Tensor) else torch.strided
+        if tensor.dtype not in DTYPE_NAMES or layout is not torch.strided:
+            raise InputError(f"{name}: a checkpoint cannot store a tensor of {tensor.dtype}, {layout}")
         start, offset = offset, offset + tensor.nbytes
         dtype, shape = DTYPE_NAMES[tensor.dtype], list(tensor.shape)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, offset]}
@@ -112,8 +184,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     with path.open("wb") as file:
         _write_bytes(file, digest, len(header_bytes).to_bytes(8, "little") + header_bytes)
         for tensor in tensors.values():
-            if tensor.numel():
-                _write_bytes(file, digest, as_bytes(tensor.cpu()).numpy().data)
+            if tensor.nbytes:
+                rows = tensor if isinstance(tensor, Tensor) else tensor.select()
+                _write_bytes(file, digest, as_bytes(rows.cpu()).numpy().data)
     fsync_path(path)
     return {"bytes": 8 + len(header_bytes) + offset, "sha256": digest.hexdigest()}
 
@@ -177,6 +250,20 @@ def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
                 digest.update(data)
     if sha256 is not None and digest.hexdigest() != sha256:
         raise ValueError("the checksum does not match")
+    return tensors
+
+
+def map_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the aligned tensors of a file, mapped into memory; a change of a tensor does not change the file."""
+    header = read_header(path)
+    with path.open("rb") as file:
+        start = 8 + int.from_bytes(file.read(8), "little")
+    tensors = {}
+    for name, entry in header.items():
+        first, last = entry["data_offsets"]
+        if last > first and first % 8 == 0:
+            data = np.memmap(path, np.uint8, "c", start + first, (last - first,))
+            tensors[name] = torch.from_numpy(data).view(DTYPES[entry["dtype"]]).view(entry["shape"])
     return tensors
 
 

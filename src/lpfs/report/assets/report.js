@@ -33,6 +33,8 @@
     return powers;
   }
 
+  const isRound = (value) => ["1", "2", "5"].includes(value.toExponential(6).replace(/\.?0*e.*/, ""));
+
   function makeAxes(spec) {
     const axis = (options) => ({
       stroke: cssColor("muted"),
@@ -57,7 +59,8 @@
         gap: 4,
         label: spec.xLabel,
         incrs: spec.logX || spec.fractions ? undefined : integerSteps,
-        values: (_, splits) => splits.map((value) => (value === null ? "" : formatCount(value))),
+        filter: spec.logX ? (_, splits) => splits : undefined,
+        values: (_, splits) => splits.map((value) => (value === null || (spec.logX && !isRound(value)) ? "" : formatCount(value))),
       }),
       axis(y),
     ];
@@ -79,15 +82,93 @@
     };
   }
 
+  // Draw on the canvas of a plot, in its pixels; `at` converts values to them.
+  function onCanvas(plot, draw) {
+    const at = (x, y) => [plot.valToPos(x, "x", true), plot.valToPos(y, "y", true)];
+    plot.ctx.save();
+    plot.ctx.beginPath();
+    plot.ctx.rect(plot.bbox.left, 0, plot.bbox.width + 40 * devicePixelRatio, plot.bbox.top + plot.bbox.height);
+    plot.ctx.clip();
+    plot.ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
+    draw(plot.ctx, at, devicePixelRatio);
+    plot.ctx.restore();
+  }
+
+  function drawDot(ctx, [x, y], radius, color) {
+    ctx.beginPath();
+    ctx.arc(x, y, radius, 0, 2 * Math.PI);
+    ctx.fillStyle = color;
+    ctx.fill();
+  }
+
+  // Text with a border in the color of the card, readable on lines.
+  function drawText(ctx, text, x, y, color, scale) {
+    ctx.lineWidth = 3 * scale;
+    ctx.strokeStyle = cssColor("card");
+    ctx.strokeText(text, x, y);
+    ctx.fillStyle = color;
+    ctx.fillText(text, x, y);
+  }
+
+  function drawVertical(plot, ctx, x, color, dash) {
+    ctx.beginPath();
+    ctx.setLineDash(dash);
+    ctx.moveTo(x, plot.bbox.top);
+    ctx.lineTo(x, plot.bbox.top + plot.bbox.height);
+    ctx.strokeStyle = color;
+    ctx.stroke();
+    ctx.setLineDash([]);
+  }
+
+  // Named numbers of fields as vertical lines, and the one that the slider shows as a dot.
+  function drawMarks(plot, element, spec) {
+    onCanvas(plot, (ctx, at, scale) => {
+      const labels = [];
+      ctx.lineWidth = 1.5 * scale;
+      ctx.textAlign = "left";
+      spec.marks.forEach(({ x: count, label }, row) => {
+        const [left] = at(count, 0), end = plot.bbox.left + plot.bbox.width - ctx.measureText(label).width;
+        drawVertical(plot, ctx, left, cssColor("ink"), [2 * scale, 3 * scale]);
+        labels.push([label, Math.min(left + 5 * scale, end), plot.bbox.top + (13 + 16 * row) * scale]);
+      });
+      labels.forEach(([text, x, y]) => drawText(ctx, text, x, y, cssColor("ink"), scale));
+      const index = element.selected;
+      if (index !== undefined) drawDot(ctx, at(spec.x[index], spec.series[0].y[index]), 5 * scale, cssColor("accent"));
+    });
+  }
+
+  // One point per series, side by side where they share an x, with its range.
+  function drawPoints(plot, spec) {
+    onCanvas(plot, (ctx, at, scale) => {
+      const shown = spec.series.filter((line) => !line.dashed);
+      shown.forEach((line, number) => {
+        const shift = spec.logX ? 0 : (number - (shown.length - 1) / 2) * Math.min(12, 120 / shown.length) * scale;
+        spec.x.forEach((x, index) => {
+          if (line.y[index] === null) return;
+          const [left, top] = at(x, line.y[index]), color = cssColor(line.color);
+          if (line.low && line.low[index] !== null) {
+            ctx.beginPath();
+            ctx.moveTo(left + shift, at(x, line.low[index])[1]);
+            ctx.lineTo(left + shift, at(x, line.high[index])[1]);
+            ctx.strokeStyle = color;
+            ctx.lineWidth = 1.5 * scale;
+            ctx.stroke();
+          }
+          drawDot(ctx, [left + shift, top], 4.5 * scale, color);
+        });
+      });
+    });
+  }
+
   function drawLines(element, spec, size) {
     const series = [{}], data = [spec.x], bands = [], labels = [];
     for (const line of spec.series) {
-      const color = cssColor(line.color);
+      const color = cssColor(line.color), asPoints = spec.points && !line.dashed;
       if (line.low) {
         const first = series.length;
         data.push(line.high, line.low);
         for (let side = 0; side < 2; side++) series.push({ stroke: "transparent", width: 0, points: { show: false }, spanGaps: true });
-        bands.push({ series: [first, first + 1], fill: withOpacity(color, 0.16) });
+        if (!asPoints) bands.push({ series: [first, first + 1], fill: withOpacity(color, 0.16) });
       }
       labels.push({ column: series.length, label: line.label });
       data.push(line.y);
@@ -97,26 +178,34 @@
         width: 1.75,
         dash: line.dashed ? [5, 4] : undefined,
         spanGaps: true,
-        paths: spec.points ? () => null : spec.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
-        points: { show: Boolean(spec.points) || spec.x.length <= 24 && !line.dashed, size: spec.points ? 10 : 6, fill: color },
+        paths: asPoints ? () => null : spec.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
+        points: { show: !spec.points && spec.x.length <= 24 && !line.dashed, size: 6, fill: color },
       });
     }
     const tooltip = createTooltip(element);
+    const few = spec.points && !spec.logX; // a few numbers of fields: a tick at each, and room at both sides
+    const scales = { x: { time: false, distr: spec.logX ? 3 : 1 }, y: spec.range ? { range: element.whole ? undefined : spec.range } : { distr: spec.log ? 3 : 1 } };
+    const first = spec.x[0], last = spec.x[spec.x.length - 1], room = Math.max(1, 0.15 * (last - first));
+    if (spec.points) scales.x.range = few ? [first - room, last + room] : [first / 1.5, last * 1.5];
+    const axes = makeAxes(spec);
+    if (few) axes[0].splits = () => spec.x;
     const plot = new uPlot({
       ...size,
       series,
       bands,
-      axes: makeAxes(spec),
+      axes,
       legend: { show: false },
-      scales: { x: { time: false, distr: spec.logX ? 3 : 1 }, y: spec.range ? { range: spec.range } : { distr: spec.log ? 3 : 1 } },
-      cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false } },
+      scales,
+      cursor: { y: false, points: { show: !spec.points, size: 7 }, drag: { x: !spec.points && !spec.marks, y: false } },
       hooks: {
+        draw: [(self) => { if (spec.marks) drawMarks(self, element, spec); if (spec.points) drawPoints(self, spec); }],
         setCursor: [(self) => {
           const index = self.cursor.idx;
           if (index === null || index === undefined || self.cursor.left < 0) return tooltip.hide();
           const present = labels.filter(({ column }) => data[column][index] !== null && data[column][index] !== undefined);
           if (!present.length) return tooltip.hide();
           const lines = present.slice(0, MAX_TOOLTIP_LINES).map(({ column, label }) => `${label}: ${formatValue(data[column][index])}`);
+          if (spec.texts) lines[0] = `${present[0].label}: ${spec.texts[index][1]}`;
           if (present.length > MAX_TOOLTIP_LINES) lines.push(`and ${present.length - MAX_TOOLTIP_LINES} more`);
           tooltip.show(self, self.valToPos(spec.x[index], "x"), self.cursor.top, [`${spec.xLabel} ${formatCount(spec.x[index])}`, ...lines].join("\n"));
         }],
@@ -160,6 +249,19 @@
       scales: { x: { time: false } },
       cursor: { y: false, points: { show: false }, drag: { x: true, y: false } },
       hooks: {
+        draw: [(self) => onCanvas(self, (ctx, at, scale) => { // names of the last kept and the first dropped field
+          ctx.textAlign = "right";
+          let previous = Infinity;
+          for (const line of spec.labeled) {
+            const last = spec.x.length - 1, index = spec.kept[line] ? last : Math.min(last, gates[line].findLastIndex((gate) => gate !== 0) + 1);
+            const [x, y] = at(spec.x[index], gates[line][index]), text = truncateMiddle(fieldName(line), 28);
+            const left = Math.max(x, self.bbox.left + ctx.measureText(text).width + 4 * scale);
+            const top = Math.abs(y - previous) < 16 * scale ? previous - 16 * scale : y - 7 * scale;
+            previous = top;
+            drawDot(ctx, [x, y], 3.5 * scale, spec.kept[line] ? kept : strong);
+            drawText(ctx, text, left, top, spec.kept[line] ? kept : strong, scale);
+          }
+        })],
         setCursor: [(self) => {
           const index = self.cursor.idx;
           let nearest = -1, minDistance = 18;
@@ -189,7 +291,10 @@
     return plot;
   }
 
-  const truncateMiddle = (name) => (name.length > 120 ? name.slice(0, 80) + "…" + name.slice(-39) : name);
+  const truncateMiddle = (name, length = 120) => {
+    const tail = Math.floor((length - 1) / 3);
+    return name.length > length ? name.slice(0, length - 1 - tail) + "…" + name.slice(-tail) : name;
+  };
 
   // Counts of the values in each bin: values that are exactly zero, and all others.
   function countBins(values, low, high, bins) {
@@ -279,9 +384,9 @@
   });
   chartElements.forEach((element) => observer.observe(element));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-  let opened = []; // sections opened for printing: tables, but not configuration files
+  let opened = []; // sections opened for printing
   addEventListener("beforeprint", () => {
-    opened = [...document.querySelectorAll("details:not([open])")].filter((details) => !details.querySelector("pre"));
+    opened = [...document.querySelectorAll("details[data-print]:not([open])")];
     opened.forEach((details) => { details.open = true; });
     root.classList.add("printing");
     drawAll();
@@ -291,6 +396,49 @@
     root.classList.remove("printing");
     drawAll();
   });
+
+  // ---- the slider of the curve --------------------------------------------------------------------------------------
+  const MAX_CHIPS = 60, keepSlider = byId("curve-keep");
+  function showChips(place, title, fields, style) {
+    place.replaceChildren();
+    if (!fields.length) return;
+    place.append(createElement("span", "quiet", title));
+    for (const field of fields.slice(0, MAX_CHIPS)) place.append(createElement("bdi", "chip " + style, truncateMiddle(specs.names[field], 40)));
+    if (fields.length > MAX_CHIPS) place.append(createElement("span", "quiet", `and ${formatCount(fields.length - MAX_CHIPS)} more`));
+  }
+  if (keepSlider) {
+    const spec = specs.curve, element = document.querySelector('[data-chart="curve"]'), button = byId("curve-range");
+    const countText = (count) => `${formatCount(count)} field${count === 1 ? "" : "s"}`;
+    const show = () => {
+      const index = Number(keepSlider.value), count = spec.x[index], [auc, loss, logloss] = spec.texts[index];
+      const parts = [`AUC ${auc}`, `AUC lost ${loss}`, ...(logloss === "–" ? [] : [`logloss ${logloss}`])];
+      const upper = spec.upper && spec.upper[index];
+      if (upper !== null && upper !== undefined) parts.push(upper <= spec.allowed ? "within the allowed loss" : "not shown to be within the allowed loss");
+      byId("curve-text").replaceChildren(createElement("b", "", countText(count)), ": " + parts.join(" · "));
+      if (spec.removed) {
+        const out = spec.removed.length - count, run = spec.removed.length - spec.run;
+        const [title, style, fields] = out > run ? ["Gone, compared with this run:", "gone", spec.removed.slice(run, out)]
+          : out < run ? ["Added, compared with this run:", "added", spec.removed.slice(out, run)] : ["", "", []];
+        showChips(byId("curve-change"), title, fields, style);
+        showChips(byId("curve-fields"), count === spec.run ? "The fields of this run:" : `The ${countText(count)}:`, spec.removed.slice(out).reverse(), "");
+      }
+      element.selected = index;
+      if (element.plot) element.plot.redraw(false);
+    };
+    keepSlider.max = spec.x.length - 1;
+    keepSlider.value = Math.max(0, spec.x.indexOf(spec.run));
+    keepSlider.addEventListener("input", show);
+    element.addEventListener("click", () => {
+      const index = element.plot && element.plot.cursor.idx;
+      if (index !== null && index !== undefined) { keepSlider.value = index; show(); }
+    });
+    button.addEventListener("click", () => {
+      element.whole = !element.whole;
+      button.setAttribute("aria-pressed", String(element.whole));
+      drawChart(element);
+    });
+    show();
+  }
 
   const highlight = byId("highlight");
   if (highlight) highlight.addEventListener("input", () => document.querySelector('[data-chart="trajectories"]').highlight(highlight.value));
@@ -409,6 +557,16 @@
     else copyFromTextarea();
   }
   for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(byId(button.dataset.copy).textContent, button));
+
+  // ---- tables that are wider than the page ---------------------------------------------------------------------
+  const cues = new ResizeObserver((entries) => {
+    for (const { target } of entries) target.classList.toggle("wide", target.scrollWidth > target.clientWidth + 4);
+  });
+  for (const scroll of document.querySelectorAll(".scroll")) {
+    scroll.before(createElement("div", "cue", "More columns: scroll sideways →"));
+    scroll.addEventListener("scroll", () => scroll.classList.toggle("end", scroll.scrollLeft + scroll.clientWidth > scroll.scrollWidth - 4), { passive: true });
+    cues.observe(scroll);
+  }
 
   // ---- the heat map of a comparison ------------------------------------------------------------------------------
   const keepSelect = byId("heat-keep"), heatmap = byId("heat");

@@ -1,17 +1,28 @@
-"""Hints name a field that predicts suspiciously well, and fields that are the same column."""
+"""Warnings name a field that predicts suspiciously well, and fields that are the same column."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
 import pytest
 
-from lpfs.pipeline import hints as module
-from lpfs.pipeline.hints import FieldValues, bin_numbers, duplicate_hints, leak_hints, partition_digest
+from lpfs.pipeline import warnings as module
+from lpfs.pipeline.field_counts import bin_numbers
 from lpfs.pipeline.select import select
-from tests.helpers.known_truth import TINY
+from lpfs.pipeline.splits import split_dataset
+from lpfs.pipeline.warnings import (
+    FieldValues,
+    leak_warnings,
+    memorized_warning,
+    ordered,
+    partition_digest,
+    same_column_warnings,
+    seeds_warning,
+)
+from tests.helpers.known_truth import TINY, known_truth
 
 BANK = Path(__file__).parents[3] / "shared" / "data" / "bank_marketing.parquet"
 
@@ -30,12 +41,12 @@ def make_table(rows=3000, seed=0):
 def run(table, out, **changes):
     settings = {"label": "click", "keep": 3, **TINY, "finish": "none", "quiet": True, **changes}
     outcome = select(table, out, **settings)
-    assert outcome.record["hints"] == list(outcome.hints)
+    assert outcome.record["warnings"] == list(outcome.warnings)
     return outcome
 
 
-def test_ordinary_table_has_no_hints(tmp_path):
-    assert run(make_table()[0], tmp_path / "run").hints == []
+def test_ordinary_table_has_no_warnings(tmp_path):
+    assert run(make_table()[0], tmp_path / "run").warnings == []
 
 
 @pytest.mark.long
@@ -50,38 +61,38 @@ def test_leaking_field_is_reported(tmp_path, capsys, kind):
     }
     options = {"prepare": {"fields": {"after": {"kind": "multi", "separator": "|"}}}} if kind == "bag" else {}
     table = table.with_columns(pl.Series("after", values[kind]))
-    (hint,) = run(table, tmp_path / "run", quiet=False, **options).hints
-    assert (hint["kind"], hint["fields"]) == ("leak", ["after"])
-    assert hint["auc"] > 0.9
-    assert hint["shuffled"] < hint["all_fields"]
-    printed = next(line for line in capsys.readouterr().err.splitlines() if "hint:" in line)
-    assert all(text in printed for text in ("'after'", f"{hint['auc']:.3f}", "--must-drop after"))
+    (warning,) = run(table, tmp_path / "run", quiet=False, **options).warnings
+    assert (warning["kind"], warning["fields"]) == ("leak", ["after"])
+    assert warning["auc"] > 0.9
+    assert warning["shuffled"] < warning["all_fields"]
+    printed = next(line for line in capsys.readouterr().err.splitlines() if "warning:" in line)
+    assert all(text in printed for text in ("'after'", f"{warning['auc']:.3f}", "--must-drop after"))
 
 
 def test_duplicate_columns_are_reported(tmp_path):
     table = make_table()[0].with_columns(client=pl.col("user").str.replace("u", "client "), negative=-3 * pl.col("age"))
     must_keep = ("user", "client", "age", "negative")
-    hints = run(table, tmp_path / "run", must_keep=must_keep, keep=4, prepare={"keep_all": True}).hints
-    assert sorted(hint["fields"] for hint in hints) == [["age", "negative"], ["user", "client"]]
-    assert {hint["kind"] for hint in hints} == {"same column"}
-    assert "--must-drop client" in next(hint["text"] for hint in hints if "user" in hint["fields"])
+    warnings = run(table, tmp_path / "run", must_keep=must_keep, keep=4, prepare={"keep_all": True}).warnings
+    assert sorted(warning["fields"] for warning in warnings) == [["age", "negative"], ["user", "client"]]
+    assert {warning["kind"] for warning in warnings} == {"same column"}
+    assert "--must-drop client" in next(warning["text"] for warning in warnings if "user" in warning["fields"])
 
 
-def test_error_costs_only_the_hints(tmp_path, monkeypatch, capsys):
+def test_error_costs_only_the_warnings(tmp_path, monkeypatch, capsys):
     def fail(*_):
-        raise ZeroDivisionError("an error in the hints")
+        raise ZeroDivisionError("an error in the warnings")
 
     monkeypatch.setattr(module, "read_fields", fail)
     outcome = run(make_table()[0], tmp_path / "run", quiet=False)
-    assert outcome.hints == []
+    assert outcome.warnings == []
     assert len(outcome.kept) == 3
-    assert "ZeroDivisionError: an error in the hints" in capsys.readouterr().err
+    assert "ZeroDivisionError: an error in the warnings" in capsys.readouterr().err
 
 
 def test_no_leak_is_reported_with_few_positive_rows(tmp_path, monkeypatch):
     table = make_table()[0].with_columns(after=pl.col("click").cast(pl.String))
     monkeypatch.setattr(module, "MIN_POSITIVES", 1000)
-    assert run(table, tmp_path / "run").hints == []
+    assert run(table, tmp_path / "run").warnings == []
 
 
 @pytest.mark.parametrize(
@@ -90,6 +101,7 @@ def test_no_leak_is_reported_with_few_positive_rows(tmp_path, monkeypatch):
         (0.9, {"a": 0.7, "b": 0.7}, {"a": 0.85, "b": 0.9}, []),
         (0.9, {"a": 0.85, "b": 0.7}, {"a": 0.85, "b": 0.9}, ["a"]),  # nearly as good as all fields
         (0.9, {"a": 0.7, "b": 0.7}, {"a": 0.7, "b": 0.9}, ["a"]),  # the model depends on it
+        (0.9, {"a": 0.7, "b": 0.7}, {"a": 0.7, "b": 0.84}, []),  # a strong field
         (0.999, {"a": 0.96, "b": 0.951}, {"a": 0.99, "b": 0.99}, ["a", "b"]),  # nearly certain
         (0.7, dict.fromkeys("abcd", 0.8), dict.fromkeys("abcd", 0.8), []),  # the model of all fields is weak
         (0.7, {**dict.fromkeys("abcd", 0.8), "a": 0.96}, dict.fromkeys("abcd", 0.8), ["a"]),
@@ -97,7 +109,7 @@ def test_no_leak_is_reported_with_few_positive_rows(tmp_path, monkeypatch):
     ],
 )
 def test_which_fields_are_reported_as_leaks(full_auc, alone, without, reported):
-    assert [hint["fields"] for hint in leak_hints(full_auc, alone, without)] == [[name] for name in reported]
+    assert [warning["fields"] for warning in leak_warnings(full_auc, alone, without)] == [[name] for name in reported]
 
 
 def digest_of(values, numeric=False):
@@ -141,7 +153,7 @@ def test_validation_rows_are_binned_like_training_rows():
 @pytest.mark.skipif(not BANK.exists(), reason="bank_marketing.parquet is missing")
 def test_duration_of_the_call_leaks_in_the_bank_table(tmp_path):
     outcome = run(BANK, tmp_path / "run", label="label", keep=5)
-    assert [hint["fields"] for hint in outcome.hints if hint["kind"] == "leak"] == [["duration"]]
+    assert [warning["fields"] for warning in outcome.warnings if warning["kind"] == "leak"] == [["duration"]]
     assert "duration" in outcome.kept
 
 
@@ -157,10 +169,37 @@ def test_columns_that_cannot_be_compared_are_not_called_the_same():
     }
     rows = np.arange(10)
     fields = {name: [FieldValues(ids.astype(np.int64), rows)] for name, ids in columns.items()}
-    assert [hint["fields"] for hint in duplicate_hints(fields, 10)] == [["user", "user name"]]
+    assert [warning["fields"] for warning in same_column_warnings(fields, 10)] == [["user", "user name"]]
 
 
 def test_numbers_of_rows_are_those_of_the_documentation():
     text = (Path(__file__).parents[2] / "docs" / "select.md").read_text("utf-8")
     used = f"up to {module.TRAIN_ROWS:,} training and {module.VALID_ROWS:,} validation rows"
     assert f"{used} (leaks need {module.MIN_POSITIVES} of each class)" in text
+
+
+def test_seeds_that_disagree_are_reported():
+    chosen_in = {"a": 3, "b": 3, "c": 1, "d": 2, "e": 0}
+    (warning,) = seeds_warning(chosen_in, ["a", "b", "d"], 3, [0.71, 0.74, 0.72])
+    assert warning["fields"] == ["c", "d"]
+    assert "c 1/3, d 2/3" in warning["text"]
+    assert "from 0.710 to 0.740" in warning["text"]
+    assert seeds_warning({**chosen_in, "c": 0, "d": 3}, ["a", "b", "d"], 3, []) == []
+    assert seeds_warning({"a": 1, "b": 0}, ["a"], 1, []) == []
+
+
+def test_warnings_are_ordered_by_their_weight():
+    kinds = [warning["kind"] for warning in ordered([{"kind": kind} for kind in reversed(module.KINDS)])]
+    assert kinds == list(module.KINDS)
+
+
+@pytest.mark.parametrize(
+    ("train_auc", "train_loss", "is_reported"), [(0.76, 0.45, False), (0.9, 0.4, True), (0.8, 0.2, True)]
+)
+def test_memorized_rows_are_reported(tmp_path, monkeypatch, train_auc, train_loss, is_reported):
+    log = known_truth(tmp_path / "log", rows=1200)
+    plan = SimpleNamespace(splits=split_dataset(log))
+    monkeypatch.setattr(module.stages, "evaluate_split", lambda *_: SimpleNamespace(auc=train_auc, logloss=train_loss))
+    warnings = memorized_warning(plan, None, {"auc": 0.75, "logloss": 0.5})
+    assert [warning["kind"] for warning in warnings] == ["memorized"] * is_reported
+    assert all("0.500 and 0.750 on validation rows" in warning["text"] for warning in warnings)
