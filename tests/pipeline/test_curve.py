@@ -287,7 +287,7 @@ def test_models_with_other_parts(log, tmp_path, model):
 
 def test_rows_without_enough_positives_leave_the_curve_out(tmp_path, capfd):
     log = known_truth(tmp_path / "log", rows=1500, label=lambda row: float(row % 40 == 0))
-    done = select(log, tmp_path / "run", keep=3, **STEPS, finish="none")
+    done = select(log, tmp_path / "run", keep=3, **STEPS, finish="none", force=True)
     assert done.curve is None
     assert "curve" not in done.record
     assert "the curve is left out: " in capfd.readouterr().err

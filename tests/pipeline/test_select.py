@@ -283,7 +283,6 @@ def test_default_target_allows_a_small_loss_and_prints_it(log, tmp_path, capsys)
     assert outcome.verdict["allowed"] == outcome.allowed > 0
     assert {"slot", *STRONG} <= set(outcome.kept)
     assert "price" not in outcome.selection.names
-    assert outcome.selection.made["curve"]
     assert outcome.hot_start == {}
     assert "hot_start" not in outcome.record
 

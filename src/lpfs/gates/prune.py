@@ -207,7 +207,7 @@ def _why_not_smaller(selection: Selection, places: Mapping[str, Sequence[Resolve
             f"{shared[0]!r} is a part of the output of {places[shared[0]][0].module!r}, whose weights other fields "
             "use too; attach the table of each field, or describe one table of all fields with lpfs.Fused"
         )
-    return f"the modules of {', '.join(selection.dropped[:5])} have no parameters of their own"
+    return f"the weights of {', '.join(selection.dropped[:5])} are used elsewhere too, or there are none"
 
 
 def _check_batch(model: nn.Module, batch: Any, call: ForwardCall | None) -> None:

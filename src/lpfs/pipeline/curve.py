@@ -36,8 +36,10 @@ MIN_NETWORK_STEPS = 100  # of any network, unless a search has fewer
 NETWORK_BATCH_SIZE = 256
 MIN_PASSES = 0.5  # of such a network over its rows; larger tables have one network, as a log has
 NETWORK_LR_FACTOR = 4.0  # on its learning rate, because it has few steps
-FINE_TUNING_SHARE = 1 / 4  # steps of the first phase of the only network of a large log, of those of a search
+SCRATCH_BATCH_SIZE = 512  # of the only network of a larger table
+FINE_TUNING_SHARE = 1 / 4  # steps of the first phase of an only network, of those of a search
 FINE_TUNING_LR_FACTOR = 2.0
+JUDGED_SHARE = 0.45  # of the search rows, the last ones, of a log that is read once; the others are trained on
 CHAIN_PHASES = (0.8, 0.4)  # steps of the phases on the sets of a chain, of those of the first phase
 BLOCK_ROWS = 100  # consecutive rows that fix the chain or judge together; such blocks alternate
 READ_RANGES = 16  # ranges of the search rows that are read if they are too many
@@ -124,9 +126,10 @@ class Network:
 def make_networks(plan: RunPlan, pretrained: Model) -> tuple[list[Network], int, JudgedRows, JudgedRows]:
     """Return networks, the steps of their first phase, the rows that fix the chain, and the rows that judge its sets.
 
-    A small table has one network for each fold of the training rows, trained from scratch on the other folds. A large
-    log has one network, the pretrained model fine-tuned on the last early rows, which judges the search rows. A saved
-    model may know the search rows, so that this network starts from scratch, too.
+    A small table has one network for each fold of the training rows, trained from scratch on the other folds. A log
+    that is read once has one network: the pretrained model, fine-tuned on the first search rows, which it has not seen,
+    judges the others. Any other log has one network that is trained from scratch on the early rows and judges the
+    search rows: a model that reads the same rows again memorizes them, and seems to need fewer fields than it does.
     """
     splits, search_steps, seed = plan.splits, plan.steps.search, plan.settings.seed
     fields, batch_size = pretrained.reads.names, max(plan.steps.batch_size, NETWORK_BATCH_SIZE)
@@ -146,19 +149,26 @@ def make_networks(plan: RunPlan, pretrained: Model) -> tuple[list[Network], int,
             model = _untrained(plan, pretrained, fold)
             networks.append(_network(plan, model, NETWORK_LR_FACTOR, fold_batches, f"network-{fold}"))
     else:
+        judged_rows, fine_tunes = splits.search, plan.saved_model is None and not plan.steps.shuffle
         steps = min(search_steps, max(MIN_NETWORK_STEPS, round(FINE_TUNING_SHARE * search_steps)))
-        early = splits.early
+        if fine_tunes:
+            fresh, judged_rows = splits.search.split(1 - JUDGED_SHARE, JUDGED_SHARE)
+            phases = np.cumsum([0.0, 1.0, *CHAIN_PHASES])
+            phase_edges = [round(fresh.rows * edge) for edge in phases / phases[-1]]
+            model = copy.deepcopy(pretrained)
+            center_embeddings(model, plan.stream(fresh, fields, train=True, seed=seed))
+        else:
+            model, batch_size = _untrained(plan, pretrained, 0), max(batch_size, SCRATCH_BATCH_SIZE)
 
-        def early_batches(phase: int, steps: int) -> Iterable[Batch]:
-            last = early.part(max(0, early.rows - steps * plan.steps.batch_size), early.rows)
-            return plan.stream(early if plan.steps.shuffle else last, fields, train=True, seed=seed + phase)
+        def batches(phase: int, steps: int) -> Iterable[Batch]:
+            if fine_tunes:
+                return plan.stream(fresh.part(phase_edges[phase], phase_edges[phase + 1]), fields, train=True, seed=seed)
+            return splits.early.stream(batch_size, shuffle=True, seed=seed + phase, fields=fields, device=plan.device)
 
-        model = copy.deepcopy(pretrained) if plan.saved_model is None else _untrained(plan, pretrained, 0)
-        if plan.saved_model is None:
-            center_embeddings(model, early_batches(0, steps))
-        networks.append(_network(plan, model, FINE_TUNING_LR_FACTOR, early_batches, "network"))
-        first, stop = splits.search.span
-        share = min(1.0, READ_BYTES / (splits.search.rows * reader.row_bytes))
+        factor = FINE_TUNING_LR_FACTOR if fine_tunes else NETWORK_LR_FACTOR
+        networks.append(_network(plan, model, factor, batches, "network"))
+        first, stop = judged_rows.span
+        share = min(1.0, READ_BYTES / (judged_rows.rows * reader.row_bytes))
         edges = [first + (stop - first) * number // READ_RANGES for number in range(READ_RANGES + 1)]
         ranges = [(low, low + math.ceil((high - low) * share)) for low, high in pairwise(edges) if low < high]
         rows = reader.read(ranges)
