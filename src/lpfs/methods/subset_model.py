@@ -19,8 +19,8 @@ from lpfs.methods.masks import ReplaceOutput, check_maskable, parts_by_module
 from lpfs.models.base import Model
 from lpfs.train.evaluate import device_of, eval_mode, on_device
 
-FULL_SHARE = 0.25  # of the training rows that see all fields
-CHAIN_SHARE = 0.8  # of the training rows that see a set of the chain, once it is known
+FULL_SHARE = 0.25  # of the training rows that see all fields, with which every set is compared
+CHAIN_SHARE = 0.8  # of the other rows, that see a set of the chain once it is known
 CHUNK_ELEMENTS = 1 << 21  # elements of the largest tensor while subsets are evaluated
 
 
@@ -52,7 +52,7 @@ class SubsetModel(nn.Module):
         self.names = tuple(model.sites())
         self.rows: Tensor | None = None  # (B, N) subset of each row of this training step
         self.subsets: Tensor | None = None  # (S, N) to evaluate on every row
-        self.chain: Tensor | None = None  # (S, N) sets that half of the training rows see; None: random subsets only
+        self.chain: Tensor | None = None  # (S, N) sets that most training rows see; None: random subsets only
         device = device_of(model)
         modules = parts_by_module(resolve_sites(model, declared_sites(model)), self.names)
         self._hooks = [
@@ -87,9 +87,10 @@ class SubsetModel(nn.Module):
         subsets = random_subsets(rows, len(self.names), device)
         if self.chain is None:
             return subsets
-        draw = torch.rand(2, rows, device=device)
-        sets = self.chain[(draw[0] * len(self.chain)).long()]
-        return torch.where(draw[1, :, None] < CHAIN_SHARE, sets, subsets)
+        draw = torch.rand(3, rows, 1, device=device)
+        sets = self.chain[(draw[0, :, 0] * len(self.chain)).long()]
+        chosen = torch.where(draw[1] < CHAIN_SHARE, sets, subsets)
+        return torch.where(draw[2] < FULL_SHARE, 1.0, chosen)
 
     @torch.no_grad()
     def logits(self, batch: Batch, subsets: Tensor) -> Tensor:

@@ -37,7 +37,8 @@ NETWORK_BATCH_SIZE = 256
 MIN_PASSES = 0.5  # of such a network over its rows; larger tables have one network, as a log has
 NETWORK_LR_FACTOR = 4.0  # on its learning rate, because it has few steps
 SCRATCH_BATCH_SIZE = 512  # of the only network of a larger table
-FINE_TUNING_SHARE = 1 / 4  # steps of the first phase of an only network, of those of a search
+SCRATCH_SHARE = 1 / 2  # steps of its first phase, of those of a search
+FINE_TUNING_SHARE = 1 / 4  # the same if the pretrained model is fine-tuned
 FINE_TUNING_LR_FACTOR = 2.0
 JUDGED_SHARE = 0.45  # of the search rows, the last ones, of a log that is read once; the others are trained on
 CHAIN_PHASES = (0.8, 0.4)  # steps of the phases on the sets of a chain, of those of the first phase
@@ -150,7 +151,8 @@ def make_networks(plan: RunPlan, pretrained: Model) -> tuple[list[Network], int,
             networks.append(_network(plan, model, NETWORK_LR_FACTOR, fold_batches, f"network-{fold}"))
     else:
         judged_rows, fine_tunes = splits.search, plan.saved_model is None and not plan.steps.shuffle
-        steps = min(search_steps, max(MIN_NETWORK_STEPS, round(FINE_TUNING_SHARE * search_steps)))
+        share = FINE_TUNING_SHARE if fine_tunes else SCRATCH_SHARE
+        steps = min(search_steps, max(MIN_NETWORK_STEPS, round(share * search_steps)))
         if fine_tunes:
             fresh, judged_rows = splits.search.split(1 - JUDGED_SHARE, JUDGED_SHARE)
             phases = np.cumsum([0.0, 1.0, *CHAIN_PHASES])
@@ -162,7 +164,8 @@ def make_networks(plan: RunPlan, pretrained: Model) -> tuple[list[Network], int,
 
         def batches(phase: int, steps: int) -> Iterable[Batch]:
             if fine_tunes:
-                return plan.stream(fresh.part(phase_edges[phase], phase_edges[phase + 1]), fields, train=True, seed=seed)
+                part = fresh.part(phase_edges[phase], phase_edges[phase + 1])
+                return plan.stream(part, fields, train=True, seed=seed)
             return splits.early.stream(batch_size, shuffle=True, seed=seed + phase, fields=fields, device=plan.device)
 
         factor = FINE_TUNING_LR_FACTOR if fine_tunes else NETWORK_LR_FACTOR
