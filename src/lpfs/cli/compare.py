@@ -60,6 +60,7 @@ compare_option, experiment_option = opt.section("Comparison"), opt.section("Expe
 @compare_option("--must-keep", multiple=True, help="Fields that are always kept, as a,b; repeatable.")
 @compare_option("--must-drop", multiple=True, help="Fields that are never used, as a,b; repeatable.")
 @compare_option("--truth", type=opt.PATH, help="truth.json of a simulated log; a simulated Dataset contains it.")
+@compare_option("--fleet", is_flag=True, help="Train the kept fields of all runs at once, after all searches.")
 @opt.TABLE
 @opt.DAYS
 @opt.ENCODING
@@ -73,7 +74,7 @@ compare_option, experiment_option = opt.section("Comparison"), opt.section("Expe
 @opt.OUTPUT_OPTIONS
 def compare(data: tuple[str, ...], out: Path, quiet: bool, as_json: bool, **options: Any) -> None:
     """Compare methods."""
-    arguments = {name: options.pop(name) for name in ("seeds", "tune", "truth", "retry_failed", "tables_only")}
+    arguments = {name: options.pop(name) for name in ("seeds", "tune", "truth", "retry_failed", "tables_only", "fleet")}
     arguments |= {
         "methods": parse_methods(opt.split_names(options.pop("methods"))),
         "keep": parse_sizes(opt.split_names(options.pop("keep"))),

@@ -12,8 +12,8 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from lpfs.compare.run_dir import (
     ResultStore,
     check_same,
     copy_truth,
+    digest,
     open_comparison_dir,
     read_plan,
     read_result,
@@ -39,6 +40,7 @@ from lpfs.compare.tables import as_csv, as_markdown, print_comparison
 from lpfs.errors import CheckpointError, InputError, LockedError, LpfsError, SearchError
 from lpfs.methods.base import top_k
 from lpfs.methods.registry import make_method
+from lpfs.models.base import Model
 from lpfs.pipeline import stages
 from lpfs.pipeline.data import DATA_DIR, prepare_dataset
 from lpfs.pipeline.plan import RunPlan, build_plan, check_settings
@@ -50,6 +52,8 @@ from lpfs.report.format import format_duration
 from lpfs.train.checkpoint import seed_all
 from lpfs.train.distributed.group import current_group, single_process
 from lpfs.train.evaluate import predictions, task_names
+from lpfs.train.fit_fleet import fit_fleet
+from lpfs.train.fleet import supports_fleet
 from lpfs.train.metrics import scores
 from lpfs.train.threads import describe_threads
 
@@ -68,6 +72,7 @@ def run_comparison(
     truth: str | os.PathLike[str] | None = None,
     retry_failed: bool = False,
     tables_only: bool = False,
+    fleet: bool = False,
 ) -> Comparison:
     """Do the missing runs of a comparison; write and print its tables and its report.
 
@@ -101,7 +106,8 @@ def run_comparison(
         if not tables_only:
             if base.device.type == "cpu":
                 console.message(f"training on {describe_threads()}")
-            run_missing(runner, plan.runs(settings.seed, len(runner.names)), console, retry_failed=retry_failed)
+            specs = plan.runs(settings.seed, len(runner.names))
+            run_missing(runner, specs, console, retry_failed=retry_failed, fleet=fleet)
         comparison = summarize_comparison(store, base, plan, kinds, dataset.fingerprint)
         if is_leader:
             write_json_atomic(run_dir / COMPARISON_FILE, comparison.values)
@@ -112,8 +118,13 @@ def run_comparison(
     return comparison
 
 
-def run_missing(runner: Runner, specs: Sequence[RunSpec], console: Console, *, retry_failed: bool) -> None:
-    """Do the missing runs; runs that another process does are skipped and checked again later."""
+def run_missing(
+    runner: Runner, specs: Sequence[RunSpec], console: Console, *, retry_failed: bool, fleet: bool = False
+) -> None:
+    """Do the missing runs; runs that another process does are skipped and checked again later.
+
+    With ``fleet``, the fields of all of them are trained together first.
+    """
     store, repeated, waiting = runner.store, set[RunSpec](), False
 
     def is_missing(spec: RunSpec) -> bool:
@@ -124,6 +135,8 @@ def run_missing(runner: Runner, specs: Sequence[RunSpec], console: Console, *, r
     total, missing_at_start, start = len(specs), len(left), time.monotonic()
     done = f", {total - len(left)} of them done already" if len(left) < total else ""
     console.message(f"{total} runs{done}")
+    if fleet:
+        runner.train_together(left)
     while left:
         some_done = False
         for spec in left:
@@ -352,13 +365,94 @@ class Runner:
         return record
 
     def from_scratch(self, kept: Sequence[str], seed: int, path: Path) -> Record:
-        """Train fields from scratch; their logits on the test rows are stored for the bootstrap."""
-        with torch.device("meta"):
-            meta_model = self.meta_model.cut([name for name in self.names if name in set(kept)])
+        """Train fields from scratch and store the result."""
         plan = self.base.for_search(self.store.work(path.stem), seed)
         with remove_on_error(plan.run_dir), measure(plan.device) as measurement:
-            model = stages.retrain(plan, meta_model)
-        metrics = {}
+            model = stages.retrain(plan, self.cut_model(kept))
+        record = self.store_trained(model, path, measurement.seconds)
+        shutil.rmtree(plan.run_dir, ignore_errors=True)
+        return record
+
+    def cut_model(self, kept: Sequence[str]) -> Model:
+        """Return the model of some fields on the meta device."""
+        with torch.device("meta"):
+            return self.meta_model.cut([name for name in self.names if name in set(kept)])
+
+    def train_together(self, specs: Sequence[RunSpec]) -> None:
+        """Search for the fields of all runs, train them from scratch as one fleet, and store the results.
+
+        What cannot be done here is left to ``run``: runs whose search fails, and the work of other processes.
+        """
+        if not supports_fleet(self.meta_model):
+            self.message(f"models of {type(self.meta_model).__name__} cannot be trained together; one by one")
+            return
+        missing: dict[Path, tuple[list[str], int]] = {}
+        for spec in specs:
+            for kept in self.kept_sets(spec):
+                missing[self.store.trained(kept, spec.seed)] = kept, spec.seed
+        with ExitStack() as locks:
+            for path in list(missing):
+                with suppress(LockedError):
+                    locks.enter_context(self.store.lock(f"train-{path.stem}"))
+                    if read_result(path, TRAINED_SCHEMA) is None:
+                        continue
+                del missing[path]
+            if len(missing) > 1:
+                self.message(f"training {len(missing)} sets of fields from scratch together")
+                self.fleet_from_scratch(missing)
+
+    def kept_sets(self, spec: RunSpec) -> list[list[str]]:
+        """Return the fields that a method keeps with each of its option sets; without searches that fail."""
+        if spec.method == ALL_FIELDS:
+            return [self.in_order(self.names)]
+        kept = []
+        for options in self.plan.trial_settings(spec.method):
+            try:
+                kept.append(self.selected_fields(spec, options)["kept"])
+            except LockedError:
+                continue
+            except NOT_METHOD_ERRORS:
+                raise
+            except Exception:  # a method may fail in any way; ``run`` records the reason
+                continue
+        return kept
+
+    def fleet_from_scratch(self, missing: Mapping[Path, tuple[Sequence[str], int]]) -> None:
+        """Train sets of fields from scratch at once, each on the batches that it would be trained on alone."""
+        base, paths = self.base, sorted(missing)
+        plan = base.for_search(self.store.work(f"fleet-{digest([path.stem for path in paths])}"), base.settings.seed)
+        models = [
+            stages.reinitialized(base.for_search(plan.run_dir, seed), self.cut_model(kept))
+            for kept, seed in map(missing.__getitem__, paths)
+        ]
+        used = {name for model in models for name in model.reads.names}
+        fields = [name for name in base.schema.names if name in used]
+        seeds = sorted({seed for _, seed in missing.values()}) if plan.steps.shuffle else [plan.settings.seed]
+        sources = [seeds.index(missing[path][1]) if plan.steps.shuffle else 0 for path in paths]
+        training = plan.training(plan.steps.train, plan.settings.seed, keep_best=True)
+        try:
+            with remove_on_error(plan.run_dir), measure(plan.device) as measurement:
+                fit_fleet(
+                    models,
+                    [plan.stream(plan.splits.train, fields, train=True, seed=seed) for seed in seeds],
+                    sources=sources,
+                    valid=plan.stream(plan.splits.valid, fields, train=False) if plan.steps.shuffle else None,
+                    folder=plan.run_dir,
+                    resume=plan.resume,
+                    config=replace(training, lr=plan.settings.lr, graph=plan.use_cuda_graph, final_checkpoint="model"),
+                )
+        except NOT_METHOD_ERRORS:
+            raise
+        except LpfsError as error:  # a loss that is not finite, or no memory: then only some of the runs fail
+            self.message(f"the sets of fields are trained one by one: {error_text(error)}")
+            return
+        for path, model in zip(paths, models, strict=True):
+            self.store_trained(model, path, measurement.seconds / len(paths))
+        shutil.rmtree(plan.run_dir, ignore_errors=True)
+
+    def store_trained(self, model: Model, path: Path, seconds: float) -> Record:
+        """Evaluate a trained model; store its metrics, and its logits on the test rows for the bootstrap."""
+        plan, metrics = self.base, {}
         for name, rows in (("test", plan.splits.test), ("validation", plan.splits.valid)):
             stream = plan.stream(rows, model.reads.names, train=False)
             predicted = predictions(model, stream)
@@ -374,12 +468,11 @@ class Runner:
                 if not self.store.labels.exists():
                     write_array_atomic(self.store.labels, predicted.labels[:, 0])
         record = {
-            **{"trained": path.stem, **metrics, "train_seconds": measurement.seconds, "code": source_digest()},
+            **{"trained": path.stem, **metrics, "train_seconds": seconds, "code": source_digest()},
             "labels": file_checksum(self.store.labels),
             "files": {f"{path.stem}.npy": file_checksum(path.with_suffix(".npy"))},
         }
         write_json_atomic(path, record)
-        shutil.rmtree(plan.run_dir, ignore_errors=True)
         return record
 
 

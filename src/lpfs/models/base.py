@@ -112,6 +112,10 @@ class Model(nn.Module):
         """Return the path of the Linear that takes the concatenated embeddings, if nothing else uses them."""
         return None
 
+    def dense_path(self) -> str | None:
+        """Return the path of the Sequential from the concatenated embeddings to the logits, if that is all."""
+        return None
+
     def sites(self) -> dict[str, Site | list[Site]]:
         """Return the gate site of every part."""
         return {name: Site("inputs", index=part) for part, name in enumerate(self.inputs.names)}

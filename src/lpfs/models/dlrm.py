@@ -84,6 +84,9 @@ class DLRM(Model):
     def entrance(self) -> str | None:
         return None if self.dot else "top.0"
 
+    def dense_path(self) -> str | None:
+        return None if self.dot else "top"
+
     def layout(self) -> Layout:
         return {**super().layout(), "top.0.weight": {1: self._columns()}}
 

@@ -50,6 +50,9 @@ class MLP(Model):
     def entrance(self) -> str | None:
         return "top.0"
 
+    def dense_path(self) -> str | None:
+        return None if self.wide else "top"
+
     def layout(self) -> Layout:
         return {**super().layout(), "top.0.weight": {1: [(name, self.inputs.dim) for name in self.slots()]}}
 

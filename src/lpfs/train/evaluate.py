@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -25,6 +26,7 @@ from lpfs.train.metrics import Scores, scores
 Precision = Literal["float32", "tf32", "bfloat16"]
 Batches: TypeAlias = Iterable[Batch]
 Weights: TypeAlias = Callable[[Batch], Tensor]
+MIN_PARALLEL_TASKS = 8  # tasks, such as the replicas of a fleet, from which they are scored on several threads
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -163,7 +165,14 @@ def evaluate(
 
     def score_rows(rows: slice) -> dict[str, Scores]:
         row_weights = None if w is None else w[rows]
-        return {name: scores(z[rows, t], y[rows, t], row_weights, negative_rate) for t, name in enumerate(names)}
+
+        def score_task(task: int) -> Scores:
+            return scores(z[rows, task], y[rows, task], row_weights, negative_rate)
+
+        if len(names) < MIN_PARALLEL_TASKS:
+            return {name: score_task(task) for task, name in enumerate(names)}
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # numpy sorts without the interpreter lock
+            return dict(zip(names, pool.map(score_task, range(len(names))), strict=True))
 
     days = _rows_by_day(stream, predicted.first, len(z))
     day_scores = {day: score_rows(rows) for day, rows in days if w is None or w[rows].any()}

@@ -181,7 +181,8 @@ class TrainingRun:
         with convert_out_of_memory(getattr(valid, "batch_size", 0) or 1):
             state.metrics = evaluate(state.model, valid, weights=self.stepper.weights, precision=config.precision)
         self._evaluated_step = state.step
-        if state.best is None or self._value(state.metrics) > self._value(state.best) + config.min_delta:
+        value = partial(monitored_value, config)
+        if state.best is None or value(state.metrics) > value(state.best) + config.min_delta:
             state.best, state.best_step, state.waiting = state.metrics, state.step, 0
             if config.keep == "best":
                 self._copy_best()
@@ -203,12 +204,6 @@ class TrainingRun:
             states["optimizer"] = self.state.optimizer.state_dict()
         values, tensors = flatten_state(states)
         self._best = restore_state(values, {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()})
-
-    def _value(self, metrics: Metrics) -> float:
-        """Return the monitored value, higher is better; an undefined AUC is the worst."""
-        if self.config.monitor == "logloss":
-            return -metrics.logloss
-        return -1.0 if metrics.auc is None else metrics.auc
 
     def _save(self, checkpoints: Checkpoints, content: str = "all") -> None:
         state, start = self.state, time.monotonic()
@@ -254,6 +249,13 @@ class TrainingRun:
             if isinstance(last, int):
                 text += f", rows {last - size:,} to {last:,} in the order of the stream"
         return text
+
+
+def monitored_value(config: Training, metrics: Metrics) -> float:
+    """Return the value that selects the best model, higher is better; an undefined AUC is the worst."""
+    if config.monitor == "logloss":
+        return -metrics.logloss
+    return -1.0 if metrics.auc is None else metrics.auc
 
 
 @dataclass(frozen=True)

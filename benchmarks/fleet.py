@@ -1,0 +1,207 @@
+"""Throughput of R replicas trained as one fleet, against R single runs of ``fit`` one after another.
+
+    python benchmarks/fleet.py [--device cuda] [--replicas 1 8 32 64] [--repeats 7] [--out FILE]
+
+The model is the default, an MLP 256-128-1 on embeddings of dim 16, of 40 fields whose ids follow Zipf's law; the
+optimizer is Adagrad. The batch size is 64 on a CPU and 512 on a GPU, where steps are captured as CUDA graphs in both
+cases, by ``fit(…, graph=True)``. Only steps after the warm-up are timed. Every repeat measures the single run and all
+sizes of the fleet in an order of its own, on the same batches; ratios are taken within a repeat, and their median and
+quartiles reported. R single runs are R times the time of one. ``own`` gives every replica batches of its own.
+``--clock cpu --threads 1`` counts the time of the processor, for a machine that others use too. At the end, single
+runs are compared with their replicas: parameters, and logits of one batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shlex
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lpfs.data.batch import Batch
+from lpfs.models import make_model
+from lpfs.models.base import Model
+from lpfs.schema import Field, Schema
+from lpfs.train.callbacks import Callback, State
+from lpfs.train.config import Training
+from lpfs.train.fit import fit
+from lpfs.train.fleet import Fleet, FleetStream
+
+FIELDS = 40
+SIZES = [(10, 30, 100, 1000, 10_000)[number % 5] for number in range(FIELDS)]
+SCHEMA = Schema(tuple(Field(f"field {number}", cardinality=size) for number, size in enumerate(SIZES)))
+BATCHES = 16  # different batches
+COMPARED = 4  # replicas that are compared with single runs
+COMPARED_STEPS = 200
+
+
+def make_batches(rows: int, seed: int, device: str) -> list[Batch]:
+    """Return batches whose labels depend on some of the fields."""
+    source = torch.Generator().manual_seed(seed)
+    batches = []
+    for _ in range(BATCHES):  # Zipf: the density of an id is that of 1 / (1 + id)
+        columns = [(size + 1) ** torch.rand(rows, generator=source, dtype=torch.float64) - 1 for size in SIZES]
+        ids = torch.stack([x.long().clamp(max=size - 1) for x, size in zip(columns, SIZES, strict=True)], 1).int()
+        odds = ((ids[:, :8] % 3) - 1).sum(1, keepdim=True) / 2
+        labels = (torch.rand(rows, 1, generator=source) < odds.sigmoid()).float()
+        batches.append(Batch(ids, torch.zeros(rows, 0), labels).to(device))
+    return batches
+
+
+def make_replica(seed: int) -> Model:
+    """Return an untrained model."""
+    torch.manual_seed(seed)
+    return make_model("mlp", SCHEMA)
+
+
+class Timer(Callback):
+    """Measures the seconds of all steps after the warm-up."""
+
+    def __init__(self, warmup: int, device: str, clock: str) -> None:
+        self.warmup, self.device = warmup, device
+        self.clock = time.process_time if clock == "cpu" else time.perf_counter
+        self.start = self.seconds = 0.0
+
+    def after_step(self, state: State) -> None:
+        if state.step in (self.warmup, state.steps):
+            if self.device != "cpu":
+                torch.cuda.synchronize()
+            now = self.clock()
+            self.start, self.seconds = (now, 0.0) if state.step == self.warmup else (self.start, now - self.start)
+
+
+class Bench:
+    """One configuration: its batches, and the seconds per step of a single run or a fleet."""
+
+    def __init__(self, args: argparse.Namespace, precision: str) -> None:
+        self.args, self.graph = args, args.device != "cpu"
+        self.config = Training(
+            steps=args.warmup + args.steps,
+            precision=precision,  # type: ignore[arg-type]
+            graph=self.graph,
+            check_every=50 if self.graph else 1,
+            log_every=10**6,
+            quiet=True,
+        )
+        count = max(args.replicas) if args.own else 1
+        self.streams = [make_batches(args.batch, seed, args.device) for seed in range(count)]
+
+    def single(self) -> float:
+        """Return the seconds of a step of one model."""
+        timer = Timer(self.args.warmup, self.args.device, self.args.clock)
+        model = make_replica(0).to(self.args.device)
+        fit(model, self.streams[0], callbacks=[timer], config=self.config)
+        return float(timer.seconds / self.args.steps)
+
+    def fleet(self, replicas: int) -> float:
+        """Return the seconds of a step of all replicas."""
+        timer = Timer(self.args.warmup, self.args.device, self.args.clock)
+        fleet, streams = self._fleet(replicas)
+        fit(fleet, streams, fleet.make_optimizer(self.config), callbacks=[timer], config=self.config)
+        return float(timer.seconds / self.args.steps)
+
+    def _fleet(self, replicas: int) -> tuple[Fleet, FleetStream]:
+        sources = list(range(replicas)) if self.args.own else [0] * replicas
+        models = [make_replica(seed) for seed in range(replicas)]
+        fleet = Fleet(models, SCHEMA, sources=sources).to(self.args.device)
+        return fleet, FleetStream(fleet, self.streams[: max(sources) + 1])
+
+    def compare(self) -> dict[str, float]:
+        """Return the largest differences between replicas and single runs after some steps."""
+        config = Training(steps=COMPARED_STEPS, graph=self.graph, quiet=True, precision=self.config.precision)
+        fleet, streams = self._fleet(COMPARED)
+        fit(fleet, streams, fleet.make_optimizer(config), config=config)
+        parameters, logits, moved = [], [], []
+        for seed in range(COMPARED):
+            model, source = make_replica(seed).to(self.args.device), fleet.sources[seed]
+            fit(model, self.streams[source], config=config)
+            trained = make_replica(seed).to(self.args.device)
+            trained.load_state_dict(fleet.replica_state(seed))
+            other = trained.state_dict()
+            differences = [(weight - other[name]).abs() for name, weight in model.state_dict().items()]
+            parameters.append(max(float(difference.max()) for difference in differences))
+            everything = torch.cat([difference.flatten() for difference in differences])
+            moved.append(float((everything > 1e-3).double().mean()))
+            with torch.no_grad():
+                batch = self.streams[source][0]
+                logits.append(float((model(batch) - trained(batch)).abs().max()))
+        return {
+            **{"steps": COMPARED_STEPS, "replicas": COMPARED, "parameters": max(parameters), "logits": max(logits)},
+            "fraction_of_parameters_above_1e-3": max(moved),  # the sign of a gradient near 0, in a step of Adagrad
+        }
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """Return median and quartiles."""
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+    return {"median": round(middle, 3), "quartiles": [round(low, 3), round(high, 3)]}  # type: ignore[dict-item]
+
+
+def measure(args: argparse.Namespace, precision: str) -> dict[str, Any]:
+    """Measure one configuration."""
+    bench = Bench(args, precision)
+    contenders = [0, *args.replicas]  # 0: the single run
+    seconds: dict[int, list[float]] = {size: [] for size in contenders}
+    for repeat in range(args.repeats):
+        for size in random.Random(repeat).sample(contenders, len(contenders)):
+            seconds[size].append(bench.fleet(size) if size else bench.single())
+        print(f"repeat {repeat + 1}: " + ", ".join(f"{n}: {1e3 * seconds[n][-1]:.3f} ms" for n in contenders))
+    rows = []
+    for size in args.replicas:
+        ratios = [size * single / fleet for single, fleet in zip(seconds[0], seconds[size], strict=True)]
+        step = statistics.median(seconds[size])
+        row = {
+            "replicas": size,
+            "ms_per_step": round(1e3 * step, 4),
+            "rows_per_second": round(size * args.batch / step),
+        }
+        rows.append({**row, "times_faster": summary(ratios)})
+        print(f"{precision}, R = {size}: {row['ms_per_step']} ms, {rows[-1]['times_faster']}")
+    single = statistics.median(seconds[0])
+    return {
+        "precision": precision,
+        "single": {"ms_per_step": round(1e3 * single, 4), "rows_per_second": round(args.batch / single)},
+        "fleet": rows,
+        "largest_difference": bench.compare(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--batch", type=int, help="default: 64 on a CPU, 512 on a GPU")
+    parser.add_argument("--steps", type=int, help="timed steps, default: 20 on a CPU, 300 on a GPU")
+    parser.add_argument("--warmup", type=int, help="steps before, default: 4 on a CPU, 30 on a GPU")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--clock", default="wall", choices=["wall", "cpu"])
+    parser.add_argument("--own", action="store_true", help="batches of its own for every replica")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    on_gpu = args.device != "cpu"
+    args.batch = args.batch or (512 if on_gpu else 64)
+    args.steps, args.warmup = args.steps or (300 if on_gpu else 20), args.warmup or (30 if on_gpu else 4)
+    torch.set_num_threads(args.threads)
+    results = [measure(args, precision) for precision in (["float32", "tf32"] if on_gpu else ["float32"])]
+    report = {
+        "command": shlex.join(["python", "benchmarks/fleet.py", *sys.argv[1:]]),
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "torch": torch.__version__,
+        **{"threads": args.threads, "clock": args.clock, "batch": args.batch, "fields": FIELDS, "own": args.own},
+        "results": results,
+    }
+    print(json.dumps(report["results"], indent=1))
+    if args.out is not None:
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+
+import lpfs
+from lpfs import cli
+from lpfs.compare import runner
+from lpfs.errors import NonFiniteError
+from lpfs.train.callbacks import Callback
+from lpfs.train.fit_fleet import fit_fleet
+from tests.helpers.comparisons import PLAN, QUICK, TINY, read_results
+
+
+def test_a_fleet_gives_the_results_of_single_runs(log, compared, tmp_path, monkeypatch):
+    trained = []
+
+    def record(models, *args, **options):
+        trained.extend(models)
+        return fit_fleet(models, *args, **options)
+
+    monkeypatch.setattr(runner, "fit_fleet", record)
+    assert cli.run(["compare", str(log), *PLAN, *TINY, "--fleet", "--out", str(tmp_path / "cmp"), "-q"]) == 0
+    assert len(trained) > 6
+    results, expected = read_results(tmp_path / "cmp"), read_results(compared)
+    for result, other in zip(results, expected, strict=True):
+        assert {name: result[name] for name in ("method", "keep", "seed", "kept", "trained")} == {
+            name: other[name] for name in ("method", "keep", "seed", "kept", "trained")
+        }
+        for rows in ("test", "validation"):
+            assert result[rows]["logloss"] == pytest.approx(other[rows]["logloss"], abs=1e-4)
+            assert result[rows]["auc"] == pytest.approx(other[rows]["auc"], abs=1e-3)
+    assert not list((tmp_path / "cmp" / "work").iterdir())
+
+
+class Interrupt(Callback):
+    def after_step(self, state):
+        if state.step == 12:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_fleet_is_resumed(log, tmp_path, monkeypatch):
+    options = {"methods": ["permutation"], "keep": [4, 8], "seeds": 1, "fleet": True, **QUICK}
+    lpfs.compare(log, tmp_path / "whole", **options)
+    steps = []
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "fit_fleet", lambda *args, **kw: fit_fleet(*args, callbacks=[Interrupt()], **kw))
+        with pytest.raises(KeyboardInterrupt):
+            lpfs.compare(log, tmp_path / "cmp", **options)
+    assert list((tmp_path / "cmp" / "work").glob("fleet-*"))
+
+    class Count(Callback):
+        def after_step(self, state):
+            steps.append(state.step)
+
+    # the callbacks of a run are part of its checkpoints: continue with one of the same class
+    Count.__name__ = "Interrupt"
+    monkeypatch.setattr(runner, "fit_fleet", lambda *args, **kw: fit_fleet(*args, callbacks=[Count()], **kw))
+    lpfs.compare(log, tmp_path / "cmp", **options)
+    assert steps
+    assert read_results(tmp_path / "cmp") == read_results(tmp_path / "whole")
+
+
+def test_models_that_cannot_be_stacked_are_trained_one_by_one(log, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "supports_fleet", lambda model: False)
+    options = {"methods": ["permutation"], "keep": [4], "seeds": 1, "fleet": True, **QUICK, "quiet": False}
+    comparison = lpfs.compare(log, tmp_path / "cmp", **options)
+    assert {result["status"] for result in comparison.results} == {"done"}
+    output = capsys.readouterr()
+    assert "cannot be trained together" in output.err + output.out
+
+
+def test_a_fleet_that_fails_leaves_the_runs_to_single_training(log, tmp_path, monkeypatch, capsys):
+    def fail(*args, **options):
+        raise NonFiniteError("the loss is not finite")
+
+    monkeypatch.setattr(runner, "fit_fleet", fail)
+    options = {"methods": ["permutation"], "keep": [4], "seeds": 1, "fleet": True, **QUICK, "quiet": False}
+    comparison = lpfs.compare(log, tmp_path / "cmp", **options)
+    assert {result["status"] for result in comparison.results} == {"done"}
+    output = capsys.readouterr()
+    assert "trained one by one: the loss is not finite" in output.err + output.out
