@@ -74,6 +74,7 @@ PREPARE = ("prepare", "log.csv", *COLUMNS, "--out", "out", "--replace")
 OLD_PREPARE = (*PREPARE, "--keep-all")
 STAGES = ("pretrain", "all_fields", "search", "retrained", "hot_start", "model", "selection.json", "report.html")
 TIMES = {"seconds", "rows_per_second", "train_seconds", "memory", "first_in_process", "interrupted", "created", "code"}
+TIMES |= {"rows_per_second_low", "rows_per_second_high"}
 TIMES |= {"epochs", "memory_ratio", "search_memory", "search_seconds", "checksum"}  # a checksum covers measured values
 
 

@@ -36,10 +36,7 @@ MIN_NETWORK_STEPS = 100  # of any network, unless a search has fewer
 NETWORK_BATCH_SIZE = 256
 MIN_PASSES = 0.5  # of such a network over its rows; larger tables have one network, as a log has
 NETWORK_LR_FACTOR = 4.0  # on its learning rate, because it has few steps
-SCRATCH_BATCH_SIZE = 512  # of the only network of a larger table
-SCRATCH_SHARE = 1 / 2  # steps of its first phase, of those of a search
-FINE_TUNING_SHARE = 1 / 4  # the same if the pretrained model is fine-tuned
-FINE_TUNING_LR_FACTOR = 2.0
+FINE_TUNING_LR_FACTOR = 2.0  # on that of the pretrained model, if it is trained further
 JUDGED_SHARE = 0.45  # of the search rows, the last ones, of a log that is read once; the others are trained on
 CHAIN_PHASES = (0.8, 0.4)  # steps of the phases on the sets of a chain, of those of the first phase
 BLOCK_ROWS = 100  # consecutive rows that fix the chain or judge together; such blocks alternate
@@ -130,7 +127,8 @@ def make_networks(plan: RunPlan, pretrained: Model) -> tuple[list[Network], int,
     A small table has one network for each fold of the training rows, trained from scratch on the other folds. A log
     that is read once has one network: the pretrained model, fine-tuned on the first search rows, which it has not seen,
     judges the others. Any other log has one network that is trained from scratch on the early rows and judges the
-    search rows: a model that reads the same rows again memorizes them, and seems to need fewer fields than it does.
+    search rows. It reads its rows once: one that reads them again memorizes the values of all fields together, and
+    fewer fields seem to be better than all.
     """
     splits, search_steps, seed = plan.splits, plan.steps.search, plan.settings.seed
     fields, batch_size = pretrained.reads.names, max(plan.steps.batch_size, NETWORK_BATCH_SIZE)
@@ -150,23 +148,23 @@ def make_networks(plan: RunPlan, pretrained: Model) -> tuple[list[Network], int,
             model = _untrained(plan, pretrained, fold)
             networks.append(_network(plan, model, NETWORK_LR_FACTOR, fold_batches, f"network-{fold}"))
     else:
-        judged_rows, fine_tunes = splits.search, plan.saved_model is None and not plan.steps.shuffle
-        share = FINE_TUNING_SHARE if fine_tunes else SCRATCH_SHARE
-        steps = min(search_steps, max(MIN_NETWORK_STEPS, round(share * search_steps)))
+        rows_to_train, judged_rows = splits.early, splits.search
+        fine_tunes = plan.saved_model is None and not plan.steps.shuffle
         if fine_tunes:
-            fresh, judged_rows = splits.search.split(1 - JUDGED_SHARE, JUDGED_SHARE)
-            phases = np.cumsum([0.0, 1.0, *CHAIN_PHASES])
-            phase_edges = [round(fresh.rows * edge) for edge in phases / phases[-1]]
-            model = copy.deepcopy(pretrained)
-            center_embeddings(model, plan.stream(fresh, fields, train=True, seed=seed))
+            rows_to_train, judged_rows = splits.search.split(1 - JUDGED_SHARE, JUDGED_SHARE)
+            model, batch_size = copy.deepcopy(pretrained), plan.steps.batch_size
+            center_embeddings(model, plan.stream(rows_to_train, fields, train=True, seed=seed))
         else:
-            model, batch_size = _untrained(plan, pretrained, 0), max(batch_size, SCRATCH_BATCH_SIZE)
+            model = _untrained(plan, pretrained, 0)
+        ends = np.cumsum([0.0, 1.0, *CHAIN_PHASES])
+        ends = (ends / ends[-1] * rows_to_train.rows).astype(int)
+        steps = max(1, min(search_steps, ends[1] // batch_size))
 
         def batches(phase: int, steps: int) -> Iterable[Batch]:
-            if fine_tunes:
-                part = fresh.part(phase_edges[phase], phase_edges[phase + 1])
-                return plan.stream(part, fields, train=True, seed=seed)
-            return splits.early.stream(batch_size, shuffle=True, seed=seed + phase, fields=fields, device=plan.device)
+            rows = rows_to_train.part(int(ends[phase]), int(ends[phase + 1]))
+            return rows.stream(
+                batch_size, shuffle=plan.steps.shuffle, seed=seed + phase, fields=fields, device=plan.device
+            )
 
         factor = FINE_TUNING_LR_FACTOR if fine_tunes else NETWORK_LR_FACTOR
         networks.append(_network(plan, model, factor, batches, "network"))
