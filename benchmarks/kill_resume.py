@@ -72,7 +72,8 @@ PLAN = ("--methods", "lpfs++,permutation", "--keep", "2", "--seeds", "1")
 COMPARE = ("compare", "log.csv", *COLUMNS, *SMALL, "--search-steps", "50", *PLAN, "--out", "out")
 PREPARE = ("prepare", "log.csv", *COLUMNS, "--out", "out", "--replace")
 OLD_PREPARE = (*PREPARE, "--keep-all")
-STAGES = ("pretrain", "all_fields", "search", "retrained", "hot_start", "model", "selection.json", "report.html")
+STAGES = ("pretrain", "all_fields", "curve", "search", "retrained", "hot_start", "model", "selection.json")
+STAGES += ("report.html",)
 TIMES = {"seconds", "rows_per_second", "train_seconds", "memory", "first_in_process", "interrupted", "created", "code"}
 TIMES |= {"rows_per_second_low", "rows_per_second_high"}
 TIMES |= {"epochs", "memory_ratio", "search_memory", "search_seconds", "checksum"}  # a checksum covers measured values
@@ -427,7 +428,7 @@ class Place:
         for path in sorted(self.out.rglob("*")):
             name = path.relative_to(self.out).as_posix()
             if path.is_dir() or name.startswith(
-                ("pretrain/", "search/", "all_fields/", "retrained/", "hot_start/", "seeds/")
+                ("pretrain/", "search/", "all_fields/", "curve/", "retrained/", "hot_start/", "seeds/")
             ):
                 continue
             if path.name in ("report.html", "comparison.md", "results.csv"):  # made from the others, with times

@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from lpfs._locks import FileLock
+from lpfs.compare.run_dir import ResultStore
 from tests.helpers.comparisons import PLAN, TINY, read_results
 
 
@@ -44,3 +46,23 @@ def test_two_processes_share_the_work_and_others_continue_after_an_interruption(
     assert len(done) >= 8  # the interrupted processes may not have printed their last run
     assert not list((out / "locks").iterdir())
     assert read_results(out) == read_results(compared)
+
+
+def test_leftovers_of_killed_processes_are_removed_unless_one_works(tmp_path):
+    store = ResultStore(tmp_path)
+    (tmp_path / "locks" / "train-a-s0.lock").touch()  # as kill -9 leaves it
+    (tmp_path / "work" / "a-s0").mkdir(parents=True)
+    code = "import sys; from lpfs._locks import FileLock; from pathlib import Path; FileLock(Path(sys.argv[1]), 'b'); "
+    code += "print('held', flush=True); sys.stdin.read()"
+    lock = tmp_path / "locks" / "train-b-s0.lock"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout.readline() == "held\n"
+    store.remove_leftovers()
+    assert (tmp_path / "work" / "a-s0").exists()
+    holder.communicate()
+    store.remove_leftovers()
+    assert list((tmp_path / "locks").iterdir()) == list((tmp_path / "work").iterdir()) == []
+    with FileLock(lock, "b"):
+        assert lock.exists()

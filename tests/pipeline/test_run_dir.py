@@ -102,7 +102,8 @@ def test_a_run_is_complete_after_a_kill_at_any_moment_of_its_replacement(tmp_pat
 
     def replace():
         with locked_run(run, print), starting_run(run, new, resume=False, replace=True):
-            (run / "data").mkdir()
+            (run / ".data.lpfs-x.tmp").mkdir()
+            (run / ".data.lpfs-x.tmp").rename(run / "data")
             (run / "data" / "dataset.json").write_text("new")
 
     def fail():

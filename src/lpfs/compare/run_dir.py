@@ -20,7 +20,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +31,7 @@ from lpfs._locks import FileLock
 from lpfs._validation import check_json
 from lpfs.compare.plan import ComparisonPlan, RunSpec, file_safe_name
 from lpfs.data.dataset import Dataset
-from lpfs.errors import CheckpointError, InputError
+from lpfs.errors import CheckpointError, InputError, LockedError
 from lpfs.methods.baselines import TRUTH_SCHEMA
 from lpfs.pipeline.data import DATA_DIR
 from lpfs.pipeline.settings import CONFIG_FILE, Settings
@@ -79,6 +81,14 @@ class ResultStore:
     def lock(self, name: str, on_wait: Callable[[], None] | None = None) -> FileLock:
         """Return the lock of a piece of work, which this process holds; see :class:`FileLock`."""
         return FileLock(self.directory / LOCKS_DIR / f"{name}.lock", name, on_wait)
+
+    def remove_leftovers(self) -> None:
+        """Remove the locks and the work of killed processes, unless a process works; call it when nothing is left."""
+        with suppress(LockedError), ExitStack() as locks:
+            for path in sorted((self.directory / LOCKS_DIR).glob("*.lock")):
+                locks.enter_context(FileLock(path, path.stem))
+            for path in (self.directory / "work").glob("*"):
+                shutil.rmtree(path, ignore_errors=True)
 
     def seed(self, seed: int) -> Path:
         """Return the directory of the pretrained model of a seed."""

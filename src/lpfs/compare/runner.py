@@ -108,6 +108,7 @@ def run_comparison(
                 console.message(f"training on {describe_threads()}")
             specs = plan.runs(settings.seed, len(runner.names))
             run_missing(runner, specs, console, retry_failed=retry_failed, fleet=fleet)
+            store.remove_leftovers()
         comparison = summarize_comparison(store, base, plan, kinds, dataset.fingerprint)
         if is_leader:
             write_json_atomic(run_dir / COMPARISON_FILE, comparison.values)

@@ -120,7 +120,7 @@ def _restore(run_dir: Path) -> bool:
     moving, stash = run_dir / MOVING_DIR, run_dir / STASH_DIR
     remove_tree(run_dir / REMOVED_DIR)
     if _is_directory(stash):
-        for path in _run_files(run_dir):
+        for path in (*_run_files(run_dir), *run_dir.glob(".data.lpfs-*")):  # the new run, and its data in preparation
             remove_tree(path)
         stash.rename(moving)
     if not _is_directory(moving):
