@@ -72,8 +72,10 @@ PLAN = ("--methods", "lpfs++,permutation", "--keep", "2", "--seeds", "1")
 COMPARE = ("compare", "log.csv", *COLUMNS, *SMALL, "--search-steps", "50", *PLAN, "--out", "out")
 PREPARE = ("prepare", "log.csv", *COLUMNS, "--out", "out", "--replace")
 OLD_PREPARE = (*PREPARE, "--keep-all")
-STAGES = ("pretrain", "all_fields", "curve", "search", "retrained", "hot_start", "model", "selection.json")
-STAGES += ("report.html",)
+STAGES = (
+    *("pretrain", "all_fields", "curve", "search", "retrained", "hot_start"),
+    *("model", "selection.json", "report.html"),
+)
 TIMES = {"seconds", "rows_per_second", "train_seconds", "memory", "first_in_process", "interrupted", "created", "code"}
 TIMES |= {"rows_per_second_low", "rows_per_second_high"}
 TIMES |= {"epochs", "memory_ratio", "search_memory", "search_seconds", "checksum"}  # a checksum covers measured values
