@@ -11,6 +11,7 @@ from lpfs.train.fit_fleet import fit_fleet
 from tests.helpers.comparisons import PLAN, QUICK, TINY, read_results
 
 
+@pytest.mark.long
 def test_a_fleet_gives_the_results_of_single_runs(log, compared, tmp_path, monkeypatch):
     trained = []
 
@@ -38,6 +39,7 @@ class Interrupt(Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.long
 def test_an_interrupted_fleet_is_resumed(log, tmp_path, monkeypatch):
     options = {"methods": ["permutation"], "keep": [4, 8], "seeds": 1, "fleet": True, **QUICK}
     lpfs.compare(log, tmp_path / "whole", **options)
@@ -60,6 +62,7 @@ def test_an_interrupted_fleet_is_resumed(log, tmp_path, monkeypatch):
     assert read_results(tmp_path / "cmp") == read_results(tmp_path / "whole")
 
 
+@pytest.mark.long
 def test_models_that_cannot_be_stacked_are_trained_one_by_one(log, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runner, "supports_fleet", lambda model: False)
     options = {"methods": ["permutation"], "keep": [4], "seeds": 1, "fleet": True, **QUICK, "quiet": False}

@@ -158,6 +158,7 @@ def test_values_of_fields(outcome):
     assert outcome.record["groups"] == []
 
 
+@pytest.mark.long
 def test_curve_passes_through_the_kept_set_of_any_target(log, tmp_path):
     done = select(log, tmp_path / "run", keep=3, must_keep=["site"], **STEPS, quiet=True, finish="none")
     curve = done.record["curve"]
@@ -193,6 +194,7 @@ def test_sampled_negatives_keep_the_logloss():
     assert sampled.sample(50).positives == 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps", [400, 30])
 def test_networks_never_see_the_rows_that_they_judge(log, tmp_path, monkeypatch, steps):
     """A row that is judged is not in any batch of its network: its ids, numbers and label together are unique."""
@@ -234,6 +236,7 @@ def test_next_size_grows_by_a_quarter():
     assert [next_size(size, 100) for size in (1, 4, 5, 40, 99, 100)] == [2, 5, 7, 50, 100, 100]
 
 
+@pytest.mark.long
 def test_searches_again_until_the_allowance_holds(log, tmp_path, monkeypatch):
     """The first two checks fail: the fields grow, each search has its own directory, the last result is returned."""
     sizes = []
@@ -266,6 +269,7 @@ def test_a_given_number_of_fields_is_checked_once(log, tmp_path, monkeypatch):
     assert done.curve is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["permutation", "lpfs++"])
 def test_any_method_searches_without_a_number_of_fields(log, tmp_path, method):
     done = select(log, tmp_path / "run", method=method, must_keep=["slot"], **STEPS, quiet=True, finish="none")
@@ -273,6 +277,7 @@ def test_any_method_searches_without_a_number_of_fields(log, tmp_path, method):
     assert done.record["curve"]["recommended"] is not None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "model", ["dlrm_cross", "user_item", *(pytest.param(name, marks=pytest.mark.long) for name in ("dlrm", "deepfm"))]
 )
@@ -312,6 +317,7 @@ def test_killed_run_resumes_with_the_same_curve(log, outcome, tmp_path, monkeypa
     assert done.record["fields"] == outcome.record["fields"]
 
 
+@pytest.mark.long
 def test_a_given_number_of_fields_is_found_the_same_without_the_curve(log, tmp_path):
     steps = {**STEPS, "pretrain_steps": 60, "search_steps": 60}
     records = [
@@ -321,6 +327,7 @@ def test_a_given_number_of_fields_is_found_the_same_without_the_curve(log, tmp_p
         assert records[0][key] == records[1][key]
 
 
+@pytest.mark.long
 def test_no_curve_on_the_command_line(log, tmp_path, run):  # noqa: F811
     words = ["--pretrain-steps", 60, "--search-steps", 60, "--model-option", "dim=4", "--finish", "none", "--json"]
     code, out, _ = run("select", log.path, "--out", tmp_path / "run", "--no-curve", "--keep", 3, *words)

@@ -256,6 +256,7 @@ def test_user_item_model_needs_fields_of_both_groups(log, tmp_path):
     assert all(text in warning["text"] for text in ("group item", "--must-keep"))
 
 
+@pytest.mark.long
 def test_dlrm_cross_has_gates_on_crosses_with_and_without_level(log, tmp_path):
     options = {**TINY, "model_options": {"dim": 4, "hidden": [8], "bottom": [4]}, "finish": "none", "quiet": True}
     first = select(log, tmp_path / "model", keep=4, model="dlrm_cross", **options)
@@ -264,6 +265,7 @@ def test_dlrm_cross_has_gates_on_crosses_with_and_without_level(log, tmp_path):
     assert first.kept == second.kept
 
 
+@pytest.mark.long
 def test_crosses_with_a_budget_and_a_field_that_must_be_kept(log, tmp_path):
     options = {**TINY, "model_options": {"dim": 4, "hidden": [8], "bottom": [4]}, "finish": "none", "quiet": True}
     target = {"budget": 6.0, "costs": "complexity", "must_keep": "site"}
@@ -391,6 +393,7 @@ def test_failed_run_is_resumed_at_its_stage(log, kept_three, tmp_path, monkeypat
     assert comparable(outcome) == comparable(kept_three)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", mark_long(["mlp", "user_item"], ["mlp"]))
 def test_every_task_is_evaluated_and_the_first_one_decides(tmp_path, capsys, name):
     log = lpfs.simulate(tmp_path / "log", "industrial-small", rows=4000)
@@ -431,6 +434,7 @@ def make_table(rows=1800, seed=1):
     return pl.DataFrame(lines)
 
 
+@pytest.mark.long
 def test_table_without_time_is_planned_once_and_split_at_random(tmp_path, monkeypatch):
     planned = []
 

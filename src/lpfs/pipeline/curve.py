@@ -138,7 +138,7 @@ def make_networks(plan: RunPlan, pretrained: Model) -> tuple[list[Network], int,
     networks = []
     if is_small and steps * batch_size >= MIN_PASSES * splits.train.rows:
         rows = reader.read([splits.train.span])
-        folds = np.arange(len(rows)) // BLOCK_ROWS // 2 % FOLDS
+        folds = np.arange(len(rows)) // _block_rows(len(rows)) // 2 % FOLDS
         for fold in range(FOLDS):
             others = rows.take(np.flatnonzero(folds != fold))
 
@@ -175,9 +175,14 @@ def make_networks(plan: RunPlan, pretrained: Model) -> tuple[list[Network], int,
         rows = reader.read(ranges)
         folds = np.zeros(len(rows), np.int64)
     judged = JudgedRows(rows, rows.labels[:, 0].astype(np.float64), np.ones(len(rows)), folds)
-    half = np.arange(len(rows)) // BLOCK_ROWS % 2
+    half = np.arange(len(rows)) // _block_rows(len(rows)) % 2
     chain, points = (_sample_negatives(judged.take(np.flatnonzero(half == part))) for part in (0, 1))
     return networks, steps, chain, points
+
+
+def _block_rows(rows: int) -> int:
+    """Return the number of rows of a block: every fold of a small table has two blocks or more of each half."""
+    return max(1, min(BLOCK_ROWS, rows // (4 * FOLDS)))
 
 
 def _untrained(plan: RunPlan, model: Model, fold: int) -> Model:
