@@ -182,7 +182,7 @@ def test_log_of_two_tasks(run, clicks, tmp_path):
     assert len(record["kept"]) == 2
     assert all(set(metrics["tasks"]) == {"click", "buy"} for metrics in record["metrics"].values())
     assert "AUC of every task on the test rows" in err
-    code, out, err = run("evaluate", place, place / "data", "--days", "last", "--json")
+    code, out, err = run("evaluate", place, place / "data", "--days", "test", "--json")
     assert code == 0, err
     by_task = json.loads(out)["metrics"]["tasks"]
     assert {name: metrics["auc"] for name, metrics in by_task.items()} == {
