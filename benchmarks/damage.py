@@ -102,7 +102,7 @@ def make_originals(root: Path, folders: Iterable[str]) -> None:
             make_long_log(Path("long.csv"))
             command("prepare", "long.csv", "--label", "click", "--parts", 1, "--out", "long")
         if "run" in folders:
-            command("select", "data", "--keep", 3, *STEPS, *MODEL, "--out", "run")
+            command("select", "data", "--keep", 3, "--no-curve", *STEPS, *MODEL, "--out", "run")
         if {"found", "small"} & set(folders):
             command("search", "trained", "data", "--search-steps", 60, "--keep", 3, "--device", "cpu", "--out", "found")
             command("prune", "found", "--out", "small")

@@ -28,7 +28,7 @@ OUTPUT = {
     "criteo.py": r"(?s)kept 15 of 27: .*the report: .*report\.html",
     "cross_features.py": r"378 gates: 31 fields .*; 40 are left",
     "multi_task.py": r"(?s)kept 20: .*  purchase +0\.\d+",
-    "cost_budget.py": r"with prices +\d+ fields for (?:1[0-4]|\d)\.\d ms",
+    "cost_budget.py": r"with prices +\d+ fields for +(?:1[0-4]|\d)\.\d ms",
 }
 
 
