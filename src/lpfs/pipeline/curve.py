@@ -116,6 +116,7 @@ class Network:
     def train(self, plan: RunPlan, phase: int, steps: int) -> None:
         """Train; every phase has its directory in ``curve``, from which it is resumed."""
         config = plan.training(steps, plan.settings.seed + phase, keep_best=False)
+        config = replace(config, mlflow=False, tensorboard=False)
         folder = plan.run_dir / "curve" / f"{self.name}-{phase}"
         batches = self.batches(phase, steps)
         fit(self.model, batches, self.optimizer, folder=folder, resume=plan.resume, config=config)
