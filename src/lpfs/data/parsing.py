@@ -207,6 +207,7 @@ def unreadable_dates(text: pl.Series, formats: Sequence[str]) -> DataError:
     problem += "ambiguous: " + " or ".join(formats) if formats else "unknown"
     if len(other):
         problem = f"the other rows are dates, but {other[0]!r:.60} is not"
+        formats = date_formats(text.filter(text.str.contains(ANY_DATE).fill_null(False)))
     example = (formats or ["%d/%m/%Y"])[0]
     return DataError(
         f"column {text.name!r}: {problem}; give time_format={example!r}, or {quote_command('--time-format', example)}; "
