@@ -105,6 +105,7 @@ def test_no_leak_is_reported_with_few_positive_rows(tmp_path, monkeypatch):
         (0.999, {"a": 0.96, "b": 0.951}, {"a": 0.99, "b": 0.99}, ["a", "b"]),  # nearly certain
         (0.7, dict.fromkeys("abcd", 0.8), dict.fromkeys("abcd", 0.8), []),  # the model of all fields is weak
         (0.7, {**dict.fromkeys("abcd", 0.8), "a": 0.96}, dict.fromkeys("abcd", 0.8), ["a"]),
+        (0.69, {"a": 0.67, "b": 0.55}, {"a": 0.51, "b": 0.68}, []),  # one strong field of a weak log
         (0.55, {"a": 0.55, "b": 0.5}, {"a": 0.5, "b": 0.55}, []),  # nothing predicts the label
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from lpfs.train.step import make_optimizer
 from lpfs.train.threads import choose_threads, describe_threads
 
 EVAL_BATCH_SIZE = 4096  # rows per evaluation batch
+LARGE_TABLES = 500_000  # ids; above it models that are no longer used are freed at once
 CHECKPOINT_EVERY = 500  # steps between two moments at which a checkpoint is written if the last one is old enough
 EVALUATIONS = 20  # evaluations of a training that selects its best state
 AUC_LOSS_PER_SE = 0.25  # default allowed AUC loss, in standard errors of the validation AUC
@@ -133,6 +134,11 @@ class RunPlan:
         with torch.device("meta"):
             return make_model(self.settings.backbone, self.schema, **self.settings.model_options)
 
+    def free_memory(self) -> None:
+        """Free the models of earlier stages at once if their tables are large; with gates they refer to themselves."""
+        if sum(field.cardinality for field in self.schema) > LARGE_TABLES:
+            gc.collect()
+
     def check(self, *, with_curve: bool = False) -> None:
         """Check the search and the labels: everything that can fail before training.
 
@@ -147,17 +153,18 @@ class RunPlan:
 
 
 class StageTimer:
-    """Prints the heading of each stage and measures its seconds."""
+    """Prints the heading of each stage, calls ``before_stage`` and measures the seconds of the stage."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.seconds: dict[str, float] = {}
+        self.before_stage: Callable[[], None] = lambda: None
 
     @contextmanager
     def stage(self, name: str, heading: str) -> Iterator[None]:
         """Print a heading; add the seconds of the block to those of the stage."""
         self.console.heading(heading)
-        gc.collect()  # models with gates or hooks refer to themselves
+        self.before_stage()
         start = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

@@ -87,6 +87,7 @@ def select(
 def _run_stages(plan: RunPlan, timer: StageTimer) -> Outcome:
     """Run the stages after the data is prepared, in order."""
     settings, seed, console = plan.settings, plan.settings.seed, plan.console
+    timer.before_stage = plan.free_memory
     action = "pretrain" if plan.saved_model is None else "load the trained model of"
     with timer.stage("pretrain", f"{action} all {len(plan.schema)} fields"):
         trained = stages.initial_model(plan, seed)

@@ -6,7 +6,6 @@ Each training stage has a directory in the run directory, from which a finished 
 from __future__ import annotations
 
 import copy
-import gc
 import math
 import statistics
 import time
@@ -232,7 +231,7 @@ def absorb_and_prune(
     up to rounding), and the selection.
     """
     selection = absorb_gates(plan, model, optimizer, found)
-    gc.collect()  # the copy on which absorb was verified
+    plan.free_memory()  # the copy on which absorb was verified
     batch = verification_batch(plan, model)
     zeros = prune(model, selection, batch=batch)
     cut = prune(model, selection, batch=batch, optimizer=optimizer, cut=True)

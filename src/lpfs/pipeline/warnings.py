@@ -42,9 +42,9 @@ READ_ROWS = 1 << 15  # rows per batch while they are read
 NEAR_CERTAIN_AUC = 0.95  # a single field above this AUC is always reported
 PAIR_AUC = 0.99  # two fields together above this AUC are reported
 ALONE_SHARE = 0.85  # share of (AUC of all fields - 0.5) that a single field reaches alone
-DEPENDENCE_SHARE = 0.35  # share of it that is lost if the field is shuffled …
+DEPENDENCE_LOSS = 0.15  # AUC that is lost if the field is shuffled …
 OUTLIER_FACTOR = 4.0  # … if it is this many times the loss of the next field
-MIN_AUC = 0.6  # of all fields; below it a single field is not compared with them
+MIN_AUC = 0.75  # of all fields; below it the one strong field of a weak log is no leak
 MIN_POSITIVES = 30  # rows of each class; with fewer no leak is reported
 MAX_LEAKS = 3  # if more fields stand out, the model of all fields is weak and none of them is reported
 PURE_RATE = 0.99  # share of positives among the rows that have a value …
@@ -321,11 +321,11 @@ def leak_warnings(full_auc: float, alone: Mapping[str, float], without: Mapping[
     >>> [leak["fields"] for leak in leak_warnings(0.9, {"a": 0.86, "b": 0.7}, {"a": 0.8, "b": 0.9})]
     [['a']]
     """
-    gain = full_auc - 0.5 if full_auc >= MIN_AUC else float("inf")
     certain = {name for name in alone if alone[name] > NEAR_CERTAIN_AUC}
     loss = {name: full_auc - without[name] for name in alone}
-    max_loss = max(DEPENDENCE_SHARE * gain, OUTLIER_FACTOR * max(sorted(loss.values())[:-1], default=0.0))
-    outliers = {name for name in alone if alone[name] - 0.5 > ALONE_SHARE * gain or loss[name] > max_loss}
+    max_alone = 0.5 + ALONE_SHARE * (full_auc - 0.5)
+    max_loss = max(DEPENDENCE_LOSS, OUTLIER_FACTOR * max(sorted(loss.values())[:-1], default=0.0))
+    outliers = {name for name in alone if full_auc >= MIN_AUC and (alone[name] > max_alone or loss[name] > max_loss)}
     reported = certain | outliers if len(outliers) <= MAX_LEAKS else certain
     warnings = []
     for name in sorted(reported, key=lambda name: (-alone[name], name)):
