@@ -75,8 +75,8 @@ def _curve_chart(selection: SelectionReport) -> dict[str, Chart]:
         series.append(line("Allowed loss", [allowed] * len(points), "second", dashed=True))
     recommended = curve.get("recommended")
     marks = {kept: "this run"} if kept in counts else {}
+    checks = selection.section("verdict").get("checks") or ()
     if recommended is not None and recommended in counts:
-        checks = selection.section("verdict").get("checks") or ()
         has_failed = any(check["fields"] == recommended and check.get("holds") is False for check in checks)
         label = "recommended (check failed)" if has_failed else "recommended"
         marks[recommended] = "recommended, this run" if recommended == kept else label
@@ -88,6 +88,7 @@ def _curve_chart(selection: SelectionReport) -> dict[str, Chart]:
             "range": _curve_range(points, allowed or 0.0, list(marks)),
             "texts": [point_texts(point) for point in points],
             "run": kept,
+            "run_holds": any(check["fields"] == kept and check.get("holds") is True for check in checks),
             **({} if allowed is None else {"allowed": allowed, "upper": [point.get("upper") for point in points]}),
             **_chain(selection, max(counts)),
         }

@@ -20,6 +20,7 @@
     if (size >= 1e5 || size < 1e-3) return value.toExponential(Math.abs(Math.log10(size) % 1) < 1e-9 ? 0 : 1);
     return String(Number(value.toPrecision(4)));
   };
+  const fractionDigits = (step) => (String(Number(step.toPrecision(2))).split(".")[1] || "").length; // 0.0025 -> 4
   const formatCount = (value) => Number(value).toLocaleString("en");
 
   // ---- charts -------------------------------------------------------------------------------------------------
@@ -46,11 +47,13 @@
       labelGap: 0,
       ...options,
     });
-    const y = { size: 46, gap: 4 };
+    const y = { size: 52, gap: 4 };
     if (spec.log) {
       y.values = (_, splits) => splits.map((value) => (value === null ? "" : value.toExponential(0).replace("+", "")));
       y.splits = (_, __, low, high) => powersOfTen(low, high);
       y.filter = (_, splits) => splits;
+    } else {
+      y.values = (_, splits, __, ___, step) => splits.map((value) => (value === null ? "" : value.toFixed(fractionDigits(step)).replace("-", "−")));
     }
     const integerSteps = [1, 2, 5].flatMap((digit) => Array.from({ length: 9 }, (_, exponent) => digit * 10 ** exponent)).sort((a, b) => a - b);
     return [
@@ -413,7 +416,8 @@
       const index = Number(keepSlider.value), count = spec.x[index], [auc, loss, logloss] = spec.texts[index];
       const parts = [`AUC ${auc}`, `AUC lost ${loss}`, ...(logloss === "–" ? [] : [`logloss ${logloss}`])];
       const upper = spec.upper && spec.upper[index];
-      if (upper !== null && upper !== undefined) parts.push(upper <= spec.allowed ? "within the allowed loss" : "not shown to be within the allowed loss");
+      if (count === spec.run && spec.run_holds) parts.push("the model of this run was checked: within the allowed loss");
+      else if (upper !== null && upper !== undefined) parts.push(upper <= spec.allowed ? "within the allowed loss" : "not shown to be within the allowed loss");
       byId("curve-text").replaceChildren(createElement("b", "", countText(count)), ": " + parts.join(" · "));
       if (spec.removed) {
         const out = spec.removed.length - count, run = spec.removed.length - spec.run;
