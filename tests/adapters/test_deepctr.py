@@ -121,7 +121,7 @@ EXACT_ONLY = [
     case("FiBiNET", lambda linear, dnn: models.FiBiNET(linear, dnn, **HIDDEN), ALL),
     case("AFM", lambda linear, dnn: models.AFM(linear, dnn), IDS, feed_ids),
 ]
-CUT = {"NFM": "rounding", "FiBiNET": "refused: columns cannot be removed", "AFM": "refused: columns cannot be cut"}
+CUT = {"NFM": "rounding", "FiBiNET": "refused: columns cannot be removed", "AFM": "refused: columns cannot be removed"}
 
 
 @pytest.mark.parametrize("case", EXACT_ONLY, ids=lambda case: case.model)

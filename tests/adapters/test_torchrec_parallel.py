@@ -136,7 +136,7 @@ def test_gates_on_sharded_tables(tmp_path):
     gathered.load_state_dict(results[0]["gathered"])
     for name, value in plain.state_dict().items():
         assert not torch.is_tensor(value) or torch.equal(value, gathered.state_dict()[name]), name
-    selection = TorchRec().absorb(gathered, batch=jagged(ids))
+    selection = TorchRec().absorb(gathered, batch=jagged(ids), partial=True)  # no search was made
     assert set(selection.dropped) == {name for name, x in zip(FIELDS, X, strict=True) if x == 0}
     pruned = TorchRec().prune(gathered, selection, batch=jagged(ids))
     with torch.no_grad():

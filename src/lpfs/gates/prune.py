@@ -189,19 +189,28 @@ def prune(
     certificate = Certificate(change, bound, checked, unchecked)
     carried = [_carry_optimizer(model_optimizer, model, smaller, kept) for model_optimizer in optimizers]
     counts = tuple(sum(weight.numel() for weight in part.parameters()) for part in (model, smaller))
-    reason = "" if counts[1] < counts[0] else _why_not_smaller(selection, places)
-    if reason and places:
+    reason = "" if counts[1] < counts[0] else _why_not_smaller(model, selection, places)
+    if reason and any(_has_weights(model, several) for several in places.values()):
         warnings.warn(f"prune: nothing got smaller: {reason}", stacklevel=2)
     single = optimizer is None or isinstance(optimizer, torch.optim.Optimizer)
     result = (carried[0] if carried else None) if single else carried
     return Pruned(smaller, result, certificate, (counts[0], counts[1]), reason)
 
 
-def _why_not_smaller(selection: Selection, places: Mapping[str, Sequence[ResolvedSite]]) -> str:
+def _has_weights(model: nn.Module, places: Sequence[ResolvedSite]) -> bool:
+    """Return whether a field is the output of a module with weights, not only a part of the inputs."""
+    return any(True for place in places for _ in model.get_submodule(place.module).parameters())
+
+
+def _why_not_smaller(model: nn.Module, selection: Selection, places: Mapping[str, Sequence[ResolvedSite]]) -> str:
     """Return why a pruned model has as many parameters as before."""
     if not selection.dropped:
         return f"no field was dropped, all {len(selection.kept)} gates are non-zero"
-    shared = [name for name, several in places.items() if not any(place.whole or place.rows for place in several)]
+    shared = [
+        name
+        for name, several in places.items()
+        if _has_weights(model, several) and not any(place.whole or place.rows for place in several)
+    ]
     if shared:
         return (
             f"{shared[0]!r} is a part of the output of {places[shared[0]][0].module!r}, whose weights other fields "
