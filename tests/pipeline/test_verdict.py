@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from lpfs.pipeline.allowance import SMALLEST
 from lpfs.pipeline.stages import RowScores
-from lpfs.pipeline.verdict import LossOnRows, describe_allowance, format_auc, make_verdict
+from lpfs.pipeline.verdict import LossOnRows, _rows_needed, describe_allowance, format_auc, make_verdict
 from lpfs.train.evaluate import Predictions
 from lpfs.train.intervals import Z_975, PairedDifference
 
@@ -62,6 +63,13 @@ def test_kind_and_text_follow_from_the_intervals(valid, test, kind, text):
     assert (verdict["reason"] is None) == (kind == "enough" or verdict["low"] > 0)
     assert (verdict["allowed"], verdict["allowed_because"]) == (ALLOWED, "given")
     assert verdict["low"] < verdict["loss"] < verdict["high"]
+
+
+def test_more_than_a_thousand_times_the_rows_are_not_asked_for():
+    valid = on_rows(0.0, math.sqrt(1000), rows=61)
+    assert _rows_needed(valid, margin=1.0, factor=1.0) == "; about 61,000 rows would decide"
+    assert "--max-auc-loss" in _rows_needed(valid, margin=0.999, factor=1.0)
+    assert "--max-auc-loss" in _rows_needed(valid, margin=0.0, factor=1.0)
 
 
 def test_rows_agree_if_their_intervals_touch():

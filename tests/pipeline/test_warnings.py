@@ -131,6 +131,22 @@ def test_two_fields_that_determine_the_label_together_are_reported():
     assert leaking_pairs(first[:192], second[:192], (first + second)[:192] % 2) == []  # too few rows of each pair
 
 
+def test_pairs_of_the_30_fields_that_predict_best_are_examined(monkeypatch):
+    """Without validation rows of both classes this is the AUC of each field alone on the training rows."""
+    labels, examined = np.arange(200) % 2, []
+    names = [f"f{number}" for number in range(40)]
+    monkeypatch.setattr(module, "read_fields", lambda rows, fields: ({name: [] for name in fields}, labels))
+    monkeypatch.setattr(module, "evaluate", lambda model, stream: SimpleNamespace(auc=None))
+    monkeypatch.setattr(module, "pair_leaks", lambda values, labels, first: examined.extend(values) or [])
+    rows = SimpleNamespace(rows=200, part=lambda *_: rows, stream=lambda *_, **__: [])
+    plan = SimpleNamespace(splits=SimpleNamespace(train=rows, valid=rows), device="cpu")
+    facts = {"total": (200, 100), "present": (200, 100)}
+    counted = {name: {**facts, "alone": 0.5 + number / 1000} for number, name in enumerate(names)}
+    model = SimpleNamespace(reads=SimpleNamespace(names=names))
+    assert module._find_leaks(plan, model, [], counted) == ([], [])
+    assert examined == names[:9:-1]
+
+
 def test_pair_of_values_that_only_one_half_of_the_rows_has():
     first, second = np.arange(400) // 2 % 2, np.arange(400) // 4 % 2
     first[-1] = second[-1] = 2
