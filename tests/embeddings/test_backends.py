@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,6 +30,14 @@ def test_default_and_requested_backend():
     assert backend_for(torch.zeros(1, 1)) is fast
     with pytest.raises(InputError, match="'cuda'.*torch, numba, triton"), use_backend("cuda"):
         pass
+
+
+def test_backend_follows_from_the_device(monkeypatch):
+    monkeypatch.setattr(_backends, "_load_or_torch", lambda name: name)
+    assert backend_for(torch.zeros(1, 1)) == "numba"
+    assert backend_for(torch.zeros(1, 1, device="meta")) == "torch"
+    on_gpu = SimpleNamespace(dtype=torch.float32, is_cpu=False, is_cuda=True)
+    assert backend_for(on_gpu) == "triton"
 
 
 def fail_to_import(monkeypatch, error: Exception) -> None:
@@ -242,6 +251,20 @@ def test_the_number_of_threads_is_that_of_torch(monkeypatch):
             torch.set_num_threads(threads)
             assert _numba.thread_count(1 << 20) == (threads if safe else 1)
             assert _numba.thread_count(100) == 1
+
+
+@needs_numba
+@pytest.mark.parametrize(("available", "used"), [(1, 1), (2, 2), (8, 3)])
+def test_no_more_threads_than_fields_reduce_a_batch(monkeypatch, available, used):
+    from lpfs.embeddings import _numba
+
+    threads, run = [], _numba._run
+    monkeypatch.setattr(_numba, "thread_count", lambda size: available)
+    monkeypatch.setattr(_numba, "_run", lambda count, *arguments: threads.append(count) or run(1, *arguments))
+    weight, starts, ids = torch.ones(9, 2), torch.tensor([0, 3, 6]), torch.tensor([[0, 1, 2], [0, 2, 2]])
+    grad = _numba.reduce(weight, starts, ids, None, torch.ones(2, 3, 2))[0]
+    assert threads == [used, used]
+    assert dict(zip(grad.rows.tolist(), grad.values[:, 0].tolist(), strict=True)) == {0: 2.0, 4: 1.0, 5: 1.0, 8: 2.0}
 
 
 @needs_numba

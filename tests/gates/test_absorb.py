@@ -182,6 +182,24 @@ def test_a_shared_table_is_refused_or_untied():
     assert [id(each) for each in model.parameters()] == held
 
 
+def test_a_linear_whose_weight_another_layer_uses_keeps_a_constant():
+    class Twice(Plain):
+        def __init__(self):
+            super().__init__()
+            self.again = nn.Linear(1, D, bias=False)
+            self.again.weight = self.price.weight
+
+        def forward(self, ids, tags, price, dense):
+            return super().forward(ids, tags, price, dense) + self.again(price).sum(1)
+
+    model = gated(Twice(), [1.0, 1.0, 1.0, 1.0, -0.25, 1.0])
+    before, weight = model(*batch()), model.price.weight.clone()
+    selection = lpfs.absorb(model)
+    assert selection.made["absorbed"]["price"] == "constant"
+    assert torch.equal(model.price.weight, weight)
+    assert torch.equal(model(*batch()), before)
+
+
 def test_a_weight_used_behind_our_back_is_noticed_on_a_batch():
     class Sneaky(Plain):
         def forward(self, ids, tags, price, dense):
@@ -336,6 +354,9 @@ def test_the_constants_survive_a_copy_a_state_dict_and_another_dtype():
     assert torch.equal(clone(ids), model(ids))
     assert "lpfs_factors.values" in model.state_dict()
     assert torch.equal(model.bfloat16().lpfs_factors.values, values)
+    factors = model.lpfs_factors
+    assert factors.double() is factors  # as for any module
+    assert torch.equal(factors.values, values)
 
 
 # ------------------------------------------------------------------------------- optimizer state

@@ -285,7 +285,8 @@ def test_a_field_whose_module_never_runs_is_noticed():
         lpfs.absorb(model)
 
 
-def test_a_checkpointed_module_and_inference_mode_first():
+@pytest.mark.parametrize("gate", ["lpfs++", "gaussian"])  # with a compiled loop, and without
+def test_a_checkpointed_module_and_inference_mode_first(gate):
     class Saving(Plain):
         def forward(self, *inputs):
             return checkpoint(super().forward, *inputs, use_reentrant=False)
@@ -294,7 +295,7 @@ def test_a_checkpointed_module_and_inference_mode_first():
     plain.load_state_dict(model.state_dict())
     grads = []
     for each in (model, plain):
-        gates = lpfs.attach(each, each.fields)
+        gates = lpfs.attach(each, each.fields, gate=gate)
         each(*batch()).sum().backward()
         grads.append(gates.x.grad)
     assert torch.equal(*grads)
@@ -388,6 +389,13 @@ def test_modules_without_names_are_refused(wrong):
         with pytest.raises(FieldError, match=r"fields: .* found (Embedding|int); .*\{'user'"):
             lpfs.attach(model, wrong(model))
         lpfs.attach(model, ["user"])
+
+
+@pytest.mark.parametrize(("name", "advice"), [("DataParallel", "model.module"), ("OptimizedModule", "attach first")])
+def test_gates_are_not_looked_for_in_a_wrapper(name, advice):
+    wrapped = type(name, (nn.Module,), {})()
+    with pytest.raises(StateError, match=f"absorb needs the model.*{advice}"):
+        lpfs.absorb(wrapped)
 
 
 def test_gates_of_a_wrapped_model_are_not_removed():

@@ -63,6 +63,21 @@ def test_the_limit_for_small_epsilon_is_the_indicator(name):
 
 
 @pytest.mark.parametrize("name", EVERY)
+def test_the_gate_rises_at_epsilon_or_at_its_root(name):
+    """``square`` says which: there the gate is about one half, whatever ε is."""
+    for epsilon in (1e-4, 1e-8):
+        assert 0.35 < value(name, math.sqrt(epsilon) if FUNCTIONS[name].square else epsilon, epsilon) < 0.75
+
+
+def test_epsilon_of_every_entry():
+    gate, x, epsilon = FUNCTIONS["lpfs"], torch.tensor([0.5, 1.0, 2.0]), torch.tensor([0.1, 0.01, 1.0])
+    with torch.no_grad():
+        values, slopes = gate.value_and_slope(x, epsilon)
+    assert values.tolist() == pytest.approx([0.25 / 0.35, 1 / 1.01, 0.8])
+    assert slopes.tolist() == pytest.approx([0.1 / 0.35**2, 0.02 / 1.01**2, 4 / 25])
+
+
+@pytest.mark.parametrize("name", EVERY)
 @given(x=st.floats(0, 1e3))
 def test_even_or_odd(name, x):
     sign = -1 if FUNCTIONS[name].odd else 1

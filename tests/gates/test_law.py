@@ -12,6 +12,7 @@ import torch
 from lpfs import Gates, Keep, ProxSGD, gate_function
 from lpfs.embeddings.table import Table
 from lpfs.errors import AllGatesZeroError, FieldError, NonFiniteError, SearchError, StateError
+from lpfs.gates.controller import PenaltyController, TableRow, update_penalty
 from tests.helpers.surrogate import Surrogate
 
 SEARCHES = [
@@ -121,6 +122,23 @@ class Reference:
         assert group["penalty"].tolist() == [
             math.inf if dead else float(gates.control[0]) for dead in gates.dead.tolist()
         ]
+
+
+@pytest.mark.parametrize(
+    ("values", "hurry", "freezes"),
+    [([1.0, 0.1, 0.0], 0.0, False), ([1.0, 0.3, 0.0], 0.0, True), ([1.0, 0.1, 0.0], 1.0, True)],
+)
+def test_gates_freeze_when_k_of_them_are_clear_of_zero(values, hurry, freezes):
+    """|g| of all of them must be at least 0.2, unless time is short."""
+    value, controller = torch.tensor(values), PenaltyController(Keep(2), 100, 0.5)
+    row = TableRow(**{**dict.fromkeys(TableRow._fields, 1.0), "target": 2.0, "hurry": hurry})
+    x, dead, control = value.clone(), torch.zeros(3, dtype=torch.bool), torch.tensor([0.5, 0.0, 2.0]).double()
+    penalty, alive, few = torch.zeros(3).double(), torch.tensor(2.0).double(), torch.tensor(False)
+    row, epsilon = torch.tensor(row, dtype=torch.float64), torch.tensor(0.01)
+    update_penalty(x, x.clone(), dead, control, penalty, value, alive, few, epsilon, True, row, controller.constants)
+    assert dead.tolist() == [False, False, freezes]
+    assert control.tolist() == [0.5, float(freezes), 2.0]
+    assert penalty.tolist() == [0.5, 0.5, math.inf if freezes else 0.5]
 
 
 @pytest.mark.parametrize("gate", ["lpfs", "lpfs++"])

@@ -4,7 +4,7 @@ import copy
 import math
 import pickle
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -39,6 +39,37 @@ def test_forward_and_evaluation_move_nothing():
         _ = gates.values, gates.kept, gates.status(), gates.selection(partial=True)
     for key, value in gates.state_dict().items():
         assert torch.equal(value, before[key])
+
+
+def test_a_search_that_keeps_all_fields_has_no_penalty():
+    gates = make(steps=100)
+    prox = gates.optimizer(keep=3)
+    assert gates.status().penalty == 0.0
+    gates.x.grad = torch.zeros(3)
+    prox.step()
+    assert gates.x.tolist() == [1.0, 1.0, 1.0]
+    assert gates.optimizer(keep=2) is not None
+    assert gates.status().penalty > 0
+
+
+def test_errors_are_looked_for_in_every_hundredth_step(monkeypatch):
+    checked, check = [], Gates.check
+    monkeypatch.setattr(Gates, "check", lambda gates: checked.append(int(gates.steps_done)) or check(gates))
+    gates = make(steps=1000)
+    for _ in range(310):
+        gates.step()
+    assert checked == [100, 200, 300]
+
+
+@pytest.mark.parametrize(("steps", "done"), [(30, 30), (1000, 100)])
+def test_gates_that_never_ran_are_reported_after_a_hundred_steps_or_at_the_end(steps, done):
+    gates = make(steps=steps)
+    gates.hooks, gates.entered = [SimpleNamespace(ran=False, at=[(0, None)])], True
+    gates.steps_done.fill_(done - 1)
+    gates.check()
+    gates.steps_done.fill_(done)
+    with pytest.raises(FieldError, match="never ran"):
+        gates.check()
 
 
 def test_a_step_moves_epsilon_and_the_learning_rate_by_the_schedule():

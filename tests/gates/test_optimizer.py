@@ -41,6 +41,14 @@ def test_one_step_by_hand():
     assert x[0].item() == pytest.approx(0.88 - 0.19 - 0.02)
 
 
+def test_a_learning_rate_of_zero_moves_nothing():
+    x = nn.Parameter(torch.ones(2))
+    prox = ProxSGD([x], lr=0.0, penalty=0.2)
+    x.grad = torch.ones(2)
+    prox.step()
+    assert x.tolist() == [1.0, 1.0]
+
+
 @pytest.mark.parametrize(("name", "factor"), [("paper", 1.0), ("doubled", 2.0), ("momentum", 10.0)])
 def test_the_ambiguous_thresholds_by_name(name, factor):
     x = nn.Parameter(torch.ones(2))

@@ -15,6 +15,7 @@ from torch.nn import functional
 import lpfs
 from lpfs import Certificate, Selection, Site
 from lpfs.errors import AbsenceError, FieldError, InputError, LeakError, StateError
+from lpfs.gates.prune import _carry_optimizer, _check_batch
 from tests.helpers.zoo import (
     GATES,
     INPUTS,
@@ -427,6 +428,34 @@ def test_wrong_arguments():
         lpfs.prune(model, Selection((), ("x",)))
     with pytest.raises(FieldError, match="no module 'emb.user'"):
         lpfs.prune(nn.Linear(1, 1), selection)
+
+
+def test_the_error_of_a_wrong_batch_names_the_call_that_failed():
+    for wrong, call, text in (
+        ((1, 2), None, r"model\(\*batch\)"),
+        ({}, None, r"model\(batch\)"),
+        ({}, lambda model, batch: batch["ids"], r"call\(model, batch\)"),
+    ):
+        with pytest.raises(InputError, match=text + " failed with .*; the batch is of type"):
+            _check_batch(nn.Linear(2, 1), wrong, call)
+
+
+def test_a_weight_with_two_names_stays_in_the_optimizer_if_one_name_does():
+    model, smaller = nn.Module(), nn.Module()
+    model.first, model.second, smaller.second = nn.Linear(2, 1), nn.Linear(2, 1), nn.Linear(2, 1)
+    model.second.weight = model.first.weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.state[model.first.weight]["momentum_buffer"] = torch.ones(1, 2)
+    carried = _carry_optimizer(optimizer, model, smaller, {})
+    assert [id(weight) for weight in carried.param_groups[0]["params"]] == [*map(id, smaller.parameters())]
+    assert carried.state[smaller.second.weight]["momentum_buffer"].tolist() == [[1.0, 1.0]]
+
+
+def test_a_pruned_model_adds_nothing_to_the_state_dict():
+    """So that its weights can be loaded into a model of the kept fields alone."""
+    model, selection = absorbed()
+    pruned = lpfs.prune(model, selection, batch=batch()).model
+    assert pruned.state_dict().keys() < model.state_dict().keys()
 
 
 def test_a_batch_that_the_model_does_not_accept_is_refused():

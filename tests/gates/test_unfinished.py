@@ -61,6 +61,15 @@ def test_absorb_and_selection_raise_on_an_unfinished_search():
     assert lpfs.absorb(model, partial=True).kept == tuple(gates.names)
 
 
+def test_absorb_raises_before_the_first_step_of_a_search():
+    model, gates = attached(steps=20)
+    gates.optimizer(penalty=0.1)
+    model(batch(0)[0])
+    with pytest.raises(SearchError, match="0 of 20 steps"):
+        lpfs.absorb(model)
+    assert lpfs.absorb(model, partial=True).kept == tuple(gates.names)
+
+
 def test_a_state_dict_of_an_unfinished_search_is_unfinished_too():
     model, gates = attached(steps=200)
     train(model, gates, 30)
@@ -166,6 +175,22 @@ def test_a_plain_step_under_a_grad_scaler_is_noticed(how, zero_first):
     else:
         run(30)
         assert gates.x.abs().max() < 2
+
+
+def test_only_the_first_steps_of_a_loss_in_float16_are_checked_for_its_scale():
+    def step(gates, model, gradient):
+        with torch.amp.autocast("cpu", dtype=torch.float16):
+            model(batch(0)[0])
+        gates.x.grad = torch.full((6,), gradient)
+        gates.step()
+
+    model, gates = attached(steps=100)
+    for number in range(22):
+        step(gates, model, 0.1 if number < 20 else 1e4)
+    assert gates.status().step == 22
+    model, gates = attached(steps=100)
+    with pytest.raises(StateError, match=r"1e\+04.*GradScaler"):
+        step(gates, model, 1e4)
 
 
 def test_prune_says_why_nothing_got_smaller():

@@ -20,6 +20,11 @@ def test_names_of_one_family_have_their_own_defaults():
     assert make_method("lpfs++", {"alpha": 20}).options.function.alpha == 20
 
 
+def test_only_the_methods_with_gates_share_a_search_among_processes():
+    """A method that does not say so searches on one rank: another one may rank a sample or draw random numbers."""
+    assert {name for name in METHODS if make_method(name).distributed} == {"lpfs", "lpfs++"}
+
+
 def test_the_registry_imports_neither_torch_nor_numpy():
     code = "import sys, lpfs.methods.registry; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

@@ -11,7 +11,7 @@ from torch import nn
 import lpfs
 from lpfs.embeddings.row_grad import row_parameters
 from lpfs.errors import InputError, LpfsError
-from lpfs.methods.base import SearchCost, SearchTask
+from lpfs.methods.base import SearchCost, SearchTask, rank_fields
 from lpfs.methods.masks import NAME, apply_mask
 from lpfs.methods.registry import make_method
 from lpfs.methods.shufflegate import ShuffleGate, ShuffleGateOptions
@@ -132,6 +132,11 @@ def task_of(log, **how):
     optimizer = make_optimizer(Training(), model.parameters())
     given = {"valid": log.part(1000, 1200).stream(4096)} | how
     return SearchTask(model, optimizer, log.part(0, 1000).stream(64), target=SelectionTarget(keep=2), steps=10, **given)
+
+
+def test_a_search_without_a_seed_has_seed_zero():
+    task = SearchTask(None, None, [], None, SelectionTarget(keep=1), 10)
+    assert rank_fields(task, "x", {"a": 1.0, "b": 2.0}).made["seed"] == 0
 
 
 def test_holdout_rows_have_the_batch_size_of_the_training(log):

@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
+from lpfs._console import Console
 from lpfs._fileio import read_json
 from lpfs.data.batch import RowBlock
+from lpfs.methods.target import SelectionTarget
+from lpfs.models import make_model
 from lpfs.pipeline import allowance as allowance_module, curve as curve_module, select as select_module
-from lpfs.pipeline.allowance import Allowance, next_size
+from lpfs.pipeline.allowance import SMALLEST, Allowance, next_size
 from lpfs.pipeline.curve import (
+    CurveStage,
+    FieldCurve,
     JudgedRows,
+    Network,
     _sample_negatives,
+    _similar_pairs,
     chain_sets,
     count_evaluations,
     eliminate,
     find_substitutes,
+    make_networks,
     recommend,
 )
+from lpfs.pipeline.plan import build_plan
 from lpfs.pipeline.select import select
+from lpfs.pipeline.settings import Settings
+from lpfs.pipeline.stages import RowScores
+from lpfs.train.evaluate import Predictions
 from lpfs.train.intervals import PairedDifference
 from tests.helpers.commands import run  # noqa: F401
 from tests.helpers.known_truth import FIELDS, NOISE, STEPS, STRONG, known_truth
@@ -179,7 +194,143 @@ def test_substitutes_and_groups():
     assert substitutes["other"] == []
 
 
+def test_pairs_that_are_examined_have_two_fields():
+    """Six fields, of which each is compared with the four that are most similar to it."""
+    gains = np.random.default_rng(0).normal(size=(6, 100))
+    gains[5] = gains[0] + 0.1 * gains[5]
+    pairs = _similar_pairs(gains)
+    assert (0, 5) in pairs
+    assert all(first < second for first, second in pairs)
+    assert all(sum(part in pair for pair in pairs) >= 4 for part in range(6))
+
+
+# ----------------------------------------------------------------------------------------- a curve without training
+
+
+class Effects:
+    """A network whose logit is the sum of the effects of the fields that are present, times their ids (-1 or 1)."""
+
+    def __init__(self, effects):
+        self.effects, self.trained = np.array(effects, np.float32), []
+        self.model = SimpleNamespace(logits_of_rows=self.logits_of_rows)
+
+    def logits_of_rows(self, rows, subsets):
+        return subsets @ torch.from_numpy(self.effects[:, None] * rows.ids.T.astype(np.float32))
+
+    def train(self, plan, phase, steps):
+        self.trained.append((phase, steps))
+
+
+def judged_rows(effects, count, seed, positives=None):
+    """Return rows of ids -1 and 1 whose labels follow from the effects, or of which the first ones are positive."""
+    rng = np.random.default_rng(seed)
+    ids = rng.choice([-1, 1], size=(count, len(effects)))
+    labels = (rng.random(count) < 1 / (1 + np.exp(-ids @ np.array(effects)))).astype(np.float64)
+    labels = labels if positives is None else (np.arange(count) < positives).astype(np.float64)
+    block = RowBlock(ids, np.zeros((count, 0), np.float32), labels[:, None].astype(np.float32))
+    return JudgedRows(block, labels, np.ones(count), np.zeros(count, np.int64))
+
+
+EFFECTS = (2.0, 0.0, 1.0, 0.5)
+
+
+@pytest.fixture
+def make_curve(monkeypatch):
+    """Return a function that returns the curve of fields a, b, c, d with known effects, from rows of both halves."""
+
+    def make(rows=2000, curve=FieldCurve, must_keep=(), positives=None):
+        halves = [judged_rows(EFFECTS, rows, seed, positives) for seed in (0, 1)]
+        monkeypatch.setattr(curve_module, "make_networks", lambda plan, model: ([Effects(EFFECTS)], 50, *halves))
+        plan = SimpleNamespace(
+            target=SelectionTarget(keep=3, must_keep=must_keep),
+            steps=SimpleNamespace(batch_size=64, search=1000, separate_gate_rows=False, gate_batch_size=512),
+            device="cpu",
+        )
+        return curve(plan, SimpleNamespace(sites=lambda: dict.fromkeys("abcd")))
+
+    return make
+
+
+def test_evaluations_are_in_proportion_to_the_rows_of_a_search(make_curve):
+    """1.5 for each of 64,000 rows: 40 % for the chain of 10 sets, 40 % for 20 points, 20 % for pairs."""
+    curve = make_curve(rows=20_000)
+    assert len(curve.chain_rows) == pytest.approx(0.4 * 96_000 / 10, abs=2)
+    assert len(curve.rows) == pytest.approx(0.4 * 96_000 / 20, abs=2)
+    assert len(curve.pair_rows) == pytest.approx(500, abs=2)  # never fewer
+
+
+def test_seconds_of_a_curve_include_the_training_of_its_networks(make_curve, monkeypatch):
+    clock = iter([10.0, 12.5])
+    monkeypatch.setattr(curve_module.time, "perf_counter", lambda: next(clock))
+    assert make_curve().seconds == 2.5
+
+
+@pytest.mark.parametrize(("positives", "expected"), [(19, "19 "), (1981, "19 "), (20, None), (1980, None)])
+def test_rows_need_both_classes_to_judge(make_curve, positives, expected):
+    problems = [
+        make_curve(rows=2000, positives=positives).problem(),
+        make_curve(rows=2000, positives=positives, curve=CurveStage).problem,
+    ]
+    assert problems[0] == problems[1]
+    assert (problems[0] or "").startswith(expected or "")
+    assert (problems[0] is None) == (expected is None)
+
+
+def test_sets_are_judged_again_after_further_training(make_curve):
+    curve, every = make_curve(), np.ones((1, 4), bool)
+    before = curve.judge(every)
+    assert np.array_equal(curve.judge(every), before)
+    curve.networks[0].effects *= 2
+    curve.train_on_sets(every)
+    assert np.array_equal(curve.judge(every), 2 * before)
+    assert curve.networks[0].trained == [(0, 50), (1, 40)]  # four fifths of the steps of the first phase
+
+
+@pytest.mark.parametrize(("must_keep", "count"), [((), 1), (("b", "d"), 2)])
+def test_fields_that_must_be_kept_are_always_recommended(make_curve, must_keep, count):
+    curve = make_curve(must_keep=must_keep)
+    assert curve.recommend(Allowance(1.0, "given", 0.0, 500)) == count
+    assert {curve.names[part] for part in curve.order[-count:]} == set(must_keep or "a")
+
+
+def test_points_of_known_effects(make_curve):
+    points = make_curve().to_record(["a", "c"], None, 0.01)["curve"]["points"]
+    assert [point["removed"] for point in points] == [None, "b", "d", "c", "a"]
+    assert points[-1]["auc"] == pytest.approx(0.5)
+    for point in points:
+        assert point["auc"] == pytest.approx(points[0]["auc"] - point["loss"])
+
+
+def test_every_phase_of_a_network_has_its_seed_and_directory(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(curve_module, "fit", lambda *arguments, **options: given.append((arguments[1], options)))
+    log, settings = known_truth(tmp_path / "log"), Settings(keep=3, seed=7, device="cpu")
+    plan = build_plan(settings, log, tmp_path / "run", Console(quiet=True))
+    for phase in (0, 2):
+        Network(None, None, lambda phase, steps: f"rows of phase {phase}", "network-1").train(plan, phase, 30)
+    assert [batches for batches, _ in given] == ["rows of phase 0", "rows of phase 2"]
+    assert [(options["config"].seed, options["config"].steps) for _, options in given] == [(7, 30), (9, 30)]
+    assert [options["folder"].name for _, options in given] == ["network-1-0", "network-1-2"]
+
+
 # ------------------------------------------------------------------------------------------------ rows
+
+
+@pytest.mark.parametrize(("is_saved", "lr_factor"), [(False, 2.0), (True, 4.0)])
+def test_network_of_a_log_reads_its_rows_once(tmp_path, is_saved, lr_factor):
+    """The phases share the rows in proportion to their steps. A saved model is not fine-tuned: it may know the rows."""
+    log = known_truth(tmp_path / "log", rows=6000)
+    plan = build_plan(Settings(keep=3, batch_size=16, device="cpu"), log, tmp_path / "run", Console(quiet=True))
+    plan = replace(plan, steps=replace(plan.steps, shuffle=False), saved_model="saved" if is_saved else None)
+    model = make_model("mlp", log.schema, dim=2, hidden=(4,))
+    (network,), steps, chain, points = make_networks(plan, model)
+    rows = plan.splits.early.rows if is_saved else 0.55 * plan.splits.search.rows
+    read = [sum(map(len, network.batches(phase, steps))) for phase in range(3)]
+    assert read == pytest.approx([rows * share / 2.2 for share in (1.0, 0.8, 0.4)], abs=2)
+    assert steps == read[0] // (256 if is_saved else 16)
+    usual = plan.optimizer(model).param_groups[0]["lr"]
+    assert network.optimizer.param_groups[0]["lr"] == pytest.approx(lr_factor * usual)
+    assert len(chain) + len(points) <= plan.splits.search.rows
 
 
 def test_sampled_negatives_keep_the_logloss():
@@ -230,6 +381,50 @@ def test_networks_never_see_the_rows_that_they_judge(log, tmp_path, monkeypatch,
 
 
 # ------------------------------------------------------------------------------------------------ allowance
+
+
+def scores(logits, labels):
+    predicted = Predictions(np.array(logits, np.float32)[:, None], np.array(labels, np.float32)[:, None], None, 0)
+    return RowScores(predicted, ["click"])
+
+
+def allowance_of(full, pretrained, **settings):
+    return Allowance.of_run(SimpleNamespace(settings=Settings(**settings)), full, pretrained)
+
+
+def test_default_allowance_is_one_percent_of_the_gain_if_the_rows_can_decide_it():
+    rng = np.random.default_rng(0)
+    labels = np.arange(4000) % 2
+    logits = labels + rng.normal(size=4000)
+    full, near, far = (scores(logits + noise * rng.normal(size=4000), labels) for noise in (0.0, 0.01, 1.0))
+    allowance = allowance_of(full, near)
+    assert allowance.allowed == pytest.approx(0.01 * (full["auc"] - 0.5))
+    assert (allowance.positives, allowance.finds_count) == (2000, True)
+    assert all(text in allowance.describe() for text in (f"{allowance.allowed:.4f}", "1 %"))
+    coarse = allowance_of(full, far)
+    assert coarse.because == SMALLEST
+    assert coarse.allowed == pytest.approx((1.645 + 0.842) * coarse.se_training)
+    assert coarse.allowed > allowance.allowed
+    given = allowance_of(full, near, max_auc_loss=0.02)
+    assert (given.allowed, given.because) == (0.02, "given")
+
+
+def test_fields_that_predict_worse_than_chance_have_no_gain_to_lose():
+    labels = np.arange(4000) % 2
+    wrong = scores(-labels, labels)
+    assert wrong["auc"] == 0.0
+    assert allowance_of(wrong, wrong).allowed == 0.0
+
+
+def test_allowance_holds_up_to_its_limit():
+    rng = np.random.default_rng(0)
+    labels = np.arange(500) % 2
+    full, kept = (scores(labels + rng.normal(size=500), labels) for _ in range(2))
+    upper = full.loss_to(kept).upper
+    for allowed, holds in ((upper, True), (upper - 1e-9, False)):
+        check = Allowance(allowed, "given", 0.001, 250).check(full, kept, 3)
+        assert (check["fields"], check["upper"], check["holds"]) == (3, upper, holds)
+        assert (check["rows"], check["positives"]) == (500, 250)
 
 
 def test_next_size_grows_by_a_quarter():

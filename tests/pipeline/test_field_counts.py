@@ -7,7 +7,7 @@ import pytest
 
 from lpfs.data.dataset import Dataset
 from lpfs.data.store.writer import DatasetWriter
-from lpfs.pipeline.field_counts import count_fields, counted_auc, stability_index
+from lpfs.pipeline.field_counts import BLOCKS, count_fields, counted_auc, stability_index
 from lpfs.pipeline.splits import split_dataset
 from lpfs.schema import Field, Schema
 from lpfs.train.metrics import auc
@@ -24,12 +24,16 @@ def test_counts_equal_those_of_the_rows(tmp_path, monkeypatch):
     ids, labels = train.ids[:, 0].numpy(), train.labels[:, 0].numpy()
     assert column.train.sum(0).tolist() == np.bincount(ids, minlength=8).tolist()
     assert column.clicks.sum(0).tolist() == np.bincount(ids, labels, minlength=8).tolist()
+    halves = np.arange(len(ids)) // -(-len(ids) // BLOCKS) % 2  # blocks of rows belong to each half in turn
+    for half in (0, 1):
+        assert column.train[half].tolist() == np.bincount(ids[halves == half], minlength=8).tolist()
     assert column.test.tolist() == np.bincount(test.ids[:, 0], minlength=8).tolist()
     assert counts["user"].missing_share == pytest.approx((ids == 0).mean())
     assert counts["user"].distinct == 6  # of eight ids, two stand for missing and unseen values
     assert counts["tags"].columns[0].train.sum() == len(train.bags["tags"][0])
     assert counts["price"].columns[0].train.sum() == splits.train.rows
     assert counts["price"].distinct is None
+    assert (counts["price"].columns[0].train.sum(0) > 0).tolist() == [False, *[True] * 100]  # bin 0: missing
     assert counts["user"].alone_auc() > 0.7 > 0.6 > counts["site"].alone_auc()
     assert all(field.drift() < 0.1 for field in counts.values())
     assert counts["user"].unseen_share() == 0.0
@@ -69,3 +73,11 @@ def test_stability_index_is_small_without_drift_and_large_with_it():
     assert stability_index(np.full(5, 2000), moved) > 0.25
     assert stability_index(np.array([100, 0]), np.array([0, 100])) > 1
     assert stability_index(np.array([5, 5]), np.array([0, 0])) == 0.0
+
+
+def test_stability_index_compares_groups_of_about_equal_frequency():
+    """Of 40 values two make a group: values that change places within their group are no drift."""
+    train = np.full(40, 10_000)
+    assert stability_index(train, np.tile([15_000, 5_000], 20)) == 0.0
+    moved = stability_index(train, np.repeat([15_000, 5_000], 20))
+    assert moved == pytest.approx(0.25 * np.log(1.5) + 0.25 * np.log(2), rel=0.1)  # one group has values of both halves

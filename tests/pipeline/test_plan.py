@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from lpfs._console import Console
 from lpfs.errors import DataError, FieldError, InputError
 from lpfs.models import make_model
+from lpfs.pipeline import plan as plan_module
 from lpfs.pipeline.plan import StageTimer, build_plan, check_settings, load_costs, make_target, resolve_device
 from lpfs.pipeline.settings import Settings
 from lpfs.pipeline.splits import split_dataset
@@ -24,7 +27,7 @@ def log(tmp_path_factory):
 
 @pytest.fixture
 def plan(log, tmp_path):
-    return build_plan(Settings(keep=3, must_keep=("site",), **TINY), log, tmp_path / "run", CONSOLE)
+    return build_plan(Settings(keep=3, must_keep=("site",), device="cpu", **TINY), log, tmp_path / "run", CONSOLE)
 
 
 def test_plan_holds_everything_that_the_stages_need(plan, log, tmp_path):
@@ -81,6 +84,15 @@ def test_best_state_is_kept_if_rows_repeat_or_the_auc_is_recorded(plan):
 
 def test_steps_on_the_cpu_are_not_captured(plan):
     assert plan.use_cuda_graph is False
+
+
+def test_steps_on_a_gpu_are_captured_if_all_parts_support_it(plan, monkeypatch):
+    plan = replace(plan, device=torch.device("cuda"))
+    for supported in (True, False):
+        monkeypatch.setattr(plan_module, "supports_cuda_graph", lambda device, supported=supported: supported)
+        assert plan.use_cuda_graph is supported
+    asked = replace(plan, settings=plan.settings.updated(graph=True))
+    assert asked.use_cuda_graph is True
 
 
 def test_target_of_the_settings_is_used(log):

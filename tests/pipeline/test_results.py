@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
 from hypothesis import given, strategies as st
 
+from lpfs._console import Console
 from lpfs.errors import InputError
+from lpfs.pipeline import results as module
 from lpfs.pipeline.results import (
+    Outcome,
     _describe_hot_start,
     _describe_stop,
     describe_kept,
     format_field_list,
+    print_results,
     read_record,
     steps_saved,
     versions,
+    with_record,
     write_history,
     write_record,
 )
@@ -78,6 +86,52 @@ def test_long_lists_of_names_are_shortened():
     kept = tuple(f"f{number}" for number in range(14))
     assert describe_kept(Selection(kept[:2], ("x",))).endswith("f0, f1")
     assert describe_kept(Selection(kept, ())).endswith("f11 and 2 more")
+
+
+def make_outcome(**changes):
+    """Return an outcome without metrics."""
+    size = {"table_bytes": 1000, "rows_per_second": 10}
+    values = {
+        **{"selection": Selection(("a", "b"), ("c",)), "metrics": {"pruned": {"auc": 0.7, "logloss": 0.5}}},
+        **{"choices": {}, "certificates": {}, "max_logit_change": None, "model": None, "chosen": "pruned"},
+        **{"chosen_in": {}, "savings": {"all_fields": size, "kept": size}, "seconds": {}, "folder": Path("run")},
+    }
+    return Outcome(**{**values, **changes})
+
+
+def plan_of_searches(count, console=None):
+    splits = SimpleNamespace(few_labels=lambda: None)
+    return SimpleNamespace(settings=SimpleNamespace(seeds=count, finds_count=False), splits=splits, console=console)
+
+
+@pytest.mark.parametrize(
+    ("searches", "chosen_in", "expected"),
+    [
+        (1, {"a": 1, "b": 1, "c": 0}, None),
+        (2, {"a": 2, "b": 1, "c": 0}, "not kept in all 2 searches: b 1/2"),
+        (3, {"a": 3, "b": 3, "c": 0}, "not kept in all 3 searches: none"),
+    ],
+)
+def test_fields_that_only_some_searches_kept_are_printed(monkeypatch, searches, chosen_in, expected):
+    monkeypatch.setattr(module, "describe_allowance", lambda verdict: "0.01 is allowed")
+    stream = io.StringIO()
+    outcome = make_outcome(chosen_in=chosen_in, verdict={"text": "2 of 3 fields are enough"})
+    print_results(outcome, plan_of_searches(searches, Console(stream=stream)))
+    printed = [line.strip() for line in stream.getvalue().splitlines()]
+    assert "kept: a, b" in printed
+    assert [line for line in printed if "searches" in line] == ([expected] if expected else [])
+
+
+def test_record_has_milliseconds_and_the_facts_of_every_field(monkeypatch):
+    verdict = {"kind": "enough", "text": "enough", "checks": [], "allowed": 0.01}
+    monkeypatch.setattr(module, "judge", lambda outcome, plan: verdict)
+    monkeypatch.setattr(
+        module, "build_record", lambda plan, selection, **given: {"fields": {"a": {"cost": 1}}, **given}
+    )
+    facts = {"a": {"missing": 0.1}, "b": {"missing": 0.2}}
+    record = with_record(make_outcome(seconds={"search": 1.23456}, field_facts=facts), plan_of_searches(1)).record
+    assert record["seconds"] == {"search": 1.235}
+    assert record["fields"] == {"a": {"cost": 1, "missing": 0.1}, "b": {"missing": 0.2}}
 
 
 def test_history_has_one_column_per_gate(tmp_path):

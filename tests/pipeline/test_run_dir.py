@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from lpfs._fileio import json_checksum
 from lpfs.errors import InputError
@@ -51,6 +52,14 @@ def test_run_is_started_once_and_resumed_with_the_same_settings(tmp_path):
     start(run, SETTINGS.updated(keep=4), replace=True)
     assert not (run / "pretrain").exists()
     assert Settings.load(run).keep == 4
+
+
+def test_run_is_resumed_on_as_many_threads(tmp_path):
+    torch.set_num_threads(2)
+    start(tmp_path / "run")
+    torch.set_num_threads(1)
+    start(tmp_path / "run", resume=True)
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("config", ["{}", "[]", "no JSON", json.dumps({"keep": 3})])

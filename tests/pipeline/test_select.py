@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import polars as pl
@@ -17,6 +18,7 @@ from lpfs.data.dataset import Dataset
 from lpfs.errors import DataError, FieldError, InputError
 from lpfs.models import MODELS, make_model, registered_name
 from lpfs.pipeline import data as data_module, plan as plan_module, select as select_module, stages
+from lpfs.pipeline.allowance import Allowance
 from lpfs.pipeline.plan import make_target
 from lpfs.pipeline.results import steps_saved
 from lpfs.pipeline.select import select
@@ -41,7 +43,7 @@ def log(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def kept_three(log, tmp_path_factory):
-    return select(log, tmp_path_factory.mktemp("three") / "run", keep=3, **TINY, quiet=True)
+    return select(log, tmp_path_factory.mktemp("three") / "run", keep=3, device="cpu", **TINY, quiet=True)
 
 
 def read_record(outcome):
@@ -184,6 +186,107 @@ def test_saved_model_is_the_best_on_validation_rows(kept_three, log):
         assert torch.equal(model(batch), kept_three.model(batch))
     metrics = lpfs.evaluate(model, test.stream(4096, fields=model.reads.names))
     assert metrics.auc == record["metrics"][record["model"]]["auc"]
+
+
+def fake_stages(monkeypatch, recommended):
+    """Replace the stages before the search; the search raises, with its plan as the argument."""
+
+    class Curve:
+        problem = None
+
+        def __init__(self, plan, pretrained):
+            pass
+
+        def recommend(self, allowance):
+            return recommended
+
+    def search(plan, *_):
+        raise InterruptedError(plan)
+
+    monkeypatch.setattr(stages, "initial_model", lambda plan, seed: (SimpleNamespace(names=NAMES), "optimizer"))
+    monkeypatch.setattr(stages, "all_fields", lambda plan, trained: "all fields")
+    monkeypatch.setattr(stages, "valid_metrics", lambda plan, model: {})
+    monkeypatch.setattr(Allowance, "of_run", lambda *_: Allowance(0.01, "given", 0.001, 50))
+    monkeypatch.setattr(select_module, "CurveStage", Curve)
+    monkeypatch.setattr(select_module, "_search_until_allowed", search)
+
+
+class Timer:
+    """Keeps the headings of the stages."""
+
+    def __init__(self):
+        self.headings = []
+
+    def stage(self, name, heading):
+        self.headings.append(heading)
+        return nullcontext()
+
+
+@pytest.mark.parametrize(("recommended", "keep"), [(None, len(NAMES)), (2, 2)])
+@pytest.mark.parametrize(("saved", "action"), [(None, "pretrain all"), ("model", "load the trained model of all")])
+def test_search_starts_with_the_recommended_fields(tmp_path, monkeypatch, recommended, keep, saved, action):
+    """All fields are searched for if no smaller set is recommended."""
+    fake_stages(monkeypatch, recommended)
+    timer, searched = Timer(), []
+    plan = SimpleNamespace(
+        settings=Settings(),
+        console=Console(quiet=True),
+        free_memory=lambda: None,
+        saved_model=saved,
+        schema=NAMES,
+        run_dir=tmp_path,
+        for_search=lambda run_dir, seed, keep: searched.append(keep),
+    )
+    with pytest.raises(InterruptedError):
+        select_module._run_stages(plan, timer)
+    assert searched == [keep]
+    assert timer.headings[0] == f"{action} {len(NAMES)} fields"
+
+
+@pytest.mark.parametrize(("finds_count", "kept"), [(True, [2, 3, 4]), (False, [2])])
+def test_more_fields_are_searched_for_until_the_allowance_holds(tmp_path, monkeypatch, finds_count, kept):
+    """Only if the number of fields depends on the allowance; every check is then printed, and headings are added."""
+    plans, printed = [], []
+    console = SimpleNamespace(stages=7, message=printed.append)
+
+    def planned(run_dir, seed, keep):
+        settings = SimpleNamespace(finish="hot", seed=0)
+        return SimpleNamespace(run_dir=run_dir, keep=keep, settings=settings, console=console, for_search=planned)
+
+    def search(plan, timer, trained):
+        plans.append(plan)
+        selection = SimpleNamespace(kept=NAMES[: plan.keep], names=NAMES)
+        return SimpleNamespace(selection=selection, choices={"pruned": "scores"}, chosen="pruned")
+
+    class Checked(Allowance):
+        def check(self, full, scores, fields):
+            return {"fields": fields, "loss": 0.1, "upper": 0.2, "rows": 9, "holds": fields == 4}
+
+    monkeypatch.setattr(select_module, "_search", search)
+    allowance = Checked(0.01, "given", 0.001, 50, finds_count)
+    last, found, checks = select_module._search_until_allowed(planned(tmp_path, 0, 2), None, (), None, allowance)
+    assert [plan.keep for plan in plans] == kept == [check["fields"] for check in checks]
+    assert [plan.run_dir for plan in plans[1:]] == [tmp_path / f"try-{number}" for number in range(2, len(kept) + 1)]
+    assert last is plans[-1]
+    assert len(found.selection.kept) == kept[-1]
+    assert console.stages == 7 + 3 * (len(kept) - 1)  # search, prune and hot start of every further search
+    assert [line.split()[0] for line in printed] == [str(count) for count in kept] * finds_count
+
+
+def test_record_of_a_run_is_logged_to_mlflow(log, tmp_path, monkeypatch):
+    logged, record = [], {"kept": ["user"]}
+
+    @contextmanager
+    def started(settings, run_dir):
+        yield "mlflow"
+
+    monkeypatch.setattr(select_module, "mlflow_run", started)
+    monkeypatch.setattr(select_module, "log_run", lambda *arguments: logged.append(arguments))
+    monkeypatch.setattr(select_module, "_run_stages", lambda plan, timer: "outcome")
+    monkeypatch.setattr(select_module.results, "with_record", lambda outcome, plan: SimpleNamespace(record=record))
+    monkeypatch.setattr(select_module, "_write_results", lambda outcome, plan: None)
+    select(log, tmp_path / "run", keep=3, device="cpu", **TINY, quiet=True)
+    assert logged == [("mlflow", tmp_path / "run", record)]
 
 
 def test_history_of_the_search(kept_three):

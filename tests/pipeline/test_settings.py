@@ -28,6 +28,11 @@ def test_saved_settings_are_read_back_equal(tmp_path):
     assert Settings.load(tmp_path) == Settings.load(file) == settings
 
 
+def test_a_run_has_a_curve_and_refuses_too_few_labels_unless_told_otherwise():
+    assert Settings().curve is True
+    assert Settings().force is False
+
+
 def test_default_model_follows_from_the_level():
     assert Settings().backbone == "mlp"
     assert Settings(level="cross").backbone == "dlrm_cross"

@@ -9,12 +9,17 @@ import pytest
 from lpfs._console import Console
 from lpfs._fileio import read_json
 from lpfs.errors import InputError
+from lpfs.gates.absorb import absorb
+from lpfs.models import make_model
 from lpfs.pipeline import plan as plan_module
 from lpfs.pipeline.plan import build_plan
+from lpfs.pipeline.results import data_reference, write_record
 from lpfs.pipeline.settings import Settings
 from lpfs.pipeline.single_stage import _plan_all_rows, run_prune, run_search_stage, run_train
 from lpfs.pipeline.splits import split_dataset
-from lpfs.serialization import load, load_metadata
+from lpfs.pipeline.stages import set_gates_from_selection
+from lpfs.schema import Selection
+from lpfs.serialization import load, load_metadata, save
 from tests.helpers.known_truth import STRONG, TINY, known_truth
 
 NEW = {"resume": False, "replace": False, "quiet": True}
@@ -76,6 +81,34 @@ def test_search_writes_the_record_that_it_returns(searched, trained):
     assert record["validation"].keys() == {"all_fields", "gated"}
     assert (run_dir / "kept_fields.txt").read_text().split() == record["kept"]
     assert set(load(run_dir / "model").names) == set(record["fields"])  # absorbed, not pruned
+
+
+def test_rows_are_checked_before_training(tmp_path):
+    log = known_truth(tmp_path / "log", rows=600, label=lambda row: float(row < 480 and row % 2))
+    settings = Settings(source=(str(log.path),), pretrain_steps=1, device="cpu")
+    with pytest.raises(InputError, match="test rows.*one class.*give more rows"):
+        run_train(settings, tmp_path / "run", **NEW)
+
+
+@pytest.fixture
+def absorbed(tmp_path):
+    """Return a directory as a search writes it, of an untrained model of which two fields are kept."""
+    log = known_truth(tmp_path / "log", rows=120)
+    model, kept = make_model("mlp", log.schema, dim=2, hidden=(4,)), ("user", "ad")
+    set_gates_from_selection(model, Selection(kept, tuple(set(log.schema.names) - set(kept))))
+    selection = absorb(model).in_order(log.schema.names)
+    save(model, tmp_path / "searched" / "model", **data_reference(log))
+    write_record(tmp_path / "searched", {**selection.to_json(), "seed": 3}, selection)
+    return tmp_path / "searched"
+
+
+@pytest.mark.parametrize(("cut", "name"), [(True, "cut"), (False, "zeros")])
+def test_prune_saves_the_kept_fields_and_their_certificate(absorbed, tmp_path, cut, name):
+    result = run_prune(absorbed, [], tmp_path / "small", cut=cut, quiet=True)
+    assert result["certificates"].keys() == {name}
+    assert (result["kept"], result["seed"]) == (["user", "ad"], 3)
+    assert load(tmp_path / "small" / "model").reads.names == ("user", "ad")
+    assert load_metadata(tmp_path / "small" / "model")["data"] == str(tmp_path / "log")
 
 
 def test_search_needs_a_trained_model(log, tmp_path):

@@ -109,6 +109,15 @@ def test_many_small_days_test_and_validate_together(tmp_path):
     assert splits.valid.rows < 0.2 * 6000
 
 
+@pytest.mark.parametrize(
+    ("rows", "positives", "total", "suffices"),
+    [(5000, 200, 10**6, True), (4999, 200, 10**6, False), (5000, 199, 10**6, False), (500, 300, 5000, True)],
+)
+def test_models_are_compared_on_5000_rows_of_a_large_log(rows, positives, total, suffices):
+    period = SimpleNamespace(rows=rows, label_counts=lambda: (positives, rows - positives))
+    assert module._can_judge(period, total) is suffices
+
+
 def test_test_and_validation_period_are_at_most_a_fifth_each(tmp_path):
     log = known_truth(tmp_path / "log", rows=6000, days=60, label=lambda row: float(row % 100 == 0))
     splits = split_dataset(log)

@@ -24,6 +24,7 @@ from lpfs.pipeline.stages import (
     evaluate_split,
     hot_start,
     initial_model,
+    model_size,
     new_model,
     reinitialized,
     scaled_learning_rate,
@@ -47,7 +48,7 @@ def log(tmp_path_factory):
 
 @pytest.fixture
 def plan(log, tmp_path):
-    return build_plan(Settings(keep=3, **TINY), log, tmp_path / "run", Console(quiet=True))
+    return build_plan(Settings(keep=3, device="cpu", **TINY), log, tmp_path / "run", Console(quiet=True))
 
 
 @pytest.fixture
@@ -298,6 +299,29 @@ def test_models_are_trained_in_batches_of_the_plan_and_verified_on_the_first_val
     expected = next(iter(plan.splits.valid.stream(plan.splits.valid.rows, fields=model.reads.names)))
     assert torch.equal(checked.ids, expected.ids)
     assert torch.equal(checked.labels, expected.labels)
+
+
+def test_only_a_history_evaluates_the_initial_state(plan, monkeypatch):
+    """A hot start can end where it starts; other trainings never keep their initial state."""
+    given = []
+    monkeypatch.setattr(stages, "fit", lambda model, stream, optimizer, **options: given.append(options))
+    model, history = new_model(plan, 0), AucHistory()
+    for callback in (history, None):
+        train(plan, model, plan.optimizer(model), plan.splits.early, 10, "hot_start", 0, callback)
+    assert [options["config"].evaluate_first for options in given] == [True, False]
+    assert [options["callbacks"] for options in given] == [[history], []]
+    plan = replace(plan, steps=replace(plan.steps, shuffle=False))
+    train(plan, model, plan.optimizer(model), plan.splits.early, 10, "pretrain", 0)
+    assert given[-1]["valid"] is None  # a log that is read once is not evaluated
+
+
+def test_size_of_a_model_is_that_of_its_tables_and_parameters(plan):
+    model = new_model(plan, 0)
+    size, values = model_size(model), sum(weight.numel() for weight in model.parameters())
+    rows = sum(field.cardinality for field in plan.schema if field.kind != "numeric")
+    assert size["parameters"] == values
+    assert rows * 4 * 4 <= size["table_bytes"] < values * 4  # dim 4, float32; numbers have tables of their own
+    assert model_size(model.half())["table_bytes"] == size["table_bytes"] / 2
 
 
 def test_history_of_a_hot_start_survives_a_resume():

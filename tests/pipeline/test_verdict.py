@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +11,9 @@ from hypothesis import given, strategies as st
 
 from lpfs.pipeline.allowance import SMALLEST
 from lpfs.pipeline.stages import RowScores
-from lpfs.pipeline.verdict import LossOnRows, describe_allowance, format_auc, make_verdict
+from lpfs.pipeline.verdict import LossOnRows, _rows_needed, describe_allowance, format_auc, make_verdict
 from lpfs.train.evaluate import Predictions
-from lpfs.train.intervals import PairedDifference
+from lpfs.train.intervals import Z_975, PairedDifference
 
 ALLOWED = 0.0021
 
@@ -62,6 +63,20 @@ def test_kind_and_text_follow_from_the_intervals(valid, test, kind, text):
     assert (verdict["reason"] is None) == (kind == "enough" or verdict["low"] > 0)
     assert (verdict["allowed"], verdict["allowed_because"]) == (ALLOWED, "given")
     assert verdict["low"] < verdict["loss"] < verdict["high"]
+
+
+def test_more_than_a_thousand_times_the_rows_are_not_asked_for():
+    valid = on_rows(0.0, math.sqrt(1000), rows=61)
+    assert _rows_needed(valid, margin=1.0, factor=1.0) == "; about 61,000 rows would decide"
+    assert "--max-auc-loss" in _rows_needed(valid, margin=0.999, factor=1.0)
+    assert "--max-auc-loss" in _rows_needed(valid, margin=0.0, factor=1.0)
+
+
+def test_rows_agree_if_their_intervals_touch():
+    """The test interval ends where the validation interval starts: they do not contradict each other."""
+    width = Z_975 * 0.01
+    assert judge(on_rows(2 * width, 0.01), on_rows(0.0, 0.01))["kind"] == "costs"
+    assert judge(on_rows(2 * width, 0.01), on_rows(-0.001, 0.01))["kind"] == "not decided"
 
 
 def test_one_field_is_singular_and_all_fields_are_no_saving():
@@ -152,3 +167,4 @@ def test_scores_have_intervals_and_no_more_digits_than_these():
     value, _, width = format_auc(some).partition(" ± ")
     assert len(value) == len(width) == 4  # two decimals on 200 rows
     assert format_auc(scores(np.zeros(3), np.zeros(3))) == "-"
+    assert format_auc({"auc": 0.75, "auc_low": None, "auc_high": 0.8}) == format_auc({"auc": 0.75})  # no interval

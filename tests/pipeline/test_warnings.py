@@ -18,6 +18,7 @@ from lpfs.pipeline.warnings import (
     leak_warnings,
     memorized_warning,
     ordered,
+    pair_leaks,
     partition_digest,
     same_column_warnings,
     seeds_warning,
@@ -101,16 +102,56 @@ def test_no_leak_is_reported_with_few_positive_rows(tmp_path, monkeypatch):
         (0.9, {"a": 0.7, "b": 0.7}, {"a": 0.85, "b": 0.9}, []),
         (0.9, {"a": 0.85, "b": 0.7}, {"a": 0.85, "b": 0.9}, ["a"]),  # nearly as good as all fields
         (0.9, {"a": 0.7, "b": 0.7}, {"a": 0.7, "b": 0.9}, ["a"]),  # the model depends on it
+        (0.9, {"a": 0.7, "b": 0.7}, {"a": 0.7, "b": 0.86}, ["a"]),  # five times as much as on the next field
         (0.9, {"a": 0.7, "b": 0.7}, {"a": 0.7, "b": 0.84}, []),  # a strong field
+        (0.9, dict.fromkeys("abc", 0.7), {"a": 0.7, "b": 0.84, "c": 0.9}, []),  # also if a third field is useless
         (0.999, {"a": 0.96, "b": 0.951}, {"a": 0.99, "b": 0.99}, ["a", "b"]),  # nearly certain
         (0.7, dict.fromkeys("abcd", 0.8), dict.fromkeys("abcd", 0.8), []),  # the model of all fields is weak
         (0.7, {**dict.fromkeys("abcd", 0.8), "a": 0.96}, dict.fromkeys("abcd", 0.8), ["a"]),
+        (0.7, {"a": 0.95, "b": 0.6}, {"a": 0.7, "b": 0.7}, []),  # not above 0.95
         (0.69, {"a": 0.67, "b": 0.55}, {"a": 0.51, "b": 0.68}, []),  # one strong field of a weak log
         (0.55, {"a": 0.55, "b": 0.5}, {"a": 0.5, "b": 0.55}, []),  # nothing predicts the label
     ],
 )
 def test_which_fields_are_reported_as_leaks(full_auc, alone, without, reported):
     assert [warning["fields"] for warning in leak_warnings(full_auc, alone, without)] == [[name] for name in reported]
+
+
+def leaking_pairs(first, second, labels):
+    rows = np.arange(len(labels))
+    values = {"one": [FieldValues(np.asarray(first), rows)], "two": [FieldValues(np.asarray(second), rows)]}
+    return [leak["fields"] for leak in pair_leaks(values, np.asarray(labels, np.float64), 0)]
+
+
+def test_two_fields_that_determine_the_label_together_are_reported():
+    rows = np.arange(384)
+    first, second = rows // 2 % 8, rows // 16 % 8  # each of the 64 pairs in six rows, three of each half
+    assert leaking_pairs(first, second, (first + second) % 2) == [["one", "two"]]
+    assert leaking_pairs(first, second, first % 2 ^ (rows % 5 == 0)) == []
+    assert leaking_pairs(first[:192], second[:192], (first + second)[:192] % 2) == []  # too few rows of each pair
+
+
+def test_pairs_of_the_30_fields_that_predict_best_are_examined(monkeypatch):
+    """Without validation rows of both classes this is the AUC of each field alone on the training rows."""
+    labels, examined = np.arange(200) % 2, []
+    names = [f"f{number}" for number in range(40)]
+    monkeypatch.setattr(module, "read_fields", lambda rows, fields: ({name: [] for name in fields}, labels))
+    monkeypatch.setattr(module, "evaluate", lambda model, stream: SimpleNamespace(auc=None))
+    monkeypatch.setattr(module, "pair_leaks", lambda values, labels, first: examined.extend(values) or [])
+    rows = SimpleNamespace(rows=200, part=lambda *_: rows, stream=lambda *_, **__: [])
+    plan = SimpleNamespace(splits=SimpleNamespace(train=rows, valid=rows), device="cpu")
+    facts = {"total": (200, 100), "present": (200, 100)}
+    counted = {name: {**facts, "alone": 0.5 + number / 1000} for number, name in enumerate(names)}
+    model = SimpleNamespace(reads=SimpleNamespace(names=names))
+    assert module._find_leaks(plan, model, [], counted) == ([], [])
+    assert examined == names[:9:-1]
+
+
+def test_pair_of_values_that_only_one_half_of_the_rows_has():
+    first, second = np.arange(400) // 2 % 2, np.arange(400) // 4 % 2
+    first[-1] = second[-1] = 2
+    labels = first ^ second
+    assert leaking_pairs(first, second, labels) == [["one", "two"]]
 
 
 def digest_of(values, numeric=False):
@@ -184,6 +225,8 @@ def test_seeds_that_disagree_are_reported():
     assert warning["fields"] == ["c", "d"]
     assert "c 1/3, d 2/3" in warning["text"]
     assert "from 0.710 to 0.740" in warning["text"]
+    (warning,) = seeds_warning({"a": 2, "b": 1}, ["a"], 2, [0.71, 0.74])
+    assert all(text in warning["text"] for text in ("b 1/2", "from 0.710 to 0.740"))
     assert seeds_warning({**chosen_in, "c": 0, "d": 3}, ["a", "b", "d"], 3, []) == []
     assert seeds_warning({"a": 1, "b": 0}, ["a"], 1, []) == []
 
