@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import lpfs
 from lpfs import FUNCTIONS, Site
 from lpfs.errors import AbsenceError, FieldError, InputError, SharedTableError, StateError
+from lpfs.gates.hooks import _live
 from tests.helpers.zoo import INPUTS, B, D, Plain, Stacked, batch, set_gates
 
 
@@ -283,6 +285,16 @@ def test_a_field_whose_module_never_runs_is_noticed():
         gates.step()
     with pytest.raises(FieldError, match="never ran"):
         lpfs.absorb(model)
+
+
+def test_values_of_the_last_forward_pass_serve_only_in_backward():
+    """A checkpointed forward pass runs again there; its gates must not be computed again."""
+    seen, x = [], torch.ones(1, requires_grad=True)
+    past, current = SimpleNamespace(live=None, last="last"), SimpleNamespace(live="live", last="last")
+    x.register_hook(lambda grad: seen.extend([_live(past), _live(current)]))
+    assert (_live(past), _live(current)) == (None, "live")
+    x.sum().backward()
+    assert seen == ["last", "live"]
 
 
 @pytest.mark.parametrize("gate", ["lpfs++", "gaussian"])  # with a compiled loop, and without

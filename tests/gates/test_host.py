@@ -3,23 +3,59 @@
 from __future__ import annotations
 
 import pickle
+from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from lpfs._imports import has_numba
 from lpfs.gates import host
 
 
-@pytest.mark.skipif(not has_numba(), reason="needs numba")
-def test_smaller_and_larger_of_two_numbers_are_those_of_torch():
-    import numba
+@pytest.fixture
+def defined(monkeypatch):
+    """Return the functions that are defined for numba, by torch function: types of the arguments -> function."""
+    functions = {}
+    extending = SimpleNamespace(
+        overload=lambda function: lambda define: functions.setdefault(function, define),
+        overload_method=lambda kind, name: lambda define: None,
+        register_jitable=lambda function: function,
+    )
+    types = SimpleNamespace(Array=np.ndarray, Integer=np.int64, Float=np.float64, float64=np.float64)
+    modules = {"numba.core.types": types, "numba.extending": extending}
+    monkeypatch.setattr(host.importlib, "import_module", modules.__getitem__)
+    host._define_torch_functions.__wrapped__()
+    return functions
 
-    host._define_torch_functions()
-    both = numba.njit(lambda a, b: (torch.minimum(a, b), torch.maximum(a, b)))  # no cache: always from this source
-    for a, b in ((1.0, 2.0), (2.0, -1.0)):
-        assert both(a, b) == (min(a, b), max(a, b))
+
+def test_functions_of_numbers_for_numba_are_those_of_torch(defined):
+    kind, numbers = np.float64, (-1.5, 0.0, 0.25, 2.0)
+    for name in ("abs", "arctan", "exp", "floor", "isfinite", "sign", "sqrt", "tanh"):
+        function, values = getattr(torch, name), [value for value in numbers if name != "sqrt" or value >= 0]
+        expected = [function(torch.tensor(value).double()).item() for value in values]
+        assert [defined[function](kind)(value) for value in values] == pytest.approx(expected, rel=1e-15)
+    for name in ("minimum", "maximum"):
+        function = getattr(torch, name)
+        for pair in product(numbers, repeat=2):
+            assert defined[function](kind, kind)(*pair) == function(*map(torch.tensor, pair)).item()
+    for value in numbers:
+        assert defined[torch.clamp](kind, kind, kind)(value, -1.0, 1.0) == min(1.0, max(-1.0, value))
+        assert defined[torch.where](kind, kind, kind)(value > 0, 1.0, 2.0) == (1.0 if value > 0 else 2.0)
+        assert type(defined[torch.full_like](np.float32, kind)(np.float32(1), value)) is np.float32
+
+
+def test_functions_of_arrays_for_numba_are_those_of_torch(defined):
+    x = np.array([0.5, 0.0, -1.0, 0.0], np.float32)
+    vector = torch.from_numpy(x)
+    assert defined[torch.count_nonzero](x)(x) == 2
+    assert defined[torch.argsort](x)(x, True).tolist() == torch.argsort(vector, stable=True).tolist()
+    for value, other in ((x, -x), (1.0, x), (x, np.inf)):
+        chosen = defined[torch.where](x, value, other)(x != 0, value, other)
+        tensors = [torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in (value, other)]
+        expected = torch.where(vector != 0, *tensors)
+        assert chosen.tolist() == expected.tolist()
+        assert chosen.dtype == expected.numpy().dtype
 
 
 def test_only_float32_vectors_on_the_cpu_are_read_as_arrays():
