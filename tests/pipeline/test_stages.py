@@ -83,7 +83,6 @@ class Rows:
     [
         ("lpfs++", (("early", 64), ("search", 512))),
         ("stg", (("early", 64), ("search", 512))),
-        ("group_lasso", (("train", 64), None)),
         ("gbdt", (("train", 64), None)),
     ],
 )
