@@ -235,7 +235,7 @@ def test_a_penalty_selects_without_a_k(look, method):
     _, found = look(method, keep=TRUE, steps=10)
     assert found.made["own_count"] == FIELDS
     assert len(found.kept) == TRUE
-    much = {"keep": None, "penalty": 100.0, "lr": 0.3, "steps": 20}
+    much = {"keep": None, "penalty": 100.0, "lr": 0.3, "steps": 60}
     with pytest.raises(SearchError, match=f"{method} keeps no field at penalty=100"):
         look(method, **much)
     _, found = look(method, must_keep=("f03",), **much)

@@ -15,7 +15,7 @@ from lpfs.data.batch import Batch
 from lpfs.errors import InputError
 from lpfs.methods.base import Count, MethodOptions, RankingMethod, SearchCost, SearchTask
 from lpfs.methods.masks import TokenMask, apply_mask, check_maskable
-from lpfs.methods.sampling import field_used_twice, iterate_unseen, shuffle_fields
+from lpfs.methods.sampling import field_used_twice, iterate_unseen, shuffle_fields, unseen_batches
 from lpfs.models.base import Model
 from lpfs.train.evaluate import evaluate
 
@@ -25,8 +25,10 @@ MAX_REPEATS = 20
 
 @dataclass(frozen=True)
 class PermutationOptions(MethodOptions):
-    """How many times each field is shuffled (None: until 20,000 rows are, at most 20 times), and on how many rows
-    besides the validation rows (None: all that the model was not trained on).
+    """How many times each field is shuffled, and on how many rows besides the validation rows.
+
+    ``repeats`` None: until 20,000 rows are shuffled, at most 20 times. ``rows`` None: all rows of the search that the
+    model was not trained on.
     """
 
     repeats: Count | None = None
@@ -48,8 +50,9 @@ class Permutation(RankingMethod):
 
     Breiman, Random Forests, 2001; Fisher et al., All Models are Wrong, but Many are Useful, 2019. As in the LPFS paper,
     fields are shuffled inside the mini-batch. All rows that the model was not trained on are used: the validation rows
-    and the search rows; if these are few, each field is shuffled several times. In a model of crosses a part is shuffled where the
-    rest of the model uses it: shuffling the fields of a cross would change every other part that uses them.
+    and the search rows; if these are few, each field is shuffled several times. In a model of crosses a part is
+    shuffled where the rest of the model uses it: shuffling the fields of a cross would change every other part that
+    uses them.
     """
 
     Options = PermutationOptions
@@ -94,7 +97,8 @@ class UnseenBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         yield from self.valid
-        yield from iterate_unseen(self.task, self.rows)
+        if unseen_batches(self.task):  # an empty list: only validation rows
+            yield from iterate_unseen(self.task, self.rows)
 
 
 def _shuffle_batches(
