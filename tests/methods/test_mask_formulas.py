@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from lpfs.methods.leap import LeAP
 from lpfs.methods.masks import MEAN_DECAY
 from lpfs.methods.optfs import OptFS, OptFSOptions
 from lpfs.methods.row_weights import AdaFS, ColdSE
@@ -213,6 +214,26 @@ def test_shufflegate():
     assert mask.selected().tolist() == [False, False, False, True, True]
     assert torch.equal(mask.eval()(tokens, numbers, None), tokens)
     near(ShuffleGate(NAMES, 100, SEED, options).scores(), sigmoid([5.0] * N))
+
+
+def test_leap_weights_the_penalty_by_the_distance_to_shuffled_rows():
+    mask = with_values(LeAP(NAMES, 100, SEED, ShuffleGateOptions(strength=0.3)), "theta", X)
+    gates = sigmoid(5 * X.double().numpy())
+    near(mask.penalty(B), 0.3 * gates.sum())  # nothing was seen yet
+    tokens = tokens_of() * torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])[:, None]
+    numbers = torch.tensor([4, 2, 0, 1, 3])
+    mask(tokens, numbers, None)
+    order, rows = uniform(B, N).argsort(0), tokens.double().numpy()
+    distance = np.array(
+        [np.linalg.norm(rows[:, part] - rows[order[:, part], part], axis=1).mean() for part in range(N)]
+    )
+    near(mask.penalty(B), 0.3 * gates.sum())  # weights change between steps only
+    mask.set_step(1)
+    expected = np.zeros(N)
+    expected[numbers.numpy()] = N * distance / distance.sum()
+    near(mask.weights(), expected)
+    near(mask.penalty(B), 0.3 * (expected * gates).sum())
+    assert mask.weights()[4] == 0  # a constant field
 
 
 def test_cold_se():

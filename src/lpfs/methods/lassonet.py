@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
@@ -31,16 +31,14 @@ from lpfs.methods.group_sparsity import (
     first_layer,
     learning_rate_of,
 )
+from lpfs.methods.pretraining import new_model, pretrain
 from lpfs.methods.training import center_embeddings
 from lpfs.models.base import Model
 from lpfs.schema import Selection
 from lpfs.train.callbacks import State
 from lpfs.train.evaluate import device_of, on_device
-from lpfs.train.fit import fit
-from lpfs.train.step import make_optimizer
 
 DENSE_FRACTION = 0.2  # of a search without rows of pretraining, that trains the skip layer without a penalty
-EVALUATIONS = 20  # of the pretraining, whose best state is kept
 MIN_LEVELS, MAX_LEVELS = 20, 100  # of λ in a path; as many as fields in between
 FIRST_LEVEL = 10.0  # the first λ is this many times smaller than one that removes an average field during the path
 PAPER_GROWTH = 1.02  # of λ from level to level, at least
@@ -87,38 +85,18 @@ class LassoNet(FirstLayerMethod):
         self.check(task.target, layer.names, task.steps)
         cost = SearchCost()
         if task.early is not None:
-            net, optimizer = self.pretrain(task, cost)
+            model = new_model(task, self.name)
+            net = ModelWithSkip(model, first_layer(model, self.name))
+            optimizer = pretrain(task, net, "lassonet", cost)
+            net.center(task.stream)
         else:
-            model, optimizer = copy.deepcopy((task.model, task.optimizer))
+            model, optimizer = copy.deepcopy((require_model(task.model, self.name), task.optimizer))
             net = ModelWithSkip(model, first_layer(model, self.name))
             net.center(task.stream)
             optimizer.add_param_group({"params": [*net.skip.parameters()], "lr": optimizer.param_groups[0]["lr"]})
         path = PenaltyPath(task, net, self.options.M, delay=0.0 if task.early is not None else DENSE_FRACTION)
         task.fit(path, cost, model=net, optimizer=optimizer)
         return path.selection(task, self.name, cost)
-
-    def pretrain(self, task: SearchTask, cost: SearchCost) -> tuple[ModelWithSkip, torch.optim.Optimizer]:
-        """Train a new network with a skip layer as the model of the task was pretrained."""
-        old = require_model(task.model, self.name)
-        torch.manual_seed(task.seed)
-        model = type(old)(old.schema, **old.config).to(device_of(old))
-        net = ModelWithSkip(model, first_layer(model, self.name))
-        rates = {group["lr"] for group in task.optimizer.param_groups}
-        optimizer = make_optimizer(replace(task.training, lr=max(rates)), net.parameters())
-        assert task.early is not None
-        config = {"steps": task.early_steps, "keep": "best", "evaluate_every": max(1, task.early_steps // EVALUATIONS)}
-        fit(
-            net,
-            task.early,
-            optimizer,
-            valid=task.valid,
-            folder=None if task.folder is None else task.folder / "lassonet",
-            resume=task.resume,
-            callbacks=[cost],
-            config=replace(task.training, epochs=None, graph=False, keep_optimizer="last", **config),
-        )
-        net.center(task.stream)
-        return net, optimizer
 
 
 class ModelWithSkip(nn.Module):

@@ -47,6 +47,16 @@ METHODS: dict[str, MethodEntry] = {
         "a gate between a field and its values from other rows, trained on held-out rows",
         "ShuffleGate: An Efficient and Self-Polarizing Feature Selection Method, 2025",
     ),
+    "leap": MethodEntry(
+        "lpfs.methods.leap:LeAPMethod",
+        "ShuffleGate with a penalty weighted by how much a shuffle changes a field (LeAP-like)",
+        "LeAP, 2026 (arXiv 2606.01111); the adaptive penalty is not public",
+    ),
+    "fairfs": MethodEntry(
+        "lpfs.methods.fairfs:FairFS",
+        "attributions from a row to its mean embedding, of a network trained to keep them small",
+        "FairFS, 2026 (arXiv 2602.20001)",
+    ),
     "autofield": MethodEntry(
         "lpfs.methods.stochastic_gates:AutoFieldMethod",
         "a keep probability per field, sampled by Gumbel-softmax, trained on held-out rows",

@@ -48,6 +48,10 @@ class ShuffleGate(TokenMask):
             return tokens
         order = self.uniform(*tokens.shape[:2]).argsort(0)[:, :, None]  # (B, P, 1)
         others = tokens.detach().gather(0, order.expand_as(tokens))
+        return self.mix(tokens, others, numbers)
+
+    def mix(self, tokens: Tensor, others: Tensor, numbers: Tensor) -> Tensor:
+        """Return embeddings and those of other rows (B, P, D), mixed by the gates of the parts ``numbers`` (P,)."""
         gates = self.gates()[numbers][:, None].to(tokens.dtype)  # (P, 1)
         return torch.lerp(others, tokens, gates)
 
