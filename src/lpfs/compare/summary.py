@@ -28,6 +28,9 @@ NOT_RANKED = ("oracle",)  # it knows the truth, so it is never the best method
 DAMAGED_ADVICE = "restore it from a copy, or compare again in another directory"
 UNKNOWN_CODE = "not recorded"  # digest of the code of a result that does not state it
 
+# name in comparison.json -> name in the details of a search
+SEARCH_FACTS = {"own_count": "own_count", "steps": "steps", "rows_forward": "forwards", "rows_backward": "backwards"}
+
 Metric = Literal["auc", "logloss"]
 
 
@@ -189,7 +192,7 @@ def summarize_method(
         "differences": {key: paired_difference(areas[name], areas[other]) for key, other in others.items()},
         "sizes": sizes,
         "overlap": mean(overlaps) if overlaps else None,
-        "search": search_costs(loaded, name),
+        "search": {**search_costs(loaded, name), **search_facts(loaded.of(name))},
         "trials": max((len(record["trials"]) for record in loaded.of(name)), default=0),
         "options_used": dict(Counter(json.dumps(record["options"], sort_keys=True) for record in loaded.of(name))),
         "failed": [{key: record[key] for key in ("keep", "seed", "reason")} for record in failed],
@@ -230,6 +233,19 @@ def search_costs(loaded: LoadedResults, name: str) -> Record:
     }
 
 
+def search_facts(records: Sequence[Record]) -> Record:
+    """Return the mean number of steps of a search, of rows that went forward and backward, and of the method's own K.
+
+    The last one is None for methods that only rank, or that were asked for K and have no count of their own.
+    """
+    details = [record["search"].get("details") or {} for record in records]
+    means = {}
+    for name, key in SEARCH_FACTS.items():
+        known = [float(values[key]) for values in details if values.get(key) is not None]
+        means[name] = mean(known) if known else None
+    return means
+
+
 def median_cost(costs: Iterable[Record], key: str) -> float | None:
     """Return the median of a cost, without the first of each process, which includes compilation, if others exist.
 
@@ -249,6 +265,7 @@ def flatten_record(record: Record, kinds: Mapping[str, str]) -> Record:
     if record["status"] == "failed":
         return {**row, "reason": record["reason"]}
     search = record.get("search", {})
+    details = search.get("details") or {}
     by_kind = kind_metrics([record], kinds)
     return {
         **row,
@@ -259,6 +276,12 @@ def flatten_record(record: Record, kinds: Mapping[str, str]) -> Record:
         "count": len(record["kept"]),
         "search_seconds": search.get("seconds"),
         "search_memory": search.get("memory"),
+        "search_steps": details.get("steps"),
+        "rows_forward": details.get("forwards"),
+        "rows_backward": details.get("backwards"),
+        "own_count": details.get("own_count"),
+        "search_code": search.get("code"),
+        "trained_code": record.get("code"),
         "train_seconds": record["train_seconds"],
         "trials": len(record.get("trials", [])),
         "options": record.get("options", {}),

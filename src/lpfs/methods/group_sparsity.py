@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
@@ -26,8 +27,11 @@ from lpfs.data.batch import Batch
 from lpfs.errors import InputError
 from lpfs.gates.controller import Keep
 from lpfs.methods.base import (
+    Fraction,
     HistoryCallback,
     Method,
+    MethodOptions,
+    Positive,
     SearchCost,
     SearchTask,
     require_model,
@@ -43,7 +47,6 @@ from lpfs.train.callbacks import State
 from lpfs.train.evaluate import device_of, eval_mode, on_device
 
 SCALE_ROWS = 20_000  # rows that the scale of the embeddings is estimated on
-TRAVEL = 0.4  # fraction of a search in which the first λ brings a group without any gradient to zero
 ALIVE_FRACTION = 0.1  # of the mean norm at the start: a group with a larger norm is alive
 END_FRACTION = 0.9  # norms are averaged from this fraction of the search on
 OVERALL_WEIGHT = 1e-3  # weight of the mean norm over the whole search
@@ -156,20 +159,31 @@ def learning_rate_of(state: State, weight: Tensor) -> float | Tensor:
     raise InputError("the optimizer does not train the first layer; give it all parameters of the model")
 
 
-class GroupShrinkage(HistoryCallback):
-    """Shrinks N groups of weights after every step of the optimizer, and moves λ.
+@dataclass(frozen=True)
+class GroupLassoOptions(MethodOptions):
+    """How λ is moved until K fields are alive, in fractions of the search.
 
-    ``delay`` is the fraction of the search before the first shrinkage.
+    ``travel``: in which the first λ brings a group without any gradient to zero. ``end``: at which K should be reached.
+    ``alive``: of the mean norm at the start, above which a group counts as alive.
     """
+
+    travel: Positive = 0.4
+    end: Fraction = 0.7
+    alive: Fraction = ALIVE_FRACTION
+
+
+class GroupShrinkage(HistoryCallback):
+    """Shrinks N groups of weights after every step of the optimizer, and moves λ."""
 
     saved = ("penalty", "unit", "recent", "overall", "started")
 
-    def __init__(self, task: SearchTask, names: Sequence[str], delay: float = 0.0) -> None:
+    def __init__(self, task: SearchTask, names: Sequence[str], options: GroupLassoOptions) -> None:
         super().__init__(task.steps)
-        self.names, self.first_step = tuple(names), delay * task.steps
+        self.names, self.options = tuple(names), options
         self.fixed_penalty = task.target.penalty
         keep = task.target.keep or len(self.names)
-        self.control = Keep(keep, begin=delay + 0.1, end=0.7, hurry=2.0, least=4.0)  # hurry > 1: never
+        begin = min(0.1, options.end / 2)
+        self.control = Keep(keep, begin=begin, end=options.end, hurry=2.0, least=4.0)  # hurry > 1: never
         device = next(task.model.parameters()).device
         # (N,) 0.0 for groups that must be kept: they are never shrunk
         self.free = torch.tensor([float(name not in task.target.must_keep) for name in names], device=device)
@@ -199,14 +213,13 @@ class GroupShrinkage(HistoryCallback):
         self.overall += norms / self.steps
         if state.step > END_FRACTION * self.steps:
             self.recent += norms / (self.steps - math.floor(END_FRACTION * self.steps))
-        if state.step >= self.first_step:
-            self.update_penalty(state, norms)
+        self.update_penalty(state, norms)
         if self.should_record(state.step):
             self.record(state, alive=self.count_alive(norms), penalty=float(self.penalty))
 
     def count_alive(self, norms: Tensor) -> int:
         """Return how many groups are alive."""
-        return int((norms > ALIVE_FRACTION * self.unit).sum())
+        return int((norms > self.options.alive * self.unit).sum())
 
     def update_penalty(self, state: State, norms: Tensor) -> None:
         """Increase λ if too many groups are alive, decrease it if too few are."""
@@ -214,7 +227,7 @@ class GroupShrinkage(HistoryCallback):
             self.started = state.recapture = True
             self.unit.copy_(norms.mean())
             if self.fixed_penalty is None:
-                self.penalty.copy_(self.max_reachable(state).mean() / (TRAVEL * self.steps))
+                self.penalty.copy_(self.max_reachable(state).mean() / (self.options.travel * self.steps))
         elif self.fixed_penalty is None:
             time, total, alive = state.step / self.steps, len(self.names), self.count_alive(norms)
             too_few = alive < math.floor(self.control.target(time, total))
@@ -224,7 +237,7 @@ class GroupShrinkage(HistoryCallback):
     def selection(self, task: SearchTask, method: str, cost: SearchCost) -> Selection:
         """Return the K groups with the largest norms, or, with a fixed λ, those alive."""
         scores = (self.recent + OVERALL_WEIGHT * self.overall).tolist()
-        selected = list(compress(self.names, (self.recent > ALIVE_FRACTION * self.unit).tolist()))
+        selected = list(compress(self.names, (self.recent > self.options.alive * self.unit).tolist()))
         facts = {"steps": self.steps, "penalty": float(self.penalty), "history": self.history, **cost.to_dict()}
         return select_by_scores(task, method, dict(zip(self.names, scores, strict=True)), selected, **facts)
 
@@ -243,11 +256,14 @@ class GroupLasso(FirstLayerMethod):
     fields are alive; ``penalty=`` is a fixed λ, and the fields alive at the end are kept.
     """
 
+    Options = GroupLassoOptions
+    options: GroupLassoOptions
     targets = ("keep", "penalty")
+    trial_options = ({"end": 0.4}, {"end": 0.9}, {"travel": 1.5}, {"alive": 0.03})
 
     def search(self, task: SearchTask) -> Selection:
         layer, cost = self.centered_layer(task), SearchCost()
-        shrinkage = ColumnShrinkage(task, layer)
+        shrinkage = ColumnShrinkage(task, layer, self.options)
         task.fit(shrinkage, cost)
         shrinkage.finish(task)
         return shrinkage.selection(task, self.name, cost)
@@ -258,8 +274,8 @@ class ColumnShrinkage(GroupShrinkage):
 
     saved = (*GroupShrinkage.saved, "scales")
 
-    def __init__(self, task: SearchTask, layer: FirstLayer) -> None:
-        super().__init__(task, layer.names)
+    def __init__(self, task: SearchTask, layer: FirstLayer, options: GroupLassoOptions | None = None) -> None:
+        super().__init__(task, layer.names, options or GroupLassoOptions())
         self.layer = layer
         self.scales = layer.scales(task.model, task.stream)  # (N,) of the embeddings at the start
 
