@@ -144,12 +144,12 @@ def test_the_first_cost_of_a_process_counts_only_without_others():
     assert median_cost([unknown], "s") is None
 
 
-def test_soft_labels_have_no_interval_over_rows(store):
-    write_array_atomic(store.labels, np.full(ROWS, 0.5, np.float32))
+def test_probabilities_have_an_interval_over_rows(store):
+    write_array_atomic(store.labels, np.linspace(0.1, 0.6, ROWS))
     store.add("one", 2, 0, 1.0)
     store.add("one", 2, 1, 1.0)
     summary = summarize(LoadedResults(store).series("one", 2))
-    assert summary["rows"] is None
+    assert summary["rows"]["high"] > summary["rows"]["low"]
     assert summary["seeds"] is not None
 
 

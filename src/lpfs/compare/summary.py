@@ -18,6 +18,7 @@ from lpfs.compare import statistics
 from lpfs.compare.plan import ALL_FIELDS, ComparisonPlan
 from lpfs.compare.run_dir import COST_SCHEMA, TRUE_KINDS, Record, ResultStore, read_result
 from lpfs.compare.statistics import Floats, SeedSeries, SeedValue, paired_difference, summarize
+from lpfs.data.simulate import is_simulated
 from lpfs.methods.registry import METHODS
 from lpfs.pipeline.plan import RunPlan
 from lpfs.pipeline.results import versions
@@ -26,6 +27,7 @@ from lpfs.report.comparison_data import FORMAT
 REFERENCE_METHOD = "lpfs++"  # every method is compared with it, besides the best one
 NOT_RANKED = ("oracle",)  # it knows the truth, so it is never the best method
 DAMAGED_ADVICE = "restore it from a copy, or compare again in another directory"
+TRUE_LABELS, SAMPLED_LABELS = "true probabilities", "sampled labels"  # what test rows are scored against
 UNKNOWN_CODE = "not recorded"  # digest of the code of a result that does not state it
 
 # name in comparison.json -> name in the details of a search
@@ -98,8 +100,6 @@ def bootstrap_all(store: ResultStore, names: Sequence[str]) -> dict[str, dict[Me
     if not names:
         return {}
     labels = np.load(store.labels)
-    if not np.isin(labels, (0, 1)).all():  # soft labels cannot be bootstrapped
-        return {name: {"auc": np.full(1, np.nan), "logloss": np.full(1, np.nan)} for name in names}
     logits = [np.load(store.directory / "trained" / f"{name}.npy") for name in names]
     aucs, losses = statistics.bootstrap(logits, labels)
     return {name: {"auc": aucs[:, number], "logloss": losses[:, number]} for number, name in enumerate(names)}
@@ -139,6 +139,7 @@ def summarize_comparison(
         "steps": base.steps.to_json(),
         "splits": base.splits.to_json(),
         "fingerprint": fingerprint,
+        "test_labels": TRUE_LABELS if is_simulated(base.dataset) else SAMPLED_LABELS,
         "bootstrap_draws": statistics.BOOTSTRAP_DRAWS,
         "code": source_versions(loaded.done),
         "versions": versions(),
