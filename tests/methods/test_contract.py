@@ -51,6 +51,8 @@ PARTICULAR = {
     "autofield": Facts(options=(("every", 2),)),  # an update every ten steps needs thousands of steps
     "gbdt": Facts(options=(("rows", 4000), ("trees", 50))),  # trees are slow
     "random_forest": Facts(options=(("rows", 4000), ("trees", 50))),
+    "lpfs_paper": Facts(recall=0.5),  # without centering, in a short search
+    "lpfs++_paper": Facts(recall=0.5),
     "random": Facts(recall=0.0),
     "all": Facts(recall=0.0),
 }

@@ -293,6 +293,7 @@ def test_invalid_steps_raise_an_error(name, value):
         (128, 2000, 75_000, (64, 1172)),  # one pass, not 2,000 steps
         (64, 2000, 6_000, (8, 750)),
         (64, 2000, 1_164, (8, 146)),  # few rows: never more than one pass
+        (64, 2000, 200, (2, 100)),
         (64, 100, 6_000, (32, 100)),  # no smaller batches than the steps of the search need
     ],
 )

@@ -393,6 +393,9 @@ class Runner:
 
         What cannot be done here is left to ``run``: runs whose search fails, and the work of other processes.
         """
+        if self.base.settings.lr_schedule != "constant":
+            self.message("models with a schedule of the learning rate are trained one by one")
+            return
         if not supports_fleet(self.meta_model):
             self.message(f"models of {type(self.meta_model).__name__} cannot be trained together; one by one")
             return

@@ -18,7 +18,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -175,7 +175,7 @@ class GroupLassoOptions(MethodOptions):
 class GroupShrinkage(HistoryCallback):
     """Shrinks N groups of weights after every step of the optimizer, and moves λ."""
 
-    saved = ("penalty", "unit", "recent", "overall", "started")
+    saved: ClassVar[tuple[str, ...]] = ("penalty", "unit", "recent", "overall", "started")
 
     def __init__(self, task: SearchTask, names: Sequence[str], options: GroupLassoOptions) -> None:
         super().__init__(task.steps)

@@ -134,7 +134,7 @@ class ModelWithSkip(nn.Module):
             assert self.layer_input is not None
             outputs.append(self.skip(self.layer_input).mean(0))
         self.layer_input = None
-        self.skip.bias += outputs[0] - outputs[1]
+        self.skip.bias.add_(outputs[0] - outputs[1])
 
 
 class PenaltyPath(HistoryCallback):

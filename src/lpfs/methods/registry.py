@@ -37,6 +37,12 @@ METHODS: dict[str, MethodEntry] = {
         PAPER,
     ),
     "lpfs": MethodEntry("lpfs.methods.lpfs:LPFS", "gates x²/(x²+ε)", PAPER),
+    "lpfs++_paper": MethodEntry(
+        "lpfs.methods.lpfs_paper:LPFSPlusPlusPaper",
+        "lpfs++ as the paper writes it: one pass, gates on the rows of the weights, no centering",
+        PAPER,
+    ),
+    "lpfs_paper": MethodEntry("lpfs.methods.lpfs_paper:LPFSPaper", "lpfs as the paper writes it", PAPER),
     "permutation": MethodEntry(
         "lpfs.methods.permutation:Permutation",
         "AUC lost on held-out rows when a field is shuffled; the best K of that ranking",

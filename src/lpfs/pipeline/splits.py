@@ -36,8 +36,8 @@ MIN_GATE_BATCH_SIZE = 512  # if gates and weights are trained on different rows
 REPEAT_THRESHOLD = 1.2  # passes over the search rows above which gates and weights are trained on different rows
 MAX_LR_FACTOR = 3.0  # of the weights in such a search, which is short for them
 PASSES_AT_FULL_RATE = 2  # with more passes over their rows the factor decreases in proportion
-MIN_PASS_STEPS = 600  # of a search that reads the search rows once; with fewer, batches are smaller
-MIN_PASS_BATCH_SIZE = 8
+# steps of a search that reads the search rows once -> smallest batch size for that many steps
+PASS_BATCH_SIZES = {600: 8, 100: 2}
 
 
 @dataclass(frozen=True)
@@ -270,11 +270,12 @@ class StagePlan:
     def single_pass(self, rows: int) -> StagePlan:
         """Return the steps of a search that reads its ``rows`` once at the learning rate of pretraining.
 
-        Batches become smaller, rather than passes more, until the pass has 600 steps.
+        Batches become smaller, rather than passes more, until the pass has 600 steps, or 100 if it has very few rows.
         """
         size = self.batch_size
-        while size > MIN_PASS_BATCH_SIZE and rows // size < min(MIN_PASS_STEPS, self.search):
-            size = max(MIN_PASS_BATCH_SIZE, size // 2)
+        for steps, smallest in PASS_BATCH_SIZES.items():
+            while size > smallest and rows // size < min(steps, self.search):
+                size = max(smallest, size // 2)
         search = max(1, min(self.search, -(-rows // size)))
         return replace(self, batch_size=size, search=search, separate_gate_rows=False, lr_factor=1.0)
 

@@ -179,7 +179,7 @@ def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
         early=early,
         early_steps=pretrain_steps,
     )
-    with scaled_learning_rate(optimizer, plan.steps.lr_factor):
+    with scaled_learning_rate(optimizer, plan.search_lr_factor):
         selection = run_search(method, task)
     if not hasattr(model, GATES_ATTRIBUTE):
         set_gates_from_selection(model, selection)
