@@ -1,11 +1,15 @@
-"""Compare every method on six tables with ``lpfs compare``: quality, cost, significant differences.
+"""Compare every method with ``lpfs compare`` on the logs of benchmarks/logs.json: quality, cost, differences.
 
-    python benchmarks/compare_tables.py small coil2000 --data tables/ --work work/ --processes 2
+    python benchmarks/compare_tables.py --data tables/ --work work/ --processes 2
+    python benchmarks/compare_tables.py --families catalog turnover --work work/
+    python benchmarks/compare_tables.py --tune 5 --methods lpfs++,shufflegate --families small --work work/
 
-Simulated logs are made here; real tables are read from ``--data`` and skipped if they are missing. Runs are kept
-in ``--work``: a second call does only the missing runs, and machines that share the directory share the work.
-Results go to benchmarks/results/compare/TABLE: comparison.md (with the command), comparison.json and results.csv.
-README.md beside them summarizes all tables; ``--overview`` writes only that file.
+benchmarks/logs.json is the fixed list: simulated logs with seeds that are used for nothing else, and random splits of
+real tables. Logs are simulated here; real tables are read from ``--data`` and skipped if they are missing. K is N/8,
+N/4 and N/2. Runs are kept in ``--work``: a second call does only the missing runs, and machines that share the
+directory share the work. Results go to benchmarks/results/compare/NAME (``--tune N``: NAME-tuned): comparison.md (with the
+command), comparison.json and results.csv. README.md beside them summarizes all: logs that were used in development
+stand apart. benchmarks/compare_summary.py tests the differences over logs. ``--overview`` writes only README.md.
 """
 
 from __future__ import annotations
@@ -16,100 +20,124 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "compare"
+LIST = Path(__file__).parent / "logs.json"
+UNSEEN, DEVELOPED = "unseen", "used in development"
+# comparisons that were made before the list existed, with the seed 0 of every preset and the published splits
+EARLIER = ("small", "terabyte", "industrial", "census", "coil2000", "bank")
 
 
 @dataclass(frozen=True)
-class BenchmarkTable:
-    """A log, the numbers of fields to keep, and options of compare.
+class BenchmarkLog:
+    """A simulated log, or a split of a real table.
 
     Args:
-        keep: value of --keep.
+        name: of its results.
+        family: the preset or the table; intervals are over the logs or splits of a family.
+        status: ``unseen``, or ``used in development``.
         preset, rows: of a simulated log.
-        file: name of a real table.
-        options: further options.
+        file, label: of a real table.
+        seed: of the simulation, or of the random split.
+        options: further options of compare.
     """
 
-    keep: str
+    name: str
+    family: str
+    status: str
+    seed: int
     preset: str | None = None
     rows: int = 0
     file: str | None = None
-    options: tuple[str, ...] = ()
+    label: str | None = None
+    options: list[str] = field(default_factory=list)
 
 
-SMALL_MODEL = ("--model-option", "dim=4", "--model-option", "hidden=64,32")
-SPLIT = ("--label", "label", "--split", "split")
-NO_LEAK = ("--label", "label", "--must-drop", "duration")  # the duration of the call is known only after it
-TABLES = {
-    "small": BenchmarkTable("4,8,15", preset="small", rows=100_000),
-    "terabyte": BenchmarkTable("4,7,13", preset="terabyte", rows=200_000),
-    "industrial": BenchmarkTable("52,104,208", preset="industrial", rows=200_000, options=SMALL_MODEL),
-    "census": BenchmarkTable("3,5,10,20", file="census_income_kdd.parquet", options=SPLIT),
-    "coil2000": BenchmarkTable("5,10,20,40", file="coil2000.parquet", options=SPLIT),
-    "bank": BenchmarkTable("3,5,10", file="bank_marketing.parquet", options=NO_LEAK),
-}
+def load_logs(path: Path = LIST) -> dict[str, BenchmarkLog]:
+    """Return the logs of the list by name."""
+    logs = [BenchmarkLog(**values) for values in json.loads(path.read_text("utf-8"))["logs"]]
+    return {log.name: log for log in logs}
 
 
 def main() -> None:
+    logs = load_logs()
+    families = list(dict.fromkeys(log.family for log in logs.values()))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", choices=[*TABLES, []], help="default: all tables")
+    parser.add_argument("logs", nargs="*", choices=[*logs, []], help="default: all logs")
+    parser.add_argument("--families", nargs="+", choices=families, help="only logs of these presets and tables")
     parser.add_argument("--data", type=Path, help="directory of the real tables")
     parser.add_argument("--work", type=Path, default=Path("work"), help="directory of the runs")
     parser.add_argument("--methods", help="names as a,b; default: all methods")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--tune", type=int, default=0, help="option sets of each method, chosen on validation rows")
     parser.add_argument("--processes", type=int, default=1, help="number of processes per comparison")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the results")
     parser.add_argument("--overview", action="store_true", help="only write README.md from the existing results")
     options = parser.parse_args()
     if not options.overview:
-        run(options)
+        names = options.logs or [log.name for log in logs.values() if log.family in (options.families or families)]
+        run(options, [logs[name] for name in names])
     (options.results / "README.md").write_text(overview(options.results), "utf-8")
 
 
-def run(options: argparse.Namespace) -> None:
-    """Compare the methods on the given tables."""
+def run(options: argparse.Namespace, logs: list[BenchmarkLog]) -> None:
+    """Compare the methods on these logs."""
     options.work.mkdir(parents=True, exist_ok=True)
-    for name in options.tables or TABLES:
-        table = TABLES[name]
-        source = find_source(table, options.work / f"{name}-log", options.data)
+    for log in logs:
+        source = find_source(log, options.work / f"{log.name}-log", options.data)
         if source is None:
-            print(f"{name}: {table.file} is not in --data, skipped")
+            print(f"{log.name}: {log.file} is not in --data, skipped")
             continue
-        out = options.work / name
-        methods = options.methods or ",".join(all_methods(table))
-        words = ["--methods", methods, "--keep", table.keep, "--seeds", str(options.seeds), *table.options]
-        command = ["compare", str(source), *words, "--out", str(out)]
+        name = f"{log.name}-tuned" if options.tune else log.name
+        methods = options.methods or ",".join(all_methods(log))
+        words = ["--methods", methods, "--keep", numbers_to_keep(source, log), "--seeds", str(options.seeds)]
+        words += [*(["--tune", str(options.tune)] if options.tune else []), *log.options]
+        command = ["compare", str(source), *words, "--out", str(options.work / name)]
         print(f"lpfs {shlex.join(command)}", flush=True)
         processes = [start_lpfs(*command) for _ in range(options.processes)]
         codes = [process.wait() for process in processes]
         if any(codes):
-            raise SystemExit(f"{name}: a process failed; finished runs are kept in {out}")
-        copy_results(options.results / name, out, ["compare", table.file or f"{name}-log", *words, "--out", name])
+            raise SystemExit(f"{name}: a process failed; finished runs are kept in {options.work / name}")
+        copy_results(options.results / name, options.work / name, ["compare", f"{log.name}-log", *words, "--out", name])
 
 
-def all_methods(table: BenchmarkTable) -> list[str]:
+def all_methods(log: BenchmarkLog) -> list[str]:
     """Return the methods that select fields, not crosses; the oracle only on simulated logs."""
     from lpfs.methods.registry import METHODS
 
-    excluded = ("autofis",) if table.preset else ("autofis", "oracle")
+    excluded = ("autofis",) if log.preset else ("autofis", "oracle")
     return [name for name in METHODS if name not in excluded]
 
 
-def find_source(table: BenchmarkTable, log: Path, data: Path | None) -> Path | None:
-    """Return the path of a table, simulated if necessary; None if a real table is missing."""
-    if table.preset is None:
-        path = None if data is None or table.file is None else data / table.file
-        return path if path is not None and path.exists() else None
-    if not log.exists():
-        simulate = ["simulate", "--preset", table.preset, "--rows", str(table.rows), "--out", str(log)]
-        if start_lpfs(*simulate).wait():
-            raise SystemExit(f"{table.preset} could not be simulated")
-    return log
+def numbers_to_keep(source: Path, log: BenchmarkLog) -> str:
+    """Return N/8, N/4 and N/2 of the fields that can be kept, as compare takes them."""
+    from lpfs.data.dataset import Dataset
+
+    dropped = [word for option, word in zip(log.options, log.options[1:], strict=False) if option == "--must-drop"]
+    fields = len(Dataset(source).schema) - len(dropped)
+    return ",".join(str(max(1, round(fields / divisor))) for divisor in (8, 4, 2))
+
+
+def find_source(log: BenchmarkLog, out: Path, data: Path | None) -> Path | None:
+    """Return the Dataset of a log, simulated or prepared if necessary; None if a real table is missing."""
+    if out.exists():
+        return out
+    if log.preset is not None:
+        rows = ["--rows", str(log.rows), "--seed", str(log.seed)]
+        command = ["simulate", "--preset", log.preset, *rows, "--out", str(out)]
+    else:
+        table = None if data is None or log.file is None else data / log.file
+        if table is None or not table.exists():
+            return None
+        split = ["--parts", "20", "--shuffle", "--seed", str(log.seed)]
+        command = ["prepare", str(table), "--label", str(log.label), *split, "--out", str(out)]
+    if start_lpfs(*command).wait():
+        raise SystemExit(f"{log.name} could not be made: lpfs {shlex.join(command)}")
+    return out
 
 
 def start_lpfs(*arguments: str) -> subprocess.Popen[bytes]:
@@ -129,12 +157,26 @@ def copy_results(directory: Path, out: Path, command: list[str]) -> None:
 
 
 def overview(results: Path) -> str:
-    """Return a summary of all comparisons: the area and the rank of every method on every table."""
-    comparisons = {
-        name: json.loads((results / name / "comparison.json").read_text("utf-8"))
-        for name in TABLES
-        if (results / name / "comparison.json").exists()
-    }
+    """Return a summary of all comparisons: unseen logs first, then those used in development, then earlier ones."""
+    logs = load_logs()
+    parts = ["# Comparisons of all methods"]
+    for title, names in (
+        ("Unseen logs", [log.name for log in logs.values() if log.status == UNSEEN]),
+        ("Unseen logs, tuned", [f"{log.name}-tuned" for log in logs.values() if log.status == UNSEEN]),
+        ("Splits of tables that were used in development", [x.name for x in logs.values() if x.status == DEVELOPED]),
+        ("The same, tuned", [f"{log.name}-tuned" for log in logs.values() if log.status == DEVELOPED]),
+        ("Earlier comparisons, on logs and tables that were used in development", EARLIER),
+    ):
+        paths = {name: results / name / "comparison.json" for name in names}
+        found = {name: json.loads(path.read_text("utf-8")) for name, path in paths.items() if path.exists()}
+        if found:
+            parts.append(section(title, found))
+    parts.append("Made by `python benchmarks/compare_tables.py --data tables/ --work work/`.")
+    return "\n\n".join(parts) + "\n"
+
+
+def section(title: str, comparisons: dict[str, Any]) -> str:
+    """Return the area and the rank of every method on some logs."""
     ranks: dict[str, list[int]] = {}
     cells: dict[str, dict[str, str]] = {}
     for name, values in comparisons.items():
@@ -159,27 +201,33 @@ def overview(results: Path) -> str:
         for method in order
     ]
     header = ["method", *(column_title(name, values) for name, values in comparisons.items()), "mean rank"]
+    is_tuned = any(values["plan"]["tune"] for values in comparisons.values())
+    tuning = (
+        "Each method tried the same number of option sets for every K and seed, chosen on validation rows."
+        if is_tuned
+        else "No method was tuned here: all run with their defaults."
+    )
     parts = [
-        f"# {len(cells)} methods on {len(comparisons)} tables",
+        f"## {title}",
         "The table shows the area under the K-AUC curve, (AUC - .5) / .5, and in brackets the rank.\n"
-        "AUC is that of the kept fields trained from scratch, on test rows, mean over seeds.\n"
+        "AUC is that of the kept fields trained from scratch, on test rows, mean over seeds; on simulated logs made "
+        "since the list exists it is that of the true click probabilities.\n"
         "▲ significantly better than lpfs++, ▽ significantly worse, no mark: not significant (95 % over seeds and test "
         "rows together; not corrected for the number of comparisons).\n"
         "`all` keeps every field and `oracle` knows the truth: they have no rank.\n"
-        "The mean rank is over the tables on which a method ran, which are not the same for all.\n"
+        "The mean rank is over the logs on which a method ran, which are not the same for all.\n"
         "Each directory has the whole comparison: AUC of every K, intervals, logloss, overlap over seeds, search cost.",
         markdown_table(header, rows),
-        "No method was tuned here (`--tune` is off): all run with their defaults.\n"
-        "The defaults of LPFS and LPFS++ were chosen on simulated logs and on training rows of census, COIL and bank, "
-        "so these tables are not new to them.\n"
+        f"{tuning}\n"
+        "The defaults of LPFS and LPFS++ were chosen on simulated logs with other seeds and on training rows of "
+        "census, COIL and bank.\n"
         "The defaults of the other methods are those of their papers, or were chosen on a simulated log.\n"
         "Three seeds give little evidence: a difference that is not significant is unknown rather than zero.",
     ]
     for name, values in comparisons.items():
-        if values["kinds"]:
+        if values["kinds"] and len(comparisons) <= len(EARLIER):
             parts += kinds_section(name, values)
-    parts += ["Made by `python benchmarks/compare_tables.py --data tables/ --work work/`."]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts)
 
 
 def column_title(name: str, values: dict[str, Any]) -> str:
@@ -203,7 +251,7 @@ def kinds_section(name: str, values: dict[str, Any]) -> list[str]:
             rows.append([method, *counts, f"{metrics['recall']:.2f}"])
     header = ["method", *(f"{kind} (of {values['kinds'][kind]})" for kind in kinds), "recall"]
     return [
-        f"## {name}: kinds of the kept fields with {size} fields",
+        f"### {name}: kinds of the kept fields with {size} fields",
         "Mean over seeds.\n`pair`: fields that matter only together; `copy`, `correlated`: they repeat true fields.",
         markdown_table(header, rows),
     ]

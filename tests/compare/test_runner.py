@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
+import lpfs
 from lpfs._locks import FileLock
 from lpfs.compare.run_dir import ResultStore
-from tests.helpers.comparisons import PLAN, TINY, read_results
+from lpfs.data.simulate import true_probabilities
+from lpfs.train.metrics import auc, logloss
+from tests.helpers.comparisons import PLAN, QUICK, TINY, read_results
 
 
 def start(log, out):
@@ -66,3 +71,19 @@ def test_leftovers_of_killed_processes_are_removed_unless_one_works(tmp_path):
     assert list((tmp_path / "locks").iterdir()) == list((tmp_path / "work").iterdir()) == []
     with FileLock(lock, "b"):
         assert lock.exists()
+
+
+def test_test_rows_of_a_simulated_log_are_scored_against_their_probabilities(tmp_path):
+    dataset = lpfs.simulate(tmp_path / "log", "small", rows=3000, seed=5)
+    found = lpfs.compare(dataset, tmp_path / "cmp", methods="random", keep=4, seeds=1, **QUICK)
+    labels = np.load(tmp_path / "cmp" / "labels.npy")
+    assert found.values["test_labels"] == "true probabilities"
+    assert labels == pytest.approx(true_probabilities(dataset)[-len(labels) :])
+    assert len(np.unique(labels)) > 2
+    record = next(record for record in found.results if record["method"] == "random")
+    (path,) = (tmp_path / "cmp" / "results").glob("random-*.json")
+    logits = np.load(tmp_path / "cmp" / "trained" / f"{json.loads(path.read_text())['trained']}.npy")
+    assert record["auc"] == pytest.approx(auc(logits, labels))
+    assert record["logloss"] == pytest.approx(logloss(logits, labels), rel=1e-6)
+    assert record["own_count"] is None
+    assert record["search_code"] == record["trained_code"] != ""

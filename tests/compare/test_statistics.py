@@ -146,5 +146,20 @@ def test_an_interval_over_rows():
     assert interval.value == 0.5
     assert interval.high - 0.5 == pytest.approx(1.96 * stdev([0.4, 0.6]))
     assert interval_over_rows(0.5, np.array([np.nan, 0.2])) is None
-    with pytest.raises(InputError, match="labels of 0 and 1"):
-        bootstrap([np.zeros(2)], np.array([0.0, 0.5]))
+    with pytest.raises(InputError, match="labels between 0 and 1"):
+        bootstrap([np.zeros(2)], np.array([0.0, 1.5]))
+
+
+def test_a_bootstrap_of_probabilities_is_the_auc_of_weighted_rows():
+    """A draw with weights w is the AUC in which a row counts as w·p clicks and w·(1-p) others."""
+    draw = np.random.default_rng(3)
+    scores, labels = draw.normal(size=60).round(1), draw.random(60)
+    weights = draw.poisson(1.0, (5, 60)).astype(np.uint8)
+    found = ScoreRanks(scores, labels).aucs(weights)
+    expected = [auc(scores, labels, row.astype(float)) for row in weights]
+    assert found.tolist() == pytest.approx(expected)
+    aucs, losses = bootstrap([scores], labels, draws=200)
+    assert abs(aucs.mean() - auc(scores, labels)) < 3 * aucs.std() / 200**0.5 + 0.01
+    assert abs(losses.mean() - logloss(scores, labels)) < 0.05
+    with pytest.raises(InputError, match="between 0 and 1"):
+        bootstrap([scores], labels * 3)

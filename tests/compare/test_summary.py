@@ -15,13 +15,14 @@ from lpfs.compare.runner import measure
 from lpfs.compare.statistics import paired_difference, summarize
 from lpfs.compare.summary import (
     LoadedResults,
+    flatten_record,
     kind_metrics,
     median_cost,
     search_costs,
     source_versions,
     summarize_method,
 )
-from lpfs.compare.tables import mixed_versions_note
+from lpfs.compare.tables import CSV_COLUMNS, mixed_versions_note
 from lpfs.errors import InputError, LpfsError
 from lpfs.train.metrics import auc, logloss
 
@@ -37,7 +38,7 @@ def store(tmp_path):
     write_array_atomic(store.labels, labels)
     noise = draw.normal(size=ROWS)
 
-    def add(name, keep, seed, strength, kept=("a",), seconds=1.0, shared=False):
+    def add(name, keep, seed, strength, kept=("a",), seconds=1.0, shared=False, **search):
         training_noise = np.random.default_rng([seed, 7]).normal(size=ROWS)
         scores = (strength * labels + noise + 0.1 * training_noise).astype(np.float32)
         trained = f"{name}-{keep}-{seed}"
@@ -47,7 +48,7 @@ def store(tmp_path):
             "method": name, "keep": keep, "seed": seed, "status": "done", "kept": list(kept), "trained": trained,
             "test": metrics, "validation": metrics, "train_seconds": 1.0, "options": {}, "trials": [{}],
             "search": {"seconds": seconds, "memory": 10, "first_in_process": False, "interrupted": False,
-                       "shared_by_all_k": shared},
+                       "shared_by_all_k": shared, **search},
             "labels": file_checksum(store.labels),
             "files": {f"{trained}.npy": file_checksum(store.directory / "trained" / f"{trained}.npy")},
         }  # fmt: skip
@@ -119,6 +120,23 @@ def test_cost_of_a_search_in_epochs_of_pretraining(store):
     assert (ranking["epochs"], ranking["shared_by_all_k"]) == (2.5, True)
 
 
+def test_results_say_the_own_count_steps_rows_and_code_of_a_search(store):
+    details = {"own_count": 3, "steps": 200, "forwards": 12_800, "backwards": 6400}
+    for seed in range(2):
+        store.add("gates", 2, seed, 1.0, details={**details, "own_count": 3 + seed}, code="abc")
+        store.add("ranking", 2, seed, 1.0, details={"steps": 0, "forwards": 100, "backwards": 0})
+    loaded = LoadedResults(store)
+    areas = {name: loaded.areas(name) for name in loaded.methods}
+    gates = summarize_method(loaded, "gates", "gates", areas, {})["search"]
+    ranking = summarize_method(loaded, "ranking", "gates", areas, {})["search"]
+    assert [gates[name] for name in ("own_count", "steps", "rows_forward", "rows_backward")] == [3.5, 200, 12_800, 6400]
+    assert (ranking["own_count"], ranking["steps"], ranking["rows_forward"]) == (None, 0, 100)
+    row = flatten_record(loaded.of("gates")[1], {})
+    assert (row["own_count"], row["search_steps"], row["rows_forward"], row["rows_backward"]) == (4, 200, 12_800, 6400)
+    assert (row["search_code"], row["trained_code"]) == ("abc", None)
+    assert set(CSV_COLUMNS) >= set(row) - {"kept", "options"}
+
+
 def test_the_first_cost_of_a_process_counts_only_without_others():
     first, later, unknown = ({"s": value, "first_in_process": value == 9.0} for value in (9.0, 2.0, None))
     assert median_cost([first, later, unknown], "s") == 2.0
@@ -126,12 +144,12 @@ def test_the_first_cost_of_a_process_counts_only_without_others():
     assert median_cost([unknown], "s") is None
 
 
-def test_soft_labels_have_no_interval_over_rows(store):
-    write_array_atomic(store.labels, np.full(ROWS, 0.5, np.float32))
+def test_probabilities_have_an_interval_over_rows(store):
+    write_array_atomic(store.labels, np.linspace(0.1, 0.6, ROWS))
     store.add("one", 2, 0, 1.0)
     store.add("one", 2, 1, 1.0)
     summary = summarize(LoadedResults(store).series("one", 2))
-    assert summary["rows"] is None
+    assert summary["rows"]["high"] > summary["rows"]["low"]
     assert summary["seeds"] is not None
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from lpfs.data.simulate import simulate
+from lpfs.data.simulate import is_simulated, simulate, true_probabilities
 from lpfs.data.simulate_spec import PRESETS, FieldSpec, drift_factors, preset_spec
 from lpfs.data.simulate_world import (
     BLOCK_ROWS,
@@ -14,12 +14,14 @@ from lpfs.data.simulate_world import (
     Simulator,
     _binned_auc,
     bag_to_ids,
+    draw_effects,
     draw_zipf,
     frequencies,
     scramble_ids,
     sigmoid,
 )
 from lpfs.errors import DataError, InputError
+from tests.helpers.known_truth import known_truth
 
 
 @pytest.fixture(scope="module")
@@ -285,3 +287,95 @@ def test_invalid_arguments_raise(tmp_path, arguments):
 def test_fewer_rows_than_days(tmp_path):
     dataset = simulate(tmp_path / "log", rows=1)
     assert (dataset.rows, dataset.days()) == (1, ("day_0",))
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    """The rows of a log with ids that turn over, by name, and the truth."""
+    dataset = simulate(tmp_path_factory.mktemp("shop") / "log", "turnover", rows=40_000, days=10, seed=70)
+    truth = {field["name"]: field for field in dataset.attached("truth.json")["fields"]}
+    return dataset, truth
+
+
+def ids_of(dataset, name, first, stop):
+    schema = dataset.schema.subset([name])
+    return next(iter(dataset.part(first, stop).stream(stop - first, fields=schema.names))).ids[:, 0].numpy()
+
+
+def test_a_coarse_field_is_a_function_of_its_source(shop):
+    dataset, truth = shop
+    coarse = [field for field in truth.values() if field["role"] == "coarse"]
+    assert len(coarse) == 3
+    for field in coarse:
+        fine, group = (ids_of(dataset, name, 0, 20_000) for name in (field["group_of"], field["name"]))
+        groups = {}
+        for value, of in zip(fine.tolist(), group.tolist(), strict=True):
+            assert groups.setdefault(value, of) == of
+        assert len(set(groups.values())) < len(groups) / 4
+
+
+def test_a_coarse_field_carries_a_share_of_the_effect():
+    """The means of the groups explain more of the effects than means of random groups do."""
+    item = FieldSpec("item", role="main", values=1500, zipf=1.05)
+    genre = FieldSpec("genre", role="coarse", values=20, source="item", likeness=0.4)
+    explained = {"groups": [], "random": []}
+    weight, draw = frequencies(item), np.random.default_rng(0)
+    for _ in range(40):
+        effects = draw_effects(item, draw, [genre])
+        assert float(effects**2 @ weight) == pytest.approx(1.0)
+        for name, groups in (("groups", np.arange(1500) % 20), ("random", draw.integers(20, size=1500))):
+            means = np.bincount(groups, effects * weight, 20) / np.bincount(groups, weight, 20)
+            explained[name].append(float(means[groups] ** 2 @ weight))
+    gain = np.mean(explained["groups"]) - np.mean(explained["random"])
+    assert 0.15 < gain < 0.5
+
+
+def test_a_sum_is_the_sum_of_two_numbers():
+    spec = preset_spec("catalog", 1000, None, 3)
+    block = Simulator(spec, 3).block(0, 0, 500)
+    sums = [field for field in spec.specs if field.role == "sum"]
+    assert len(sums) == 2
+    for field in sums:
+        expected = block.numbers[field.source] + block.numbers[field.second]
+        np.testing.assert_array_equal(block.numbers[field.name], expected)
+
+
+def test_ids_turn_over_from_day_to_day(shop):
+    dataset, _ = shop
+    spec = preset_spec("turnover", 40_000, 10, 70)
+    item = max((field for field in spec.specs if field.turnover), key=lambda field: (field.true, field.turnover))
+    days = [set(ids_of(dataset, item.name, 4000 * day, 4000 * day + 4000).tolist()) for day in range(10)]
+    kept = [len(days[0] & day) / len(days[0]) for day in days]
+    assert kept[1] > kept[5] > kept[9]
+    assert kept[9] < 0.4
+    steady = next(field for field in spec.specs if field.true and field.kind == "categorical" and field.values == 200)
+    same = [set(ids_of(dataset, steady.name, 4000 * day, 4000 * day + 4000).tolist()) for day in (0, 9)]
+    assert len(same[0] & same[1]) > 0.8 * len(same[0])
+    assert max(max(day) for day in days) < dataset.schema[item.name].cardinality
+
+
+def test_ids_with_thousands_of_values_are_true_fields():
+    for preset in ("catalog", "turnover"):
+        true = [field for field in preset_spec(preset, 1000, None, 0).specs if field.true and field.values >= 1000]
+        assert len(true) == 3
+        assert sum(field.effect**2 for field in true) > 0.5 * 1.8**2 * 0.5
+
+
+@pytest.mark.parametrize("preset", ["small", "turnover"])
+def test_true_probabilities_are_those_of_the_rows(tmp_path, preset):
+    dataset = simulate(tmp_path / "log", preset, rows=9000, days=6, seed=4)
+    rows = dataset.part(2000, 8000)
+    found = true_probabilities(rows)
+    labels = next(iter(rows.stream(6000))).labels[:, 0].double().numpy()
+    spec = preset_spec(preset, 9000, 6, 4)
+    blocks = [Simulator(spec, 4).block(day, 0, 1500) for day in range(6)]
+    np.testing.assert_allclose(found, sigmoid(np.concatenate([block.logit for block in blocks]))[2000:8000])
+    assert labels.mean() == pytest.approx(found.mean(), abs=0.02)
+    assert ((labels - found) ** 2).mean() == pytest.approx((found * (1 - found)).mean(), abs=0.01)
+    assert is_simulated(rows)
+
+
+def test_other_datasets_have_no_true_probabilities(tmp_path):
+    dataset = known_truth(tmp_path / "log")
+    assert true_probabilities(dataset) is None
+    assert not is_simulated(dataset)

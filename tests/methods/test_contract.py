@@ -51,6 +51,8 @@ PARTICULAR = {
     "autofield": Facts(options=(("every", 2),)),  # an update every ten steps needs thousands of steps
     "gbdt": Facts(options=(("rows", 4000), ("trees", 50))),  # trees are slow
     "random_forest": Facts(options=(("rows", 4000), ("trees", 50))),
+    "lpfs_paper": Facts(recall=0.5),  # without centering, in a short search
+    "lpfs++_paper": Facts(recall=0.5),
     "random": Facts(recall=0.0),
     "all": Facts(recall=0.0),
 }
@@ -235,7 +237,7 @@ def test_a_penalty_selects_without_a_k(look, method):
     _, found = look(method, keep=TRUE, steps=10)
     assert found.made["own_count"] == FIELDS
     assert len(found.kept) == TRUE
-    much = {"keep": None, "penalty": 100.0, "lr": 0.3, "steps": 20}
+    much = {"keep": None, "penalty": 100.0, "lr": 0.3, "steps": 60}
     with pytest.raises(SearchError, match=f"{method} keeps no field at penalty=100"):
         look(method, **much)
     _, found = look(method, must_keep=("f03",), **much)

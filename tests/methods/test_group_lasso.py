@@ -12,7 +12,7 @@ from lpfs.methods.target import SelectionTarget
 from lpfs.train.callbacks import State
 from lpfs.train.config import Training
 from lpfs.train.step import make_optimizer
-from tests.helpers.clicks import MIXED, Case
+from tests.helpers.clicks import MIXED, Case, batch_of
 from tests.helpers.known_truth import NOISE, STRONG
 
 
@@ -20,7 +20,7 @@ def driven(target, steps=100):
     model = Case("mlp").make(MIXED)
     optimizer = make_optimizer(Training(lr=0.05), model.parameters())
     layer = first_layer(model, "group_lasso")
-    driver = ColumnShrinkage(SearchTask(model, optimizer, [], None, target, steps), layer)
+    driver = ColumnShrinkage(SearchTask(model, optimizer, [batch_of(MIXED)], None, target, steps), layer)
     return layer, driver, State(model, optimizer, Training(), steps)
 
 

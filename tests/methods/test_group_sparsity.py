@@ -78,3 +78,36 @@ def test_other_models_are_refused():
 
 def test_a_model_of_numbers_has_one_part():
     assert first_layer(Case("dlrm").make(NUMBERS), "this").names == ("dense",)
+
+
+def test_scales_are_the_spread_of_the_embeddings_around_their_mean():
+    model = Case("mlp").make(MIXED)
+    layer = first_layer(model, "this")
+    batches = [batch_of(MIXED), batch_of(MIXED)]
+    with torch.no_grad():
+        embeddings = torch.cat([model.inputs(batch) for batch in batches])  # (B, N, D)
+        expected = (embeddings - embeddings.mean(0)).square().mean((0, 2)).sqrt()
+        torch.testing.assert_close(layer.scales(model, batches), expected, rtol=1e-4, atol=1e-6)
+        ids = model.inputs.ids
+        model.inputs.table.weight[: sum(model.inputs.table.sizes[:ids])] += 5.0  # a constant carries no information
+        torch.testing.assert_close(layer.scales(model, batches)[:ids], expected[:ids], rtol=1e-3, atol=1e-4)
+    assert not model.top[0]._forward_pre_hooks
+
+
+def test_the_score_does_not_depend_on_where_the_scale_is(pretrained):
+    """A table divided by 8 and columns multiplied by 8 are the same model; the norm of the columns is not."""
+    plain = pretrained("mlp")[0]
+    scaled = pretrained("mlp")[0]
+    layer = first_layer(scaled, "group_lasso")
+    part = scaled.inputs.names.index("slot")
+    first = sum(scaled.inputs.table.sizes[:part])
+    with torch.no_grad():
+        scaled.inputs.table.weight[first : first + scaled.inputs.table.sizes[part]] /= 8
+    name = scaled.inputs.names[part]
+    layer.multiply(torch.tensor([8.0 if other == name else 1.0 for other in layer.names]))
+    norms = []
+    for model in (plain, scaled):
+        own = first_layer(model, "group_lasso")
+        rows = [batch_of(model.schema)]
+        norms.append(own.energies().sqrt() * own.scales(model, rows))
+    torch.testing.assert_close(*norms, rtol=1e-4, atol=1e-6)

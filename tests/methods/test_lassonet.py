@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, strategies as st
 
 from lpfs.errors import InputError
-from lpfs.methods.lassonet import hierarchical_prox
+from lpfs.methods.base import SearchTask
+from lpfs.methods.group_sparsity import first_layer
+from lpfs.methods.lassonet import ModelWithSkip, PenaltyPath, hierarchical_prox
 from lpfs.methods.registry import make_method
+from lpfs.methods.target import SelectionTarget
+from lpfs.train.config import Training
 from tests.helpers.known_truth import NOISE, STRONG
 
 REALS = st.floats(-3, 3, allow_nan=False, width=32)
@@ -56,11 +64,57 @@ def test_the_planted_fields_are_found_and_the_model_is_unchanged(run_search, pre
     assert set(found.kept) == set(STRONG)
     scores = found.made["scores"]
     assert set(scores) == set(model.names)
-    assert min(scores[name] for name in STRONG) > 3 * max(scores[name] for name in NOISE)
+    assert min(scores[name] for name in STRONG) > 1.3 * max(scores[name] for name in NOISE)
     before = pretrained("mlp")[0].state_dict()
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(not module._forward_pre_hooks for module in model.modules())
-    assert found.history[-1]["alive"] == found.made["own_count"] <= 3
+    assert found.made["levels"] >= 20
+
+
+def test_fields_disappear_one_after_another_as_lambda_grows(run_search):
+    """A score is the λ of the last level at which a field was alive, so that one path serves every K."""
+    _, found = run_search("lassonet", keep=2, steps=200)
+    alive = [record["alive"] for record in found.history]
+    penalties = [record["penalty"] for record in found.history if record["level"] > 0]
+    assert alive[0] == 7
+    assert alive[-1] <= 2
+    assert max(a - b for a, b in pairwise(alive)) <= 3  # not all at once
+    assert penalties == sorted(penalties)
+    assert min(b / a for a, b in pairwise(sorted(set(penalties)))) >= 1.02 - 1e-6
+    levels = sorted(set(penalties))
+    for score in found.made["scores"].values():
+        assert score == 0 or any(level * 0.999 <= score <= level * 1.0011 for level in levels)
+    _, other = run_search("lassonet", keep=5, steps=200)
+    assert other.made["scores"] == found.made["scores"]
+
+
+def test_the_skip_layer_is_pretrained_if_the_rows_are_given(log, pretrained, monkeypatch):
+    nets = []
+    monkeypatch.setattr(PenaltyPath, "begin", lambda self, state: nets.append(copy.deepcopy(state.model)))
+    model, optimizer = pretrained("mlp")
+    stream = log.part(0, 1000).stream(64, shuffle=True)
+    valid = log.part(1000, 1200).stream(4096)
+    task = SearchTask(model, optimizer, stream, valid, SelectionTarget(keep=2), 40, training=Training(quiet=True))
+    method = make_method("lassonet")
+    method.search(replace(task, early=log.part(0, 800).stream(64, shuffle=True), early_steps=60))
+    method.search(task)
+    with_rows, without = (float(net.skip.weight.detach().norm()) for net in nets)
+    assert with_rows > 3 * without > 0
+    assert not torch.equal(nets[0].model.top[0].weight, nets[1].model.top[0].weight)  # new weights
+
+
+def test_centering_leaves_the_logits_of_the_skip_layer(log, pretrained):
+    model, _ = pretrained("mlp")
+    net = ModelWithSkip(model, first_layer(model, "lassonet"))
+    stream = log.part(0, 600).stream(600)
+    batch = next(iter(stream))
+    with torch.no_grad():
+        net.skip.weight.normal_()
+        before = net(batch)
+        net.center(stream)
+        torch.testing.assert_close(net(batch), before, rtol=1e-4, atol=1e-4)
+        part = net.model.inputs(batch)[:, 0]
+        assert float(part.mean(0).abs().max()) < 1e-4
 
 
 def test_a_fixed_penalty(run_search):

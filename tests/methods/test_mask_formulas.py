@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from lpfs.methods.leap import LeAP
 from lpfs.methods.masks import MEAN_DECAY
 from lpfs.methods.optfs import OptFS, OptFSOptions
 from lpfs.methods.row_weights import AdaFS, ColdSE
@@ -98,10 +99,12 @@ def test_fscd():
     mask = with_values(FSCD(NAMES, 100, SEED, options, costs=[1.0, 2.0, 3.0, 4.0, 0.0]), "logit", X)
     assert mask.penalty(B) is None  # nothing was drawn yet
     drawn = sigmoid((X.double().numpy() + logit(uniform(N))) / 0.5)
-    near(mask(), drawn)
-    near(mask.penalty(B), 0.3 * (np.array([0.5, 1.0, 1.5, 2.0, 0.0]) * drawn).sum())
+    near(mask(), drawn / sigmoid(X))  # a mean of 1 whatever the keep probability is
+    near(mask.penalty(B), 0.3 / B * (np.array([0.5, 1.0, 1.5, 2.0, 0.0]) * drawn).sum())
     near(mask.scores(), sigmoid(X))
-    near(mask.eval()(), sigmoid(X / 0.5))
+    near(mask.eval()(), np.ones(N))
+    with_values(mask.train(), "logit", torch.full((N,), -9.0))
+    assert float(mask().detach().max()) <= float(mask.sampled.detach().max()) / 0.0099  # clipped: sigmoid(-9) is 0.0001
     plain = FSCD(NAMES, 100, SEED, FSCDOptions(start=0.9))
     near(plain.scores(), np.full(N, 0.9))
     assert plain.costs.tolist() == [1.0] * N
@@ -122,11 +125,29 @@ def test_hard_concrete():
     options = HardConcreteOptions(strength=0.3)
     mask = with_values(HardConcrete(NAMES, 100, SEED, options), "logit", X * 3)
     x = X.double().numpy() * 3
+    mask.draw.manual_seed(SEED)  # the start is drawn too
     drawn = sigmoid((x + logit(uniform(N))) * 1.5)
     near(mask(), np.clip(drawn * 1.2 - 0.1, 0, 1))
     near(mask.penalty(B), 0.3 * sigmoid(x - 2 / 3 * math.log(0.1 / 1.1)).sum())
     near(mask.eval()(), np.clip(sigmoid(x) * 1.2 - 0.1, 0, 1))
     assert mask.selected().tolist() == [False, True, True, True, True]
+
+
+def test_hard_concrete_starts_near_its_probability_and_averages_clamped_logits():
+    mask = HardConcrete(NAMES, 100, SEED, HardConcreteOptions())
+    start = mask.logit.detach().clone()
+    np.testing.assert_allclose(sigmoid(start), 0.8, atol=0.01)
+    assert len(set(start.tolist())) == N
+    near(mask.scores(), start.double().numpy())
+    decay, mean, mass = 0.999, np.zeros(N), 0.0
+    for step, values in enumerate((X, X * 100, -X), 1):
+        with_values(mask, "logit", values)
+        mask.set_step(step)
+        clamped = np.clip(values.double().numpy(), -math.log(100), math.log(100))
+        near(mask.logit, clamped)
+        mean, mass = decay * mean + (1 - decay) * clamped, decay * mass + 1 - decay
+    np.testing.assert_allclose(mask.scores().double().numpy(), mean / mass, rtol=1e-3, atol=1e-4)
+    assert mask.selected().tolist() == (sigmoid(mean / mass) * 1.2 - 0.1 > 0).tolist()
 
 
 def test_hard_concrete_counts_how_often_a_gate_is_not_zero():
@@ -188,28 +209,48 @@ def test_shufflegate():
     assert len({tuple(order[:, part]) for part in range(N)}) == N  # every field has an order of its own
     (grad,) = torch.autograd.grad(out.sum(), tokens)  # nothing flows to the other rows
     near(grad, np.broadcast_to(gates[numbers][None, :, None], (B, N, D)))
-    near(mask.penalty(B), 0.3 * gates.mean())
+    near(mask.penalty(B), 0.3 * gates.sum())  # the pull on a gate does not shrink with N
     near(mask.scores(), gates)
     assert mask.selected().tolist() == [False, False, False, True, True]
     assert torch.equal(mask.eval()(tokens, numbers, None), tokens)
     near(ShuffleGate(NAMES, 100, SEED, options).scores(), sigmoid([5.0] * N))
 
 
+def test_leap_weights_the_penalty_by_the_distance_to_shuffled_rows():
+    mask = with_values(LeAP(NAMES, 100, SEED, ShuffleGateOptions(strength=0.3)), "theta", X)
+    gates = sigmoid(5 * X.double().numpy())
+    near(mask.penalty(B), 0.3 * gates.sum())  # nothing was seen yet
+    tokens = tokens_of() * torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])[:, None]
+    numbers = torch.tensor([4, 2, 0, 1, 3])
+    mask(tokens, numbers, None)
+    order, rows = uniform(B, N).argsort(0), tokens.double().numpy()
+    distance = np.array(
+        [np.linalg.norm(rows[:, part] - rows[order[:, part], part], axis=1).mean() for part in range(N)]
+    )
+    near(mask.penalty(B), 0.3 * gates.sum())  # weights change between steps only
+    mask.set_step(1)
+    expected = np.zeros(N)
+    expected[numbers.numpy()] = N * distance / distance.sum()
+    near(mask.weights(), expected)
+    near(mask.penalty(B), 0.3 * (expected * gates).sum())
+    assert mask.weights()[4] == 0  # a constant field
+
+
 def test_cold_se():
     mask = ColdSE(NAMES, 100, SEED, D)
     tokens = tokens_of()
-    near(mask(tokens, torch.arange(N), None), 0.5 * tokens.double().numpy())
+    near(mask(tokens, torch.arange(N), None), tokens.double().numpy())  # a trained model is unchanged
     weight, bias = torch.randn(N, N * D), torch.randn(N)
     mask.linear.weight.data.copy_(weight)
     mask.linear.bias.data.copy_(bias)
     row = tokens.double().numpy()
-    weights = sigmoid(row.reshape(B, -1) @ weight.double().numpy().T + bias.double().numpy())
+    weights = 2 * sigmoid(row.reshape(B, -1) @ weight.double().numpy().T + bias.double().numpy())
     near(mask(tokens, torch.arange(N), None), weights[:, :, None] * row)
     mask.set_step(1)
     near(mask.scores(), weights.mean(0))
     mask(2 * tokens, torch.arange(N), None)
     mask.set_step(2)
-    second = sigmoid(2 * row.reshape(B, -1) @ weight.double().numpy().T + bias.double().numpy()).mean(0)
+    second = 2 * sigmoid(2 * row.reshape(B, -1) @ weight.double().numpy().T + bias.double().numpy()).mean(0)
     near(mask.scores(), (MEAN_DECAY * weights.mean(0) + second) / (1 + MEAN_DECAY))
 
 

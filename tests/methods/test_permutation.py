@@ -109,19 +109,17 @@ def test_few_rows_are_shuffled_several_times(log, model):
     ]
 
 
-def test_holdout_rows_are_added_to_few_validation_rows(log):
-    """As many as are enough in all; rows that the weights learn from are never taken."""
+def test_all_rows_that_the_model_was_not_trained_on_are_used(log):
+    """The validation rows and the holdout rows; without these, the search rows, which are new at every step."""
     model = make_model("mlp", log.schema, dim=2, hidden=[4])
     valid, holdout, seen = (log.part(*at) for at in ((1000, 1100), (600, 1000), (0, 600)))
-    for rows, total in ((None, 100), (holdout, 500)):
-        found = search(
-            model,
-            seen.stream(64),
-            "permutation",
-            keep=2,
-            valid=valid.stream(50),
-            holdout=None if rows is None else rows.stream(50),
-            repeats=1,
-            steps=1,
-        )
+    for stream, others, limit, total in (
+        ([], None, None, 100),
+        (seen.stream(64), None, None, 700),
+        (seen.stream(64), holdout.stream(50), None, 500),
+        (seen.stream(64), holdout.stream(50), 200, 300),
+    ):
+        rows = {"valid": valid.stream(50), "holdout": others}
+        found = search(model, stream, "permutation", keep=2, repeats=1, steps=1, rows=limit, **rows)
         assert found.made["forwards"] == (1 + len(model.names)) * total
+        assert found.made["rows"] == total

@@ -101,3 +101,12 @@ def test_searches_that_can_start():
     make_method("lpfs++", {}).check(SelectionTarget(budget=0.0, costs=free), NAMES, 100)
     with pytest.raises(FieldError, match="no field 'd'"):
         make_method("lpfs", {}).check(SelectionTarget(keep=2, must_keep=("d",)), NAMES, 100)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("random", "all", "oracle")])
+def test_five_trials_are_five_different_option_sets_of_every_method(name):
+    """``compare --tune N`` spends the same number of trials on every method, up to five."""
+    for count in (2, 5):
+        assert len(trial_settings(name, count)) == count
+    options = [make_method(name, trial).options for trial in trial_settings(name, 5)]
+    assert all(first != second for number, first in enumerate(options) for second in options[:number])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lpfs.errors import InputError, MissingPackageError
+from lpfs.methods import trees
 from lpfs.methods.lasso_logistic import one_hot, standardize
 from lpfs.methods.registry import make_method
 from lpfs.methods.sampling import batch_columns
@@ -87,6 +88,20 @@ def test_the_planted_fields_are_found(run_search, method):
     assert min(scores[name] for name in STRONG) > 1.5 * max(scores[name] for name in NOISE)
     assert found.made["rows"] == 1000
     assert run_search(method, keep=2)[1].made["scores"] == scores
+
+
+def test_trees_of_many_rows_use_all_of_them(run_search, monkeypatch):
+    """Above a number of rows the gains are those of histogram trees, whose order is that of exact ones."""
+    exact = run_search("gbdt", keep=2)[1].made["scores"]
+    monkeypatch.setattr(trees, "EXACT_ROWS", 500)
+    _, found = run_search("gbdt", keep=2)
+    scores = found.made["scores"]
+    assert found.made["rows"] == 1000
+    assert scores != exact
+    assert set(found.kept) == set(STRONG)
+    assert sum(scores.values()) == pytest.approx(1.0)
+    assert min(scores[name] for name in STRONG) > 1.5 * max(scores[name] for name in NOISE)
+    assert make_method("gbdt").options.rows is None
 
 
 def test_a_token_has_the_sum_of_its_fields(run_search):

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from lpfs.errors import InputError
 from lpfs.pipeline import splits as module
-from lpfs.pipeline.splits import auc_standard_error, plan_stages, split_all_rows, split_dataset
+from lpfs.pipeline.splits import StagePlan, auc_standard_error, plan_stages, split_all_rows, split_dataset
 from tests.helpers.known_truth import known_truth
 
 ROLES = {"train": ["day 0", "day 1", "day 2", "day 3"], "valid": ["day 4"], "test": ["day 5"]}
@@ -293,3 +293,23 @@ def test_given_steps_override_the_defaults():
 def test_invalid_steps_raise_an_error(name, value):
     with pytest.raises(InputError, match=f"{name} must be .*>= 1, found {value!r}"):
         plan_stages(split_sizes(1000, 1250), **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "search", "rows", "expected"),
+    [
+        (512, 5000, 4_000_000, (512, 5000)),  # as many steps as any other method, in time order
+        (128, 2000, 75_000, (64, 1172)),  # one pass, not 2,000 steps
+        (64, 2000, 6_000, (8, 750)),
+        (64, 2000, 1_164, (8, 146)),  # few rows: never more than one pass
+        (64, 2000, 200, (2, 100)),
+        (64, 100, 6_000, (32, 100)),  # no smaller batches than the steps of the search need
+    ],
+)
+def test_a_single_pass_has_smaller_batches_rather_than_more_passes(batch_size, search, rows, expected):
+    steps = StagePlan(batch_size, 2000, search, 2000, 500, True, True, 512, 3.0)
+    once = steps.single_pass(rows)
+    assert (once.batch_size, once.search) == expected
+    assert once.search * once.batch_size < rows + once.batch_size
+    assert (once.separate_gate_rows, once.lr_factor) == (False, 1.0)
+    assert once.pretrain == steps.pretrain

@@ -85,7 +85,6 @@ class Rows:
     [
         ("lpfs++", (("early", 64), ("search", 512))),
         ("stg", (("early", 64), ("search", 512))),
-        ("group_lasso", (("train", 64), None)),
         ("gbdt", (("train", 64), None)),
     ],
 )
@@ -362,3 +361,41 @@ def test_warm_up_is_not_part_of_the_serving_speed(plan, monkeypatch):
         "rows_per_second_low": round(rows / 4),
         "rows_per_second_high": rows,
     }
+
+
+def test_the_learning_rate_rises_in_pretraining_and_stays_high_in_the_search(plan, monkeypatch):
+    assert plan.training(100, 0, keep_best=True).schedule == "constant"
+    assert plan.search_lr_factor == plan.steps.lr_factor
+    risen = replace(plan, settings=plan.settings.updated(lr_schedule="rise"))
+    assert risen.training(100, 0, keep_best=True).schedule == "rise"
+    assert risen.training(100, 0, keep_best=False).schedule == "constant"
+    assert risen.search_lr_factor == 10 * plan.steps.lr_factor
+    rates = []
+    monkeypatch.setattr(stages, "run_search", lambda method, task: rates.append(task.optimizer.param_groups[0]["lr"]))
+    monkeypatch.setattr(stages, "set_gates_from_selection", lambda model, selection: None)
+    model = new_model(plan, 0)
+    for given in (plan, risen):
+        stages.search_fields(given, (model, given.optimizer(model)), 0)
+    assert rates[1] == pytest.approx(10 * rates[0])
+    with pytest.raises(InputError, match="lr_schedule must be one of constant, rise"):
+        plan.settings.updated(lr_schedule="fall")
+
+
+@pytest.mark.parametrize(("method", "separate"), [("lpfs++", True), ("group_lasso", False), ("lpfs++_paper", False)])
+def test_a_method_of_a_single_pass_reads_the_search_rows_once(plan, monkeypatch, method, separate):
+    tasks = []
+    monkeypatch.setattr(stages, "run_search", lambda method, task: tasks.append(task))
+    monkeypatch.setattr(stages, "set_gates_from_selection", lambda model, selection: None)
+    given = plan.for_search(plan.run_dir, 0, method=method)
+    model = new_model(plan, 0)
+    stages.search_fields(given, (model, given.optimizer(model)), 0)
+    (task,) = tasks
+    assert (task.holdout is not None) == (separate and plan.steps.separate_gate_rows)
+    if not separate:
+        assert task.stream.dataset.span == plan.splits.search.span
+        assert task.steps * task.stream.batch_size < plan.splits.search.rows + task.stream.batch_size
+        assert task.early is None
+    lassonet = plan.for_search(plan.run_dir, 0, method="lassonet")
+    stages.search_fields(lassonet, (model, lassonet.optimizer(model)), 0)
+    assert tasks[-1].early.dataset.span == plan.splits.early.span
+    assert tasks[-1].early_steps == plan.steps.pretrain

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Copies of names whose modules import torch; a test compares them with the originals.
 ENGINES = ("embedded", "spark")
-SIMULATED_PRESETS = ("small", "terabyte", "industrial", "industrial-small")
+SIMULATED_PRESETS = ("small", "terabyte", "industrial", "industrial-small", "catalog", "turnover")
 
 PREPARE_HELP = """Convert the click log SOURCE to a Dataset.
 

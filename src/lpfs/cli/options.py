@@ -129,6 +129,7 @@ SEARCH = combine_options(
 TRAINING = combine_options(
     model("--optimizer", choices=OPTIMIZERS, help="Optimizer of the model (adagrad)."),
     model("--lr", type=float, help="Learning rate of the optimizer."),
+    model("--lr-schedule", choices=("constant", "rise"), help="rise: exponentially to ten times --lr."),
     model("--batch-size", type=int, help="Rows per step. Default: from the size of the data."),
     model("--precision", choices=PRECISIONS, help="Arithmetic precision (float32)."),
     model("--graph", choices=GRAPH_VALUES, help="Capture GPU steps as CUDA graphs (auto: if possible)."),

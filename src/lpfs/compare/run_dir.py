@@ -46,6 +46,8 @@ KINDS = {
     "pair": "affects the label only together with its partner",
     "copy": "noisy copy of a true field",
     "correlated": "shares a cause with a true field",
+    "coarse": "group of the values of a true field",
+    "sum": "sum of two numbers",
     "noise": "noise",
 }
 

@@ -14,9 +14,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from lpfs._console import Console
@@ -37,6 +40,7 @@ from lpfs.compare.run_dir import (
 )
 from lpfs.compare.summary import Comparison, summarize_comparison
 from lpfs.compare.tables import as_csv, as_markdown, print_comparison
+from lpfs.data.simulate import true_probabilities
 from lpfs.errors import CheckpointError, InputError, LockedError, LpfsError, SearchError
 from lpfs.methods.base import top_k
 from lpfs.methods.registry import make_method
@@ -240,6 +244,11 @@ class Runner:
         self._pretrained: tuple[int, stages.Trained] | None = None
         self._measured: set[str] = set()
 
+    @cached_property
+    def test_probabilities(self) -> npt.NDArray[np.float64] | None:
+        """Return the true click probabilities of the test rows, which replace their labels; None if unknown."""
+        return true_probabilities(self.base.splits.test)
+
     def run(self, spec: RunSpec) -> Record:
         """Return the result of a run; a method that fails becomes a result with a reason."""
         header = {"method": spec.method, "keep": spec.keep, "seed": spec.seed}
@@ -384,6 +393,9 @@ class Runner:
 
         What cannot be done here is left to ``run``: runs whose search fails, and the work of other processes.
         """
+        if self.base.settings.lr_schedule != "constant":
+            self.message("models with a schedule of the learning rate are trained one by one")
+            return
         if not supports_fleet(self.meta_model):
             self.message(f"models of {type(self.meta_model).__name__} cannot be trained together; one by one")
             return
@@ -452,22 +464,28 @@ class Runner:
         shutil.rmtree(plan.run_dir, ignore_errors=True)
 
     def store_trained(self, model: Model, path: Path, seconds: float) -> Record:
-        """Evaluate a trained model; store its metrics, and its logits on the test rows for the bootstrap."""
+        """Evaluate a trained model; store its metrics, and its logits on the test rows for the bootstrap.
+
+        The test rows of a simulated Dataset are scored against their true click probabilities.
+        """
         plan, metrics = self.base, {}
         for name, rows in (("test", plan.splits.test), ("validation", plan.splits.valid)):
             stream = plan.stream(rows, model.reads.names, train=False)
             predicted = predictions(model, stream)
+            labels = predicted.labels
+            if name == "test" and self.test_probabilities is not None:
+                labels = np.column_stack([self.test_probabilities, labels[:, 1:]])
             tasks = {
                 task: {"auc": task_scores.auc, "logloss": task_scores.logloss}
                 for number, task in enumerate(task_names(stream, predicted.logits.shape[1]))
-                for task_scores in [scores(predicted.logits[:, number], predicted.labels[:, number])]
+                for task_scores in [scores(predicted.logits[:, number], labels[:, number])]
             }
             main = next(iter(tasks.values()))
             metrics[name] = main if len(tasks) == 1 else {**main, "tasks": tasks}
             if name == "test":
                 write_array_atomic(path.with_suffix(".npy"), predicted.logits[:, 0])
                 if not self.store.labels.exists():
-                    write_array_atomic(self.store.labels, predicted.labels[:, 0])
+                    write_array_atomic(self.store.labels, labels[:, 0])
         record = {
             **{"trained": path.stem, **metrics, "train_seconds": seconds, "code": source_digest()},
             "labels": file_checksum(self.store.labels),

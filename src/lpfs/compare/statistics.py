@@ -115,12 +115,16 @@ def verdict(seeds: Interval | None, rows: Interval | None) -> str:
 
 
 class ScoreRanks:
-    """Ranks of the positive rows of one model among its negative rows; labels (rows,) are 0 and 1."""
+    """Ranks of the positive rows of one model among its negative rows.
+
+    A row with a label y (rows,) between 0 and 1, a probability, counts as y positives and 1 - y negatives.
+    """
 
     def __init__(self, scores: Numbers, labels: Numbers) -> None:
-        self.positives, negatives = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
+        self.positives, negatives = np.flatnonzero(labels > 0), np.flatnonzero(labels < 1)
         self.negatives = negatives[np.argsort(scores[negatives], kind="stable")]  # by score
         ordered, positive_scores = scores[self.negatives], scores[self.positives]
+        self.positive_shares, self.negative_shares = labels[self.positives], 1 - labels[self.negatives]
         self.rank_low = np.searchsorted(ordered, positive_scores, "left")  # negatives with a lower score
         self.rank_high = np.searchsorted(ordered, positive_scores, "right")  # with a lower or equal score
 
@@ -134,8 +138,8 @@ class ScoreRanks:
         aucs = np.empty(len(weights))
         cumulative = np.zeros(len(self.negatives) + 1)
         for draw, row_weights in enumerate(weights):
-            np.cumsum(row_weights[self.negatives], out=cumulative[1:])
-            positive_weights = row_weights[self.positives].astype(np.float64)
+            np.cumsum(row_weights[self.negatives] * self.negative_shares, out=cumulative[1:])
+            positive_weights = row_weights[self.positives].astype(np.float64) * self.positive_shares
             total = positive_weights.sum() * cumulative[-1]
             pairs = positive_weights @ (cumulative[self.rank_low] + cumulative[self.rank_high]) / 2
             aucs[draw] = pairs / total if total else np.nan
@@ -151,8 +155,8 @@ def bootstrap(
     >>> aucs.shape, losses.shape
     ((3, 1), (3, 1))
     """
-    if not np.isin(labels, (0, 1)).all():
-        raise InputError("a bootstrap of AUC needs labels of 0 and 1")
+    if not ((labels >= 0) & (labels <= 1)).all():
+        raise InputError("a bootstrap of AUC needs labels between 0 and 1")
     generator = np.random.default_rng(seed)
     ranks = [ScoreRanks(values, labels) for values in logits]
     losses = [row_losses(values.astype(np.float64), labels) for values in logits]

@@ -18,6 +18,7 @@ from lpfs.compare import statistics
 from lpfs.compare.plan import ALL_FIELDS, ComparisonPlan
 from lpfs.compare.run_dir import COST_SCHEMA, TRUE_KINDS, Record, ResultStore, read_result
 from lpfs.compare.statistics import Floats, SeedSeries, SeedValue, paired_difference, summarize
+from lpfs.data.simulate import is_simulated
 from lpfs.methods.registry import METHODS
 from lpfs.pipeline.plan import RunPlan
 from lpfs.pipeline.results import versions
@@ -26,7 +27,11 @@ from lpfs.report.comparison_data import FORMAT
 REFERENCE_METHOD = "lpfs++"  # every method is compared with it, besides the best one
 NOT_RANKED = ("oracle",)  # it knows the truth, so it is never the best method
 DAMAGED_ADVICE = "restore it from a copy, or compare again in another directory"
+TRUE_LABELS, SAMPLED_LABELS = "true probabilities", "sampled labels"  # what test rows are scored against
 UNKNOWN_CODE = "not recorded"  # digest of the code of a result that does not state it
+
+# name in comparison.json -> name in the details of a search
+SEARCH_FACTS = {"own_count": "own_count", "steps": "steps", "rows_forward": "forwards", "rows_backward": "backwards"}
 
 Metric = Literal["auc", "logloss"]
 
@@ -95,8 +100,6 @@ def bootstrap_all(store: ResultStore, names: Sequence[str]) -> dict[str, dict[Me
     if not names:
         return {}
     labels = np.load(store.labels)
-    if not np.isin(labels, (0, 1)).all():  # soft labels cannot be bootstrapped
-        return {name: {"auc": np.full(1, np.nan), "logloss": np.full(1, np.nan)} for name in names}
     logits = [np.load(store.directory / "trained" / f"{name}.npy") for name in names]
     aucs, losses = statistics.bootstrap(logits, labels)
     return {name: {"auc": aucs[:, number], "logloss": losses[:, number]} for number, name in enumerate(names)}
@@ -136,6 +139,7 @@ def summarize_comparison(
         "steps": base.steps.to_json(),
         "splits": base.splits.to_json(),
         "fingerprint": fingerprint,
+        "test_labels": TRUE_LABELS if is_simulated(base.dataset) else SAMPLED_LABELS,
         "bootstrap_draws": statistics.BOOTSTRAP_DRAWS,
         "code": source_versions(loaded.done),
         "versions": versions(),
@@ -189,7 +193,7 @@ def summarize_method(
         "differences": {key: paired_difference(areas[name], areas[other]) for key, other in others.items()},
         "sizes": sizes,
         "overlap": mean(overlaps) if overlaps else None,
-        "search": search_costs(loaded, name),
+        "search": {**search_costs(loaded, name), **search_facts(loaded.of(name))},
         "trials": max((len(record["trials"]) for record in loaded.of(name)), default=0),
         "options_used": dict(Counter(json.dumps(record["options"], sort_keys=True) for record in loaded.of(name))),
         "failed": [{key: record[key] for key in ("keep", "seed", "reason")} for record in failed],
@@ -230,6 +234,19 @@ def search_costs(loaded: LoadedResults, name: str) -> Record:
     }
 
 
+def search_facts(records: Sequence[Record]) -> Record:
+    """Return the mean number of steps of a search, of rows that went forward and backward, and of the method's own K.
+
+    The last one is None for methods that only rank, or that were asked for K and have no count of their own.
+    """
+    details = [record["search"].get("details") or {} for record in records]
+    means = {}
+    for name, key in SEARCH_FACTS.items():
+        known = [float(values[key]) for values in details if values.get(key) is not None]
+        means[name] = mean(known) if known else None
+    return means
+
+
 def median_cost(costs: Iterable[Record], key: str) -> float | None:
     """Return the median of a cost, without the first of each process, which includes compilation, if others exist.
 
@@ -249,6 +266,7 @@ def flatten_record(record: Record, kinds: Mapping[str, str]) -> Record:
     if record["status"] == "failed":
         return {**row, "reason": record["reason"]}
     search = record.get("search", {})
+    details = search.get("details") or {}
     by_kind = kind_metrics([record], kinds)
     return {
         **row,
@@ -259,6 +277,12 @@ def flatten_record(record: Record, kinds: Mapping[str, str]) -> Record:
         "count": len(record["kept"]),
         "search_seconds": search.get("seconds"),
         "search_memory": search.get("memory"),
+        "search_steps": details.get("steps"),
+        "rows_forward": details.get("forwards"),
+        "rows_backward": details.get("backwards"),
+        "own_count": details.get("own_count"),
+        "search_code": search.get("code"),
+        "trained_code": record.get("code"),
         "train_seconds": record["train_seconds"],
         "trials": len(record.get("trials", [])),
         "options": record.get("options", {}),

@@ -13,7 +13,8 @@ from lpfs.compare.summary import REFERENCE_METHOD, Comparison
 
 CSV_COLUMNS = (
     *("method", "keep", "seed", "status", "auc", "logloss", "validation_auc", "validation_logloss", "count"),
-    *("search_seconds", "search_memory", "train_seconds", "trials", "options"),
+    *("search_seconds", "search_memory", "search_steps", "rows_forward", "rows_backward", "own_count"),
+    *("train_seconds", "trials", "options", "search_code", "trained_code"),
     *("recall", "false_positives", "reason", "kept"),
 )
 INTERVALS = ["95 % over seeds", "95 % over rows"]

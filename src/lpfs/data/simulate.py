@@ -8,7 +8,6 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -18,7 +17,7 @@ from lpfs._fileio import StagingDirectory, fsync_tree, write_json
 from lpfs._validation import check_int
 from lpfs.data.dataset import Dataset
 from lpfs.data.simulate_spec import FieldSpec, SimulationSpec, preset_spec
-from lpfs.data.simulate_world import Array, BestPossibleScores, SimulatedRows, Simulator, scramble_ids
+from lpfs.data.simulate_world import Array, BestPossibleScores, Reals, SimulatedRows, Simulator, scramble_ids, sigmoid
 from lpfs.data.store.writer import DatasetWriter, convert_write_errors
 from lpfs.errors import DataError, InputError
 
@@ -75,7 +74,8 @@ def simulate(
 
     Args:
         out: the directory to create; ``truth.json`` in it records the truth.
-        preset: ``small``, ``terabyte``, ``industrial`` or ``industrial-small``.
+        preset: ``small``, ``terabyte``, ``industrial``, ``industrial-small``, ``catalog`` (ids with thousands of values
+            matter; coarsenings, sums and copies of fields) or ``turnover`` (the same with ids that turn over).
         rows: total number of rows; the default depends on the preset.
         days: number of days; the default depends on the preset.
         seed: seed of all random numbers. The same seed gives the same rows for every ``chunk``.
@@ -105,8 +105,7 @@ def simulate(
             write_json(staging / "truth.json", truth)
             fsync_tree(staging)
         return [folder / "log" / path.name for path in raw.paths]
-    content = {"generator": GENERATOR_VERSION, "seed": seed, "plan": asdict(spec)}
-    fingerprint = "simulated-" + hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+    fingerprint = simulation_fingerprint(spec, seed)
     if (folder / "dataset.json").exists():
         with suppress(DataError):
             existing = Dataset(folder)
@@ -122,6 +121,47 @@ def simulate(
 
         writer.attach("truth.json", _generate(spec, seed, chunk, progress, write))
     return Dataset(folder)
+
+
+def simulation_fingerprint(spec: SimulationSpec, seed: int) -> str:
+    """Return the fingerprint of a simulated Dataset."""
+    content = {"generator": GENERATOR_VERSION, "seed": seed, "plan": spec.to_json()}
+    return "simulated-" + hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def is_simulated(dataset: Dataset) -> bool:
+    """Return whether a Dataset was simulated by this version, so that its rows can be drawn again."""
+    return _spec_of(dataset) is not None
+
+
+def _spec_of(dataset: Dataset) -> tuple[SimulationSpec, int] | None:
+    settings = dataset.settings.get("simulate")
+    if not isinstance(settings, dict) or set(settings) != {"preset", "rows", "days", "seed"}:
+        return None
+    try:
+        spec = preset_spec(settings["preset"], settings["rows"], settings["days"], settings["seed"])
+    except InputError:
+        return None
+    return (spec, settings["seed"]) if simulation_fingerprint(spec, settings["seed"]) == dataset.fingerprint else None
+
+
+def true_probabilities(dataset: Dataset) -> Reals | None:
+    """Return the probability of a click in every row of a simulated Dataset, or of a part of one.
+
+    The rows are drawn again, by the same generator. None if the Dataset was not simulated, or by another version.
+    """
+    found = _spec_of(dataset)
+    if found is None:
+        return None
+    (spec, seed), pieces, first = found, list[Reals](), 0
+    simulator = Simulator(spec, seed)
+    for day, rows in enumerate(spec.day_rows()):
+        low, high = (min(rows, max(0, edge - first)) for edge in dataset.span)
+        if low < high:
+            logits = np.concatenate([block.logit for block in simulator.chunks(day, rows, CHUNK_ROWS)])
+            pieces.append(sigmoid(logits[low:high]))
+        first += rows
+    return np.concatenate(pieces)
 
 
 def _generate(
@@ -228,9 +268,13 @@ def truth_record(simulator: Simulator, scores: BestPossibleScores) -> dict[str, 
                 "effect": field.effect,
                 "copy_of": field.source if field.role == "copy" else None,
                 "correlated_with": field.source if field.role == "correlated" else None,
+                "group_of": field.source if field.role == "coarse" else None,
+                "sum_of": [field.source, field.second] if field.role == "sum" else None,
                 "pair_with": field.partner,
                 "related": [
-                    other.name for other in spec.specs if field.name == other.source or field.source == other.name
+                    other.name
+                    for other in spec.specs
+                    if field.name in (other.source, other.second) or other.name in (field.source, field.second)
                 ],
                 "missing": field.missing,
                 "values": field.values,
@@ -261,5 +305,5 @@ def truth_record(simulator: Simulator, scores: BestPossibleScores) -> dict[str, 
             }
             for index, task in enumerate(spec.tasks)
         },
-        "plan": asdict(spec),
+        "plan": spec.to_json(),
     }

@@ -1,10 +1,11 @@
-"""SimulationSpec: the fields, roles and effects of a simulated log; the presets small, terabyte and industrial."""
+"""SimulationSpec: the fields, roles and effects of a simulated log; the presets of ``simulate``."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,11 +14,17 @@ from lpfs.data.store.format import FIRST_ID
 from lpfs.errors import InputError
 from lpfs.schema import Field, Group, Kind, Schema
 
-# a separate effect; an effect only with the partner; a noisy copy of the source; a hidden cause shared with it; none
-Role = Literal["main", "pair", "copy", "correlated", "noise"]
+# a separate effect; an effect only with the partner; a noisy copy of the source; a hidden cause shared with it; the
+# group of the source, such as the genre of an item; the sum of the source and another number; none
+Role = Literal["main", "pair", "copy", "correlated", "coarse", "sum", "noise"]
+DEPENDENT_ROLES = ("copy", "correlated", "coarse", "sum")  # of fields whose values depend on other fields
 
-ROWS = {"small": 100_000, "terabyte": 2_000_000, "industrial": 200_000, "industrial-small": 200_000}  # defaults
-DAYS = {"small": 10, "terabyte": 24, "industrial": 9, "industrial-small": 9}  # defaults
+# default numbers of rows and days
+ROWS = {
+    **{"small": 100_000, "terabyte": 2_000_000, "industrial": 200_000, "industrial-small": 200_000},
+    **{"catalog": 200_000, "turnover": 200_000},
+}
+DAYS = {"small": 10, "terabyte": 24, "industrial": 9, "industrial-small": 9, "catalog": 20, "turnover": 20}
 PRESETS = tuple(ROWS)
 
 
@@ -39,6 +46,9 @@ class FieldSpec:
     partner: str | None = None  # the other field of a pair
     drift: str = "steady"  # or "in" (the effect grows from 0 over the days) or "out" (it declines to 0)
     group: Group = "context"
+    second: str | None = None  # the other number of a sum
+    active: int = 0  # number of ids in use on a day; 0: all values, always
+    turnover: float = 0.0  # fraction of these ids that new ones replace from one day to the next
 
     @property
     def true(self) -> bool:
@@ -50,11 +60,19 @@ class FieldSpec:
         """Whether the field stands for a term of the logit: a main effect, or the first field of a pair."""
         return self.role == "main" or (self.role == "pair" and self.name < str(self.partner))
 
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values; properties that most fields do not have are left out."""
+        values = asdict(self)
+        return {name: value for name, value in values.items() if name not in RARE or value != getattr(FieldSpec, name)}
+
     def field(self) -> Field:
         """Return the field of the schema; the ids of the values follow the special ids."""
         if self.kind == "numeric":
             return Field(self.name, "numeric", 0, self.width, self.group)
         return Field(self.name, self.kind, self.values + FIRST_ID, 1, self.group)
+
+
+RARE = ("second", "active", "turnover")
 
 
 @dataclass(frozen=True)
@@ -78,6 +96,10 @@ class SimulationSpec:
     base_rate: float
     label: str = "click"
     tasks: tuple[TaskSpec, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {**asdict(self), "specs": [spec.to_json() for spec in self.specs]}
 
     def schema(self) -> Schema:
         """Return the schema of the Dataset."""
@@ -122,6 +144,9 @@ def preset_spec(preset: str, rows: int | None, days: int | None, seed: int) -> S
         return SimulationSpec(preset, _scale_effects(small(rng), 2.2), days, rows, 0.2)
     if preset == "terabyte":
         return SimulationSpec(preset, _scale_effects(terabyte(rng), 1.4), days, rows, 0.033, label="label")
+    if preset in ("catalog", "turnover"):
+        specs = catalog(rng, days if preset == "turnover" else 0)
+        return SimulationSpec(preset, _scale_effects(specs, 1.8), days, rows, 0.15)
     sizes = (250, 46, 96, 25) if preset == "industrial" else (40, 8, 16, 5)
     return SimulationSpec(preset, _scale_effects(industrial(sizes, rng), 1.5), days, rows, 0.04, tasks=TASKS)
 
@@ -225,6 +250,51 @@ def industrial(sizes: tuple[int, int, int, int], rng: np.random.Generator) -> tu
     return (*fields, *_anonymized(numbers, rng, [f"dense_{index:02d}" for index in range(sizes[3])]))
 
 
+def catalog(rng: np.random.Generator, days: int) -> tuple[FieldSpec, ...]:
+    """Return 34 fields in which ids with thousands of values matter, with five kinds of redundancy.
+
+    Genre and brand are groups of the item and carry parts of its effect, region is a group of the city; two numbers
+    are sums of others; some fields are copied or correlated. With ``days`` above 0 the ids of users, items and queries
+    turn over: ids disappear, and new ones with other effects take their place.
+    """
+    specs = [
+        turning_over(FieldSpec("user", role="main", effect=0.6, values=3000, zipf=1.02, group="user"), 0.02, days),
+        turning_over(FieldSpec("item", role="main", effect=0.8, values=1500, zipf=1.05, group="item"), 0.08, days),
+        turning_over(FieldSpec("query", role="main", effect=0.4, values=4000, zipf=1.1), 0.05, days),
+        FieldSpec("city", role="main", effect=0.35, values=200, group="user"),
+        FieldSpec("device", role="main", effect=0.3, values=30, missing=0.05),
+        FieldSpec("hour", role="main", effect=0.25, values=24),
+        FieldSpec("trend", role="main", effect=0.3, values=40, drift="in"),
+        FieldSpec("n0", "numeric", role="main", effect=0.4),
+        FieldSpec("n1", "numeric", role="main", effect=0.3, missing=0.1),
+        FieldSpec("n2", "numeric", role="main", effect=0.2),
+        FieldSpec("b0", "multi", role="main", effect=0.3, values=60, group="item"),
+        *field_pair("p0", "p1", 0.5, 16),
+        FieldSpec("genre", role="coarse", values=20, source="item", likeness=0.4, group="item"),
+        FieldSpec("brand", role="coarse", values=130, source="item", likeness=0.3, group="item"),
+        FieldSpec("region", role="coarse", values=12, source="city", likeness=0.5, group="user"),
+        FieldSpec("m0", "numeric"),
+        FieldSpec("", "numeric", role="sum", source="n0", second="n1", group="combine"),
+        FieldSpec("", "numeric", role="sum", source="n2", second="m0", group="combine"),
+    ]
+    specs += noisy_copies(specs, ("device", "n0", "hour", "user"), 0.85)
+    specs += correlated_fields("city", 2, (60, 2000), 0.7)
+    sizes = (3, 40, 500, 3000, 20_000)
+    specs += [FieldSpec("", values=size, missing=0.1 * (index % 2)) for index, size in enumerate(sizes)]
+    specs += [turning_over(FieldSpec("", values=2000), 0.08, days)]
+    specs += [FieldSpec("", "numeric"), FieldSpec("", "multi", values=200)]
+    specs += [FieldSpec("", "numeric", missing=0.3)]
+    return _anonymized(specs, rng, [f"f{index:02d}" for index in range(len(specs))])
+
+
+def turning_over(spec: FieldSpec, turnover: float, days: int) -> FieldSpec:
+    """Return the field with ids of which a fraction is replaced every day; unchanged without days."""
+    if not days:
+        return spec
+    generations = 1 + math.ceil(turnover * (days - 1) + 1)
+    return replace(spec, active=spec.values, values=spec.values * generations, turnover=turnover)
+
+
 def field_pair(first: str, second: str, effect: float, values: int) -> list[FieldSpec]:
     """Return two fields that have an effect only in combination."""
     return [
@@ -257,6 +327,12 @@ def _anonymized(specs: Sequence[FieldSpec], rng: np.random.Generator, names: Seq
     order = [specs[index] for index in rng.permutation(len(specs))]
     new = {spec.name: name for spec, name in zip(order, names, strict=True) if spec.name}
     return tuple(
-        replace(spec, name=name, source=new.get(spec.source or ""), partner=new.get(spec.partner or ""))
+        replace(
+            spec,
+            name=name,
+            source=new.get(spec.source or ""),
+            partner=new.get(spec.partner or ""),
+            second=new.get(spec.second or ""),
+        )
         for spec, name in zip(order, names, strict=True)
     )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lpfs.data.simulate_spec import FieldSpec, SimulationSpec, drift_factors
+from lpfs.data.simulate_spec import DEPENDENT_ROLES, FieldSpec, SimulationSpec, drift_factors
 from lpfs.data.store.format import FIRST_ID, MISSING_ID
 
 BLOCK_ROWS = 1 << 14  # rows drawn from one random stream; chunks consist of blocks
@@ -57,7 +57,11 @@ class Simulator:
     def __init__(self, spec: SimulationSpec, seed: int) -> None:
         self.spec, self.seed = spec, seed
         rng = np.random.default_rng([seed, 2])
-        self.value_effects = {field.name: draw_effects(field, rng) for field in spec.specs}
+        coarse = [field for field in spec.specs if field.role == "coarse"]
+        self.value_effects = {
+            field.name: draw_effects(field, rng, [part for part in coarse if part.source == field.name])
+            for field in spec.specs
+        }
         self._terms = [field for field in spec.specs if field.is_first_of_pair]
         self.weights = {field.name: field.effect for field in self._terms}
         self.drift = {field.name: drift_factors(field.drift, spec.days) for field in self._terms}
@@ -92,7 +96,7 @@ class Simulator:
     def block(self, day: int, number: int, rows: int) -> SimulatedRows:
         """Return the first ``rows`` rows of a block of a day."""
         rng = np.random.default_rng([self.seed, 5, day, number])
-        values = self._draw(rows, rng)
+        values = self._draw(rows, rng, day)
         score, tasks = self._scores(self._scale(self._effects(*values)), day)
         logit = score + self.intercepts[day]
         labels = {self.spec.label: rng.random(rows) < sigmoid(logit)}
@@ -118,14 +122,26 @@ class Simulator:
             "labels": block.labels,
         }
 
-    def _draw(self, rows: int, rng: np.random.Generator) -> tuple[dict[str, Array], dict[str, Array], dict[str, Bag]]:
-        """Draw the values of all fields: first the independent ones, then those that depend on another field."""
+    def _draw(
+        self, rows: int, rng: np.random.Generator, day: int | None = None
+    ) -> tuple[dict[str, Array], dict[str, Array], dict[str, Bag]]:
+        """Draw the values of all fields: first the independent ones, then those that depend on another field.
+
+        Without a day, ids that turn over are those of random days.
+        """
         ids: dict[str, Array] = {}
         numbers: dict[str, Array] = {}
         bags: dict[str, Bag] = {}
         causes: dict[str, Array] = {}
         sources = {field.source for field in self.spec.specs if field.role == "correlated"}
-        for field in sorted(self.spec.specs, key=lambda field: field.role in ("copy", "correlated")):
+        for field in sorted(self.spec.specs, key=lambda field: field.role in DEPENDENT_ROLES):
+            if field.role == "coarse":
+                source = ids[str(field.source)]
+                ids[field.name] = np.where(source < 0, -1, source % field.values)
+                continue
+            if field.role == "sum":
+                numbers[field.name] = numbers[str(field.source)] + numbers[str(field.second)]
+                continue
             if field.kind == "multi":
                 lengths = np.minimum(rng.geometric(1 / (1 + field.length), rows) - 1, MAX_BAG_LENGTH)
                 bags[field.name] = draw_zipf(rng.random(int(lengths.sum())), field), lengths
@@ -152,7 +168,11 @@ class Simulator:
                 uniform = np.where(rng.random(rows) < 0.8, causes[field.name], uniform)
             if field.role == "correlated":
                 uniform = np.where(follows, causes[str(field.source)], uniform)
-            values = draw_zipf(uniform, field)
+            if field.active:
+                days = rng.integers(self.spec.days, size=rows) if day is None else np.full(rows, day)
+                values = current_ids(draw_zipf(uniform, replace(field, values=field.active)), days, field)
+            else:
+                values = draw_zipf(uniform, field)
             if field.role == "copy":
                 source = ids[str(field.source)]
                 values = np.where(follows & (source >= 0), source, values)
@@ -197,8 +217,25 @@ class Simulator:
         return terms @ (weights * drift), terms @ (self.task_weights * drift[:, None])
 
 
-def draw_effects(field: FieldSpec, rng: np.random.Generator) -> Array:
-    """Return the effect of each value: mean 0 and variance 1 under the frequencies; signs for a pair."""
+def current_ids(slots: Array, days: Array, field: FieldSpec) -> Array:
+    """Return the ids that are in use on these days, from numbers below ``active`` (frequent ones first).
+
+    Each of them is a slot, whose id is replaced every 1 / turnover days; an id keeps its frequency while it is in use.
+
+    >>> field = FieldSpec("item", values=8, active=2, turnover=0.5)
+    >>> current_ids(np.array([0, 1, 0, 1]), np.array([0, 0, 2, 2]), field).tolist()
+    [0, 1, 2, 3]
+    """
+    phase = (slots * 0.6180339887498949) % 1.0
+    generation = np.floor(days * field.turnover + phase).astype(np.int64)
+    return np.asarray(np.minimum(slots + field.active * generation, field.values - 1))
+
+
+def draw_effects(field: FieldSpec, rng: np.random.Generator, groups: Sequence[FieldSpec] = ()) -> Array:
+    """Return the effect of each value: mean 0 and variance 1 under the frequencies; signs for a pair.
+
+    ``groups`` are the coarse fields of the values: each carries its ``likeness`` as a share of the variance.
+    """
     if not field.true:
         return np.empty(0)
     if field.kind == "numeric":
@@ -208,12 +245,19 @@ def draw_effects(field: FieldSpec, rng: np.random.Generator) -> Array:
         flips = rng.random(field.values // 2) < 0.5
         return np.asarray(np.repeat(np.where(flips, 1.0, -1.0), 2) * np.tile([1.0, -1.0], field.values // 2))
     effects, weight = rng.normal(size=field.values), frequencies(field)
+    if groups:
+        effects *= np.sqrt(1 - sum(group.likeness for group in groups))
+        for group in groups:
+            effects += np.sqrt(group.likeness) * rng.normal(size=group.values)[np.arange(field.values) % group.values]
     effects -= effects @ weight
     return np.asarray(effects / np.sqrt(effects**2 @ weight))
 
 
 def frequencies(field: FieldSpec) -> Reals:
-    """Return the probability of each value: a power law on 1 … n + 1."""
+    """Return the probability of each value: a power law on 1 … n + 1; over all days for ids that turn over."""
+    if field.active:
+        once = frequencies(replace(field, values=field.active, active=0))
+        return np.tile(once, field.values // field.active) / (field.values // field.active)
     powers = np.arange(1.0, field.values + 2.0) ** (1.0 - field.zipf)
     return np.asarray(np.diff((powers - 1.0) / ((field.values + 1.0) ** (1.0 - field.zipf) - 1.0)))
 

@@ -7,6 +7,7 @@
     registry.py       METHODS, importable without torch
     search.py         lpfs.search, run_search
     masks.py          masks on the fields of a model; training.py: how they are trained
+    pretraining.py    a network of a method's own, trained as the model was pretrained
     sampling.py       rows of the search as columns, for methods that need no training
     group_sparsity.py the first layer by field; λ moved until K groups are left
     gate_search.py    the callbacks that train gates; lpfs.py: LPFS and LPFS++

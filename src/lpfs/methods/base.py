@@ -45,6 +45,8 @@ class SearchTask:
         training: settings of the training loop.
         holdout: batches of rows that the weights are not trained on, for gates and masks. None: the rows of
             ``stream`` are new at every step, so gates and masks are trained on them too.
+        early: batches of the rows that the model was pretrained on, for methods that pretrain a network of their own.
+        early_steps: number of steps of such a pretraining.
     """
 
     model: nn.Module
@@ -58,6 +60,8 @@ class SearchTask:
     resume: bool = False
     training: Training = field(default_factory=Training)
     holdout: Iterable[Batch] | None = None
+    early: Iterable[Batch] | None = None
+    early_steps: int = 0
 
     def fit(
         self,
@@ -203,6 +207,9 @@ class Method(ABC):
         distributed: whether several processes can share its search, each with a shard of every batch.
         uses_all_rows: whether it searches on all training rows of a small table, whose rows repeat: it trains
             no gates or masks that need rows of their own.
+        single_pass: whether it reads the search rows once at the learning rate of pretraining, in smaller batches if
+            there are few rows: it shrinks weights, which must not be those of memorized rows.
+        pretrains: whether it pretrains a network of its own on the rows of pretraining, ``SearchTask.early``.
         search_per_k: whether another K needs another search; otherwise the K best of one ranking are kept.
         cuda_graph: whether a step of its search can be captured as a CUDA graph.
 
@@ -216,6 +223,8 @@ class Method(ABC):
     trial_options: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     distributed: ClassVar[bool] = False
     uses_all_rows: ClassVar[bool] = False
+    single_pass: ClassVar[bool] = False
+    pretrains: ClassVar[bool] = False
     search_per_k: bool = False
     cuda_graph: bool = False
 

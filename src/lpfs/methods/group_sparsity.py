@@ -6,27 +6,47 @@ above a tenth of the mean norm at the start. A smaller norm carries no informati
 group from zero, and the next step sets it back, the more often the larger λ is. For the same reason a group is
 scored by its mean norm over the last tenth of the search, plus a thousandth of its mean norm over the whole
 search, which orders the groups that are zero by then.
+
+The scale of an embedding moves freely between its table and the first layer, so that the norm of the columns alone
+says little: embeddings are centered first, and the norm of a field is ‖W_n‖ times the root mean square of e_n - ē_n.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import compress
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from lpfs.data.batch import Batch
 from lpfs.errors import InputError
 from lpfs.gates.controller import Keep
-from lpfs.methods.base import HistoryCallback, Method, SearchCost, SearchTask, require_model, select_by_scores
+from lpfs.methods.base import (
+    Fraction,
+    HistoryCallback,
+    Method,
+    MethodOptions,
+    Positive,
+    SearchCost,
+    SearchTask,
+    require_model,
+    restore_position,
+    select_by_scores,
+)
+from lpfs.methods.training import center_embeddings
+from lpfs.models.base import Model
 from lpfs.models.inputs import Inputs
 from lpfs.models.layers import Segments
 from lpfs.schema import Selection
 from lpfs.train.callbacks import State
+from lpfs.train.evaluate import device_of, eval_mode, on_device
 
-TRAVEL = 0.4  # fraction of a search in which the first λ brings a group without any gradient to zero
+SCALE_ROWS = 20_000  # rows that the scale of the embeddings is estimated on
 ALIVE_FRACTION = 0.1  # of the mean norm at the start: a group with a larger norm is alive
 END_FRACTION = 0.9  # norms are averaged from this fraction of the search on
 OVERALL_WEIGHT = 1e-3  # weight of the mean norm over the whole search
@@ -61,6 +81,32 @@ class FirstLayer:
         """Return the columns of every part (N, d); all parts must have the same width."""
         return torch.stack([torch.nonzero(self.owner == number)[:, 0] for number in range(len(self.names))])
 
+    @torch.no_grad()
+    def scales(self, model: nn.Module, batches: Iterable[Batch], rows: int = SCALE_ROWS) -> Tensor:
+        """Return the root mean square of e_n - ē_n per column (N,), over the first rows of a stream."""
+        inputs: list[Tensor] = []
+
+        def store_input(module: nn.Module, args: tuple[Any, ...]) -> None:
+            inputs[:] = [args[0].double()]
+
+        total, squares, count = (torch.zeros((), dtype=torch.float64, device=self.weight.device) for _ in range(3))
+        hook = model.get_submodule(self.path).register_forward_pre_hook(store_input)
+        try:
+            with restore_position(batches), eval_mode(model):
+                for batch in batches:
+                    model(on_device(batch, device_of(model)))
+                    total, squares = total + inputs[0].sum(0), squares + inputs[0].square().sum(0)
+                    count += len(batch)
+                    if count >= rows:
+                        break
+        finally:
+            hook.remove()
+        if not count:
+            return self.weight.new_ones(len(self.names))
+        variances = (squares / count - (total / count).square()).clamp(min=0).to(self.weight.dtype)  # (columns,)
+        by_part = self.weight.new_zeros(len(self.names) + 1).index_add_(0, self.owner, variances)[:-1]
+        return (by_part / self.widths).sqrt()
+
 
 def first_layer(model: nn.Module, method: str) -> FirstLayer:
     """Return the first layer of a model; raise InputError if fields do not enter through one Linear alone."""
@@ -90,10 +136,18 @@ class FirstLayerMethod(Method):
     """A method on the columns of the first layer: it is defined if fields enter the model through one Linear alone."""
 
     search_per_k = True
-    uses_all_rows = True
+    single_pass = True
 
     def check_model(self, model: nn.Module) -> None:
         first_layer(model, self.name)
+
+    def centered_layer(self, task: SearchTask) -> FirstLayer:
+        """Return the first layer of the model, whose embeddings are centered in place."""
+        layer = first_layer(task.model, self.name)
+        self.check(task.target, layer.names, task.steps)
+        if isinstance(task.model, Model):
+            center_embeddings(task.model, task.stream)
+        return layer
 
 
 def learning_rate_of(state: State, weight: Tensor) -> float | Tensor:
@@ -105,20 +159,31 @@ def learning_rate_of(state: State, weight: Tensor) -> float | Tensor:
     raise InputError("the optimizer does not train the first layer; give it all parameters of the model")
 
 
-class GroupShrinkage(HistoryCallback):
-    """Shrinks N groups of weights after every step of the optimizer, and moves λ.
+@dataclass(frozen=True)
+class GroupLassoOptions(MethodOptions):
+    """How λ is moved until K fields are alive, in fractions of the search.
 
-    ``delay`` is the fraction of the search before the first shrinkage.
+    ``travel``: in which the first λ brings a group without any gradient to zero. ``end``: at which K should be reached.
+    ``alive``: of the mean norm at the start, above which a group counts as alive.
     """
 
-    saved = ("penalty", "unit", "recent", "overall", "started")
+    travel: Positive = 0.4
+    end: Fraction = 0.7
+    alive: Fraction = ALIVE_FRACTION
 
-    def __init__(self, task: SearchTask, names: Sequence[str], delay: float = 0.0) -> None:
+
+class GroupShrinkage(HistoryCallback):
+    """Shrinks N groups of weights after every step of the optimizer, and moves λ."""
+
+    saved: ClassVar[tuple[str, ...]] = ("penalty", "unit", "recent", "overall", "started")
+
+    def __init__(self, task: SearchTask, names: Sequence[str], options: GroupLassoOptions) -> None:
         super().__init__(task.steps)
-        self.names, self.first_step = tuple(names), delay * task.steps
+        self.names, self.options = tuple(names), options
         self.fixed_penalty = task.target.penalty
         keep = task.target.keep or len(self.names)
-        self.control = Keep(keep, begin=delay + 0.1, end=0.7, hurry=2.0, least=4.0)  # hurry > 1: never
+        begin = min(0.1, options.end / 2)
+        self.control = Keep(keep, begin=begin, end=options.end, hurry=2.0, least=4.0)  # hurry > 1: never
         device = next(task.model.parameters()).device
         # (N,) 0.0 for groups that must be kept: they are never shrunk
         self.free = torch.tensor([float(name not in task.target.must_keep) for name in names], device=device)
@@ -148,14 +213,13 @@ class GroupShrinkage(HistoryCallback):
         self.overall += norms / self.steps
         if state.step > END_FRACTION * self.steps:
             self.recent += norms / (self.steps - math.floor(END_FRACTION * self.steps))
-        if state.step >= self.first_step:
-            self.update_penalty(state, norms)
+        self.update_penalty(state, norms)
         if self.should_record(state.step):
             self.record(state, alive=self.count_alive(norms), penalty=float(self.penalty))
 
     def count_alive(self, norms: Tensor) -> int:
         """Return how many groups are alive."""
-        return int((norms > ALIVE_FRACTION * self.unit).sum())
+        return int((norms > self.options.alive * self.unit).sum())
 
     def update_penalty(self, state: State, norms: Tensor) -> None:
         """Increase λ if too many groups are alive, decrease it if too few are."""
@@ -163,7 +227,7 @@ class GroupShrinkage(HistoryCallback):
             self.started = state.recapture = True
             self.unit.copy_(norms.mean())
             if self.fixed_penalty is None:
-                self.penalty.copy_(self.max_reachable(state).mean() / (TRAVEL * self.steps))
+                self.penalty.copy_(self.max_reachable(state).mean() / (self.options.travel * self.steps))
         elif self.fixed_penalty is None:
             time, total, alive = state.step / self.steps, len(self.names), self.count_alive(norms)
             too_few = alive < math.floor(self.control.target(time, total))
@@ -173,7 +237,7 @@ class GroupShrinkage(HistoryCallback):
     def selection(self, task: SearchTask, method: str, cost: SearchCost) -> Selection:
         """Return the K groups with the largest norms, or, with a fixed λ, those alive."""
         scores = (self.recent + OVERALL_WEIGHT * self.overall).tolist()
-        selected = list(compress(self.names, (self.recent > ALIVE_FRACTION * self.unit).tolist()))
+        selected = list(compress(self.names, (self.recent > self.options.alive * self.unit).tolist()))
         facts = {"steps": self.steps, "penalty": float(self.penalty), "history": self.history, **cost.to_dict()}
         return select_by_scores(task, method, dict(zip(self.names, scores, strict=True)), selected, **facts)
 
@@ -186,40 +250,57 @@ class GroupLasso(FirstLayerMethod):
     Yuan and Lin, Model Selection and Estimation in Regression with Grouped Variables, 2006; as in the comparison of the
     LPFS paper. W_n are the columns of field n in the first layer, d_n its width, W̃ the weights after the optimizer's
     step, η the optimizer's learning rate; with Adagrad or Adam, whose steps differ between weights, η is still that one
-    number. The score of a field is ‖W_n‖, so the method is defined only if fields enter through that layer alone. With
-    ``keep=K`` λ is moved until K fields are alive; ``penalty=`` is a fixed λ, and the fields alive at the end are kept.
+    number. The score of a field is ‖W_n‖·rms(e_n - ē_n), so the method is defined only if fields enter through that
+    layer alone. The embeddings are centered first, and the search reads the search rows once, from the pretrained
+    model: on rows that the model has memorized a useless field keeps its weights. With ``keep=K`` λ is moved until K
+    fields are alive; ``penalty=`` is a fixed λ, and the fields alive at the end are kept.
     """
 
+    Options = GroupLassoOptions
+    options: GroupLassoOptions
     targets = ("keep", "penalty")
+    trial_options = ({"end": 0.4}, {"end": 0.9}, {"travel": 1.5}, {"alive": 0.03})
 
     def search(self, task: SearchTask) -> Selection:
-        layer = first_layer(task.model, self.name)
-        self.check(task.target, layer.names, task.steps)
-        shrinkage, cost = ColumnShrinkage(task, layer), SearchCost()
+        layer, cost = self.centered_layer(task), SearchCost()
+        shrinkage = ColumnShrinkage(task, layer, self.options)
         task.fit(shrinkage, cost)
+        shrinkage.finish(task)
         return shrinkage.selection(task, self.name, cost)
 
 
 class ColumnShrinkage(GroupShrinkage):
     """Shrinks the columns of each field in the first layer."""
 
-    def __init__(self, task: SearchTask, layer: FirstLayer) -> None:
-        super().__init__(task, layer.names)
+    saved = (*GroupShrinkage.saved, "scales")
+
+    def __init__(self, task: SearchTask, layer: FirstLayer, options: GroupLassoOptions | None = None) -> None:
+        super().__init__(task, layer.names, options or GroupLassoOptions())
         self.layer = layer
+        self.scales = layer.scales(task.model, task.stream)  # (N,) of the embeddings at the start
 
     def norms(self) -> Tensor:
+        return self.column_norms() * self.scales
+
+    def column_norms(self) -> Tensor:
+        """Return ‖W_n‖ (N,)."""
         return self.layer.energies().sqrt()
 
     def shrink(self, state: State) -> None:
         threshold = self.penalty * self.unit_threshold(state) * self.free
-        self.layer.multiply(shrink_factors(self.norms(), threshold))
+        self.layer.multiply(shrink_factors(self.column_norms(), threshold))
+
+    def finish(self, task: SearchTask) -> None:
+        """Correct the norms for the growth of the embeddings in the search."""
+        growth = self.layer.scales(task.model, task.stream) / self.scales.clamp(min=1e-12)
+        self.recent *= growth
 
     def unit_threshold(self, state: State) -> Tensor:
         """Return by how much λ = 1 reduces the norm of each block in a step: η√d_n (N,)."""
         return learning_rate_of(state, self.layer.weight) * self.layer.widths.sqrt()
 
     def max_reachable(self, state: State) -> Tensor:
-        return self.norms() / self.unit_threshold(state)
+        return self.column_norms() / self.unit_threshold(state)
 
 
 def shrink_factors(norms: Tensor, threshold: Tensor) -> Tensor:

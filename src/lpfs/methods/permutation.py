@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from lpfs.data.batch import Batch
 from lpfs.errors import InputError
 from lpfs.methods.base import Count, MethodOptions, RankingMethod, SearchCost, SearchTask
 from lpfs.methods.masks import TokenMask, apply_mask, check_maskable
-from lpfs.methods.sampling import field_used_twice, iterate_unseen, shuffle_fields
+from lpfs.methods.sampling import field_used_twice, iterate_unseen, shuffle_fields, unseen_batches
 from lpfs.models.base import Model
 from lpfs.train.evaluate import evaluate
 
@@ -25,9 +25,14 @@ MAX_REPEATS = 20
 
 @dataclass(frozen=True)
 class PermutationOptions(MethodOptions):
-    """How many times each field is shuffled; None: until 20,000 rows are shuffled, at most 20 times."""
+    """How many times each field is shuffled, and on how many rows besides the validation rows.
+
+    ``repeats`` None: until 20,000 rows are shuffled, at most 20 times. ``rows`` None: all rows of the search that the
+    model was not trained on.
+    """
 
     repeats: Count | None = None
+    rows: Count | None = None
 
     def repeats_for(self, rows: int) -> int:
         """Return how many times each field is shuffled on a number of rows.
@@ -44,9 +49,10 @@ class Permutation(RankingMethod):
     .. math:: \text{score}_n = \mathrm{AUC} - \overline{\mathrm{AUC}_{\pi(n)}}
 
     Breiman, Random Forests, 2001; Fisher et al., All Models are Wrong, but Many are Useful, 2019. As in the LPFS paper,
-    fields are shuffled inside the mini-batch. If there are few validation rows, other held-out rows are used too, and
-    if these are few as well, each field is shuffled several times. In a model of crosses a part is shuffled where the
-    rest of the model uses it: shuffling the fields of a cross would change every other part that uses them.
+    fields are shuffled inside the mini-batch. All rows that the model was not trained on are used: the validation rows
+    and the search rows; if these are few, each field is shuffled several times. In a model of crosses a part is
+    shuffled where the rest of the model uses it: shuffling the fields of a cross would change every other part that
+    uses them.
     """
 
     Options = PermutationOptions
@@ -60,7 +66,7 @@ class Permutation(RankingMethod):
         mask = ShuffledPart(model.names) if field_used_twice(model) else None
         masked = nullcontext() if mask is None else apply_mask(check_maskable(model, self.name), mask, self.name)
         with masked:
-            rows = UnseenBatches(task, task.valid)
+            rows = UnseenBatches(task, task.valid, self.options.rows)
             full = evaluate(model, rows)
             cost.add(forwards=full.main.rows)
             if full.auc is None:
@@ -79,20 +85,20 @@ class Permutation(RankingMethod):
                     cost.add(forwards=metrics.main.rows)
                     lost += full.auc - (metrics.auc if metrics.auc is not None else full.auc)
                 scores[name] = lost / repeats
-        return scores, {"repeats": repeats}
+        return scores, {"repeats": repeats, "rows": full.main.rows}
 
 
 class UnseenBatches:
-    """The validation rows, and other holdout rows if the validation rows are fewer than ``TARGET_ROWS``."""
+    """The validation rows and the other rows that the model was not trained on, at most ``rows`` of these."""
 
-    def __init__(self, task: SearchTask, valid: Iterable[Batch]) -> None:
-        self.valid = valid
-        missing = 0 if task.holdout is None else TARGET_ROWS - sum(map(len, islice(valid, TARGET_ROWS)))
-        self.others = list(iterate_unseen(task, missing)) if missing > 0 else []
+    def __init__(self, task: SearchTask, valid: Iterable[Batch], rows: int | None) -> None:
+        self.task, self.valid = task, valid
+        self.rows = sys.maxsize if rows is None else rows
 
     def __iter__(self) -> Iterator[Batch]:
         yield from self.valid
-        yield from self.others
+        if unseen_batches(self.task):  # an empty list: only validation rows
+            yield from iterate_unseen(self.task, self.rows)
 
 
 def _shuffle_batches(

@@ -37,6 +37,12 @@ METHODS: dict[str, MethodEntry] = {
         PAPER,
     ),
     "lpfs": MethodEntry("lpfs.methods.lpfs:LPFS", "gates x²/(x²+ε)", PAPER),
+    "lpfs++_paper": MethodEntry(
+        "lpfs.methods.lpfs_paper:LPFSPlusPlusPaper",
+        "lpfs++ as the paper writes it: one pass, gates on the rows of the weights, no centering",
+        PAPER,
+    ),
+    "lpfs_paper": MethodEntry("lpfs.methods.lpfs_paper:LPFSPaper", "lpfs as the paper writes it", PAPER),
     "permutation": MethodEntry(
         "lpfs.methods.permutation:Permutation",
         "AUC lost on held-out rows when a field is shuffled; the best K of that ranking",
@@ -46,6 +52,16 @@ METHODS: dict[str, MethodEntry] = {
         "lpfs.methods.shufflegate:ShuffleGateMethod",
         "a gate between a field and its values from other rows, trained on held-out rows",
         "ShuffleGate: An Efficient and Self-Polarizing Feature Selection Method, 2025",
+    ),
+    "leap": MethodEntry(
+        "lpfs.methods.leap:LeAPMethod",
+        "ShuffleGate with a penalty weighted by how much a shuffle changes a field (LeAP-like)",
+        "LeAP, 2026 (arXiv 2606.01111); the adaptive penalty is not public",
+    ),
+    "fairfs": MethodEntry(
+        "lpfs.methods.fairfs:FairFS",
+        "attributions from a row to its mean embedding, of a network trained to keep them small",
+        "FairFS, 2026 (arXiv 2602.20001)",
     ),
     "autofield": MethodEntry(
         "lpfs.methods.stochastic_gates:AutoFieldMethod",

@@ -90,9 +90,9 @@ class ColdSEOptions(MethodOptions):
 class ColdSE(RowWeightMask):
     r"""One Linear from the row to a weight per field,
 
-    .. math:: s = \sigma(W [e_1, \dots, e_N] + b), \qquad v_n = s_n e_n
+    .. math:: s = \sigma(W [e_1, \dots, e_N] + b), \qquad v_n = 2 s_n e_n
 
-    with W = 0 and b = 0, so s = ½, at the start. The score is the mean of s.
+    with W = 0 and b = 0, so that v = e at the start. The score is the mean of 2s.
     """
 
     def __init__(self, names: Sequence[str], steps: int, seed: int, width: int) -> None:
@@ -103,14 +103,15 @@ class ColdSE(RowWeightMask):
 
     def weights(self, tokens: Tensor) -> Tensor:
         logits: Tensor = self.linear(tokens.flatten(1))
-        return logits.sigmoid()
+        return 2 * logits.sigmoid()
 
 
 class ColdSEMethod(MaskMethod):
     """The SE block of COLD: a squeeze-and-excitation weight per field, computed from the whole row.
 
-    Wang et al., COLD: Towards the Next Generation of Pre-Ranking System, 2020. The definition is from memory and
-    was not compared with the paper.
+    Wang et al., COLD: Towards the Next Generation of Pre-Ranking System, 2020. The formula is that of a description
+    of the paper, except for the factor 2, which keeps the embeddings of the pretrained model at the start; no public
+    code was found. In the paper the block is trained with the model from the beginning, and K is found by trials.
     """
 
     Options = ColdSEOptions

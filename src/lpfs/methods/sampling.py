@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,7 +48,7 @@ class SampledRows:
 
 
 class SampledRanking(RankingMethod):
-    """A method that scores fields by a sample of rows alone; its options have ``rows``, the sample size."""
+    """A method that scores fields by a sample of rows alone; its options have ``rows``, the sample size or None."""
 
     uses_all_rows = True
     sklearn_module: ClassVar[str] = ""  # of scikit-learn, if the method needs one
@@ -68,7 +69,7 @@ class SampledRanking(RankingMethod):
                 f"{self.name} scores single fields, and {type(model).__name__} has crosses (field {field!r} is in "
                 "several parts); choose a model without crosses, or a method that uses the model"
             )
-        rows = sample_rows(task, model.reads, self.options.rows, self.name)
+        rows = sample_rows(task, model.reads, self.options.rows or sys.maxsize, self.name)
         scores, fields = self.score_fields(rows, model.reads, task.seed), model.fields_of_parts()
         return {name: sum(scores[field] for field in fields[name]) for name in model.names}, {"rows": len(rows)}
 

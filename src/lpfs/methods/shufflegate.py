@@ -19,7 +19,7 @@ class ShuffleGateOptions(MethodOptions):
 
     lr: Positive = 0.01
     every: Count = 1
-    strength: NonNegative = 0.1
+    strength: NonNegative = 0.0025
     sharpness: Positive = 5.0
 
 
@@ -27,7 +27,7 @@ class ShuffleGate(TokenMask):
     r"""A gate per field between its embedding and that of another row, which gets no gradient,
 
     .. math:: g\,e + (1 - g)\,\mathrm{stopgrad}(e_{\pi}), \qquad g = \sigma(5\theta),
-              \quad \theta_0 = 1, \qquad \text{penalty } \lambda\,\tfrac1N\textstyle\sum_n g_n
+              \quad \theta_0 = 1, \qquad \text{penalty } \lambda \textstyle\sum_n g_n
 
     with a new random order π of the batch for every field and step. The score is g; the method keeps g > ½.
     """  # fmt: skip
@@ -48,11 +48,15 @@ class ShuffleGate(TokenMask):
             return tokens
         order = self.uniform(*tokens.shape[:2]).argsort(0)[:, :, None]  # (B, P, 1)
         others = tokens.detach().gather(0, order.expand_as(tokens))
+        return self.mix(tokens, others, numbers)
+
+    def mix(self, tokens: Tensor, others: Tensor, numbers: Tensor) -> Tensor:
+        """Return embeddings and those of other rows (B, P, D), mixed by the gates of the parts ``numbers`` (P,)."""
         gates = self.gates()[numbers][:, None].to(tokens.dtype)  # (P, 1)
         return torch.lerp(others, tokens, gates)
 
     def penalty(self, rows: int) -> Tensor:
-        return self.options.strength * self.gates().mean()
+        return self.options.strength * self.gates().sum()
 
     def scores(self) -> Tensor:
         return self.gates().detach()
@@ -65,8 +69,11 @@ class ShuffleGateMethod(MaskMethod):
     """A gate that mixes a field with its values from other rows; weights and gates are trained on separate rows.
 
     ShuffleGate: An Efficient and Self-Polarizing Feature Selection Method for Large-Scale Deep Models in
-    Industry, 2025. Defined as in public code, which does not give λ and the learning rate of θ; these defaults
-    are this package's.
+    Industry, 2025. Defined as in public code, where λ is on the mean of g (0.1 for 9 fields of MovieLens-1M, 0.00125
+    for Ali-CCP, 0.005 for Avazu, 0.02 for 39 fields of Criteo) and the pull on one gate shrinks with the number of
+    fields. Here λ is per gate, with a default between those values. Other differences: the public code trains θ and
+    untrained weights with Adam at 0.001, and stops early on the AUC of shuffled batches; here θ has a rate of 0.01
+    for short searches from a pretrained, centered model.
     """
 
     Options = ShuffleGateOptions

@@ -16,6 +16,10 @@ from lpfs.methods.training import MaskMethod
 from lpfs.models.base import Model
 
 MIN_TEMPERATURE = 0.01  # of AutoField
+MIN_KEEP = 0.01  # of δ in the division of FSCD
+MAX_LOGIT = math.log(100.0)  # of log a of hard concrete gates
+START_NOISE = 0.01  # standard deviation of log a at the start
+AVERAGE_DECAY = 0.999  # per step, of the mean of log a
 PUBLIC_STEPS = 20_000  # steps of a search that the public settings of AutoField are made for
 
 
@@ -102,6 +106,7 @@ class HardConcreteOptions(ConcreteOptions):
     """Learning rate of log a, λ, temperature t, the first probability, and the stretch from γ < 0 to ζ > 1."""
 
     temperature: Positive = 2 / 3
+    start: Fraction = 0.8
     low: float = -0.1
     high: Positive = 1.1
 
@@ -118,34 +123,60 @@ class HardConcrete(ConcreteMask):
               z = \mathrm{clamp}(s(\zeta - \gamma) + \gamma,\, 0,\, 1), \qquad
               \text{penalty } \lambda\sum_n \sigma\big(\log a_n - t\log(-\gamma/\zeta)\big)
 
-    The score is log a; the method itself keeps gates that are open without noise, σ(log a)(ζ-γ) + γ > 0.
+    with log a drawn from N(logit 0.8, 0.01²) at the start and clamped to ±log 100 after every step. Evaluation, the
+    score and the selection use the running mean of log a (decay 0.999). The score is log a; the method itself keeps
+    gates that are open without noise, σ(log a)(ζ-γ) + γ > 0.
     """  # fmt: skip
 
     options: HardConcreteOptions
+    average: Tensor
+    mass: Tensor
+
+    def __init__(self, names: Sequence[str], steps: int, seed: int, options: HardConcreteOptions) -> None:
+        super().__init__(names, steps, seed, options)
+        with torch.no_grad():
+            self.logit += START_NOISE * torch.randn(len(names), generator=self.draw)
+        self.register_buffer("average", torch.zeros(len(names)))
+        self.register_buffer("mass", torch.zeros(()))
+
+    @torch.no_grad()
+    def set_step(self, step: int) -> None:
+        super().set_step(step)
+        if step > 0:
+            self.logit.clamp_(-MAX_LOGIT, MAX_LOGIT)
+            self.average.lerp_(self.logit, 1 - AVERAGE_DECAY)
+            self.mass.lerp_(torch.ones_like(self.mass), 1 - AVERAGE_DECAY)
+
+    def mean_logit(self) -> Tensor:
+        """Return the running mean of log a; log a itself before the first step."""
+        return torch.where(self.mass > 0, self.average / self.mass.clamp(min=1e-9), self.logit.detach())
 
     def stretched(self, probability: Tensor) -> Tensor:
         """Return s(ζ-γ) + γ."""
         return probability * (self.options.high - self.options.low) + self.options.low
 
     def forward(self) -> Tensor:
-        return self.stretched(self.sample() if self.training else self.logit.sigmoid()).clamp(0, 1)
+        return self.stretched(self.sample() if self.training else self.mean_logit().sigmoid()).clamp(0, 1)
 
     def penalty(self, rows: int) -> Tensor:
         shift = self.options.temperature * math.log(-self.options.low / self.options.high)
         return self.options.strength * (self.logit - shift).sigmoid().sum()
 
     def scores(self) -> Tensor:
-        return self.logit.detach().clone()
+        return self.mean_logit().clone()
 
     def selected(self) -> Tensor:
-        return self.stretched(self.logit.detach().sigmoid()) > 0
+        return self.stretched(self.mean_logit().sigmoid()) > 0
 
 
 class HardConcreteMethod(MaskMethod):
     """A stretched and clipped concrete gate per field under an expected ℓ0 penalty, trained with the weights.
 
     Louizos et al., Learning Sparse Neural Networks through L0 Regularization, 2018, with its gates on fields
-    instead of weights. The definition is from memory and was not compared with the paper.
+    instead of weights. Defined as in its public code: the first probability on inputs, the clamp and the averaged
+    parameters are those of the code. Differences: λ is per gate, while the code counts outgoing weights, divides by
+    the number of rows and adds a weight decay; log a has Adam with a rate of 0.01 (the code: 0.001 for everything)
+    beside a pretrained, centered model.
     """
 
     Options = HardConcreteOptions
@@ -157,15 +188,19 @@ class HardConcreteMethod(MaskMethod):
 class FSCDOptions(ConcreteOptions):
     """Learning rate of the keep variables, λ of the penalty, temperature, and the first keep probability."""
 
+    strength: NonNegative = 1.0
+
 
 class FSCD(ConcreteMask):
     r"""A keep variable per field,
 
     .. math:: z_n = \sigma\big((\mathrm{logit}\,\delta_n + \mathrm{logit}\,u) / t\big), \qquad
-              \text{penalty } \lambda \sum_n c_n z_n
+              e_n \leftarrow \frac{z_n}{\delta_n}\, e_n, \qquad
+              \text{penalty } \frac{\lambda}{B} \sum_n c_n z_n
 
     with c of mean 1: the costs of the fields (see :func:`lpfs.methods.target.complexity_costs`), or all equal,
-    as in the comparison of the LPFS paper. The score is δ.
+    as in the comparison of the LPFS paper. δ is clipped at 0.01 from below in the division, so that e_n has the same
+    mean whatever δ is; without noise the factor is 1. The score is δ.
     """  # fmt: skip
 
     costs: Tensor
@@ -180,12 +215,12 @@ class FSCD(ConcreteMask):
 
     def forward(self) -> Tensor:
         if not self.training:
-            return (self.logit / self.options.temperature).sigmoid()
+            return torch.ones_like(self.logit)
         self.sampled = self.sample()
-        return self.sampled
+        return self.sampled / self.logit.sigmoid().clamp(min=MIN_KEEP)
 
     def penalty(self, rows: int) -> Tensor | None:
-        return None if self.sampled is None else self.options.strength * (self.costs * self.sampled).sum()
+        return None if self.sampled is None else self.options.strength / rows * (self.costs * self.sampled).sum()
 
     def scores(self) -> Tensor:
         return self.logit.detach().sigmoid()
@@ -195,7 +230,10 @@ class FSCDMethod(MaskMethod):
     """Keep variables sampled from a concrete distribution, under a penalty weighted by the costs of the fields.
 
     Ma et al., Towards a Better Tradeoff between Effectiveness and Efficiency in Pre-Ranking: A Learnable Feature
-    Selection based Approach, 2021. The definition is from memory and was not compared with the paper.
+    Selection based Approach, 2021. Defined as in a former version of the public code of EasyRec: samples divided by
+    their mean, a penalty divided by the rows of the batch, evaluation without the mask. Differences: there all
+    parameters share one optimizer and start untrained, here the keep variables have Adam beside a pretrained,
+    centered model; there a cost is 1·complexity + 0.01·width + 1e-7·keys, here costs are scaled to mean 1.
     """
 
     Options = FSCDOptions

@@ -12,6 +12,7 @@ from lpfs.gates.functions import gate_function
 from lpfs.gates.schedule import Decay, Schedule, scaled
 from lpfs.paper.context import ExperimentContext, ExperimentResult
 from lpfs.paper.trials import Trials, plot_curves, plot_points, plot_series
+from lpfs.paper.variants import WRITTEN_METHODS, Variant, in_both_variants, written_options
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,22 +34,27 @@ DECAY_FRACTIONS = (0.25, 0.5, 0.75, 1.0)  # of the search, after which ε has it
 L1_PENALTIES = (0.03, 0.06, 0.125, 0.25, 0.5, 1.0, 2.0)
 L0_FACTORS = (0.05, 0.2, 0.5, 0.8, 0.95, 1.05, 1.3)  # on the λ at which √(2λη) is 1 in the first step
 PAPER_KEPT, PAPER_FIELDS = 177, 332  # of the robustness experiment
-ROBUSTNESS_METHODS = ("lpfs++", "lpfs", "permutation")
+ROBUSTNESS_METHODS = (*WRITTEN_METHODS, "lpfs++", "lpfs", "permutation")
 ROBUSTNESS_CLAIM = "highly overlapping"
 
 
-def alpha(context: ExperimentContext) -> ExperimentResult:
+@in_both_variants("industrial")
+def alpha(context: ExperimentContext, variant: Variant) -> ExperimentResult:
     """Search for every α and K, then for the λ of every α that keeps about the same number of fields."""
     trials = Trials(context)
     shares = FULL_SHARES if context.full else ALPHA_SHARES
     by_alpha = {
-        f"α = {value:g}": [trials.evaluate_k(trials.count_of(share), options={"alpha": value}) for share in shares]
+        f"α = {value:g}": [
+            trials.evaluate_k(trials.count_of(share), method=variant.method, options=variant.with_options(alpha=value))
+            for share in shares
+        ]
         for value in ALPHAS
     }
     target = trials.count_of(EQUAL_SHARE)
     table = []
     for value in ALPHAS:
-        record = trials.search_penalty_for(target, context.seed, FIRST_PENALTY, options={"alpha": value})
+        options = variant.with_options(alpha=value)
+        record = trials.search_penalty_for(target, context.seed, FIRST_PENALTY, method=variant.method, options=options)
         table.append({"alpha": value, "lambda": record["penalty"], "fields": len(record["kept"])})
     penalties, counts = ([row[key] for row in table] for key in ("lambda", "fields"))
     curves = {
@@ -78,14 +84,16 @@ def join(values: Iterable[Any]) -> str:
     return ", ".join(map(str, values))
 
 
-def zero_gates(context: ExperimentContext) -> ExperimentResult:
+@in_both_variants("industrial")
+def zero_gates(context: ExperimentContext, variant: Variant) -> ExperimentResult:
     """Count the zero gates over the steps for several α, with λ that keep about the same number of fields."""
     trials = Trials(context)
     target, total = trials.count_of(EQUAL_SHARE), len(trials.names)
     lines: dict[str, list[tuple[int, int]]] = {}
     by_alpha: dict[str, dict[str, Any]] = {}
     for value in ALPHAS:
-        record = trials.search_penalty_for(target, context.seed, FIRST_PENALTY, options={"alpha": value})
+        options = variant.with_options(alpha=value)
+        record = trials.search_penalty_for(target, context.seed, FIRST_PENALTY, method=variant.method, options=options)
         zeros = [(point["step"], total - point["alive"]) for point in record["history"]]
         lines[f"α = {value:g}, λ = {record['penalty']:.3g}"] = zeros
         facts = {"penalty": record["penalty"], "kept_count": len(record["kept"]), **zero_gate_facts(zeros)}
@@ -120,14 +128,18 @@ def zero_gate_facts(zeros: Sequence[tuple[int, int]]) -> dict[str, Any]:
     }
 
 
-def epsilon(context: ExperimentContext) -> ExperimentResult:
+@in_both_variants("terabyte")
+def epsilon(context: ExperimentContext, variant: Variant) -> ExperimentResult:
     """Search with several final values and decay rates of ε."""
     trials = Trials(context)
     keep, steps = trials.count_of(EPSILON_SHARE), trials.base.steps.search
     final = {f"ends at {value:g}": epsilon_schedule(steps, value) for value in FINAL_EPSILONS}
     rates = {f"final at {part:.0%}": epsilon_schedule(steps, 1e-5, part) for part in DECAY_FRACTIONS if part < 1}
     schedules = (final | rates).items()
-    by_schedule = {name: trials.evaluate_k(keep, options={"schedule": schedule}) for name, schedule in schedules}
+    by_schedule = {
+        name: trials.evaluate_k(keep, method=variant.method, options=variant.with_options(schedule=schedule))
+        for name, schedule in schedules
+    }
     aucs = {name: record["by_seed"] for name, record in by_schedule.items()}
 
     def spread(names: Sequence[str]) -> str:
@@ -156,7 +168,8 @@ def epsilon_schedule(steps: int, final: float, fraction: float = 1.0) -> Schedul
     return Schedule(Decay(gate.epsilon, rate, floor=final), default.lr, default.refresh)
 
 
-def l0_prox(context: ExperimentContext) -> ExperimentResult:
+@in_both_variants("terabyte")
+def l0_prox(context: ExperimentContext, variant: Variant) -> ExperimentResult:
     """Count the kept fields for several λ, under the hard threshold √(2λη) of ℓ0 and the soft threshold of ℓ1.
 
     x starts at 1, so the hard threshold depends on whether √(2λη) is above or below 1 in the first step.
@@ -167,7 +180,8 @@ def l0_prox(context: ExperimentContext) -> ExperimentResult:
     by_prox: dict[str, list[dict[str, Any]]] = {"l1": [], "l0": []}
     for prox, penalties in (("l1", L1_PENALTIES), ("l0", tuple(factor * critical for factor in L0_FACTORS))):
         for penalty in penalties:
-            record = trials.search(context.seed, penalty=penalty, options={"prox": prox})
+            options = variant.with_options(prox=prox)
+            record = trials.search(context.seed, variant.method, penalty=penalty, options=options)
             first_zero = next((point["step"] for point in record["history"] if point["alive"] < total), None)
             by_prox[prox].append({"lambda": penalty, "kept_count": len(record["kept"]), "first_zero": first_zero})
     counts = {prox: [point["kept_count"] for point in points] for prox, points in by_prox.items()}
@@ -199,7 +213,8 @@ def robustness(context: ExperimentContext) -> ExperimentResult:
     by_method: dict[str, dict[str, Any]] = {}
     rows = [("two random sets", "-", f"{expected:.3f}")]
     for method in ROBUSTNESS_METHODS:
-        sets = [trials.search(seed, method, keep=keep)["kept"] for seed in context.seeds]
+        options = written_options(context, "industrial") if method in WRITTEN_METHODS else {}
+        sets = [trials.search(seed, method, keep=keep, options=options)["kept"] for seed in context.seeds]
         overlap = statistics.mean_jaccard(sets)
         in_all = len(set.intersection(*map(set, sets)))
         by_method[method] = {"overlap": overlap, "in_all_runs": in_all, "recall": trials.recall(sets), "kept": sets}

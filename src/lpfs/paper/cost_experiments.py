@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 KEPT_SHARE = 0.5  # share of the fields that is kept
 METHODS_WITHOUT_MASK = ("all", "oracle", "autofis")  # remove nothing, train nothing, or only select crosses
-GATED_METHODS = ("lpfs", "lpfs++")  # their gates are part of the model
+GATED_METHODS = ("lpfs", "lpfs++", "lpfs_paper", "lpfs++_paper")  # their gates are part of the model
 GATE_COUNTS = (27, 378, 392, 1000)
 WARMUP_STEPS, TIMED_STEPS = 10, 60  # steps of each kind, measured in turns
 

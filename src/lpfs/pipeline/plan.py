@@ -86,6 +86,11 @@ class RunPlan:
         size = self.steps.batch_size if train else EVAL_BATCH_SIZE
         return rows.stream(size, shuffle=train and self.steps.shuffle, seed=seed, fields=fields, device=self.device)
 
+    @property
+    def search_lr_factor(self) -> float:
+        """Factor on the learning rate during a search: that of the steps, and the end of a rise."""
+        return self.steps.lr_factor * (Training().rise if self.settings.lr_schedule == "rise" else 1.0)
+
     def training(
         self, steps: int, seed: int, *, keep_best: bool, record_auc: bool = False, keep_last_optimizer: bool = False
     ) -> Training:
@@ -101,6 +106,7 @@ class RunPlan:
         evaluate = record_auc or (keep_best and self.steps.shuffle)
         return Training(
             optimizer=self.settings.optimizer,  # type: ignore[arg-type]
+            schedule=self.settings.lr_schedule if keep_best else "constant",  # not in a search
             steps=steps,
             seed=seed,
             precision=self.settings.precision,  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from lpfs.data.remote import absolute_path_or_url
 from lpfs.errors import InputError
 
 Finish = Literal["both", "hot", "retrain", "none"]
+LrSchedule = Literal["constant", "rise"]
 Level = Literal["field", "cross"]
 TARGET_FIELDS = ("keep", "penalty", "budget", "max_auc_loss")
 CONFIG_FILE, FORMAT = "config.json", "lpfs-run"
@@ -39,6 +40,8 @@ class Settings:
         model: the backbone; ``model_options`` are its options.
         checkpoint: directory of a trained model to start from instead of pretraining.
         optimizer, lr: optimizer of the model and its learning rate.
+        lr_schedule: ``constant``; or ``rise``, exponentially to ten times ``lr`` during pretraining and training from
+            scratch, and at that rate in the search, as in the paper's industrial experiment.
         batch_size, pretrain_steps, search_steps: rows per step, and number of steps.
         precision: ``float32`` or ``bfloat16``.
         graph: whether a training step is captured as a CUDA graph; None: if the GPU and the model allow it.
@@ -73,6 +76,7 @@ class Settings:
     checkpoint: str | None = None
     optimizer: str = "adagrad"
     lr: float | None = None
+    lr_schedule: LrSchedule = "constant"
     batch_size: int | None = None
     pretrain_steps: int | None = None
     search_steps: int | None = None
@@ -90,7 +94,11 @@ class Settings:
         for name in ("source", "must_keep", "must_drop"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        for name, choices in (("finish", get_args(Finish)), ("level", get_args(Level))):
+        for name, choices in (
+            ("finish", get_args(Finish)),
+            ("level", get_args(Level)),
+            ("lr_schedule", get_args(LrSchedule)),
+        ):
             value = getattr(self, name)
             if value not in choices and not (name == "level" and value is None):
                 raise InputError(f"{name} must be one of {', '.join(choices)}; found {value!r}")

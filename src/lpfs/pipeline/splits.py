@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lpfs._validation import check_int
@@ -36,6 +36,8 @@ MIN_GATE_BATCH_SIZE = 512  # if gates and weights are trained on different rows
 REPEAT_THRESHOLD = 1.2  # passes over the search rows above which gates and weights are trained on different rows
 MAX_LR_FACTOR = 3.0  # of the weights in such a search, which is short for them
 PASSES_AT_FULL_RATE = 2  # with more passes over their rows the factor decreases in proportion
+# steps of a search that reads the search rows once -> smallest batch size for that many steps
+PASS_BATCH_SIZES = {600: 8, 100: 2}
 
 
 @dataclass(frozen=True)
@@ -264,6 +266,18 @@ class StagePlan:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return asdict(self)
+
+    def single_pass(self, rows: int) -> StagePlan:
+        """Return the steps of a search that reads its ``rows`` once at the learning rate of pretraining.
+
+        Batches become smaller, rather than passes more, until the pass has 600 steps, or 100 if it has very few rows.
+        """
+        size = self.batch_size
+        for steps, smallest in PASS_BATCH_SIZES.items():
+            while size > smallest and rows // size < min(steps, self.search):
+                size = max(smallest, size // 2)
+        search = max(1, min(self.search, -(-rows // size)))
+        return replace(self, batch_size=size, search=search, separate_gate_rows=False, lr_factor=1.0)
 
 
 def plan_stages(

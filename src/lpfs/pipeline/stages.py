@@ -157,6 +157,10 @@ def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
     """Search for the fields to keep; return the model with its gates, its optimizer and the selection."""
     model, optimizer = pretrained
     fields, method = model.reads.names, plan.method
+    early = plan.stream(plan.splits.early, fields, train=True, seed=seed) if method.pretrains else None
+    pretrain_steps = plan.steps.pretrain
+    if method.single_pass:
+        plan = replace(plan, steps=plan.steps.single_pass(plan.splits.search.rows))
     stream, holdout = search_streams(plan, fields, seed)
     training = plan.training(plan.steps.search, seed, keep_best=False)
     task = SearchTask(
@@ -171,8 +175,10 @@ def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
         resume=plan.resume,
         training=replace(training, graph=plan.use_cuda_graph and method.cuda_graph),
         holdout=holdout,
+        early=early,
+        early_steps=pretrain_steps,
     )
-    with scaled_learning_rate(optimizer, plan.steps.lr_factor):
+    with scaled_learning_rate(optimizer, plan.search_lr_factor):
         selection = run_search(method, task)
     if not hasattr(model, GATES_ATTRIBUTE):
         set_gates_from_selection(model, selection)

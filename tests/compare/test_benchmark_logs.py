@@ -1,0 +1,82 @@
+"""The fixed list of logs behind the published comparison, and the statistics over them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from lpfs.data.simulate_spec import PRESETS
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        yield importlib.import_module("compare_tables"), importlib.import_module("compare_summary")
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+def test_the_list_has_enough_logs_that_nothing_was_tuned_on(scripts):
+    logs = scripts[0].load_logs()
+    unseen = [log for log in logs.values() if log.status == "unseen"]
+    assert len(unseen) >= 12
+    assert len({log.seed for log in logs.values()}) >= len(unseen) + 5
+    assert min(log.seed for log in logs.values()) > 9000  # seeds of earlier work are small numbers
+    assert all(log.preset in PRESETS and log.rows for log in unseen)
+    for family in ("small", "terabyte", "industrial-small", "catalog", "turnover", "census", "coil2000", "bank"):
+        assert sum(log.family == family for log in logs.values()) >= 5
+    assert {log.family for log in logs.values() if log.status == "used in development"} == {
+        "census",
+        "coil2000",
+        "bank",
+    }
+
+
+def test_no_other_file_uses_the_seeds_of_the_list(scripts):
+    root = BENCHMARKS.parent
+    seeds = [str(log.seed) for log in scripts[0].load_logs().values()]
+    files = [*root.glob("src/**/*.py"), *root.glob("tests/**/*.py"), *BENCHMARKS.glob("*.py")]
+    for path in files:
+        words = set(path.read_text("utf-8").replace("_", "").replace(",", " ").replace(")", " ").split())
+        assert not words & set(seeds), path
+
+
+def test_differences_are_tested_over_logs_and_corrected(scripts, tmp_path):
+    tables, summary = scripts
+    logs = [log for log in tables.load_logs().values() if log.family == "catalog"]
+    for number, log in enumerate(logs):
+        by_method = {
+            "lpfs++": 0.80 + 0.02 * number,  # logs differ much more than methods do
+            "worse": 0.78 + 0.02 * number + 0.0002 * number,
+            "same": 0.80 + 0.02 * number + 0.001 * (-1) ** number,
+        }
+        methods = {
+            name: {"sizes": {str(size): {"auc": {"by_seed": {"0": value, "1": value}}} for size in (4, 8, 17)}}
+            for name, value in by_method.items()
+        }
+        (tmp_path / log.name).mkdir()
+        values = {"methods": methods, "sizes": [4, 8, 17]}
+        (tmp_path / log.name / "comparison.json").write_text(json.dumps(values))
+    rows = summary.summarize(summary.read_differences(tmp_path))["differences"]
+    assert {(row["method"], row["keep"]) for row in rows} == {
+        (m, k) for m in ("worse", "same") for k in ("N/8", "N/4", "N/2")
+    }
+    for row in rows:
+        assert (row["logs"], row["unseen"]) == (5, True)
+        assert row["verdict"] == ("behind" if row["method"] == "worse" else "level")
+        assert row["low"] < row["difference"] < row["high"]
+        assert row["corrected_p"] >= row["p"]
+
+
+def test_holm(scripts):
+    holm = scripts[1].holm
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
