@@ -30,8 +30,9 @@ from lpfs.gates.absorb import absorb
 from lpfs.gates.attach import attach
 from lpfs.gates.module import ATTRIBUTE as GATES_ATTRIBUTE
 from lpfs.gates.prune import Pruned, prune
-from lpfs.methods.base import SearchTask
+from lpfs.methods.base import Fold, SearchTask
 from lpfs.methods.search import run_search
+from lpfs.methods.subset_model import ResidentStream
 from lpfs.models import make_model
 from lpfs.models.base import Model
 from lpfs.pipeline.plan import RunPlan
@@ -159,6 +160,9 @@ def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
     model, optimizer = pretrained
     fields, method = model.reads.names, plan.method
     stream, holdout = search_streams(plan, fields, seed)
+    folds = search_folds(plan, fields, seed)
+    if folds:
+        stream, holdout = plan.stream(plan.splits.train, fields, train=True, seed=seed), None
     training = plan.training(plan.steps.search, seed, keep_best=False)
     task = SearchTask(
         model,
@@ -172,6 +176,7 @@ def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
         resume=plan.resume,
         training=replace(training, graph=plan.use_cuda_graph and method.cuda_graph),
         holdout=holdout,
+        folds=folds,
     )
     with scaled_learning_rate(optimizer, plan.steps.lr_factor):
         selection = run_search(method, task)
@@ -194,6 +199,27 @@ def search_streams(plan: RunPlan, fields: Sequence[str], seed: int) -> tuple[Str
         return splits.train.stream(steps.batch_size, seed=seed, **shuffled), None
     weight_rows = splits.early.stream(steps.batch_size, seed=seed, **shuffled)
     return weight_rows, splits.search.stream(steps.gate_batch_size, seed=seed + 1, **shuffled)
+
+
+def search_folds(plan: RunPlan, fields: Sequence[str], seed: int) -> list[Fold]:
+    """Return the rows of the networks of a cross-fitted search; none if each row is read once, or if it needs none.
+
+    Every search row is in one fold, at random, so that the ids of a day are in all of them.
+    """
+    splits, steps, count = plan.splits, plan.steps, plan.method.folds
+    if not steps.separate_gate_rows or count == 0:
+        return []
+    rows = plan.dataset.reader(plan.dataset.schema.subset(fields)).read([splits.train.span])
+    order = np.random.default_rng([seed, len(rows)]).permutation(splits.search.rows)
+    fold_of = np.full(len(rows), -1)
+    fold_of[len(rows) - len(order) + order] = np.arange(len(order)) % count
+    gate_batch_size = -(-steps.gate_batch_size // count)
+    folds = []
+    for fold in range(count):
+        others, held = np.flatnonzero(fold_of != fold), np.flatnonzero(fold_of == fold)
+        stream = ResidentStream(rows, steps.batch_size, seed + 2 * fold, plan.device, others)
+        folds.append(Fold(stream, ResidentStream(rows, gate_batch_size, seed + 2 * fold + 1, plan.device, held)))
+    return folds
 
 
 @contextmanager
