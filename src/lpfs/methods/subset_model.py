@@ -149,12 +149,7 @@ class ResidentStream:
     """
 
     def __init__(
-        self,
-        rows: RowBlock,
-        batch_size: int,
-        seed: int,
-        device: torch.device | None = None,
-        index: Index | None = None,
+        self, rows: RowBlock, batch_size: int, seed: int, device: torch.device | None = None, index: Index | None = None
     ) -> None:
         self.resident, self.batch_size, self.seed, self.device, self.index = rows, batch_size, seed, device, index
         self.count = len(rows) if index is None else len(index)
