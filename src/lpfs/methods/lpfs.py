@@ -122,17 +122,27 @@ class LPFSPlusPlus(Method):
             raise StateError("a cross-fitted search attaches the gates itself: give it the model without gates")
         task.target.check(gates.names)
         prox = self.make_optimizer(gates, task.target)
-        callback: GateSearch
-        if task.target.budget is not None:
-            callback = BudgetSearch(gates, prox, task, cost, networks)
-        elif task.target.max_auc_loss is not None:
-            callback = AucLossSearch(gates, prox, task, cost, reference, networks)
-        else:
-            callback = GateSearch(gates, prox, task.holdout, cost, networks)
+        callback = self.make_callback(gates, prox, task, cost, reference, networks)
         task.fit(callback, cost, steps=gates.steps)
         facts = {**callback.facts(), **({"folds": len(task.folds)} if task.folds else {})}
         selection = gates.selection(method=gates.function.name, **facts, **cost.to_dict())
         return replace(selection, history=tuple(callback.history))
+
+    def make_callback(
+        self,
+        gates: Gates,
+        prox: ProxSGD,
+        task: SearchTask,
+        cost: SearchCost,
+        reference: Sequence[tuple[int, float]],
+        networks: FoldNetworks | None,
+    ) -> GateSearch:
+        """Return the callback that trains the gates for a target."""
+        if task.target.budget is not None:
+            return BudgetSearch(gates, prox, task, cost, networks)
+        if task.target.max_auc_loss is not None:
+            return AucLossSearch(gates, prox, task, cost, reference, networks)
+        return GateSearch(gates, prox, task.holdout, cost, networks)
 
     def make_optimizer(self, gates: Gates, target: SelectionTarget) -> ProxSGD:
         """Return the optimizer of the gates for a target."""
