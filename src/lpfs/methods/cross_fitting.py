@@ -89,10 +89,10 @@ class FoldNetworks:
         """Take one training step of every network; the gates are constant."""
         gates.x.requires_grad_(False)
         try:
-            for number, network in enumerate(self.networks):
+            for network in self.networks:
                 batch = on_device(network.stream.next(), network.stepper.device)
                 network.state.step = step
-                network.stepper.step(batch, lambda number=number: f"step {step + 1:,} of network {number + 1}")
+                network.stepper.step(batch, lambda: f"step {step + 1:,} of a network that is blind to a fold")
                 self.cost.add(forwards=len(batch), backwards=len(batch))
         finally:
             gates.x.requires_grad_(True)
