@@ -69,12 +69,15 @@ VARIANTS: dict[str, Variant] = {
     "default": Variant("lpfs++", {"folds": 0}),
     "folds 4": Variant("lpfs++", {"folds": 4}),
     JUDGE: Variant("subset_elimination"),
+    "folds 4, 2 at a time": Variant(options={"folds": 4, "per_step": 2}),
+    "folds 4, 2 at a time, rows 2x": Variant(options={"folds": 4, "per_step": 2, "rows": 2}, parts=(8, 4)),
+    "folds 4, 1 at a time, rows 2x": Variant(options={"folds": 4, "per_step": 1, "rows": 2}, parts=(8, 4)),
+    "folds 2": Variant("lpfs++", {"folds": 2}, parts=(8, 4)),
     "masks": Variant(options={"share": 0.5}, parts=(8, 4)),
     "folds 4, masks": Variant(options={"share": 0.5, "folds": 4}, parts=(8, 4)),
     "folds 4, gate rows 4x": Variant("lpfs++", {"folds": 4}, {"gate_batch_size": 2048}, parts=(8, 4)),
     "errors": Variant(options={"by_error": True}, parts=(8, 4)),
     "late batch": Variant(options={"late": 4}, parts=(8, 4)),
-    "folds 2": Variant("lpfs++", {"folds": 2}, parts=(8, 4)),
     "shufflegate": Variant("shufflegate"),
     "permutation": Variant("permutation"),
 }
@@ -95,12 +98,16 @@ class VariantOptions(LPFSPlusPlusOptions):
         by_error: whether λ of a gate is weighted by the standard deviation of its gradient.
         late: factor on the rows of the gates from the fraction ``late_start`` of the search on.
         late_start: that fraction.
+        per_step: networks of a cross-fitted search that take a step and give the gradient at a time; 0: all.
+        rows: factor on the rows of a step of these networks.
     """
 
     share: float = 1.0
     by_error: bool = False
     late: Count = 1
     late_start: float = 0.3
+    per_step: int = 0
+    rows: Count = 1
 
 
 class VariantMethod(LPFSPlusPlus):
@@ -110,7 +117,13 @@ class VariantMethod(LPFSPlusPlus):
     options: VariantOptions
 
     def make_callback(self, gates: Any, prox: Any, task: SearchTask, cost: SearchCost, *rest: Any) -> GateSearch:
-        return VariantSearch(self.options, gates, prox, task, cost, rest[1])
+        networks, options = rest[1], self.options
+        if options.per_step:
+            for network in networks.networks:
+                network.stream.batches.batch_size *= options.rows
+                network.holdout.batches.batch_size *= len(networks.networks) // options.per_step
+            networks.per_step = options.per_step
+        return VariantSearch(options, gates, prox, task, cost, networks)
 
 
 class VariantSearch(GateSearch):
@@ -134,7 +147,7 @@ class VariantSearch(GateSearch):
         for mask in self.masks:
             mask.active = False
         if networks is not None:
-            gradient = networks.gradient(gates)
+            gradient = networks.gradient(gates, state.step)
         else:
             assert self.batch is not None
             gradient = holdout_grad(state, self.batch, gates.x)

@@ -67,7 +67,7 @@ def test_the_gradient_is_the_mean_over_networks_on_rows_they_are_blind_to(log):
     with torch.no_grad():
         gates.x.copy_(torch.linspace(0.1, 1.0, len(gates.names)))
     before = [copy.deepcopy(network.model.state_dict()) for network in networks.networks]
-    gradient = networks.gradient(gates)
+    gradient = networks.gradient(gates, 0)
     expected = []
     for number, network in enumerate(networks.networks):
         batch = next(iter(log.part(1000 + 100 * number, 1100 + 100 * number).stream(50)))

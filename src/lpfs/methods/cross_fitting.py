@@ -65,6 +65,9 @@ class FoldNetworks:
         folds: the rows of every network.
         config: settings of the training loop, with the number of steps.
         cost: counts the rows.
+
+    Attributes:
+        per_step: number of networks that take a step, and give the gradient, in each step of the search, in turn.
     """
 
     def __init__(
@@ -77,7 +80,7 @@ class FoldNetworks:
     ) -> None:
         config = replace(config, graph=False)
         self.networks = [FoldNetwork(model, optimizer, fold, config) for fold in folds]
-        self.cost = cost
+        self.cost, self.per_step = cost, len(folds)
         self.loss = torch.zeros(())  # of the held-out rows of the last step, mean over the networks
 
     def install(self, gates: Gates) -> None:
@@ -85,11 +88,16 @@ class FoldNetworks:
         for network in self.networks:
             install(network.model, gates, gates.places, gates.names)
 
+    def active(self, step: int) -> list[FoldNetwork]:
+        """Return the networks of a step."""
+        first = step * self.per_step
+        return [self.networks[(first + number) % len(self.networks)] for number in range(self.per_step)]
+
     def train(self, gates: Gates, step: int) -> None:
-        """Take one training step of every network; the gates are constant."""
+        """Take one training step of the networks of a step; the gates are constant."""
         gates.x.requires_grad_(False)
         try:
-            for network in self.networks:
+            for network in self.active(step):
                 batch = on_device(network.stream.next(), network.stepper.device)
                 network.state.step = step
                 network.stepper.step(batch, lambda: f"step {step + 1:,} of a network that is blind to a fold")
@@ -97,10 +105,10 @@ class FoldNetworks:
         finally:
             gates.x.requires_grad_(True)
 
-    def gradient(self, gates: Gates) -> Tensor:
-        """Return the gradient of x (N,): of every network on rows that it is blind to, and the mean of these."""
+    def gradient(self, gates: Gates, step: int) -> Tensor:
+        """Return the gradient of x (N,): the mean over networks of that on rows that they are blind to."""
         gradients, losses = [], []
-        for network in self.networks:
+        for network in self.active(step):
             batch = network.holdout.next()
             with train_only(network.model, []):
                 loss = holdout_loss(network.state, batch)

@@ -71,7 +71,7 @@ class GateSearch(HoldoutCallback):
     def within_step(self, state: State) -> None:
         if self.networks is not None:
             self.networks.train(self.gates, state.step)
-            self.gates.x.grad = self.networks.gradient(self.gates)
+            self.gates.x.grad = self.networks.gradient(self.gates, state.step)
         elif self.batch is not None:
             self.gates.x.grad = holdout_grad(state, self.batch, self.gates.x)
         self.prox.step()
