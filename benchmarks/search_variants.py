@@ -369,7 +369,7 @@ def judge(space: Workspace, done: Sequence[dict[str, Any]], write: Any) -> None:
     plan = space.plan.for_search(space.folder(), space.seed, method="subset_elimination", keep=space.keeps(JUDGE)[0])
     model, optimizer = space.pretrained()
     fields, steps = model.reads.names, plan.steps
-    folds = stages.search_folds(plan, fields, space.seed)
+    folds = stages.search_folds(plan, model, space.seed)
     stream = plan.stream(plan.splits.train, fields, train=True, seed=space.seed)
     training = plan.training(steps.search, space.seed, keep_best=False)
     target = plan.target.for_model(model)

@@ -160,13 +160,13 @@ def small_plan(log, folder, **options):
     return build_plan(settings, log, Path(folder), Console(quiet=True))
 
 
-def test_folds_of_a_table(log, tmp_path):
+def test_folds_of_a_table(log, tmp_path, monkeypatch):
     """Every search row is held out once, at random, and no network sees the rows that it judges."""
     plan = small_plan(log, tmp_path, folds=4)
     plan = plan.for_search(tmp_path, 0, options={"folds": 4})
-    fields, early = log.schema.names, plan.splits.early.rows
+    model, early = stages.new_model(plan, 0), plan.splits.early.rows
     assert plan.steps.separate_gate_rows
-    folds = stages.search_folds(plan, fields, 5)
+    folds = stages.search_folds(plan, model, 5)
     held = [fold.holdout.index for fold in folds]
     assert sorted(np.concatenate(held).tolist()) == list(range(early, plan.splits.train.rows))
     assert max(map(len, held)) - min(map(len, held)) <= 1
@@ -175,7 +175,11 @@ def test_folds_of_a_table(log, tmp_path):
         assert seen | set(fold.holdout.index.tolist()) == set(range(plan.splits.train.rows))
         assert not seen & set(fold.holdout.index.tolist())
         assert len(np.unique(fold.holdout.index // (plan.splits.search.rows // 4))) > 1  # not consecutive rows
-    assert stages.search_folds(plan.for_search(tmp_path, 0, options={"folds": 0}), fields, 5) == []
+    assert stages.search_folds(plan.for_search(tmp_path, 0, options={"folds": 0}), model, 5) == []
+    for limit in ("MAX_FOLD_ROW_BYTES", "MAX_FOLD_WEIGHT_BYTES"):
+        with monkeypatch.context() as patch:
+            patch.setattr(stages, limit, 1000)
+            assert stages.search_folds(plan, model, 5) == []
 
 
 def test_gates_of_a_cross_fitted_search_are_absorbed_exactly(log, tmp_path):

@@ -49,6 +49,8 @@ MEMORIZED_AUC_GAP = 0.1  # search AUC minus validation AUC above which the searc
 SHRINK_FACTOR = 0.3  # on the weights of such a model; the rest is reinitialized
 LR_FACTOR = 2.0  # on the learning rate after that, because a hot start has a quarter of the steps
 CHECK_ROWS = 50_000  # search rows that are evaluated for it
+MAX_FOLD_ROW_BYTES = 256 << 20  # of the rows of a cross-fitted search, which are in memory
+MAX_FOLD_WEIGHT_BYTES = 1 << 30  # of its networks and their optimizers
 SPEED_BATCHES = 4  # batches of a measurement of the serving speed
 
 Trained = tuple[Model, torch.optim.Optimizer]
@@ -160,7 +162,7 @@ def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
     model, optimizer = pretrained
     fields, method = model.reads.names, plan.method
     stream, holdout = search_streams(plan, fields, seed)
-    folds = search_folds(plan, fields, seed)
+    folds = search_folds(plan, model, seed)
     if folds:
         stream, holdout = plan.stream(plan.splits.train, fields, train=True, seed=seed), None
     training = plan.training(plan.steps.search, seed, keep_best=False)
@@ -201,15 +203,20 @@ def search_streams(plan: RunPlan, fields: Sequence[str], seed: int) -> tuple[Str
     return weight_rows, splits.search.stream(steps.gate_batch_size, seed=seed + 1, **shuffled)
 
 
-def search_folds(plan: RunPlan, fields: Sequence[str], seed: int) -> list[Fold]:
-    """Return the rows of the networks of a cross-fitted search; none if each row is read once, or if it needs none.
+def search_folds(plan: RunPlan, model: Model, seed: int) -> list[Fold]:
+    """Return the rows of the networks of a cross-fitted search; none if every row is read once, or the method has none.
 
-    Every search row is in one fold, at random, so that the ids of a day are in all of them.
+    Every search row is in one fold, at random, so that the ids of a day are in all of them. If rows or networks need
+    too much memory, there are no folds, and gates have rows of their own.
     """
     splits, steps, count = plan.splits, plan.steps, plan.method.folds
     if not steps.separate_gate_rows or count == 0:
         return []
-    rows = plan.dataset.reader(plan.dataset.schema.subset(fields)).read([splits.train.span])
+    reader = plan.dataset.reader(plan.dataset.schema.subset(model.reads.names))
+    weight_bytes = 2 * sum(parameter.nbytes for parameter in model.parameters())  # with the state of the optimizer
+    if splits.train.rows * reader.row_bytes > MAX_FOLD_ROW_BYTES or count * weight_bytes > MAX_FOLD_WEIGHT_BYTES:
+        return []
+    rows = reader.read([splits.train.span])
     order = np.random.default_rng([seed, len(rows)]).permutation(splits.search.rows)
     fold_of = np.full(len(rows), -1)
     fold_of[len(rows) - len(order) + order] = np.arange(len(order)) % count
