@@ -40,10 +40,11 @@ from lpfs.methods.lpfs import LPFSPlusPlus, LPFSPlusPlusOptions
 from lpfs.methods.masks import ReplaceOutput, parts_by_module
 from lpfs.methods.registry import METHODS, MethodEntry, make_method
 from lpfs.methods.subset_elimination import SubsetNetworks, count_evaluations, eliminate
-from lpfs.methods.training import holdout_grad
+from lpfs.methods.training import center_embeddings, holdout_grad
 from lpfs.pipeline import stages
 from lpfs.pipeline.plan import RunPlan, build_plan
 from lpfs.pipeline.settings import Settings
+from lpfs.schema import Selection
 from lpfs.train.callbacks import State
 from lpfs.train.evaluate import predictions
 from lpfs.train.metrics import scores
@@ -68,6 +69,8 @@ JUDGE = "judge"  # the job of the subset model: these variants share its network
 VARIANTS: dict[str, Variant] = {
     "default": Variant("lpfs++", {"folds": 0}),
     "folds 4": Variant("lpfs++", {"folds": 4}),
+    "blank": Variant(options={"blank": True}, parts=(8, 4)),
+    "folds 4, blank": Variant(options={"blank": True, "folds": 4}, parts=(8, 4)),
     JUDGE: Variant("subset_elimination"),
     "folds 4, 2 at a time": Variant(options={"folds": 4, "per_step": 2}),
     "folds 4, 2 at a time, rows 2x": Variant(options={"folds": 4, "per_step": 2, "rows": 2}, parts=(8, 4)),
@@ -100,6 +103,7 @@ class VariantOptions(LPFSPlusPlusOptions):
         late_start: that fraction.
         per_step: networks of a cross-fitted search that take a step and give the gradient at a time; 0: all.
         rows: factor on the rows of a step of these networks.
+        blank: whether embeddings of ids that pretraining never saw start at the mean.
     """
 
     share: float = 1.0
@@ -108,6 +112,7 @@ class VariantOptions(LPFSPlusPlusOptions):
     late_start: float = 0.3
     per_step: int = 0
     rows: Count = 1
+    blank: bool = False
 
 
 class VariantMethod(LPFSPlusPlus):
@@ -115,6 +120,12 @@ class VariantMethod(LPFSPlusPlus):
 
     Options = VariantOptions
     options: VariantOptions
+
+    def search(self, task: SearchTask) -> Selection:
+        if self.options.blank:
+            center_embeddings(task.model, task.stream)  # type: ignore[arg-type]
+            blank_untrained(task.model, task.optimizer)
+        return super().search(task)
 
     def make_callback(self, gates: Any, prox: Any, task: SearchTask, cost: SearchCost, *rest: Any) -> GateSearch:
         networks, options = rest[1], self.options
@@ -179,6 +190,14 @@ class VariantSearch(GateSearch):
         super().on_end(state)
         for mask in self.masks:
             mask.remove()
+
+
+@torch.no_grad()
+def blank_untrained(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Set the embeddings of ids that were never trained to zero, the mean of the centered embeddings."""
+    weight = model.inputs.table.weight
+    trained = optimizer.state[weight]["sum"].flatten(1).any(1)
+    weight.data[~trained] = 0.0
 
 
 class RandomMask:
