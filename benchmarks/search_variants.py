@@ -63,6 +63,7 @@ class Variant:
     options: Mapping[str, Any] = field(default_factory=dict)
     steps: Mapping[str, Any] = field(default_factory=dict)
     parts: tuple[int, ...] = (8, 4, 2)
+    pace: float = 1.0  # factor on the learning rate of the weights
 
 
 JUDGE = "judge"  # the job of the subset model: these variants share its networks
@@ -72,6 +73,8 @@ VARIANTS: dict[str, Variant] = {
     "blank": Variant(options={"blank": True}, parts=(8, 4)),
     "folds 4, blank": Variant(options={"blank": True, "folds": 4}, parts=(8, 4)),
     JUDGE: Variant("subset_elimination"),
+    "slow weights": Variant("lpfs++", {"folds": 0}, parts=(8, 4), pace=0.3),
+    "folds 4, slow weights": Variant("lpfs++", {"folds": 4}, parts=(8, 4), pace=0.3),
     "folds 4, 2 at a time": Variant(options={"folds": 4, "per_step": 2}),
     "folds 4, 2 at a time, rows 2x": Variant(options={"folds": 4, "per_step": 2, "rows": 2}, parts=(8, 4)),
     "folds 4, 1 at a time, rows 2x": Variant(options={"folds": 4, "per_step": 1, "rows": 2}, parts=(8, 4)),
@@ -371,7 +374,8 @@ def run_job(log: str, seed: int, variant: str, done: Sequence[dict[str, Any]], w
             continue
         start = time.process_time()
         plan = space.plan.for_search(space.folder(), seed, method=entry.method, options=dict(entry.options), keep=keep)
-        plan = replace(plan, steps=replace(plan.steps, **entry.steps))
+        changes = {"lr_factor": plan.steps.lr_factor * entry.pace, **entry.steps}
+        plan = replace(plan, steps=replace(plan.steps, **changes))
         selection = stages.search_fields(plan, space.pretrained(), seed)[2]
         seconds = time.process_time() - start
         write(variant, keep, selection.kept, seconds)
