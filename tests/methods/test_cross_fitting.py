@@ -13,7 +13,7 @@ from lpfs._console import Console
 from lpfs.data.simulate import simulate
 from lpfs.errors import InputError, StateError
 from lpfs.gates.attach import attach
-from lpfs.methods.base import Fold, SearchCost, SearchTask
+from lpfs.methods.base import RowFold, SearchCost, SearchTask
 from lpfs.methods.cross_fitting import FoldNetworks
 from lpfs.methods.gate_search import GateSearch
 from lpfs.methods.registry import make_method
@@ -46,7 +46,7 @@ def start(log):
 
 def folds_of(log):
     return [
-        Fold(
+        RowFold(
             log.part(0, 600 + 100 * number).stream(BATCH), log.part(1000 + 100 * number, 1100 + 100 * number).stream(50)
         )
         for number in range(FOLDS)

@@ -29,7 +29,7 @@ HISTORY_RECORDS = 200  # records in the history of a search
 
 
 @dataclass(frozen=True)
-class Fold:
+class RowFold:
     """The rows of one network of a cross-fitted search.
 
     Args:
@@ -72,7 +72,7 @@ class SearchTask:
     resume: bool = False
     training: Training = field(default_factory=Training)
     holdout: Iterable[Batch] | None = None
-    folds: Sequence[Fold] = ()
+    folds: Sequence[RowFold] = ()
 
     def fit(
         self,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lpfs.gates.hooks import install
 from lpfs.gates.module import Gates
-from lpfs.methods.base import Fold, SearchCost
+from lpfs.methods.base import RowFold, SearchCost
 from lpfs.methods.training import HoldoutBatches, holdout_loss, train_only
 from lpfs.train.callbacks import State
 from lpfs.train.config import Training, lr_factor
@@ -32,7 +32,7 @@ from lpfs.train.step import Stepper
 class FoldNetwork:
     """A copy of the model and its optimizer in training on the rows of one fold."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, fold: Fold, config: Training) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, fold: RowFold, config: Training) -> None:
         self.model, self.optimizer = copy.deepcopy((model, optimizer))
         self.model.train()
         factor = lr_factor(config.schedule, config.schedule_steps or config.steps, config.rise)
@@ -74,7 +74,7 @@ class FoldNetworks:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        folds: Sequence[Fold],
+        folds: Sequence[RowFold],
         config: Training,
         cost: SearchCost,
     ) -> None:

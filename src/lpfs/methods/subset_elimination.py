@@ -15,7 +15,16 @@ import torch
 from lpfs._validation import check_int
 from lpfs.data.batch import Batch
 from lpfs.errors import InputError
-from lpfs.methods.base import Count, Fold, Method, MethodOptions, SearchCost, SearchTask, rank_fields, restore_position
+from lpfs.methods.base import (
+    Count,
+    Method,
+    MethodOptions,
+    RowFold,
+    SearchCost,
+    SearchTask,
+    rank_fields,
+    restore_position,
+)
 from lpfs.methods.masks import check_maskable
 from lpfs.methods.subset_model import SubsetModel
 from lpfs.methods.training import center_embeddings, holdout_batches
@@ -58,7 +67,7 @@ class SubsetNetworks:
 
     def __init__(self, task: SearchTask, model: Model, cost: SearchCost, judged_rows: int) -> None:
         self.names, self.cost = tuple(model.sites()), cost
-        folds = task.folds or [Fold(task.stream, holdout_batches(task, "subset_elimination"))]
+        folds = task.folds or [RowFold(task.stream, holdout_batches(task, "subset_elimination"))]
         self._judged: list[tuple[SubsetModel, list[Batch]]] = []
         for number, fold in enumerate(folds):
             network, optimizer = copy.deepcopy((model, task.optimizer))

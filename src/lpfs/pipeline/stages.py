@@ -30,7 +30,7 @@ from lpfs.gates.absorb import absorb
 from lpfs.gates.attach import attach
 from lpfs.gates.module import ATTRIBUTE as GATES_ATTRIBUTE
 from lpfs.gates.prune import Pruned, prune
-from lpfs.methods.base import Fold, SearchTask
+from lpfs.methods.base import RowFold, SearchTask
 from lpfs.methods.search import run_search
 from lpfs.methods.subset_model import ResidentStream
 from lpfs.models import make_model
@@ -203,7 +203,7 @@ def search_streams(plan: RunPlan, fields: Sequence[str], seed: int) -> tuple[Str
     return weight_rows, splits.search.stream(steps.gate_batch_size, seed=seed + 1, **shuffled)
 
 
-def search_folds(plan: RunPlan, model: Model, seed: int) -> list[Fold]:
+def search_folds(plan: RunPlan, model: Model, seed: int) -> list[RowFold]:
     """Return the rows of the networks of a cross-fitted search; none if every row is read once, or the method has none.
 
     Every search row is in one fold, at random, so that the ids of a day are in all of them. If rows or networks need
@@ -225,7 +225,7 @@ def search_folds(plan: RunPlan, model: Model, seed: int) -> list[Fold]:
     for fold in range(count):
         others, held = np.flatnonzero(fold_of != fold), np.flatnonzero(fold_of == fold)
         stream = ResidentStream(rows, steps.batch_size, seed + 2 * fold, plan.device, others)
-        folds.append(Fold(stream, ResidentStream(rows, gate_batch_size, seed + 2 * fold + 1, plan.device, held)))
+        folds.append(RowFold(stream, ResidentStream(rows, gate_batch_size, seed + 2 * fold + 1, plan.device, held)))
     return folds
 
 
@@ -250,7 +250,7 @@ def set_gates_from_selection(model: Model, selection: Selection) -> None:
 
 
 def absorb_gates(plan: RunPlan, model: Model, optimizer: torch.optim.Optimizer, found: Selection) -> Selection:
-    """Fold the gates into the weights, in place; return the selection with the history of its search."""
+    """RowFold the gates into the weights, in place; return the selection with the history of its search."""
     selection = absorb(model, optimizer, batch=verification_batch(plan, model))
     selection = replace(selection, history=found.history, made={**selection.made, **found.made})
     return selection.in_order(plan.schema.names)
@@ -259,7 +259,7 @@ def absorb_gates(plan: RunPlan, model: Model, optimizer: torch.optim.Optimizer, 
 def absorb_and_prune(
     plan: RunPlan, model: Model, optimizer: torch.optim.Optimizer, found: Selection
 ) -> tuple[Pruned, Pruned, Selection]:
-    """Fold the gates into the weights and remove the dropped fields.
+    """RowFold the gates into the weights and remove the dropped fields.
 
     Return the model with zeros in place of the dropped fields (bit-equal), the model without their columns (equal
     up to rounding), and the selection.
