@@ -250,7 +250,7 @@ def set_gates_from_selection(model: Model, selection: Selection) -> None:
 
 
 def absorb_gates(plan: RunPlan, model: Model, optimizer: torch.optim.Optimizer, found: Selection) -> Selection:
-    """RowFold the gates into the weights, in place; return the selection with the history of its search."""
+    """Fold the gates into the weights, in place; return the selection with the history of its search."""
     selection = absorb(model, optimizer, batch=verification_batch(plan, model))
     selection = replace(selection, history=found.history, made={**selection.made, **found.made})
     return selection.in_order(plan.schema.names)
@@ -259,7 +259,7 @@ def absorb_gates(plan: RunPlan, model: Model, optimizer: torch.optim.Optimizer, 
 def absorb_and_prune(
     plan: RunPlan, model: Model, optimizer: torch.optim.Optimizer, found: Selection
 ) -> tuple[Pruned, Pruned, Selection]:
-    """RowFold the gates into the weights and remove the dropped fields.
+    """Fold the gates into the weights and remove the dropped fields.
 
     Return the model with zeros in place of the dropped fields (bit-equal), the model without their columns (equal
     up to rounding), and the selection.
