@@ -517,20 +517,22 @@ def overlap(records: list[dict[str, Any]], variant: str, logs: Sequence[str]) ->
     return result
 
 
-def mean_and_error(values: Sequence[float]) -> list[float]:
-    """Return the mean and its standard error."""
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else float("nan")
-    return [round(statistics.mean(values), 5), round(error, 5)]
+def mean_and_error(values: Sequence[float]) -> list[float | None]:
+    """Return the mean and its standard error; None for the error of one value."""
+    error = round(statistics.stdev(values) / math.sqrt(len(values)), 5) if len(values) > 1 else None
+    return [round(statistics.mean(values), 5), error]
+
+
+def describe(value: Sequence[Any], digits: int = 4) -> str:
+    error = "" if value[1] is None else f" ± {value[1]:.{digits}f}"
+    return f"{value[0]:+.{digits}f}{error}"
 
 
 def print_report(result: Mapping[str, Any]) -> None:
     for variant, row in result.items():
-        auc, loss = row["auc"], row["logloss"]
-        print(
-            f"{variant:<40} {auc[0]:+.4f} ± {auc[1]:.4f}  logloss gain {loss[0]:+.5f} ± {loss[1]:.5f}  "
-            f"{row['splits']} splits  {row['seconds']:.0f} s  overlap {row['overlap']}"
-        )
-        print("    " + "  ".join(f"{log} {d[0]:+.4f}±{d[1]:.4f}" for log, d in row["by_log"].items()))
+        gains = f"AUC {describe(row['auc'])}, logloss gain {describe(row['logloss'], 5)}"
+        print(f"{variant}: {gains}, {row['splits']} splits, {row['seconds']:.0f} s, overlap {row['overlap']}")
+        print("    " + ", ".join(f"{log} {describe(value)}" for log, value in row["by_log"].items()))
 
 
 def main() -> None:
