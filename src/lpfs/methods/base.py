@@ -28,6 +28,19 @@ from lpfs.train.fit import fit
 HISTORY_RECORDS = 200  # records in the history of a search
 
 
+@dataclass(frozen=True)
+class RowFold:
+    """The rows of one network of a cross-fitted search.
+
+    Args:
+        stream: batches of the rows that its weights are trained on.
+        holdout: batches of the other rows, which it is blind to.
+    """
+
+    stream: Iterable[Batch]
+    holdout: Iterable[Batch]
+
+
 @dataclass
 class SearchTask:
     """One search: the model, the rows, the target.
@@ -47,6 +60,7 @@ class SearchTask:
             ``stream`` are new at every step, so gates and masks are trained on them too.
         early: batches of the rows that the model was pretrained on, for methods that pretrain a network of their own.
         early_steps: number of steps of such a pretraining.
+        folds: rows of the networks of a cross-fitted search, instead of ``holdout``; see ``cross_fitting``.
     """
 
     model: nn.Module
@@ -62,12 +76,14 @@ class SearchTask:
     holdout: Iterable[Batch] | None = None
     early: Iterable[Batch] | None = None
     early_steps: int = 0
+    folds: Sequence[RowFold] = ()
 
     def fit(
         self,
         *callbacks: Callback,
         model: nn.Module | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        stream: Iterable[Batch] | None = None,
         steps: int | None = None,
         subfolder: str = "",
         **settings: Any,
@@ -75,7 +91,7 @@ class SearchTask:
         """Train on the search rows with the callbacks of the method; other arguments replace those of the task."""
         fit(
             model or self.model,
-            self.stream,
+            self.stream if stream is None else stream,
             optimizer or self.optimizer,
             folder=None if self.folder is None else self.folder / subfolder,
             resume=self.resume,
@@ -212,6 +228,7 @@ class Method(ABC):
         pretrains: whether it pretrains a network of its own on the rows of pretraining, ``SearchTask.early``.
         search_per_k: whether another K needs another search; otherwise the K best of one ranking are kept.
         cuda_graph: whether a step of its search can be captured as a CUDA graph.
+        folds: number of folds of the search rows of a small table, whose rows repeat; 0: it does not use folds.
 
     Args:
         name: the name it is registered under.
@@ -227,6 +244,7 @@ class Method(ABC):
     pretrains: ClassVar[bool] = False
     search_per_k: bool = False
     cuda_graph: bool = False
+    folds: int = 0
 
     def __init__(self, name: str, options: Any = None) -> None:
         self.name, self.options = name, self.Options() if options is None else options

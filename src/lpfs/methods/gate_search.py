@@ -21,6 +21,7 @@ from lpfs.errors import InputError, SearchError
 from lpfs.gates.module import Gates
 from lpfs.gates.optimizer import ProxSGD
 from lpfs.methods.base import SearchCost, SearchTask
+from lpfs.methods.cross_fitting import FoldNetworks
 from lpfs.methods.training import HoldoutCallback, holdout_grad
 from lpfs.train.callbacks import State
 from lpfs.train.evaluate import evaluate, on_device
@@ -34,14 +35,20 @@ UNAFFORDABLE_WEIGHT = 1e9  # weight on λ that exceeds any gradient
 class GateSearch(HoldoutCallback):
     """Updates the gates after every step of the model: proximal step, then ε, η and λ.
 
-    The gates are trained on ``holdout``, which the weights of the model are not; None: on the batch of the step.
+    The gates are trained on ``holdout``, which the weights of the model are not; with ``networks``, on the folds that
+    these are blind to; with neither, on the batch of the step.
     """
 
     def __init__(
-        self, gates: Gates, prox: ProxSGD, holdout: Iterable[Batch] | None = None, cost: SearchCost | None = None
+        self,
+        gates: Gates,
+        prox: ProxSGD,
+        holdout: Iterable[Batch] | None = None,
+        cost: SearchCost | None = None,
+        networks: FoldNetworks | None = None,
     ) -> None:
         super().__init__(gates.steps, holdout, cost or SearchCost())
-        self.gates, self.prox = gates, prox
+        self.gates, self.prox, self.networks = gates, prox, networks
         self.batch: Batch | None = None  # holdout rows of this step
         self.static_batch: Batch | None = None  # the memory that a captured step reads them from
 
@@ -62,7 +69,10 @@ class GateSearch(HoldoutCallback):
         return True
 
     def within_step(self, state: State) -> None:
-        if self.batch is not None:
+        if self.networks is not None:
+            self.networks.train(self.gates, state.step)
+            self.gates.x.grad = self.networks.gradient(self.gates, state.step)
+        elif self.batch is not None:
             self.gates.x.grad = holdout_grad(state, self.batch, self.gates.x)
         self.prox.step()
         self.gates.step()
@@ -77,10 +87,14 @@ class GateSearch(HoldoutCallback):
         values = [round(value, 6) for value in self.gates.values.tolist()]
         facts = {"alive": status.alive, "penalty": status.penalty, "epsilon": status.epsilon}
         state.note("search", {**facts, "gate_lr": status.lr, "values": {"gates": values}})
+        if self.networks is not None:
+            facts["holdout_loss"] = float(self.networks.loss)
         self.record(state, **facts, lr=status.lr, gates=values)
 
     def on_end(self, state: State) -> None:
         super().on_end(state)
+        if self.networks is not None:
+            self.networks.close()
         self.batch = self.static_batch = None
 
     def facts(self) -> dict[str, Any]:
@@ -94,10 +108,14 @@ class GateSearch(HoldoutCallback):
         return f"{counts[-1]} of {total} gates alive {sparkline(counts, total)}" if counts else ""
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "prox": self.prox.state_dict()}
+        is_done = int(self.gates.steps_done) >= self.gates.steps  # the networks are not used again
+        networks = {} if self.networks is None or is_done else self.networks.state_dict()
+        return {**super().state_dict(), "prox": self.prox.state_dict(), **networks}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         self.prox.load_state_dict(values["prox"])
+        if self.networks is not None and "networks" in values:
+            self.networks.load_state_dict(values)
         super().load_state_dict(values)
 
 
@@ -106,8 +124,10 @@ class DescendingSearch(GateSearch):
 
     saved: ClassVar[tuple[str, ...]] = ("is_frozen", "last_alive")
 
-    def __init__(self, gates: Gates, prox: ProxSGD, task: SearchTask, cost: SearchCost) -> None:
-        super().__init__(gates, prox, task.holdout, cost)
+    def __init__(
+        self, gates: Gates, prox: ProxSGD, task: SearchTask, cost: SearchCost, networks: FoldNetworks | None = None
+    ) -> None:
+        super().__init__(gates, prox, task.holdout, cost, networks)
         self.check_every, self.is_frozen = max(1, gates.steps // CHECKS), False
         self.last_alive = len(gates.names)  # gates alive at the last check
 
@@ -145,8 +165,10 @@ class BudgetSearch(DescendingSearch):
 
     saved = (*DescendingSearch.saved, "weights")
 
-    def __init__(self, gates: Gates, prox: ProxSGD, task: SearchTask, cost: SearchCost) -> None:
-        super().__init__(gates, prox, task, cost)
+    def __init__(
+        self, gates: Gates, prox: ProxSGD, task: SearchTask, cost: SearchCost, networks: FoldNetworks | None = None
+    ) -> None:
+        super().__init__(gates, prox, task, cost, networks)
         target = task.target
         assert target.costs is not None
         assert target.budget is not None
@@ -208,9 +230,15 @@ class AucLossSearch(DescendingSearch):
     saved = (*DescendingSearch.saved, "best", "curve", "reference")
 
     def __init__(
-        self, gates: Gates, prox: ProxSGD, task: SearchTask, cost: SearchCost, reference: Sequence[tuple[int, float]]
+        self,
+        gates: Gates,
+        prox: ProxSGD,
+        task: SearchTask,
+        cost: SearchCost,
+        reference: Sequence[tuple[int, float]],
+        networks: FoldNetworks | None = None,
     ) -> None:
-        super().__init__(gates, prox, task, cost)
+        super().__init__(gates, prox, task, cost, networks)
         assert task.valid is not None
         assert task.target.max_auc_loss is not None
         self.valid, self.max_loss, self.reference = task.valid, task.target.max_auc_loss, list(reference)

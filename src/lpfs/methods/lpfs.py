@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from lpfs.errors import InputError
+from lpfs._validation import check_int
+from lpfs.errors import InputError, StateError
 from lpfs.gates.attach import attach
 from lpfs.gates.controller import FAST_DESCENT, Keep
 from lpfs.gates.functions import GateFunction, gate_function
@@ -17,6 +18,7 @@ from lpfs.gates.module import ATTRIBUTE as GATES, Gates, Rescale
 from lpfs.gates.optimizer import Prox, ProxSGD, Threshold
 from lpfs.gates.schedule import Preset, Schedule
 from lpfs.methods.base import HistoryCallback, Method, MethodOptions, SearchCost, SearchTask, restore_position
+from lpfs.methods.cross_fitting import FoldNetworks
 from lpfs.methods.gate_search import DESCENT_END, AucLossSearch, BudgetSearch, GateSearch, evaluate_auc
 from lpfs.methods.target import TARGET_KINDS, SelectionTarget
 from lpfs.methods.training import center_embeddings
@@ -29,7 +31,11 @@ REFERENCE_EVALUATIONS = 10  # of the training without gates
 
 @dataclass(frozen=True)
 class LPFSPlusPlusOptions(MethodOptions):
-    """Gate function and its constants, schedule, and optimizer; None is the default of the gate function."""
+    """Gate function and its constants, schedule, and optimizer; None is the default of the gate function.
+
+    ``folds`` is the number of networks of a cross-fitted search on a small table (see ``cross_fitting``); 0: one
+    network, and gates that are trained on rows of their own.
+    """
 
     gate: str = "lpfs++"
     alpha: float | None = None
@@ -43,9 +49,12 @@ class LPFSPlusPlusOptions(MethodOptions):
     prox: Prox | None = None
     threshold: Threshold = "paper"
     centre: bool = True
+    folds: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if check_int("folds", self.folds, 0) == 1:
+            raise InputError("folds must be 0, for none, or at least 2, found 1")
         self.make_optimizer(self.make_gates(("field",), 1), penalty=0.0)  # checks the other options
 
     @property
@@ -84,6 +93,7 @@ class LPFSPlusPlus(Method):
     def __init__(self, name: str, options: LPFSPlusPlusOptions | None = None) -> None:
         super().__init__(name, options)
         self.cuda_graph = not self.options.function.noise  # noise is drawn on the host
+        self.folds = self.options.folds
 
     def check(self, target: SelectionTarget, names: Sequence[str], steps: int) -> None:
         super().check(target, names, steps)
@@ -96,23 +106,43 @@ class LPFSPlusPlus(Method):
         if not isinstance(gates, Gates) and isinstance(task.model, Model):
             self.check(task.target, tuple(task.model.sites()), task.steps)
         reference = self.reference_curve(task, cost) if task.target.max_auc_loss is not None else []
+        networks = None
         if not isinstance(gates, Gates):
             if options.centre and isinstance(task.model, Model):
                 center_embeddings(task.model, task.stream)
+            if task.folds:
+                task = replace(task, training=replace(task.training, graph=False))  # their steps cannot be captured
+                config = replace(task.training, steps=task.steps)
+                networks = FoldNetworks(task.model, task.optimizer, task.folds, config, cost)
             schedule: dict[str, Any] = {"schedule": options.schedule, "rescale": options.rescale}
             gates = attach(task.model, steps=task.steps, gate=options.function, seed=task.seed, **schedule)
+            if networks is not None:
+                networks.install(gates)
+        elif task.folds:
+            raise StateError("a cross-fitted search attaches the gates itself: give it the model without gates")
         task.target.check(gates.names)
         prox = self.make_optimizer(gates, task.target)
-        callback: GateSearch
-        if task.target.budget is not None:
-            callback = BudgetSearch(gates, prox, task, cost)
-        elif task.target.max_auc_loss is not None:
-            callback = AucLossSearch(gates, prox, task, cost, reference)
-        else:
-            callback = GateSearch(gates, prox, task.holdout, cost)
+        callback = self.make_callback(gates, prox, task, cost, reference, networks)
         task.fit(callback, cost, steps=gates.steps)
-        selection = gates.selection(method=gates.function.name, **callback.facts(), **cost.to_dict())
+        facts = {**callback.facts(), **({"folds": len(task.folds)} if task.folds else {})}
+        selection = gates.selection(method=gates.function.name, **facts, **cost.to_dict())
         return replace(selection, history=tuple(callback.history))
+
+    def make_callback(
+        self,
+        gates: Gates,
+        prox: ProxSGD,
+        task: SearchTask,
+        cost: SearchCost,
+        reference: Sequence[tuple[int, float]],
+        networks: FoldNetworks | None,
+    ) -> GateSearch:
+        """Return the callback that trains the gates for a target."""
+        if task.target.budget is not None:
+            return BudgetSearch(gates, prox, task, cost, networks)
+        if task.target.max_auc_loss is not None:
+            return AucLossSearch(gates, prox, task, cost, reference, networks)
+        return GateSearch(gates, prox, task.holdout, cost, networks)
 
     def make_optimizer(self, gates: Gates, target: SelectionTarget) -> ProxSGD:
         """Return the optimizer of the gates for a target."""

@@ -133,6 +133,11 @@ METHODS: dict[str, MethodEntry] = {
         "derivative of the loss with respect to a mask on each field, over a hundred batches",
         "Wang et al., Single-shot Feature Selection for Multi-task Recommendations, 2023",
     ),
+    "subset_elimination": MethodEntry(
+        "lpfs.methods.subset_elimination:SubsetElimination",
+        "backward elimination by the held-out loss of a network trained on random subsets of the fields",
+        "Covert et al., Understanding Global Feature Contributions with Additive Importance Measures, 2020",
+    ),
     "gbdt": MethodEntry(
         "lpfs.methods.trees:GBDT",
         "gain of the splits of gradient boosted trees (scikit-learn)",

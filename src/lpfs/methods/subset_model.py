@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpfs.data.batch import Batch, RowBlock
+from lpfs.data.batch import Batch, Index, RowBlock
 from lpfs.gates.sites import declared_sites, resolve_sites
 from lpfs.methods.masks import ReplaceOutput, check_maskable, parts_by_module
 from lpfs.models.base import Model
@@ -138,19 +138,30 @@ class SubsetModel(nn.Module):
 
 
 class ResidentStream:
-    """Shuffled batches of rows in memory, in a new order for each pass; the position can be saved."""
+    """Shuffled batches of rows in memory, in a new order for each pass; the position can be saved.
 
-    def __init__(self, rows: RowBlock, batch_size: int, seed: int, device: torch.device | None = None) -> None:
-        self.resident, self.batch_size, self.seed, self.device = rows, batch_size, seed, device
+    Args:
+        rows: the rows.
+        batch_size: rows of a batch.
+        seed: seed of the orders.
+        device: device of the batches.
+        index: (n,) the rows to use; default: all.
+    """
+
+    def __init__(
+        self, rows: RowBlock, batch_size: int, seed: int, device: torch.device | None = None, index: Index | None = None
+    ) -> None:
+        self.resident, self.batch_size, self.seed, self.device, self.index = rows, batch_size, seed, device, index
+        self.count = len(rows) if index is None else len(index)
         self._epoch = self._position = 0
 
     def __len__(self) -> int:
-        return -(-len(self.resident) // self.batch_size)
+        return -(-self.count // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        order = torch.randperm(
-            len(self.resident), generator=torch.Generator().manual_seed(self.seed * 1_000_003 + self._epoch)
-        ).numpy()
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self._epoch)
+        order = torch.randperm(self.count, generator=generator).numpy()
+        order = order if self.index is None else self.index[order]
         while self._position < len(order):
             first, self._position = self._position, min(self._position + self.batch_size, len(order))
             batch = self.resident.take(order[first : self._position]).batch()
@@ -159,12 +170,12 @@ class ResidentStream:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position."""
-        return {"rows": len(self.resident), "seed": self.seed, "epoch": self._epoch, "position": self._position}
+        return {"rows": self.count, "seed": self.seed, "epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a position."""
         self._epoch, self._position = int(state["epoch"]), int(state["position"])
-        if self._position >= len(self.resident):  # saved after the last batch of a pass
+        if self._position >= self.count:  # saved after the last batch of a pass
             self._epoch, self._position = self._epoch + 1, 0
 
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from lpfs.data.batch import Batch, RowBlock
+from lpfs.methods.subset_elimination import Bools, Floats, Losses, count_evaluations, eliminate
 from lpfs.methods.subset_model import ResidentStream, SubsetModel
 from lpfs.methods.training import center_embeddings
 from lpfs.models.base import Model
@@ -46,15 +47,11 @@ NEGATIVES_PER_POSITIVE = 4  # further negatives hardly make an AUC more precise
 EVALUATIONS_PER_ROW = 1.5  # evaluations of a row with a subset, per row that a search trains on
 CHAIN_SHARE, POINTS_SHARE, PAIRS_SHARE = 0.4, 0.4, 0.2  # of these evaluations
 MIN_ROWS, MIN_POSITIVES = 500, 20  # rows of a sample; positives and negatives, below which nothing is judged
-ONE_BY_ONE = 50  # from this number of fields on the chain removes one field at a time, above it up to a quarter
 SUBSTITUTES, CANDIDATES = 3, 4  # substitutes that are reported per field, and examined
 SAME_SHARE = 0.9  # share of the information of each of two fields that the other one has, if both have the same
 
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 T = TypeVar("T")
-Losses = Callable[[Bools], Floats]  # subsets (S, N) -> weighted logloss of every row (S, n)
 
 
 @dataclass(frozen=True)
@@ -211,58 +208,6 @@ def _sample_negatives(rows: JudgedRows) -> JudgedRows:
 
 
 # --------------------------------------------------------------------------------------------- the chain of sets
-
-
-def eliminate(
-    losses: Losses, count: int, groups: Sequence[Sequence[int]], prices: Sequence[float] | None = None
-) -> list[int]:
-    """Return the order in which backward elimination removes ``count`` parts, one group after another.
-
-    The part whose removal costs the least is removed; of those within one standard error of it the most expensive, if
-    there are ``prices``. With many parts several are removed at once: a quarter, or fewer if together they cost more
-    than one by one, as two copies of a column do.
-    """
-    alive, order = np.ones(count, bool), list[int]()
-    for group in groups:
-        left = list(group)
-        while left:
-            subsets = np.tile(alive, (len(left) + 1, 1))
-            subsets[np.arange(len(left)) + 1, left] = False
-            base, *without = losses(subsets) if len(left) > 1 else np.zeros((2, 1))
-            costs = np.array(without) - base  # (parts left, rows)
-            mean, error = costs.mean(1), costs.std(1) / math.sqrt(costs.shape[1])
-            ranked = [left[number] for number in np.argsort(mean, kind="stable")]
-            total = int(alive.sum())
-            size = min(len(left), max(1, min(total // 4, total - ONE_BY_ONE)))
-            single = dict(zip(left, np.maximum(mean, 0.0), strict=True))
-            while size > 1:
-                trial = alive.copy()
-                trial[ranked[:size]] = False
-                together = losses(np.stack([alive, trial]))
-                cost = together[1] - together[0]
-                limit = sum(single[part] for part in ranked[:size]) + cost.std() / math.sqrt(len(cost))
-                if cost.mean() <= limit:
-                    break
-                size //= 2
-            removed = ranked[:size]
-            if prices is not None and size == 1:
-                best = int(np.argmin(mean))
-                close = [part for part, value in zip(left, mean, strict=True) if value <= mean[best] + error[best]]
-                removed = [max(close, key=lambda part: prices[part])]
-            for part in removed:
-                alive[part] = False
-                left.remove(part)
-            order += removed
-    return order
-
-
-def count_evaluations(count: int) -> int:
-    """Return about how many subsets an elimination of ``count`` parts evaluates."""
-    total = 0
-    while count > ONE_BY_ONE:
-        total += count
-        count -= max(1, min(count // 4, count - ONE_BY_ONE))
-    return total + count * (count + 1) // 2
 
 
 def chain_sets(order: Sequence[int]) -> Bools:

@@ -29,8 +29,9 @@ from lpfs.gates.absorb import absorb
 from lpfs.gates.attach import attach
 from lpfs.gates.module import ATTRIBUTE as GATES_ATTRIBUTE
 from lpfs.gates.prune import Pruned, prune
-from lpfs.methods.base import SearchTask
+from lpfs.methods.base import RowFold, SearchTask
 from lpfs.methods.search import run_search
+from lpfs.methods.subset_model import ResidentStream
 from lpfs.models import make_model
 from lpfs.models.base import Model
 from lpfs.pipeline.plan import RunPlan
@@ -47,6 +48,8 @@ MEMORIZED_AUC_GAP = 0.1  # search AUC minus validation AUC above which the searc
 SHRINK_FACTOR = 0.3  # on the weights of such a model; the rest is reinitialized
 LR_FACTOR = 2.0  # on the learning rate after that, because a hot start has a quarter of the steps
 CHECK_ROWS = 50_000  # search rows that are evaluated for it
+MAX_FOLD_ROW_BYTES = 256 << 20  # of the rows of a cross-fitted search, which are in memory
+MAX_FOLD_WEIGHT_BYTES = 1 << 30  # of its networks and their optimizers
 SPEED_BATCHES = 4  # batches of a measurement of the serving speed
 
 Trained = tuple[Model, torch.optim.Optimizer]
@@ -162,6 +165,9 @@ def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
     if method.single_pass:
         plan = replace(plan, steps=plan.steps.single_pass(plan.splits.search.rows))
     stream, holdout = search_streams(plan, fields, seed)
+    folds = search_folds(plan, model, seed)
+    if folds:
+        stream, holdout = plan.stream(plan.splits.train, fields, train=True, seed=seed), None
     training = plan.training(plan.steps.search, seed, keep_best=False)
     task = SearchTask(
         model,
@@ -177,6 +183,7 @@ def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
         holdout=holdout,
         early=early,
         early_steps=pretrain_steps,
+        folds=folds,
     )
     with scaled_learning_rate(optimizer, plan.search_lr_factor):
         selection = run_search(method, task)
@@ -199,6 +206,32 @@ def search_streams(plan: RunPlan, fields: Sequence[str], seed: int) -> tuple[Str
         return splits.train.stream(steps.batch_size, seed=seed, **shuffled), None
     weight_rows = splits.early.stream(steps.batch_size, seed=seed, **shuffled)
     return weight_rows, splits.search.stream(steps.gate_batch_size, seed=seed + 1, **shuffled)
+
+
+def search_folds(plan: RunPlan, model: Model, seed: int) -> list[RowFold]:
+    """Return the rows of the networks of a cross-fitted search; none if every row is read once, or the method has none.
+
+    Every search row is in one fold, at random, so that the ids of a day are in all of them. If rows or networks need
+    too much memory, there are no folds, and gates have rows of their own.
+    """
+    splits, steps, count = plan.splits, plan.steps, plan.method.folds
+    if not steps.separate_gate_rows or count == 0:
+        return []
+    reader = plan.dataset.reader(plan.dataset.schema.subset(model.reads.names))
+    weight_bytes = 2 * sum(parameter.nbytes for parameter in model.parameters())  # with the state of the optimizer
+    if splits.train.rows * reader.row_bytes > MAX_FOLD_ROW_BYTES or count * weight_bytes > MAX_FOLD_WEIGHT_BYTES:
+        return []
+    rows = reader.read([splits.train.span])
+    order = np.random.default_rng([seed, len(rows)]).permutation(splits.search.rows)
+    fold_of = np.full(len(rows), -1)
+    fold_of[len(rows) - len(order) + order] = np.arange(len(order)) % count
+    gate_batch_size = -(-steps.gate_batch_size // count)
+    folds = []
+    for fold in range(count):
+        others, held = np.flatnonzero(fold_of != fold), np.flatnonzero(fold_of == fold)
+        stream = ResidentStream(rows, steps.batch_size, seed + 2 * fold, plan.device, others)
+        folds.append(RowFold(stream, ResidentStream(rows, gate_batch_size, seed + 2 * fold + 1, plan.device, held)))
+    return folds
 
 
 @contextmanager

@@ -1,0 +1,565 @@
+"""Variants of the search, paired: the same pretrained model, rows and retraining, on a fixed list of logs.
+
+    python benchmarks/search_variants.py --jobs 16 --seconds 480 --out results.jsonl
+    python benchmarks/search_variants.py --report results.jsonl --json benchmarks/results/search_variants.json
+
+Each run is one line of JSON lines: a log, a split seed, a variant, a K; finished runs are not repeated. K is N/8, N/4
+and N/2. The kept fields are trained from scratch on early and search rows and scored on rows that no variant has seen:
+fresh rows with their true probabilities for simulated logs, rows held out of the training rows for real tables. The
+logs are in search_logs.py; the variants that are not options of LPFS++ are written here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from search_logs import LOGS
+from torch import Tensor, nn
+
+from lpfs._console import Console
+from lpfs.data.dataset import Dataset
+from lpfs.gates.sites import declared_sites, resolve_sites
+from lpfs.methods.base import Count, SearchCost, SearchTask, top_k
+from lpfs.methods.gate_search import GateSearch
+from lpfs.methods.lpfs import LPFSPlusPlus, LPFSPlusPlusOptions
+from lpfs.methods.masks import ReplaceOutput, parts_by_module
+from lpfs.methods.registry import METHODS, MethodEntry, make_method
+from lpfs.methods.subset_elimination import SubsetNetworks, count_evaluations, eliminate
+from lpfs.methods.training import center_embeddings, holdout_grad
+from lpfs.pipeline import stages
+from lpfs.pipeline.plan import RunPlan, build_plan
+from lpfs.pipeline.settings import Settings
+from lpfs.schema import Selection
+from lpfs.train.callbacks import State
+from lpfs.train.evaluate import predictions
+from lpfs.train.metrics import scores
+
+MIN_KEEP = 2
+SEEDS = 3
+JUDGED_EVALUATIONS = 8_000_000
+SWAPS = 3  # candidates on each side of an exchange
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A search: a method, its options, changes of the plan of its steps, and the K, as parts of the fields."""
+
+    method: str = "variant"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    steps: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[int, ...] = (8, 4, 2)
+    pace: float = 1.0  # factor on the learning rate of the weights
+
+
+JUDGE = "judge"  # the job of the subset model: these variants share its networks
+VARIANTS: dict[str, Variant] = {
+    "default": Variant("lpfs++", {"folds": 0}),
+    "folds 4": Variant("lpfs++", {"folds": 4}),
+    "blank": Variant(options={"blank": True}, parts=(8, 4)),
+    "folds 4, blank": Variant(options={"blank": True, "folds": 4}, parts=(8, 4)),
+    JUDGE: Variant("subset_elimination"),
+    "slow weights": Variant("lpfs++", {"folds": 0}, parts=(8, 4), pace=0.3),
+    "folds 4, slow weights": Variant("lpfs++", {"folds": 4}, parts=(8, 4), pace=0.3),
+    "folds 4, 2 at a time": Variant(options={"folds": 4, "per_step": 2}),
+    "folds 4, 2 at a time, rows 2x": Variant(options={"folds": 4, "per_step": 2, "rows": 2}, parts=(8, 4)),
+    "folds 4, 1 at a time, rows 2x": Variant(options={"folds": 4, "per_step": 1, "rows": 2}, parts=(8, 4)),
+    "folds 2": Variant("lpfs++", {"folds": 2}, parts=(8, 4)),
+    "masks": Variant(options={"share": 0.5}, parts=(8, 4)),
+    "folds 4, masks": Variant(options={"share": 0.5, "folds": 4}, parts=(8, 4)),
+    "folds 4, gate rows 4x": Variant("lpfs++", {"folds": 4}, {"gate_batch_size": 2048}, parts=(8, 4)),
+    "errors": Variant(options={"by_error": True}, parts=(8, 4)),
+    "late batch": Variant(options={"late": 4}, parts=(8, 4)),
+    "shufflegate": Variant("shufflegate"),
+    "permutation": Variant("permutation"),
+}
+JUDGED = ("default", "folds 4")  # their sets are judged
+THRESHOLDS = (0.0, 1.0, 2.0)  # standard errors beyond which a field is exchanged
+BASE = "default"
+
+
+# ---------------------------------------------------------------------------------------------- variants of the gates
+
+
+@dataclass(frozen=True)
+class VariantOptions(LPFSPlusPlusOptions):
+    """Options of the changes.
+
+    Args:
+        share: smallest share of the fields that a row of the weights sees.
+        by_error: whether λ of a gate is weighted by the standard deviation of its gradient.
+        late: factor on the rows of the gates from the fraction ``late_start`` of the search on.
+        late_start: that fraction.
+        per_step: networks of a cross-fitted search that take a step and give the gradient at a time; 0: all.
+        rows: factor on the rows of a step of these networks.
+        blank: whether embeddings of ids that pretraining never saw start at the mean.
+    """
+
+    share: float = 1.0
+    by_error: bool = False
+    late: Count = 1
+    late_start: float = 0.3
+    per_step: int = 0
+    rows: Count = 1
+    blank: bool = False
+
+
+class VariantMethod(LPFSPlusPlus):
+    """LPFS++ with experimental changes."""
+
+    Options = VariantOptions
+    options: VariantOptions
+
+    def search(self, task: SearchTask) -> Selection:
+        if self.options.blank:
+            center_embeddings(task.model, task.stream)  # type: ignore[arg-type]
+            blank_untrained(task.model, task.optimizer)
+        return super().search(task)
+
+    def make_callback(self, gates: Any, prox: Any, task: SearchTask, cost: SearchCost, *rest: Any) -> GateSearch:
+        networks, options = rest[1], self.options
+        if options.per_step:
+            for network in networks.networks:
+                network.stream.batches.batch_size *= options.rows
+                network.holdout.batches.batch_size *= len(networks.networks) // options.per_step
+            networks.per_step = options.per_step
+        return VariantSearch(options, gates, prox, task, cost, networks)
+
+
+class VariantSearch(GateSearch):
+    """GateSearch with random masks on the rows of the weights, weights on λ, and more rows for the gates."""
+
+    def __init__(
+        self, options: VariantOptions, gates: Any, prox: Any, task: SearchTask, cost: SearchCost, networks: Any
+    ) -> None:
+        super().__init__(gates, prox, task.holdout, cost, networks)
+        self.options, self.mean, self.square, self.mass = options, torch.zeros_like(gates.x.data), gates.x.data * 0, 0.0
+        self.masks = []
+        if options.share < 1:
+            models: list[nn.Module] = [task.model]
+            models += [] if networks is None else [network.model for network in networks.networks]
+            self.masks = [RandomMask(model, options.share) for model in models]
+
+    def within_step(self, state: State) -> None:
+        gates, networks = self.gates, self.networks
+        if networks is not None:
+            networks.train(gates, state.step)
+        for mask in self.masks:
+            mask.active = False
+        if networks is not None:
+            gradient = networks.gradient(gates, state.step)
+        else:
+            assert self.batch is not None
+            gradient = holdout_grad(state, self.batch, gates.x)
+            late = state.step >= self.options.late_start * gates.steps
+            for _ in range(self.options.late - 1 if late else 0):
+                assert self.holdout is not None
+                gradient = gradient + holdout_grad(state, self.next_holdout(self.holdout), gates.x)
+            gradient = gradient / (self.options.late if late else 1)
+        for mask in self.masks:
+            mask.active = True
+        gates.x.grad = gradient
+        if self.options.by_error:
+            self._weight_by_error(gradient)
+        self.prox.step()
+        gates.step()
+
+    def _weight_by_error(self, gradient: Tensor) -> None:
+        """Set the weight of every gate on λ to the standard deviation of its gradient, between a half and two."""
+        self.mean.mul_(0.98).add_(gradient, alpha=0.02)
+        self.square.mul_(0.98).add_(gradient**2, alpha=0.02)
+        self.mass = 0.98 * self.mass + 0.02
+        deviation = (self.square / self.mass - (self.mean / self.mass) ** 2).clamp(min=0).sqrt()
+        alive = self.gates.x.detach() != 0
+        if bool(alive.any()) and float(deviation[alive].mean()) > 0:
+            weights = (deviation / deviation[alive].mean()).clamp(0.5, 2.0)
+            self.prox.param_groups[0]["weights"].copy_(torch.where(alive, weights, 1.0))
+
+    def on_end(self, state: State) -> None:
+        super().on_end(state)
+        for mask in self.masks:
+            mask.remove()
+
+
+@torch.no_grad()
+def blank_untrained(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Set the embeddings of ids that were never trained to zero, the mean of the centered embeddings."""
+    weight = model.inputs.table.weight
+    trained = optimizer.state[weight]["sum"].flatten(1).any(1)
+    weight.data[~trained] = 0.0
+
+
+class RandomMask:
+    """Zeroes the embeddings of random fields of every training row; the share of the others is uniform."""
+
+    def __init__(self, model: Any, share: float) -> None:
+        self.share, self.active, self.parts = share, True, len(model.sites())
+        modules = parts_by_module(resolve_sites(model, declared_sites(model)), tuple(model.sites()))
+        self._hooks = [
+            model.get_submodule(path).register_forward_hook(ReplaceOutput(self._apply, numbers))
+            for path, numbers in modules.items()
+        ]
+
+    def _apply(self, tokens: Tensor, numbers: Tensor, ids: Tensor | None) -> Tensor:
+        if not self.active:
+            return tokens
+        share = self.share + (1 - self.share) * torch.rand(len(tokens), 1)
+        return tokens * (torch.rand(len(tokens), self.parts) < share)[:, numbers, None]
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+METHODS["variant"] = MethodEntry("search_variants:VariantMethod", "LPFS++ with experimental changes", "-")
+
+
+# ---------------------------------------------------------------------------------------------- the subset model
+
+
+def settle(losses: Any, kept: Sequence[int], count: int, threshold: float) -> list[int]:
+    """Exchange a kept for a dropped field while the held-out loss falls by more than some standard errors."""
+    kept = list(kept)
+    for _ in range(len(kept)):
+        mask = np.zeros(count, bool)
+        mask[kept] = True
+        dropped = np.flatnonzero(~mask)
+        if not len(dropped):
+            break
+        single = np.tile(mask, (count + 1, 1))
+        single[np.arange(count) + 1, np.arange(count)] ^= True
+        means = losses(single).mean(1)
+        cheap = sorted(kept, key=lambda part: means[part + 1])[:SWAPS]
+        good = sorted(dropped.tolist(), key=lambda part: means[part + 1])[:SWAPS]
+        pairs = [(a, b) for a in cheap for b in good]
+        swapped = np.tile(mask, (len(pairs) + 1, 1))
+        for number, (a, b) in enumerate(pairs):
+            swapped[number + 1, a], swapped[number + 1, b] = False, True
+        base, *others = losses(swapped)
+        gains = base - np.array(others)
+        mean, error = gains.mean(1), gains.std(1) / math.sqrt(gains.shape[1])
+        best = int(np.argmax(mean - threshold * error))
+        if mean[best] <= threshold * error[best] or mean[best] <= 1e-9:
+            break
+        a, b = pairs[best]
+        kept[kept.index(a)] = b
+    return kept
+
+
+# ---------------------------------------------------------------------------------------------- runs
+
+
+@dataclass
+class Workspace:
+    """The Dataset, the pretrained model and the results of one split of a log, in one process."""
+
+    log: str
+    seed: int
+    plan: RunPlan
+    scored: Dataset
+    probabilities: Any
+    cache: Path
+    number: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.plan.schema.names)
+
+    def keeps(self, variant: str) -> list[int]:
+        return sorted({max(MIN_KEEP, len(self.names) // part) for part in VARIANTS[variant].parts})
+
+    def folder(self) -> Path:
+        self.number += 1
+        return Path(tempfile.mkdtemp(dir=self.plan.run_dir.parent))
+
+    def pretrained(self) -> stages.Trained:
+        """Return the pretrained model; one process stores it for the others."""
+        path = self.cache / f"{self.log}-{self.seed}.pt"
+        torch.manual_seed(self.seed)
+        model = stages.new_model(self.plan, self.seed)
+        optimizer = self.plan.optimizer(model)
+        if path.exists():
+            states = torch.load(path, weights_only=False)
+            model.load_state_dict(states[0])
+            optimizer.load_state_dict(states[1])
+            return model, optimizer
+        model, optimizer = stages.pretrain(replace(self.plan, run_dir=self.folder()), self.seed)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        torch.save((model.state_dict(), optimizer.state_dict()), temporary)
+        temporary.rename(path)
+        return model, optimizer
+
+    def retrain(self, kept: Sequence[str]) -> dict[str, float]:
+        """Train the kept fields from scratch; return the scores."""
+        names = [name for name in self.names if name in set(kept)]
+        plan = replace(self.plan, run_dir=self.folder(), schema=self.plan.schema.subset(names))
+        model = stages.new_model(plan, self.seed)
+        rows, steps = plan.splits.train, plan.steps.train
+        stages.train(plan, model, plan.optimizer(model), rows, steps, "model", self.seed, final_checkpoint="none")
+        predicted = predictions(model, plan.stream(self.scored, model.reads.names, train=False))
+        z, y = predicted.logits[:, 0].astype(np.float64), predicted.labels[:, 0].astype(np.float64)
+        if self.probabilities is None:
+            result = scores(z, y)
+        else:
+            p = self.probabilities
+            labels = np.concatenate([np.ones(len(z)), np.zeros(len(z))])
+            result = scores(np.concatenate([z, z]), labels, np.concatenate([p, 1 - p]))
+        assert result.auc is not None
+        return {"auc": result.auc, "logloss": result.logloss}
+
+
+@lru_cache(maxsize=1)
+def workspace(log: str, seed: int, work: str, tiny: bool) -> Workspace:
+    """Write the log of a split and plan its stages."""
+    folder = Path(tempfile.mkdtemp(dir=work))
+    dataset, scored, probabilities = LOGS[log].make(seed, folder)
+    short = {"pretrain_steps": 100, "search_steps": 100} if tiny else {}
+    settings = Settings(keep=MIN_KEEP, device="cpu", seed=seed, **short)
+    (folder / "runs").mkdir()
+    plan = build_plan(settings, dataset, folder / "runs" / "plan", Console(quiet=True))
+    if scored is dataset:
+        scored = plan.splits.test
+    return Workspace(log, seed, plan, scored, probabilities, Path(work))
+
+
+def run_job(log: str, seed: int, variant: str, done: Sequence[dict[str, Any]], work: str, tiny: bool) -> list[Any]:
+    """Do the missing runs of a variant on a split of a log; return their records."""
+    torch.set_num_threads(1)
+    space = workspace(log, seed, work, tiny)
+    trained = {tuple(sorted(record["kept"])): record["scores"] for record in done}
+    records: list[Any] = []
+
+    def write(name: str, keep: int, kept: Iterable[str], seconds: float) -> None:
+        if any(record["variant"] == name and record["keep"] == keep for record in (*done, *records)):
+            return
+        key = tuple(sorted(kept))
+        start = time.process_time()
+        if key not in trained:
+            trained[key] = space.retrain(key)
+        records.append(
+            {
+                "log": log,
+                "seed": seed,
+                "variant": name,
+                "keep": keep,
+                "fields": len(space.names),
+                "scores": trained[key],
+                "kept": list(key),
+                "seconds": round(seconds, 2),
+                "train_seconds": round(time.process_time() - start, 2),
+            }
+        )
+
+    if variant == JUDGE:
+        judge(space, done, write)
+        return records
+    entry = VARIANTS[variant]
+    method = make_method(entry.method, entry.options)
+    for keep in space.keeps(variant):
+        if any(record["variant"] == variant and record["keep"] == keep for record in done):
+            continue
+        start = time.process_time()
+        plan = space.plan.for_search(space.folder(), seed, method=entry.method, options=dict(entry.options), keep=keep)
+        changes = {"lr_factor": plan.steps.lr_factor * entry.pace, **entry.steps}
+        plan = replace(plan, steps=replace(plan.steps, **changes))
+        selection = stages.search_fields(plan, space.pretrained(), seed)[2]
+        seconds = time.process_time() - start
+        write(variant, keep, selection.kept, seconds)
+        if not method.search_per_k:
+            for other in space.keeps(variant):
+                write(variant, other, top_k(selection.made["scores"], other), seconds)
+            break
+    return records
+
+
+def judge(space: Workspace, done: Sequence[dict[str, Any]], write: Any) -> None:
+    """Eliminate by a subset model, and exchange fields of the sets of other variants by it."""
+    start = time.process_time()
+    plan = space.plan.for_search(space.folder(), space.seed, method="subset_elimination", keep=space.keeps(JUDGE)[0])
+    model, optimizer = space.pretrained()
+    fields, steps = model.reads.names, plan.steps
+    folds = stages.search_folds(plan, model, space.seed)
+    stream = plan.stream(plan.splits.train, fields, train=True, seed=space.seed)
+    training = plan.training(steps.search, space.seed, keep_best=False)
+    target = plan.target.for_model(model)
+    task = SearchTask(model, optimizer, stream, None, target, steps.search, space.seed, training=training, folds=folds)
+    rows = max(2000, JUDGED_EVALUATIONS // count_evaluations(len(space.names)))
+    with stages.scaled_learning_rate(optimizer, steps.lr_factor):
+        networks = SubsetNetworks(task, model, SearchCost(), rows)
+    names = list(networks.names)
+    order = eliminate(networks.losses, len(names), [list(range(len(names)))])
+    seconds = time.process_time() - start
+    for keep in space.keeps(JUDGE):
+        write("subset elimination", keep, [names[part] for part in order[-keep:]], seconds)
+        for variant in JUDGED:
+            found = [record for record in done if record["variant"] == variant and record["keep"] == keep]
+            if not found:
+                continue
+            kept = [names.index(name) for name in found[0]["kept"]]
+            for threshold in THRESHOLDS:
+                name = f"{variant}, exchanged beyond {threshold:g} errors"
+                start = time.process_time()
+                chosen = settle(networks.losses, kept, len(names), threshold)
+                spent = seconds + found[0]["seconds"] + time.process_time() - start
+                write(name, keep, [names[part] for part in chosen], spent)
+
+
+def run_all(options: argparse.Namespace) -> None:
+    """Do the missing jobs, the most important variants first, until the time is over."""
+    end = time.monotonic() + options.seconds
+    records = read(options.out)
+    variants = options.variants or list(VARIANTS)
+    jobs = [
+        (log, seed, variant) for variant in variants for seed in range(options.seeds) for log in (options.logs or LOGS)
+    ]
+    with tempfile.TemporaryDirectory() as work:
+        pool = ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn"))
+        pending: dict[Any, Any] = {}
+        while jobs or pending:
+            while jobs and len(pending) < options.jobs and time.monotonic() < end - options.margin:
+                log, seed, variant = jobs.pop(0)
+                done = [record for record in records if (record["log"], record["seed"]) == (log, seed)]
+                wanted = {"subset elimination"} if variant == JUDGE else {variant}
+                finished = [record for record in done if record["variant"] in wanted]
+                if len(finished) >= len(VARIANTS[variant].parts):
+                    continue
+                pending[pool.submit(run_job, log, seed, variant, done, work, options.tiny)] = (log, seed, variant)
+            if not pending or time.monotonic() > end:
+                break
+            try:
+                future = next(as_completed(pending, timeout=max(0.1, end - time.monotonic())))
+            except TimeoutError:
+                break
+            log, seed, variant = pending.pop(future)
+            try:
+                found = future.result()
+            except Exception as error:  # the other jobs go on
+                print(f"{log} {seed} {variant}: {type(error).__name__}: {error}", flush=True)
+                continue
+            records += found
+            with options.out.open("a") as file:
+                file.writelines(json.dumps(record) + "\n" for record in found)
+            text = ", ".join(f"{record['keep']}: {record['scores']['auc']:.4f}" for record in found[:3])
+            spent = found[0]["seconds"] if found else 0.0
+            print(f"{time.strftime('%H:%M:%S')} {log} {seed} {variant}: {text} ({spent:.0f} s)", flush=True)
+        for process in list((pool._processes or {}).values()) if pending else []:
+            process.terminate()
+        pool.shutdown(wait=not pending, cancel_futures=True)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+# ---------------------------------------------------------------------------------------------- report
+
+
+def report(records: list[dict[str, Any]], base: str, logs: Sequence[str]) -> dict[str, Any]:
+    """Return, for every variant, the paired difference of AUC to the default, with the error over splits of logs."""
+    cells = {(r["log"], r["seed"], r["keep"], r["variant"]): r for r in records}
+    variants = list(dict.fromkeys(r["variant"] for r in records))
+    result: dict[str, Any] = {}
+    for variant in variants:
+        splits: dict[tuple[str, int], list[float]] = {}
+        losses: dict[tuple[str, int], list[float]] = {}
+        for log, seed, keep, name in cells:
+            other = cells.get((log, seed, keep, base))
+            if name != variant or other is None or log not in logs:
+                continue
+            mine = cells[log, seed, keep, variant]
+            splits.setdefault((log, seed), []).append(mine["scores"]["auc"] - other["scores"]["auc"])
+            losses.setdefault((log, seed), []).append(other["scores"]["logloss"] - mine["scores"]["logloss"])
+        by_log = {
+            log: mean_and_error([statistics.mean(v) for (name, _), v in splits.items() if name == log])
+            for log in dict.fromkeys(name for name, _ in splits)
+        }
+        if not splits:
+            continue
+        seconds = [r["seconds"] for r in records if r["variant"] == variant and r["log"] in logs]
+        result[variant] = {
+            "splits": len(splits),
+            "auc": mean_and_error([statistics.mean(values) for values in splits.values()]),
+            "logloss": mean_and_error([statistics.mean(values) for values in losses.values()]),
+            "overlap": overlap(records, variant, logs),
+            "seconds": round(statistics.mean(seconds), 1),
+            "by_log": by_log,
+        }
+    return result
+
+
+def overlap(records: list[dict[str, Any]], variant: str, logs: Sequence[str]) -> dict[str, float]:
+    """Return the mean Jaccard index of the sets of two splits, by log; a simulated log has other fields each time."""
+    result = {}
+    for log in ("coil", "bank", "census"):
+        values = []
+        rows = [r for r in records if r["log"] == log and r["variant"] == variant and log in logs]
+        for number, first in enumerate(rows):
+            for second in rows[number + 1 :]:
+                if first["keep"] == second["keep"]:
+                    a, b = set(first["kept"]), set(second["kept"])
+                    values.append(len(a & b) / len(a | b))
+        if values:
+            result[log] = round(statistics.mean(values), 3)
+    return result
+
+
+def mean_and_error(values: Sequence[float]) -> list[float | None]:
+    """Return the mean and its standard error; None for the error of one value."""
+    error = round(statistics.stdev(values) / math.sqrt(len(values)), 5) if len(values) > 1 else None
+    return [round(statistics.mean(values), 5), error]
+
+
+def describe(value: Sequence[Any], digits: int = 4) -> str:
+    error = "" if value[1] is None else f" ± {value[1]:.{digits}f}"
+    return f"{value[0]:+.{digits}f}{error}"
+
+
+def print_report(result: Mapping[str, Any]) -> None:
+    for variant, row in result.items():
+        gains = f"AUC {describe(row['auc'])}, logloss gain {describe(row['logloss'], 5)}"
+        print(f"{variant}: {gains}, {row['splits']} splits, {row['seconds']:.0f} s, overlap {row['overlap']}")
+        print("    " + ", ".join(f"{log} {describe(value)}" for log, value in row["by_log"].items()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="JSON lines file of the runs")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time")
+    parser.add_argument("--margin", type=float, default=0.0, help="seconds before the end at which no job is started")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--logs", nargs="*")
+    parser.add_argument("--variants", nargs="*")
+    parser.add_argument("--tiny", action="store_true", help="100 steps, to try the script")
+    parser.add_argument("--report", type=Path, help="print the differences of these runs to the default")
+    parser.add_argument("--base", default=BASE)
+    parser.add_argument("--json", type=Path, help="write the report to this file")
+    options = parser.parse_args()
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        os.environ[name] = "1"  # of the processes
+    if options.report is None:
+        run_all(options)
+        options.report = options.out
+    result = report(read(options.report), options.base, options.logs or list(LOGS))
+    print_report(result)
+    if options.json is not None:
+        command = "python benchmarks/search_variants.py --jobs 16"
+        options.json.write_text(json.dumps({"command": command, "variants": result}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Backward elimination by a subset model: the field whose removal costs the least on held-out rows is dropped first."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lpfs._validation import check_int
+from lpfs.data.batch import Batch
+from lpfs.errors import InputError
+from lpfs.methods.base import (
+    Count,
+    Method,
+    MethodOptions,
+    RowFold,
+    SearchCost,
+    SearchTask,
+    rank_fields,
+    restore_position,
+)
+from lpfs.methods.masks import check_maskable
+from lpfs.methods.subset_model import SubsetModel
+from lpfs.methods.training import center_embeddings, holdout_batches
+from lpfs.models.base import Model
+from lpfs.schema import Selection
+
+ONE_BY_ONE = 50  # from this number of fields on one field is removed at a time, above it up to a quarter
+MIN_JUDGED_ROWS = 2000  # rows that judge, if there are so many
+
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Losses = Callable[[Bools], Floats]  # subsets (S, N) -> weighted logloss of every row (S, n)
+
+
+@dataclass(frozen=True)
+class SubsetEliminationOptions(MethodOptions):
+    """``folds``: networks of a small table, each blind to a fold; ``evaluations``: of a row with a subset, at most."""
+
+    folds: int = 4
+    evaluations: Count = 8_000_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if check_int("folds", self.folds, 0) == 1:
+            raise InputError("folds must be 0, for none, or at least 2, found 1")
+
+
+class SubsetNetworks:
+    """Networks trained on random subsets of their fields, and rows that each of them is blind to.
+
+    The networks are copies of the model of the task, which is not trained. With folds there is one for each; otherwise
+    one is trained on the rows of the task and judges its holdout or validation rows.
+
+    Args:
+        task: the search.
+        model: its model.
+        cost: counts the rows.
+        judged_rows: rows that judge, at most.
+    """
+
+    def __init__(self, task: SearchTask, model: Model, cost: SearchCost, judged_rows: int) -> None:
+        self.names, self.cost = tuple(model.sites()), cost
+        folds = task.folds or [RowFold(task.stream, holdout_batches(task, "subset_elimination"))]
+        self._judged: list[tuple[SubsetModel, list[Batch]]] = []
+        for number, fold in enumerate(folds):
+            network, optimizer = copy.deepcopy((model, task.optimizer))
+            center_embeddings(network, fold.stream)
+            subset_model = SubsetModel(network)
+            copied: dict[str, Any] = {"model": subset_model, "optimizer": optimizer, "stream": fold.stream}
+            with restore_position(fold.stream):
+                task.fit(cost, **copied, subfolder=f"network-{number}", final_checkpoint="model", graph=False)
+            self._judged.append((subset_model, first_rows(fold.holdout, -(-judged_rows // len(folds)))))
+
+    def losses(self, subsets: Bools) -> Floats:
+        """Return the logloss (S, n) of every judging row for subsets (S, N), by the network that is blind to it."""
+        matrix, losses = torch.from_numpy(subsets.astype(np.float32)), []
+        for model, batches in self._judged:
+            for batch in batches:
+                logits = model.logits(batch, matrix).double().cpu().numpy()
+                losses.append(np.logaddexp(0.0, logits) - batch.labels[:, 0].double().cpu().numpy() * logits)
+                self.cost.add(forwards=len(batch) * len(subsets))
+        return np.concatenate(losses, 1)
+
+
+def first_rows(batches: Iterable[Batch], rows: int) -> list[Batch]:
+    """Return batches with about the first ``rows`` rows."""
+    taken, count = [], 0
+    with restore_position(batches):
+        for batch in batches:
+            taken.append(batch)
+            count += len(batch)
+            if count >= rows:
+                break
+    return taken
+
+
+class SubsetElimination(Method):
+    r"""Backward elimination by the held-out loss of a network that predicts from any subset of the fields.
+
+    .. math:: S \leftarrow S \setminus \arg\min_{n \in S} L(S \setminus n), \qquad S = \{1, \dots, N\} \text{ at first}
+
+    The network (:class:`~lpfs.methods.subset_model.SubsetModel`) is trained on random subsets, so that one training
+    serves the whole elimination. The score of a field is the share of the fields that are removed before it.
+    """
+
+    Options = SubsetEliminationOptions
+    options: SubsetEliminationOptions
+    trial_options = ({"folds": 2}, {"folds": 8}, {"evaluations": 2_000_000}, {"evaluations": 30_000_000})
+
+    def __init__(self, name: str, options: SubsetEliminationOptions | None = None) -> None:
+        super().__init__(name, options)
+        self.folds = self.options.folds
+
+    def search(self, task: SearchTask) -> Selection:
+        """Train the networks; return the K fields that are removed last."""
+        model = check_maskable(task.model, self.name)
+        names = tuple(model.sites())
+        self.check(task.target, names, task.steps)
+        cost = SearchCost()
+        rows = max(MIN_JUDGED_ROWS, self.options.evaluations // max(1, count_evaluations(len(names))))
+        networks = SubsetNetworks(task, model, cost, rows)
+        must_keep = set(task.target.must_keep)
+        groups = [[n for n, name in enumerate(names) if (name in must_keep) == forced] for forced in (False, True)]
+        with cost:
+            order = eliminate(networks.losses, len(names), groups)
+        scores = {names[part]: number / len(names) for number, part in enumerate(order)}
+        return rank_fields(task, self.name, {name: scores[name] for name in names}, steps=task.steps, **cost.to_dict())
+
+
+def eliminate(
+    losses: Losses, count: int, groups: Sequence[Sequence[int]], prices: Sequence[float] | None = None
+) -> list[int]:
+    """Return the order in which backward elimination removes ``count`` parts, one group after another.
+
+    The part whose removal costs the least is removed; of those within one standard error of it the most expensive, if
+    there are ``prices``. With many parts several are removed at once: a quarter, or fewer if together they cost more
+    than one by one, as two copies of a column do.
+    """
+    alive, order = np.ones(count, bool), list[int]()
+    for group in groups:
+        left = list(group)
+        while left:
+            subsets = np.tile(alive, (len(left) + 1, 1))
+            subsets[np.arange(len(left)) + 1, left] = False
+            base, *without = losses(subsets) if len(left) > 1 else np.zeros((2, 1))
+            costs = np.array(without) - base  # (parts left, rows)
+            mean, error = costs.mean(1), costs.std(1) / math.sqrt(costs.shape[1])
+            ranked = [left[number] for number in np.argsort(mean, kind="stable")]
+            total = int(alive.sum())
+            size = min(len(left), max(1, min(total // 4, total - ONE_BY_ONE)))
+            single = dict(zip(left, np.maximum(mean, 0.0), strict=True))
+            while size > 1:
+                trial = alive.copy()
+                trial[ranked[:size]] = False
+                together = losses(np.stack([alive, trial]))
+                cost = together[1] - together[0]
+                limit = sum(single[part] for part in ranked[:size]) + cost.std() / math.sqrt(len(cost))
+                if cost.mean() <= limit:
+                    break
+                size //= 2
+            removed = ranked[:size]
+            if prices is not None and size == 1:
+                best = int(np.argmin(mean))
+                close = [part for part, value in zip(left, mean, strict=True) if value <= mean[best] + error[best]]
+                removed = [max(close, key=lambda part: prices[part])]
+            for part in removed:
+                alive[part] = False
+                left.remove(part)
+            order += removed
+    return order
+
+
+def count_evaluations(count: int) -> int:
+    """Return about how many subsets an elimination of ``count`` parts evaluates."""
+    total = 0
+    while count > ONE_BY_ONE:
+        total += count
+        count -= max(1, min(count // 4, count - ONE_BY_ONE))
+    return total + count * (count + 1) // 2
