@@ -27,6 +27,7 @@ import fleet as fleet_benchmark
 import gate_overhead
 import torch
 import train_step
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from lpfs.train.callbacks import Callback, State
@@ -199,6 +200,23 @@ def fleet_cases(rates: dict[str, float]) -> list[dict[str, Any]]:
     return results
 
 
+def sort_with_kernel(keys: Tensor) -> Callable[[], object]:
+    """Return the sort of the Triton backend for keys (F, B)."""
+    from lpfs.embeddings import _triton
+
+    fields, rows = keys.shape
+    starts = torch.arange(fields + 1, device="cuda") * 2**20
+    ids, order, result = keys.t().contiguous(), torch.empty_like(keys), torch.empty_like(keys)
+    arguments = ids, starts, result, order, rows, *ids.stride()
+
+    def run() -> None:
+        _triton._sort_field[(fields,)](*arguments, WIDE=True, SIZE=rows)
+
+    run()
+    assert torch.equal(order, torch.sort(keys, dim=1, stable=True)[1].int())
+    return run
+
+
 def sort_cases() -> list[dict[str, Any]]:
     """Measure ways to sort the keys of a batch: all at once, or field by field."""
     results = []
@@ -208,9 +226,11 @@ def sort_cases() -> list[dict[str, Any]]:
         packed = flat.long() << 32 | torch.arange(len(flat), device="cuda")
         ways: dict[str, Callable[[], object]] = {
             "flat int32": lambda flat=flat: torch.sort(flat, stable=True),
-            "by field int32": lambda keys=keys: torch.sort(keys, 1, stable=True),
+            "by field int32": lambda keys=keys: torch.sort(keys, dim=1, stable=True),
             "flat int64 packed": lambda packed=packed: torch.sort(packed),
         }
+        if rows <= 4096:
+            ways["by field, one kernel"] = sort_with_kernel(keys)
         for name, run in ways.items():
             graph = torch.cuda.CUDAGraph()
             run()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Sized
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from lpfs.errors import InputError
 from lpfs.schema import Schema
 from lpfs.train.checkpoint import Resumable
 from lpfs.train.config import Training
+from lpfs.train.dense import gpu_kernels
 from lpfs.train.evaluate import Batches, Metrics, device_of
 from lpfs.train.step import OPTIMIZERS
 
@@ -47,33 +48,48 @@ class _Embeddings(nn.Module):
 
 
 class BatchedLinear(torch.autograd.Function):
-    """Outputs (R, B, O) of R Linear layers, for inputs (R, B, I), weights (R, O, I) and biases (R, O).
+    """Outputs (R, B, O) of R Linear layers, for inputs (R, B, I), weights (R, O, I) and biases (R, O), then ReLU.
 
     The gradient of the weights has their memory layout; that of ``torch.bmm`` with a transposed weight is copied.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+        kernels = gpu_kernels(x)
+        if bias is None or kernels is not None:
+            out = torch.bmm(x, weight.mT)
+        else:
+            out = torch.baddbmm(bias[:, None], x, weight.mT)
+        if bias is not None and kernels is not None:
+            kernels.add_bias(out, bias, relu=relu)
+        elif relu:
+            out.relu_()
+        ctx.save_for_backward(x, weight, out if relu else None)
         ctx.has_bias = bias is not None
-        return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias[:, None], x, weight.mT)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        x_grad = None
+        x, weight, out = ctx.saved_tensors
+        kernels, bias_grad, x_grad = gpu_kernels(grad), None, None
+        if kernels is not None and ctx.has_bias:
+            grad, bias_grad = kernels.relu_grad(grad, out)
+        elif out is not None:
+            grad = torch.ops.aten.threshold_backward(grad, out, 0)
+        if ctx.has_bias and bias_grad is None:
+            bias_grad = grad.sum(1)
         if ctx.needs_input_grad[0]:  # in the layout of x, which is that of a lookup in the first layer
             x_grad = torch.bmm(grad, weight, out=torch.empty_like(x))
-        return x_grad, torch.bmm(grad.mT, x), grad.sum(1) if ctx.has_bias else None
+        return x_grad, torch.bmm(grad.mT, x), bias_grad, None
 
 
-def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool = False) -> Tensor:
     """Apply :class:`BatchedLinear`, with the dtype of autocast where it is enabled."""
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    out: Tensor = BatchedLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    out: Tensor = BatchedLinear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -98,9 +114,9 @@ class _ReplicaLinearFunction(torch.autograd.Function):
 class ReplicaLinear(nn.Linear):
     """The Linear layer of a stack; ``forward`` is that of one replica, under ``vmap``."""
 
-    def all_replicas(self, x: Tensor) -> Tensor:
-        """Return (R, B, O) for inputs (R, B, I)."""
-        return batched_linear(x, self.weight, self.bias)
+    def all_replicas(self, x: Tensor, *, relu: bool = False) -> Tensor:
+        """Return (R, B, O) for inputs (R, B, I), after ReLU if requested."""
+        return batched_linear(x, self.weight, self.bias, relu)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = _ReplicaLinearFunction.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
@@ -151,8 +167,11 @@ class _Body(nn.Module):
         if not self.layers:
             return out
         x = out.flatten(2).transpose(0, 1)  # (R, B, N·D)
-        for layer in self.layers:
-            x = layer.all_replicas(x) if isinstance(layer, ReplicaLinear) else layer(x)
+        for layer, following in zip_longest(self.layers, self.layers[1:]):
+            if isinstance(layer, ReplicaLinear):
+                x = layer.all_replicas(x, relu=type(following) is nn.ReLU)  # in one function with the Linear layer
+            elif type(layer) is not nn.ReLU:
+                x = layer(x)
         return x.transpose(0, 1)
 
 
