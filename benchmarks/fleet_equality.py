@@ -6,7 +6,8 @@ Two trainings of the same model are compared after some of 200 steps, by the lar
 
 * the same single run twice, step by step and captured as a CUDA graph (is a run deterministic?);
 * a single run step by step against the captured one (is the capture a step too many or too few?);
-* the fleet against single runs, step by step and captured;
+* the fleet against single runs, step by step and captured, and against a larger fleet: does a replica depend on what
+  else is trained with it?
 * a single run against itself with initial parameters that are changed by one rounding, a relative 2**-23: how much of
   such a difference training amplifies, without any fleet;
 * the last two in float64, where a rounding is 2**-52, and with SGD, whose step is proportional to the gradient. In its
@@ -53,6 +54,7 @@ class Run:
     dtype: torch.dtype = torch.float32
     optimizer: str = "adagrad"
     perturbed: bool = False
+    others: int = 0  # further replicas of a fleet, which are not compared
 
 
 class Recorder(Callback):
@@ -89,7 +91,7 @@ def initial_model(run: Run, seed: int) -> nn.Module:
 def train(run: Run, batches: Sequence[Batch], device: str) -> dict[int, list[Parameters]]:
     """Return the parameters of all replicas after the recorded steps."""
     config = Training(steps=RECORDED[-1], graph=run.graph, quiet=True, optimizer=run.optimizer)  # type: ignore[arg-type]
-    models = [initial_model(run, seed) for seed in range(REPLICAS)]
+    models = [initial_model(run, seed) for seed in range(REPLICAS + run.others)]
     if run.kind == "fleet":
         fleet, recorder = Fleet(models, SCHEMA).to(device), Recorder(REPLICAS)
         fit(fleet, FleetStream(fleet, [batches]), fleet.make_optimizer(config), callbacks=[recorder], config=config)
@@ -136,6 +138,7 @@ def comparisons(device: str) -> dict[str, tuple[Run, Run]]:
         "single, again": (Run("single"), Run("single")),
         "fleet, again": (Run("fleet"), Run("fleet")),
         "fleet against single": (Run("fleet"), Run("single")),
+        "fleet against a larger fleet": (Run("fleet"), Run("fleet", others=13)),
         "single against single with parameters changed by 2**-23": (Run("single"), Run("single", perturbed=True)),
     }
     if device != "cpu":
@@ -144,6 +147,7 @@ def comparisons(device: str) -> dict[str, tuple[Run, Run]]:
             "single captured against single": (Run("single", graph=True), Run("single")),
             "fleet captured against fleet": (Run("fleet", graph=True), Run("fleet")),
             "fleet captured against single captured": (Run("fleet", graph=True), Run("single", graph=True)),
+            "fleet captured against a larger fleet": (Run("fleet", graph=True), Run("fleet", graph=True, others=13)),
         }
     for name, settings in {"float64": {"dtype": torch.float64}, "SGD": {"optimizer": "sgd"}}.items():
         single = Run("single", **settings)  # type: ignore[arg-type]
@@ -158,6 +162,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", nargs="*", default=[""], help="comparisons whose name contains one of these texts")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -175,6 +180,8 @@ def main() -> None:
 
     rows = {}
     for name, (first, second) in comparisons(args.device).items():
+        if not any(text in name for text in args.only):
+            continue
         states = result(first), result(second, again=int(first == second))
         losses = [mean_losses(recorded[RECORDED[-1]], batches[:EVALUATED], args.device) for recorded in states]
         rows[name] = compare(*states)
