@@ -271,6 +271,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What gates cost a training step.")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--batch", type=int, nargs="+", help="batch sizes")
     parser.add_argument("--inner", type=int, default=5, help="steps per measurement")
     parser.add_argument("--graph", action="store_true", help="also capture the gates' own step in a CUDA graph")
     parser.add_argument("--parts", action="store_true", help="also measure parts of the gates' work")
@@ -282,7 +283,7 @@ def main() -> None:
     if arguments.worker:
         work(device, arguments.worker)
         return
-    sizes = (512, 2048, 4096) if device == "cpu" else (512, 4096, 65536)
+    sizes = arguments.batch or ((512, 2048, 4096) if device == "cpu" else (512, 4096, 65536))
     result: dict[str, Any] = {
         "command": f"python benchmarks/gate_overhead.py {' '.join(sys.argv[1:])}",
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
