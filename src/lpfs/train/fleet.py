@@ -234,6 +234,7 @@ class ReplicaStack(nn.Module):
         super().__init__()
         inputs = models[0].inputs
         self.replicas, self.ids, self.bags = len(models), inputs.ids, len(inputs.bags)
+        self.parts = len(inputs.names)
         self.gate: Callable[[], Tensor | None] | None = None
         self.table = stack_tables([model.inputs.table for model in models]) if inputs.table is not None else None
         self.body = _Body(models[0])
@@ -352,6 +353,7 @@ class Fleet(nn.Module):
             if not supports_fleet(model):
                 raise InputError(f"replicas of {type(model).__name__} cannot be stacked; train each with lpfs.fit")
         self.replicas = len(models)
+        self.numbers = list(range(len(models)))  # of the replicas among all models of ``fit_fleet``
         self.tasks = int(getattr(models[0], "outputs_count", 1))
         self.sources = [0] * len(models) if sources is None else list(sources)
         self.schema = schema
@@ -377,6 +379,19 @@ class Fleet(nn.Module):
         pieces = [stack(batch) for stack in self.stacks]
         logits = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
         return (logits if self.order is None else logits.index_select(1, self.order)).flatten(1)
+
+    def set_gates(self, values: Callable[[], Tensor] | None) -> None:
+        """Multiply the parts of every replica by factors: masks, or gates with their gradient; None removes them.
+
+        ``values`` returns the factors (R, N) of this step on the device of the fleet: a row for each model in the order
+        in which they were given to ``fit_fleet``, with a column for each of its parts in the order of ``inputs.names``;
+        a row may be longer than the parts. It is called once for each stack of a step. Call ``set_gates`` in
+        ``on_begin`` of a callback of ``fit_fleet``, for example to train each replica on a mask of its own.
+        """
+        for stack, members in zip(self.stacks, self.members, strict=True):
+            assert isinstance(stack, ReplicaStack)
+            rows = torch.tensor([self.numbers[member] for member in members], device=device_of(self))
+            stack.gate = None if values is None else partial(_rows_of, values, rows, stack.parts)
 
     def make_optimizer(self, config: Training) -> torch.optim.Optimizer:
         """Return the optimizer of the settings, with the learning rate of each replica."""
@@ -412,6 +427,10 @@ class Fleet(nn.Module):
             Metrics(dict(zip(names, scores[replica * self.tasks : (replica + 1) * self.tasks], strict=True)))
             for replica in range(self.replicas)
         ]
+
+
+def _rows_of(values: Callable[[], Tensor], rows: Tensor, columns: int) -> Tensor:
+    return values().index_select(0, rows)[:, :columns]
 
 
 def stack_key(model: Any) -> Hashable:
