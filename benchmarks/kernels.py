@@ -20,6 +20,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def kernels_of(run: Callable[[], object], steps: int = PROFILED) -> list[dict[st
         torch.cuda.synchronize()
     totals: dict[str, list[float]] = {}
     for event in profiler.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA and event.name != "ProfilerStep*":
+        if event.device_type.name == "CUDA" and event.name != "ProfilerStep*":
             entry = totals.setdefault(event.name, [0, 0.0])
             entry[0] += 1
             entry[1] += event.device_time_total
@@ -174,7 +175,7 @@ def remember_graphs() -> None:
         capture(self, *arguments)
         _captured.append(self.graph)
 
-    GraphStepper._capture = remember  # type: ignore[method-assign]
+    GraphStepper._capture = remember  # type: ignore[method-assign,assignment]
 
 
 def fleet_cases(rates: dict[str, float]) -> list[dict[str, Any]]:
@@ -188,7 +189,7 @@ def fleet_cases(rates: dict[str, float]) -> list[dict[str, Any]]:
                 device="cuda", warmup=5, steps=5, replicas=[replicas], own=False, batch=rows, clock="wall"
             )
             bench = fleet_benchmark.Bench(settings, precision)
-            config = Training(steps=8, graph=True, quiet=True, precision=precision)  # type: ignore[arg-type]
+            config = Training(steps=8, graph=True, quiet=True, precision=precision)
             activation, products = dense_floor(rows * replicas, [fields * dim, 256, 128, 1])
             weights = fields * dim * 256 + 256 * 128 + 128
             unique = sum(len(torch.unique(bench.streams[0][0].ids[:, field])) for field in range(fields))
@@ -225,9 +226,9 @@ def sort_cases() -> list[dict[str, Any]]:
         flat = (keys + 2**20 * torch.arange(fields, device="cuda", dtype=torch.int32)[:, None]).flatten()
         packed = flat.long() << 32 | torch.arange(len(flat), device="cuda")
         ways: dict[str, Callable[[], object]] = {
-            "flat int32": lambda flat=flat: torch.sort(flat, stable=True),
-            "by field int32": lambda keys=keys: torch.sort(keys, dim=1, stable=True),
-            "flat int64 packed": lambda packed=packed: torch.sort(packed),
+            "flat int32": partial(torch.sort, flat, stable=True),
+            "by field int32": partial(torch.sort, keys, dim=1, stable=True),
+            "flat int64 packed": partial(torch.sort, packed),
         }
         if rows <= 4096:
             ways["by field, one kernel"] = sort_with_kernel(keys)

@@ -71,7 +71,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any] | None:
         return None
     _define_torch_functions()
     _define_callees(function)
-    return compile_loop(_named_by_source(function))
+    loop: Callable[..., Any] = compile_loop(_named_by_source(function))
+    return loop
 
 
 def _named_by_source(function: Any) -> Any:

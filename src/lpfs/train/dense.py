@@ -52,7 +52,7 @@ class _FusedSequential(nn.Sequential):
     def forward(self, input: Tensor) -> Tensor:
         autocast = torch.is_autocast_enabled(input.device.type)
         if not self.training or input.ndim != 2 or autocast or gpu_kernels(input) is None:
-            result: Tensor = super().forward(input)
+            result: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
             return result
         layers = tuple(self)
         for layer, following in zip_longest(layers, layers[1:]):
