@@ -10,14 +10,12 @@ day.
 
 from __future__ import annotations
 
-import copy
 import gc
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +107,14 @@ def _run_stages(plan: RunPlan, timer: StageTimer) -> Outcome:
                 console.message(f"{allowance.describe()}: {size} of {len(trained[0].names)} fields are recommended")
                 first_plan = plan.for_search(plan.run_dir, seed, keep=size)
 
-    models = [trained]
-    del trained  # the last search takes it from the list, so that its tables are released after the search
-    search_plan, found, checks = _search_until_allowed(first_plan, timer, models, full_valid, allowance)
+    pretrained = [trained]
+    del trained  # the first search takes it from the list, so that its tables are released after the search
+
+    def take_trained() -> stages.Trained:
+        """Return the pretrained model, which a search changes; for another search it is read from its checkpoint."""
+        return pretrained.pop() if pretrained else stages.initial_model(replace(plan, resume=True), seed)
+
+    search_plan, found, checks = _search_until_allowed(first_plan, timer, take_trained, full_valid, allowance)
     selection, chosen = found.selection, found.models[found.chosen]
     counts, seed_aucs = Counter(selection.kept), [found.gated_auc]
     if settings.seeds > 1:
@@ -174,17 +177,21 @@ class Found:
 
 
 def _search_until_allowed(
-    plan: RunPlan, timer: StageTimer, trained: list[stages.Trained], full: stages.RowScores, allowance: Allowance
+    plan: RunPlan,
+    timer: StageTimer,
+    take_trained: Callable[[], stages.Trained],
+    full: stages.RowScores,
+    allowance: Allowance,
 ) -> tuple[RunPlan, Found, list[dict[str, Any]]]:
     """Search and train the kept fields; if no target fixes their number, search for more while they lose too much.
 
-    The trained model is taken from its list by the last search. Return the plan of this search, its result, and the
-    check of the allowance on the validation rows after each search.
+    Return the plan of the last search, its result, and the check of the allowance on the validation rows after each
+    search.
     """
     original, checks = plan, list[dict[str, Any]]()
     while True:
         is_last = not allowance.finds_count or len(checks) + 1 == MAX_TRIES
-        found = _search(plan, timer, trained.pop if is_last else partial(copy.deepcopy, trained[0]))
+        found = _search(plan, timer, take_trained)
         size, total = len(found.selection.kept), len(found.selection.names)
         checks.append(allowance.check(full, found.choices[found.chosen], size))
         if allowance.finds_count:
