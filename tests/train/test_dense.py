@@ -12,6 +12,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from lpfs.train import dense
 from lpfs.train.step import bce_loss
 
+
+@pytest.fixture(autouse=True)
+def enabled(monkeypatch):
+    monkeypatch.setattr(dense, "fused_kernels_enabled", lambda: True)
+
+
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
 
@@ -43,7 +49,7 @@ def test_fused_layers_give_the_gradients_of_torch(rows):
     results = []
     x = torch.randn(rows, 40, device="cuda", dtype=torch.float64)
     for dtype, fused in ((torch.float64, False), (torch.float32, True)):
-        net, values = copy.deepcopy(make_net()).to("cuda", dtype), x.to(dtype).requires_grad_()
+        net, values = copy.deepcopy(make_net()).to("cuda", dtype), x.to(dtype, copy=True).requires_grad_()
         if fused:
             with dense.fused_layers(net):
                 out = net(values)

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from lpfs._imports import fused_kernels_enabled
 from lpfs.gates.controller import RESOLUTION, Constants, PenaltyController, TableRow
 from lpfs.gates.functions import GateFunction
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from lpfs.gates.module import Gates
 
 MAX_GATES = 4096  # gates that one program holds
-DIRECT_LAUNCHES = triton.__version__.startswith("3.6.")  # a version whose launcher is known to take all arguments
+DIRECT_LAUNCHES = triton.__version__.startswith("3.6.")  # whether the launcher of a compiled kernel is known
 MAX_LAUNCHES = 256  # launches with known addresses that are kept
 
 # Columns of the table and their number.
@@ -194,9 +195,9 @@ def _launch(kernel: Any, arguments: tuple[Any, ...], **constants: Any) -> None:
     """Launch one program of a kernel; ``constants`` in the order of its last parameters.
 
     To examine some twenty arguments takes Triton longer than the host needs for the rest of a small step. So a launch
-    with the tensors of an earlier one, at the same addresses, uses the compiled kernel itself.
+    with the tensors of an earlier one, at the same addresses, uses the compiled kernel itself, if this is enabled.
     """
-    if not DIRECT_LAUNCHES or torch.compiler.is_compiling():
+    if not (DIRECT_LAUNCHES and fused_kernels_enabled()) or torch.compiler.is_compiling():
         kernel[(1,)](*arguments, **constants)
         return
     device = arguments[0].device.index

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lpfs._imports import fused_kernels_enabled
 from lpfs.errors import FieldError, InputError, StateError
 from lpfs.gates.module import ForwardValues, Gates, keep_dtype
 from lpfs.gates.sites import ResolvedSite, TakesGates, takes_gates
@@ -67,13 +68,13 @@ class ComputeValues:
             self.gates.entered = True
 
     def _parts(self, values: Tensor) -> tuple[Tensor, ...]:
-        """Return the value of each gate: (), or on a GPU expanded to the shape that a module returned before.
+        """Return the value of each gate: (), or on a GPU, if enabled, expanded to the last shape of an output.
 
         The gradient of an expanded value is summed in one kernel for all gates, instead of one for each: without a
         CUDA graph the host needs longer to launch it than the GPU to run it.
         """
         shape = self.whole[0].shape
-        if shape is None or not values.is_cuda or torch.compiler.is_compiling():
+        if not fused_kernels_enabled() or shape is None or not values.is_cuda or torch.compiler.is_compiling():
             return values.unbind()
         return values.view(-1, *[1] * len(shape)).expand(-1, *shape).unbind()
 

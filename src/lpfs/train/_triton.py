@@ -54,8 +54,9 @@ def _bce(logits, labels, grads, parts, total, factor, SIZE: tl.constexpr):
     below = 1 + small
     # log(1 + e), exact for a small e too
     log = tl.where(below == 1, small, tl.log(below) * (small / tl.where(below == 1, 1.0, below - 1)))
-    probability = tl.where(z >= 0, 1.0, small) / below
-    tl.store(grads + at, (probability - y) * factor, inside)
+    positive, negative = tl.where(z >= 0, 1.0, small) / below, tl.where(z >= 0, small, 1.0) / below
+    # the probability minus the label, without cancellation
+    tl.store(grads + at, ((1 - y) * positive - y * negative) * factor, inside)
     loss = tl.where(inside, tl.maximum(z, 0.0) - z * y + log, 0.0)
     tl.store(parts + tl.program_id(0), tl.sum(loss) * factor)
 

@@ -2,7 +2,7 @@
 
 The backward pass of torch reads the gradient of a layer once for ReLU and once more for the bias; with a large batch
 these passes take as long as the matrix products in TF32. The parameters and their gradients are the same up to
-rounding.
+rounding. The kernels are used if the environment variable LPFS_FUSED_KERNELS is 1.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from lpfs._imports import fused_kernels_enabled
 from lpfs.embeddings._backends import backend_for
 
 
 def gpu_kernels(x: Tensor) -> Any:
-    """Return the module of Triton kernels if they can be used for a tensor: float32 on a GPU; otherwise None."""
-    if not x.is_cuda or x.dtype != torch.float32 or not x.numel():
+    """Return the module of Triton kernels if they are enabled and support a tensor: float32 on a GPU; or None."""
+    if not fused_kernels_enabled() or not x.is_cuda or x.dtype != torch.float32 or not x.numel():
         return None
     return import_module("lpfs.train._triton") if backend_for(x).__name__.endswith("._triton") else None
 
