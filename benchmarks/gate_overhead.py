@@ -2,6 +2,7 @@
 
     python benchmarks/gate_overhead.py [--device cuda] [--repeats 30] [--out benchmarks/results/gate_overhead.json]
     python benchmarks/gate_overhead.py --device cuda --graph     # steps in a CUDA graph, with and without Triton
+    python benchmarks/gate_overhead.py --parts                   # what each part of the gates' work costs
     python benchmarks/gate_overhead.py --against OTHER_TREE/src  # gated steps of two source trees, paired
 
 The model is one that a user might bring: 26 nn.Embedding tables (sparse gradients), a dense branch, concat, MLP
@@ -10,7 +11,8 @@ kept, and its median and quartiles are reported. ``gates_alone_us`` is the time 
 pass, the proximal step and ``gates.step()`` without a model. On a GPU it is measured with and without the Triton
 kernels, and with ``--graph`` also for the steps captured in a CUDA graph, where the kernels replace about a
 hundred small ones. With the environment variable CPU_TIME set, the time of the processor is measured instead of
-the time of the clock: for a machine with other work, with OMP_NUM_THREADS=1.
+the time of the clock: for a machine with other work, with OMP_NUM_THREADS=1. ``--parts`` adds steps with hooks that
+multiply by constants, and by a parameter without any optimizer: the least that torch needs for e * g.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +57,23 @@ class Net(nn.Module):
         return logits
 
 
-def make_step(device: str, gated: bool) -> Callable[[Data], None]:
-    """Return a function that takes one training step."""
+class PlainMultiply:
+    """Multiplies the outputs of tables by constants, or by a parameter, with nothing but torch."""
+
+    def __init__(self, model: Net, device: str, trained: bool) -> None:
+        self.values = nn.Parameter(torch.ones(TABLES + 1, device=device), requires_grad=trained)
+        self.parts: tuple[Tensor, ...] = ()
+        model.register_forward_pre_hook(self.unbind)
+        for number, module in enumerate((*model.emb.values(), model.dense)):
+            module.register_forward_hook(lambda _, __, output, number=number: output * self.parts[number])
+
+    def unbind(self, module: nn.Module, arguments: Any) -> None:
+        """Split the values of this forward pass."""
+        self.values.grad, self.parts = None, self.values.unbind()
+
+
+def make_step(device: str, gated: bool, part: str | None = None) -> Callable[[Data], None]:
+    """Return a function that takes one training step; ``part``: with ``constants`` or a ``parameter`` as gates."""
     torch.manual_seed(0)
     torch.sparse.check_sparse_tensor_invariants.disable()  # explicitly, so that torch does not warn
     model = Net().to(device)
@@ -63,6 +82,8 @@ def make_step(device: str, gated: bool) -> Callable[[Data], None]:
     if gated:
         gates = lpfs.attach(model, {**dict(model.emb.items()), "dense": model.dense}, steps=20_000)
         parameters, steppers = gates.model_parameters(), [gates.optimizer(keep=13), gates]
+    if part is not None:
+        PlainMultiply(model, device, trained=part == "parameter")
     optimizer = torch.optim.Adagrad(parameters, lr=0.01)
 
     def step(data: Data) -> None:
@@ -120,6 +141,33 @@ def measure(rows: int, device: str, repeats: int, inner: int) -> dict[str, float
         "gated_ms": 1e3 * statistics.median(gated for _, gated in pairs),
         **summarize([gated / plain for plain, gated in pairs]),
     }
+
+
+def measure_parts(rows: int, device: str, repeats: int, inner: int) -> dict[str, Any]:
+    """Return the milliseconds of steps with a part of the gates' work, in an order of their own in every repeat."""
+    data = make_batch(rows, device)
+    steps = {
+        "plain": make_step(device, gated=False),
+        "constants": make_step(device, gated=False, part="constants"),
+        "parameter": make_step(device, gated=False, part="parameter"),
+        "gates": make_step(device, gated=True),
+    }
+    times: dict[str, list[float]] = {name: [] for name in steps}
+
+    def run(name: str) -> None:
+        for _ in range(inner):
+            steps[name](data)
+
+    for name in steps:
+        run(name)
+    for repeat in range(repeats):
+        for name in random.Random(repeat).sample(list(steps), len(steps)):
+            times[name].append(seconds(partial(run, name), device) / inner)
+    ratios = {
+        name: summarize([a / b for a, b in zip(values, times["plain"], strict=True)]) for name, values in times.items()
+    }
+    medians = {name: round(1e3 * statistics.median(values), 4) for name, values in times.items()}
+    return {"batch": rows, "ms": medians, "against_plain": ratios}
 
 
 def summarize(ratios: list[float]) -> dict[str, float]:
@@ -223,8 +271,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What gates cost a training step.")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--batch", type=int, nargs="+", help="batch sizes")
     parser.add_argument("--inner", type=int, default=5, help="steps per measurement")
     parser.add_argument("--graph", action="store_true", help="also capture the gates' own step in a CUDA graph")
+    parser.add_argument("--parts", action="store_true", help="also measure parts of the gates' work")
     parser.add_argument("--against", help="another source tree; its gated steps are paired with those of this one")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--out", default="benchmarks/results/gate_overhead.json")
@@ -233,7 +283,7 @@ def main() -> None:
     if arguments.worker:
         work(device, arguments.worker)
         return
-    sizes = (512, 2048, 4096) if device == "cpu" else (512, 4096, 65536)
+    sizes = arguments.batch or ((512, 2048, 4096) if device == "cpu" else (512, 4096, 65536))
     result: dict[str, Any] = {
         "command": f"python benchmarks/gate_overhead.py {' '.join(sys.argv[1:])}",
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
@@ -246,6 +296,8 @@ def main() -> None:
         result["rows"] = [compare_trees(arguments.against, device, sizes[0], repeats, inner)]
     else:
         result["rows"] = [measure(size, device, repeats, inner) for size in sizes]
+        if arguments.parts:
+            result["parts"] = [measure_parts(size, device, repeats, inner) for size in sizes]
         variants = [(None, False)] if device == "cpu" else [(None, False), (False, False)]
         variants += [(None, True), (False, True)] if arguments.graph else []
         names = {
@@ -259,6 +311,10 @@ def main() -> None:
     Path(arguments.out).write_text(json.dumps(result, indent=1) + "\n")
     for row in result["rows"]:
         print(", ".join(f"{name} {value:.4g}" for name, value in row.items()))
+    for part in result.get("parts", ()):
+        print(
+            part["batch"], {name: round(ratio["ratio"], 4) for name, ratio in part["against_plain"].items()}, part["ms"]
+        )
     for name, microseconds in result.get("gates_alone_us", {}).items():
         print(f"gates alone ({name}): {microseconds:.0f} µs")
     print(f"written to {arguments.out}")

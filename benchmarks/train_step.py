@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ import lpfs
 from lpfs.embeddings._backends import use_backend
 from lpfs.embeddings.optim import Adagrad, move_rates
 from lpfs.embeddings.table import Table
+from lpfs.train.dense import fused_layers
+from lpfs.train.step import bce_loss
 
 ROWS = {"cpu": 5_070_000, "cuda": 33_700_000}
 D, DENSE = 16, 13
@@ -95,6 +98,7 @@ def stepping(
     engine: str | None = None,
     gates: Callable[[], Tensor] | None = None,
     gated: Callable[[Data, Tensor], Tensor] | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] = binary_cross_entropy_with_logits,
 ) -> Step:
     """Return the step: forward, backward, then ``step`` and ``zero_grad`` of everything that moves."""
     moved = list(optimizers)
@@ -106,7 +110,7 @@ def stepping(
             else:
                 values = gates()
                 logits = net(gated(data, values[:-1]), data[1], values[-1])
-            binary_cross_entropy_with_logits(logits, data[2]).backward()
+            loss(logits, data[2]).backward()
             for each in moved:
                 each.step()
                 if isinstance(each, torch.optim.Optimizer):
@@ -143,12 +147,17 @@ def fused(device: str) -> Step:
     return stepping(net, lambda data: table(data[0] + starts), [optimizer])
 
 
+def loss_of_fit(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the loss as ``lpfs.fit`` computes it."""
+    return bce_loss(logits[:, None], labels[:, None])
+
+
 def ours(device: str, engine: str | None, made: list[Any] | None = None) -> Step:
     table, net = Table(sizes(device), D).to(device), Dense().to(device)
     optimizer = Adagrad([*table.parameters(), *net.parameters()], lr=0.01)
     if made is not None:
-        made.append(optimizer)
-    return stepping(net, lambda data: table(data[0]), [optimizer], engine)
+        made += [optimizer, net]
+    return stepping(net, lambda data: table(data[0]), [optimizer], engine, loss=loss_of_fit)
 
 
 def ours_gated(device: str, engine: str | None, made: list[Any] | None = None) -> Step:
@@ -158,9 +167,9 @@ def ours_gated(device: str, engine: str | None, made: list[Any] | None = None) -
     prox = gates.optimizer(keep=13)
     optimizer = Adagrad([*table.parameters(), *net.parameters()], lr=0.01)
     if made is not None:
-        made.append(optimizer)
+        made += [optimizer, net]
     gated = lambda data, gate: table(data[0], gate)  # noqa: E731
-    return stepping(net, lambda data: table(data[0]), [optimizer, prox, gates], engine, gates, gated)
+    return stepping(net, lambda data: table(data[0]), [optimizer, prox, gates], engine, gates, gated, loss_of_fit)
 
 
 def mlp_alone(device: str) -> Step:
@@ -221,10 +230,15 @@ def fuxictr(device: str) -> Step:
     return stepping(net, tokens, [optimizer])
 
 
-def graphed(step: Step, optimizer_of: list[Any], device: str) -> Step:
-    """Return a step that is captured once a batch size and replayed, batches copied to where it reads them."""
-    for each in optimizer_of:
-        move_rates(each, torch.device(device))
+def graphed(step: Step, used: list[Any], device: str) -> Step:
+    """Return a step that is captured once a batch size and replayed, batches copied to where it reads them.
+
+    ``used`` has the optimizers and the net, whose layers are fused as in ``lpfs.fit``.
+    """
+    fused = partial(fused_layers, nn.ModuleList(each for each in used if isinstance(each, nn.Module)))
+    for each in used:
+        if isinstance(each, torch.optim.Optimizer):
+            move_rates(each, torch.device(device))
     held: dict[int, tuple[Data, torch.cuda.CUDAGraph]] = {}
     stream = torch.cuda.Stream()
 
@@ -233,12 +247,12 @@ def graphed(step: Step, optimizer_of: list[Any], device: str) -> Step:
         if rows not in held:
             mine = (data[0].clone(), data[1].clone(), data[2].clone())
             stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(stream), fused():
                 for _ in range(3):
                     step(mine)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream):
+            with torch.cuda.graph(graph, stream=stream), fused():
                 step(mine)
             held[rows] = mine, graph
         mine, graph = held[rows]
@@ -276,7 +290,7 @@ def crossed(device: str) -> tuple[Step, list[Any]]:
         optimizer.zero_grad()
         prox.zero_grad()
 
-    return step, [optimizer]
+    return step, [optimizer, model]
 
 
 def on_gpu() -> dict[str, Step]:

@@ -57,6 +57,7 @@ COMMANDS = {
 # files that import an optional package at module level; they are imported only if it is there
 OPTIONAL = {
     "gates/_triton.py": {"triton"},
+    "train/_triton.py": {"triton"},
     "embeddings/_triton.py": {"triton"},
     "models/_kernels/triton_crosses.py": {"triton"},
     "embeddings/_numba.py": {"numba"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -74,6 +75,12 @@ def has_numba() -> bool:
         )
         return False
     return True
+
+
+@cache
+def fused_kernels_enabled() -> bool:
+    """Return whether kernels are used on a GPU whose tests have not all been seen to pass there: by request only."""
+    return os.environ.get("LPFS_FUSED_KERNELS", "0") not in ("", "0")
 
 
 def compile_loop(function: Loop, parallel: bool = False) -> Loop:

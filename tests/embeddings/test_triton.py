@@ -20,6 +20,8 @@ SHAPES = [
     (0, [4, 2], 8),
     (5000, [1, 2, 3], 16),
     (129, [1000, 7], 33),
+    (512, [3, 4_000_000], 4),  # keys and positions together need 64 bits
+    (700, [50, 5], 16),
 ]
 
 
@@ -54,6 +56,8 @@ def test_lookup_and_sums_to_the_last_bit(cuda, shape, gated, kind):
     (expected, expected_gate), (result, gate_grad) = (
         backend.reduce(weight, starts, ids, gate, grad) for backend in (_torch, cuda)
     )
+    wide = torch.cat([grad, grad], 1)[:, : grad.shape[1]]  # not contiguous
+    assert torch.equal(cuda.reduce(weight, starts, ids, gate, wide)[0].values, result.values)
     compact = result.compact()
     assert torch.equal(compact.rows.long(), expected.rows)
     assert torch.equal(compact.values, expected.values)  # sums of integers are exact in any order

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import weakref
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -158,6 +159,33 @@ def test_hot_start_starts_from_the_pruned_model_and_records_the_steps_saved(kept
     assert hot_start == steps_saved(
         hot_start["validation"], hot_start["retrain_auc"], steps["train"], hot_start["shrink_factor"]
     )
+
+
+def test_the_tables_of_all_fields_are_released_after_the_search(log, tmp_path, monkeypatch):
+    references, alive = [], []
+    pretrain, retrain, hot_start = stages.initial_model, stages.retrain, stages.hot_start
+
+    def remember(plan, seed):
+        trained = pretrain(plan, seed)
+        references.extend(weakref.ref(part) for part in (trained[0], trained[0].inputs.table.weight, trained[1]))
+        return trained
+
+    def check(plan, pruned):
+        alive.append([reference() is not None for reference in references])
+        return retrain(plan, pruned)
+
+    def share(plan, pruned):
+        states = [state["sum"].data_ptr() for state in pruned.optimizer.state.values()]
+        model, history = hot_start(plan, pruned)
+        assert pruned.model is not model
+        assert states == [state["sum"].data_ptr() for state in pruned.optimizer.state.values()]
+        return model, history
+
+    for name, function in (("initial_model", remember), ("retrain", check), ("hot_start", share)):
+        monkeypatch.setattr(stages, name, function)
+    record = select(log, tmp_path / "run", keep=3, **TINY, quiet=True).record
+    assert alive == [[False, False, False]]
+    assert record["metrics"]["hot_start"] is not None
 
 
 def test_hot_start_is_never_worse_than_its_initial_state(log, tmp_path, monkeypatch):

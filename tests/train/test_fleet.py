@@ -182,6 +182,26 @@ def test_each_replica_can_have_its_own_rows_and_learning_rate():
     assert_close(models, singles, 1e-6)
 
 
+def test_masks_of_all_replicas_are_gates_of_the_single_models():
+    batches, kept = make_batches(0), [SCHEMA.names, ("user", "age"), SCHEMA.names]  # two stacks
+    models, singles = (replicas(kept=kept, dtype=torch.float64) for _ in range(2))
+    masks = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 1, 7, 7, 7, 7], [0, 1, 1, 0, 1, 0]], dtype=torch.float64)
+
+    class Masks(Callback):
+        def on_begin(self, state):
+            state.model.set_gates(lambda: masks)
+
+        def on_end(self, state):
+            state.model.set_gates(None)
+
+    fit_fleet(models, batches, schema=SCHEMA, steps=60, callbacks=[Masks()], quiet=True)
+    for single, fields, mask in zip(singles, kept, masks, strict=True):
+        single.inputs.gate = lambda factors=mask[: len(fields)]: factors  # noqa: B008
+        fit(single, selected(batches, fields), steps=60, quiet=True)
+        single.inputs.gate = None
+    assert_close(models, singles, 1e-8)
+
+
 def test_a_mask_over_the_stack_is_a_gate_of_the_single_model():
     models, batches = replicas(kept=[SCHEMA.names] * 3, dtype=torch.float64), make_batches(4)
     singles = copy.deepcopy(models)

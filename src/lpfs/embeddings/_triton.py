@@ -1,10 +1,11 @@
 """The backend for NVIDIA GPUs: deterministic Triton kernels without host synchronization.
 
 The gradient by rows is a sort and a sum. Keys ``start_f + id`` are sorted as 32-bit numbers; since every field has
-exactly B of them, the sorted positions f·B to (f+1)·B belong to field f. Each chunk of ``CHUNK`` positions sums
-its runs of equal keys (:func:`_sum_runs`); a run over several chunks is completed by the chunk in which it starts
-(:func:`_finalize_runs`), which also computes the gradient of the gate. No atomic addition is used, so the order of
-every sum is fixed.
+exactly B of them, the sorted positions f·B to (f+1)·B belong to field f. For a small batch one program sorts a field
+(:func:`_sort_field`). Each chunk of ``CHUNK`` positions sums its runs of equal keys (:func:`_sum_runs`); a run over
+several chunks is completed by the chunk in which it starts (:func:`_finalize_runs`), which also computes the gradient
+of the gate. A small field is one chunk, and complete after the first of the two. No atomic addition is used, so the
+order of every sum is fixed.
 
 The functions are those of ``_torch``, but an id outside its field gives nan. The lengths depend only on the shape of
 the batch (a position that starts no run has row -1 and zeros), so that a CUDA graph can capture a whole training step.
@@ -23,7 +24,10 @@ from lpfs.embeddings._torch import Betas, Gradients
 from lpfs.embeddings.row_grad import RowGrad
 
 CHUNK = 64  # sorted positions that one program sums
+MAX_SORT = 1024  # positions of a field that one program can sort
+MAX_WHOLE = 8192  # elements of a field, rows times width, that one program can sum
 BLOCK = 128  # lookups, or rows, of one program
+DENSE_TENSORS = 6  # parameters of one launch
 HEADS = 32  # chunks read together while a long run is completed
 
 
@@ -58,12 +62,32 @@ def _make_keys(ids, starts, keys, batch, stride_b, stride_f, SIZE: tl.constexpr)
 
 
 @triton.jit
+def _sort_field(ids, starts, keys, order, batch, stride_b, stride_f, WIDE: tl.constexpr, SIZE: tl.constexpr):
+    field = tl.program_id(0).to(tl.int64)
+    row = tl.arange(0, SIZE)
+    in_range = row < batch
+    id = tl.load(ids + row.to(tl.int64) * stride_b + field * stride_f, in_range, 0).to(tl.int64)
+    first = tl.load(starts + field)
+    size = tl.load(starts + field + 1) - first
+    id = tl.minimum(tl.maximum(id, 0), size - 1)  # as in _make_keys
+    # ids and positions as one number: equal ids stay in the order of the batch; unused positions are last
+    if WIDE:
+        both = tl.sort(tl.where(in_range, id * SIZE + row, 0x7FFFFFFFFFFFFFFF))
+    else:
+        both = tl.sort(tl.where(in_range, id.to(tl.int32) * SIZE + row, 0x7FFFFFFF))
+    key = first + (both // SIZE).to(tl.int64)
+    tl.store(keys + field * batch + row, key.to(keys.dtype.element_ty), in_range)
+    tl.store(order + field * batch + row, (both % SIZE).to(tl.int32), in_range)
+
+
+@triton.jit
 def _combine_runs(end_a, sum_a, end_b, sum_b):
     return end_a | end_b, tl.where(end_b != 0, sum_b, sum_a + sum_b)
 
 
 @triton.jit
-def _sum_runs(keys, order, grad, rows, values, heads, batch, fields, chunks, D: tl.constexpr, W: tl.constexpr,
+def _sum_runs(weight, keys, order, grad, rows, values, heads, gate, parts, batch, chunks, stride_b, stride_f,
+              D: tl.constexpr, W: tl.constexpr, LOCAL: tl.constexpr, WHOLE: tl.constexpr, GATED: tl.constexpr,
               SIZE: tl.constexpr):  # fmt: skip
     chunk, field = tl.program_id(0), tl.program_id(1).to(tl.int64)
     local = chunk * SIZE + tl.arange(0, SIZE)
@@ -72,17 +96,27 @@ def _sum_runs(keys, order, grad, rows, values, heads, batch, fields, chunks, D: 
     key = tl.load(keys + position, in_range, -1)
     starts_run = in_range & (key != tl.load(keys + position - 1, in_range & (local > 0), -2))
     ends_run = key != tl.load(keys + position + 1, local + 1 < batch, -2)
-    row = tl.load(order + position, in_range, 0) - field * batch
+    row = tl.load(order + position, in_range, 0).to(tl.int64)
+    if not LOCAL:
+        row -= field * batch
     column = tl.arange(0, W)
     valid_2d = in_range[:, None] & (column < D)[None, :]
-    grads = tl.load(grad + (row * fields + field)[:, None] * D + column[None, :], valid_2d, 0.0)
+    grads = tl.load(grad + (row * stride_b + field * stride_f)[:, None] + column[None, :], valid_2d, 0.0)
     flags = ends_run.to(tl.int32)[:, None] + tl.zeros((SIZE, W), tl.int32)
     # at each position, the sum from there to the end of its run
-    _, sums = tl.associative_scan((flags, grads), 0, _combine_runs, reverse=True)
+    _, partial_sums = tl.associative_scan((flags, grads), 0, _combine_runs, reverse=True)
+    sums = tl.where(starts_run[:, None], partial_sums, 0.0)
+    if WHOLE and GATED:
+        at = key.to(tl.int64)[:, None] * D + column[None, :]
+        weights = tl.load(weight + at, starts_run[:, None] & (column < D)[None, :], 0.0)
+        tl.store(parts + field, tl.sum(tl.sum(weights * sums, 1), 0))
+        sums = sums * tl.load(gate + field)
     tl.store(rows + position, tl.where(starts_run, key, -1), in_range)
-    tl.store(values + position[:, None] * D + column[None, :], tl.where(starts_run[:, None], sums, 0.0), valid_2d)
-    top = (tl.arange(0, SIZE) == 0)[:, None] & (column < D)[None, :]
-    tl.store(heads + (field * chunks + chunk) * D + column[None, :] + tl.zeros((SIZE, W), tl.int64), sums, top)
+    tl.store(values + position[:, None] * D + column[None, :], sums, valid_2d)
+    if not WHOLE:
+        top = (tl.arange(0, SIZE) == 0)[:, None] & (column < D)[None, :]
+        head = heads + (field * chunks + chunk) * D + column[None, :] + tl.zeros((SIZE, W), tl.int64)
+        tl.store(head, partial_sums, top)
 
 
 @triton.jit
@@ -137,22 +171,45 @@ def gather(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None) -> 
 
 def reduce(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None, grad: Tensor) -> Gradients:
     batch, fields = ids.shape
-    width, total, chunks = weight.shape[1], batch * fields, triton.cdiv(batch, CHUNK)
-    grad = grad.contiguous()
-    keys = weight.new_empty(total, dtype=torch.int32 if len(weight) < 2**31 else torch.int64)
-    rows, values = torch.empty_like(keys), weight.new_empty(total, width)
+    width, total = weight.shape[1], batch * fields
+    padded_width, padded_batch = triton.next_power_of_2(width), triton.next_power_of_2(max(1, batch))
+    whole = padded_batch <= MAX_SORT and padded_batch * padded_width <= MAX_WHOLE
+    size = max(16, padded_batch) if whole else CHUNK
+    chunks = triton.cdiv(batch, size)
+    grad = grad if width == 1 or grad.stride(2) == 1 else grad.contiguous()
+    keys = weight.new_empty(fields, batch, dtype=torch.int32 if len(weight) < 2**31 else torch.int64)
+    rows, values = torch.empty_like(keys).view(-1), weight.new_empty(total, width)
     parts = None if gate is None else weight.new_empty(fields, chunks)
     if total:
-        heads = weight.new_empty(fields * chunks, width)
-        sizes: dict[str, Any] = {"D": width, "W": triton.next_power_of_2(width)}
-        _make_keys[(triton.cdiv(batch, 256), fields)](ids, starts, keys, batch, ids.stride(0), ids.stride(1), SIZE=256)
-        keys, order = torch.sort(keys, stable=True)
-        _sum_runs[(chunks, fields)](keys, order, grad, rows, values, heads, batch, fields, chunks, SIZE=CHUNK, **sizes)
-        _finalize_runs[(chunks, fields)](
-            weight, keys, rows, values, heads, weight if gate is None else gate, heads if parts is None else parts,
-            batch, chunks, GATED=gate is not None, SIZE=CHUNK, MANY=HEADS, **sizes,
+        keys, order, local = _sort_keys(weight, starts, ids, keys)
+        heads = values if whole else weight.new_empty(fields * chunks, width)
+        factors, sums = (weight, heads) if gate is None or parts is None else (gate, parts)
+        sizes: dict[str, Any] = {"D": width, "W": padded_width, "GATED": gate is not None, "SIZE": size}
+        warps = 8 if size * padded_width > 2048 else 4
+        _sum_runs[(chunks, fields)](
+            weight, keys, order, grad, rows, values, heads, factors, sums, batch, chunks,
+            grad.stride(0), grad.stride(1), LOCAL=local, WHOLE=whole, num_warps=warps, **sizes,
         )  # fmt: skip
-    return RowGrad(rows, values), None if parts is None else parts.sum(1)
+        if not whole:
+            _finalize_runs[(chunks, fields)](
+                weight, keys, rows, values, heads, factors, sums, batch, chunks, MANY=HEADS, **sizes
+            )
+    gate_grad = None if parts is None else parts.view(fields) if chunks == 1 else parts.sum(1)
+    return RowGrad(rows, values), gate_grad
+
+
+def _sort_keys(weight: Tensor, starts: Tensor, ids: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """Return the sorted keys, their positions before, and whether these count from 0 in every field."""
+    fields, batch = keys.shape
+    arguments = batch, ids.stride(0), ids.stride(1)
+    if batch <= MAX_SORT:
+        order = torch.empty_like(keys, dtype=torch.int32)
+        size = max(16, triton.next_power_of_2(batch))
+        wide = len(weight) * size >= 2**31
+        _sort_field[(fields,)](ids, starts, keys, order, *arguments, WIDE=wide, SIZE=size)
+        return keys, order, True
+    _make_keys[(triton.cdiv(batch, 256), fields)](ids, starts, keys, *arguments, SIZE=256)
+    return *torch.sort(keys.view(-1), stable=True), False
 
 
 # Row updates: lr is a number, or a scalar tensor on the device, which a captured graph reads again in every replay.
@@ -212,6 +269,51 @@ def _sgd(weight, rows, values, total, lr, D: tl.constexpr, W: tl.constexpr, TENS
          SIZE: tl.constexpr):  # fmt: skip
     _, grad, at, valid = _load_rows(rows, values, total, D, W, SIZE)
     tl.store(weight + at, tl.load(weight + at, valid, 0.0) - _number(lr, TENSOR) * grad, valid)
+
+
+@triton.jit
+def _adagrad_block(weight, sums, grad, total, lr, eps, SIZE: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    inside = at < total
+    g = tl.load(grad + at, inside, 0.0)
+    new = tl.load(sums + at, inside, 1.0) + g * g
+    tl.store(sums + at, new, inside)
+    moved = tl.load(weight + at, inside, 0.0) - lr * tl.div_rn(g, tl.sqrt_rn(new) + eps)
+    tl.store(weight + at, moved, inside)
+
+
+@triton.jit
+def _dense_adagrad(w0, s0, g0, n0, w1, s1, g1, n1, w2, s2, g2, n2, w3, s3, g3, n3, w4, s4, g4, n4, w5, s5, g5, n5,
+                   rate, eps, SIZE: tl.constexpr):  # fmt: skip
+    lr, number = tl.load(rate), tl.program_id(1)
+    if number == 0:
+        _adagrad_block(w0, s0, g0, n0, lr, eps, SIZE)
+    elif number == 1:
+        _adagrad_block(w1, s1, g1, n1, lr, eps, SIZE)
+    elif number == 2:
+        _adagrad_block(w2, s2, g2, n2, lr, eps, SIZE)
+    elif number == 3:
+        _adagrad_block(w3, s3, g3, n3, lr, eps, SIZE)
+    elif number == 4:
+        _adagrad_block(w4, s4, g4, n4, lr, eps, SIZE)
+    else:
+        _adagrad_block(w5, s5, g5, n5, lr, eps, SIZE)
+
+
+def dense_adagrad(weights: list[Tensor], totals: list[Tensor], grads: list[Tensor], lr: Tensor, eps: float) -> None:
+    """Update whole parameters with Adagrad, six in a launch; all tensors are contiguous."""
+    for first in range(0, len(weights), DENSE_TENSORS):
+        part = slice(first, first + DENSE_TENSORS)
+        groups = [
+            (weight, total, grad, weight.numel())
+            for weight, total, grad in zip(weights[part], totals[part], grads[part], strict=True)
+        ]
+        largest = max(group[3] for group in groups)
+        size, warps = (2048, 8) if largest > 1 << 18 else (512, 4)
+        count = len(groups)
+        groups += [groups[0]] * (DENSE_TENSORS - count)
+        flat = [argument for group in groups for argument in group]
+        _dense_adagrad[(triton.cdiv(largest, size), count)](*flat, lr, eps, SIZE=size, num_warps=warps)
 
 
 def adagrad(weight: Tensor, total: Tensor, grad: RowGrad, lr: float | Tensor, eps: float) -> None:

@@ -127,6 +127,11 @@ class Adagrad(_RowOptimizer, torch.optim.Adagrad):
     def _update_dense(self, group: dict[str, Any], weights: list[Tensor], grads: list[Tensor]) -> None:
         totals = [self.state[weight]["sum"] for weight in weights]
         torch._foreach_add_([self.state[weight]["step"] for weight in weights], 1.0)
+        update = getattr(backend_for(weights[0]), "dense_adagrad", None)
+        tensors = (*weights, *totals, *grads)
+        if update is not None and all(t.is_contiguous() and t.dtype == torch.float32 for t in tensors):
+            update(weights, totals, grads, group["lr"], group["eps"])
+            return
         torch._foreach_addcmul_(totals, grads, grads, 1.0)
         roots = torch._foreach_sqrt(totals)
         torch._foreach_add_(roots, group["eps"])

@@ -105,7 +105,7 @@ def _add_row_grad(
             "the weight of this Table is an ordinary parameter, probably after load_state_dict(assign=True), and "
             "would never train. Load without assign=True"
         )
-    rows, gate_grad = backend_for(weight).reduce(weight, starts, ids, gate, grad.contiguous())
+    rows, gate_grad = backend_for(weight).reduce(weight, starts, ids, gate, grad)
     if isinstance(weight, RowParameter) and weight.requires_grad and ids.numel():
         add_grad(weight, RowGrad(rows.rows, rows.values, span))
     return cast("Tensor | None", gate_grad)

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from lpfs._imports import fused_kernels_enabled
 from lpfs.gates.controller import RESOLUTION, Constants, PenaltyController, TableRow
 from lpfs.gates.functions import GateFunction
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from lpfs.gates.module import Gates
 
 MAX_GATES = 4096  # gates that one program holds
+DIRECT_LAUNCHES = triton.__version__.startswith("3.6.")  # whether the launcher of a compiled kernel is known
+MAX_LAUNCHES = 256  # launches with known addresses that are kept
 
 # Columns of the table and their number.
 _COLUMN = TableRow(*(tl.constexpr(index) for index in range(len(TableRow._fields))))
@@ -185,6 +188,31 @@ def _control(x, momentum_buffer, previous_x, dead, control, penalty_now, lr_now,
         tl.store(scale, tl.where(tl.load(row + _REFRESH) != 0, rms, old_scale))
 
 
+_launches: dict[tuple[Any, ...], Any] = {}
+
+
+def _launch(kernel: Any, arguments: tuple[Any, ...], **constants: Any) -> None:
+    """Launch one program of a kernel; ``constants`` in the order of its last parameters.
+
+    To examine some twenty arguments takes Triton longer than the host needs for the rest of a small step. So a launch
+    with the tensors of an earlier one, at the same addresses, uses the compiled kernel itself, if this is enabled.
+    """
+    if not (DIRECT_LAUNCHES and fused_kernels_enabled()) or torch.compiler.is_compiling():
+        kernel[(1,)](*arguments, **constants)
+        return
+    device = arguments[0].device.index
+    addresses = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments]
+    key = (kernel.__name__, device, *addresses, *constants.values())
+    launch = _launches.get(key)
+    if launch is not None:
+        launch(*arguments, *constants.values())
+        return
+    compiled = kernel[(1,)](*arguments, **constants)
+    if len(_launches) >= MAX_LAUNCHES:
+        _launches.clear()
+    _launches[key] = compiled[(1, 1, 1)]
+
+
 class GateValues(torch.autograd.Function):
     """The gate values (N,); the slope comes from the same kernel."""
 
@@ -204,10 +232,8 @@ class GateValues(torch.autograd.Function):
 def values(x: Tensor, function: GateFunction, epsilon: Tensor, norm: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gate values (N,) at some x, and their slopes."""
     value, slope = torch.empty_like(x), torch.empty_like(x)
-    _values[(1,)](
-        x, epsilon, norm, scale, value, slope, x.numel(), *_alpha_and_power(function),
-        ODD=function.odd, SIZE=_block_size(x),
-    )  # fmt: skip
+    arguments = x, epsilon, norm, scale, value, slope, x.numel(), *_alpha_and_power(function)
+    _launch(_values, arguments, ODD=function.odd, SIZE=_block_size(x))
     return value, slope
 
 
@@ -226,11 +252,13 @@ def prox_step(
 ) -> None:
     """Take one step of ProxSGD; its learning rate and penalty are tensors in float64."""
     lr, penalty, weights = group["lr"], group["penalty"], group["weights"]
-    _prox[(1,)](
+    arguments = (
         x, grad, x if momentum_buffer is None else momentum_buffer, nonfinite_steps, lr, penalty,
         x if weights is None else weights, x.numel(), group["momentum"], factor,
-        HAS_MOMENTUM=momentum_buffer is not None, PENALTIES=penalty.ndim > 0, WEIGHTED=weights is not None,
-        POSITIVE=group["prox"] == "positive", SIZE=_block_size(x),
+    )  # fmt: skip
+    _launch(
+        _prox, arguments, HAS_MOMENTUM=momentum_buffer is not None, PENALTIES=penalty.ndim > 0,
+        WEIGHTED=weights is not None, POSITIVE=group["prox"] == "positive", SIZE=_block_size(x),
     )  # fmt: skip
 
 
@@ -241,11 +269,13 @@ def control_step(gates: Gates, momentum_buffer: Tensor | None, table: Tensor) ->
     if momentum_buffer is not None:
         assert gates.controller is not None
         constants = constant_tensor(gates.controller, x.device)
-    _control[(1,)](
+    arguments = (
         x, x if momentum_buffer is None else momentum_buffer, gates.previous_x, gates.dead.view(torch.uint8),
         gates.control, gates.penalty_now, gates.lr_now, constants, table, gates.steps_done, gates.all_zero_step,
         gates.epsilon, gates.scale, gates.norm, x.numel(), gates.steps, *_alpha_and_power(gates.function),
-        ODD=gates.function.odd, CONTROLLED=momentum_buffer is not None,
+    )  # fmt: skip
+    _launch(
+        _control, arguments, ODD=gates.function.odd, CONTROLLED=momentum_buffer is not None,
         RESCALE={"off": 0, "epsilon": 1, "rms": 2}[gates.rescale], SIZE=_block_size(x),
     )  # fmt: skip
 

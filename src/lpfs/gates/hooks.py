@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lpfs._imports import fused_kernels_enabled
 from lpfs.errors import FieldError, InputError, StateError
 from lpfs.gates.module import ForwardValues, Gates, keep_dtype
 from lpfs.gates.sites import ResolvedSite, TakesGates, takes_gates
@@ -53,7 +54,7 @@ class ComputeValues:
 
     def __init__(self, gates: CachedFactorSource) -> None:
         self.gates = gates
-        self.singly = any(place.whole for hook in gates.hooks for _, place in hook.at)
+        self.whole = [hook for hook in gates.hooks if isinstance(hook, Multiply) and hook.at[0][1].whole]
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Store the values for the hooks and taps."""
@@ -62,9 +63,20 @@ class ComputeValues:
         if isinstance(self.gates, Gates) and self.gates.training:
             count_update(self.gates)
         values = self.gates()
-        self.gates.live = (values, values.unbind() if self.singly else ())
+        self.gates.live = (values, self._parts(values) if self.whole else ())
         if not self.gates.entered:
             self.gates.entered = True
+
+    def _parts(self, values: Tensor) -> tuple[Tensor, ...]:
+        """Return the value of each gate: (), or on a GPU, if enabled, expanded to the last shape of an output.
+
+        The gradient of an expanded value is summed in one kernel for all gates, instead of one for each: without a
+        CUDA graph the host needs longer to launch it than the GPU to run it.
+        """
+        shape = self.whole[0].shape
+        if not fused_kernels_enabled() or shape is None or not values.is_cuda or torch.compiler.is_compiling():
+            return values.unbind()
+        return values.view(-1, *[1] * len(shape)).expand(-1, *shape).unbind()
 
 
 class ClearValues:
@@ -101,6 +113,8 @@ class ConstantFactors(nn.Module):
 class Multiply:
     """Forward hook of a module: multiply its output, or parts of it, by gates."""
 
+    shape: torch.Size | None = None  # of the last output of a module with one gate
+
     def __init__(self, source: FactorSource, at: list[tuple[int, ResolvedSite]]) -> None:
         self.source = source
         self.at = at
@@ -125,9 +139,11 @@ class Multiply:
         place = self.at[0][1]
         if place.whole:
             gate = self.source()[self.at[0][0]] if live is None else live[1][self.at[0][0]]
-            if gate.dtype != output.dtype or gate.device != output.device:
-                gate = gate.to(output.device, output.dtype)
-            return output * gate
+            if gate.dtype == output.dtype and gate.device == output.device:
+                self.shape = output.shape
+                return output * (gate if gate.ndim == 0 or gate.shape == self.shape else gate[(0,) * gate.ndim])
+            self.shape = None
+            return output * gate[(0,) * gate.ndim].to(output.device, output.dtype)
         values = (self.source() if live is None else live[0]).to(output.device)
         if not -output.ndim <= place.dim < output.ndim:
             raise FieldError(f"{place.module!r} returned {output.ndim} dimensions, but its site has dim={place.dim}")

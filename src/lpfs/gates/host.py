@@ -10,10 +10,12 @@ numba: where float32 is meant, it comes from ``torch.full_like``.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 from __future__ import annotations
 
+import hashlib
 import importlib
 from collections.abc import Callable
 from dis import get_instructions
 from functools import cache
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -69,7 +71,26 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any] | None:
         return None
     _define_torch_functions()
     _define_callees(function)
-    return compile_loop(function)
+    loop: Callable[..., Any] = compile_loop(_named_by_source(function))
+    return loop
+
+
+def _named_by_source(function: Any) -> Any:
+    """Return the function under a name with a digest of this file.
+
+    Numba finds cached machine code by the name of a function, and notices a change of the file that defines it. The
+    definitions in this file become part of the machine code of functions in other files.
+    """
+    copy = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__qualname__, copy.__module__ = f"{function.__qualname__}_{_source_digest()}", function.__module__
+    return copy
+
+
+@cache
+def _source_digest() -> str:
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
 
 
 @cache

@@ -10,12 +10,12 @@ day.
 
 from __future__ import annotations
 
-import copy
+import gc
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,14 @@ def _run_stages(plan: RunPlan, timer: StageTimer) -> Outcome:
                 console.message(f"{allowance.describe()}: {size} of {len(trained[0].names)} fields are recommended")
                 first_plan = plan.for_search(plan.run_dir, seed, keep=size)
 
-    search_plan, found, checks = _search_until_allowed(first_plan, timer, trained, full_valid, allowance)
+    pretrained = [trained]
+    del trained  # the first search takes it from the list, so that its tables are released after the search
+
+    def take_trained() -> stages.Trained:
+        """Return the pretrained model, which a search changes; for another search it is read from its checkpoint."""
+        return pretrained.pop() if pretrained else stages.initial_model(replace(plan, resume=True), seed)
+
+    search_plan, found, checks = _search_until_allowed(first_plan, timer, take_trained, full_valid, allowance)
     selection, chosen = found.selection, found.models[found.chosen]
     counts, seed_aucs = Counter(selection.kept), [found.gated_auc]
     if settings.seeds > 1:
@@ -171,7 +178,11 @@ class Found:
 
 
 def _search_until_allowed(
-    plan: RunPlan, timer: StageTimer, trained: stages.Trained, full: stages.RowScores, allowance: Allowance
+    plan: RunPlan,
+    timer: StageTimer,
+    take_trained: Callable[[], stages.Trained],
+    full: stages.RowScores,
+    allowance: Allowance,
 ) -> tuple[RunPlan, Found, list[dict[str, Any]]]:
     """Search and train the kept fields; if no target fixes their number, search for more while they lose too much.
 
@@ -181,7 +192,7 @@ def _search_until_allowed(
     original, checks = plan, list[dict[str, Any]]()
     while True:
         is_last = not allowance.finds_count or len(checks) + 1 == MAX_TRIES
-        found = _search(plan, timer, trained if is_last else copy.deepcopy(trained))
+        found = _search(plan, timer, take_trained)
         size, total = len(found.selection.kept), len(found.selection.names)
         checks.append(allowance.check(full, found.choices[found.chosen], size))
         if allowance.finds_count:
@@ -193,18 +204,19 @@ def _search_until_allowed(
         plan = original.for_search(run_dir, plan.settings.seed, keep=next_size(size, total))
 
 
-def _search(plan: RunPlan, timer: StageTimer, trained: stages.Trained) -> Found:
+def _search(plan: RunPlan, timer: StageTimer, take_trained: Callable[[], stages.Trained]) -> Found:
     """Search, prune, and train the kept fields; the model that is best on the validation rows is chosen."""
     settings = plan.settings
     with timer.stage("search", f"search: {plan.target.describe()}"):
-        model, optimizer, selection = stages.search_fields(plan, trained, settings.seed)
+        model, optimizer, selection = stages.search_fields(plan, take_trained(), settings.seed)
         metrics = {"gated": stages.test_metrics(plan, model)}
         gated_auc = stages.evaluate_split(plan, model, plan.splits.valid).auc if settings.seeds > 1 else None
     with timer.stage("prune", "absorb the gates, prune, verify"):
-        zeros, cut, selection = stages.absorb_and_prune(plan, model, optimizer, selection)
+        zeros, cut, selection = stages.absorb_and_prune(plan, model, optimizer, selection, keep_zeros=False)
         models = {"pruned": stages.pruned_model(cut)}
         plan.console.message(f"{zeros.certificate}; without the columns: {cut.certificate}")
-        del trained, model, optimizer  # the tables of all fields
+        del model, optimizer  # the tables of all fields
+        gc.collect()
     if settings.finish in ("both", "retrain"):
         with timer.stage("retrain", f"train the {len(selection.kept)} kept fields from scratch"):
             models["retrained"] = stages.retrain(plan, models["pruned"])

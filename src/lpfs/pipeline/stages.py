@@ -262,17 +262,21 @@ def absorb_gates(plan: RunPlan, model: Model, optimizer: torch.optim.Optimizer, 
 
 
 def absorb_and_prune(
-    plan: RunPlan, model: Model, optimizer: torch.optim.Optimizer, found: Selection
+    plan: RunPlan, model: Model, optimizer: torch.optim.Optimizer, found: Selection, *, keep_zeros: bool = True
 ) -> tuple[Pruned, Pruned, Selection]:
     """Fold the gates into the weights and remove the dropped fields.
 
     Return the model with zeros in place of the dropped fields (bit-equal), the model without their columns (equal
-    up to rounding), and the selection.
+    up to rounding), and the selection. The first is needed for its certificate; without ``keep_zeros`` its tables are
+    released.
     """
     selection = absorb_gates(plan, model, optimizer, found)
     plan.free_memory()  # the copy on which absorb was verified
     batch = verification_batch(plan, model)
     zeros = prune(model, selection, batch=batch)
+    if not keep_zeros:
+        zeros = replace(zeros, model=nn.Identity())
+        gc.collect()
     cut = prune(model, selection, batch=batch, optimizer=optimizer, cut=True)
     return zeros, cut, selection
 
@@ -304,10 +308,14 @@ def hot_start(plan: RunPlan, pruned: Pruned) -> tuple[Model, AucHistory]:
 
     A search that reads few rows many times memorizes them, and further training does not undo that. The weights
     are then shrunk towards a new initialization, and all training rows are trained on.
+
+    The state of the optimizer, as large as the model, is not copied: it is that of the new model from now on.
     """
-    model, optimizer = copy.deepcopy((pruned_model(pruned), pruned.optimizer))
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    if not isinstance(pruned.optimizer, torch.optim.Optimizer):
         raise StateError("a hot start needs the optimizer of the pruned model: prune(…, optimizer=optimizer)")
+    states = [tensor for state in pruned.optimizer.state.values() for tensor in state.values()]
+    used = {id(tensor): tensor for tensor in states}  # what deepcopy takes for copied already
+    model, optimizer = copy.deepcopy((pruned_model(pruned), pruned.optimizer), used)
     history = AucHistory()
     search = plan.splits.search
     search_auc = evaluate_split(plan, model, search.part(max(0, search.rows - CHECK_ROWS), search.rows)).auc

@@ -59,7 +59,7 @@ def matmul_precision(precision: Precision, device: torch.device) -> Iterator[Non
 
 
 def predict_batch(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return float32 logits (B, T) and their labels (B, T); logits (B,) belong to the first label."""
+    """Return logits (B, T), in float32 or float64, and their labels (B, T); logits (B,) belong to the first label."""
     logits, labels = model(batch), batch.labels
     if not isinstance(logits, Tensor):
         raise InputError(f"a model must return logits (B,) or (B, T), found {type(logits).__name__}")
@@ -70,7 +70,8 @@ def predict_batch(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
             f"a model must return logits (B,) or (B, T), in this case {tuple(labels.shape[:1])} or "
             f"{tuple(labels.shape)}; found {tuple(logits.shape)}"
         )
-    return logits.float(), labels
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return logits.to(dtype), labels.to(dtype)
 
 
 def sample_weights(weights: Weights, batch: Batch) -> Tensor:

@@ -184,6 +184,7 @@ def fit_fleet(
             sources=[used.index(sources[replica]) for replica in members],
             rates=None if rates is None else [rates[replica] for replica in members],
         ).to(target)
+        fleet.numbers = list(members)
         selection = ReplicaSelection(fleet, config)
         trained = fit(
             fleet,

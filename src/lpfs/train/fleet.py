@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Sized
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from lpfs.errors import InputError
 from lpfs.schema import Schema
 from lpfs.train.checkpoint import Resumable
 from lpfs.train.config import Training
+from lpfs.train.dense import gpu_kernels
 from lpfs.train.evaluate import Batches, Metrics, device_of
 from lpfs.train.step import OPTIMIZERS
 
@@ -47,33 +48,48 @@ class _Embeddings(nn.Module):
 
 
 class BatchedLinear(torch.autograd.Function):
-    """Outputs (R, B, O) of R Linear layers, for inputs (R, B, I), weights (R, O, I) and biases (R, O).
+    """Outputs (R, B, O) of R Linear layers, for inputs (R, B, I), weights (R, O, I) and biases (R, O), then ReLU.
 
     The gradient of the weights has their memory layout; that of ``torch.bmm`` with a transposed weight is copied.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+        kernels = gpu_kernels(x)
+        if bias is None or kernels is not None:
+            out = torch.bmm(x, weight.mT)
+        else:
+            out = torch.baddbmm(bias[:, None], x, weight.mT)
+        if bias is not None and kernels is not None:
+            kernels.add_bias(out, bias, relu=relu)
+        elif relu:
+            out.relu_()
+        ctx.save_for_backward(x, weight, out if relu else None)
         ctx.has_bias = bias is not None
-        return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias[:, None], x, weight.mT)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        x_grad = None
+        x, weight, out = ctx.saved_tensors
+        kernels, bias_grad, x_grad = gpu_kernels(grad), None, None
+        if kernels is not None and ctx.has_bias:
+            grad, bias_grad = kernels.relu_grad(grad, out)
+        elif out is not None:
+            grad = torch.ops.aten.threshold_backward(grad, out, 0)
+        if ctx.has_bias and bias_grad is None:
+            bias_grad = grad.sum(1)
         if ctx.needs_input_grad[0]:  # in the layout of x, which is that of a lookup in the first layer
             x_grad = torch.bmm(grad, weight, out=torch.empty_like(x))
-        return x_grad, torch.bmm(grad.mT, x), grad.sum(1) if ctx.has_bias else None
+        return x_grad, torch.bmm(grad.mT, x), bias_grad, None
 
 
-def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool = False) -> Tensor:
     """Apply :class:`BatchedLinear`, with the dtype of autocast where it is enabled."""
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    out: Tensor = BatchedLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    out: Tensor = BatchedLinear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -98,9 +114,9 @@ class _ReplicaLinearFunction(torch.autograd.Function):
 class ReplicaLinear(nn.Linear):
     """The Linear layer of a stack; ``forward`` is that of one replica, under ``vmap``."""
 
-    def all_replicas(self, x: Tensor) -> Tensor:
-        """Return (R, B, O) for inputs (R, B, I)."""
-        return batched_linear(x, self.weight, self.bias)
+    def all_replicas(self, x: Tensor, *, relu: bool = False) -> Tensor:
+        """Return (R, B, O) for inputs (R, B, I), after ReLU if requested."""
+        return batched_linear(x, self.weight, self.bias, relu)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = _ReplicaLinearFunction.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
@@ -151,8 +167,11 @@ class _Body(nn.Module):
         if not self.layers:
             return out
         x = out.flatten(2).transpose(0, 1)  # (R, B, N·D)
-        for layer in self.layers:
-            x = layer.all_replicas(x) if isinstance(layer, ReplicaLinear) else layer(x)
+        for layer, following in zip_longest(self.layers, self.layers[1:]):
+            if isinstance(layer, ReplicaLinear):
+                x = layer.all_replicas(x, relu=type(following) is nn.ReLU)  # in one function with the Linear layer
+            elif type(layer) is not nn.ReLU:
+                x = layer(x)
         return x.transpose(0, 1)
 
 
@@ -215,6 +234,7 @@ class ReplicaStack(nn.Module):
         super().__init__()
         inputs = models[0].inputs
         self.replicas, self.ids, self.bags = len(models), inputs.ids, len(inputs.bags)
+        self.parts = len(inputs.names)
         self.gate: Callable[[], Tensor | None] | None = None
         self.table = stack_tables([model.inputs.table for model in models]) if inputs.table is not None else None
         self.body = _Body(models[0])
@@ -333,6 +353,7 @@ class Fleet(nn.Module):
             if not supports_fleet(model):
                 raise InputError(f"replicas of {type(model).__name__} cannot be stacked; train each with lpfs.fit")
         self.replicas = len(models)
+        self.numbers = list(range(len(models)))  # of the replicas among all models of ``fit_fleet``
         self.tasks = int(getattr(models[0], "outputs_count", 1))
         self.sources = [0] * len(models) if sources is None else list(sources)
         self.schema = schema
@@ -358,6 +379,19 @@ class Fleet(nn.Module):
         pieces = [stack(batch) for stack in self.stacks]
         logits = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
         return (logits if self.order is None else logits.index_select(1, self.order)).flatten(1)
+
+    def set_gates(self, values: Callable[[], Tensor] | None) -> None:
+        """Multiply the parts of every replica by factors: masks, or gates with their gradient; None removes them.
+
+        ``values`` returns the factors (R, N) of this step on the device of the fleet: a row for each model in the order
+        in which they were given to ``fit_fleet``, with a column for each of its parts in the order of ``inputs.names``;
+        a row may be longer than the parts. It is called once for each stack of a step. Call ``set_gates`` in
+        ``on_begin`` of a callback of ``fit_fleet``, for example to train each replica on a mask of its own.
+        """
+        for stack, members in zip(self.stacks, self.members, strict=True):
+            assert isinstance(stack, ReplicaStack)
+            rows = torch.tensor([self.numbers[member] for member in members], device=device_of(self))
+            stack.gate = None if values is None else partial(_rows_of, values, rows, stack.parts)
 
     def make_optimizer(self, config: Training) -> torch.optim.Optimizer:
         """Return the optimizer of the settings, with the learning rate of each replica."""
@@ -393,6 +427,10 @@ class Fleet(nn.Module):
             Metrics(dict(zip(names, scores[replica * self.tasks : (replica + 1) * self.tasks], strict=True)))
             for replica in range(self.replicas)
         ]
+
+
+def _rows_of(values: Callable[[], Tensor], rows: Tensor, columns: int) -> Tensor:
+    return values().index_select(0, rows)[:, :columns]
 
 
 def stack_key(model: Any) -> Hashable:

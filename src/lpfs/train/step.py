@@ -16,6 +16,7 @@ from lpfs.embeddings.row_grad import clear_grads, grad_norm, scale_grads
 from lpfs.errors import DeviceMemoryError, InputError, LpfsError, NonFiniteError
 from lpfs.train.callbacks import Callback, State
 from lpfs.train.config import Factor, Training
+from lpfs.train.dense import fused_layers, gpu_kernels
 from lpfs.train.distributed.group import current_group
 from lpfs.train.distributed.reduce import reduce_grads
 from lpfs.train.evaluate import Weights, autocast, device_of, on_device, predict_batch, sample_weights
@@ -40,6 +41,10 @@ def bce_loss(
 
     Logits and labels are (B, T), weights (B,); the result is a scalar.
     """
+    kernels = gpu_kernels(logits)
+    if kernels is not None and task_weights is None and weights is None and labels.dtype == logits.dtype:
+        fused: Tensor = kernels.BinaryCrossEntropy.apply(logits, labels)
+        return fused
     if logits.shape[1] == 1 and task_weights is None and weights is None:
         return binary_cross_entropy_with_logits(logits, labels)
     losses = binary_cross_entropy_with_logits(logits, labels, reduction="none")  # (B, T)
@@ -210,7 +215,8 @@ class GraphStepper(Stepper):
         with torch.cuda.stream(self.stream):
             if not fits or self.warmup_steps < WARMUP_STEPS:
                 self.warmup_steps += fits
-                self.step(batch, position)
+                with fused_layers(state.model):
+                    self.step(batch, position)
             else:
                 self.apply_schedule()
                 if self.graph is None or state.recapture:
@@ -258,7 +264,8 @@ class GraphStepper(Stepper):
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+            capture = torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local")
+            with fused_layers(self.state.model), capture:
                 self.loss = self._compute_loss(self.static_batch)
                 torch.autograd.backward(self.loss)
                 self._update(position)
