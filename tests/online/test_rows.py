@@ -58,7 +58,8 @@ def assert_equal(left: Batch, right: Batch) -> None:
     assert torch.equal(left.labels, right.labels)
     assert left.bags.keys() == right.bags.keys()
     for name, (values, offsets) in left.bags.items():
-        assert torch.equal(values, right.bags[name][0]) and torch.equal(offsets, right.bags[name][1])
+        assert torch.equal(values, right.bags[name][0])
+        assert torch.equal(offsets, right.bags[name][1])
 
 
 @pytest.mark.parametrize("as_rows", [True, False])
@@ -99,7 +100,8 @@ def test_refused_rows_are_named_and_the_others_encoded(dataset: Dataset) -> None
 def test_all_rows_refused_gives_an_empty_batch(dataset: Dataset) -> None:
     rows = [{**row, "price": "x"} for row in raw_table().head(3).to_dicts()]
     encoded = RawRowEncoder(dataset).encode(rows)
-    assert len(encoded.batch) == 0 and len(encoded.refused) == 3
+    assert len(encoded.batch) == 0
+    assert len(encoded.refused) == 3
 
 
 def test_unseen_values_are_counted(dataset: Dataset) -> None:

@@ -94,7 +94,7 @@ class RawRowEncoder:
                 columns[WRITER_ARGUMENTS[field.kind]][field.name] = (
                     np.zeros((1, field.dim)) if field.kind == "numeric" else value
                 )
-            labels = {name: zero for name in (schema.label, *schema.tasks)}
+            labels = dict.fromkeys((schema.label, *schema.tasks), zero)
             writer.day("none").append(**columns, labels=labels)
 
     def encode(self, rows: Rows, *, labelled: bool = False) -> EncodedRows:
