@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 
+import numpy as np
 import pytest
 import torch
 
 from lpfs._fileio import json_checksum
 from lpfs.errors import CheckpointError, InputError
+from lpfs.export import export_run
+from lpfs.export.parity import onnx_runtime
 from lpfs.gates.verification import compute_logits
 from lpfs.online.bundle import CURRENT, current, open_bundle, publish, rollback, versions
 from lpfs.online.rows import RawRowEncoder
@@ -42,12 +45,25 @@ def test_a_bundle_has_all_that_serving_needs(dataset, bundles):
     assert bundle.manifest["certificate"]["bound"] == 0.0
     assert bundle.manifest["metadata"] == {"position": 7}
     bundle.verify_files()
-    assert "model.onnx" in bundle.manifest["files"]
     encoder = RawRowEncoder(bundle.path / "encoder")
     assert encoder.schema == model.reads
     assert set(bundle.samples()[0]) == set(fields)
     [logits] = compute_logits(load(bundle.path / "model"), encoder.encode(bundle.samples()).batch)
     assert torch.equal(logits.double(), torch.tensor(bundle.manifest["logits"], dtype=torch.float64))
+
+
+def test_a_bundle_becomes_an_onnx_file_with_preprocessing(dataset, bundles, tmp_path):
+    bundle = publish_model(bundles, dataset, make_model(dataset, ["text", "code", "age"]), sample_rows())
+    file = export_run(bundle.path, tmp_path / "model.onnx", dataset=bundle.path / "encoder").path
+    run, _ = onnx_runtime(str(file))
+    rows = bundle.samples()
+    feeds = {
+        "text": np.array([row["text"] or "" for row in rows], object),
+        "code": np.array([row["code"] for row in rows]),
+        "age": np.array([row["age"] for row in rows], np.float64),
+    }
+    assert np.abs(run(feeds)["logit"] - bundle.manifest["logits"]).max() <= bundle.manifest["bound"]
+    bundle.verify_files()
 
 
 def test_nothing_published_is_no_bundle(bundles):

@@ -2,12 +2,12 @@
 
     bundles/000007/bundle.json       the manifest: fields, certificate, logits of stored rows, digests
                    model/            the pruned model (``lpfs.load``)
-                   model.onnx        the same model with ids as inputs, if the package onnx is installed
-                   encoder/          from raw values to ids (``RawRowEncoder``)
+                   encoder/          from raw values to ids (``RawRowEncoder``), a Dataset of one row
                    samples.json      raw rows on which every server compares its logits with those of the manifest
     bundles/CURRENT                  "000007": written last, by rename
 
 A bundle is complete or absent: it is written under a temporary name, synced and renamed. Nothing in it is pickled.
+``lpfs export bundles/000007 --like bundles/000007/encoder --out model.onnx`` makes an ONNX file that takes raw values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ from lpfs.online.rows import RawRowEncoder
 
 FORMAT, FORMAT_VERSION = "lpfs-bundle", 1
 MANIFEST, SAMPLES, CURRENT = "bundle.json", "samples.json", "CURRENT"
-MODEL, ONNX, ENCODER = "model", "model.onnx", "encoder"
+MODEL, ENCODER = "model", "encoder"
 VERSION_NAME = re.compile(r"[0-9]{6,12}")
 MAX_SAMPLES = 1024  # stored rows
 HASH_BYTES = 1 << 20
@@ -247,7 +246,6 @@ def _write_model(
     """Write all files but the manifest; return the logits of the stored rows and the bound on their rounding."""
     import torch
 
-    from lpfs.export import export
     from lpfs.gates.verification import compute_logits
     from lpfs.serialization import save
 
@@ -265,8 +263,6 @@ def _write_model(
     save(model, folder / MODEL)
     encoder.save(folder / ENCODER)
     bound = ROUNDING * max(1.0, float(logits.abs().max()))
-    if find_spec("onnx") is not None:
-        bound = max(bound, export(model, folder / ONNX, rows=batch).bound)
     write_json(folder / SAMPLES, {"rows": rows, "checksum": json_checksum({"rows": rows})})
     return {"logits": logits.double().tolist(), "bound": bound}
 
