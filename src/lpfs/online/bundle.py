@@ -45,11 +45,10 @@ MODEL, ENCODER = "model", "encoder"
 VERSION_NAME = re.compile(r"[0-9]{6,12}")
 MAX_SAMPLES = 1024  # stored rows
 HASH_BYTES = 1 << 20
-ROUNDING = 1e-5  # of a logit, relative to the largest (at least 1): other kernels sum in another order
 SCHEMA = {
     **{"format": str, "format_version": int, "lpfs": str, "version": str, "created": str},
     **{"fields": list[str], "certificate": dict, "metadata": dict},
-    **{"files": {"*": {"bytes": int, "sha256": str}}, "logits": list, "bound": float},
+    **{"files": {"*": {"bytes": int, "sha256": str}}, "logits": list[float | list[float]]},
 }
 ADVICE = "publish the model again, or go back with: lpfs online rollback"
 
@@ -243,7 +242,7 @@ def file_digest(path: Path) -> str:
 def _write_model(
     folder: Path, model: Model, encoder: RawRowEncoder, rows: list[dict[str, Any]], fields: Sequence[str]
 ) -> dict[str, Any]:
-    """Write all files but the manifest; return the logits of the stored rows and the bound on their rounding."""
+    """Write all files but the manifest; return the logits of the stored rows."""
     import torch
 
     from lpfs.gates.verification import compute_logits
@@ -262,9 +261,8 @@ def _write_model(
         raise InputError("the model's logits of the sample rows are not finite; nothing was published")
     save(model, folder / MODEL)
     encoder.save(folder / ENCODER)
-    bound = ROUNDING * max(1.0, float(logits.abs().max()))
     write_json(folder / SAMPLES, {"rows": rows, "checksum": json_checksum({"rows": rows})})
-    return {"logits": logits.double().tolist(), "bound": bound}
+    return {"logits": logits.double().tolist()}
 
 
 def _describe_files(folder: Path) -> dict[str, dict[str, Any]]:
