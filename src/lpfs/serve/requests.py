@@ -12,6 +12,7 @@ import polars as pl
 
 from lpfs._fileio import parse_json
 from lpfs._validation import check_options
+from lpfs.data.parsing import first_line
 from lpfs.errors import LpfsError
 from lpfs.online.rows import READ_ERRORS, RefusedRow
 
@@ -117,7 +118,7 @@ def parse_arrow_rows(body: bytes, limits: Limits) -> pl.DataFrame:
         nested = frame.select(pl.col(pl.List(pl.String)).list.eval(pl.element().str.len_bytes()).list.sum().sum())
         size = sum(value or 0 for part in (texts, nested) for value in (part.row(0) if part.width else ()))
     except READ_FAILURES as error:
-        raise RequestError(400, f"the Arrow stream cannot be read: {str(error)[:200]}") from None
+        raise RequestError(400, f"the Arrow stream cannot be read: {first_line(error)[:200]}") from None
     if size > limits.max_bytes:  # rows may share one long text
         raise too_long(limits)
     check_count(frame.height, limits)
