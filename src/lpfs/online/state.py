@@ -232,7 +232,10 @@ class StateReader:
                 rows = connection.execute(query, values).fetchall()
         except sqlite3.Error as error:
             raise StateError(f"cannot read {self.path}: {error}") from error
-        return [{name: json.loads(row[name]) if name in JSON_COLUMNS else row[name] for name in row} for row in rows]
+        return [
+            {name: json.loads(value) if name in JSON_COLUMNS else value for name, value in dict(row).items()}
+            for row in rows
+        ]
 
     def summary(self) -> dict[str, Any]:
         """Return rows, commits, position, kept fields, rate (rows per second), lag and time of the last commit."""
