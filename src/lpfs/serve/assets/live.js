@@ -45,6 +45,9 @@
     return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
   }
 
+  const age = (seconds) => duration(Math.max(1, Math.round(seconds)));
+  const title = (key) => visible(key).replaceAll("_", " ").replace(/^./, (first) => first.toUpperCase());
+
   function tile(id, big, small, style) {
     const place = $(`tile-${id}`);
     place.querySelector(".big").textContent = big;
@@ -53,7 +56,7 @@
   }
 
   function fact(name, value) {
-    const entry = element("div"), cell = element("dd"), isolated = element("bdi", visible(value));
+    const entry = element("div"), cell = element("dd"), isolated = element("bdi", typeof value === "number" ? count.format(value) : visible(value));
     cell.append(isolated);
     entry.append(element("dt", name), cell);
     return entry;
@@ -66,14 +69,14 @@
     const refused = model.refused;
     $("headline").textContent = model.version ? `Bundle ${visible(model.version)}: ${model.fields.length} fields` : "No model is served yet";
     $("lead").textContent = model.version
-      ? `serves since ${duration(now - model.since)}, loaded and checked in ${duration(model.load_seconds)}`
+      ? `answers for ${age(now - model.since)}; loaded and checked in ${duration(model.load_seconds)}`
       : "The server waits for a bundle.";
     tile("rate", `${serving.rate.toFixed(serving.rate < 10 ? 1 : 0)}/s`, `${compact(serving.requests)} in all, ${serving.failed ? count.format(serving.failed) : "none"} failed`, serving.failed ? "bad" : "");
     tile("latency", duration(serving.p99), `median ${duration(serving.p50)}, last 10 s`);
-    tile("swaps", count.format(Math.max(0, model.swaps - 1)), refused ? "the current bundle is refused" : "no request waits for one", refused ? "bad" : "");
+    tile("swaps", count.format(Math.max(0, model.swaps - 1)), refused ? "the current bundle is refused" : "since the server started", refused ? "bad" : "");
     $("warnings").hidden = !refused;
     if (refused) {
-      $("refused-note").textContent = `Bundle ${visible(refused.version)} was refused ${duration(now - refused.time)} ago; ${model.version ? `${visible(model.version)} answers` : "nothing is served"}.`;
+      $("refused-note").textContent = `Bundle ${visible(refused.version)} was refused ${age(now - refused.time)} ago; ${model.version ? `${visible(model.version)} answers` : "nothing is served"}.`;
       $("refused").textContent = visible(refused.reason);
     }
     const waiting = kept.filter((name) => !model.fields.includes(name));
@@ -85,8 +88,8 @@
     const metadata = Object.entries(model.metadata ?? {}).filter(([, value]) => typeof value !== "object");
     $("facts").replaceChildren(
       ...(model.version ? [fact("Published", model.created), fact("Label", model.label)] : []),
-      ...certificate.map(([name, value]) => fact(`Certificate: ${visible(name).replaceAll("_", " ")}`, value)),
-      ...metadata.map(([name, value]) => fact(visible(name).replaceAll("_", " "), value)),
+      ...certificate.map(([name, value]) => fact(`Certificate: ${visible(name).replaceAll("_", " ")}`, String(value))),
+      ...metadata.map(([name, value]) => fact(title(name), value)),
     );
   }
 
@@ -143,12 +146,13 @@
     const edge = { stroke: "transparent", width: 0, points: { show: false } };
     plot = new uPlot({
       ...size,
+      legend: { show: false },
       scales: { x: { time: false } },
       cursor: { drag: { x: false, y: false }, points: { show: false } },
       series: [{}, { stroke: () => style("--accent"), width: 2, points: { show: false } }, edge, edge],
       bands: [{ series: [3, 2], fill: band }],
       axes: [
-        { ...axis, values: (_, ticks) => ticks.map(compact) },
+        { ...axis, size: 30, values: (_, ticks) => ticks.map(compact) },
         { ...axis, size: 60, values: (_, ticks) => ticks.map((tick) => tick.toFixed(3)) },
       ],
     }, data, place);
