@@ -8,8 +8,10 @@ Two layers decide which fields are selected:
    ``keep=K`` (:mod:`lpfs.gates.controller`) with the target K in every step.
 2. A gate only *nominates*: an open field whose x is 0 for closing, a closed field whose x is above 0 for reopening.
    The decision is made by the gain of showing the field: loss without it minus loss with it, on the same rows, which
-   the model has not learned from yet. A field reopens when the whole confidence interval of its gain is above
-   ``threshold`` and is closed when it is below ``threshold`` · ``hysteresis``.
+   the model has not learned from yet. It is measured in the network, and by an additive probe
+   (:mod:`lpfs.online.probe`). A field reopens when the whole confidence interval of one of the two is above
+   ``threshold``, and is closed when one interval and the estimate of the other are below ``threshold`` ·
+   ``hysteresis``.
 
 The interval is a normal-mixture confidence sequence (Robbins 1970): it holds at all numbers of rows at once, so that
 looking after every batch is allowed.
@@ -36,7 +38,7 @@ from lpfs.gates.optimizer import ProxSGD
 Floats = npt.NDArray[np.float64]
 MIXTURE_ROWS = 5000.0  # number of rows at which the confidence sequence is tightest
 MIN_TEST_ROWS = 1000  # rows before a decision
-MAX_TEST_ROWS = 200_000  # rows after which a test without a decision starts again: the stream may have changed
+MAX_TEST_ROWS = 50_000  # rows after which a test without a decision starts again: the stream may have changed
 SMALLEST_X = 1e-3  # x of the gate value that is used while an open field with x = 0 is tested
 TIE_SPREAD = 0.01  # weights of λ differ by up to this share
 CLOSED_WEIGHT = 0.3  # factor on λ of a closed field: its gate only nominates it, and the test decides
@@ -151,7 +153,7 @@ class SteadyGates(nn.Module):
         self.function = gate_function("lpfs++", epsilon=settings.epsilon)
         chosen = set(names) if opened is None else {*opened, *settings.must_keep}
         self.open = np.array([name in chosen for name in names])
-        self.tests = GainTests(size, settings.error)
+        self.tests, self.additive = GainTests(size, settings.error), GainTests(size, settings.error)
         start = torch.from_numpy(self.open.astype(np.float32))
         self.x = nn.Parameter(start.clone())
         self.epsilon = torch.tensor(settings.epsilon)
@@ -204,6 +206,7 @@ class SteadyGates(nn.Module):
         """Update x from its gradient, then λ; without ``penalized`` only the tables and the network learn."""
         if penalized:
             self.prox.step()
+            self.x.clamp_(max=1.0)
             if self.controller is not None:
                 law: Any = self.controller.constants
                 momentum = self.prox.state[self.x]["momentum_buffer"]
@@ -226,15 +229,32 @@ class SteadyGates(nn.Module):
                 self.tests.reset(field)
         return [int(field) for field in fields[np.argsort(self.tests.sums[0, fields], kind="stable")]]
 
+    def hidden(self) -> npt.NDArray[np.bool_]:
+        """Return which fields do not reach the network: closed ones, and open ones whose x is 0."""
+        return np.asarray(~self.open | (self.x.detach() == 0).numpy())
+
+    def add_additive(self, field: int, gains: Floats) -> Decision | None:
+        """Add gains of the additive probe of a hidden field; return the decision to reopen it, once there is one."""
+        self.additive.add(field, gains)
+        evidence = self.additive.evidence(field)
+        return self._decide(field, True, evidence) if evidence.low > self.settings.threshold else None
+
     def add_gains(self, field: int, gains: Floats) -> Decision | None:
-        """Add gains of showing a nominated field; return the decision, once there is one."""
+        """Add gains of showing a nominated field to the network; return the decision, once there is one."""
         self.tests.add(field, gains)
-        evidence = self.tests.evidence(field)
-        worth = evidence.low > self.settings.threshold
-        useless = evidence.high < self.settings.threshold * self.settings.hysteresis
-        if not worth and not useless:
-            return None
+        network, additive = self.tests.evidence(field), self.additive.evidence(field)
+        if network.low > self.settings.threshold:
+            return self._decide(field, True, network)
+        limit = self.settings.threshold * self.settings.hysteresis
+        for evidence, other in ((network, additive), (additive, network)):  # one interval, and the other's estimate
+            if evidence.high < limit and other.gain < limit and network.rows >= MIN_TEST_ROWS:
+                return self._decide(field, False, evidence)
+        return None
+
+    def _decide(self, field: int, worth: bool, evidence: Evidence) -> Decision | None:
+        """Open or close a field; return the decision if that is a change."""
         self.tests.reset(field)
+        self.additive.reset(field)
         changes = bool(self.open[field]) != worth
         self.set_open(field, worth)
         return Decision(self.names[field], "reopened" if worth else "closed", evidence) if changes else None
@@ -259,6 +279,7 @@ class SteadyGates(nn.Module):
             "momentum": self.prox.state[self.x]["momentum_buffer"],
             "open": torch.from_numpy(self.open),
             "tests": torch.from_numpy(self.tests.sums),
+            "additive": torch.from_numpy(self.additive.sums),
         }
 
     @torch.no_grad()

@@ -19,6 +19,7 @@ from lpfs.models import make_model
 from lpfs.models.base import Model
 from lpfs.models.inputs import Inputs
 from lpfs.online.gates import Decision, GateSettings, SteadyGates
+from lpfs.online.probe import AdditiveProbe
 from lpfs.schema import Schema
 from lpfs.train.evaluate import predict_batch
 from lpfs.train.metrics import row_losses
@@ -49,7 +50,7 @@ class LearnerSettings:
     lr: float = 0.02
     probe_every: int = 8
     warmup: int = 100
-    gates: GateSettings | None = GateSettings()
+    gates: GateSettings | None = field(default_factory=GateSettings)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -91,6 +92,8 @@ class OnlineLearner:
         self.gates = (
             None if settings.gates is None else SteadyGates(inputs.names, settings.gates, opened, settings.seed)
         )
+        self.probe = AdditiveProbe(schema)
+        self._probed = [] if self.gates is None else [self.gates.names.index(name) for name in self.probe.names]
         self._factors: torch.Tensor | None = None
         if self.gates is not None:
             inputs.gate = lambda: self._factors
@@ -114,14 +117,32 @@ class OnlineLearner:
         if gates is not None:
             self._factors = gates.values()
             self._factors.retain_grad()
-        logits = self._update(batch)
-        worth = None
+        logits, labels = self._update(batch), _labels(batch)
+        worth, decisions = None, []
         if gates is not None and self._factors is not None:
             gradient = self._factors.grad
             assert gradient is not None
             worth = -gradient.double().numpy()
             gates.step(penalized=self.batches >= self.settings.warmup)
-        return Progress(logits, _labels(batch), (), worth)
+            decisions = self._probe_additive(batch, logits, labels)
+        return Progress(logits, labels, tuple(decisions), worth)
+
+    def _probe_additive(self, batch: Batch, logits: Floats, labels: Floats) -> list[Decision]:
+        """Test what hidden fields would add, in every second batch."""
+        gates, decisions = self.gates, []
+        assert gates is not None
+        if self.batches < self.settings.warmup // 2 or self.batches % 2:
+            return []
+        hidden = gates.hidden()[self._probed]
+        values = self.probe.values(batch)
+        columns = np.flatnonzero(hidden)
+        gains = self.probe.gains(values[:, columns], logits, labels)
+        for column, gain in zip(columns, gains.T, strict=True):
+            decision = gates.add_additive(self._probed[column], gain)
+            if decision is not None:
+                decisions.append(decision)
+        self.probe.add(values, logits, labels)
+        return decisions
 
     def _probe(self, batch: Batch) -> Progress:
         """Predict with the selected fields, test nominated ones, then learn with a random half of the closed ones."""
@@ -173,7 +194,7 @@ class OnlineLearner:
     def state(self) -> dict[str, Any]:
         """Return everything that changes."""
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "batches": self.batches}
-        return state if self.gates is None else {**state, "gates": self.gates.state()}
+        return state if self.gates is None else {**state, "gates": self.gates.state(), "probe": self.probe.state()}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore the result of ``state``."""
@@ -182,6 +203,7 @@ class OnlineLearner:
         self.batches = state["batches"]
         if self.gates is not None:
             self.gates.load(state["gates"])
+            self.probe.state().copy_(state["probe"])
 
 
 def _labels(batch: Batch) -> Floats:
