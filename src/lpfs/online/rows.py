@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import polars as pl
 
 from lpfs.data.batch import Batch, RowBlock
 from lpfs.data.encoders.base import Encoder
+from lpfs.data.encoders.categorical import encode_texts, is_text_vocabulary
 from lpfs.data.parsing import cast_column, decode_dictionary_columns, first_line, replace_missing_marks, strip_blanks
 from lpfs.data.passes import WRITER_ARGUMENTS, read_label
 from lpfs.data.planning import build_options
@@ -23,6 +25,8 @@ from lpfs.errors import DataError, FieldError, InputError
 from lpfs.schema import Schema
 
 Rows = Sequence[Mapping[str, object]] | pl.DataFrame
+Columns = dict[str, dict[str, Any]]  # {argument of ``DayWriter.append``: {field: array}}
+Reader = Callable[[pl.Series], Any]
 SCALARS = (str, int, float, bool)
 READ_ERRORS = (DataError, TypeError, ValueError, OverflowError, pl.exceptions.PolarsError)
 
@@ -69,12 +73,14 @@ class RawRowEncoder:
         reference = self.like.schema
         self.schema = Schema(tuple(encoder.field for encoder in self._encoders), reference.label, reference.tasks)
         self._options = build_options(self.like.settings["options"])
+        self._texts = [encoder for encoder in self._encoders if is_text_vocabulary(encoder)]
 
     def subset(self, fields: Sequence[str]) -> RawRowEncoder:
         """Return an encoder of some of the fields, which shares the vocabularies of this one."""
         part = object.__new__(RawRowEncoder)
         part.__dict__.update(self.__dict__, schema=self.schema.subset(fields))
         part._encoders = tuple(encoder for encoder in self._encoders if encoder.name in part.schema.names)
+        part._texts = [encoder for encoder in self._texts if encoder.name in part.schema.names]
         if not part._encoders:
             raise FieldError("no field is requested; name at least one")
         return part
@@ -88,7 +94,7 @@ class RawRowEncoder:
                 if (values := like.vocabulary(name)) is not None:
                     writer.vocabulary(name, values, **like.vocabulary_about(name))
             empty, zero = np.zeros(0, np.int64), np.zeros(1, np.int64)
-            columns: dict[str, dict[str, Any]] = {"ids": {}, "dense": {}, "bags": {}}
+            columns: Columns = {"ids": {}, "dense": {}, "bags": {}}
             for field in schema:
                 value = (empty, zero) if field.kind == "multi" else zero
                 columns[WRITER_ARGUMENTS[field.kind]][field.name] = (
@@ -114,35 +120,38 @@ class RawRowEncoder:
         accepted = np.arange(frame.height)
         if problems:
             accepted = np.delete(accepted, list(problems))
-        try:
-            labels, columns = self._encode(frame if not problems else frame[accepted], targets)
-        except READ_ERRORS:
-            for name, read in self._readers(targets).items():
+        labels, columns, failed = self._encode(frame[accepted] if problems else frame, targets)
+        if failed:
+            for name, read in failed.items():
                 for row, reason in find_invalid(frame[name], read).items():
                     refuse(row, name, reason)
             accepted = np.delete(np.arange(frame.height), list(problems))
-            labels, columns = self._encode(frame[accepted], targets)
+            labels, columns, _ = self._encode(frame[accepted], targets)
         unseen = {encoder.name: count for encoder in self._encoders if (count := count_unseen(encoder, columns))}
         block: RowBlock = gather_columns(self.schema, columns, labels)
         return EncodedRows(block.batch(), accepted, tuple(problems[row] for row in sorted(problems)), unseen)
 
-    def _readers(self, targets: Sequence[str]) -> dict[str, Callable[[pl.Series], Any]]:
-        """Return the function that reads each column: encoders, then labels."""
-        readers: dict[str, Callable[[pl.Series], Any]] = {
-            encoder.name: (lambda column, encoder=encoder: encoder.encode(column, _no_location))
+    def _encode(self, frame: pl.DataFrame, targets: Sequence[str]) -> tuple[dict[str, Any], Columns, dict[str, Reader]]:
+        """Return labels, encoded columns, and {column: how it is read} of those with a row that cannot be read."""
+        columns: Columns = {"ids": {}, "dense": {}, "bags": {}}
+        labels = {name: np.zeros(frame.height, np.uint8) for name in (self.schema.label, *self.schema.tasks)}
+        texts = [encoder for encoder in self._texts if frame[encoder.name].dtype == pl.String]
+        if texts:
+            ids = encode_texts(texts, [frame[encoder.name] for encoder in texts])
+            columns["ids"] = {encoder.name: values for encoder, values in zip(texts, ids, strict=True)}
+        readers: list[tuple[str, dict[str, Any], Reader]] = [
+            (encoder.name, columns[WRITER_ARGUMENTS[encoder.kind]], partial(encoder.encode, locate=_no_location))
             for encoder in self._encoders
-        }
-        return readers | dict.fromkeys(targets, lambda column: read_label(column, self._options, _no_location))
-
-    def _encode(self, frame: pl.DataFrame, targets: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        columns: dict[str, dict[str, Any]] = {"ids": {}, "dense": {}, "bags": {}}
-        for encoder in self._encoders:
-            columns[WRITER_ARGUMENTS[encoder.kind]][encoder.name] = encoder.encode(frame[encoder.name], _no_location)
-        if targets:
-            labels = {name: read_label(frame[name], self._options, _no_location) for name in targets}
-        else:
-            labels = {name: np.zeros(frame.height, np.uint8) for name in (self.schema.label, *self.schema.tasks)}
-        return labels, columns
+            if encoder.name not in columns["ids"]
+        ]
+        read_target = partial(read_label, options=self._options, locate=_no_location)
+        failed: dict[str, Reader] = {}
+        for name, results, read in (*readers, *((name, labels, read_target) for name in targets)):
+            try:
+                results[name] = read(frame[name])
+            except READ_ERRORS:
+                failed[name] = read
+        return labels, columns, failed
 
     def _select(self, frame: pl.DataFrame, targets: Sequence[str]) -> pl.DataFrame:
         required = (*self.schema.names, *targets)
@@ -206,7 +215,7 @@ def make_column(name: str, values: list[Any], takes_lists: bool, refuse: Callabl
         return pl.Series(name, texts, pl.String)
 
 
-def find_invalid(column: pl.Series, read: Callable[[pl.Series], Any]) -> dict[int, str]:
+def find_invalid(column: pl.Series, read: Reader) -> dict[int, str]:
     """Return {row: reason} of the rows that cannot be read, by halving; without such rows two calls."""
     try:
         read(column.head(0))
@@ -226,7 +235,7 @@ def find_invalid(column: pl.Series, read: Callable[[pl.Series], Any]) -> dict[in
     return invalid
 
 
-def count_unseen(encoder: Encoder, columns: Mapping[str, Mapping[str, Any]]) -> int:
+def count_unseen(encoder: Encoder, columns: Columns) -> int:
     """Return how many values of a field have the id of unseen values; 0 for numbers and hashed values."""
     if encoder.kind == "numeric":
         return 0
