@@ -14,7 +14,7 @@ import polars as pl
 
 from lpfs.data.batch import Batch, RowBlock
 from lpfs.data.encoders.base import Encoder
-from lpfs.data.encoders.categorical import encode_texts, is_text_vocabulary
+from lpfs.data.encoders.categorical import encode_texts, is_text_vocabulary, look_up_texts
 from lpfs.data.parsing import cast_column, decode_dictionary_columns, first_line, replace_missing_marks, strip_blanks
 from lpfs.data.passes import WRITER_ARGUMENTS, read_label
 from lpfs.data.planning import build_options
@@ -85,6 +85,19 @@ class RawRowEncoder:
             raise FieldError("no field is requested; name at least one")
         return part
 
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """The fields whose texts are looked up as they are, for :meth:`encode_texts`."""
+        return () if self._options.strip else tuple(encoder.name for encoder in self._texts)
+
+    def encode_texts(self, columns: Mapping[str, Sequence[str | None]]) -> dict[str, list[int]]:
+        """Return the ids that :meth:`encode` returns for texts of some ``text_fields``, equally many of each."""
+        marks = set(self._options.missing)
+        encoders = [encoder for encoder in self._texts if encoder.name in columns]
+        texts = [None if text in marks else text for encoder in encoders for text in columns[encoder.name]]
+        ids = look_up_texts(encoders, pl.Series("", texts, pl.String))
+        return {encoder.name: part.tolist() for encoder, part in zip(encoders, ids, strict=True)}
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write everything that is needed to encode rows to a new folder: a Dataset of these fields with one row."""
         like, schema = self.like, self.schema
@@ -126,6 +139,8 @@ class RawRowEncoder:
                 for row, reason in find_invalid(frame[name], read).items():
                     refuse(row, name, reason)
             accepted = np.delete(np.arange(frame.height), list(problems))
+            if not len(accepted):  # a column of a wrong type cannot even be read without rows
+                frame = frame.with_columns(pl.lit(None).alias(name) for name in failed)
             labels, columns, _ = self._encode(frame[accepted], targets)
         unseen = {encoder.name: count for encoder in self._encoders if (count := count_unseen(encoder, columns))}
         block: RowBlock = gather_columns(self.schema, columns, labels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,24 +31,37 @@ class RefusedRowsError(InputError):
 
 
 class FieldMemo:
-    """The codes of one field by raw value: an id, the numbers, or the ids of a bag. New values are encoded in groups.
-
-    A value is encoded together with values of its own type only, so that no row depends on the others of its request.
-    """
+    """The codes of one field by raw value: an id, the numbers, or the ids of a bag."""
 
     def __init__(self, field: Field, encoder: RawRowEncoder, limit: int) -> None:
         self.field, self.name, self._encoder, self._limit = field, field.name, encoder.subset([field.name]), limit
         self._codes: dict[Any, Any] = {}
 
-    def encode(self, rows: Sequence[Any], absent: set[str], optional: Collection[str]) -> list[Any]:
-        """Return one code per row; raise RefusedRowsError if a value cannot be encoded, or is absent."""
+    def recall(self, rows: Sequence[Any]) -> list[Any] | None:
+        """Return one code per row, or None if a value is new or absent."""
         codes, name = self._codes, self.name
         try:
             return [codes[value if type(value := row[name]) is str else memo_key(value)] for row in rows]
         except (KeyError, TypeError):
-            return self._encode_new(rows, absent, optional)
+            return None
 
-    def _encode_new(self, rows: Sequence[Any], absent: set[str], optional: Collection[str]) -> list[Any]:
+    def remember(self, values: Iterable[Any], codes: Iterable[Any]) -> None:
+        """Keep the codes of values, if they can be kept."""
+        for value, code in zip(values, codes, strict=True):
+            try:
+                key = memo_key(value)
+                hash(key)
+            except (KeyError, TypeError):
+                continue
+            if len(self._codes) >= self._limit:
+                self._codes = {}
+            self._codes[key] = code
+
+    def encode(self, rows: Sequence[Any], absent: set[str], optional: Collection[str]) -> list[Any]:
+        """Return one code per row; raise RefusedRowsError if a value cannot be encoded, or is absent.
+
+        A value is encoded with values of its own type only, so that no row depends on the others of its request.
+        """
         refused: list[RefusedRow] = []
         result: list[Any] = [None] * len(rows)
         groups: dict[type, dict[int, Any]] = {}  # type -> row -> value
@@ -72,20 +85,10 @@ class FieldMemo:
             refused += [RefusedRow(positions[row.row], row.field, row.reason) for row in encoded.refused]
             for number, code in zip(encoded.accepted.tolist(), read_codes(encoded.batch, self.field), strict=True):
                 result[positions[number]] = code
-                self._remember(values[positions[number]], code)
+                self.remember([values[positions[number]]], [code])
         if refused:
             raise RefusedRowsError(sorted(refused, key=lambda row: row.row))
         return result
-
-    def _remember(self, value: Any, code: Any) -> None:
-        try:
-            key = memo_key(value)
-            hash(key)
-        except (KeyError, TypeError):
-            return
-        if len(self._codes) >= self._limit:
-            self._codes = {}
-        self._codes[key] = code
 
 
 def memo_key(value: Any) -> Any:
@@ -126,10 +129,11 @@ class RequestEncoder:
     def __init__(self, encoder: RawRowEncoder) -> None:
         self.encoder, self.schema = encoder, encoder.schema
         limit = max(1024, MAX_MEMO // len(self.schema))
-        memos = [FieldMemo(field, encoder, limit) for field in self.schema]
-        self._ids = [memo for memo in memos if memo.field.kind == "categorical"]
-        self._dense = [memo for memo in memos if memo.field.kind == "numeric"]
-        self._bags = [memo for memo in memos if memo.field.kind == "multi"]
+        self._memos = [FieldMemo(field, encoder, limit) for field in self.schema]
+        self._ids = [memo for memo in self._memos if memo.field.kind == "categorical"]
+        self._dense = [memo for memo in self._memos if memo.field.kind == "numeric"]
+        self._bags = [memo for memo in self._memos if memo.field.kind == "multi"]
+        self._texts = frozenset(encoder.text_fields)
         self._tasks = 1 + len(self.schema.tasks)
 
     def encode(self, rows: Sequence[Any], optional: Collection[str] = ()) -> tuple[Batch, int, set[str]]:
@@ -139,30 +143,46 @@ class RequestEncoder:
         """
         absent: set[str] = set()
         refused: dict[int, RefusedRow] = {}  # the first field of each row
-
-        def collect(memos: Sequence[FieldMemo]) -> list[list[Any]]:
-            columns = []
-            for memo in memos:
+        codes = {memo.name: memo.recall(rows) for memo in self._memos}
+        if new := [memo for memo in self._memos if codes[memo.name] is None]:
+            self._encode_texts(rows, new, codes)
+        for memo in new:
+            if codes[memo.name] is None:
                 try:
-                    columns.append(memo.encode(rows, absent, optional))
+                    codes[memo.name] = memo.encode(rows, absent, optional)
                 except RefusedRowsError as error:
                     for row in error.refused:
                         refused.setdefault(row.row, row)
-            return columns
-
-        codes = collect(self._ids), collect(self._dense), collect(self._bags)
         if refused:
             raise RefusedRowsError([refused[row] for row in sorted(refused)])
-        count = len(rows)
-        ids = np.array(codes[0], np.int32).reshape(len(self._ids), count).T.copy()  # (B, F)
+        return *self._make_batch(len(rows), codes), absent  # type: ignore[arg-type]
+
+    def _encode_texts(self, rows: Sequence[Any], memos: Sequence[FieldMemo], codes: dict[str, Any]) -> None:
+        """Encode the fields of text of which every row has one, in one call."""
+        columns: dict[str, list[Any]] = {}
+        for memo in memos:
+            if memo.name in self._texts:
+                values = [row.get(memo.name, 0) if type(row) is dict else 0 for row in rows]
+                if all(value is None or type(value) is str for value in values):
+                    columns[memo.name] = values
+        if columns:
+            codes |= self.encoder.encode_texts(columns)
+            for memo in memos:
+                if memo.name in columns:
+                    memo.remember(columns[memo.name], codes[memo.name])
+
+    def _make_batch(self, count: int, codes: Mapping[str, list[Any]]) -> tuple[Batch, int]:
+        """Return the batch of codes, and the number of unseen values."""
+        ids = np.array([codes[memo.name] for memo in self._ids], np.int32).reshape(-1, count).T.copy()  # (B, F)
         missing = None
         numbers = np.empty((count, 0), np.float32)
         if self._dense:
-            numbers = np.concatenate([np.array(column, np.float32) for column in codes[1]], 1)  # (B, C)
+            numbers = np.concatenate([np.array(codes[memo.name], np.float32) for memo in self._dense], 1)  # (B, C)
             missing = np.isnan(numbers)
             numbers[missing] = 0.0
         bags = {}
-        for memo, column in zip(self._bags, codes[2], strict=True):
+        for memo in self._bags:
+            column = codes[memo.name]
             offsets = bag_offsets(np.array([len(code) for code in column]))[:-1].astype(np.int32)
             bags[memo.name] = torch.from_numpy(np.concatenate(column)), torch.from_numpy(offsets)
         unseen = int(np.count_nonzero(ids == UNSEEN_ID))
@@ -174,7 +194,7 @@ class RequestEncoder:
             None if missing is None or not missing.any() else torch.from_numpy(missing),
             bags,
         )
-        return batch, unseen, absent
+        return batch, unseen
 
     def encode_frame(self, frame: pl.DataFrame, optional: Collection[str] = ()) -> tuple[Batch, int, set[str]]:
         """Return the rows of a table, as :meth:`encode` does."""
