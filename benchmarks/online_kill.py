@@ -17,19 +17,24 @@ import signal
 import sqlite3
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from lpfs import cli
 from lpfs.data.prepare import prepare
-from lpfs.data.simulate_stream import StreamSpec, simulate_events, write_stream
+from lpfs.data.simulate_stream import StreamSpec, inject_faults, simulate_events, write_stream
+from lpfs.errors import StateError
+from lpfs.online.state import StateReader
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # tests.helpers
 RESULTS = Path(__file__).parent / "results" / "online"
+CHUNK = 1000  # events that are written at once
+MAX_AHEAD = 7000  # events; about 3 MB
 COMPARED = {  # what must be equal besides the weights; times of the clock differ
     "commits": "id, rows, position, sha256, state, dead_letters, kept, publish",
     "metrics": "commit_id, rows, auc, low, high, logloss, calibration",
@@ -113,38 +118,107 @@ def run_with_kills(words: list[str], kills: int, seconds: tuple[float, float], s
         return {"kills": done, "starts": starts}
 
 
-def segments_source(folder: Path, spec: StreamSpec, events: int, stack: ExitStack) -> str:
-    """Write segments; return the address of the source."""
-    segment = max(1000, events // 50)
-    run_child(lambda: write_stream(folder / "segments", spec, events=events, segment=segment), folder / "log.txt")
-    return str(folder / "segments")
+class Segments:
+    """Segment files; both runs read the same folder."""
+
+    def __init__(self, folder: Path, spec: StreamSpec, events: int, kills: int) -> None:
+        self.folder, self.spec, self.events, self.kills, self.log = folder, spec, events, kills, folder / "log.txt"
+
+    def __enter__(self) -> Segments:
+        segment = max(1000, self.events // 50)
+        run_child(
+            lambda: write_stream(self.folder / "segments", self.spec, events=self.events, segment=segment), self.log
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left to end."""
+
+    def start(self, run: Path) -> str:
+        """Return the address of the source of a run."""
+        return str(self.folder / "segments")
+
+    def chunks(self) -> Iterator[list[dict[str, Any]]]:
+        """Yield the events in chunks."""
+        for first in range(0, self.events, CHUNK):
+            yield inject_faults(self.spec, simulate_events(self.spec, first, CHUNK)).to_dicts()
 
 
-def kafka_source(folder: Path, spec: StreamSpec, events: int, stack: ExitStack) -> str:
-    """Start a mock cluster and send events."""
-    from tests.helpers.online import MockCluster
+class Kafka(Segments):
+    """A topic per run; the producer stays within ``MAX_AHEAD`` events of the last commit, as the mock forgets."""
 
-    cluster = stack.enter_context(MockCluster())
-    run_child(lambda: cluster.send("clicks", rows_of(spec, events)), folder / "log.txt")
-    return f"kafka://{cluster.address}/clicks"
+    def __enter__(self) -> Kafka:
+        from tests.helpers.online import MockCluster
+
+        self.cluster = MockCluster().__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cluster.__exit__()
+
+    def start(self, run: Path) -> str:
+        start_child(lambda: self.feed(run), self.log)
+        time.sleep(2.0)  # the first chunk creates the topic
+        return f"kafka://{self.cluster.address}/{run.name}"
+
+    def feed(self, run: Path) -> None:
+        """Write all events."""
+        sent = 0
+        for rows in self.chunks():
+            wait_for_commits(run, sent)
+            self.cluster.send(run.name, rows)
+            sent += len(rows)
 
 
-def redis_source(folder: Path, spec: StreamSpec, events: int, stack: ExitStack) -> str:
-    """Start a redis-server and send events; it is killed a few times while they are written."""
-    from tests.helpers.online import RedisServer
+class Redis(Segments):
+    """A stream per run; the server of the second run is killed again and again while events are written."""
 
-    server = stack.enter_context(RedisServer(folder / "redis"))
-    run_child(lambda: server.send("clicks", rows_of(spec, events), kills=min(10, events // 1000)), folder / "log.txt")
-    return f"redis://127.0.0.1:{server.port}/clicks"
+    def __enter__(self) -> Redis:
+        from tests.helpers.online import RedisServer
+
+        self.server = RedisServer(self.folder / "redis").__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.__exit__()
+
+    def start(self, run: Path) -> str:
+        start_child(lambda: self.feed(run), self.log)
+        return f"redis://127.0.0.1:{self.server.port}/{run.name}"
+
+    def feed(self, run: Path) -> None:
+        """Write all events; in the killed run a thread kills the server at random times."""
+        sent, chunks = 0, list(range(0, self.events, CHUNK))
+        killed = set(random.Random(1).sample(chunks, min(self.kills, len(chunks)))) if run.name == "killed" else set()
+        for first, rows in zip(chunks, self.chunks(), strict=True):
+            wait_for_commits(run, sent)
+            killer = threading.Timer(random.Random(first).uniform(0, 0.05), self.restart)
+            if first in killed:
+                killer.start()
+            self.server.send(run.name, rows, sent + 1)
+            if first in killed:
+                killer.join()
+            sent += len(rows)
+
+    def restart(self) -> None:
+        """Kill the server and start it again."""
+        self.server.kill()
+        self.server.start()
 
 
-SOURCES = {"segments": segments_source, "kafka": kafka_source, "redis": redis_source}
+def wait_for_commits(run: Path, sent: int) -> None:
+    """Wait until at most ``MAX_AHEAD`` events were sent after the last commit."""
+    while True:
+        try:
+            committed = StateReader(run).summary()["rows"]
+        except StateError:
+            committed = 0
+        if sent - committed <= MAX_AHEAD:
+            return
+        time.sleep(0.02)
 
 
-def rows_of(spec: StreamSpec, events: int) -> Any:
-    """Yield the events of a stream as rows."""
-    for first in range(0, events, 10_000):
-        yield from simulate_events(spec, first, min(10_000, events - first)).iter_rows(named=True)
+SOURCES = {"segments": Segments, "kafka": Kafka, "redis": Redis}
 
 
 def run_campaign(
@@ -155,46 +229,40 @@ def run_campaign(
     *,
     fields: int = 20,
     seed: int = 0,
-    seconds: tuple[float, float] = (1.0, 6.0),
+    seconds: tuple[float, float] = (1.0, 3.0),
+    idle: float = 1.0,
 ) -> dict[str, Any]:
     """Run the trainer unbroken and killed on the same events; return the comparison."""
-    spec = StreamSpec(
-        fields, 6, dies=events // 2, wakes=events // 2, drifts=events // 2, duplicates=0.002, malformed=0.002, seed=seed
-    )
+    times = dict.fromkeys(("dies", "wakes", "drifts"), events // 2)
+    spec = StreamSpec(fields, 6, **times, duplicates=0.002, malformed=0.002, seed=seed)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    like = folder / "like"
-    first = lambda: simulate_events(spec, 0, 20_000).drop("event")  # noqa: E731
-    run_child(lambda: prepare(first(), like, label="click", quiet=True) and None, folder / "log.txt")
-    options = [
-        "--idle",
-        "1",
-        "--batch",
-        "500",
-        "--commit-every",
-        str(max(1, events // 500 // 100)),
-        "--publish-every",
-        "20",
-        "-q",
-    ]
-    with ExitStack() as stack:
-        address = SOURCES[source](folder, spec, events, stack)
-        start = time.time()
-        run_with_kills(
-            trainer_command(address, folder / "unbroken", like, options), 0, seconds, seed, folder / "log.txt"
-        )
-        unbroken_seconds = time.time() - start
-        runs = run_with_kills(
-            trainer_command(address, folder / "killed", like, options), kills, seconds, seed, folder / "log.txt"
-        )
+    like, log = folder / "like", folder / "log.txt"
+
+    def prepare_reference() -> None:
+        prepare(simulate_events(spec, 0, 20_000).drop("event"), like, label="click", quiet=True)
+
+    run_child(prepare_reference, log)
+    commit = "4" if source != "segments" else str(max(1, events // 500 // 100))
+    options = ["--idle", str(idle), "--batch", "500", "--commit-every", commit, "--publish-every", "20", "-q"]
+    with SOURCES[source](folder, spec, events, kills) as server:
+        runs, started = {}, time.time()
+        for name, count in (("unbroken", 0), ("killed", kills)):
+            run = folder / name
+            command = trainer_command(server.start(run), run, like, options)
+            runs[name] = run_with_kills(command, count, seconds, seed, log)
+            runs[name]["seconds"] = round(time.time() - started, 1)
+            started = time.time()
     first, second = read_state(folder / "unbroken"), read_state(folder / "killed")
     equal = {name: first[name] == second[name] for name in first}
     expected, actual = counted(first), counted(second)
+    lost = abs(actual["read"] - actual["learned"] - actual["refused"])
     return {
-        **{"source": source, "events": events, "fields": fields, "seed": seed, **runs},
+        **{"source": source, "events": events, "fields": fields, "seed": seed, **runs["killed"]},
+        **({"server_kills": kills} if source == "redis" else {}),
         **{"unbroken": expected, "killed": actual, "equal": equal, "all_equal": all(equal.values())},
-        "lost_or_doubled": abs(actual["read"] - actual["learned"] - actual["refused"])
-        + sum(abs(expected[name] - actual[name]) for name in expected),
-        "unbroken_seconds": round(unbroken_seconds, 1),
+        "lost_or_doubled": lost + sum(abs(expected[name] - actual[name]) for name in expected),
+        "changes": len(first["changes"]),
+        "seconds_unbroken": runs["unbroken"]["seconds"],
     }
 
 
@@ -205,12 +273,13 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seconds", type=float, nargs=2, default=(1.0, 6.0), help="time between start and kill")
+    parser.add_argument("--idle", type=float, help="seconds without events after which the trainer ends")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        result = run_campaign(
-            arguments.source, arguments.events, arguments.kills, Path(folder), seconds=tuple(arguments.seconds)
-        )
+        idle = arguments.idle or (1.0 if arguments.source == "segments" else 20.0)
+        where, limits = Path(folder), (arguments.seconds[0], arguments.seconds[1])
+        result = run_campaign(arguments.source, arguments.events, arguments.kills, where, seconds=limits, idle=idle)
     out = arguments.out or RESULTS / f"kill_{arguments.source}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")

@@ -161,28 +161,22 @@ def read_segment(path: Path) -> Events:
 
 
 def _read_csv(path: Path) -> Events:
-    """Return a CSV segment as a table of text; line by line if a line has too many or too few values."""
-    with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-        reader = csv.reader(file)
-        header = next(reader, None)
-        if header is None:
-            return []
-        lines = list(reader) if _is_ragged(path, len(header)) else None
-    if lines is None:
+    """Return a CSV segment as a table of text; value by value if not all lines have as many commas as the header."""
+    lines = path.read_bytes().splitlines()
+    if not lines:
+        return []
+    commas = lines[0].count(b",")
+    if all(line.count(b",") == commas and b'"' not in line for line in lines):
         return pl.read_csv(path, infer_schema=False)
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        header, *rows = csv.reader(file)
     return [
-        {name: value or None for name, value in zip(header, line, strict=True)}
-        if len(line) == len(header)
-        else Malformed(",".join(line)[:MAX_TEXT], f"it has {len(line)} values, the header has {len(header)} names")
-        for line in lines
+        {name: value or None for name, value in zip(header, row, strict=True)}
+        if len(row) == len(header)
+        else Malformed(",".join(row)[:MAX_TEXT], f"it has {len(row)} values, the header has {len(header)} names")
+        for row in rows
+        if row
     ]
-
-
-def _is_ragged(path: Path, columns: int) -> bool:
-    try:
-        return bool(pl.read_csv(path, infer_schema=False).width != columns)
-    except pl.exceptions.PolarsError:
-        return True
 
 
 def _as_text(data: bytes | str) -> str:
