@@ -150,7 +150,8 @@ class Connection(asyncio.Protocol):
     """One connection; one request at a time."""
 
     def __init__(self) -> None:
-        self.buffer, self.done = b"", lambda status, body: None
+        self.buffer = b""
+        self.done: Callable[[int, bytes], None] | None = None
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -164,10 +165,15 @@ class Connection(asyncio.Protocol):
         self.buffer += data
         head, found, body = self.buffer.partition(HEADER_END)
         if found and (length := LENGTH.search(head)) and len(body) >= int(length[1]):
-            self.done(int(head[9:12]), body)
+            self._finish(int(head[9:12]), body)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.done(0, b"")
+        self._finish(0, b"")
+
+    def _finish(self, status: int, body: bytes) -> None:
+        done, self.done = self.done, None
+        if done is not None:
+            done(status, body)
 
 
 class Client:
@@ -181,14 +187,16 @@ class Client:
             + body
             for body in bodies
         ]
-        self.idle: list[Connection] = []
+        self.idle: deque[Connection] = deque()  # used in turn: the server closes idle connections after 5 seconds
         self.waiting: deque[tuple[float, int]] = deque()
         self.latencies: list[float] = []
         self.outcomes: Counter[str] = Counter()
 
     async def connect(self) -> None:
-        """Open the connections."""
+        """Open new connections."""
         loop = asyncio.get_running_loop()
+        while self.idle:
+            self.idle.pop().transport.close()
         for _ in range(CONNECTIONS):
             self.idle.append((await loop.create_connection(Connection, "127.0.0.1", self.port))[1])
 
@@ -197,7 +205,7 @@ class Client:
         self.waiting.append((scheduled, self.next % len(self.requests)))
         self.next += 1
         if self.idle:
-            self._send(self.idle.pop())
+            self._send(self.idle.popleft())
 
     def _send(self, connection: Connection) -> None:
         scheduled, index = self.waiting.popleft()
@@ -351,6 +359,7 @@ async def run_throughput(
             measured: dict[str, Any] = {}
             for name in order:
                 client, pid = clients[name], servers[name][0]
+                await client.connect()
                 first, cpu = len(client.latencies), cpu_seconds(pid)
                 rate = await client.closed(args.seconds)
                 count = len(client.latencies) - first

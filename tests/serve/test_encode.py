@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 import torch
 
+from lpfs.data.prepare import prepare
 from lpfs.online.rows import RawRowEncoder
 from lpfs.serve import encode as module
 from lpfs.serve.encode import RefusedRowsError, RequestEncoder
@@ -82,7 +83,7 @@ def test_an_absent_field_is_null_only_where_it_may_be(encoder):
 
 
 def test_the_memory_is_bounded(dataset, monkeypatch):
-    monkeypatch.setattr(module, "MAX_MEMO", 1)
+    monkeypatch.setattr(module, "MAX_KNOWN", 0)
     encoder = RequestEncoder(RawRowEncoder(dataset))
     memo = encoder._ids[0]
     memo._limit = 5
@@ -90,3 +91,26 @@ def test_the_memory_is_bounded(dataset, monkeypatch):
         encoder.encode([{**ROW, "text": f"new {number}"}, {**ROW, "text": "long" * 100}])
         assert len(memo._codes) <= 5
     assert all(len(key) < 100 for key in memo._codes)
+
+
+def test_whole_vocabularies_do_not_grow(encoder):
+    memo = next(memo for memo in encoder._ids if memo.name == "text")
+    size = len(memo._codes)
+    for number in range(20):
+        encoder.encode([{**ROW, "text": f"new {number}"}, {**ROW, "text": None}])
+    assert len(memo._codes) == size
+
+
+def test_marks_of_missing_values(tmp_path):
+    table = raw_table()
+    fields = {"code": "categorical", "price": "numeric", "tags": "multi"}
+    prepare(table, tmp_path / "data", label="click", fields=fields, min_count=1, missing=["w3", "-"], quiet=True)
+    raw = RawRowEncoder(tmp_path / "data")
+    rows = [{**ROW, "text": text} for text in ("w1", "w3", "-", None, "unseen", "")]
+    expected = raw.encode(rows).batch
+    for known in (1 << 20, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "MAX_KNOWN", known)
+            encoder = RequestEncoder(raw)
+        assert_same(encoder.encode(rows)[0], expected)
+        assert_same(encoder.encode(rows)[0], expected)

@@ -90,6 +90,11 @@ class RawRowEncoder:
         """The fields whose texts are looked up as they are, for :meth:`encode_texts`."""
         return () if self._options.strip else tuple(encoder.name for encoder in self._texts)
 
+    @property
+    def missing_texts(self) -> tuple[str, ...]:
+        """Texts that mean a missing value."""
+        return tuple(self._options.missing)
+
     def encode_texts(self, columns: Mapping[str, Sequence[str | None]]) -> dict[str, list[int]]:
         """Return the ids that :meth:`encode` returns for texts of some ``text_fields``, equally many of each."""
         marks = set(self._options.missing)

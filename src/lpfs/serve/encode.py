@@ -11,12 +11,14 @@ import torch
 
 from lpfs.data.batch import Batch, bag_offsets
 from lpfs.data.parsing import first_line
-from lpfs.data.store.format import UNSEEN_ID
+from lpfs.data.store.format import FIRST_ID, UNSEEN_ID
 from lpfs.errors import InputError
 from lpfs.online.rows import READ_ERRORS, RawRowEncoder, RefusedRow
 from lpfs.schema import Field
 
 MAX_MEMO = 1 << 20  # remembered values of all fields together, about 150 MB
+MAX_KNOWN = 1 << 22  # ids of all fields up to which whole vocabularies are kept as dictionaries, about 500 MB
+CHUNK = 4096  # of a dictionary that is built while other threads answer requests
 MAX_TEXT = 256  # longer texts are not remembered
 ABSENT = "the field is absent; give null for a missing value"
 
@@ -31,22 +33,39 @@ class RefusedRowsError(InputError):
 
 
 class FieldMemo:
-    """The codes of one field by raw value: an id, the numbers, or the ids of a bag."""
+    """The codes of one field by raw value: an id, the numbers, or the ids of a bag.
 
-    def __init__(self, field: Field, encoder: RawRowEncoder, limit: int) -> None:
+    Args:
+        field: the field.
+        encoder: encodes what is not known yet.
+        limit: how many values are remembered.
+        known: the ids of null and of all texts that have one; any other text is unseen.
+    """
+
+    def __init__(
+        self, field: Field, encoder: RawRowEncoder, limit: int, known: dict[str | None, int] | None = None
+    ) -> None:
         self.field, self.name, self._encoder, self._limit = field, field.name, encoder.subset([field.name]), limit
-        self._codes: dict[Any, Any] = {}
+        self._codes: dict[Any, Any] = known or {}
+        self._is_complete = known is not None
 
     def recall(self, rows: Sequence[Any]) -> list[Any] | None:
         """Return one code per row, or None if a value is new or absent."""
         codes, name = self._codes, self.name
         try:
+            if self._is_complete:
+                get = codes.get
+                return [
+                    get(value, UNSEEN_ID) if type(value := row[name]) is str else codes[memo_key(value)] for row in rows
+                ]
             return [codes[value if type(value := row[name]) is str else memo_key(value)] for row in rows]
         except (KeyError, TypeError):
             return None
 
     def remember(self, values: Iterable[Any], codes: Iterable[Any]) -> None:
         """Keep the codes of values, if they can be kept."""
+        if self._is_complete:
+            return
         for value, code in zip(values, codes, strict=True):
             try:
                 key = memo_key(value)
@@ -119,6 +138,21 @@ def read_codes(batch: Batch, field: Field) -> list[Any]:
     return codes
 
 
+def load_text_ids(encoder: RawRowEncoder) -> dict[str, dict[str | None, int]]:
+    """Return the ids of the texts of every field that is looked up as it is."""
+    result = {}
+    for name in encoder.text_fields:
+        values: Any = encoder.like.vocabulary(name)
+        ids: dict[str | None, int] = {}
+        for start in range(0, len(values), CHUNK):
+            part = values[start : start + CHUNK]
+            ids.update(zip(part, range(FIRST_ID + start, FIRST_ID + start + len(part)), strict=True))
+        marks = [*encoder.missing_texts, None]
+        ids.update(zip(marks, encoder.encode_texts({name: marks})[name], strict=True))
+        result[name] = ids
+    return result
+
+
 class RequestEncoder:
     """Encodes requests of the fields of a bundle.
 
@@ -129,11 +163,12 @@ class RequestEncoder:
     def __init__(self, encoder: RawRowEncoder) -> None:
         self.encoder, self.schema = encoder, encoder.schema
         limit = max(1024, MAX_MEMO // len(self.schema))
-        self._memos = [FieldMemo(field, encoder, limit) for field in self.schema]
+        self._texts = frozenset(encoder.text_fields)
+        known = load_text_ids(encoder) if sum(field.cardinality for field in self.schema) <= MAX_KNOWN else {}
+        self._memos = [FieldMemo(field, encoder, limit, known.get(field.name)) for field in self.schema]
         self._ids = [memo for memo in self._memos if memo.field.kind == "categorical"]
         self._dense = [memo for memo in self._memos if memo.field.kind == "numeric"]
         self._bags = [memo for memo in self._memos if memo.field.kind == "multi"]
-        self._texts = frozenset(encoder.text_fields)
         self._tasks = 1 + len(self.schema.tasks)
 
     def encode(self, rows: Sequence[Any], optional: Collection[str] = ()) -> tuple[Batch, int, set[str]]:
