@@ -89,6 +89,7 @@ def test_tasks_are_named(tmp_path, dataset):
     assert model.schema != schema
     site.publish()
     object.__setattr__(site.store.model, "model", type(model)(schema, dim=4, hidden=(8,)).eval())
+    object.__setattr__(site.store.model, "session", None)
     values = site.predict(sample_rows(count=3)).json()
     assert set(values) == {"version", "probability", "tasks"}
     assert set(values["tasks"]) == {"buy"}

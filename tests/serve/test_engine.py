@@ -10,8 +10,12 @@ import pytest
 import torch
 
 from lpfs._fileio import json_checksum, write_text_atomic
+from lpfs.models import MODELS, make_model as build_model
 from lpfs.online.bundle import CURRENT, current, file_digest, rollback
+from lpfs.online.rows import RawRowEncoder
+from lpfs.serve.encode import RequestEncoder
 from lpfs.serve.engine import ModelStore, load_bundle
+from lpfs.serve.onnx_session import make_session
 from tests.helpers.bundles import make_model, publish_model, sample_rows
 
 
@@ -160,6 +164,35 @@ def test_current_that_names_nothing_is_refused(dataset, bundles):
     store.check()
     assert store.model.version == "000001"
     assert "must hold the name of a bundle" in store.refused.reason
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_onnx_runtime_predicts_what_torch_predicts(dataset, name):
+    torch.manual_seed(0)
+    model = build_model(name, dataset.schema).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    session = make_session(model)
+    if session is None:
+        assert name == "user_item"
+        return
+    encoder = RequestEncoder(RawRowEncoder(dataset))
+    for rows in (sample_rows(count=1), sample_rows(count=60)):
+        batch = encoder.encode(rows)[0]
+        with torch.inference_mode():
+            assert (session(batch) - model(batch)).abs().max() < 1e-4
+
+
+def test_torch_answers_without_onnx_runtime(dataset, bundles, monkeypatch):
+    monkeypatch.setattr("lpfs.serve.onnx_session.import_module", raise_import_error)
+    publish_seed(bundles, dataset)
+    store, _ = open_store(bundles)
+    assert store.refused is None
+    assert store.model.session is None
+
+
+def raise_import_error(name):
+    raise ImportError(name)
 
 
 def test_the_thread_takes_over_by_itself(dataset, bundles):

@@ -90,7 +90,8 @@ class Server:
 
     def app(self) -> Starlette:
         """Return the application."""
-        routes = [
+        routes = [  # the first that fits is taken
+            Route("/predict", self.guard(self.predict), methods=["POST"]),
             Route("/", self.guard(self.show_page)),
             Route("/assets/{name}", self.guard(self.send_asset)),
             Route("/events", self.guard(self.send_events)),
@@ -98,7 +99,6 @@ class Server:
             Route("/readyz", self.guard(self.report_ready)),
             Route("/metrics", self.guard(self.report_metrics)),
             Route("/model", self.guard(self.report_model)),
-            Route("/predict", self.guard(self.predict), methods=["POST"]),
             Route("/reload", self.guard(self.reload), methods=["POST"]),
             Route("/rollback", self.guard(self.roll_back), methods=["POST"]),
         ]
@@ -115,7 +115,7 @@ class Server:
 
         async def guarded(request: Request) -> Response:
             try:
-                if self.hosts and (request.url.hostname or "") not in self.hosts:
+                if self.hosts and host_name(request.headers.get("host", "")) not in self.hosts:
                     raise RequestError(421, "this server does not answer for that host name; see lpfs serve --help")
                 return await handler(request)
             except RequestError as error:
@@ -295,6 +295,16 @@ class StoreCollector(Collector):
         if refused is not None:
             about = {"version": refused.version, "reason": refused.reason}
             yield InfoMetricFamily("lpfs_refused_bundle", "The current bundle, which was refused.", about)
+
+
+def host_name(host: str) -> str:
+    """Return a Host header without its port.
+
+    >>> [host_name(host) for host in ("localhost:8000", "127.0.0.1", "[::1]:8000", "[::1]")]
+    ['localhost', '127.0.0.1', '::1', '::1']
+    """
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    return name.strip("[]").lower()
 
 
 def answer_json(values: dict[str, Any], status: int = 200) -> Response:
