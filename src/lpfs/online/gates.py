@@ -237,7 +237,11 @@ class SteadyGates(nn.Module):
         """Add gains of the additive probe of a hidden field; return the decision to reopen it, once there is one."""
         self.additive.add(field, gains)
         evidence = self.additive.evidence(field)
-        return self._decide(field, True, evidence) if evidence.low > self.settings.threshold else None
+        if evidence.low > self.settings.threshold:
+            return self._decide(field, True, evidence)
+        if not self.open[field] and evidence.high < self.settings.threshold * self.settings.hysteresis:
+            self.additive.reset(field)  # still useless; old rows must not delay the next test
+        return None
 
     def add_gains(self, field: int, gains: Floats) -> Decision | None:
         """Add gains of showing a nominated field to the network; return the decision, once there is one."""

@@ -109,8 +109,25 @@ class OnlineLearner:
         """Predict a batch, then learn from it."""
         probes = self.gates is not None and self.batches % self.settings.probe_every == self.settings.probe_every - 1
         progress = self._probe(batch) if probes else self._train(batch)
+        for decision in progress.decisions:
+            if decision.action == "reopened":
+                self._reset_optimizer(decision.field)
         self.batches += 1
         return progress
+
+    @torch.no_grad()
+    def _reset_optimizer(self, name: str) -> None:
+        """Zero the state of the optimizer in the weights of a field: a reopened field learns as fast as a new one."""
+        for path, axes in self.model.layout().items():
+            weight = self.model.get_parameter(path)
+            for axis, parts in axes.items():
+                start = 0
+                for part, size in parts:
+                    if part == name:
+                        for value in self.optimizer.state[weight].values():
+                            if torch.is_tensor(value) and value.ndim > axis and len(value) == len(weight):
+                                value.narrow(axis, start, size).zero_()
+                    start += size
 
     def _train(self, batch: Batch) -> Progress:
         gates = self.gates
