@@ -8,7 +8,6 @@ import torch
 
 from lpfs.data.prepare import prepare
 from lpfs.online.rows import RawRowEncoder
-from lpfs.serve import encode as module
 from lpfs.serve.encode import RefusedRowsError, RequestEncoder
 from tests.helpers.bundles import raw_table
 
@@ -82,23 +81,14 @@ def test_an_absent_field_is_null_only_where_it_may_be(encoder):
         encoder.encode_frame(frame)
 
 
-def test_the_memory_is_bounded(dataset, monkeypatch):
-    monkeypatch.setattr(module, "MAX_KNOWN", 0)
+def test_the_memory_is_bounded(dataset):
     encoder = RequestEncoder(RawRowEncoder(dataset))
-    memo = encoder._ids[0]
+    memo = next(memo for memo in encoder._bags if memo.name == "tags")
     memo._limit = 5
     for number in range(23):
-        encoder.encode([{**ROW, "text": f"new {number}"}, {**ROW, "text": "long" * 100}])
+        encoder.encode([{**ROW, "tags": [f"new {number}"]}, {**ROW, "tags": ["long" * 100]}])
         assert len(memo._codes) <= 5
-    assert all(len(key) < 100 for key in memo._codes)
-
-
-def test_whole_vocabularies_do_not_grow(encoder):
-    memo = next(memo for memo in encoder._ids if memo.name == "text")
-    size = len(memo._codes)
-    for number in range(20):
-        encoder.encode([{**ROW, "text": f"new {number}"}, {**ROW, "text": None}])
-    assert len(memo._codes) == size
+    assert all(len(key[0]) < 100 for key in memo._codes)
 
 
 def test_marks_of_missing_values(tmp_path):
@@ -108,9 +98,8 @@ def test_marks_of_missing_values(tmp_path):
     raw = RawRowEncoder(tmp_path / "data")
     rows = [{**ROW, "text": text} for text in ("w1", "w3", "-", None, "unseen", "")]
     expected = raw.encode(rows).batch
-    for known in (1 << 20, 0):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "MAX_KNOWN", known)
-            encoder = RequestEncoder(raw)
-        assert_same(encoder.encode(rows)[0], expected)
-        assert_same(encoder.encode(rows)[0], expected)
+    encoder = RequestEncoder(raw)
+    assert_same(encoder.encode(rows)[0], expected)
+    for number, row in enumerate(rows):
+        assert torch.equal(encoder.encode([row])[0].ids[0], expected.ids[number])
+    assert_same(encoder.encode([{**rows[0], "text": "\0 null"}])[0], encoder.encode([rows[3]])[0])

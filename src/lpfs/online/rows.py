@@ -14,7 +14,7 @@ import polars as pl
 
 from lpfs.data.batch import Batch, RowBlock
 from lpfs.data.encoders.base import Encoder
-from lpfs.data.encoders.categorical import encode_texts, is_text_vocabulary, look_up_texts
+from lpfs.data.encoders.categorical import encode_texts, is_text_vocabulary
 from lpfs.data.parsing import cast_column, decode_dictionary_columns, first_line, replace_missing_marks, strip_blanks
 from lpfs.data.passes import WRITER_ARGUMENTS, read_label
 from lpfs.data.planning import build_options
@@ -87,21 +87,13 @@ class RawRowEncoder:
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """The fields whose texts are looked up as they are, for :meth:`encode_texts`."""
+        """The fields whose texts are looked up in a vocabulary as they are."""
         return () if self._options.strip else tuple(encoder.name for encoder in self._texts)
 
     @property
     def missing_texts(self) -> tuple[str, ...]:
         """Texts that mean a missing value."""
         return tuple(self._options.missing)
-
-    def encode_texts(self, columns: Mapping[str, Sequence[str | None]]) -> dict[str, list[int]]:
-        """Return the ids that :meth:`encode` returns for texts of some ``text_fields``, equally many of each."""
-        marks = set(self._options.missing)
-        encoders = [encoder for encoder in self._texts if encoder.name in columns]
-        texts = [None if text in marks else text for encoder in encoders for text in columns[encoder.name]]
-        ids = look_up_texts(encoders, pl.Series("", texts, pl.String))
-        return {encoder.name: part.tolist() for encoder, part in zip(encoders, ids, strict=True)}
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write everything that is needed to encode rows to a new folder: a Dataset of these fields with one row."""

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import torch
 
 from lpfs.data.batch import Batch, bag_offsets
+from lpfs.data.hashing import HashTable, splitmix64
 from lpfs.data.parsing import first_line
-from lpfs.data.store.format import FIRST_ID, UNSEEN_ID
+from lpfs.data.store.format import FIRST_ID, MISSING_ID, UNSEEN_ID
 from lpfs.errors import InputError
 from lpfs.online.rows import READ_ERRORS, RawRowEncoder, RefusedRow
 from lpfs.schema import Field
 
 MAX_MEMO = 1 << 20  # remembered values of all fields together, about 150 MB
-MAX_KNOWN = 1 << 22  # ids of all fields up to which whole vocabularies are kept as dictionaries, about 500 MB
-CHUNK = 4096  # of a dictionary that is built while other threads answer requests
+CHUNK = 4096  # texts that are hashed while requests wait
+NULL = "\0 null"  # stands for null
 MAX_TEXT = 256  # longer texts are not remembered
 ABSENT = "the field is absent; give null for a missing value"
 
@@ -33,48 +36,29 @@ class RefusedRowsError(InputError):
 
 
 class FieldMemo:
-    """The codes of one field by raw value: an id, the numbers, or the ids of a bag.
+    """The codes of one field by raw value: an id, the numbers, or the ids of a bag."""
 
-    Args:
-        field: the field.
-        encoder: encodes what is not known yet.
-        limit: how many values are remembered.
-        known: the ids of null and of all texts that have one; any other text is unseen.
-    """
-
-    def __init__(
-        self, field: Field, encoder: RawRowEncoder, limit: int, known: dict[str | None, int] | None = None
-    ) -> None:
+    def __init__(self, field: Field, encoder: RawRowEncoder, limit: int) -> None:
         self.field, self.name, self._encoder, self._limit = field, field.name, encoder.subset([field.name]), limit
-        self._codes: dict[Any, Any] = known or {}
-        self._is_complete = known is not None
+        self._codes: dict[Any, Any] = {}
 
     def recall(self, rows: Sequence[Any]) -> list[Any] | None:
         """Return one code per row, or None if a value is new or absent."""
         codes, name = self._codes, self.name
         try:
-            if self._is_complete:
-                get = codes.get
-                return [
-                    get(value, UNSEEN_ID) if type(value := row[name]) is str else codes[memo_key(value)] for row in rows
-                ]
             return [codes[value if type(value := row[name]) is str else memo_key(value)] for row in rows]
         except (KeyError, TypeError):
             return None
 
-    def remember(self, values: Iterable[Any], codes: Iterable[Any]) -> None:
-        """Keep the codes of values, if they can be kept."""
-        if self._is_complete:
+    def _remember(self, value: Any, code: Any) -> None:
+        try:
+            key = memo_key(value)
+            hash(key)
+        except (KeyError, TypeError):
             return
-        for value, code in zip(values, codes, strict=True):
-            try:
-                key = memo_key(value)
-                hash(key)
-            except (KeyError, TypeError):
-                continue
-            if len(self._codes) >= self._limit:
-                self._codes = {}
-            self._codes[key] = code
+        if len(self._codes) >= self._limit:
+            self._codes = {}
+        self._codes[key] = code
 
     def encode(self, rows: Sequence[Any], absent: set[str], optional: Collection[str]) -> list[Any]:
         """Return one code per row; raise RefusedRowsError if a value cannot be encoded, or is absent.
@@ -104,7 +88,7 @@ class FieldMemo:
             refused += [RefusedRow(positions[row.row], row.field, row.reason) for row in encoded.refused]
             for number, code in zip(encoded.accepted.tolist(), read_codes(encoded.batch, self.field), strict=True):
                 result[positions[number]] = code
-                self.remember([values[positions[number]]], [code])
+                self._remember(values[positions[number]], code)
         if refused:
             raise RefusedRowsError(sorted(refused, key=lambda row: row.row))
         return result
@@ -138,37 +122,60 @@ def read_codes(batch: Batch, field: Field) -> list[Any]:
     return codes
 
 
-def load_text_ids(encoder: RawRowEncoder) -> dict[str, dict[str | None, int]]:
-    """Return the ids of the texts of every field that is looked up as it is."""
-    result = {}
-    for name in encoder.text_fields:
-        values: Any = encoder.like.vocabulary(name)
-        ids: dict[str | None, int] = {}
-        for start in range(0, len(values), CHUNK):
-            part = values[start : start + CHUNK]
-            ids.update(zip(part, range(FIRST_ID + start, FIRST_ID + start + len(part)), strict=True))
-        marks = [*encoder.missing_texts, None]
-        ids.update(zip(marks, encoder.encode_texts({name: marks})[name], strict=True))
-        result[name] = ids
-    return result
+class TextTable:
+    """The ids of the texts of several fields, in one hash table: all texts of a request are looked up in one call.
+
+    The key of a text is the hash that Python has of it anyway, which no client can predict, mixed with its field. As in
+    ``lpfs.data.hashing``, two texts with the same 64 bits would share an id.
+    """
+
+    def __init__(self, encoder: RawRowEncoder) -> None:
+        self.names, starts, keys = encoder.text_fields, [0], []
+        self._salts = splitmix64(np.arange(len(self.names)), seed=1)
+        marks = hash_texts([NULL, *encoder.missing_texts])
+        for name, salt in zip(self.names, self._salts, strict=True):
+            values: Any = encoder.like.vocabulary(name)
+            keys += [hash_texts(values[start : start + CHUNK]) ^ salt for start in range(0, len(values), CHUNK)]
+            starts.append(starts[-1] + len(values))
+        known = np.concatenate(keys) if keys else np.empty(0, np.uint64)
+        missing = (marks[:, None] ^ self._salts).ravel()
+        missing = missing[~np.isin(missing, known)]
+        self._starts, self._count = np.array(starts[:-1], np.int64), starts[-1]
+        self._table = HashTable(np.concatenate([known, missing]), FIRST_ID)
+
+    def __call__(self, texts: list[str], rows: int) -> npt.NDArray[np.int64]:
+        """Return ids (B, T) of the texts, row by row."""
+        keys = hash_texts(texts).reshape(rows, -1) ^ self._salts
+        numbers = self._table(keys.ravel()).astype(np.int64).reshape(rows, -1)
+        ids = np.where(numbers == UNSEEN_ID, UNSEEN_ID, numbers - self._starts)
+        ids[numbers >= FIRST_ID + self._count] = MISSING_ID
+        return ids
+
+
+def hash_texts(texts: Sequence[str]) -> npt.NDArray[np.uint64]:
+    """Return 64 bits of each text; they are the same only within this process."""
+    return np.fromiter(map(hash, texts), np.int64, len(texts)).view(np.uint64)
 
 
 class RequestEncoder:
     """Encodes requests of the fields of a bundle.
 
     Args:
-        encoder: the encoder of the bundle; what it returns is remembered, up to ``MAX_MEMO`` values.
+        encoder: the encoder of the bundle. Texts are looked up directly, what it returns for other values is
+            remembered, up to ``MAX_MEMO`` values.
     """
 
     def __init__(self, encoder: RawRowEncoder) -> None:
         self.encoder, self.schema = encoder, encoder.schema
         limit = max(1024, MAX_MEMO // len(self.schema))
-        self._texts = frozenset(encoder.text_fields)
-        known = load_text_ids(encoder) if sum(field.cardinality for field in self.schema) <= MAX_KNOWN else {}
-        self._memos = [FieldMemo(field, encoder, limit, known.get(field.name)) for field in self.schema]
+        self._memos = [FieldMemo(field, encoder, limit) for field in self.schema]
         self._ids = [memo for memo in self._memos if memo.field.kind == "categorical"]
         self._dense = [memo for memo in self._memos if memo.field.kind == "numeric"]
         self._bags = [memo for memo in self._memos if memo.field.kind == "multi"]
+        self._texts = TextTable(encoder)
+        names = [memo.name for memo in self._ids]
+        self._text_columns = np.array([names.index(name) for name in self._texts.names], np.int64)
+        self._others = [memo for memo in self._memos if memo.name not in self._texts.names]
         self._tasks = 1 + len(self.schema.tasks)
 
     def encode(self, rows: Sequence[Any], optional: Collection[str] = ()) -> tuple[Batch, int, set[str]]:
@@ -178,37 +185,45 @@ class RequestEncoder:
         """
         absent: set[str] = set()
         refused: dict[int, RefusedRow] = {}  # the first field of each row
-        codes = {memo.name: memo.recall(rows) for memo in self._memos}
-        if new := [memo for memo in self._memos if codes[memo.name] is None]:
-            self._encode_texts(rows, new, codes)
-        for memo in new:
-            if codes[memo.name] is None:
-                try:
-                    codes[memo.name] = memo.encode(rows, absent, optional)
-                except RefusedRowsError as error:
-                    for row in error.refused:
-                        refused.setdefault(row.row, row)
+        texts = self._look_up(rows)
+        codes: dict[str, list[Any]] = {}
+        for memo in self._memos if texts is None else self._others:
+            try:
+                codes[memo.name] = memo.recall(rows) or memo.encode(rows, absent, optional)
+            except RefusedRowsError as error:
+                for row in error.refused:
+                    refused.setdefault(row.row, row)
         if refused:
             raise RefusedRowsError([refused[row] for row in sorted(refused)])
-        return *self._make_batch(len(rows), codes), absent  # type: ignore[arg-type]
+        return *self._make_batch(len(rows), codes, texts), absent
 
-    def _encode_texts(self, rows: Sequence[Any], memos: Sequence[FieldMemo], codes: dict[str, Any]) -> None:
-        """Encode the fields of text of which every row has one, in one call."""
-        columns: dict[str, list[Any]] = {}
-        for memo in memos:
-            if memo.name in self._texts:
-                values = [row.get(memo.name, 0) if type(row) is dict else 0 for row in rows]
-                if all(value is None or type(value) is str for value in values):
-                    columns[memo.name] = values
-        if columns:
-            codes |= self.encoder.encode_texts(columns)
-            for memo in memos:
-                if memo.name in columns:
-                    memo.remember(columns[memo.name], codes[memo.name])
+    def _look_up(self, rows: Sequence[Any]) -> npt.NDArray[np.int64] | None:
+        """Return the ids (B, T) of the fields of text; None if a row lacks one or has something else there."""
+        names = self._texts.names
+        try:
+            texts = [row[name] for row in rows for name in names]
+        except (KeyError, TypeError):
+            return None
+        types = set(map(type, texts))
+        if types == {str, NoneType} or types == {NoneType}:
+            texts = [NULL if text is None else text for text in texts]
+        elif types != {str}:
+            return None
+        return self._texts(texts, len(rows))
 
-    def _make_batch(self, count: int, codes: Mapping[str, list[Any]]) -> tuple[Batch, int]:
+    def _make_batch(
+        self, count: int, codes: Mapping[str, list[Any]], texts: npt.NDArray[np.int64] | None
+    ) -> tuple[Batch, int]:
         """Return the batch of codes, and the number of unseen values."""
-        ids = np.array([codes[memo.name] for memo in self._ids], np.int32).reshape(-1, count).T.copy()  # (B, F)
+        if texts is not None and len(self._ids) == len(self._text_columns):
+            ids = texts.astype(np.int32)
+        else:
+            ids = np.empty((count, len(self._ids)), np.int32)
+            if texts is not None:
+                ids[:, self._text_columns] = texts
+            for number, memo in enumerate(self._ids):
+                if memo.name in codes:
+                    ids[:, number] = codes[memo.name]
         missing = None
         numbers = np.empty((count, 0), np.float32)
         if self._dense:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from lpfs._fileio import parse_json
 from lpfs._validation import check_options
 from lpfs.data.parsing import first_line
 from lpfs.errors import LpfsError
@@ -87,9 +87,9 @@ def parse_rows(content_type: str, body: bytes, limits: Limits) -> list[Any] | pl
 def parse_json_rows(body: bytes, limits: Limits) -> list[Any]:
     """Return the rows of ``{"rows": [{"field": value, …}, …]}``."""
     try:
-        values = parse_json(body)
+        values = json.loads(body, parse_constant=refuse_constant)  # 1e999 becomes infinity, which counts as missing
     except (ValueError, RecursionError) as error:
-        raise RequestError(400, f"the body cannot be read: {error}") from None
+        raise RequestError(400, f"the body is not JSON: {first_line(error)}") from None
     rows = values.get("rows") if isinstance(values, dict) else None
     if not isinstance(rows, list):
         raise RequestError(400, 'the body must be an object {"rows": [{"field": value, …}, …]}')
@@ -97,6 +97,11 @@ def parse_json_rows(body: bytes, limits: Limits) -> list[Any]:
         raise RequestError(400, f"unknown key {unknown[0][:80]!r}; the body has one key, 'rows'")
     check_count(len(rows), limits)
     return rows
+
+
+def refuse_constant(text: str) -> Any:
+    """Raise ValueError for NaN and infinity."""
+    raise ValueError(f"{text} is not a number; give null")
 
 
 def check_count(rows: int, limits: Limits) -> None:

@@ -260,12 +260,8 @@ def encode_texts(encoders: Sequence[Encoder], columns: Sequence[pl.Series]) -> l
 
     All texts are hashed in one call of polars, which takes 90 µs however few they are.
     """
-    return look_up_texts(encoders, pl.concat([column.rename("") for column in columns]))
-
-
-def look_up_texts(encoders: Sequence[Encoder], values: pl.Series) -> list[Ids]:
-    """Return the ids of texts, equally many for each of the encoders, one encoder after another."""
-    keys, missing, rows, result = value_keys(values), null_mask(values), len(values) // len(encoders), []
+    values = pl.concat([column.rename("") for column in columns])
+    keys, missing, rows, result = value_keys(values), null_mask(values), len(columns[0]), []
     for number, encoder in enumerate(encoders):
         part = slice(number * rows, (number + 1) * rows)
         ids = encoder._vocabulary.lookup(keys[part])  # type: ignore[attr-defined]
