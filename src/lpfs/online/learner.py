@@ -150,11 +150,11 @@ class OnlineLearner:
         assert gates is not None
         if self.batches < self.settings.warmup // 2 or self.batches % 2:
             return []
-        hidden = gates.hidden()[self._probed]
-        values = self.probe.values(batch)
-        columns = np.flatnonzero(hidden)
-        gains = self.probe.gains(values[:, columns], logits, labels)
-        for column, gain in zip(columns, gains.T, strict=True):
+        columns = np.flatnonzero(gates.hidden()[self._probed])
+        if not len(columns):
+            return []
+        values = self.probe.values(batch, columns)
+        for column, gain in zip(columns, self.probe.gains(values, logits, labels).T, strict=True):
             decision = gates.add_additive(self._probed[column], gain)
             if decision is not None:
                 decisions.append(decision)

@@ -42,11 +42,15 @@ class AdditiveProbe:
         self.sums: Floats = np.zeros((2, int(self._sizes.sum()) + 1))  # residuals and curvatures; last: the scale
         self.sums[:, -1] = 1.0
 
-    def values(self, batch: Batch) -> npt.NDArray[np.int64]:
-        """Return the positions (B, F) of the values of a batch in the statistics."""
-        ids, dense = batch.ids.numpy().astype(np.int64), batch.dense.numpy()
-        columns = [ids] + [np.searchsorted(EDGES, dense[:, at])[:, None] for at, _ in self.dense]
-        return np.concatenate(columns, 1) % self._sizes + self._starts
+    def values(self, batch: Batch, fields: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the positions (B, F) of the values of some fields in the statistics."""
+        count, dense = batch.ids.shape[1], batch.dense.numpy()
+        columns = [batch.ids.numpy()[:, fields[fields < count]]]
+        columns += [
+            np.searchsorted(EDGES, dense[:, self.dense[at - count][0]])[:, None] for at in fields[fields >= count]
+        ]
+        positions: npt.NDArray[np.int64] = np.concatenate(columns, 1) % self._sizes[fields] + self._starts[fields]
+        return positions
 
     def gains(self, values: npt.NDArray[np.int64], logits: Floats, labels: Floats) -> Floats:
         """Return the gain (B, F) of adding each field to the logits."""
@@ -60,9 +64,9 @@ class AdditiveProbe:
         rows, fields = values.shape
         p = 1 / (1 + np.exp(-logits))
         scale = self.sums[0, -1] * np.exp(rows / MEMORY_ROWS)
-        size = self.sums.shape[1] - 1
+        size, flat = self.sums.shape[1] - 1, values.T.ravel()
         for sums, weights in zip(self.sums, (labels - p, p * (1 - p)), strict=True):
-            sums[:-1] += np.bincount(values.ravel(), np.repeat(scale * weights, fields), size)
+            sums[:-1] += np.bincount(flat, np.tile(scale * weights, fields), size)
         self.sums[:, -1] = scale
         if scale > MAX_SCALE:
             self.sums /= scale

@@ -60,8 +60,8 @@ class RedisSource:
             return entries
         if not entries or entries[0][0].decode() != self._last:
             raise DataError(
-                f"the Redis stream {self.stream!r} no longer has the entry {self._last}, the last one that was read, so "
-                "that later ones may be lost too; do not trim entries that the trainer has not committed, use "
+                f"the Redis stream {self.stream!r} no longer has the entry {self._last}, the last one that was "
+                "read, so that later ones may be lost too; do not trim entries that the trainer has not committed, use "
                 "appendfsync always, or start another run"
             )
         return entries[1:]
