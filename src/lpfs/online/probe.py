@@ -16,7 +16,6 @@ import torch
 
 from lpfs.data.batch import Batch
 from lpfs.schema import Schema
-from lpfs.train.metrics import row_losses
 
 Floats = npt.NDArray[np.float64]
 MAX_BINS = 4096  # values of a field; further ids share them
@@ -52,12 +51,12 @@ class AdditiveProbe:
         positions: npt.NDArray[np.int64] = np.concatenate(columns, 1) % self._sizes[fields] + self._starts[fields]
         return positions
 
-    def gains(self, values: npt.NDArray[np.int64], logits: Floats, labels: Floats) -> Floats:
-        """Return the gain (B, F) of adding each field to the logits."""
-        residuals, curvatures = self.sums[:, values]
-        corrections = residuals / (PRIOR * self.sums[0, -1] + curvatures)
-        corrected = row_losses(logits[:, None] + corrections, labels[:, None])
-        return np.asarray(row_losses(logits, labels)[:, None] - corrected)
+    def gains(self, values: npt.NDArray[np.int64], logits: Floats, labels: Floats) -> npt.NDArray[np.float32]:
+        """Return the gain (B, F) of adding each field to the logits: y·w - log(1 + p·(exp(w) - 1))."""
+        prior = PRIOR * self.sums[0, -1]
+        steps = (self.sums[0].take(values) / (prior + self.sums[1].take(values))).astype(np.float32)
+        p = (1 / (1 + np.exp(-logits))).astype(np.float32)[:, None]
+        return np.asarray(labels.astype(np.float32)[:, None] * steps - np.log1p(p * np.expm1(steps)))
 
     def add(self, values: npt.NDArray[np.int64], logits: Floats, labels: Floats) -> None:
         """Add the rows of a batch."""
