@@ -84,6 +84,11 @@ class HashTable:
             slots: npt.NDArray[np.int64] = ((keys * GOLDEN) >> self._shift).astype(np.int64)
         return slots
 
+    @property
+    def slots(self) -> tuple[Keys, Ids, np.uint64, np.uint64]:
+        """Keys and ids of all slots, shift and mask: for compiled loops that look up keys as :meth:`find` does."""
+        return self._keys, self._ids, self._shift, np.uint64(self._mask)
+
     def find(self, key: int) -> int:
         """Return the id of one key, in a twentieth of the time that an array of one key takes."""
         slot = (key * int(GOLDEN) & MAX_KEY) >> int(self._shift)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
+from lpfs._imports import Array, compile_loop
 from lpfs.data.batch import Batch, bag_offsets
 from lpfs.data.hashing import HashTable, splitmix64
 from lpfs.data.parsing import first_line
@@ -141,15 +142,44 @@ class TextTable:
         missing = (marks[:, None] ^ self._salts).ravel()
         missing = missing[~np.isin(missing, known)]
         self._starts, self._count = np.array(starts[:-1], np.int64), starts[-1]
-        self._table = HashTable(np.concatenate([known, missing]), FIRST_ID)
+        self._slots = HashTable(np.concatenate([known, missing]), FIRST_ID).slots
 
-    def __call__(self, texts: list[str], rows: int) -> npt.NDArray[np.int64]:
+    def __call__(self, texts: list[str], rows: int) -> npt.NDArray[np.int32]:
         """Return ids (B, T) of the texts, row by row."""
-        keys = hash_texts(texts).reshape(rows, -1) ^ self._salts
-        numbers = self._table(keys.ravel()).astype(np.int64).reshape(rows, -1)
-        ids = np.where(numbers == UNSEEN_ID, UNSEEN_ID, numbers - self._starts)
-        ids[numbers >= FIRST_ID + self._count] = MISSING_ID
+        ids = np.empty((rows, len(self.names)), np.int32)
+        find_texts(hash_texts(texts), self._salts, self._starts, self._count, *self._slots, ids)
         return ids
+
+
+@compile_loop
+def find_texts(
+    hashes: Array,
+    salts: Array,
+    starts: Array,
+    count: int,
+    keys: Array,
+    numbers: Array,
+    shift: Any,
+    mask: Any,
+    ids: Array,
+) -> None:
+    """Fill ids (B, T) for hashes (B·T,): what ``HashTable`` returns for them, as ids of their fields."""
+    golden, one = np.uint64(0x9E3779B97F4A7C15), np.uint64(1)
+    position = 0
+    for row in range(ids.shape[0]):
+        for field in range(ids.shape[1]):
+            key = hashes[position] ^ salts[field]
+            position += 1
+            slot = (key * golden) >> shift
+            while numbers[slot] != 0 and keys[slot] != key:
+                slot = (slot + one) & mask
+            number = np.int64(numbers[slot])
+            if number == 0:
+                ids[row, field] = UNSEEN_ID
+            elif number >= FIRST_ID + count:
+                ids[row, field] = MISSING_ID
+            else:
+                ids[row, field] = number - starts[field]
 
 
 def hash_texts(texts: Sequence[str]) -> npt.NDArray[np.uint64]:
@@ -197,7 +227,7 @@ class RequestEncoder:
             raise RefusedRowsError([refused[row] for row in sorted(refused)])
         return *self._make_batch(len(rows), codes, texts), absent
 
-    def _look_up(self, rows: Sequence[Any]) -> npt.NDArray[np.int64] | None:
+    def _look_up(self, rows: Sequence[Any]) -> npt.NDArray[np.int32] | None:
         """Return the ids (B, T) of the fields of text; None if a row lacks one or has something else there."""
         names = self._texts.names
         try:
@@ -212,11 +242,11 @@ class RequestEncoder:
         return self._texts(texts, len(rows))
 
     def _make_batch(
-        self, count: int, codes: Mapping[str, list[Any]], texts: npt.NDArray[np.int64] | None
+        self, count: int, codes: Mapping[str, list[Any]], texts: npt.NDArray[np.int32] | None
     ) -> tuple[Batch, int]:
         """Return the batch of codes, and the number of unseen values."""
         if texts is not None and len(self._ids) == len(self._text_columns):
-            ids = texts.astype(np.int32)
+            ids = texts
         else:
             ids = np.empty((count, len(self._ids)), np.int32)
             if texts is not None:
