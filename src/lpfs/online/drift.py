@@ -24,6 +24,7 @@ REFERENCE = 5  # windows
 LIMITS = {"distribution": 0.2, "unseen": 0.05, "worth": 6.0}  # PSI; increase of the share; standard errors
 KINDS = tuple(LIMITS)
 MIN_WORTH_CHANGE = 5e-4  # change of the worth, in loss per row, below which there is no alarm
+MIN_BATCHES = 10  # of a window, below which its worth is not compared
 SLACK, LOSS_LIMIT = 0.25, 25.0  # of Page-Hinkley, in standard deviations of the loss of a batch
 WARMUP_BATCHES = 100  # in which the loss still falls
 
@@ -159,7 +160,8 @@ class DriftMonitor:
         (batches, mean, squares), (old_batches, old_mean, old_squares) = self.worth
         error = np.sqrt(squares / np.maximum(batches, 2) ** 2 + old_squares / np.maximum(old_batches, 2) ** 2)
         change = np.abs(mean - old_mean)
-        standard = np.where((error > 0) & (change > MIN_WORTH_CHANGE), change / np.maximum(error, 1e-12), 0.0)
+        enough = (batches >= MIN_BATCHES) & (error > 0) & (change > MIN_WORTH_CHANGE)
+        standard = np.where(enough, change / np.maximum(error, 1e-12), 0.0)
         return distribution, share - before, standard
 
     def _check(self, kind: str, sizes: Floats, first_row: int) -> list[Alarm]:
