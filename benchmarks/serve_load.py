@@ -388,7 +388,7 @@ async def run_throughput(
 
 
 def measure_engines(bundle: Path, file: Path, rows: list[dict[str, Any]], sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """Return CPU microseconds of one prediction: encoding and torch, ONNX Runtime with ids, with raw values."""
+    """Return CPU microseconds of each way to predict rows, and of encoding them."""
     import torch
 
     from lpfs.export import export
@@ -416,10 +416,11 @@ def measure_engines(bundle: Path, file: Path, rows: list[dict[str, Any]], sizes:
             ids = raw_inputs(columns, batch)
             texts = {name: np.array([row[name] for row in part], object) for name in names}
             contenders: dict[str, Callable[[], Any]] = {
-                "encode": lambda part=part: served.encoder.encode(part),  # type: ignore[misc]
-                "torch, ids": lambda batch=batch: served.logits(batch),  # type: ignore[misc]
-                "onnxruntime, ids": lambda ids=ids: by_ids.run(["logit"], ids),  # type: ignore[misc]
-                "onnxruntime, raw values": lambda texts=texts: by_text.run(["logit"], texts),  # type: ignore[misc]
+                "serve: encode": lambda part=part: served.encoder.encode(part),  # type: ignore[misc]
+                "serve: onnxruntime, ids as a matrix": lambda batch=batch: served.logits(batch),  # type: ignore[misc]
+                "torch": lambda batch=batch: plain_torch(served.model, batch),  # type: ignore[misc]
+                "onnxruntime, lpfs export of ids": lambda ids=ids: by_ids.run(["logit"], ids),  # type: ignore[misc]
+                "plain: onnxruntime, lpfs export of raw values": lambda texts=texts: by_text.run(["logit"], texts),  # type: ignore[misc]
             }
             best = dict.fromkeys(contenders, float("inf"))
             for _ in range(7):
@@ -430,6 +431,14 @@ def measure_engines(bundle: Path, file: Path, rows: list[dict[str, Any]], sizes:
                     best[name] = min(best[name], (time.process_time() - begin) / count)
             results.append({"rows": size, "cpu_us": {name: round(1e6 * value, 1) for name, value in best.items()}})
     return results
+
+
+def plain_torch(model: Any, batch: Any) -> Any:
+    """Run the torch model."""
+    import torch
+
+    with torch.inference_mode():
+        return model(batch)
 
 
 # ---------------------------------------------------------------- command line

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -36,6 +38,7 @@ from starlette.exceptions import HTTPException  # noqa: E402
 from starlette.requests import ClientDisconnect, Request  # noqa: E402
 from starlette.responses import JSONResponse, Response, StreamingResponse  # noqa: E402
 from starlette.routing import Route  # noqa: E402
+from starlette.types import ASGIApp, Receive, Scope, Send  # noqa: E402
 
 ASSETS = {  # name -> package, content type
     "uplot.min.js": ("lpfs.report", "text/javascript"),
@@ -87,10 +90,23 @@ class Server:
         self.absent = Counter("lpfs_absent_fields", "Requests without a field that was reopened.", **common)
         self.seconds = Histogram("lpfs_request_seconds", "Time to answer.", buckets=LATENCIES, **common)
         self.in_flight = Gauge("lpfs_requests_in_flight", "Requests that are being answered.", **common)
+        self.deadlines = Deadlines(self.limits.max_seconds)
 
-    def app(self) -> Starlette:
-        """Return the application."""
-        routes = [  # the first that fits is taken
+    def app(self) -> ASGIApp:
+        """Return the application; predictions skip the routing and the middleware of starlette."""
+        others, predict = self._other_pages(), self.guard(self.predict)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http" and scope["path"] == "/predict" and scope["method"] == "POST":
+                response = await predict(Request(scope, receive, send))
+                await response(scope, receive, send)
+            else:
+                await others(scope, receive, send)
+
+        return app
+
+    def _other_pages(self) -> Starlette:
+        routes = [
             Route("/predict", self.guard(self.predict), methods=["POST"]),
             Route("/", self.guard(self.show_page)),
             Route("/assets/{name}", self.guard(self.send_asset)),
@@ -135,7 +151,7 @@ class Server:
         try:
             if served is None:
                 raise RequestError(503, "no bundle is served yet; see /readyz")
-            with anyio.fail_after(self.limits.max_seconds):
+            with self.deadlines.watch():
                 body = await read_body(request, self.limits)
                 table = parse_rows(request.headers.get("content-type", ""), body, self.limits)
                 rows = len(table)
@@ -273,6 +289,51 @@ class Server:
                 await anyio.sleep(REFRESH_SECONDS)
         finally:
             self.watchers -= 1
+
+
+class Deadlines:
+    """Cancels requests that take too long. One timer looks at all of them: a timer for each costs a tenth of a request.
+
+    Args:
+        seconds: allowed time; a request is cancelled at most a fifth later.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._started: dict[asyncio.Task[Any], float] = {}
+        self._expired: set[asyncio.Task[Any]] = set()
+        self._has_timer = False
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Raise TimeoutError in the current task if the block takes too long."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._started[task] = time.monotonic()
+        if not self._has_timer:
+            self._has_timer = True
+            asyncio.get_running_loop().call_later(self._seconds / 5, self._cancel_late)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if task not in self._expired:
+                raise
+            getattr(task, "uncancel", int)()  # from Python 3.11 on
+            raise TimeoutError from None
+        finally:
+            self._started.pop(task, None)
+            self._expired.discard(task)
+
+    def _cancel_late(self) -> None:
+        now = time.monotonic()
+        for task, started in list(self._started.items()):
+            if now - started > self._seconds:
+                del self._started[task]
+                self._expired.add(task)
+                task.cancel()
+        self._has_timer = bool(self._started)
+        if self._has_timer:
+            asyncio.get_running_loop().call_later(self._seconds / 5, self._cancel_late)
 
 
 class StoreCollector(Collector):
