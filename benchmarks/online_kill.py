@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,7 @@ class Segments:
 
     def __init__(self, folder: Path, spec: StreamSpec, events: int, kills: int) -> None:
         self.folder, self.spec, self.events, self.kills, self.log = folder, spec, events, kills, folder / "log.txt"
+        self.feeders: list[int] = []
 
     def __enter__(self) -> Segments:
         segment = max(1000, self.events // 50)
@@ -132,7 +133,11 @@ class Segments:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is left to end."""
+        """End what is still writing events."""
+        for process in self.feeders:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
 
     def start(self, run: Path) -> str:
         """Return the address of the source of a run."""
@@ -154,10 +159,11 @@ class Kafka(Segments):
         return self
 
     def __exit__(self, *_: object) -> None:
+        super().__exit__()
         self.cluster.__exit__()
 
     def start(self, run: Path) -> str:
-        start_child(lambda: self.feed(run), self.log)
+        self.feeders.append(start_child(lambda: self.feed(run), self.log))
         time.sleep(2.0)  # the first chunk creates the topic
         return f"kafka://{self.cluster.address}/{run.name}"
 
@@ -180,10 +186,11 @@ class Redis(Segments):
         return self
 
     def __exit__(self, *_: object) -> None:
+        super().__exit__()
         self.server.__exit__()
 
     def start(self, run: Path) -> str:
-        start_child(lambda: self.feed(run), self.log)
+        self.feeders.append(start_child(lambda: self.feed(run), self.log))
         return f"redis://127.0.0.1:{self.server.port}/{run.name}"
 
     def feed(self, run: Path) -> None:

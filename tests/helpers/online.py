@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,16 @@ class MockCluster:
         self._process.kill()
         self._process.communicate()
 
+    @cached_property
     def producer(self) -> Any:
-        """Return a client that writes events."""
+        """A client that writes events; of the process that uses it first."""
         from confluent_kafka import Producer
 
         return Producer({"bootstrap.servers": self.address, "enable.idempotence": True, "linger.ms": 5})
 
     def send(self, topic: str, rows: Iterable[Mapping[str, Any] | bytes], partition: int = 0) -> None:
         """Write rows, in order."""
-        producer = self.producer()
+        producer = self.producer
         for row in rows:
             producer.produce(topic, row if isinstance(row, bytes) else json.dumps(row), partition=partition)
             producer.poll(0)
@@ -62,7 +64,7 @@ def redis_program() -> str | None:
 
 
 def free_port() -> int:
-    """Return a free port below those that clients get: one of these would connect to itself while the server is down."""
+    """Return a free port below those of clients: one of these would connect to itself while the server is down."""
     for port in random.sample(range(20_000, 30_000), 100):
         with socket.socket() as server, suppress(OSError):
             server.bind(("127.0.0.1", port))

@@ -9,7 +9,7 @@ from lpfs._imports import import_optional
 from lpfs.errors import DataError, InputError
 from lpfs.online.source import Event, parse_event
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.1  # a poll waits so long for as many events as were asked for
 REQUEST_SECONDS = 20.0
 
 
