@@ -43,7 +43,7 @@ HEADER_END, LENGTH = b"\r\n\r\n", re.compile(rb"content-length: (\d+)", re.IGNOR
 def build(work: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Publish ``args.versions`` models of the fields; return the rows of requests and what each version predicts.
 
-    Every fourth version reads one field less, so that its encoder is another one.
+    Every fourth version reads one field less.
     """
     import polars as pl
     import torch
@@ -293,9 +293,9 @@ async def run_swaps(args: argparse.Namespace, work: Path, world: dict[str, Any],
             temporary.write_text(f"{target}\n")
             temporary.replace(current)
             while seen[-1] != target:
-                if stop.is_set():
-                    return number
                 await asyncio.sleep(0.005)
+                if time.perf_counter() > end:
+                    return number
             swaps += 1
             await asyncio.sleep(max(0.0, args.block / per_block - (time.perf_counter() - begin)))
             if stop.is_set():
@@ -308,6 +308,8 @@ async def run_swaps(args: argparse.Namespace, work: Path, world: dict[str, Any],
             swapper = asyncio.create_task(swap(stop)) if phase == "swapping" else None
             measured = await client.open(rate, args.block)
             stop.set()
+            while swapper is not None and not swapper.done():  # the last swap of a block belongs to it
+                measured += await client.open(rate, 0.2)
             done = await swapper if swapper else 0
             latencies[phase] += measured
             seconds = cpu_seconds(pid) - cpu

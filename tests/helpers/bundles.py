@@ -37,7 +37,7 @@ def raw_table(seed: int = 0) -> pl.DataFrame:
     )
 
 
-def prepare_dataset(out: Path, rename: dict[str, str] | None = None) -> Dataset:
+def prepare_dataset(out: Path, rename: dict[str, str] | None = None, seed: int = 0) -> Dataset:
     """Return a Dataset of 200 rows; ``rename`` gives fields other names."""
     names = rename or {}
     fields: dict[str, Any] = {
@@ -46,7 +46,7 @@ def prepare_dataset(out: Path, rename: dict[str, str] | None = None) -> Dataset:
         names.get("age", "age"): {"kind": "numeric", "bins": 8},
         names.get("tags", "tags"): {"kind": "multi"},
     }
-    prepare(raw_table().rename(names), out, label="click", fields=fields, min_count=1)
+    prepare(raw_table(seed).rename(names), out, label="click", fields=fields, min_count=1, quiet=True)
     return Dataset(out)
 
 

@@ -45,7 +45,7 @@ def test_a_bundle_has_all_that_serving_needs(dataset, bundles):
     assert bundle.manifest["certificate"]["bound"] == 0.0
     assert bundle.manifest["metadata"] == {"position": 7}
     bundle.verify_files()
-    encoder = RawRowEncoder(bundle.path / "encoder")
+    encoder = RawRowEncoder(bundle.path / "encoder").subset(fields)
     assert encoder.schema == model.reads
     assert set(bundle.samples()[0]) == set(fields)
     [logits] = compute_logits(load(bundle.path / "model"), encoder.encode(bundle.samples()).batch)

@@ -16,7 +16,7 @@ from lpfs.online.rows import RawRowEncoder
 from lpfs.serve.encode import RequestEncoder
 from lpfs.serve.engine import ModelStore, load_bundle
 from lpfs.serve.onnx_session import make_session
-from tests.helpers.bundles import make_model, publish_model, sample_rows
+from tests.helpers.bundles import make_model, prepare_dataset, publish_model, sample_rows
 
 
 @pytest.fixture
@@ -54,20 +54,22 @@ def test_the_store_follows_current_forward_and_back(dataset, bundles):
     assert "serving bundle 000002, instead of 000003" in lines[-1]
 
 
-def test_the_encoder_is_loaded_again_only_if_it_changes(dataset, bundles):
+def test_the_vocabularies_are_read_again_only_if_they_change(dataset, bundles, tmp_path):
     publish_seed(bundles, dataset)
     store, _ = open_store(bundles)
-    encoder = store.model.encoder
-    publish_seed(bundles, dataset, 1)
-    store.check()
-    assert store.model.encoder is encoder
-    publish_seed(bundles, dataset, 1, fields=["text", "age"])
-    store.check()
-    assert store.model.encoder is not encoder
-    assert not store.model.reopened
-    publish_seed(bundles, dataset, 1, fields=["text", "age", "tags"])
-    store.check()
+    table = store.model.encoder._table
+    for fields in (None, ["text", "age"], ["text", "age", "tags"]):
+        publish_seed(bundles, dataset, 1, fields=fields)
+        store.check()
+        assert store.refused is None
+        assert store.model.encoder._table is table
+        assert store.model.encoder.schema == store.model.model.reads
     assert store.model.reopened == store.model.optional() == {"tags"}
+    other = prepare_dataset(tmp_path / "other", seed=1)
+    publish_seed(bundles, other)
+    store.check()
+    assert store.refused is None
+    assert store.model.encoder._table is not table
 
 
 def damage_weights(bundle):

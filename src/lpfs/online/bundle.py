@@ -2,7 +2,7 @@
 
     bundles/000007/bundle.json       the manifest: fields, certificate, logits of stored rows, digests
                    model/            the pruned model (``lpfs.load``)
-                   encoder/          from raw values to ids (``RawRowEncoder``), a Dataset of one row
+                   encoder/          from raw values of all fields to ids (``RawRowEncoder``), a Dataset of one row
                    samples.json      raw rows on which every server compares its logits with those of the manifest
     bundles/CURRENT                  "000007": written last, by rename
 
@@ -248,10 +248,10 @@ def _write_model(
     from lpfs.gates.verification import compute_logits
     from lpfs.serialization import save
 
-    encoder = encoder.subset(fields)
-    if encoder.schema.names != model.reads.names:
-        raise InputError(f"the encoder has the fields {encoder.schema.names}, the model reads {model.reads.names}")
-    encoded = encoder.encode(rows)
+    part = encoder.subset(fields)
+    if part.schema.names != model.reads.names:
+        raise InputError(f"the encoder has the fields {part.schema.names}, the model reads {model.reads.names}")
+    encoded = part.encode(rows)
     if encoded.refused:
         first = encoded.refused[0]
         raise InputError(f"sample row {first.row} cannot be encoded: field {first.field!r}: {first.reason}")
@@ -260,7 +260,7 @@ def _write_model(
     if not bool(torch.isfinite(logits).all()):
         raise InputError("the model's logits of the sample rows are not finite; nothing was published")
     save(model, folder / MODEL)
-    encoder.save(folder / ENCODER)
+    encoder.save(folder / ENCODER)  # of all fields: a server reads it again only if it changes
     write_json(folder / SAMPLES, {"rows": rows, "checksum": json_checksum({"rows": rows})})
     return {"logits": logits.double().tolist()}
 

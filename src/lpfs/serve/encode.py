@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from types import NoneType
 from typing import Any
@@ -131,7 +132,8 @@ class TextTable:
     """
 
     def __init__(self, encoder: RawRowEncoder) -> None:
-        self.names, starts, keys = encoder.text_fields, [0], []
+        self.names: tuple[str, ...] = encoder.text_fields
+        starts, keys = [0], []
         self._salts = splitmix64(np.arange(len(self.names)), seed=1)
         marks = hash_texts([NULL, *encoder.missing_texts])
         for name, salt in zip(self.names, self._salts, strict=True):
@@ -143,6 +145,14 @@ class TextTable:
         missing = missing[~np.isin(missing, known)]
         self._starts, self._count = np.array(starts[:-1], np.int64), starts[-1]
         self._slots = HashTable(np.concatenate([known, missing]), FIRST_ID).slots
+
+    def subset(self, fields: Sequence[str]) -> TextTable:
+        """Return the same table for some of the fields."""
+        kept = [number for number, name in enumerate(self.names) if name in fields]
+        part = copy.copy(self)
+        part.names = tuple(self.names[number] for number in kept)
+        part._salts, part._starts = self._salts[kept], self._starts[kept]
+        return part
 
     def __call__(self, texts: list[str], rows: int) -> npt.NDArray[np.int32]:
         """Return ids (B, T) of the texts, row by row."""
@@ -188,21 +198,33 @@ def hash_texts(texts: Sequence[str]) -> npt.NDArray[np.uint64]:
 
 
 class RequestEncoder:
-    """Encodes requests of the fields of a bundle.
+    """Encodes requests of the fields of a bundle, see :meth:`subset`.
 
     Args:
-        encoder: the encoder of the bundle. Texts are looked up directly, what it returns for other values is
+        encoder: the encoder of all fields. Texts are looked up directly, what it returns for other values is
             remembered, up to ``MAX_MEMO`` values.
     """
 
     def __init__(self, encoder: RawRowEncoder) -> None:
+        limit = max(1024, MAX_MEMO // len(encoder.schema))
+        self._whole = encoder
+        self._table = TextTable(encoder)
+        self._all_memos = [FieldMemo(field, encoder, limit) for field in encoder.schema]
+        self._set_fields(encoder)
+
+    def subset(self, fields: Sequence[str]) -> RequestEncoder:
+        """Return an encoder of some fields that shares the vocabularies and the memory of this one."""
+        part = copy.copy(self)
+        part._set_fields(self._whole.subset(fields))
+        return part
+
+    def _set_fields(self, encoder: RawRowEncoder) -> None:
         self.encoder, self.schema = encoder, encoder.schema
-        limit = max(1024, MAX_MEMO // len(self.schema))
-        self._memos = [FieldMemo(field, encoder, limit) for field in self.schema]
+        self._memos = [memo for memo in self._all_memos if memo.name in self.schema.names]
         self._ids = [memo for memo in self._memos if memo.field.kind == "categorical"]
         self._dense = [memo for memo in self._memos if memo.field.kind == "numeric"]
         self._bags = [memo for memo in self._memos if memo.field.kind == "multi"]
-        self._texts = TextTable(encoder)
+        self._texts = self._table.subset(self.schema.names)
         names = [memo.name for memo in self._ids]
         self._text_columns = np.array([names.index(name) for name in self._texts.names], np.int64)
         self._others = [memo for memo in self._memos if memo.name not in self._texts.names]

@@ -81,7 +81,7 @@ class RefusedBundle:
 def load_bundle(bundle: Bundle, before: ServedModel | None = None) -> ServedModel:
     """Read a bundle, compare every file with its digest and its logits with those of the manifest, and warm it up.
 
-    Raise LpfsError if something differs. The encoder of ``before`` is used again if its files are the same.
+    Raise LpfsError if something differs. The vocabularies of ``before`` are used again if their files are the same.
     """
     start = time.perf_counter()
     bundle.verify_files()
@@ -89,9 +89,9 @@ def load_bundle(bundle: Bundle, before: ServedModel | None = None) -> ServedMode
     if model.reads.names != bundle.fields:
         raise CheckpointError(f"bundle {bundle.path}: the model reads other fields than the manifest lists")
     if before is not None and _encoder_files(before.bundle) == _encoder_files(bundle):
-        encoder = before.encoder
+        encoder = before.encoder.subset(bundle.fields)
     else:
-        encoder = RequestEncoder(RawRowEncoder(bundle.path / ENCODER))
+        encoder = RequestEncoder(RawRowEncoder(bundle.path / ENCODER)).subset(bundle.fields)
     if encoder.schema != model.reads:
         raise CheckpointError(f"bundle {bundle.path}: the encoder has other fields than the model")
     reopened = frozenset(bundle.fields) - frozenset(before.bundle.fields) if before else frozenset()
