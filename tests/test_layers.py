@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "paper": CORE | HELPERS | {"methods", "pipeline", "report", "compare", "plots"},
     "export": CORE | HELPERS | {"pipeline"},
     "online": CORE | HELPERS | {"methods"},
-    "serve": {"schema", "data", "models", "serialization", "online", "report", "__version__"} | HELPERS,
+    "serve": {"schema", "data", "models", "serialization", "online", "export", "report", "__version__"} | HELPERS,
     "adapters": {"schema", "data", "gates"} | HELPERS,
     "sklearn": {"schema", "gates"} | HELPERS,
     "cli": CORE

@@ -24,7 +24,7 @@ from lpfs._text import html_environment
 from lpfs.errors import InputError, LpfsError
 from lpfs.online.bundle import rollback
 from lpfs.serve.encode import RefusedRowsError
-from lpfs.serve.engine import ModelStore, ServedModel
+from lpfs.serve.engine import ModelStore, ServedModel, ignore_message
 from lpfs.serve.live import REFRESH_SECONDS, LivePage, RequestLog, describe_model, encode_events
 from lpfs.serve.requests import Limits, RequestError, parse_rows, read_body
 
@@ -75,7 +75,7 @@ class Server:
     limits: Limits = field(default_factory=Limits)
     token: str | None = None
     hosts: tuple[str, ...] = LOOPBACK
-    notify: Callable[[str], None] = lambda text: None
+    notify: Callable[[str], None] = ignore_message
     stopping: bool = False
 
     def __post_init__(self) -> None:

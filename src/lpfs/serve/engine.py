@@ -29,6 +29,10 @@ POLL_SECONDS = 0.5
 GRACE_SECONDS = 300.0  # after a swap, in which requests may still lack the fields that the older model did not need
 
 
+def ignore_message(text: str) -> None:
+    """Do nothing with a line of the log."""
+
+
 @dataclass(frozen=True)
 class ServedModel:
     """A bundle that was checked and can answer. A request takes one reference and uses nothing else.
@@ -128,7 +132,7 @@ class ModelStore:
         notify: called with one line for every swap and refusal.
     """
 
-    def __init__(self, bundles: Path, notify: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, bundles: Path, notify: Callable[[str], None] = ignore_message) -> None:
         self.bundles, self._notify = bundles, notify
         self.model: ServedModel | None = None
         self.refused: RefusedBundle | None = None

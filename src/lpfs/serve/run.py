@@ -15,7 +15,7 @@ import torch
 from lpfs._imports import import_optional
 from lpfs.errors import InputError
 from lpfs.serve.app import LOOPBACK, Server
-from lpfs.serve.engine import POLL_SECONDS, ModelStore
+from lpfs.serve.engine import POLL_SECONDS, ModelStore, ignore_message
 from lpfs.serve.requests import Limits
 
 TOKEN_VARIABLE = "LPFS_SERVE_TOKEN"
@@ -34,7 +34,7 @@ def serve(
     token: str | None = None,
     poll_seconds: float = POLL_SECONDS,
     threads: int = 1,
-    notify: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = ignore_message,
 ) -> None:
     """Answer requests with the current bundle of a folder until the process is asked to end.
 
