@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from lpfs._console import Console
+from lpfs.data.simulate_stream import simulate_events, write_segment
 from lpfs.errors import CheckpointError, InputError, LockedError, StateError
 from lpfs.online import bundle
 from lpfs.online.gates import GateSettings
@@ -22,7 +23,7 @@ from lpfs.online.learner import LearnerSettings
 from lpfs.online.run import EventFilter, OnlineSettings, OnlineTrainer, online
 from lpfs.online.source import SegmentSource
 from lpfs.online.state import StateReader, replay_changes
-from tests.online.conftest import EVENTS
+from tests.online.conftest import EVENTS, SPEC
 
 LEARNER = LearnerSettings(
     options={"dim": 4, "hidden": (8,)}, warmup=2, probe_every=4, gates=GateSettings(penalty=0.05, error=0.01)
@@ -193,6 +194,19 @@ def test_damaged_weights_are_refused(stream_folder: Path, tmp_path: Path) -> Non
 def test_a_reader_without_a_run() -> None:
     with pytest.raises(StateError, match="no state at"):
         StateReader("nowhere").summary()
+
+
+def test_a_segment_without_a_field_is_refused_row_by_row(stream_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "segments").mkdir()
+    frame = simulate_events(SPEC, 0, 300)
+    write_segment(tmp_path / "segments" / "1.parquet", frame.drop("dies"))
+    write_segment(tmp_path / "segments" / "2.parquet", frame)
+    source = SegmentSource(tmp_path / "segments")
+    settings = OnlineSettings(LEARNER, batch=300, publish_every=0, key="event")
+    result = online(source, tmp_path / "run", stream_folder / "like", settings=settings, idle_seconds=0.0)
+    assert (result.rows, result.learned, result.refused) == (600, 300, {"malformed": 300})
+    letter = json.loads((tmp_path / "run" / "dead_letters.jsonl").read_text().splitlines()[0])
+    assert letter["reason"].startswith("dies: the field is absent")
 
 
 def test_late_and_repeated_events() -> None:

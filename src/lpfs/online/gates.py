@@ -111,7 +111,7 @@ class GainTests:
         """Add the gains of the rows of a batch."""
         if self.sums[0, field] > MAX_TEST_ROWS:
             self.reset(field)
-        self.sums[:, field] += len(gains), gains.sum(), gains @ gains
+        self.sums[:, field] += np.array([len(gains), gains.sum(), gains @ gains])
 
     def reset(self, field: int) -> None:
         """Start again."""
@@ -174,10 +174,8 @@ class SteadyGates(nn.Module):
         self.penalty = torch.full((size,), first, dtype=torch.float64)
         self.dead = torch.zeros(size, dtype=torch.bool)
         self.previous_x = start.clone()
-        self.prox = ProxSGD(
-            *([self.x], torch.tensor(settings.lr, dtype=torch.float64)),
-            **{"penalty": self.penalty, "weights": torch.ones(size), "prox": "positive"},
-        )
+        lr, weights = torch.tensor(settings.lr, dtype=torch.float64), torch.ones(size)
+        self.prox = ProxSGD([self.x], lr, penalty=self.penalty, weights=weights, prox="positive")
         self._weigh()
         self.prox.state[self.x]["momentum_buffer"] = torch.zeros(size)
 
@@ -224,7 +222,7 @@ class SteadyGates(nn.Module):
         """Return the fields whose gate disagrees with the selection, those with the shortest tests first."""
         alive = (self.x.detach() != 0).numpy()
         fields = np.flatnonzero((alive != self.open) & ~self.fixed)
-        for field in np.flatnonzero(self.tests.sums[0]):
+        for field in np.flatnonzero(self.tests.sums[0]).tolist():
             if alive[field] == self.open[field]:
                 self.tests.reset(field)
         return [int(field) for field in fields[np.argsort(self.tests.sums[0, fields], kind="stable")]]

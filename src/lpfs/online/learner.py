@@ -193,7 +193,7 @@ class OnlineLearner:
         loss = bce_loss(logits, labels)
         if not bool(torch.isfinite(loss)):
             raise NonFiniteError(f"the loss of batch {self.batches} is not finite; lower the learning rate")
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         return _as_floats(logits.detach()[:, 0])
 

@@ -146,7 +146,9 @@ class RawRowEncoder:
     def _encode(self, frame: pl.DataFrame, targets: Sequence[str]) -> tuple[dict[str, Any], Columns, dict[str, Reader]]:
         """Return labels, encoded columns, and {column: how it is read} of those with a row that cannot be read."""
         columns: Columns = {"ids": {}, "dense": {}, "bags": {}}
-        labels = {name: np.zeros(frame.height, np.uint8) for name in (self.schema.label, *self.schema.tasks)}
+        labels: dict[str, Any] = {
+            name: np.zeros(frame.height, np.uint8) for name in (self.schema.label, *self.schema.tasks)
+        }
         texts = [encoder for encoder in self._texts if frame[encoder.name].dtype == pl.String]
         if texts:
             ids = encode_texts(texts, [frame[encoder.name] for encoder in texts])
@@ -156,9 +158,10 @@ class RawRowEncoder:
             for encoder in self._encoders
             if encoder.name not in columns["ids"]
         ]
-        read_target = partial(read_label, options=self._options, locate=_no_location)
+        read_target: Reader = partial(read_label, options=self._options, locate=_no_location)
+        readers += [(name, labels, read_target) for name in targets]
         failed: dict[str, Reader] = {}
-        for name, results, read in (*readers, *((name, labels, read_target) for name in targets)):
+        for name, results, read in readers:
             try:
                 results[name] = read(frame[name])
             except READ_ERRORS:

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -94,9 +94,11 @@ class EventFilter:
         self.known: set[int] = set()
         self.latest = -np.inf
 
-    def check(self, keys: Iterable[Any], times: Iterable[Any]) -> list[str]:
+    def check(self, keys: Sequence[Any], times: Sequence[Any]) -> list[str]:
         """Return for each event why it is refused; an empty text if it is accepted."""
         settings, reasons, batch = self.settings, [], set[int]()
+        if settings.key is None and settings.lateness is None:
+            return [""] * len(keys)
         for key, event_time in zip(keys, times, strict=True):
             reason = ""
             if settings.key is not None:
@@ -170,7 +172,9 @@ class OnlineTrainer:
         self.rows = self.learned = 0
         self.refused: dict[str, int] = {}
         self.samples = "[]"
-        names = self.encoder.schema.names
+        schema = self.encoder.schema
+        names = schema.names
+        self._required = (*names, schema.label, *schema.tasks)
         self._order = [names.index(name) for name in self.learner.inputs.names]
         self._published = self.learner.kept
         self._start_window()
@@ -252,30 +256,31 @@ class OnlineTrainer:
 
     def process(self, events: Events) -> None:
         """Learn from one batch of events; refused ones become dead letters."""
-        first, is_table = self.rows, isinstance(events, pl.DataFrame)
+        if isinstance(events, pl.DataFrame) and not set(self._required) <= set(events.columns):
+            events = events.to_dicts()  # every row is refused, with the field that is absent
+        first = self.rows
         self.rows += len(events)
         self._window_batches += 1
         positions = list(range(len(events)))
-        if not is_table:
+        if not isinstance(events, pl.DataFrame):
             for at, event in enumerate(events):
                 if isinstance(event, Malformed):
                     self._refuse(first + at, "malformed", event.reason, event.text)
             positions = [at for at in positions if not isinstance(events[at], Malformed)]
-        columns = (self.settings.key, self.settings.time)
-        keys, times = (_column(events, name, positions) for name in columns)
-        for at, reason in zip(positions, self.filter.check(keys, times), strict=True) if any(columns) else ():
+        keys, times = (_column(events, name, positions) for name in (self.settings.key, self.settings.time))
+        accepted = []
+        for at, key, reason in zip(positions, keys, self.filter.check(keys, times), strict=True):
             if reason:
                 kind, _, text = reason.partition(": ")
                 self._refuse(first + at, kind, text, _row(events, at))
-                keys[positions.index(at)] = None
-                positions[positions.index(at)] = -1
-        kept = [(at, key) for at, key in zip(positions, keys, strict=True) if at >= 0]
-        positions, keys = [at for at, _ in kept], [key for _, key in kept]
-        rows: Any = (
-            events
-            if len(positions) == len(events)
-            else (events[positions] if is_table else [events[at] for at in positions])
-        )  # type: ignore[call-overload]
+            else:
+                accepted.append((at, key))
+        if not accepted:
+            return
+        positions, keys = [at for at, _ in accepted], [key for _, key in accepted]
+        rows: Any = events
+        if len(positions) < len(events):
+            rows = events[positions] if isinstance(events, pl.DataFrame) else [events[at] for at in positions]
         encoded = self.encoder.encode(rows, labelled=True)
         for refused in encoded.refused:
             at = positions[refused.row]
@@ -375,7 +380,9 @@ class OnlineTrainer:
         kept = self.learner.kept
         pruned = self.learner.pruned(self.encoder.encode(rows).batch)
         published = bundle.publish(
-            *(self.bundles, pruned.model, self.encoder.subset(kept)),
+            self.bundles,
+            pruned.model,  # type: ignore[arg-type]
+            self.encoder.subset(kept),
             sample_rows=rows,
             fields=list(kept),
             certificate=pruned.certificate,
