@@ -114,13 +114,13 @@ def start(command: Sequence[str], nice: int) -> Iterator[tuple[int, int]]:
 
 def serve_plain(file: str) -> None:
     """Serve an ONNX file that takes raw values, with nothing else: what one would write by hand."""
-    import onnxruntime
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import Route
 
+    onnxruntime: Any = __import__("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
@@ -281,7 +281,9 @@ async def run_swaps(args: argparse.Namespace, work: Path, world: dict[str, Any],
     client.outcomes.clear()
     rate, end = args.load * capacity, time.perf_counter() + args.max_seconds
     current, versions = work / "bundles" / "CURRENT", sorted(world["expected"])
-    swaps, latencies, blocks = 0, {"steady": [], "swapping": []}, []  # type: ignore[var-annotated]
+    swaps = 0
+    blocks: list[dict[str, Any]] = []
+    latencies: dict[str, list[float]] = {"steady": [], "swapping": []}
     per_block = max(1, round(args.swaps * args.block * 2 * rate / args.requests))
 
     async def swap(stop: asyncio.Event) -> int:
@@ -300,7 +302,7 @@ async def run_swaps(args: argparse.Namespace, work: Path, world: dict[str, Any],
             await asyncio.sleep(max(0.0, args.block / per_block - (time.perf_counter() - begin)))
             if stop.is_set():
                 return number + 1
-        return per_block
+        return int(per_block)
 
     while (len(client.latencies) < args.requests or swaps < args.swaps) and time.perf_counter() < end:
         for phase in ("steady", "swapping"):
@@ -315,7 +317,7 @@ async def run_swaps(args: argparse.Namespace, work: Path, world: dict[str, Any],
             seconds = cpu_seconds(pid) - cpu
             blocks.append({"phase": phase, "swaps": done, "cpu_seconds": round(seconds, 2), **quantiles(measured)})
     count = sum(client.outcomes.values())
-    result = {
+    result: dict[str, Any] = {
         "capacity_per_second": round(capacity, 1),
         "rate_per_second": round(rate, 1),
         "requests": count,
@@ -326,7 +328,7 @@ async def run_swaps(args: argparse.Namespace, work: Path, world: dict[str, Any],
         "swapping": quantiles(latencies["swapping"]),
         "complete": count >= args.requests and swaps >= args.swaps,
     }
-    result["p99_ratio"] = round(result["swapping"]["p99"] / result["steady"]["p99"], 3)  # type: ignore[index]
+    result["p99_ratio"] = round(result["swapping"]["p99"] / result["steady"]["p99"], 3)
     pairs = [after["p99"] / before["p99"] for before, after in zip(blocks[::2], blocks[1::2], strict=True)]
     result["p99_ratio_of_pairs"] = {"median": round(float(np.median(pairs)), 3), "pairs": len(pairs)}
     return {**result, "blocks": blocks}
