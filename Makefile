@@ -1,4 +1,5 @@
 # make demo           the main job, on data that it simulates
+# make demo-online    a stream, a trainer and a server for two minutes, with a page to watch
 # make test           lint, types and the fast tests: before every commit
 # make test-all       everything else: long searches, documentation, browser
 # make lint           style, format, strict types            make format      format the code
@@ -17,7 +18,7 @@ PAGES  := $(VENV)/.ready-docs
 SPARK  := .venv-spark
 INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
-.PHONY: demo test test-all coverage test-long test-adapters test-spark test-browser docs test-docs lint format bench setup clean
+.PHONY: demo demo-online test test-all coverage test-long test-adapters test-spark test-browser docs test-docs lint format bench setup clean
 .DEFAULT_GOAL := demo
 
 # The pinned install, repeated only if one of these two files changes; the tools are installed when they are needed.
@@ -41,6 +42,9 @@ setup: $(READY)
 
 demo: $(BASE)
 	$(BIN)/python examples/demo.py
+
+demo-online: $(READY)
+	$(BIN)/python examples/online.py
 
 test: lint
 	$(BIN)/python -m pytest

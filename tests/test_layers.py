@@ -40,9 +40,13 @@ ALLOWED: dict[str, set[str]] = {
     "compare": CORE | HELPERS | {"methods", "pipeline", "report"},
     "paper": CORE | HELPERS | {"methods", "pipeline", "report", "compare", "plots"},
     "export": CORE | HELPERS | {"pipeline"},
+    "online": CORE | HELPERS | {"methods"},
+    "serve": {"schema", "data", "models", "serialization", "online", "export", "report", "__version__"} | HELPERS,
     "adapters": {"schema", "data", "gates"} | HELPERS,
     "sklearn": {"schema", "gates"} | HELPERS,
-    "cli": CORE | HELPERS | {"methods", "pipeline", "report", "compare", "paper", "export", "__version__"},
+    "cli": CORE
+    | HELPERS
+    | {"methods", "pipeline", "report", "compare", "paper", "export", "online", "serve", "__version__"},
     "__main__": {"cli"},
 }
 # the functions of commands, and who may import the modules that they are in
@@ -53,6 +57,7 @@ COMMANDS = {
     "lpfs.paper.reproduce": {"cli", "paper"},
     "lpfs.adapters": {"adapters"},
     "lpfs.sklearn": {"sklearn"},
+    "lpfs.serve": {"cli", "serve"},
 }
 # files that import an optional package at module level; they are imported only if it is there
 OPTIONAL = {

@@ -41,7 +41,11 @@ def test_hash_table_equals_a_dict(size, spread):
     rng.shuffle(keys)
     table = {key: index + 2 for index, key in enumerate(keys.tolist())}
     queries = np.concatenate([keys, rng.integers(0, max(spread, 2 * size) + 1, 500, dtype=np.uint64)])
-    assert HashTable(keys, 2)(queries).tolist() == [table.get(key, 1) for key in queries.tolist()]
+    lookup = HashTable(keys, 2)
+    expected = [table.get(key, 1) for key in queries.tolist()]
+    assert lookup(queries).tolist() == expected
+    assert [lookup.find(key) for key in queries.tolist()] == expected
+    assert [lookup(queries[row : row + 1]).tolist() for row in range(50)] == [[number] for number in expected[:50]]
 
 
 def test_splitmix64_is_fixed_and_uniform():

@@ -85,11 +85,11 @@ class Chromium:
         message, self._rest = self._rest.split(b"\0", 1)
         return json.loads(message)
 
-    def open(self, path: Path, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
-        """Open a file and wait until it is loaded and drawn."""
+    def open(self, page: Path | str, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
+        """Open a file or a URL and wait until it is loaded and drawn."""
         self.events.clear()
         self.set_view(width=width, height=height, dark=dark)
-        self("Page.navigate", url=path.resolve().as_uri())
+        self("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
         self.settle()

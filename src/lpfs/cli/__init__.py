@@ -21,12 +21,12 @@ except ImportError:  # the library works without it
 
 from lpfs._console import escape_all_output, print_error
 from lpfs._text import escape_unprintable
-from lpfs.cli import compare, data, info, models, select
+from lpfs.cli import compare, data, info, models, online, select, serve
 from lpfs.cli.app import EXIT_ALLOWANCE, cli, distributed_command, reported_elsewhere
 from lpfs.errors import LpfsError
 from lpfs.train.distributed import launch_rank
 
-__all__ = ["EXIT_ALLOWANCE", "cli", "compare", "data", "info", "main", "models", "run", "select"]
+__all__ = ["EXIT_ALLOWANCE", "cli", "compare", "data", "info", "main", "models", "online", "run", "select", "serve"]
 
 
 BLOCKED_SECONDS = 2.0  # after SIGTERM, until a main thread that does not return to Python is ended

@@ -31,6 +31,7 @@ SECTIONS = {
     "Data": ("prepare", "simulate"),
     "Single stages": ("train", "search", "prune", "evaluate", "export"),
     "The paper": ("reproduce",),
+    "Online": ("online", "serve"),
     "Information": ("methods", "doctor", "completion"),
 }
 ORDER = tuple(name for names in SECTIONS.values() for name in names)

@@ -23,9 +23,13 @@ SOURCE is a CSV, TSV or Parquet file (.gz and .zst too), a directory or a patter
 The kinds of the columns are inferred and printed; correct them with --kind or --fields.
 --dry-run examines a table first: label values, days, missing values, odd columns, each with the option to add.
 """
-SIMULATE_HELP = "Write a simulated click log whose relevant fields are known; they are saved in truth.json."
+SIMULATE_HELP = """Write a simulated click log whose relevant fields are known; they are saved in truth.json.
 
-log_option = opt.section("Log")
+With --stream, write segments for "lpfs online" instead: the field "dies" stops to predict clicks at event T1, the field
+"wakes" starts to at T2, and from T3 on ever more values of the field "drifts" are new; see schedule.json.
+"""
+
+log_option, stream_option = opt.section("Log"), opt.section("Stream")
 
 
 @cli.command(
@@ -105,18 +109,30 @@ def dataset_summary(dataset: Dataset) -> dict[str, Any]:
     examples=[
         "lpfs simulate --preset small --out data/small",
         "lpfs simulate --preset terabyte --rows 2000000 --format csv --out raw",
+        "lpfs simulate --stream --rows 1000000 --rate 20000 --out segments",
     ],
 )
 @log_option("--preset", choices=SIMULATED_PRESETS, default="small", help="Kind of log.")
 @log_option("--rows", type=int, help="Total number of rows. Default: that of the preset.")
 @log_option("--days", type=int, help="Number of days. Default: that of the preset.")
 @log_option("--seed", type=int, default=0, help="Seed of all random numbers.")
+@stream_option("--stream", is_flag=True, help="Write segments of a stream.")
+@stream_option("--first", type=int, default=0, help="Number of the first event; a stream can be continued.")
+@stream_option("--segment", type=int, default=10_000, help="Events per segment.")
+@stream_option("--rate", type=float, help="Events per second. Default: as fast as possible.")
+@stream_option("--events", metavar="T1,T2,T3", help="Events at which the fields change.  [default: 40, 70, 50 %]")
+@stream_option("--fields", type=int, default=40, help="Number of fields.")
 @opt.output("--out", required=True, type=opt.PATH, help="Directory to write.")
-@opt.output("--format", choices=("dataset", "csv", "parquet"), default="dataset", help="Format to write.")
+@opt.output("--format", choices=("dataset", "csv", "parquet", "jsonl"), help="Format to write.")
 @opt.output("--replace", is_flag=True, help="Replace an older log.")
 @opt.OUTPUT_OPTIONS
 def simulate(out: Path, quiet: bool, as_json: bool, **options: Any) -> None:
     """Simulate a click log."""
+    stream = {name: options.pop(name) for name in ("stream", "first", "segment", "rate", "events", "fields")}
+    if stream.pop("stream"):
+        _simulate_stream(out, quiet, as_json, stream, options)
+        return
+    options["format"] = options["format"] or "dataset"
     from lpfs._console import Console
     from lpfs.data.dataset import Dataset
     from lpfs.data.simulate import simulate as run
@@ -132,3 +148,22 @@ def simulate(out: Path, quiet: bool, as_json: bool, **options: Any) -> None:
         values = {"path": str(out), "files": [str(path) for path in result]}
     if as_json:
         print_json({**values, "truth": str(truth)})
+
+
+def _simulate_stream(out: Path, quiet: bool, as_json: bool, stream: dict[str, Any], options: dict[str, Any]) -> None:
+    """Write segments with a known schedule."""
+    from lpfs._console import Console
+    from lpfs.data.simulate_stream import SCHEDULE, StreamSpec, write_stream
+
+    rows, texts = options["rows"] or 1_000_000, (stream.pop("events") or "").split(",")
+    total = stream["first"] + rows
+    times = [int(total * share) for share in (0.4, 0.7, 0.5)]
+    if texts != [""]:
+        if len(texts) != 3 or not all(text.strip().isdigit() for text in texts):
+            raise click.UsageError("--events needs three numbers: T1,T2,T3.")
+        times = [int(text) for text in texts]
+    spec = StreamSpec(stream.pop("fields"), dies=times[0], wakes=times[1], drifts=times[2], seed=options["seed"])
+    write_stream(out, spec, events=rows, format=options["format"] or "parquet", **stream)
+    Console(quiet=quiet).message(f"{out}: {rows:,} events; the schedule is in {out / SCHEDULE}")
+    if as_json:
+        print_json({"path": str(out), "rows": rows, "dies": times[0], "wakes": times[1], "drifts": times[2]})

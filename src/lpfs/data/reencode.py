@@ -216,7 +216,7 @@ class RowEncoder:
             retyped = find_retyped(self._encoders, frame, (), locate)
             check_columns_fit(self.like.path, "the table", [], retyped, extra)
             raise
-        return _gather_columns(self.schema, columns, labels).batch()
+        return gather_columns(self.schema, columns, labels).batch()
 
 
 def encode_rows(like: Like, table: Any, fields: Sequence[str] | None = None) -> Batch:
@@ -224,14 +224,14 @@ def encode_rows(like: Like, table: Any, fields: Sequence[str] | None = None) -> 
     return RowEncoder(like, fields)(table)
 
 
-def _gather_columns(schema: Schema, columns: dict[str, dict[str, Any]], labels: dict[str, Any]) -> RowBlock:
+def gather_columns(schema: Schema, columns: dict[str, dict[str, Any]], labels: dict[str, Any]) -> RowBlock:
     """Gather encoded columns as a Stream does: a missing number becomes 0.0 and is flagged in ``missing``."""
     if unknown := {schema.label, *schema.tasks} - labels.keys():
         raise DataError(f"the schema names the label {min(unknown)!r}, the settings {sorted(labels)}; prepare it again")
     targets = [labels[name] for name in (schema.label, *schema.tasks)]
     rows = len(targets[0])
     ids = [columns["ids"][field.name] for field in schema if field.kind == "categorical"]
-    dense = [columns["dense"][field.name].reshape(rows, -1) for field in schema if field.kind == "numeric"]
+    dense = [columns["dense"][field.name].reshape(rows, field.dim) for field in schema if field.kind == "numeric"]
     numbers: AnyArray = np.concatenate([np.empty((rows, 0), np.float32), *dense], 1)  # (n, C)
     missing = np.isnan(numbers)
     numbers[missing] = 0.0

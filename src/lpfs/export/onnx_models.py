@@ -26,6 +26,7 @@ class EncodedInputs:
     dense: str | None  # (B, C)
     missing: str | None  # (B, C), 1.0 or 0.0
     rows: str  # (1,): B
+    matrix: str | None = None  # (B, F): the ids of all fields with one id, if they are one input
 
 
 def add_inputs(graph: Graph, columns: Sequence[InputColumn]) -> EncodedInputs:
@@ -82,8 +83,11 @@ def add_embeddings(graph: Graph, inputs: Inputs, path: str, encoded: EncodedInpu
         table = graph.weight(inputs.table.weight, f"{path}.table.weight")
         starts = np.cumsum([0, *inputs.table.sizes])
         if inputs.ids:
-            columns = [graph.add("Unsqueeze", encoded.ids[name], [1]) for name in inputs.names[: inputs.ids]]
-            rows = graph.add("Add", graph.add("Concat", *columns, axis=1), starts[None, : inputs.ids])  # (B, F)
+            matrix = encoded.matrix
+            if matrix is None:
+                columns = [graph.add("Unsqueeze", encoded.ids[name], [1]) for name in inputs.names[: inputs.ids]]
+                matrix = graph.add("Concat", *columns, axis=1)
+            rows = graph.add("Add", matrix, starts[None, : inputs.ids])  # (B, F)
             pieces.append(graph.add("Gather", table, rows, axis=0))
         for name, start in zip(inputs.bags, starts[inputs.ids :].tolist(), strict=False):
             pooled = _pooled_bag(graph, table, encoded.ids[name], start, mean=inputs.table.mean)

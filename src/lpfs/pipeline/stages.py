@@ -276,7 +276,7 @@ def absorb_and_prune(
     zeros = prune(model, selection, batch=batch)
     if not keep_zeros:
         zeros = replace(zeros, model=nn.Identity())
-        gc.collect()
+        plan.free_memory()
     cut = prune(model, selection, batch=batch, optimizer=optimizer, cut=True)
     return zeros, cut, selection
 

@@ -24,7 +24,7 @@ from lpfs.data.encoders.vocabulary import (
 from lpfs.data.fields import FieldPlan
 from lpfs.data.hashing import Ids
 from lpfs.data.parsing import cast_column, value_error
-from lpfs.data.store.format import FIRST_ID, AnyArray
+from lpfs.data.store.format import FIRST_ID, MISSING_ID, AnyArray
 from lpfs.errors import DataError
 
 OTHER_ROWS = MIN_MERGE_ROWS // 64  # an encoder without a vocabulary counts as so many values in its group
@@ -246,6 +246,28 @@ def finish_together(encoders: Sequence[Encoder]) -> None:
         vocabularies = Vocabulary.build(counters, [encoder.limits for encoder in with_vocabulary])
         for encoder, vocabulary in zip(with_vocabulary, vocabularies, strict=True):
             encoder.set_vocabulary(vocabulary)
+
+
+def is_text_vocabulary(encoder: Encoder) -> bool:
+    """Return whether an encoder looks up texts, one per row, in a vocabulary; see ``encode_texts``."""
+    if type(encoder) is not CategoricalEncoder or encoder.plan.hexadecimal or encoder._vocabulary is None:
+        return False
+    return encoder._vocabulary.values.dtype == pl.String
+
+
+def encode_texts(encoders: Sequence[Encoder], columns: Sequence[pl.Series]) -> list[Ids]:
+    """Return the ids of columns of text, for encoders with ``is_text_vocabulary``; each is what ``encode`` returns.
+
+    All texts are hashed in one call of polars, which takes 90 µs however few they are.
+    """
+    values = pl.concat([column.rename("") for column in columns])
+    keys, missing, rows, result = value_keys(values), null_mask(values), len(columns[0]), []
+    for number, encoder in enumerate(encoders):
+        part = slice(number * rows, (number + 1) * rows)
+        ids = encoder._vocabulary.lookup(keys[part])  # type: ignore[attr-defined]
+        ids[missing[part]] = MISSING_ID
+        result.append(ids)
+    return result
 
 
 class BagEncoder(CategoricalEncoder):

@@ -160,7 +160,7 @@ class Vocabulary:
     keys: InitVar[Keys | None] = None  # of the values, if they are known
 
     def __post_init__(self, keys: Keys | None) -> None:
-        self._lookup = HashTable(value_keys(self.values) if keys is None else keys, FIRST_ID)
+        self.lookup = HashTable(value_keys(self.values) if keys is None else keys, FIRST_ID)
 
     @classmethod
     def build(cls, counters: Sequence[ValueCounter], limits: Sequence[VocabularyLimits]) -> list[Vocabulary]:
@@ -194,7 +194,7 @@ class Vocabulary:
         missing = null_mask(values)
         if len(self.values):
             values = cast_to_vocabulary(values, self.values.dtype)
-        ids = self._lookup(value_keys(values))
+        ids = self.lookup(value_keys(values))
         if values.null_count():
             ids[null_mask(values)] = UNSEEN_ID  # a value that does not exist in the type of the vocabulary
         ids[missing] = MISSING_ID

@@ -1,0 +1,199 @@
+"""Drift alarms: per field its unseen values, the distribution of its values and its worth; for the model its loss.
+
+Fields are compared window by window (one window per commit) with a reference, the first ``REFERENCE`` windows. An
+alarm is raised when a statistic crosses its limit and not again before it has fallen below half of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lpfs.data.batch import Batch
+from lpfs.schema import Schema
+
+Floats = npt.NDArray[np.float64]
+BINS = 64  # of the values of a field; ids share bins
+EDGES = np.array([-1.28, -0.84, -0.52, -0.25, 0.0, 0.25, 0.52, 0.84, 1.28])  # deciles of standardized numbers
+REFERENCE = 5  # windows
+LIMITS = {"distribution": 0.2, "unseen": 0.05, "worth": 6.0}  # PSI; increase of the share; standard errors
+KINDS = tuple(LIMITS)
+MIN_WORTH_CHANGE = 5e-4  # change of the worth, in loss per row, below which there is no alarm
+MIN_BATCHES = 10  # of a window, below which its worth is not compared
+SLACK, LOSS_LIMIT = 0.25, 25.0  # of Page-Hinkley, in standard deviations of the loss of a batch
+WARMUP_BATCHES = 100  # in which the loss still falls
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A drift: of which field (None: the model), how large, since which row."""
+
+    field: str | None
+    kind: str
+    size: float
+    since: int
+    message: str
+
+
+def population_stability(reference: Floats, counts: Floats) -> Floats:
+    r"""Return the population stability index of histograms (N, bins), without what chance alone gives.
+
+    .. math:: \mathrm{PSI} = \sum_i (p_i - q_i) \log(p_i / q_i) - (b - 1)(1/n + 1/m)
+
+    with half a row added to every bin; b bins are not empty in both.
+    """
+    rows, new_rows = reference.sum(1, keepdims=True), counts.sum(1, keepdims=True)
+    used = (reference + counts) > 0
+    bins = used.sum(1, keepdims=True)
+    p = (reference + 0.5) / (rows + 0.5 * bins)
+    q = (counts + 0.5) / (new_rows + 0.5 * bins)
+    index = np.where(used, (p - q) * np.log(p / q), 0.0).sum(1, keepdims=True)
+    chance = (bins - 1) * (1 / np.maximum(rows, 1) + 1 / np.maximum(new_rows, 1))
+    return np.asarray((index - chance)[:, 0])
+
+
+class PageHinkley:
+    """Detects a lasting increase of the loss of batches: the sum of what exceeds their mean by more than a slack."""
+
+    def __init__(self) -> None:
+        self.values = np.zeros(7)  # batches, mean, sum of squares, sum, its minimum, row of the minimum, warm-up left
+        self.values[6] = WARMUP_BATCHES
+
+    def add(self, loss: float, row: int) -> Alarm | None:
+        """Add the loss of a batch that begins at ``row``."""
+        count, mean, squares, total, lowest, since, warmup = (float(value) for value in self.values)
+        if warmup > 0:
+            self.values[6] = warmup - 1
+            return None
+        deviation = math.sqrt(squares / count) if count > 20 else math.inf
+        count, delta = count + 1, loss - mean
+        mean += delta / count
+        squares += delta * (loss - mean)
+        total += delta / deviation - SLACK if math.isfinite(deviation) and deviation > 0 else 0.0
+        if total <= lowest:
+            lowest, since = total, float(row)
+        self.values[:6] = count, mean, squares, total, lowest, since
+        size = total - lowest
+        if size <= LOSS_LIMIT:
+            return None
+        self.values[:] = 0.0
+        message = f"the loss has been above its mean {mean:.4f} since row {int(since):,}; last batch {loss:.4f}"
+        return Alarm(None, "loss", size, int(since), message)
+
+
+class DriftMonitor:
+    """Counts values, unseen values and worth in windows, and compares each window with the reference."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.ids = [field.name for field in schema if field.kind == "categorical"]
+        self.bags = [field.name for field in schema if field.kind == "multi"]
+        self.dense = [field.name for field in schema if field.kind == "numeric" for _ in range(field.dim)]
+        self.names, size = schema.names, len(schema)
+        self._columns = self.ids + self.bags + self.dense
+        self.loss = PageHinkley()
+        self.counts = np.zeros((len(self._columns), BINS))
+        self.reference = np.zeros_like(self.counts)
+        self.unseen = np.zeros((2, size))  # unseen values of the window, of the reference
+        self.rows = np.zeros(3)  # rows of the window, of the reference, windows in the reference
+        self.worth = np.zeros((2, 3, size))  # window and reference: batches, mean and sum of squared deviations
+        self.since = np.full((len(KINDS), size), -1.0)  # row since which an alarm holds
+
+    def add(
+        self, batch: Batch, unseen: dict[str, int], worth: Floats | None, order: list[int], loss: float, row: int
+    ) -> Alarm | None:
+        """Add a batch; ``order`` gives the position in the schema of each entry of ``worth``."""
+        count = len(self.ids)
+        if count:
+            bins = batch.ids.numpy() % BINS + np.arange(count) * BINS
+            self.counts[:count] += np.bincount(bins.ravel(), minlength=count * BINS).reshape(count, BINS)
+        for at, name in enumerate(self.bags, count):
+            self.counts[at] += np.bincount(batch.bags[name][0].numpy() % BINS, minlength=BINS)
+        dense = batch.dense.numpy()
+        for at in range(dense.shape[1]):
+            bins = np.searchsorted(EDGES, dense[:, at])
+            self.counts[count + len(self.bags) + at] += np.bincount(bins, minlength=BINS)
+        for name, values in unseen.items():
+            self.unseen[0, self.names.index(name)] += values
+        self.rows[0] += len(batch)
+        if worth is not None:
+            aligned = np.empty_like(worth)
+            aligned[order] = worth
+            batches, mean, squares = self.worth[0]
+            batches += 1
+            delta = aligned - mean
+            mean += delta / batches
+            squares += delta * (aligned - mean)
+        return self.loss.add(loss, row)
+
+    def close_window(self, first_row: int) -> list[Alarm]:
+        """Compare the window that began at ``first_row`` with the reference, or add it to the reference."""
+        alarms: list[Alarm] = []
+        if not self.rows[0]:
+            return alarms
+        if self.rows[2] < REFERENCE:
+            self.reference += self.counts
+            self.unseen[1] += self.unseen[0]
+            self.rows[1:] += self.rows[0], 1
+            self._merge_worth()
+        else:
+            for kind, sizes in zip(KINDS, self._statistics(), strict=True):
+                alarms += self._check(kind, sizes, first_row)
+        self.counts[:] = 0.0
+        self.unseen[0] = 0.0
+        self.worth[0] = 0.0
+        self.rows[0] = 0.0
+        return alarms
+
+    def _statistics(self) -> tuple[Floats, Floats, Floats]:
+        """Return the population stability, the increase of the share of unseen values and the change of the worth."""
+        stability = population_stability(self.reference, self.counts)
+        distribution = np.zeros(len(self.names))
+        for at, name in enumerate(self._columns):
+            position = self.names.index(name)
+            distribution[position] = max(distribution[position], stability[at])
+        share, before = self.unseen[0] / self.rows[0], self.unseen[1] / self.rows[1]
+        (batches, mean, squares), (old_batches, old_mean, old_squares) = self.worth
+        error = np.sqrt(squares / np.maximum(batches, 2) ** 2 + old_squares / np.maximum(old_batches, 2) ** 2)
+        change = np.abs(mean - old_mean)
+        enough = (batches >= MIN_BATCHES) & (error > 0) & (change > MIN_WORTH_CHANGE)
+        standard = np.where(enough, change / np.maximum(error, 1e-12), 0.0)
+        return distribution, share - before, standard
+
+    def _check(self, kind: str, sizes: Floats, first_row: int) -> list[Alarm]:
+        since, limit, alarms = self.since[KINDS.index(kind)], LIMITS[kind], []
+        for position in np.flatnonzero((sizes > limit) & (since < 0)):
+            name, size = self.names[position], float(sizes[position])
+            texts = {
+                "distribution": f"population stability index {size:.3f}",
+                "unseen": f"share of unseen values increased by {size:.1%}",
+                "worth": f"worth changed by {size:.1f} standard errors",
+            }
+            alarms.append(Alarm(name, kind, size, first_row, f"{texts[kind]}, since row {first_row:,}"))
+            since[position] = first_row
+        since[sizes < limit / 2] = -1
+        return alarms
+
+    def _merge_worth(self) -> None:
+        (batches, mean, squares), (total, old_mean, old_squares) = self.worth
+        count = np.maximum(batches + total, 1)
+        delta = mean - old_mean
+        old_squares += squares + delta**2 * batches * total / count
+        old_mean += delta * batches / count
+        total += batches
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that changes."""
+        names = ("counts", "reference", "unseen", "rows", "worth", "since")
+        return {name: torch.from_numpy(getattr(self, name)) for name in names} | {
+            "loss": torch.from_numpy(self.loss.values)
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore the result of ``state``."""
+        for name, target in self.state().items():
+            target.copy_(state[name])

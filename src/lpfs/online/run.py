@@ -1,0 +1,434 @@
+"""The loop of ``lpfs online``: poll, filter, encode, predict, learn, commit, publish."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+
+from lpfs._console import Console
+from lpfs._validation import check_int
+from lpfs.data.reencode import Like
+from lpfs.errors import InputError
+from lpfs.online import bundle
+from lpfs.online.drift import DriftMonitor
+from lpfs.online.gates import Decision
+from lpfs.online.learner import LearnerSettings, OnlineLearner, Progress
+from lpfs.online.rows import RawRowEncoder
+from lpfs.online.source import Events, EventSource, Malformed
+from lpfs.online.state import BUNDLES, Commit, StateStore
+from lpfs.train.intervals import auc_interval
+from lpfs.train.metrics import calibration, logloss, row_losses
+
+SAMPLES = 32  # raw rows that are stored in a bundle and checked by the server
+POLL_SECONDS = 0.2  # wait after a poll without events
+
+
+@dataclass(frozen=True)
+class OnlineSettings:
+    """Settings of a run; all of them are fixed for its whole life.
+
+    Args:
+        learner: model, optimizer, gates.
+        batch: events per training step.
+        commit_every: batches per commit; metrics, alarms and the publication follow commits.
+        publish_every: commits between two bundles; a changed selection is published at once. 0: no bundles.
+        keep_bundles: bundles that are kept.
+        key: column that identifies an event; an event with the key of one of the last ``window`` is a duplicate.
+        window: number of keys that are remembered.
+        time: column with the time of an event, a number or ISO 8601 text.
+        lateness: an event is late if its time is this much (seconds, for text) before the latest one.
+    """
+
+    learner: LearnerSettings = field(default_factory=LearnerSettings)
+    batch: int = 1024
+    commit_every: int = 40
+    publish_every: int = 5
+    keep_bundles: int = 5
+    key: str | None = None
+    window: int = 100_000
+    time: str | None = None
+    lateness: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, minimum in (
+            ("batch", 2),
+            ("commit_every", 1),
+            ("publish_every", 0),
+            ("keep_bundles", 1),
+            ("window", 1),
+        ):
+            check_int(name, getattr(self, name), minimum)
+        if (self.time is None) != (self.lateness is None):
+            raise InputError("give time and lateness together: the column, and how late an event may be")
+
+
+@dataclass(frozen=True)
+class OnlineResult:
+    """What a run has done so far, also before it was resumed."""
+
+    rows: int
+    learned: int
+    refused: dict[str, int]
+    commits: int
+    kept: tuple[str, ...]
+
+
+class EventFilter:
+    """Finds duplicate and late events; remembers the keys of the last ``window`` accepted ones."""
+
+    def __init__(self, settings: OnlineSettings) -> None:
+        self.settings = settings
+        self.keys: deque[int] = deque()
+        self.known: set[int] = set()
+        self.latest = -np.inf
+
+    def check(self, keys: Sequence[Any], times: Sequence[Any]) -> list[str]:
+        """Return for each event why it is refused; an empty text if it is accepted."""
+        settings, reasons, batch = self.settings, [], set[int]()
+        if settings.key is None and settings.lateness is None:
+            return [""] * len(keys)
+        for key, event_time in zip(keys, times, strict=True):
+            reason = ""
+            if settings.key is not None:
+                code = key_code(key)
+                if key is None:
+                    reason = f"malformed: the key {settings.key!r} is missing"
+                elif code in self.known or code in batch:
+                    reason = f"duplicate: the key {key!r} was seen before"
+                else:
+                    batch.add(code)
+            if settings.lateness is not None and not reason:
+                try:
+                    seconds = time_value(event_time)
+                except (TypeError, ValueError):
+                    reason = f"malformed: the time {event_time!r:.60} is neither a number nor ISO 8601"
+                else:
+                    if seconds < self.latest - settings.lateness:
+                        reason = f"late: by {self.latest - seconds:g}, at most {settings.lateness:g} is allowed"
+                    self.latest = max(self.latest, seconds)
+            reasons.append(reason)
+        return reasons
+
+    def remember(self, keys: Iterable[Any]) -> None:
+        """Add the keys of accepted events; forget the oldest ones."""
+        for code in map(key_code, keys):
+            self.keys.append(code)
+            self.known.add(code)
+            if len(self.keys) > self.settings.window:
+                self.known.discard(self.keys.popleft())
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that changes."""
+        return {"keys": torch.tensor(list(self.keys), dtype=torch.int64), "latest": float(self.latest)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of ``state``."""
+        self.keys = deque(state["keys"].tolist())
+        self.known, self.latest = set(self.keys), state["latest"]
+
+
+class OnlineTrainer:
+    """Trains on a source and commits; ``run`` returns when the source is idle, or never.
+
+    Args:
+        source: where events come from.
+        run: the run directory; an existing run is continued from its last commit.
+        like: the Dataset whose encoding is used, with the label.
+        settings: see :class:`OnlineSettings`.
+        opened: fields that are open at the start of a new run; None: all.
+        console: for messages.
+    """
+
+    def __init__(
+        self,
+        source: EventSource,
+        run: str | os.PathLike[str],
+        like: Like,
+        settings: OnlineSettings,
+        *,
+        opened: list[str] | None = None,
+        console: Console | None = None,
+    ) -> None:
+        self.source, self.settings, self.console = source, settings, console or Console()
+        self.encoder = RawRowEncoder(like)
+        values = {"settings": asdict(settings), "encoding": self.encoder.like.fingerprint, "opened": opened}
+        self.store = StateStore(run, json.loads(json.dumps(values)))
+        self.bundles = Path(run) / BUNDLES
+        self.learner = OnlineLearner(self.encoder.schema, settings.learner, opened)
+        self.drift = DriftMonitor(self.encoder.schema)
+        self.filter = EventFilter(settings)
+        self.rows = self.learned = 0
+        self.refused: dict[str, int] = {}
+        self.samples = "[]"
+        schema = self.encoder.schema
+        names = schema.names
+        self._required = (*names, schema.label, *schema.tasks)
+        self._order = [names.index(name) for name in self.learner.inputs.names]
+        self._published = self.learner.kept
+        self._start_window()
+        try:
+            self._resume()
+        except BaseException:
+            self.store.close()
+            raise
+
+    def _resume(self) -> None:
+        loaded = self.store.load()
+        if loaded is None:
+            self.source.seek(None)
+            return
+        commit, _ = loaded
+        state = commit.state
+        self.learner.load(state["learner"])
+        self.drift.load(state["drift"])
+        self.filter.load(state["filter"])
+        self.rows, self.learned, self.samples = commit.rows, state["learned"], state["samples"]
+        self.refused, self._published = dict(state["refused"]), tuple(state["published"])
+        self._start_window()
+        self.source.seek(commit.position)
+        if commit.publish:
+            current = bundle.current(self.bundles)
+            if current is None or current.manifest["metadata"].get("rows") != self.rows:
+                self._publish()
+
+    def _start_window(self) -> None:
+        self._logits: list[Any] = []
+        self._labels: list[Any] = []
+        self._records: dict[str, list[dict[str, Any]]] = {"metrics": [], "changes": [], "alarms": []}
+        self._window_row, self._window_time, self._window_batches = self.rows, time.monotonic(), 0
+
+    def run(
+        self,
+        *,
+        idle_seconds: float | None = None,
+        max_rows: int | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> OnlineResult:
+        """Train until the source has had no events for ``idle_seconds``, ``max_rows`` were read, or ``stop()``.
+
+        The last, incomplete batch is learned when the source is idle; other batches have exactly ``batch`` events,
+        so that the result does not depend on when events arrive.
+        """
+        try:
+            while not stop() and (max_rows is None or self.rows < max_rows):
+                events = self._collect(idle_seconds, stop)
+                if events is None:
+                    break
+                self.process(events)
+                if self._window_batches >= self.settings.commit_every:
+                    self.commit()
+            if self._window_batches:
+                self.commit()
+        finally:
+            self.store.close()
+        return OnlineResult(self.rows, self.learned, self.refused, self.store.last_commit, self.learner.kept)
+
+    def _collect(self, idle_seconds: float | None, stop: Callable[[], bool]) -> Events | None:
+        """Return a batch of events; None if nothing is left. An incomplete one is given back if ``stop()``."""
+        pieces: list[Events] = []
+        before, missing, last = self.source.position(), self.settings.batch, time.monotonic()
+        while missing:
+            events = self.source.poll(missing)
+            if len(events):
+                pieces.append(events)
+                missing -= len(events)
+                last = time.monotonic()
+            elif stop():
+                self.source.seek(before)
+                return None
+            elif idle_seconds is not None and time.monotonic() - last >= idle_seconds:
+                break
+            else:
+                time.sleep(POLL_SECONDS if idle_seconds is None else min(POLL_SECONDS, max(0.001, idle_seconds / 4)))
+        return join_events(pieces) if pieces else None
+
+    def process(self, events: Events) -> None:
+        """Learn from one batch of events; refused ones become dead letters."""
+        if isinstance(events, pl.DataFrame) and not set(self._required) <= set(events.columns):
+            events = events.to_dicts()  # every row is refused, with the field that is absent
+        first = self.rows
+        self.rows += len(events)
+        self._window_batches += 1
+        positions = list(range(len(events)))
+        if not isinstance(events, pl.DataFrame):
+            for at, event in enumerate(events):
+                if isinstance(event, Malformed):
+                    self._refuse(first + at, "malformed", event.reason, event.text)
+            positions = [at for at in positions if not isinstance(events[at], Malformed)]
+        keys, times = (_column(events, name, positions) for name in (self.settings.key, self.settings.time))
+        accepted = []
+        for at, key, reason in zip(positions, keys, self.filter.check(keys, times), strict=True):
+            if reason:
+                kind, _, text = reason.partition(": ")
+                self._refuse(first + at, kind, text, _row(events, at))
+            else:
+                accepted.append((at, key))
+        if not accepted:
+            return
+        positions, keys = [at for at, _ in accepted], [key for _, key in accepted]
+        rows: Any = events
+        if len(positions) < len(events):
+            rows = events[positions] if isinstance(events, pl.DataFrame) else [events[at] for at in positions]
+        encoded = self.encoder.encode(rows, labelled=True)
+        for refused in encoded.refused:
+            at = positions[refused.row]
+            self._refuse(first + at, "malformed", f"{refused.field}: {refused.reason}", _row(events, at))
+        if self.settings.key is not None:
+            self.filter.remember(keys[at] for at in encoded.accepted.tolist())
+        if not len(encoded.batch):
+            return
+        if self._window_batches == 1:
+            taken = [positions[at] for at in encoded.accepted[:SAMPLES].tolist()]
+            self.samples = json.dumps([_row(events, at) for at in taken], default=str)
+        progress = self.learner.learn(encoded.batch)
+        self.learned += len(encoded.batch)
+        self._logits.append(progress.logits)
+        self._labels.append(progress.labels)
+        loss = float(row_losses(progress.logits, progress.labels).mean())
+        alarm = self.drift.add(encoded.batch, dict(encoded.unseen), progress.worth, self._order, loss, first)
+        if alarm is not None:
+            self._records["alarms"].append({"rows": self.rows, **asdict(alarm)})
+        self._log_decisions(progress)
+
+    def _log_decisions(self, progress: Progress) -> None:
+        after = set(self.learner.kept)
+        undone: list[Decision] = list(progress.decisions)
+        for decision in undone[::-1]:  # the selection before the first of them
+            after ^= {decision.field}
+        for decision in undone:
+            before = sorted(after)
+            after ^= {decision.field}
+            evidence = decision.evidence
+            self._records["changes"].append(
+                {
+                    **{"rows": self.rows, "position": self.source.position(), "field": decision.field},
+                    **{"action": decision.action, "gain": evidence.gain, "low": evidence.low, "high": evidence.high},
+                    **{"tested": evidence.rows, "before": before, "after": sorted(after)},
+                }
+            )
+            self.console.message(
+                f"row {self.rows:,}: {decision.action} {decision.field!r}, gain {evidence.gain:.5f} "
+                f"[{evidence.low:.5f}, {evidence.high:.5f}], {len(after)} fields"
+            )
+
+    def _refuse(self, row: int, kind: str, reason: str, content: Any) -> None:
+        self.refused[kind] = self.refused.get(kind, 0) + 1
+        self.store.write_letter({"row": row, "kind": kind, "reason": reason, "event": content})
+
+    def commit(self) -> None:
+        """Close the window: metrics and alarms, one commit, and a bundle if it is due."""
+        metrics = self._metrics()
+        records = self._records
+        records["metrics"] = [{"rows": self.rows, **metrics}] if metrics else []
+        records["alarms"] += [
+            {"rows": self.rows, **asdict(alarm)} for alarm in self.drift.close_window(self._window_row)
+        ]
+        due = self.settings.publish_every
+        changed = self.learner.kept != self._published or self.store.last_commit == 0
+        publish = bool(due and self.samples != "[]" and (changed or (self.store.last_commit + 1) % due == 0))
+        if publish:
+            self._published = self.learner.kept
+        seconds = max(time.monotonic() - self._window_time, 1e-9)
+        state = {
+            **{"learner": self.learner.state(), "drift": self.drift.state(), "filter": self.filter.state()},
+            **{"learned": self.learned, "refused": self.refused, "samples": self.samples},
+            "published": list(self._published),
+        }
+        rate, lag = (self.rows - self._window_row) / seconds, self.source.lag()
+        self.store.commit(
+            Commit(self.rows, self.source.position(), state, self.learner.kept, publish, rate, lag, records)
+        )
+        for alarm in records["alarms"]:
+            self.console.message(f"row {self.rows:,}: drift of {alarm['field'] or 'the model'}: {alarm['message']}")
+        if metrics and metrics["auc"] is not None:
+            self.console.message(
+                f"row {self.rows:,}: AUC {metrics['auc']:.4f}, logloss {metrics['logloss']:.4f}, "
+                f"{len(self.learner.kept)} fields, {rate:,.0f} rows/s"
+            )
+        self._start_window()
+        if publish:
+            self._publish()
+
+    def _metrics(self) -> dict[str, Any] | None:
+        """Return the progressive validation of the window."""
+        if not self._logits:
+            return None
+        logits, labels = np.concatenate(self._logits), np.concatenate(self._labels)
+        interval = auc_interval(logits, labels)
+        both = bool(np.isfinite(interval.value))
+        auc = {"auc": interval.value, "low": interval.low, "high": interval.high}
+        return {
+            **(auc if both else dict.fromkeys(auc)),
+            "logloss": logloss(logits, labels),
+            "calibration": calibration(logits, labels),
+        }
+
+    def _publish(self) -> None:
+        rows = json.loads(self.samples)
+        kept = self.learner.kept
+        pruned = self.learner.pruned(self.encoder.encode(rows).batch)
+        published = bundle.publish(
+            self.bundles,
+            pruned.model,  # type: ignore[arg-type]
+            self.encoder.subset(kept),
+            sample_rows=rows,
+            fields=list(kept),
+            certificate=pruned.certificate,
+            metadata={"rows": self.rows, "commit": self.store.last_commit, "position": self.source.position()},
+            keep=self.settings.keep_bundles,
+        )
+        self.console.message(f"row {self.rows:,}: published bundle {published.version} with {len(kept)} fields")
+
+
+def online(source: EventSource, run: str | os.PathLike[str], like: Like, **arguments: Any) -> OnlineResult:
+    """Train on a source until it is idle; arguments of :class:`OnlineTrainer` and of its ``run``."""
+    limits = {name: arguments.pop(name) for name in ("idle_seconds", "max_rows", "stop") if name in arguments}
+    settings = arguments.pop("settings", None) or OnlineSettings()
+    return OnlineTrainer(source, run, like, settings, **arguments).run(**limits)
+
+
+def join_events(pieces: list[Events]) -> Events:
+    """Return pieces of a batch as one; tables are joined if they have the same columns."""
+    if len(pieces) == 1:
+        return pieces[0]
+    tables = [piece for piece in pieces if isinstance(piece, pl.DataFrame)]
+    if len(tables) == len(pieces) and all(table.schema == tables[0].schema for table in tables):
+        return pl.concat(tables)
+    return [event for piece in pieces for event in (piece.to_dicts() if isinstance(piece, pl.DataFrame) else piece)]
+
+
+def key_code(key: Any) -> int:
+    """Return a 64-bit code of a key: an integer itself, of other values a hash."""
+    if type(key) is int and -(2**62) < key < 2**62:
+        return key
+    digest = hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def time_value(value: Any) -> float:
+    """Return a time as a number: itself, or the seconds of ISO 8601 text since 1970."""
+    return datetime.fromisoformat(value).timestamp() if isinstance(value, str) else float(value)
+
+
+def _column(events: Events, name: str | None, positions: list[int]) -> list[Any]:
+    if name is None:
+        return [None] * len(positions)
+    if isinstance(events, pl.DataFrame):
+        return events[name].to_list() if name in events.columns else [None] * len(positions)
+    return [events[at].get(name) for at in positions]  # type: ignore[union-attr]
+
+
+def _row(events: Events, at: int) -> Any:
+    return events.row(at, named=True) if isinstance(events, pl.DataFrame) else events[at]

@@ -1,0 +1,200 @@
+"""ServedModel: a bundle in memory. ModelStore: the one that answers requests, and the thread that replaces it.
+
+ONNX Runtime answers if it is installed, else the torch model: for few rows it takes a quarter of the time, see
+``lpfs.serve.onnx_session``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from lpfs._console import join_lines
+from lpfs.data.batch import Batch
+from lpfs.errors import CheckpointError, ExactnessError, LpfsError
+from lpfs.models.base import Model
+from lpfs.online.bundle import CURRENT, ENCODER, MODEL, Bundle, current_version, open_bundle
+from lpfs.online.rows import RawRowEncoder
+from lpfs.serialization import load
+from lpfs.serve.encode import RequestEncoder
+from lpfs.serve.onnx_session import Predict, make_session
+
+ROUNDING = 1e-5  # of a logit, relative to the largest (at least 1): other kernels and sizes sum in another order
+POLL_SECONDS = 0.5
+GRACE_SECONDS = 300.0  # after a swap, in which requests may still lack the fields that the older model did not need
+
+
+def ignore_message(text: str) -> None:
+    """Do nothing with a line of the log."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A bundle that was checked and can answer. A request takes one reference and uses nothing else.
+
+    Args:
+        bundle: its manifest and folder.
+        model: the pruned model.
+        encoder: from rows to batches.
+        session: the model in ONNX Runtime; None: torch answers.
+        reopened: fields that the model before this one did not need.
+        since: ``time.time()`` of the swap.
+        load_seconds: time that reading and checking took.
+    """
+
+    bundle: Bundle
+    model: Model
+    encoder: RequestEncoder
+    session: Predict | None = None
+    reopened: frozenset[str] = frozenset()
+    since: float = field(default_factory=time.time)
+    load_seconds: float = 0.0
+
+    @property
+    def version(self) -> str:
+        """Name of the bundle."""
+        return self.bundle.version
+
+    def optional(self) -> Collection[str]:
+        """Return the fields that a request may lack now: reopened ones, until clients know the new list."""
+        return self.reopened if self.reopened and time.time() - self.since < GRACE_SECONDS else ()
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """Return (B,), or (B, 1 + tasks)."""
+        if self.session is not None:
+            return self.session(batch)
+        with torch.inference_mode():
+            out: torch.Tensor = self.model(batch)
+            return out
+
+
+@dataclass(frozen=True)
+class RefusedBundle:
+    """A bundle that was not taken over, and why."""
+
+    version: str
+    reason: str
+    time: float = field(default_factory=time.time)
+
+
+def load_bundle(bundle: Bundle, before: ServedModel | None = None) -> ServedModel:
+    """Read a bundle, compare every file with its digest and its logits with those of the manifest, and warm it up.
+
+    Raise LpfsError if something differs. The vocabularies of ``before`` are used again if their files are the same.
+    """
+    start = time.perf_counter()
+    bundle.verify_files()
+    model = load(bundle.path / MODEL).eval().requires_grad_(False)
+    if model.reads.names != bundle.fields:
+        raise CheckpointError(f"bundle {bundle.path}: the model reads other fields than the manifest lists")
+    if before is not None and _encoder_files(before.bundle) == _encoder_files(bundle):
+        encoder = before.encoder.subset(bundle.fields)
+    else:
+        encoder = RequestEncoder(RawRowEncoder(bundle.path / ENCODER)).subset(bundle.fields)
+    if encoder.schema != model.reads:
+        raise CheckpointError(f"bundle {bundle.path}: the encoder has other fields than the model")
+    reopened = frozenset(bundle.fields) - frozenset(before.bundle.fields) if before else frozenset()
+    served = ServedModel(bundle, model, encoder, make_session(model), reopened)
+    check_samples(served)
+    return replace(served, since=time.time(), load_seconds=time.perf_counter() - start)
+
+
+def check_samples(served: ServedModel) -> None:
+    """Raise ExactnessError if a logit of a stored row is not what the manifest says, up to rounding."""
+    batch, _, _ = served.encoder.encode(served.bundle.samples())
+    logits = served.logits(batch).double()
+    expected = torch.tensor(served.bundle.manifest["logits"], dtype=torch.float64)
+    bound = ROUNDING * max(1.0, float(expected.abs().max()))
+    if logits.shape != expected.shape or not float((logits - expected).abs().max()) <= bound:
+        change = "another shape" if logits.shape != expected.shape else f"{float((logits - expected).abs().max()):.3g}"
+        raise ExactnessError(
+            f"bundle {served.bundle.path} predicts something else than its manifest says: the logits of "
+            f"{len(batch)} stored rows differ by {change}, rounding explains {bound:.3g}"
+        )
+
+
+def _encoder_files(bundle: Bundle) -> dict[str, object]:
+    return {name: entry for name, entry in bundle.manifest["files"].items() if name.startswith(f"{ENCODER}/")}
+
+
+class ModelStore:
+    """The model that answers requests. A thread reads CURRENT, loads a new bundle aside and swaps one reference.
+
+    A bundle that is damaged or wrong is refused once, with the reason in ``refused``; the older model stays.
+
+    Args:
+        bundles: folder of bundles.
+        notify: called with one line for every swap and refusal.
+    """
+
+    def __init__(self, bundles: Path, notify: Callable[[str], None] = ignore_message) -> None:
+        self.bundles, self._notify = bundles, notify
+        self.model: ServedModel | None = None
+        self.refused: RefusedBundle | None = None
+        self.swaps = self.refusals = 0
+        self._seen: tuple[object, ...] | None = None
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, poll_seconds: float = POLL_SECONDS) -> None:
+        """Load the current bundle, and follow CURRENT in a thread."""
+
+        def follow() -> None:
+            while not self._stop.wait(poll_seconds):
+                self.check()
+
+        self.check()
+        self._thread = threading.Thread(target=follow, name="lpfs-bundles", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; a bundle that it is loading is finished first."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def check(self) -> None:
+        """Take over the current bundle if it is not the served one and was not refused before."""
+        with self._lock:
+            while (seen := self._read_current()) != self._seen:
+                if self._swap(seen):
+                    self._seen = seen
+
+    def _read_current(self) -> tuple[object, ...]:
+        """Return what identifies the content of CURRENT; it is read again only if this changes."""
+        try:
+            status = (self.bundles / CURRENT).stat()
+        except OSError:
+            return ()
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+    def _swap(self, seen: tuple[object, ...]) -> bool:
+        """Load and swap; return False if CURRENT changed meanwhile and the result of a failure is of no interest."""
+        version = "?"
+        try:
+            found = current_version(self.bundles)
+            if found is None:
+                return True
+            version = found
+            bundle = open_bundle(self.bundles / version)
+            if self.model is None or bundle.manifest != self.model.bundle.manifest:
+                model = load_bundle(bundle, self.model)
+                before, self.model = self.model, model
+                self.swaps += 1
+                old = "" if before is None else f", instead of {before.version}"
+                self._notify(f"serving bundle {version}{old}: {len(bundle.fields)} fields, {model.load_seconds:.2f} s")
+            self.refused = None
+        except Exception as error:  # whatever is wrong with a bundle, the older model answers
+            if self._read_current() != seen:
+                return False
+            reason = str(error) if isinstance(error, LpfsError) else f"{type(error).__name__}: {error}"
+            self.refused = RefusedBundle(version, join_lines(reason)[:1000])
+            self.refusals += 1
+            kept = "nothing is served" if self.model is None else f"{self.model.version} is still served"
+            self._notify(f"refused bundle {version}, {kept}: {self.refused.reason}")
+        return True

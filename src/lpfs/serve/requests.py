@@ -1,0 +1,202 @@
+"""What a client sends: limits, JSON rows, Arrow streams. Anything else is an error of the client in one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from lpfs._validation import check_options
+from lpfs.data.parsing import first_line
+from lpfs.errors import LpfsError
+from lpfs.online.rows import READ_ERRORS, RefusedRow
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+JSON_TYPE, ARROW_TYPE = "application/json", "application/vnd.apache.arrow.stream"
+SCHEMA_MESSAGE, RECORD_BATCH = 1, 3  # of Arrow; 2 is a dictionary
+CONTINUATION = 0xFFFFFFFF
+READ_FAILURES = (*READ_ERRORS, OSError, pl.exceptions.PanicException)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest request that is answered.
+
+    Args:
+        max_bytes: of a body.
+        max_rows: of a request.
+        max_seconds: to receive and answer a request.
+        inline_rows: requests of more rows are computed in a thread, so that the others need not wait.
+        max_watchers: open live pages.
+    """
+
+    max_bytes: int = 4 << 20
+    max_rows: int = 10_000
+    max_seconds: float = 10.0
+    inline_rows: int = 64
+    max_watchers: int = 32
+
+    def __post_init__(self) -> None:
+        check_options(self, positive=("max_seconds",), count=("max_bytes", "max_rows", "inline_rows", "max_watchers"))
+
+
+class RequestError(LpfsError):
+    """A request that is not answered: the status, one line, and the rows that are wrong."""
+
+    def __init__(self, status: int, message: str, refused: Sequence[RefusedRow] = ()) -> None:
+        super().__init__(message)
+        self.status, self.refused = status, tuple(refused)
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """Return the body; raise RequestError as soon as it is too long."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > limits.max_bytes:
+        raise too_long(limits)
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limits.max_bytes:
+            raise too_long(limits)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def too_long(limits: Limits) -> RequestError:
+    """Return the error of a body that is too long."""
+    return RequestError(413, f"the body has more than {limits.max_bytes:,} bytes; send fewer rows in one request")
+
+
+def parse_rows(content_type: str, body: bytes, limits: Limits) -> list[Any] | pl.DataFrame:
+    """Return the rows of a body by its content type: JSON values, or a table."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind == JSON_TYPE:
+        return parse_json_rows(body, limits)
+    if kind == ARROW_TYPE:
+        return parse_arrow_rows(body, limits)
+    raise RequestError(415, f"the content type must be {JSON_TYPE} or {ARROW_TYPE}, found {kind[:80]!r}")
+
+
+def parse_json_rows(body: bytes, limits: Limits) -> list[Any]:
+    """Return the rows of ``{"rows": [{"field": value, …}, …]}``."""
+    try:
+        values = json.loads(body, parse_constant=refuse_constant)  # 1e999 becomes infinity, which counts as missing
+    except (ValueError, RecursionError) as error:
+        raise RequestError(400, f"the body is not JSON: {first_line(error)}") from None
+    rows = values.get("rows") if isinstance(values, dict) else None
+    if not isinstance(rows, list):
+        raise RequestError(400, 'the body must be an object {"rows": [{"field": value, …}, …]}')
+    if unknown := sorted(values.keys() - {"rows"}):
+        raise RequestError(400, f"unknown key {unknown[0][:80]!r}; the body has one key, 'rows'")
+    check_count(len(rows), limits)
+    return rows
+
+
+def refuse_constant(text: str) -> Any:
+    """Raise ValueError for NaN and infinity."""
+    raise ValueError(f"{text} is not a number; give null")
+
+
+def check_count(rows: int, limits: Limits) -> None:
+    """Raise RequestError if a request has no rows or too many."""
+    if not 1 <= rows <= limits.max_rows:
+        raise RequestError(413 if rows else 400, f"a request has 1 to {limits.max_rows:,} rows, found {rows:,}")
+
+
+def parse_arrow_rows(body: bytes, limits: Limits) -> pl.DataFrame:
+    """Return the table of an Arrow stream without compression and dictionaries, which could expand to any size."""
+    try:
+        rows = sum(arrow_batch_rows(body))
+    except (struct.error, IndexError, OverflowError):
+        raise RequestError(400, "the body is not an Arrow stream") from None
+    check_count(rows, limits)
+    try:
+        frame = pl.read_ipc_stream(io.BytesIO(body))
+        texts = frame.select(pl.col(pl.String).str.len_bytes().sum())
+        nested = frame.select(pl.col(pl.List(pl.String)).list.eval(pl.element().str.len_bytes()).list.sum().sum())
+        size = sum(value or 0 for part in (texts, nested) for value in (part.row(0) if part.width else ()))
+    except READ_FAILURES as error:
+        raise RequestError(400, f"the Arrow stream cannot be read: {first_line(error)[:200]}") from None
+    if size > limits.max_bytes:  # rows may share one long text
+        raise too_long(limits)
+    check_count(frame.height, limits)
+    return frame
+
+
+def arrow_batch_rows(body: bytes) -> Iterator[int]:
+    """Yield the number of rows of each batch of an Arrow stream; raise RequestError for what is not read."""
+    position = 0
+    while position < len(body):
+        [size] = struct.unpack_from("<I", body, position)
+        position += 4
+        if size == CONTINUATION:
+            [size] = struct.unpack_from("<I", body, position)
+            position += 4
+        if size == 0:
+            return
+        message = Flatbuffer(body[position : position + size])
+        position += size
+        [length] = message.unpack("<q", 3, (0,))  # of the buffers that follow
+        if not 0 <= length <= len(body) - position:
+            raise RequestError(400, "the Arrow stream is truncated")
+        position += length
+        [kind] = message.unpack("<B", 1, (0,))
+        if kind == SCHEMA_MESSAGE:
+            continue
+        batch = message.table(2)
+        if kind != RECORD_BATCH or batch is None:
+            raise RequestError(400, "the Arrow stream has a dictionary; send plain text columns")
+        if batch.table(3) is not None:
+            raise RequestError(400, "the Arrow stream is compressed; send it without compression")
+        if any(not 0 <= count <= max(len(body), 1) for count in batch.lengths(1)):
+            raise RequestError(400, "a column of the Arrow stream is longer than the stream")
+        [rows] = batch.unpack("<q", 0, (0,))
+        if rows < 0:
+            raise RequestError(400, "the Arrow stream has a negative number of rows")
+        yield rows
+
+
+class Flatbuffer:
+    """A table in a flatbuffer: as much as the check of an Arrow stream needs. Positions are checked by ``struct``."""
+
+    def __init__(self, data: bytes, start: int | None = None) -> None:
+        self._data = data
+        self._start = struct.unpack_from("<I", data, 0)[0] if start is None else start
+        self._fields = self._start - struct.unpack_from("<i", data, self._start)[0]
+        if self._fields < 0:
+            raise IndexError
+        self._size = struct.unpack_from("<H", data, self._fields)[0]
+
+    def _position(self, number: int) -> int | None:
+        """Return where a field is; None if it is absent."""
+        entry = 4 + 2 * number
+        offset = struct.unpack_from("<H", self._data, self._fields + entry)[0] if entry < self._size else 0
+        return self._start + offset if offset else None
+
+    def unpack(self, layout: str, number: int, default: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a number, or the default."""
+        position = self._position(number)
+        return default if position is None else struct.unpack_from(layout, self._data, position)
+
+    def table(self, number: int) -> Flatbuffer | None:
+        """Return a table; None if it is absent."""
+        position = self._position(number)
+        if position is None:
+            return None
+        return Flatbuffer(self._data, position + struct.unpack_from("<I", self._data, position)[0])
+
+    def lengths(self, number: int) -> list[int]:
+        """Return the first number of every pair of a vector of pairs of int64: lengths of columns."""
+        position = self._position(number)
+        if position is None:
+            return []
+        position += struct.unpack_from("<I", self._data, position)[0]
+        count = struct.unpack_from("<I", self._data, position)[0]
+        return [pair[0] for pair in struct.iter_unpack("<qq", self._data[position + 4 : position + 4 + 16 * count])]
