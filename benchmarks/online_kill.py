@@ -51,7 +51,7 @@ def trainer_command(source: str, run: Path, like: Path, options: list[str]) -> l
 def read_state(run: Path) -> dict[str, Any]:
     """Return everything that a run has committed, without times of the clock."""
     with closing(sqlite3.connect(run / "state.sqlite")) as connection:
-        state = {
+        state: dict[str, Any] = {
             table: connection.execute(f"SELECT {columns} FROM {table} ORDER BY id").fetchall()
             for table, columns in COMPARED.items()
         }

@@ -327,7 +327,7 @@ def workspace(log: str, seed: int, work: str, tiny: bool) -> Workspace:
     """Write the log of a split and plan its stages."""
     folder = Path(tempfile.mkdtemp(dir=work))
     dataset, scored, probabilities = LOGS[log].make(seed, folder)
-    short = {"pretrain_steps": 100, "search_steps": 100} if tiny else {}
+    short: dict[str, Any] = {"pretrain_steps": 100, "search_steps": 100} if tiny else {}
     settings = Settings(keep=MIN_KEEP, device="cpu", seed=seed, **short)
     (folder / "runs").mkdir()
     plan = build_plan(settings, dataset, folder / "runs" / "plan", Console(quiet=True))

@@ -346,7 +346,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/verdicts.json"))
     parser.add_argument("--seeds", type=int, default=10, help="runs of each kind")
-    parser.add_argument("--first", type=int, default=200, help="first seed; seeds 0 and 1 chose thresholds, 100 to 109 that of leaks")
+    parser.add_argument("--first", type=int, default=200, help="first seed; thresholds were chosen on 0, 1, 100 to 109")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at the same time")
     parser.add_argument("--only", action="append", choices=KINDS, help="a kind; repeatable")
     options = parser.parse_args()

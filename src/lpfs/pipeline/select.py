@@ -10,7 +10,6 @@ day.
 
 from __future__ import annotations
 
-import gc
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -216,7 +215,7 @@ def _search(plan: RunPlan, timer: StageTimer, take_trained: Callable[[], stages.
         models = {"pruned": stages.pruned_model(cut)}
         plan.console.message(f"{zeros.certificate}; without the columns: {cut.certificate}")
         del model, optimizer  # the tables of all fields
-        gc.collect()
+        plan.free_memory()
     if settings.finish in ("both", "retrain"):
         with timer.stage("retrain", f"train the {len(selection.kept)} kept fields from scratch"):
             models["retrained"] = stages.retrain(plan, models["pruned"])
