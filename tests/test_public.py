@@ -19,7 +19,10 @@ MODULES = [
     module.name for module in pkgutil.walk_packages(lpfs.__path__, "lpfs.") if not module.name.endswith("__main__")
 ]
 
-NEED_TRITON = ("lpfs.gates._triton", "lpfs.models._kernels.triton_crosses", "lpfs.embeddings._triton")
+NEED_TRITON = tuple(
+    f"lpfs.{name}"
+    for name in ("gates._triton", "models._kernels.triton_crosses", "embeddings._triton", "train._triton")
+)
 
 
 def test_every_public_name_can_be_imported_and_comes_from_where_it_says():
