@@ -19,7 +19,12 @@ MODULES = [
     module.name for module in pkgutil.walk_packages(lpfs.__path__, "lpfs.") if not module.name.endswith("__main__")
 ]
 
-NEED_TRITON = ("lpfs.gates._triton", "lpfs.models._kernels.triton_crosses", "lpfs.embeddings._triton")
+NEED_TRITON = (
+    "lpfs.gates._triton",
+    "lpfs.train._triton",
+    "lpfs.models._kernels.triton_crosses",
+    "lpfs.embeddings._triton",
+)
 
 
 def test_every_public_name_can_be_imported_and_comes_from_where_it_says():
