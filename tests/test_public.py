@@ -19,9 +19,11 @@ MODULES = [
     module.name for module in pkgutil.walk_packages(lpfs.__path__, "lpfs.") if not module.name.endswith("__main__")
 ]
 
-NEED_TRITON = tuple(
-    f"lpfs.{name}"
-    for name in ("gates._triton", "models._kernels.triton_crosses", "embeddings._triton", "train._triton")
+NEED_TRITON = (
+    "lpfs.gates._triton",
+    "lpfs.train._triton",
+    "lpfs.models._kernels.triton_crosses",
+    "lpfs.embeddings._triton",
 )
 
 

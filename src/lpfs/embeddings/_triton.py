@@ -4,8 +4,7 @@ The gradient by rows is a sort and a sum. Keys ``start_f + id`` are sorted as 32
 exactly B of them, the sorted positions f·B to (f+1)·B belong to field f. For a small batch one program sorts a field
 (:func:`_sort_field`). Each chunk of ``CHUNK`` positions sums its runs of equal keys (:func:`_sum_runs`); a run over
 several chunks is completed by the chunk in which it starts (:func:`_finalize_runs`), which also computes the gradient
-of the gate. A small field is one chunk, and complete after the first of the two. No atomic addition is used, so the
-order of every sum is fixed.
+of the gate. No atomic addition is used, so the order of every sum is fixed.
 
 The functions are those of ``_torch``, but an id outside its field gives nan. The lengths depend only on the shape of
 the batch (a position that starts no run has row -1 and zeros), so that a CUDA graph can capture a whole training step.
@@ -25,7 +24,6 @@ from lpfs.embeddings.row_grad import RowGrad
 
 CHUNK = 64  # sorted positions that one program sums
 MAX_SORT = 1024  # positions of a field that one program can sort
-MAX_WHOLE = 8192  # elements of a field, rows times width, that one program can sum
 BLOCK = 128  # lookups, or rows, of one program
 DENSE_TENSORS = 6  # parameters of one launch
 HEADS = 32  # chunks read together while a long run is completed
@@ -86,9 +84,8 @@ def _combine_runs(end_a, sum_a, end_b, sum_b):
 
 
 @triton.jit
-def _sum_runs(weight, keys, order, grad, rows, values, heads, gate, parts, batch, chunks, stride_b, stride_f,
-              D: tl.constexpr, W: tl.constexpr, LOCAL: tl.constexpr, WHOLE: tl.constexpr, GATED: tl.constexpr,
-              SIZE: tl.constexpr):  # fmt: skip
+def _sum_runs(keys, order, grad, rows, values, heads, batch, chunks, stride_b, stride_f, D: tl.constexpr,
+              W: tl.constexpr, LOCAL: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
     chunk, field = tl.program_id(0), tl.program_id(1).to(tl.int64)
     local = chunk * SIZE + tl.arange(0, SIZE)
     in_range = local < batch
@@ -104,19 +101,11 @@ def _sum_runs(weight, keys, order, grad, rows, values, heads, gate, parts, batch
     grads = tl.load(grad + (row * stride_b + field * stride_f)[:, None] + column[None, :], valid_2d, 0.0)
     flags = ends_run.to(tl.int32)[:, None] + tl.zeros((SIZE, W), tl.int32)
     # at each position, the sum from there to the end of its run
-    _, partial_sums = tl.associative_scan((flags, grads), 0, _combine_runs, reverse=True)
-    sums = tl.where(starts_run[:, None], partial_sums, 0.0)
-    if WHOLE and GATED:
-        at = key.to(tl.int64)[:, None] * D + column[None, :]
-        weights = tl.load(weight + at, starts_run[:, None] & (column < D)[None, :], 0.0)
-        tl.store(parts + field, tl.sum(tl.sum(weights * sums, 1), 0))
-        sums = sums * tl.load(gate + field)
+    _, sums = tl.associative_scan((flags, grads), 0, _combine_runs, reverse=True)
     tl.store(rows + position, tl.where(starts_run, key, -1), in_range)
-    tl.store(values + position[:, None] * D + column[None, :], sums, valid_2d)
-    if not WHOLE:
-        top = (tl.arange(0, SIZE) == 0)[:, None] & (column < D)[None, :]
-        head = heads + (field * chunks + chunk) * D + column[None, :] + tl.zeros((SIZE, W), tl.int64)
-        tl.store(head, partial_sums, top)
+    tl.store(values + position[:, None] * D + column[None, :], tl.where(starts_run[:, None], sums, 0.0), valid_2d)
+    top = (tl.arange(0, SIZE) == 0)[:, None] & (column < D)[None, :]
+    tl.store(heads + (field * chunks + chunk) * D + column[None, :] + tl.zeros((SIZE, W), tl.int64), sums, top)
 
 
 @triton.jit
@@ -171,31 +160,24 @@ def gather(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None) -> 
 
 def reduce(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None, grad: Tensor) -> Gradients:
     batch, fields = ids.shape
-    width, total = weight.shape[1], batch * fields
-    padded_width, padded_batch = triton.next_power_of_2(width), triton.next_power_of_2(max(1, batch))
-    whole = padded_batch <= MAX_SORT and padded_batch * padded_width <= MAX_WHOLE
-    size = max(16, padded_batch) if whole else CHUNK
-    chunks = triton.cdiv(batch, size)
+    width, total, chunks = weight.shape[1], batch * fields, triton.cdiv(batch, CHUNK)
     grad = grad if width == 1 or grad.stride(2) == 1 else grad.contiguous()
     keys = weight.new_empty(fields, batch, dtype=torch.int32 if len(weight) < 2**31 else torch.int64)
     rows, values = torch.empty_like(keys).view(-1), weight.new_empty(total, width)
     parts = None if gate is None else weight.new_empty(fields, chunks)
     if total:
         keys, order, local = _sort_keys(weight, starts, ids, keys)
-        heads = values if whole else weight.new_empty(fields * chunks, width)
-        factors, sums = (weight, heads) if gate is None or parts is None else (gate, parts)
-        sizes: dict[str, Any] = {"D": width, "W": padded_width, "GATED": gate is not None, "SIZE": size}
-        warps = 8 if size * padded_width > 2048 else 4
+        heads = weight.new_empty(fields * chunks, width)
+        sizes: dict[str, Any] = {"D": width, "W": triton.next_power_of_2(width), "SIZE": CHUNK}
+        strides = grad.stride(0), grad.stride(1)
         _sum_runs[(chunks, fields)](
-            weight, keys, order, grad, rows, values, heads, factors, sums, batch, chunks,
-            grad.stride(0), grad.stride(1), LOCAL=local, WHOLE=whole, num_warps=warps, **sizes,
+            keys, order, grad, rows, values, heads, batch, chunks, *strides, LOCAL=local, **sizes
+        )
+        _finalize_runs[(chunks, fields)](
+            weight, keys, rows, values, heads, weight if gate is None else gate, heads if parts is None else parts,
+            batch, chunks, GATED=gate is not None, MANY=HEADS, **sizes,
         )  # fmt: skip
-        if not whole:
-            _finalize_runs[(chunks, fields)](
-                weight, keys, rows, values, heads, factors, sums, batch, chunks, MANY=HEADS, **sizes
-            )
-    gate_grad = None if parts is None else parts.view(fields) if chunks == 1 else parts.sum(1)
-    return RowGrad(rows, values), gate_grad
+    return RowGrad(rows, values), None if parts is None else parts.sum(1)
 
 
 def _sort_keys(weight: Tensor, starts: Tensor, ids: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, bool]:
