@@ -135,7 +135,7 @@ class HardConcrete(ConcreteMask):
     def __init__(self, names: Sequence[str], steps: int, seed: int, options: HardConcreteOptions) -> None:
         super().__init__(names, steps, seed, options)
         with torch.no_grad():
-            self.logit += START_NOISE * torch.randn(len(names), generator=self.draw)
+            self.logit.add_(START_NOISE * torch.randn(len(names), generator=self.draw))
         self.register_buffer("average", torch.zeros(len(names)))
         self.register_buffer("mass", torch.zeros(()))
 
