@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 import lpfs
 from lpfs._fileio import StagingDirectory, fsync_path, json_checksum, read_json, safe_child, write_json
@@ -35,6 +36,15 @@ SCHEMA = {  # of model.json, besides its checksum
 # what model.json may declare beyond the number of stored weights, before a model is built from it
 MAX_CONFIG, MAX_COLUMNS, MAX_PAIRS = 1 << 12, 1 << 20, 1 << 16
 PAIR_MODELS = ("dlrm", "dlrm_cross", "user_item")  # these list pairs of fields
+
+
+class SkipRandomValues(TorchFunctionMode):
+    """Does not fill new weights with random numbers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.uniform_, torch.Tensor.normal_):
+            return args[0]
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -159,7 +169,7 @@ def _build_model(folder: Path, manifest: dict[str, Any]) -> Model:
         tensors = read_tensors(path, str(manifest["weights"].get("sha256")))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"the model in {folder} is damaged: {WEIGHTS}: {error}; {ADVICE}") from error
-    with torch.random.fork_rng([]):
+    with torch.random.fork_rng([]), SkipRandomValues():  # every weight is replaced: most of the time was for these
         model = make_model(manifest["model"], schema, **arguments)
     for name, parameter in model.named_parameters():
         parameter.data = parameter.data.to(tensors[name].dtype)

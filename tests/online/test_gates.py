@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lpfs.errors import FieldError, InputError
-from lpfs.online.gates import MIN_TEST_ROWS, GainTests, GateSettings, SteadyGates
+from lpfs.online.gates import BURN_IN_ROWS, MIN_TEST_ROWS, GainTests, GateSettings, SteadyGates
 from lpfs.train.tensor_io import states_equal
 
 NAMES = ("a", "b", "c", "d")
@@ -82,6 +82,20 @@ def test_a_gate_without_gradient_is_nominated_and_the_test_decides() -> None:
     assert reopened.action == "reopened"
     assert gates.kept == NAMES
     assert gates.x[3] == 1.0
+
+
+def test_a_probe_that_has_not_learned_yet_is_no_evidence() -> None:
+    gates = make_gates()
+    with torch.no_grad():
+        gates.x[0] = 0.0
+    assert gates.hidden().tolist() == [True, False, False, False]
+    for _ in range(int(BURN_IN_ROWS / 500)):  # it corrects no logit yet, so that all gains are zero
+        gates.add_additive(0, np.zeros(500))
+        assert gates.add_gains(0, np.random.default_rng(0).normal(0, 0.5, 500)) is None
+    assert gates.additive.evidence(0).rows == 0
+    gates.set_open(0, True)
+    gates.hidden()
+    assert gates.hidden_rows[0] == 0
 
 
 def test_a_gain_between_the_limits_changes_nothing() -> None:

@@ -10,7 +10,7 @@ import click
 
 from lpfs._console import print_lines
 from lpfs.cli.app import cli
-from lpfs.cli.options import PATH, section
+from lpfs.cli.options import PATH, output, section
 from lpfs.errors import InputError
 
 HELP = """Answer requests with the current model of BUNDLES, and swap to every new one without losing a request.
@@ -24,11 +24,7 @@ network, limit = section("Network"), section("Limits")
 @cli.command(
     help=HELP,
     short_help="Serve the current model of lpfs online.",
-    examples=[
-        "lpfs serve RUN/bundles",
-        "lpfs serve RUN/bundles --port 9000 --token-file token.txt",
-        """curl -s localhost:8000/predict -H content-type:application/json -d '{"rows": [{"user": "u1"}]}'""",
-    ],
+    examples=["lpfs serve RUN/bundles", "lpfs serve RUN/bundles --port 9000 --token-file token.txt"],
 )
 @click.argument("bundles", metavar="BUNDLES", type=PATH)
 @network("--host", default="127.0.0.1", help="Address to listen on. Any other than this one opens it to the network.")
@@ -39,7 +35,7 @@ network, limit = section("Network"), section("Limits")
 @limit("--max-seconds", type=click.FloatRange(0, min_open=True), default=10.0, help="Longest time of a request.")
 @limit("--poll", type=click.FloatRange(0.01), default=0.5, help="Seconds between two looks for a new bundle.")
 @limit("--threads", type=click.IntRange(1), default=1, help="Threads of one prediction.")
-@limit("-q", "--quiet", is_flag=True, help="Print only errors.")
+@output("-q", "--quiet", is_flag=True, help="Print only errors.")
 def serve(
     bundles: Path,
     host: str,

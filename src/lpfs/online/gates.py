@@ -39,6 +39,7 @@ Floats = npt.NDArray[np.float64]
 MIXTURE_ROWS = 5000.0  # number of rows at which the confidence sequence is tightest
 MIN_TEST_ROWS = 1000  # rows before a decision
 MAX_TEST_ROWS = 50_000  # rows after which a test without a decision starts again: the stream may have changed
+BURN_IN_ROWS = 10_000  # rows of a hidden field in which the additive probe learns, before its gains count
 SMALLEST_X = 1e-3  # x of the gate value that is used while an open field with x = 0 is tested
 TIE_SPREAD = 0.01  # weights of λ differ by up to this share
 CLOSED_WEIGHT = 0.3  # factor on λ of a closed field: its gate only nominates it, and the test decides
@@ -154,6 +155,7 @@ class SteadyGates(nn.Module):
         chosen = set(names) if opened is None else {*opened, *settings.must_keep}
         self.open = np.array([name in chosen for name in names])
         self.tests, self.additive = GainTests(size, settings.error), GainTests(size, settings.error)
+        self.hidden_rows: Floats = np.zeros(size)  # rows that the additive probe has seen since a field was hidden
         start = torch.from_numpy(self.open.astype(np.float32))
         self.x = nn.Parameter(start.clone())
         self.epsilon = torch.tensor(settings.epsilon)
@@ -229,10 +231,15 @@ class SteadyGates(nn.Module):
 
     def hidden(self) -> npt.NDArray[np.bool_]:
         """Return which fields do not reach the network: closed ones, and open ones whose x is 0."""
-        return np.asarray(~self.open | (self.x.detach() == 0).numpy())
+        hidden = np.asarray(~self.open | (self.x.detach() == 0).numpy())
+        self.hidden_rows[~hidden] = 0.0
+        return hidden
 
     def add_additive(self, field: int, gains: Floats) -> Decision | None:
         """Add gains of the additive probe of a hidden field; return the decision to reopen it, once there is one."""
+        self.hidden_rows[field] += len(gains)
+        if self.hidden_rows[field] <= BURN_IN_ROWS:
+            return None
         self.additive.add(field, gains)
         evidence = self.additive.evidence(field)
         if evidence.low > self.settings.threshold:
@@ -282,6 +289,7 @@ class SteadyGates(nn.Module):
             "open": torch.from_numpy(self.open),
             "tests": torch.from_numpy(self.tests.sums),
             "additive": torch.from_numpy(self.additive.sums),
+            "hidden_rows": torch.from_numpy(self.hidden_rows),
         }
 
     @torch.no_grad()
