@@ -182,7 +182,7 @@ class ComparisonReport:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], name: str = "comparison") -> ComparisonReport:
-        """Build a comparison from plain values (see docs/report.md)."""
+        """Build a comparison from plain values (see docs/compare.md)."""
         check_json(values, PLAIN_SCHEMA)
         results = _results(values)
         names = values.get("fields") or dict.fromkeys(name for result in results for name in result.kept)
