@@ -7,8 +7,8 @@
 benchmarks/logs.json is the fixed list: simulated logs with seeds that are used for nothing else, and random splits of
 real tables. Logs are simulated here; real tables are read from ``--data`` and skipped if they are missing. K is N/8,
 N/4 and N/2. Runs are kept in ``--work``: a second call does only the missing runs, and machines that share the
-directory share the work. Results go to benchmarks/results/compare/NAME (``--tune N``: NAME-tuned): comparison.md (with the
-command), comparison.json and results.csv. README.md beside them summarizes all: logs that were used in development
+directory share the work. Results go to benchmarks/results/compare/NAME (``--tune N``: NAME-tuned): comparison.md (with
+the command), comparison.json and results.csv. README.md beside them summarizes all: logs that were used in development
 stand apart. benchmarks/compare_summary.py tests the differences over logs. ``--overview`` writes only README.md.
 """
 
