@@ -80,3 +80,18 @@ def test_holm(scripts):
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.5, 0.9]) == [1.0, 1.0]
     assert holm([]) == []
+
+
+def test_the_committed_run_of_the_rivals_own_code_agrees_with_ours():
+    """benchmarks/results/rivals_own_code.json is what docs/measured.md says."""
+    values = json.loads((BENCHMARKS / "results" / "rivals_own_code.json").read_text("utf-8"))
+    formulas = values["formulas"]
+    assert formulas["ShuffleGate"] == {"gates": 0.0, "penalty_times_N": 0.0}
+    zero = ("probability_of_an_open_gate", "gates_without_noise", "sampled_gates")
+    assert all(formulas["L0_regularization"][name] < 1e-6 for name in zero)
+    assert values["searches"]["stg"]["spearman"] == pytest.approx(0.79, abs=0.005)
+    assert values["searches"]["lassonet"]["spearman"] == pytest.approx(0.61, abs=0.005)
+    assert {name: round(15 * found["overlap"]) for name, found in values["searches"].items()} == {
+        "stg": 12,
+        "lassonet": 12,
+    }

@@ -212,7 +212,8 @@ def test_log_that_is_read_once_is_never_memorized(plan, pruned, monkeypatch):
 def test_only_gates_without_noise_are_captured_as_cuda_graphs():
     assert not make_method("lpfs++", {"noise": 0.1}).cuda_graph  # noise is drawn on the host
     assert not make_method("lpfs", {"gate": "lpfs-noise"}).cuda_graph
-    assert {name for name in METHODS if make_method(name).cuda_graph} == {"lpfs", "lpfs++"}
+    gated = {"lpfs", "lpfs++", "lpfs_paper", "lpfs++_paper"}
+    assert {name for name in METHODS if make_method(name).cuda_graph} == gated
 
 
 def test_run_resumes_with_or_without_cuda_graphs():
