@@ -1,4 +1,4 @@
-"""A simulated click stream with a known schedule: one field dies, another wakes, a third drifts; written in segments."""
+"""A simulated click stream with a known schedule: one field dies, another wakes, a third drifts."""
 
 from __future__ import annotations
 
