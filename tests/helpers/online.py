@@ -124,13 +124,17 @@ class RedisServer:
 
         with closing(self.client()) as client:
             while True:
-                pipeline = client.pipeline(transaction=False)
+                pipeline = client.pipeline()  # a transaction: either all rows are written or none
                 for number, row in enumerate(rows, first):
                     data = row if isinstance(row, bytes) else json.dumps(row)
                     pipeline.xadd(stream, {"json": data}, id=f"{number}-0")
                 try:
                     answers = pipeline.execute(raise_on_error=False)
-                except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
+                except (
+                    redis.exceptions.ConnectionError,
+                    redis.exceptions.TimeoutError,
+                    redis.exceptions.ExecAbortError,
+                ):
                     time.sleep(0.02)
                     continue
                 errors = [answer for answer in answers if isinstance(answer, Exception)]

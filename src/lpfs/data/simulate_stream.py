@@ -1,4 +1,4 @@
-"""A simulated click stream in segments, with a known schedule: one field dies, another wakes, a third drifts."""
+"""A simulated click stream with a known schedule: one field dies, another wakes, a third drifts."""
 
 from __future__ import annotations
 
