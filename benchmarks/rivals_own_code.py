@@ -31,7 +31,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -156,7 +156,9 @@ def compare_scores(log: NumericLog, name: str, package: ModuleType, fit: Any) ->
 def fit_lassonet(package: ModuleType, log: NumericLog) -> Any:
     """Return the λ at which LassoNet's own path removes each feature."""
     torch.manual_seed(log.seed)
-    model = package.LassoNetClassifier(hidden_dims=tuple(MODEL["hidden"]), n_iters=(200, 20), verbose=0)
+    model = package.LassoNetClassifier(
+        hidden_dims=tuple(cast(list[int], MODEL["hidden"])), n_iters=(200, 20), verbose=0
+    )
     labels = log.labels.astype(np.int64)
     model.path(
         log.columns[log.train],
@@ -221,18 +223,18 @@ def compare_formulas(repositories: Path) -> dict[str, Any]:
         theirs = module.L0Dense(5, 1, droprate_init=0.2)
         start = theirs.qz_loga.detach().mean()
         theirs.qz_loga.data.copy_(values * 3)
-        ours = HardConcrete(names, 1, 0, HardConcreteOptions(strength=1.0))
-        our_start = ours.logit.detach().mean()
-        ours.logit.data.copy_(values * 3)
-        open_ = (1 - theirs.cdf_qz(0)).sum() - ours.penalty(1)
-        test = theirs.sample_z(1, sample=False)[0] - ours.eval()()
+        gates = HardConcrete(names, 1, 0, HardConcreteOptions(strength=1.0))
+        our_start = gates.logit.detach().mean()
+        gates.logit.data.copy_(values * 3)
+        open_ = (1 - theirs.cdf_qz(0)).sum() - gates.penalty(1)
+        test = theirs.sample_z(1, sample=False)[0] - gates.eval()()
         noise = torch.linspace(0.01, 0.99, 5)
         drawn = torch.nn.functional.hardtanh(theirs.quantile_concrete(noise), 0, 1)
-        logit = (ours.logit + noise.logit()) / ours.options.temperature
+        logit = (gates.logit + noise.logit()) / gates.options.temperature
         found["L0_regularization"] = {
             "probability_of_an_open_gate": float(open_.detach().abs()),
             "gates_without_noise": float(test.detach().abs().max()),
-            "sampled_gates": float((drawn - ours.stretched(logit.sigmoid()).clamp(0, 1)).detach().abs().max()),
+            "sampled_gates": float((drawn - gates.stretched(logit.sigmoid()).clamp(0, 1)).detach().abs().max()),
             "mean_start": [float(start), float(our_start)],
         }
     return found

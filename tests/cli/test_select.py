@@ -252,6 +252,7 @@ def test_invalid_input(run, clicks, tmp_path, arguments, code, message):
     assert not (tmp_path / "run" / "pretrain").exists()
 
 
+@pytest.mark.long
 def test_run_with_invalid_settings_can_be_started_again_in_its_directory(run, clicks, tmp_path):
     arguments = ["select", clicks, *COLUMNS, *TINY, "--finish", "none", "--out", tmp_path / "run"]
     assert run(*arguments, "--keep", "2", "--must-keep", "usr")[0] == 1

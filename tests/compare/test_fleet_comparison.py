@@ -72,6 +72,7 @@ def test_models_that_cannot_be_stacked_are_trained_one_by_one(log, tmp_path, mon
     assert "cannot be trained together" in output.err + output.out
 
 
+@pytest.mark.long
 def test_a_fleet_that_fails_leaves_the_runs_to_single_training(log, tmp_path, monkeypatch, capsys):
     def fail(*args, **options):
         raise NonFiniteError("the loss is not finite")

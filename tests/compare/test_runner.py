@@ -73,6 +73,7 @@ def test_leftovers_of_killed_processes_are_removed_unless_one_works(tmp_path):
         assert lock.exists()
 
 
+@pytest.mark.long
 def test_test_rows_of_a_simulated_log_are_scored_against_their_probabilities(tmp_path):
     dataset = lpfs.simulate(tmp_path / "log", "small", rows=3000, seed=5)
     found = lpfs.compare(dataset, tmp_path / "cmp", methods="random", keep=4, seeds=1, **QUICK)

@@ -14,7 +14,7 @@ LAYERS = [  # a module imports only from layers before its own, or from its own 
     {"stream", "passes"},
     {"dataset", "fit_encoders"},
     {"integers"},
-    {"engines", "reencode", "simulate"},
+    {"engines", "reencode", "simulate", "simulate_stream"},
     {"prepare", "diagnose"},
 ]
 

@@ -22,7 +22,12 @@ def test_names_of_one_family_have_their_own_defaults():
 
 def test_only_the_methods_with_gates_share_a_search_among_processes():
     """A method that does not say so searches on one rank: another one may rank a sample or draw random numbers."""
-    assert {name for name in METHODS if make_method(name).distributed} == {"lpfs", "lpfs++"}
+    assert {name for name in METHODS if make_method(name).distributed} == {
+        "lpfs",
+        "lpfs++",
+        "lpfs_paper",
+        "lpfs++_paper",
+    }
 
 
 def test_the_registry_imports_neither_torch_nor_numpy():

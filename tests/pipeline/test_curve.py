@@ -496,6 +496,7 @@ def test_rows_without_enough_positives_leave_the_curve_out(tmp_path, capfd):
 # ------------------------------------------------------------------------------------------------ resume, command line
 
 
+@pytest.mark.long
 def test_killed_run_resumes_with_the_same_curve(log, outcome, tmp_path, monkeypatch):
     def killed(*arguments):
         raise KeyboardInterrupt

@@ -420,7 +420,8 @@ def test_default_target_allows_a_small_loss_and_prints_it(log, tmp_path, capsys)
     assert "hot_start" not in outcome.record
 
 
-@pytest.mark.parametrize("method", mark_long(["lpfs++", "permutation"], ["lpfs++"]))
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["lpfs++", "permutation"])
 def test_last_day_does_not_influence_the_result(log, tmp_path, method):
     """Two logs that differ only in the last day give the same fields and the same model."""
     other = known_truth(tmp_path / "other", rows=ROWS, last=1)
@@ -508,7 +509,7 @@ def test_large_log_is_read_once_in_time_order(log, tmp_path):
 STAGES = ("all_fields", "search_fields", "absorb_and_prune", "retrain", "hot_start", "serving_speed")
 
 
-@pytest.mark.parametrize("stage", mark_long(STAGES, ("search_fields", "hot_start")))
+@pytest.mark.parametrize("stage", mark_long(STAGES, ("search_fields",)))
 def test_failed_run_is_resumed_at_its_stage(log, kept_three, tmp_path, monkeypatch, stage):
     def fail(*_, **__):
         raise OSError("disk error")

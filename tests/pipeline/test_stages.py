@@ -144,12 +144,12 @@ def record_training(monkeypatch):
     return calls
 
 
-def test_hot_start_continues_with_a_copy_and_its_optimizer(plan, pruned, monkeypatch):
-    calls, before = record_training(monkeypatch), weights_of(pruned.model)
+def test_hot_start_continues_with_a_copy_and_the_state_of_the_optimizer(plan, pruned, monkeypatch):
+    calls, before, state = record_training(monkeypatch), weights_of(pruned.model), str(pruned.optimizer.state_dict())
     model, history = hot_start(plan, pruned)
     rows, initial, optimizer_state = calls[0]
     assert equal_weights(initial, before)
-    assert str(optimizer_state) == str(pruned.optimizer.state_dict())
+    assert str(optimizer_state) == state
     assert equal_weights(weights_of(pruned.model), before)
     assert rows.span == plan.splits.search.span  # the latest rows, because these are ordered in time
     assert history.shrink_factor == 1.0

@@ -73,7 +73,10 @@ def assert_equal(models, others):
         assert all(torch.equal(weight, other.state_dict()[name]) for name, weight in model.state_dict().items())
 
 
-@pytest.mark.parametrize("optimizer", ["adagrad", "rowwise-adagrad", "adam", "sgd"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["adagrad", *(pytest.param(name, marks=pytest.mark.long) for name in ("rowwise-adagrad", "adam", "sgd"))],
+)
 def test_replicas_of_different_fields_equal_the_models_trained_alone(optimizer):
     models, batches = replicas(), make_batches(0)
     singles = copy.deepcopy(models)
