@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import socket
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,15 @@ OUTPUT = {
     "criteo.py": r"(?s)kept 15 of 27: .*the report: .*report\.html",
     "cross_features.py": r"378 gates: 31 fields .*; 40 are left",
     "multi_task.py": r"(?s)kept 20: .*  purchase +0\.\d+",
+    "online.py": r"(?s)watch http://.* requests answered by [1-9]\d* versions of the model, 0 failed",
     "cost_budget.py": r"with prices +\d+ fields for +(?:1[0-4]|\d)\.\d ms",
 }
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 class Model(nn.Module):
@@ -93,7 +101,8 @@ def test_the_readme_is_short_and_its_picture_is_small():
 def test_every_example_runs(name, capsys, monkeypatch):
     if name in PACKAGES:  # make test-adapters runs these
         pytest.importorskip(PACKAGES[name])
-    monkeypatch.setattr("sys.argv", [name])
+    arguments = ["--seconds", "40", "--port", str(free_port())] if name == "online.py" else []
+    monkeypatch.setattr("sys.argv", [name, *arguments])
     runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
     out = capsys.readouterr().out
     assert re.search(OUTPUT.get(name, "."), out)

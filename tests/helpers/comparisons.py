@@ -12,7 +12,8 @@ from lpfs.methods.base import Method, rank_fields
 
 MODEL_OPTIONS = ["--model-option", "dim=2", "--model-option", "hidden=4"]
 TINY = ["--pretrain-steps", "50", "--search-steps", "120", "--batch-size", "64", *MODEL_OPTIONS]
-PLAN = ["--methods", "lpfs++,permutation", "--keep", "4,8", "--seeds", "2"]
+METHODS = ["--methods", "lpfs++,permutation", "--method-option", "permutation:repeats=1"]
+PLAN = [*METHODS, "--keep", "4,8", "--seeds", "2"]
 QUICK: dict[str, Any] = {  # the same for lpfs.compare, even smaller
     "pretrain_steps": 20,
     "search_steps": 50,

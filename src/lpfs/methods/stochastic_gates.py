@@ -131,6 +131,7 @@ class HardConcrete(ConcreteMask):
     options: HardConcreteOptions
     average: Tensor
     mass: Tensor
+    averaged: Tensor  # the last step whose log a is in the average
 
     def __init__(self, names: Sequence[str], steps: int, seed: int, options: HardConcreteOptions) -> None:
         super().__init__(names, steps, seed, options)
@@ -138,11 +139,13 @@ class HardConcrete(ConcreteMask):
             self.logit.add_(START_NOISE * torch.randn(len(names), generator=self.draw))
         self.register_buffer("average", torch.zeros(len(names)))
         self.register_buffer("mass", torch.zeros(()))
+        self.register_buffer("averaged", torch.zeros((), dtype=torch.long))
 
     @torch.no_grad()
     def set_step(self, step: int) -> None:
         super().set_step(step)
-        if step > 0:
+        if step > int(self.averaged):  # a resumed search sets its step again
+            self.averaged.fill_(step)
             self.logit.clamp_(-MAX_LOGIT, MAX_LOGIT)
             self.average.lerp_(self.logit, 1 - AVERAGE_DECAY)
             self.mass.lerp_(torch.ones_like(self.mass), 1 - AVERAGE_DECAY)
