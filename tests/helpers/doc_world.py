@@ -136,8 +136,8 @@ def run_command(words: list[str]) -> None:
         return  # minutes to hours; tests/paper runs every experiment in small
     if any("://" in word for word in words):
         return  # needs an object store; tests/data/test_remote.py has one in memory
-    if words[0] == "serve":
-        return  # runs until it is stopped; tests/serve/test_server.py does both
+    if words[0] == "serve" or (words[0] == "online" and "--idle" not in words):
+        return  # runs until it is stopped, or needs such a run; tests/serve and tests/online do both
     code = cli.run(words)
     assert code == 0, f"lpfs {' '.join(words)} ended with {code}"
 
