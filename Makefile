@@ -55,7 +55,7 @@ coverage: $(READY)
 	$(BIN)/python -m pytest --cov=lpfs --cov-report=term
 
 test-long: $(READY)
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m long -n 3
 
 # A separate environment, because these packages require others that nothing else here needs. The metadata of torchrec
 # requires a CUDA package, hence --no-deps, followed by the packages that it imports.
@@ -98,7 +98,7 @@ docs: $(PAGES)
 	@echo "open site/index.html; with its search: $(BIN)/python -m http.server -d site"
 
 test-docs: docs
-	$(BIN)/python -m pytest -m docs tests/docs
+	$(BIN)/python -m pytest -m docs -n 3 tests/docs
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -107,6 +107,7 @@ FILES: dict[str, Callable[[], Any]] = {
     "day_*": lambda: make_criteo("."),
 }
 DEFAULT_OUT = {"select": "run", "compare": "comparison"}
+TRAINED = ("run", "trained", "found")
 NEEDS = {"trained": ["data/log"], "found": ["data/log", "trained"]}
 
 
@@ -117,7 +118,15 @@ def provide(word: str) -> None:
         for needed in NEEDS.get(name, []):
             provide(needed)
         Path(name).parent.mkdir(parents=True, exist_ok=True)
-        FILES[name]()
+        if name not in TRAINED:
+            FILES[name]()
+            return
+        copy = Path.cwd().parent / f"{Path.cwd().name}-{name}"  # made once for all examples of a page
+        if not copy.exists():
+            FILES[name]()
+            shutil.copytree(name, copy)
+        else:
+            shutil.copytree(copy, name)
 
 
 def run_command(words: list[str]) -> None:
