@@ -1,8 +1,9 @@
 """Take the picture of a report: what Chromium shows of it, as a PNG of few colours.
 
-    lpfs select census_income_kdd.parquet --label label --split split --keep 10 --out run
-    python tools/picture.py run/report.html docs/images/report.png --from 0 --to 830
-    python tools/picture.py run/report.html docs/images/charts.png --from 1828 --to 2800
+    lpfs select census_income_kdd.parquet --label label --split split --out run
+    python tools/picture.py run/report.html docs/images/report.png --from 0 --to 920
+    sed "s/<details/<details open/" run/report.html > open.html  # its closed sections
+    python tools/picture.py open.html docs/images/charts.png --from 4125 --to 5160
 
 It needs ``chromium`` (apt-get install chromium) and Pillow, which comes with matplotlib.
 """
