@@ -114,7 +114,7 @@ class Chromium:
     def until(self, code: str, seconds: float = 20.0) -> None:
         """Wait until an expression is true, at most ``seconds``; the caller checks it again."""
         end = time.monotonic() + seconds
-        while not self.run(code) and time.monotonic() < end:
+        while not self.run(f"!!({code})") and time.monotonic() < end:
             self.settle()
 
     def run(self, code: str) -> Any:
