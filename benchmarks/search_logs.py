@@ -154,7 +154,7 @@ class Population:
         self.weights = [activity * ((birth < day + 1) & (death > day)) for day in range(days)]
 
     def draw(self, rng: np.random.Generator, day: Array) -> Array:
-        """Return one member for each row, who is alive on its day."""
+        """Return a member for each row, one that exists on the day of the row."""
         drawn = np.empty(len(day), np.int64)
         for number in np.unique(day):
             weights = self.weights[number]

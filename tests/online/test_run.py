@@ -163,7 +163,7 @@ def rows_of(run: Path) -> int:
 
 
 def wait_for(rows: Callable[[], int], process: subprocess.Popen[bytes], at_least: int) -> None:
-    """Wait until a run has committed more than so many rows, or the process has ended."""
+    """Wait until a run has committed more than a number of rows, or the process has ended."""
     while process.poll() is None and rows() <= at_least:
         time.sleep(0.01)
 

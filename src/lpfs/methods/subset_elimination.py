@@ -32,7 +32,7 @@ from lpfs.models.base import Model
 from lpfs.schema import Selection
 
 ONE_BY_ONE = 50  # from this number of fields on one field is removed at a time, above it up to a quarter
-MIN_JUDGED_ROWS = 2000  # rows that judge, if there are so many
+MIN_JUDGED_ROWS = 2000  # rows on which subsets are evaluated, at least, if the log has them
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]

@@ -38,7 +38,7 @@ class LearnerSettings:
         options: its options, such as ``dim`` and ``hidden``.
         optimizer: ``adagrad``, ``rowwise-adagrad``, ``adam`` or ``sgd``.
         lr: its learning rate.
-        probe_every: every so many batches one is a probe batch: closed fields are shown, and nominated ones tested.
+        probe_every: one of this many batches is a probe batch: closed fields are shown, and nominated ones tested.
         warmup: batches before gates are penalized.
         gates: how fields are selected; None: all fields, without gates and probes.
         seed: of the first weights and of the probes.

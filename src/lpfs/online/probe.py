@@ -20,7 +20,7 @@ from lpfs.schema import Schema
 Floats = npt.NDArray[np.float64]
 MAX_BINS = 4096  # values of a field; further ids share them
 EDGES = np.array([-1.28, -0.84, -0.52, -0.25, 0.0, 0.25, 0.52, 0.84, 1.28])  # deciles of standardized numbers
-MEMORY_ROWS = 50_000  # after so many rows a row has the weight 1/e
+MEMORY_ROWS = 50_000  # rows after which the weight of a row has fallen to 1/e
 PRIOR = 10.0  # τ
 MAX_SCALE = 1e6  # of the weights, before they are divided by it
 
