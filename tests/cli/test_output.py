@@ -271,3 +271,28 @@ def test_versions_of_packages_whose_extra_has_another_name(monkeypatch):
     assert {info._installed_version(name) for name in info.NEEDED | info.OPTIONAL} == {"9.9"}
     assert {"mlflow", "scikit-learn"} <= set(names)
     assert not any("[" in name or "'" in name for name in names)
+
+
+def test_an_interrupt_that_a_destructor_swallows_is_repeated():
+    program = """
+import os, signal, time
+import lpfs.cli as cli
+
+class Slow:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+
+def wait(*_, **__):
+    value = Slow()
+    del value
+    for _ in range(600):
+        time.sleep(0.05)
+
+cli.cli.main = wait
+cli.main(["methods"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 143
+    assert done.stderr.startswith("lpfs: error: interrupted")
+    assert "Traceback" not in done.stderr

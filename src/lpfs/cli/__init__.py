@@ -6,6 +6,7 @@ holds the allowed loss of AUC, 130 interrupted, 143 terminated.
 
 from __future__ import annotations
 
+import _thread
 import errno
 import os
 import signal
@@ -29,6 +30,7 @@ from lpfs.train.distributed import launch_rank
 __all__ = ["EXIT_ALLOWANCE", "cli", "compare", "data", "info", "main", "models", "online", "run", "select", "serve"]
 
 
+AGAIN_SECONDS = 0.05  # after an interrupt that a destructor swallowed, until it is repeated
 BLOCKED_SECONDS = 2.0  # after SIGTERM, until a main thread that does not return to Python is ended
 _terminated = threading.Event()
 
@@ -39,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.signal(signal.SIGTERM, _raise_once)
+    sys.unraisablehook = _interrupt_again
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=_end_if_blocked, args=(reader,), daemon=True).start()
     try:
@@ -53,6 +56,14 @@ def _raise_once(*_: object) -> None:
     if not _terminated.is_set():
         _terminated.set()
         raise KeyboardInterrupt
+
+
+def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Repeat an interrupt that came while a destructor ran, where Python cannot raise it."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        threading.Timer(AGAIN_SECONDS, _thread.interrupt_main).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _end_if_blocked(reader: int) -> None:
