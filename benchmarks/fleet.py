@@ -1,12 +1,14 @@
 """Throughput of R replicas trained as one fleet, against R single runs of ``fit`` one after another.
 
-    python benchmarks/fleet.py [--device cuda] [--replicas 1 8 32 64] [--repeats 7] [--out FILE]
+    python benchmarks/fleet.py [--device cuda] [--replicas 1 8 32 64] [--repeats 7] [--before TREE] [--out FILE]
 
 The model is the default, an MLP 256-128-1 on embeddings of dim 16, of 40 fields whose ids follow Zipf's law; the
 optimizer is Adagrad. The batch size is 64 on a CPU and 512 on a GPU, where steps are captured as CUDA graphs in both
 cases, by ``fit(…, graph=True)``. Only steps after the warm-up are timed. Every repeat measures the single run and all
 sizes of the fleet in an order of its own, on the same batches; ratios are taken within a repeat, and their median and
 quartiles reported. R single runs are R times the time of one. ``own`` gives every replica batches of its own.
+``--before TREE`` also measures, in turn with the others, the single run of an older version of the package, whose
+source is in TREE/src (``git archive COMMIT src | tar x -C TREE``), in a process of its own.
 ``--clock cpu --threads 1`` counts the time of the processor, for a machine that others use too. At the end, single
 runs are compared with their replicas: parameters, and logits of one batch.
 """
@@ -15,16 +17,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shlex
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+import lpfs
 from lpfs.data.batch import Batch
 from lpfs.models import make_model
 from lpfs.models.base import Model
@@ -32,7 +37,9 @@ from lpfs.schema import Field, Schema
 from lpfs.train.callbacks import Callback, State
 from lpfs.train.config import Training
 from lpfs.train.fit import fit
-from lpfs.train.fleet import Fleet, FleetStream
+
+if TYPE_CHECKING:  # an older version has no fleet
+    from lpfs.train.fleet import Fleet, FleetStream
 
 FIELDS = 40
 SIZES = [(10, 30, 100, 1000, 10_000)[number % 5] for number in range(FIELDS)]
@@ -40,6 +47,7 @@ SCHEMA = Schema(tuple(Field(f"field {number}", cardinality=size) for number, siz
 BATCHES = 16  # different batches
 COMPARED = 4  # replicas that are compared with single runs
 COMPARED_STEPS = 200
+BEFORE = -1  # the single run of an older version, among sizes of fleets
 
 
 def make_batches(rows: int, seed: int, device: str) -> list[Batch]:
@@ -108,6 +116,8 @@ class Bench:
         return float(timer.seconds / self.args.steps)
 
     def _fleet(self, replicas: int) -> tuple[Fleet, FleetStream]:
+        from lpfs.train.fleet import Fleet, FleetStream
+
         sources = list(range(replicas)) if self.args.own else [0] * replicas
         models = [make_replica(seed) for seed in range(replicas)]
         fleet = Fleet(models, SCHEMA, sources=sources).to(self.args.device)
@@ -138,6 +148,48 @@ class Bench:
         }
 
 
+class OlderVersion:
+    """A process that measures single runs with the source of an older version, when it is asked to."""
+
+    def __init__(self, tree: Path, precision: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree / "src"), *_other_paths()])}
+        command = [sys.executable, __file__, *sys.argv[1:], "--answer", precision]
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+
+    def single(self) -> float:
+        """Return the seconds of a step of one model."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("\n")
+        answer = self.process.stdout.readline()
+        if not answer:
+            sys.exit("the process of the older version failed; its error is above")
+        return float(answer)
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def _other_paths() -> list[str]:
+    """Return the entries of PYTHONPATH that are not this version of the package."""
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [entry for entry in entries if entry and not (Path(entry) / "lpfs").exists()]
+
+
+def answer_requests(args: argparse.Namespace) -> None:
+    """Measure one single run for every line of the input."""
+    if not Path(lpfs.__file__).resolve().is_relative_to(args.before.resolve()):
+        sys.exit(f"{lpfs.__file__} is not in {args.before}: give a directory that has src/lpfs")
+    bench = Bench(args, args.answer)
+    for _ in sys.stdin:
+        print(bench.single(), flush=True)
+
+
 def summary(values: list[float]) -> dict[str, float]:
     """Return median and quartiles."""
     low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
@@ -147,12 +199,18 @@ def summary(values: list[float]) -> dict[str, float]:
 def measure(args: argparse.Namespace, precision: str) -> dict[str, Any]:
     """Measure one configuration."""
     bench = Bench(args, precision)
-    contenders = [0, *args.replicas]  # 0: the single run
+    older = None if args.before is None else OlderVersion(args.before, precision)
+    contenders = [0, *args.replicas, *([] if older is None else [BEFORE])]  # 0: the single run
     seconds: dict[int, list[float]] = {size: [] for size in contenders}
     for repeat in range(args.repeats):
         for size in random.Random(repeat).sample(contenders, len(contenders)):
-            seconds[size].append(bench.fleet(size) if size else bench.single())
+            if older is not None and size == BEFORE:
+                seconds[size].append(older.single())
+            else:
+                seconds[size].append(bench.fleet(size) if size else bench.single())
         print(f"repeat {repeat + 1}: " + ", ".join(f"{n}: {1e3 * seconds[n][-1]:.3f} ms" for n in contenders))
+    if older is not None:
+        older.close()
     rows = []
     for size in args.replicas:
         ratios = [size * single / fleet for single, fleet in zip(seconds[0], seconds[size], strict=True)]
@@ -163,11 +221,18 @@ def measure(args: argparse.Namespace, precision: str) -> dict[str, Any]:
             "rows_per_second": round(size * args.batch / step),
         }
         rows.append({**row, "times_faster": summary(ratios)})
-        print(f"{precision}, R = {size}: {row['ms_per_step']} ms, {rows[-1]['times_faster']}")
-    single = statistics.median(seconds[0])
+        if older is not None:
+            ratios = [size * single / fleet for single, fleet in zip(seconds[BEFORE], seconds[size], strict=True)]
+            rows[-1]["times_faster_than_before"] = summary(ratios)
+        print(f"{precision}, R = {size}: {rows[-1]}")
+    singles = {"single": 0} if older is None else {"single": 0, "single_before": BEFORE}
+    medians = {name: statistics.median(seconds[size]) for name, size in singles.items()}
     return {
         "precision": precision,
-        "single": {"ms_per_step": round(1e3 * single, 4), "rows_per_second": round(args.batch / single)},
+        **{
+            name: {"ms_per_step": round(1e3 * median, 4), "rows_per_second": round(args.batch / median)}
+            for name, median in medians.items()
+        },
         "fleet": rows,
         "largest_difference": bench.compare(),
     }
@@ -184,12 +249,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", default="wall", choices=["wall", "cpu"])
     parser.add_argument("--own", action="store_true", help="batches of its own for every replica")
+    parser.add_argument("--before", type=Path, metavar="TREE", help="source of an older version, to compare with")
+    parser.add_argument("--answer", help=argparse.SUPPRESS)  # the precision that a process of --before measures
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     on_gpu = args.device != "cpu"
     args.batch = args.batch or (512 if on_gpu else 64)
     args.steps, args.warmup = args.steps or (300 if on_gpu else 20), args.warmup or (30 if on_gpu else 4)
     torch.set_num_threads(args.threads)
+    if args.answer is not None:
+        answer_requests(args)
+        return
     results = [measure(args, precision) for precision in (["float32", "tf32"] if on_gpu else ["float32"])]
     report = {
         "command": shlex.join(["python", "benchmarks/fleet.py", *sys.argv[1:]]),

@@ -76,16 +76,16 @@ def test_exactly_k_for_many_fields(gate):
 
 @pytest.mark.long
 @pytest.mark.parametrize("gate", ["lpfs", "lpfs++"])
-def test_the_same_answer_at_600_6000_and_60000_steps(gate):
+def test_the_same_answer_at_600_and_12000_steps(gate):
     """Two groups of clear importance: which fields stay does not depend on how long the search is."""
     answers = []
-    for steps in (600, 6_000, 60_000):
+    for steps in (600, 12_000):
         search = Surrogate("few", 20, 10, steps, gate)
         search.importance[:10], search.importance[10:] = 0.05, 0.002
         search.noise = 0.005
         check(search.run(), 10)
         answers.append(search.gates.kept)
-    assert answers[0] == answers[1] == answers[2] == [f"f{n}" for n in range(10)]
+    assert answers[0] == answers[1] == [f"f{n}" for n in range(10)]
 
 
 @pytest.mark.long

@@ -109,6 +109,7 @@ def test_multipliers_are_updated_by_holdout_rows_alone(log):
     loss = torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels[:, 0])
     (expected,) = torch.autograd.grad(loss, [driver.alpha])
     driver.alpha.grad = torch.full_like(driver.alpha, 7.0)  # of the weights' batch
+    driver.fetch(state)
     driver.within_step(state)
     torch.testing.assert_close(driver.total, 0.5 * expected)
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -22,6 +22,7 @@ from lpfs.data.store.writer import DatasetWriter
 from lpfs.errors import DataError, InputError, SearchError
 from lpfs.gates.hooks import hooks_on
 from lpfs.gates.module import ATTRIBUTE as GATES
+from lpfs.methods import permutation
 from lpfs.methods.base import Method
 from lpfs.methods.registry import METHODS, make_method, method_class
 from lpfs.methods.search import search
@@ -59,6 +60,15 @@ PARTICULAR = {
 ELSEWHERE = ("oracle", "autofis")  # need a simulated log, and a model of crosses
 EVERYTHING = ("all",)  # keeps more than K
 LEARNED = [name for name in METHODS if name not in ELSEWHERE]
+# one for each way to search: these are tested in CI, all in make test-campaigns
+TYPICAL = ("lpfs++", "shufflegate", "hard_concrete", "group_lasso", "lassonet", "fairfs", "subset_elimination", "gbdt")
+
+
+def typical(names):
+    """Return the names as parameters; the others than typical ones are left to campaigns."""
+    return [pytest.param(name, marks=[] if name in TYPICAL else [pytest.mark.campaign]) for name in names]
+
+
 # methods with a mask that selects fields by its penalty
 MASKED = ("shufflegate", "optfs", "stg", "hard_concrete")
 
@@ -193,8 +203,9 @@ def test_nothing_is_left_on_the_model(start, long, method):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", LEARNED)
+@pytest.mark.parametrize("method", typical(LEARNED))
 def test_the_seed_determines_the_search_and_a_killed_one_resumes(look, tmp_path, monkeypatch, method):
+    monkeypatch.setattr(permutation, "MAX_REPEATS", 1)
     model, whole = look(method, folder=tmp_path / "whole", seed=3)
     torch.manual_seed(99)  # the global generator does not matter
     again, same = look(method, seed=3)
@@ -278,8 +289,9 @@ def test_a_search_checks_its_target_before_training(start, method):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", [name for name in LEARNED if not make_method(name).search_per_k])
-def test_one_ranking_serves_every_k(look, method):
+@pytest.mark.parametrize("method", typical(name for name in LEARNED if not make_method(name).search_per_k))
+def test_one_ranking_serves_every_k(look, monkeypatch, method):
+    monkeypatch.setattr(permutation, "MAX_REPEATS", 1)
     (_, few), (_, many) = look(method, keep=3), look(method, keep=6)
     assert few.made["scores"] == many.made["scores"], f"{method} depends on K: it needs search_per_k = True"
     assert set(few.kept) < set(many.kept)

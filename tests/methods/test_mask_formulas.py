@@ -140,9 +140,9 @@ def test_hard_concrete_starts_near_its_probability_and_averages_clamped_logits()
     assert len(set(start.tolist())) == N
     near(mask.scores(), start.double().numpy())
     decay, mean, mass = 0.999, np.zeros(N), 0.0
-    for step, values in enumerate((X, X * 100, -X), 1):
+    for values in (X, X * 100, -X):
         with_values(mask, "logit", values)
-        mask.set_step(step)
+        mask.update_means()
         clamped = np.clip(values.double().numpy(), -math.log(100), math.log(100))
         near(mask.logit, clamped)
         mean, mass = decay * mean + (1 - decay) * clamped, decay * mass + 1 - decay
@@ -228,7 +228,7 @@ def test_leap_weights_the_penalty_by_the_distance_to_shuffled_rows():
         [np.linalg.norm(rows[:, part] - rows[order[:, part], part], axis=1).mean() for part in range(N)]
     )
     near(mask.penalty(B), 0.3 * gates.sum())  # weights change between steps only
-    mask.set_step(1)
+    mask.update_means()
     expected = np.zeros(N)
     expected[numbers.numpy()] = N * distance / distance.sum()
     near(mask.weights(), expected)
@@ -246,10 +246,10 @@ def test_cold_se():
     row = tokens.double().numpy()
     weights = 2 * sigmoid(row.reshape(B, -1) @ weight.double().numpy().T + bias.double().numpy())
     near(mask(tokens, torch.arange(N), None), weights[:, :, None] * row)
-    mask.set_step(1)
+    mask.update_means()
     near(mask.scores(), weights.mean(0))
     mask(2 * tokens, torch.arange(N), None)
-    mask.set_step(2)
+    mask.update_means()
     second = 2 * sigmoid(2 * row.reshape(B, -1) @ weight.double().numpy().T + bias.double().numpy()).mean(0)
     near(mask.scores(), (MEAN_DECAY * weights.mean(0) + second) / (1 + MEAN_DECAY))
 
@@ -272,7 +272,7 @@ def test_adafs(best):
             row[np.argsort(row)[:-best]] = 0.0
             row *= best / row.sum()
     near(found, weights[:, :, None] * rows)
-    mask.set_step(1)
+    mask.update_means()
     near(mask.scores(), weights.mean(0))
     assert weights.sum(1) == pytest.approx(N if best is None else best)
 
@@ -306,7 +306,7 @@ def test_optfs():
             expected[row, part] *= sigmoid(tau * m[value]) / sigmoid(0.5)
     near(mask(tokens, numbers, ids), expected)
     near(mask.penalty(4), 0.3 * sigmoid(tau * m).sum())
-    mask.set_step(26)
+    mask.update_means()
     counts = np.bincount(np.ravel(values), minlength=10)
     assert mask.counts.tolist() == counts.tolist()
     scores = []

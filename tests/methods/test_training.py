@@ -188,9 +188,11 @@ def test_a_step_on_holdout_rows_changes_only_the_mask(log, kind):
         driver.on_begin(state)
         assert not parameter.requires_grad
         before = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
+        driver.fetch(state)
         driver.within_step(state)
         assert torch.equal(parameter, before[f"{NAME}.{next(iter(dict(mask.named_parameters())))}"])  # every second
         state.step = 1
+        driver.fetch(state)
         driver.within_step(state)
         driver.holdout.close()
         moved = [name for name, tensor in task.model.state_dict().items() if not torch.equal(tensor, before[name])]

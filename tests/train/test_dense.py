@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from lpfs._imports import fused_kernels_enabled
 from lpfs.train import dense
 from lpfs.train.step import bce_loss
 
@@ -24,6 +26,14 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUD
 def make_net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(40, 33), nn.ReLU(), nn.Linear(33, 17), nn.ReLU(), nn.Linear(17, 1))
+
+
+@pytest.mark.parametrize(("value", "expected"), [(None, True), ("1", True), ("0", False)])
+def test_fused_kernels_are_the_default(monkeypatch, value, expected):
+    monkeypatch.delenv("LPFS_FUSED_KERNELS", raising=False)
+    if value is not None:
+        monkeypatch.setenv("LPFS_FUSED_KERNELS", value)
+    assert fused_kernels_enabled.__wrapped__() is expected
 
 
 def test_layers_are_fused_only_while_the_block_runs():
@@ -74,9 +84,27 @@ def test_the_loss_and_its_gradient(shape):
     exact = values.double().requires_grad_()
     expected = binary_cross_entropy_with_logits(exact, labels.double(), reduction="none").mean(0).sum()
     expected.backward()
-    assert "BinaryCrossEntropy" in type(loss.grad_fn).__name__
+    assert type(loss.grad_fn).__name__ == "BinaryCrossEntropyBackward"
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=1e-5, atol=1e-9)
+
+
+@needs_cuda
+def test_layers_and_loss_can_be_differentiated_twice():
+    """As a penalty on the gradient of the inputs needs, which FairFS has."""
+    results = []
+    x = torch.randn(70, 40, device="cuda", dtype=torch.float64)
+    labels = torch.rand(70, 1, device="cuda").round()
+    for dtype, fused in ((torch.float64, False), (torch.float32, True)):
+        net, values = copy.deepcopy(make_net()).to("cuda", dtype), x.to(dtype, copy=True).requires_grad_()
+        with dense.fused_layers(net) if fused else nullcontext():
+            loss = bce_loss(net(values), labels.to(dtype))
+        assert fused == (type(loss.grad_fn).__name__ == "BinaryCrossEntropyBackward")
+        (grad,) = torch.autograd.grad(loss, [values], create_graph=True)
+        (loss + 100 * (grad * values.detach()).sum(1).square().sum()).backward()
+        results.append([grad.detach(), *(weight.grad for weight in net.parameters())])
+    for expected, result in zip(*results, strict=True):
+        torch.testing.assert_close(result.double(), expected, rtol=1e-3, atol=1e-5)
 
 
 @needs_cuda

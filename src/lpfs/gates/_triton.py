@@ -195,7 +195,7 @@ def _launch(kernel: Any, arguments: tuple[Any, ...], **constants: Any) -> None:
     """Launch one program of a kernel; ``constants`` in the order of its last parameters.
 
     To examine some twenty arguments takes Triton longer than the host needs for the rest of a small step. So a launch
-    with the tensors of an earlier one, at the same addresses, uses the compiled kernel itself, if this is enabled.
+    with the tensors of an earlier one, at the same addresses, uses the compiled kernel itself.
     """
     if not (DIRECT_LAUNCHES and fused_kernels_enabled()) or torch.compiler.is_compiling():
         kernel[(1,)](*arguments, **constants)

@@ -68,7 +68,7 @@ class ComputeValues:
             self.gates.entered = True
 
     def _parts(self, values: Tensor) -> tuple[Tensor, ...]:
-        """Return the value of each gate: (), or on a GPU, if enabled, expanded to the last shape of an output.
+        """Return the value of each gate: (), or on a GPU expanded to the last shape of an output.
 
         The gradient of an expanded value is summed in one kernel for all gates, instead of one for each: without a
         CUDA graph the host needs longer to launch it than the GPU to run it.

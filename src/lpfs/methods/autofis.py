@@ -52,6 +52,7 @@ class AutoFIS(Method):
 
     Options = AutoFISOptions
     options: AutoFISOptions
+    cuda_graph = True
     trial_options = ({"lr": 0.03}, {"lr": 0.3}, {"mu": 0.6}, {"mu": 1.0})
 
     def check_model(self, model: nn.Module) -> None:
@@ -88,14 +89,17 @@ class Multipliers(HoldoutCallback):
         self.alpha = torch.ones(len(model.names), device=device_of(model), requires_grad=True)
         self.total = torch.zeros_like(self.alpha, requires_grad=False)  # v
         self.count = self.total.new_zeros(())  # t
+        self.alpha.grad = torch.zeros_like(self.total)
 
     def count_alive(self) -> int:
         """Return the number of non-zero α."""
         return int((self.alpha.detach() != 0).sum())
 
     def within_step(self, state: State) -> None:
-        if self.holdout is not None:
-            self.alpha.grad = holdout_grad(state, self.next_holdout(self.holdout), self.alpha)
+        if self.batch is not None:
+            grad = holdout_grad(state, self.batch, self.alpha)
+            assert self.alpha.grad is not None
+            self.alpha.grad.copy_(grad)  # in place: a captured step writes to this memory
         self.update()
 
     @torch.no_grad()

@@ -61,6 +61,7 @@ class SearchTask:
         early: batches of the rows that the model was pretrained on, for methods that pretrain a network of their own.
         early_steps: number of steps of such a pretraining.
         folds: rows of the networks of a cross-fitted search, instead of ``holdout``; see ``cross_fitting``.
+        judges: rows of the networks that judge exchanges of fields after the search; see ``subset_elimination``.
     """
 
     model: nn.Module
@@ -77,6 +78,7 @@ class SearchTask:
     early: Iterable[Batch] | None = None
     early_steps: int = 0
     folds: Sequence[RowFold] = ()
+    judges: Sequence[RowFold] = ()
 
     def fit(
         self,
@@ -229,6 +231,7 @@ class Method(ABC):
         search_per_k: whether another K needs another search; otherwise the K best of one ranking are kept.
         cuda_graph: whether a step of its search can be captured as a CUDA graph.
         folds: number of folds of the search rows of a small table, whose rows repeat; 0: it does not use folds.
+        judges: number of such folds, and of networks, that judge exchanges of fields after the search; 0: none.
 
     Args:
         name: the name it is registered under.
@@ -245,6 +248,7 @@ class Method(ABC):
     search_per_k: bool = False
     cuda_graph: bool = False
     folds: int = 0
+    judges: int = 0
 
     def __init__(self, name: str, options: Any = None) -> None:
         self.name, self.options = name, self.Options() if options is None else options

@@ -62,6 +62,7 @@ class FairFS(Method):
     options: FairFSOptions
     trial_options = ({"strength": 1.0}, {"strength": 100.0}, {"strength": 0.1}, {"points": 10})
     pretrains = True
+    cuda_graph = True
 
     def search(self, task: SearchTask) -> Selection:
         model = check_maskable(task.model, self.name)
@@ -77,7 +78,7 @@ class FairFS(Method):
             if optimizer is None:
                 pretrain(task, net, "fairfs", cost, penalty)
             else:
-                task.fit(penalty, cost, model=net, optimizer=optimizer, graph=False)
+                task.fit(penalty, cost, model=net, optimizer=optimizer)
             with cost:
                 scores, rows = self.score(task, net, path, cost)
         facts = {"steps": steps, "rows": rows, "history": penalty.history, **cost.to_dict()}
@@ -146,7 +147,7 @@ class AttributionPenalty(HistoryCallback):
     def __init__(self, steps: int, path: EmbeddingPath, strength: float) -> None:
         super().__init__(steps)
         self.path, self.strength = path, strength
-        self.penalty = 0.0
+        self.penalty = torch.zeros(())  # of this step; read when it is recorded, because reading waits for a GPU
 
     def before_backward(self, state: State) -> None:
         tokens, loss = self.path.tokens, state.loss
@@ -156,8 +157,8 @@ class AttributionPenalty(HistoryCallback):
         attributions = (grad * self.path.direction).sum((1, 2))  # (B,)
         penalty = torch.linalg.vector_norm(attributions)
         state.loss = loss + self.strength * penalty
-        self.penalty = float(penalty.detach())
+        self.penalty = penalty.detach()
 
     def after_step(self, state: State) -> None:
         if self.should_record(state.step):
-            self.record(state, attribution=self.penalty)
+            self.record(state, attribution=float(self.penalty))

@@ -24,8 +24,7 @@ from lpfs.methods.base import SearchCost, SearchTask
 from lpfs.methods.cross_fitting import FoldNetworks
 from lpfs.methods.training import HoldoutCallback, holdout_grad
 from lpfs.train.callbacks import State
-from lpfs.train.evaluate import evaluate, on_device
-from lpfs.train.step import clone_batch, copy_into, same_shape
+from lpfs.train.evaluate import evaluate
 
 CHECKS = 100  # checks in a search for an unknown number of fields
 DESCENT_END = 0.8  # fraction of a search at which the descent ends
@@ -49,24 +48,6 @@ class GateSearch(HoldoutCallback):
     ) -> None:
         super().__init__(gates.steps, holdout, cost or SearchCost())
         self.gates, self.prox, self.networks = gates, prox, networks
-        self.batch: Batch | None = None  # holdout rows of this step
-        self.static_batch: Batch | None = None  # the memory that a captured step reads them from
-
-    def fetch(self, state: State) -> bool:
-        """Get the holdout rows of this step; for a captured step they are copied to where it reads them."""
-        if self.holdout is None:
-            return True
-        batch = on_device(self.next_holdout(self.holdout), self.gates.x.device)
-        is_larger = self.static_batch is None or len(batch) > len(self.static_batch)
-        if state.config.graph and not batch.bags and is_larger:
-            self.static_batch = clone_batch(batch, self.gates.x.device)
-            state.recapture = True
-        if self.static_batch is None or not same_shape(self.static_batch, batch):
-            self.batch = batch
-            return False
-        copy_into(self.static_batch, batch)
-        self.batch = self.static_batch
-        return True
 
     def within_step(self, state: State) -> None:
         if self.networks is not None:
@@ -95,7 +76,6 @@ class GateSearch(HoldoutCallback):
         super().on_end(state)
         if self.networks is not None:
             self.networks.close()
-        self.batch = self.static_batch = None
 
     def facts(self) -> dict[str, Any]:
         """Return the entries of ``Selection.made`` from a search for an unknown number of fields."""

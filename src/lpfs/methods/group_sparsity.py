@@ -137,6 +137,7 @@ class FirstLayerMethod(Method):
 
     search_per_k = True
     single_pass = True
+    cuda_graph = True
 
     def check_model(self, model: nn.Module) -> None:
         first_layer(model, self.name)
@@ -190,7 +191,7 @@ class GroupShrinkage(HistoryCallback):
         self.penalty = torch.tensor(float(self.fixed_penalty or 0.0), device=device)
         self.started = False
         self.unit = torch.zeros((), device=device)  # mean norm at the first shrinkage
-        self.recent, self.overall = (torch.zeros(len(names), device=device) for _ in range(2))
+        self.recent, self.overall, self.current = (torch.zeros(len(names), device=device) for _ in range(3))  # norms
 
     @abstractmethod
     def norms(self) -> Tensor:
@@ -207,10 +208,11 @@ class GroupShrinkage(HistoryCallback):
     def within_step(self, state: State) -> None:
         if self.started:
             self.shrink(state)
+        self.current.copy_(self.norms())
+        self.overall += self.current / self.steps
 
     def after_step(self, state: State) -> None:
-        norms = self.norms()
-        self.overall += norms / self.steps
+        norms = self.current
         if state.step > END_FRACTION * self.steps:
             self.recent += norms / (self.steps - math.floor(END_FRACTION * self.steps))
         self.update_penalty(state, norms)

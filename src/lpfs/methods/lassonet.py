@@ -160,7 +160,7 @@ class PenaltyPath(HistoryCallback):
             1 if self.fixed is not None else min(path_steps, max(MIN_LEVELS, min(MAX_LEVELS, len(self.names))))
         )
         self.level_steps = -(-path_steps // self.levels)
-        self.level = 0
+        self.level, self.is_shrinking = 0, self.fixed is not None
         self.penalty = torch.tensor(float(self.fixed or 0.0), device=device)
         self.unit = torch.zeros((), device=device)  # mean norm at the start of the path
         self.sizes, self.last_penalty, self.last_size = (torch.zeros_like(self.scales) for _ in range(3))
@@ -175,8 +175,11 @@ class PenaltyPath(HistoryCallback):
         norms: Tensor = self.groups(self.skip).norm(dim=1) * self.scales
         return norms
 
+    def on_begin(self, state: State) -> None:
+        self.is_shrinking = self.fixed is not None or (self.level > 0 and float(self.penalty) > 0)
+
     def within_step(self, state: State) -> None:
-        if self.fixed is not None or (self.level > 0 and float(self.penalty) > 0):
+        if self.is_shrinking:
             self.shrink(state)
 
     @torch.no_grad()
@@ -208,6 +211,7 @@ class PenaltyPath(HistoryCallback):
             reach = self.norms() + self.bound * self.groups(self.weight).abs().sum(1) * self.scales
             total = learning_rate_of(state, self.skip) * self.levels * self.level_steps
             self.penalty.copy_(reach.mean() / total / FIRST_LEVEL)
+            self.is_shrinking, state.recapture = float(self.penalty) > 0, True
 
     def end_level(self, steps: int) -> None:
         """Record the fields that are still alive, and increase λ."""

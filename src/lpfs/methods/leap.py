@@ -36,8 +36,7 @@ class LeAP(ShuffleGate):
         self.batch_divergence = divergence.index_copy(0, numbers, distances)
         return super().mix(tokens, others, numbers)
 
-    def set_step(self, step: int) -> None:
-        super().set_step(step)
+    def update_means(self) -> None:
         if self.batch_divergence is not None:
             self.divergence.lerp_(self.batch_divergence, 1 - MEAN_DECAY)
             self.mass.lerp_(torch.ones_like(self.mass), 1 - MEAN_DECAY)

@@ -41,12 +41,23 @@ class Mask(nn.Module):
         self.draw = torch.Generator().manual_seed(seed)
 
     def set_step(self, step: int) -> None:
-        """Set how many steps are done; temperatures depend on it, and never change in ``forward``."""
+        """Set how many steps are done; temperatures depend on it, and never change in ``forward``.
+
+        A captured step does not call it: what ``forward`` reads from it is a tensor that is filled here.
+        """
         self.step = step
+
+    def update_means(self) -> None:
+        """Add the values of this step to running means and counts, after the parameters have changed."""
+
+    def move_generator(self, device: torch.device) -> None:
+        """Draw random numbers on a GPU from now on, with the same seed: they differ from those of the host."""
+        if device.type == "cuda":
+            self.draw = torch.Generator(device).manual_seed(self.draw.initial_seed())
 
     def uniform(self, *shape: int) -> Tensor:
         """Return random numbers from the open interval (0, 1)."""
-        return torch.rand(shape, generator=self.draw).clamp_(1e-6, 1 - 1e-6).to(device_of(self))
+        return torch.rand(shape, generator=self.draw, device=self.draw.device).clamp_(1e-6, 1 - 1e-6)
 
     def penalty(self, rows: int) -> Tensor | None:
         """Return the term that is added to the loss of a batch of ``rows``; None for no term."""
@@ -109,8 +120,7 @@ class RowWeightMask(TokenMask):
             self.batch_mean = weights.detach().mean(0)
         return tokens * weights[:, :, None].to(tokens.dtype)
 
-    def set_step(self, step: int) -> None:
-        super().set_step(step)
+    def update_means(self) -> None:
         if self.batch_mean is not None:
             self.mean.lerp_(self.batch_mean.to(self.mean.dtype), 1 - MEAN_DECAY)
             self.mass.lerp_(torch.ones_like(self.mass), 1 - MEAN_DECAY)
@@ -125,6 +135,7 @@ def apply_mask(model: Model, mask: FieldMask | TokenMask, method: str) -> Iterat
     """Apply a mask to the model while the block runs; afterwards only the trained weights differ."""
     places = resolve_sites(model, declared_sites(model))
     mask.to(device_of(model))
+    mask.move_generator(device_of(model))
     if isinstance(mask, TokenMask):
         check_sites(model, places, mask.needs, method)
     model.add_module(NAME, mask)
@@ -193,6 +204,7 @@ class ReplaceOutput:
 
     def __init__(self, mask: Callable[[Tensor, Tensor, Tensor | None], Tensor], numbers: Tensor) -> None:
         self.mask, self.numbers = mask, numbers
+        self.slots: Tensor | None = None  # of crosses
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         """Return the masked output, in the shape of the output; a mask may return several times as many rows."""
@@ -203,8 +215,9 @@ class ReplaceOutput:
             ids = args[0].ids if columns is None else args[0].ids.index_select(1, columns)
         else:
             tokens = output.unflatten(1, (module.slots, module.dim))
-            full = module.slots == module.parts
-            slots = None if full else torch.tensor(module.plan.places, device=output.device)
+            if self.slots is None and module.slots != module.parts:
+                self.slots = torch.tensor(module.plan.places, device=output.device)
+            slots = self.slots
         parts = tokens if slots is None else tokens.index_select(1, slots)
         masked: Tensor = self.mask(parts, self.numbers, ids)
         if slots is not None:

@@ -40,6 +40,7 @@ class OptFS(TokenMask):
     needs: Needs = "fields"
     starts: Tensor
     counts: Tensor
+    factor: Tensor  # τ, where a captured step reads it
 
     def __init__(self, names: Sequence[str], sizes: list[int], steps: int, seed: int, options: OptFSOptions) -> None:
         super().__init__(names, steps, seed, options)
@@ -49,6 +50,8 @@ class OptFS(TokenMask):
         starts = torch.tensor([0, *sizes[:-1]]).cumsum(0)
         self.register_buffer("starts", starts, persistent=False)  # (N,) the first value of each field
         self.register_buffer("counts", torch.zeros(sum(sizes), dtype=torch.int64))
+        self.first = torch.tensor(options.start).sigmoid().item()  # σ(m₀)
+        self.register_buffer("factor", torch.ones(()), persistent=False)
         self.step_values: list[Tensor] = []  # values of the rows of this step
 
     @property
@@ -63,18 +66,20 @@ class OptFS(TokenMask):
         values = torch.cat([values[:, : ids.shape[1]] + ids, values[:, ids.shape[1] :]], 1)
         if self.training:
             self.step_values.append(values)
-        first = torch.tensor(self.options.start).sigmoid().item()
-        gates = (self.tau * self.m[values]).sigmoid() / first
+        gates = (self.factor * self.m[values]).sigmoid() / self.first
         return tokens * gates[:, :, None].to(tokens.dtype)
 
     def set_step(self, step: int) -> None:
         super().set_step(step)
+        self.factor.fill_(self.tau)
+
+    def update_means(self) -> None:
         for values in self.step_values:
             self.counts.index_add_(0, values.flatten(), torch.ones_like(values.flatten()))
         self.step_values = []
 
     def penalty(self, rows: int) -> Tensor:
-        return self.strength * (self.tau * self.m).sigmoid().sum()
+        return self.strength * (self.factor * self.m).sigmoid().sum()
 
     def sum_by_field(self, of_values: Tensor) -> Tensor:
         """Return sums over the values of each field (N,)."""

@@ -38,7 +38,7 @@ def pretrain(task: SearchTask, net: nn.Module, name: str, cost: SearchCost, *cal
     keep: dict[str, Any] = (
         {} if task.valid is None else {"keep": "best", "evaluate_every": max(1, steps // EVALUATIONS)}
     )
-    config = replace(task.training, steps=steps, epochs=None, graph=False, keep_optimizer="last", **keep)
+    config = replace(task.training, steps=steps, epochs=None, keep_optimizer="last", **keep)
     folder = None if task.folder is None else task.folder / name
     fit(
         net,

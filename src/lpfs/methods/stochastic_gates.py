@@ -50,7 +50,7 @@ class STG(FieldMask):
     def forward(self) -> Tensor:
         if not self.training:
             return (self.mu + 0.5).clamp(0, 1)
-        noise = torch.randn(len(self.names), generator=self.draw).to(self.mu.device)
+        noise = torch.randn(len(self.names), generator=self.draw, device=self.draw.device)
         return (self.mu + 0.5 + self.options.sigma * noise).clamp(0, 1)
 
     def penalty(self, rows: int) -> Tensor:
@@ -131,7 +131,6 @@ class HardConcrete(ConcreteMask):
     options: HardConcreteOptions
     average: Tensor
     mass: Tensor
-    averaged: Tensor  # the last step whose log a is in the average
 
     def __init__(self, names: Sequence[str], steps: int, seed: int, options: HardConcreteOptions) -> None:
         super().__init__(names, steps, seed, options)
@@ -139,16 +138,12 @@ class HardConcrete(ConcreteMask):
             self.logit.add_(START_NOISE * torch.randn(len(names), generator=self.draw))
         self.register_buffer("average", torch.zeros(len(names)))
         self.register_buffer("mass", torch.zeros(()))
-        self.register_buffer("averaged", torch.zeros((), dtype=torch.long))
 
     @torch.no_grad()
-    def set_step(self, step: int) -> None:
-        super().set_step(step)
-        if step > int(self.averaged):  # a resumed search sets its step again
-            self.averaged.fill_(step)
-            self.logit.clamp_(-MAX_LOGIT, MAX_LOGIT)
-            self.average.lerp_(self.logit, 1 - AVERAGE_DECAY)
-            self.mass.lerp_(torch.ones_like(self.mass), 1 - AVERAGE_DECAY)
+    def update_means(self) -> None:
+        self.logit.clamp_(-MAX_LOGIT, MAX_LOGIT)
+        self.average.lerp_(self.logit, 1 - AVERAGE_DECAY)
+        self.mass.lerp_(torch.ones_like(self.mass), 1 - AVERAGE_DECAY)
 
     def mean_logit(self) -> Tensor:
         """Return the running mean of log a; log a itself before the first step."""
@@ -302,9 +297,11 @@ class AutoField(FieldMask):
     """  # fmt: skip
 
     options: AutoFieldOptions
+    tau: Tensor  # where a captured step reads it
 
     def __init__(self, names: Sequence[str], steps: int, seed: int, options: AutoFieldOptions) -> None:
         super().__init__(names, steps, seed, options)
+        self.register_buffer("tau", torch.ones(()), persistent=False)
         self.logits = nn.Parameter(torch.zeros(len(names), 2))
 
     @property
@@ -312,12 +309,16 @@ class AutoField(FieldMask):
         """τ at this step."""
         return max(MIN_TEMPERATURE, 1.0 - speedup(self.steps) * self.options.cooling * self.step)
 
+    def set_step(self, step: int) -> None:
+        super().set_step(step)
+        self.tau.fill_(self.temperature)
+
     def forward(self) -> Tensor:
         logs = self.logits.log_softmax(1)
         if not self.training:
             return logs.exp()[:, 1]
         noise = -(-self.uniform(len(self.names), 2).log()).log()
-        return ((logs + noise) / self.temperature).softmax(1)[:, 1]
+        return ((logs + noise) / self.tau).softmax(1)[:, 1]
 
     def scores(self) -> Tensor:
         return self.logits.detach().softmax(1)[:, 1]

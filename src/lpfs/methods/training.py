@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import compress
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lpfs.data.batch import Batch
 from lpfs.data.stream import Stream
+from lpfs.embeddings.optim import Adam, move_rates
 from lpfs.embeddings.row_grad import clear_grads
 from lpfs.errors import InputError
 from lpfs.methods.base import HistoryCallback, Method, SearchCost, SearchTask, restore_position, select_by_scores
@@ -24,7 +25,7 @@ from lpfs.train.checkpoint import Resumable
 from lpfs.train.distributed.group import current_group
 from lpfs.train.distributed.reduce import rank_batches, weighted_mean
 from lpfs.train.evaluate import autocast, device_of, on_device, predict_batch
-from lpfs.train.step import bce_loss
+from lpfs.train.step import bce_loss, clone_batch, copy_into, same_shape
 
 TIE_BREAK = 1e-3  # distance of the best rejected field below the worst selected one
 CENTERING_ROWS = 20_000  # rows the mean is estimated on: any vector can move into the bias, the mean is the best
@@ -44,6 +45,7 @@ class MaskMethod(Method):
             An option ``every`` is the number of steps between two updates on holdout rows.
     """
 
+    cuda_graph = True
     mask_class: ClassVar[type[FieldMask] | type[TokenMask]]
     holdout_only: ClassVar[bool] = False
 
@@ -59,18 +61,13 @@ class MaskMethod(Method):
         """Train mask and model together; return the K best parts, or with ``penalty`` those the mask selects."""
         model = check_maskable(task.model, self.name)
         self.check(task.target, tuple(model.sites()), task.steps)
-        if task.training.graph:
-            raise InputError(
-                f"{self.name} draws random numbers on the host in every step, which a CUDA graph cannot capture; "
-                "remove graph="
-            )
         holdout = holdout_batches(task, self.name) if self.holdout_only else task.holdout
         center_embeddings(model, task.stream)
         penalty = task.target.penalty
         options = self.options if penalty is None else replace(self.options, strength=penalty)
         mask, cost = self.make_mask(model, task, options), SearchCost()
         with apply_mask(model, mask, self.name):
-            optimizer = torch.optim.Adam(mask.parameters(), lr=self.learning_rate(task))
+            optimizer = Adam(mask.parameters(), lr=self.learning_rate(task))
             training = MaskTraining(mask, optimizer, cost, holdout, getattr(options, "every", 1))
             task.fit(cost, training)
             scores, selected = mask.scores(), mask.selected()
@@ -148,11 +145,42 @@ class HoldoutBatches:
 
 
 class HoldoutCallback(HistoryCallback):
-    """A callback that trains gates or a mask on holdout rows if it has some, else on the batch of the step."""
+    """A callback that trains gates or a mask on holdout rows if it has some, else on the batch of the step.
+
+    The holdout rows of a step are read before it, in :meth:`fetch`. For a captured step they are copied to where it
+    reads them; a step without holdout rows has a graph of its own.
+    """
 
     def __init__(self, steps: int, holdout: Iterable[Batch] | None, cost: SearchCost) -> None:
         super().__init__(steps)
         self.holdout, self.cost = None if holdout is None else HoldoutBatches(holdout), cost
+        self.batch: Batch | None = None  # holdout rows of this step
+        self.static_batch: Batch | None = None  # the memory that a captured step reads them from
+
+    def needs_holdout(self, state: State) -> bool:
+        """Return whether the coming step uses holdout rows, if there are some."""
+        return True
+
+    def fetch(self, state: State) -> bool:
+        """Get the holdout rows of this step; return whether a captured step can use them."""
+        self.batch = None
+        if self.holdout is None or not self.needs_holdout(state):
+            return True
+        device = device_of(state.model)
+        self.batch = on_device(self.next_holdout(self.holdout), device)
+        if not state.config.graph or self.batch.bags:
+            return False
+        if self.static_batch is None or len(self.batch) > len(self.static_batch):
+            self.static_batch = clone_batch(self.batch, device)
+            state.recapture = True
+        if not same_shape(self.static_batch, self.batch):
+            return False
+        copy_into(self.static_batch, self.batch)
+        self.batch = self.static_batch
+        return True
+
+    def variant(self, state: State) -> bool:
+        return self.batch is not None
 
     def next_holdout(self, holdout: HoldoutBatches) -> Batch:
         """Return the next batch of holdout rows, and count its forward and backward pass."""
@@ -163,6 +191,7 @@ class HoldoutCallback(HistoryCallback):
     def on_end(self, state: State) -> None:
         if self.holdout is not None:
             self.holdout.close()
+        self.batch = self.static_batch = None
 
     def state_dict(self) -> dict[str, Any]:
         holdout = {} if self.holdout is None else {"holdout": self.holdout.state_dict()}
@@ -189,11 +218,19 @@ class MaskTraining(HoldoutCallback):
     ) -> None:
         super().__init__(mask.steps, holdout, cost)
         self.mask, self.optimizer, self.update_every = mask, optimizer, update_every
+        self.rates = [float(group["lr"]) for group in optimizer.param_groups]
         self.mean = torch.zeros(len(mask.names), dtype=torch.float64)  # of the scores, over the search
 
     def on_begin(self, state: State) -> None:
         self.mask.set_step(state.step)
         self.mask.requires_grad_(self.holdout is None)  # with holdout rows, steps of the model do not train it
+        self._move_rates(device_of(self.mask) if state.config.graph else torch.device("cpu"))
+
+    def needs_holdout(self, state: State) -> bool:
+        return (state.step + 1) % self.update_every == 0
+
+    def generators(self) -> Sequence[torch.Generator]:
+        return [self.mask.draw]
 
     def before_backward(self, state: State) -> None:
         if self.holdout is None and state.loss is not None and state.batch is not None:
@@ -203,13 +240,13 @@ class MaskTraining(HoldoutCallback):
     def within_step(self, state: State) -> None:
         if self.holdout is None:
             self.optimizer.step()
-        elif (state.step + 1) % self.update_every == 0:
-            batch = self.next_holdout(self.holdout)
+        elif self.batch is not None:
             with train_only(state.model, self.mask.parameters()):
-                loss, penalty = holdout_loss(state, batch), self.mask.penalty(len(batch))
+                loss, penalty = holdout_loss(state, self.batch), self.mask.penalty(len(self.batch))
                 torch.autograd.backward(loss if penalty is None else loss + penalty)
                 self.optimizer.step()
                 clear_grads(self.mask.parameters())
+        self.mask.update_means()
 
     def after_step(self, state: State) -> None:
         self.mask.set_step(state.step)
@@ -219,11 +256,26 @@ class MaskTraining(HoldoutCallback):
             alive = len(scores) if selected is None else int(selected.sum())
             self.record(state, alive=alive, gates=[round(score, 6) for score in scores.tolist()])
 
+    def on_end(self, state: State) -> None:
+        super().on_end(state)
+        self._move_rates(torch.device("cpu"))
+
+    def _move_rates(self, device: torch.device) -> None:
+        """Move the learning rate to a GPU, where a captured step reads it, or to the host, with its initial value."""
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate
+        move_rates(self.optimizer, device)
+
     def state_dict(self) -> dict[str, Any]:
         values = {"optimizer": self.optimizer.state_dict(), "generator": self.mask.draw.get_state()}
         return {**super().state_dict(), **values}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        if values["generator"].shape != self.mask.draw.get_state().shape:
+            raise InputError(
+                "the search was started on another kind of device, which draws other random numbers; resume it there, "
+                "or start a new one"
+            )
         super().load_state_dict(values)
         self.optimizer.load_state_dict(values["optimizer"])
         self.mask.draw.set_state(values["generator"])

@@ -88,18 +88,20 @@ class BinaryCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss; its gradient comes from the same kernel."""
-        logits, labels = logits.contiguous(), labels.contiguous()
+        values, labels = logits.contiguous(), labels.contiguous()
         total, blocks = logits.numel(), triton.cdiv(logits.numel(), LOSS_SIZE)
-        grads, parts = torch.empty_like(logits), logits.new_empty(blocks)
-        _bce[(blocks,)](logits, labels, grads, parts, total, 1 / len(logits), SIZE=LOSS_SIZE)
-        ctx.save_for_backward(grads)
+        grads, parts = torch.empty_like(values), logits.new_empty(blocks)
+        _bce[(blocks,)](values, labels, grads, parts, total, 1 / len(logits), SIZE=LOSS_SIZE)
+        ctx.save_for_backward(grads, logits, labels)
         return parts[0] if blocks == 1 else parts.sum()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         """Return the gradient of the logits."""
-        return ctx.saved_tensors[0] * grad, None
+        grads, logits, labels = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: functions of torch, which can be differentiated again
+            return (logits.sigmoid() - labels) * (grad / len(logits)), None
+        return grads * grad, None
 
 
 def _grid(replicas: int, rows: int, columns: int) -> tuple[int, int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,17 @@ class Callback:
         """
         return True
 
+    def variant(self, state: State) -> Hashable:
+        """Return what the captured hooks of this step branch on: with ``graph=True``, one graph per value is captured.
+
+        It is called after ``fetch``. Return few different values, such as whether a mask is updated in this step.
+        """
+        return None
+
+    def generators(self) -> Sequence[torch.Generator]:
+        """Return the random generators, on the GPU, that the model and the captured hooks draw from in a step."""
+        return ()
+
     def before_backward(self, state: State) -> None:
         """Run after the loss is computed; add further terms to ``state.loss`` here."""
 
@@ -97,7 +108,8 @@ class Callback:
         """Run after the optimizer step of the model; update the callback's own parameters here.
 
         With ``graph=True`` this hook, like ``before_backward`` and ``before_step``, is captured once and
-        replayed: it must not read values from the GPU or count on the host.
+        replayed: it must not read values from the GPU, count on the host, or branch on what changes between
+        steps, except on :meth:`variant`. What changes belongs into tensors that ``fetch`` or ``after_step`` fill.
         """
 
     def after_step(self, state: State) -> None:

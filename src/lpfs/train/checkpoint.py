@@ -379,7 +379,8 @@ def _restore_position(stream: Batches, saved: Mapping[str, Any] | None, name: st
 def map_weights(model: nn.Module, folder: Path) -> None:
     """Map the weights of a finished model from the last checkpoint in a folder, so that they need no memory.
 
-    The values do not change. Weights on a GPU and those in the files of several ranks stay as they are.
+    The values do not change. Weights on a GPU and those in the files of several ranks stay as they are. Weights that
+    are used are read into memory; mapping them again releases it.
     """
     checkpoints = Checkpoints(folder)
     path = checkpoints.path(checkpoints.steps()[-1]) / TENSORS
@@ -388,6 +389,12 @@ def map_weights(model: nn.Module, folder: Path) -> None:
         mapped = tensors.get(f"model.{name}")
         if mapped is not None and weight.device.type == "cpu":
             weight.data = mapped
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Load the state of an optimizer from the last checkpoint in a folder, of a run that was not resumed."""
+    checkpoints = Checkpoints(folder)
+    optimizer.load_state_dict(checkpoints.load(checkpoints.steps()[-1])["optimizer"]["state"])
 
 
 def seed_all(seed: int) -> None:

@@ -22,7 +22,7 @@ OPTIONAL_COUNTS = ("steps", "epochs", "schedule_steps", "evaluate_every", "patie
 COUNTS = (*OPTIONAL_COUNTS, "keep_checkpoints", "log_every", "check_every")
 # settings that may change on resume, because they do not change what is computed
 CHANGEABLE_ON_RESUME = {"steps", "epochs", "check_every", "checkpoint_every", "keep_checkpoints", "graph"}
-CHANGEABLE_ON_RESUME |= {"checkpoint_seconds", "final_checkpoint", "quiet", "tensorboard", "mlflow"}
+CHANGEABLE_ON_RESUME |= {"checkpoint_seconds", "final_checkpoint", "final_if_due", "quiet", "tensorboard", "mlflow"}
 
 
 def lr_factor(name: ScheduleName, over: int | None, rise: float = 10.0) -> Factor:
@@ -83,6 +83,8 @@ class Training:
         final_checkpoint: content of the last checkpoint: ``all``; ``result``, the returned model and optimizer;
             ``model``, the returned model alone; ``none``, only metrics and callbacks. Resuming a finished run returns
             this content again; only with ``all`` can it be continued for more steps.
+        final_if_due: leave out the last checkpoint if ``checkpoint_seconds`` have not passed since the one before it,
+            or since the start; resuming the finished run repeats these steps.
         keep_checkpoints: number of checkpoints to keep.
         log_every: steps between log records of the training loss.
         check_every: steps between checks that the loss is finite. More than 1 avoids synchronization with a GPU,
@@ -114,6 +116,7 @@ class Training:
     checkpoint_every: int | None = None
     checkpoint_seconds: float | None = 0.0
     final_checkpoint: FinalCheckpoint = "all"
+    final_if_due: bool = False
     keep_checkpoints: int = 2
     log_every: int = 100
     check_every: int = 1

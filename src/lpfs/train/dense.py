@@ -2,7 +2,7 @@
 
 The backward pass of torch reads the gradient of a layer once for ReLU and once more for the bias; with a large batch
 these passes take as long as the matrix products in TF32. The parameters and their gradients are the same up to
-rounding. The kernels are used if the environment variable LPFS_FUSED_KERNELS is 1.
+rounding. The environment variable LPFS_FUSED_KERNELS=0 switches the kernels off.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from lpfs._imports import fused_kernels_enabled
 from lpfs.embeddings._backends import backend_for
@@ -39,9 +38,11 @@ class LinearReLU(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, out = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True: functions of torch, which can be differentiated again
+            masked_grad = grad if out is None else grad * (out > 0)
+            return masked_grad @ weight, masked_grad.t() @ x, masked_grad.sum(0), None
         masked, bias_grad = gpu_kernels(grad).relu_grad(grad[None], None if out is None else out[None])
         x_grad = torch.mm(masked[0], weight) if ctx.needs_input_grad[0] else None
         return x_grad, torch.mm(masked[0].t(), x), bias_grad[0], None

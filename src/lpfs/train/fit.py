@@ -157,8 +157,10 @@ class TrainingRun:
 
     def _is_save_due(self) -> bool:
         """Return whether a checkpoint is due by steps, and the last one is old enough."""
-        if not self._is_due(self.config.checkpoint_every):
-            return False
+        return self._is_due(self.config.checkpoint_every) and self._is_old_enough()
+
+    def _is_old_enough(self) -> bool:
+        """Return whether ``checkpoint_seconds`` have passed since the last checkpoint, the same on every rank."""
         seconds = self.config.checkpoint_seconds
         if seconds is None:
             seconds = math.sqrt(2 * self._save_seconds * SECONDS_BETWEEN_INTERRUPTIONS)
@@ -225,18 +227,22 @@ class TrainingRun:
         state, content = self.state, self.config.final_checkpoint
         if self.valid is not None and self._evaluated_step != state.step:
             self._evaluate(self.valid)
-        if content == "all" and self.checkpoints is not None and self._saved_step != state.step:
+        if content == "all" and self.checkpoints is not None and self._saved_step != state.step and self._is_last_due():
             self._save(self.checkpoints)
         if self._best is not None and state.best_step != state.step:
             load_states(state, self._best)
             self.stepper.finish()  # restores the initial learning rates
         self._best = None
-        if content != "all" and self.checkpoints is not None and not self._is_restored_result:
+        if content != "all" and self.checkpoints is not None and not self._is_restored_result and self._is_last_due():
             self._save(self.checkpoints, content)
         for callback in self.stepper.callbacks:
             callback.on_end(state)
         share_random()
         self.progress.end(state)
+
+    def _is_last_due(self) -> bool:
+        """Return whether the last checkpoint is written."""
+        return not self.config.final_if_due or self._is_old_enough()
 
     def position(self, size: int) -> str:
         """Return which batch of ``size`` rows is being trained on, for error messages."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -189,47 +191,66 @@ class Stepper:
                 )
 
 
+@dataclass(frozen=True)
+class CapturedStep:
+    """The graph of a step, and the loss (), its output."""
+
+    graph: torch.cuda.CUDAGraph
+    loss: Tensor
+
+
 class GraphStepper(Stepper):
     """Trains by replaying a step that was captured once as a CUDA graph, with the captured hooks of callbacks.
 
     Launching the hundreds of short kernels of a step on a small batch one by one takes the host ten times as long as
-    the GPU needs to run them. Batches are copied into the static batch of the graph; the first steps and batches of
-    another size run without it.
+    the GPU needs to run them. Batches are copied into the static batch, the input of the graph; the first steps and
+    batches of another size run without it. Steps in which callbacks do something else have a graph of their own, see
+    ``Callback.variant``.
     """
 
-    graph: torch.cuda.CUDAGraph | None = None
-    static_batch: Batch | None = None  # the input of the graph
-    loss: Tensor | None = None  # the output of the graph
+    static_batch: Batch | None = None  # the input of all graphs
     stream: torch.cuda.Stream | None = None
-    warmup_steps = 0  # completed steps that count towards WARMUP_STEPS
     loss_note = "; the step was applied"
+
+    def __init__(self, state: State, callbacks: Sequence[Callback], factor: Factor, weights: Weights | None) -> None:
+        super().__init__(state, callbacks, factor, weights)
+        self.captured: dict[Hashable, CapturedStep] = {}  # by what the callbacks do
+        self.warmup_steps = Counter[Hashable]()  # completed steps that count towards WARMUP_STEPS
 
     def train_batch(self, batch: Batch, position: Callable[[], str]) -> None:
         state = self.state
         self.stream = self.stream or self._prepare()
         batch = on_device(batch, self.device)
         if self.static_batch is not None and len(batch) > len(self.static_batch) and not batch.bags:
-            self.graph = self.static_batch = None  # the short last batch of a pass was captured; capture again
+            self._discard()  # the short last batch of a pass was captured; capture again
         fits = self.fetch() and not batch.bags and (self.static_batch is None or same_shape(self.static_batch, batch))
+        variant = tuple(callback.variant(state) for callback in self.callbacks)
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            if not fits or self.warmup_steps < WARMUP_STEPS:
-                self.warmup_steps += fits
+            if not fits or self.warmup_steps[variant] < WARMUP_STEPS:
+                self.warmup_steps[variant] += fits
                 with fused_layers(state.model):
                     self.step(batch, position)
             else:
                 self.apply_schedule()
-                if self.graph is None or state.recapture:
-                    self._capture(batch, position)
-                assert self.static_batch is not None
-                assert self.graph is not None
-                assert self.loss is not None
+                if state.recapture:
+                    self.captured.clear()
+                    state.recapture = False
+                if self.static_batch is None:
+                    self.static_batch = clone_batch(batch, self.device)
                 copy_into(self.static_batch, batch)
-                self.graph.replay()
-                state.batch, state.loss = batch, self.loss.detach().clone()
+                if variant not in self.captured:
+                    self.captured[variant] = self._capture(self.static_batch, position)
+                captured = self.captured[variant]
+                captured.graph.replay()
+                state.batch, state.loss = batch, captured.loss.detach().clone()
                 self._check_loss(state.loss, position)
                 self.count_step(len(batch))
         torch.cuda.current_stream().wait_stream(self.stream)
+
+    def _discard(self) -> None:
+        self.captured.clear()
+        self.static_batch = None
 
     def apply_schedule(self) -> None:
         for group, lr in zip(self.state.optimizer.param_groups, self.rates, strict=True):
@@ -237,7 +258,7 @@ class GraphStepper(Stepper):
 
     def finish(self) -> None:
         if self.stream is not None:
-            self.graph = self.static_batch = self.loss = None
+            self._discard()
             torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(True)
             move_rates(self.state.optimizer, torch.device("cpu"))
         super().finish()
@@ -257,17 +278,18 @@ class GraphStepper(Stepper):
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         return torch.cuda.Stream()
 
-    def _capture(self, batch: Batch, position: Callable[[], str]) -> None:
-        self.static_batch = clone_batch(batch, self.device)
-        self.state.recapture = False
+    def _capture(self, batch: Batch, position: Callable[[], str]) -> CapturedStep:
         clear_grads(self.parameters)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
+        for callback in self.callbacks:
+            for generator in callback.generators():
+                graph.register_generator_state(generator)
         try:
             capture = torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local")
             with fused_layers(self.state.model), capture:
-                self.loss = self._compute_loss(self.static_batch)
-                torch.autograd.backward(self.loss)
+                loss = self._compute_loss(batch)
+                torch.autograd.backward(loss)
                 self._update(position)
         except (LpfsError, torch.OutOfMemoryError):
             raise
@@ -276,7 +298,7 @@ class GraphStepper(Stepper):
                 "the step cannot be captured; train with graph=False, or --graph off "
                 f"({str(error.__context__ or error).splitlines()[0]})"
             ) from error
-        self.graph = graph
+        return CapturedStep(graph, loss)
 
 
 def same_shape(static_batch: Batch, batch: Batch) -> bool:
