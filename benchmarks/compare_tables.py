@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tune", type=int, default=0, help="option sets of each method, chosen on validation rows")
     parser.add_argument("--processes", type=int, default=1, help="number of processes per comparison")
+    parser.add_argument("--device", help="device of all runs; default: that of compare")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the results")
     parser.add_argument("--overview", action="store_true", help="only write README.md from the existing results")
     options = parser.parse_args()
@@ -96,6 +97,7 @@ def run(options: argparse.Namespace, logs: list[BenchmarkLog]) -> None:
         methods = options.methods or ",".join(all_methods(log))
         words = ["--methods", methods, "--keep", numbers_to_keep(source, log), "--seeds", str(options.seeds)]
         words += [*(["--tune", str(options.tune)] if options.tune else []), *log.options]
+        words += ["--device", options.device] if options.device else []
         command = ["compare", str(source), *words, "--out", str(options.work / name)]
         print(f"lpfs {shlex.join(command)}", flush=True)
         processes = [start_lpfs(*command) for _ in range(options.processes)]

@@ -1,10 +1,11 @@
-"""How the cost of a training step grows: with the number of fields, the rows in the tables and the batch.
+"""How the cost of a training step grows: with the number of fields, rows in the tables, the batch, and replicas.
 
     python benchmarks/growth.py [--device cuda] [--repeats 15] [--out benchmarks/results/growth.json]
 
 The model is the MLP that ``select`` uses (dim 16, 256-128-1) with a gate on every field; the step is forward,
 backward, Adagrad on everything, and the proximal step. Two of the three are held while the third grows. Ids are
-drawn by Zipf's law. The plot is written beside the JSON.
+drawn by Zipf's law. The plot is written beside the JSON. Its last panel is the cost of a step of a fleet, in steps of a
+single run, from the results of ``fleet.py``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ import lpfs
 from lpfs.embeddings.optim import Adagrad
 
 FIELDS, ROWS, BATCHES = (27, 100, 400), (1_000_000, 10_000_000, 50_000_000), (512, 2048, 8192)
+FLEETS = {  # results of fleet.py, by device and batch
+    "CPU time of one thread, batch 64": "fleet_cpu.json",
+    "H200, batch 512": "fleet_h200.json",
+}
 HELD = {"fields": 27, "rows": 10_000_000, "batch": 2048}
 
 
@@ -73,7 +78,12 @@ def plot(results: dict[str, list[dict[str, Any]]], path: Path, device: str) -> N
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 3, figsize=(11, 3.4), sharey=True, layout="constrained")
+    figure, all_axes = pyplot.subplots(1, 4, figsize=(14.5, 3.6), layout="constrained")
+    axes = all_axes[:3]
+    for axis in axes[1:]:
+        axis.sharey(axes[0])
+        axis.tick_params(labelleft=False)
+    plot_replicas(all_axes[3], path.parent)
     titles = {"fields": "number of fields", "rows": "rows in the tables", "batch": "batch size"}
     for axis, (name, rows) in zip(axes, results.items(), strict=True):
         x = [each[name] for each in rows]
@@ -90,8 +100,35 @@ def plot(results: dict[str, list[dict[str, Any]]], path: Path, device: str) -> N
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("ms a step, median and quartiles")
-    figure.suptitle(f"A gated training step of the MLP backbone ({device})", fontsize=11)
+    figure.suptitle(
+        f"A training step of the MLP backbone: with gates on {device}, and of many replicas without gates", fontsize=11
+    )
     figure.savefig(path, dpi=130)
+
+
+def plot_replicas(axis: Any, folder: Path) -> None:
+    """Draw the duration of a step of R replicas in steps of a single run; R single runs are the dashed line."""
+    counts = [1]
+    for label, file in FLEETS.items():
+        if not (folder / file).exists():
+            continue
+        for result in json.loads((folder / file).read_text())["results"]:
+            counts = [entry["replicas"] for entry in result["fleet"]]
+            costs = [entry["replicas"] / entry["times_faster"]["median"] for entry in result["fleet"]]
+            precision = "" if result["precision"] == "float32" else f", {result['precision'].upper()}"
+            axis.plot(counts, costs, marker="o", label=label + precision)
+    axis.plot(counts, counts, color="0.5", linestyle="--", linewidth=1, label="one after another")
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log", base=2)
+    for ticks in (axis.set_xticks, axis.set_yticks):
+        ticks(counts, [f"{count}" for count in counts])
+    axis.minorticks_off()
+    axis.set_ylim(top=4 * counts[-1])
+    axis.set_xlabel("replicas of a fleet")
+    axis.set_ylabel("steps of a single run")
+    axis.set_title("40 fields; median of paired ratios", fontsize=8, color="0.4")
+    axis.legend(fontsize=7, frameon=False)
+    axis.grid(alpha=0.3)
 
 
 def main() -> None:

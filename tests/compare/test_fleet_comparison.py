@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 import lpfs
 from lpfs import cli
 from lpfs.compare import runner
+from lpfs.compare.run_dir import ResultStore
 from lpfs.errors import NonFiniteError
 from lpfs.train.callbacks import Callback
 from lpfs.train.fit_fleet import fit_fleet
@@ -83,3 +87,83 @@ def test_a_fleet_that_fails_leaves_the_runs_to_single_training(log, tmp_path, mo
     assert {result["status"] for result in comparison.results} == {"done"}
     output = capsys.readouterr()
     assert "trained one by one: the loss is not finite" in output.err + output.out
+
+
+@pytest.mark.long
+def test_searches_are_counted_and_a_killed_fleet_is_resumed_as_it_was(log, tmp_path, monkeypatch, capsys):
+    """A method that is added later, or by another process, does not change the fleet that was killed."""
+    options = {"keep": [4, 8], "seeds": 1, "fleet": True, **QUICK, "quiet": False}
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "fit_fleet", lambda *args, **kw: fit_fleet(*args, callbacks=[Interrupt()], **kw))
+        with pytest.raises(KeyboardInterrupt):
+            lpfs.compare(log, tmp_path / "cmp", methods=["permutation"], **options)
+    output = capsys.readouterr()
+    assert "[1/1] search with permutation, keep 4, seed 0: fields found" in output.err + output.out
+    (killed,) = (tmp_path / "cmp" / "work").glob("fleet-*")
+    folders = []
+
+    def record(models, *args, **keywords):
+        folders.append((keywords["folder"].name, len(models)))
+        return fit_fleet(models, *args, callbacks=[] if len(folders) > 1 else [Nothing()], **keywords)
+
+    class Nothing(Callback):
+        pass
+
+    Nothing.__name__ = "Interrupt"
+    monkeypatch.setattr(runner, "fit_fleet", record)
+    comparison = lpfs.compare(log, tmp_path / "cmp", methods=["permutation", "random"], **options)
+    assert folders[0] == (killed.name, 3)  # two sizes, and all fields
+    assert [count for _, count in folders[1:]] == [2]
+    assert {result["status"] for result in comparison.results} == {"done"}
+    output = capsys.readouterr()
+    assert "[2/2] search with random" in output.err + output.out
+    assert "trained " in output.err + output.out  # the progress of the fleet
+
+
+@pytest.mark.long
+def test_searches_of_other_processes_are_waited_for(log, tmp_path, monkeypatch):
+    """Nothing of them is trained one by one."""
+    options = {"methods": ["permutation"], "keep": [4, 8], "seeds": 1, "fleet": True, **QUICK}
+    lock = ResultStore(tmp_path / "cmp").lock("search-permutation-s0")
+    lock.__enter__()
+    waits = []
+
+    def end_of_the_other_search(seconds):
+        waits.append(seconds)
+        lock.__exit__(None, None, None)
+
+    monkeypatch.setattr(runner.time, "sleep", end_of_the_other_search)
+    monkeypatch.setattr(runner.Runner, "from_scratch", None)
+    sizes = []
+
+    def record(models, *args, **keywords):
+        sizes.append(len(models))
+        return fit_fleet(models, *args, **keywords)
+
+    monkeypatch.setattr(runner, "fit_fleet", record)
+    comparison = lpfs.compare(log, tmp_path / "cmp", **{**options, "seeds": 2})
+    assert waits
+    assert {result["status"] for result in comparison.results} == {"done"}
+    assert sum(sizes) == 6
+
+
+@pytest.mark.parametrize(
+    ("device", "supported", "fleet", "expected"),
+    [
+        ("cuda", True, None, True),
+        ("cuda", False, None, False),
+        ("cpu", True, None, False),
+        ("cpu", True, True, True),
+        ("cuda", True, False, False),
+    ],
+)
+def test_a_fleet_is_the_default_on_a_gpu(log, tmp_path, monkeypatch, device, supported, fleet, expected):
+    asked = []
+    monkeypatch.setattr(runner, "supports_fleet", lambda model: supported)
+    build = runner.build_plan
+    monkeypatch.setattr(
+        runner, "build_plan", lambda *args, **kw: replace(build(*args, **kw), device=torch.device(device))
+    )
+    monkeypatch.setattr(runner, "run_missing", lambda *args, **options: asked.append(options["fleet"]))
+    lpfs.compare(log, tmp_path / "cmp", methods=["permutation"], keep=[4], seeds=1, fleet=fleet, **QUICK)
+    assert asked == [expected]

@@ -35,6 +35,7 @@ simulated log is used, and the output says so. Trained models are kept in OUT/wo
 what is missing.
 """
 TUNE_HELP = "Number of option sets of each method to try on the validation rows (0: defaults)."
+FLEET_HELP = "Train the kept fields of all runs at once, after all searches (default: on a GPU, if tables are small)."
 # keys of comparison.json that --json prints
 JSON_KEYS = ("best", "sizes", "seeds", "fields", "all_fields", "methods", "kinds", "fingerprint", "versions")
 
@@ -60,7 +61,7 @@ compare_option, experiment_option = opt.section("Comparison"), opt.section("Expe
 @compare_option("--must-keep", multiple=True, help="Fields that are always kept, as a,b; repeatable.")
 @compare_option("--must-drop", multiple=True, help="Fields that are never used, as a,b; repeatable.")
 @compare_option("--truth", type=opt.PATH, help="truth.json of a simulated log; a simulated Dataset contains it.")
-@compare_option("--fleet", is_flag=True, help="Train the kept fields of all runs at once, after all searches.")
+@compare_option("--fleet/--no-fleet", default=None, help=FLEET_HELP)
 @opt.TABLE
 @opt.DAYS
 @opt.ENCODING

@@ -37,7 +37,7 @@ def compare(
     settings: Settings | None = None,
     retry_failed: bool = False,
     tables_only: bool = False,
-    fleet: bool = False,
+    fleet: bool | None = None,
     quiet: bool = False,
     **changes: Any,
 ) -> Comparison:
@@ -59,7 +59,8 @@ def compare(
         retry_failed: repeat runs that failed.
         tables_only: only write the tables of the results so far.
         fleet: train the kept fields of all runs from scratch at once, after all searches; faster for small batches,
-            with results that are equal up to rounding.
+            with results that are equal up to rounding. Default: on a GPU, if the model supports it and its tables are
+            small.
         quiet: print nothing.
         changes: single settings: ``label``, ``time``, ``model``, ``batch_size`` …
     """
@@ -71,5 +72,5 @@ def compare(
     settings, source = with_source((settings or Settings()).updated(**changes), source)
     request = {"methods": methods, "keep": keep, "seeds": seeds, "tune": tune, "options": options}
     run_dir, console = Path(out), Console(quiet=quiet)
-    flags = {"retry_failed": retry_failed, "tables_only": tables_only, "fleet": fleet}
+    flags: dict[str, Any] = {"retry_failed": retry_failed, "tables_only": tables_only, "fleet": fleet}
     return run_comparison(settings, source, run_dir, request, console, truth=truth, **flags)

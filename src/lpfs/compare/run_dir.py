@@ -21,7 +21,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -37,6 +37,7 @@ from lpfs.pipeline.data import DATA_DIR
 from lpfs.pipeline.settings import CONFIG_FILE, Settings
 
 FORMAT, PLAN_FILE, TRUTH_FILE, LOCKS_DIR = "lpfs-compare", "plan.json", "truth.json", "locks"
+MEMBERS_FILE = "members.json"  # of a fleet
 MAY_DIFFER = ("source", "device")  # settings that may differ between machines
 MUST_MATCH = ("tune", "options")  # of the plan: results of other values cannot be compared with each other
 TRUE_KINDS = ("main", "pair")  # the label depends on fields of these kinds
@@ -99,6 +100,19 @@ class ResultStore:
     def work(self, name: str) -> Path:
         """Return the directory of a training in progress."""
         return self.directory / "work" / name
+
+    def open_fleet(self, members: Sequence[str]) -> Path:
+        """Return the directory of a fleet, in which its members are written: stems of the files of their results."""
+        directory = self.work(f"fleet-{digest(list(members))}")
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json_atomic(directory / MEMBERS_FILE, {"members": list(members)})
+        return directory
+
+    def killed_fleets(self) -> list[list[str]]:
+        """Return the members of every fleet in progress, of this process or of a killed one; the largest first."""
+        paths = (self.directory / "work").glob(f"fleet-*/{MEMBERS_FILE}")
+        fleets = [read_json(path, {"members": list[str]}, missing_ok=True) for path in sorted(paths)]
+        return sorted((fleet["members"] for fleet in fleets if fleet is not None), key=len, reverse=True)
 
     def result(self, spec: RunSpec) -> Path:
         """Return the file of a result."""

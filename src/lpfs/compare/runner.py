@@ -32,7 +32,6 @@ from lpfs.compare.run_dir import (
     ResultStore,
     check_same,
     copy_truth,
-    digest,
     open_comparison_dir,
     read_plan,
     read_result,
@@ -76,7 +75,7 @@ def run_comparison(
     truth: str | os.PathLike[str] | None = None,
     retry_failed: bool = False,
     tables_only: bool = False,
-    fleet: bool = False,
+    fleet: bool | None = None,
 ) -> Comparison:
     """Do the missing runs of a comparison; write and print its tables and its report.
 
@@ -101,7 +100,7 @@ def run_comparison(
                 dataset = prepare_dataset(source, settings, run_dir, console, saved=saved_model, resume=True)
                 check_same(run_dir, settings, plan, dataset)
                 base = build_plan(settings, dataset, run_dir, Console(quiet=True), saved=saved_model, resume=True)
-                runner = Runner(base, plan, store, console.message)
+                runner = Runner(base, plan, store, console.message, quiet=console.quiet)
                 plan.check(runner.names, settings.must_keep)
                 if not tables_only:
                     base.splits.check_labels(force=True)
@@ -111,6 +110,8 @@ def run_comparison(
             if base.device.type == "cpu":
                 console.message(f"training on {describe_threads()}")
             specs = plan.runs(settings.seed, len(runner.names))
+            if fleet is None:
+                fleet = base.device.type == "cuda" and not base.has_large_tables and runner.fleet_obstacle() is None
             run_missing(runner, specs, console, retry_failed=retry_failed, fleet=fleet)
             store.remove_leftovers()
         comparison = summarize_comparison(store, base, plan, kinds, dataset.fingerprint)
@@ -128,7 +129,7 @@ def run_missing(
 ) -> None:
     """Do the missing runs; runs that another process does are skipped and checked again later.
 
-    With ``fleet``, the fields of all of them are trained together first.
+    With ``fleet``, the searches come first, and then the fields of all of them are trained together.
     """
     store, repeated, waiting = runner.store, set[RunSpec](), False
 
@@ -142,6 +143,7 @@ def run_missing(
     console.message(f"{total} runs{done}")
     if fleet:
         runner.train_together(left)
+        start = time.monotonic()  # the estimate is that of the runs below
     while left:
         some_done = False
         for spec in left:
@@ -237,12 +239,21 @@ class Runner:
     replaces method, seed and target of ``base``.
     """
 
-    def __init__(self, base: RunPlan, plan: ComparisonPlan, store: ResultStore, message: Callable[[str], None]) -> None:
-        self.base, self.plan, self.store, self.message = base, plan, store, message
+    def __init__(
+        self,
+        base: RunPlan,
+        plan: ComparisonPlan,
+        store: ResultStore,
+        message: Callable[[str], None],
+        *,
+        quiet: bool = True,
+    ) -> None:
+        self.base, self.plan, self.store, self.message, self.quiet = base, plan, store, message, quiet
         self.meta_model = base.meta_model()
         self.names = self.meta_model.names  # what can be kept: the fields, or all gated parts of the model
         self._pretrained: tuple[int, stages.Trained] | None = None
         self._measured: set[str] = set()
+        self._failed: set[Path] = set()  # files of searches and trainings that failed and are left to run
 
     @cached_property
     def test_probabilities(self) -> npt.NDArray[np.float64] | None:
@@ -285,8 +296,7 @@ class Runner:
 
     def selected_fields(self, spec: RunSpec, options: Mapping[str, Any]) -> Record:
         """Return the fields that a method keeps; a ranking that does not depend on K is made once per seed."""
-        shared = not make_method(spec.method, options).search_per_k
-        path = self.store.search(spec.method, options, spec.seed, None if shared else spec.keep)
+        shared, path = self.search_path(spec, options)
         record = read_result(path, SEARCH_SCHEMA)
         if record is None:
             with self.store.lock(f"search-{path.stem}"):
@@ -296,6 +306,11 @@ class Runner:
         if shared:
             kept = self.in_order(top_k(record["scores"], spec.keep, self.base.target.must_keep))
         return {"kept": kept, "search": {name: record.get(name) for name in SEARCH_KEYS}}
+
+    def search_path(self, spec: RunSpec, options: Mapping[str, Any]) -> tuple[bool, Path]:
+        """Return whether a search serves every K, and its file."""
+        shared = not make_method(spec.method, options).search_per_k
+        return shared, self.store.search(spec.method, options, spec.seed, None if shared else spec.keep)
 
     def search(self, spec: RunSpec, options: Mapping[str, Any], path: Path) -> Record:
         """Search from a copy of the pretrained model, and write the result."""
@@ -388,21 +403,81 @@ class Runner:
         with torch.device("meta"):
             return self.meta_model.cut([name for name in self.names if name in set(kept)])
 
-    def train_together(self, specs: Sequence[RunSpec]) -> None:
-        """Search for the fields of all runs, train them from scratch as one fleet, and store the results.
-
-        What cannot be done here is left to ``run``: runs whose search fails, and the work of other processes.
-        """
+    def fleet_obstacle(self) -> str | None:
+        """Return why the models of this comparison cannot be trained together; None if they can."""
         if self.base.settings.lr_schedule != "constant":
-            self.message("models with a schedule of the learning rate are trained one by one")
-            return
+            return "models with a schedule of the learning rate are trained one by one"
         if not supports_fleet(self.meta_model):
-            self.message(f"models of {type(self.meta_model).__name__} cannot be trained together; one by one")
+            return f"models of {type(self.meta_model).__name__} cannot be trained together; one by one"
+        return None
+
+    def train_together(self, specs: Sequence[RunSpec]) -> None:
+        """Search for the fields of all runs, train them from scratch as a fleet, and store the results.
+
+        Several processes share the searches, and each trains the sets of fields that are known when it has no search
+        left to do. Runs whose search fails are left to ``run``.
+        """
+        obstacle, waiting = self.fleet_obstacle(), False
+        if obstacle is not None:
+            self.message(obstacle)
             return
-        missing: dict[Path, tuple[list[str], int]] = {}
-        for spec in specs:
-            for kept in self.kept_sets(spec):
-                missing[self.store.trained(kept, spec.seed)] = kept, spec.seed
+        while True:
+            missing, locked = self.search_all(specs)
+            is_trained = self.train_missing(missing)
+            if not locked:
+                return
+            unfinished = sum(not path.exists() for path in locked)
+            if unfinished and not is_trained:
+                if not waiting:
+                    self.message(f"waiting for other processes, which are doing {unfinished} searches")
+                waiting = True
+                time.sleep(POLL_SECONDS)
+
+    def search_all(self, specs: Sequence[RunSpec]) -> tuple[dict[Path, tuple[list[str], int]], set[Path]]:
+        """Do the missing searches of all runs.
+
+        Returns:
+            Fields and seed of each missing training from scratch, and the files of the searches that other processes
+            were doing.
+        """
+        trials = [
+            (spec, options, self.search_path(spec, options)[1])
+            for spec in specs
+            if spec.method != ALL_FIELDS
+            for options in self.plan.trial_settings(spec.method)
+        ]
+        paths, locked, start = {path for _, _, path in trials}, set[Path](), time.monotonic()
+        found = [(self.in_order(self.names), spec.seed) for spec in specs if spec.method == ALL_FIELDS]
+        done_at_start = sum(path.exists() or path in self._failed for path in paths)
+        for spec, options, path in trials:
+            if path in self._failed or path in locked:
+                continue
+            is_new, search_start, result = not path.exists(), time.monotonic(), "fields found"
+            try:
+                found.append((self.selected_fields(spec, options)["kept"], spec.seed))
+            except LockedError:
+                locked.add(path)
+                continue
+            except NOT_METHOD_ERRORS:
+                raise
+            except Exception as error:  # a method may fail in any way; ``run`` records the reason
+                self._failed.add(path)
+                result = f"failed: {error_text(error)}"
+            if is_new:
+                now, done = time.monotonic(), sum(path.exists() or path in self._failed for path in paths)
+                left = (now - start) / max(1, done - done_at_start) * (len(paths) - done)
+                remaining = f"; about {format_duration(left)} of searches left" if done < len(paths) else ""
+                text = f"{result} ({now - search_start:.1f} s{remaining})"
+                self.message(f"[{done}/{len(paths)}] search with {spec}: {text}")
+        missing = {self.store.trained(kept, seed): (kept, seed) for kept, seed in found}
+        missing = {path: kept for path, kept in missing.items() if path not in self._failed and not path.exists()}
+        return missing, locked
+
+    def train_missing(self, missing: dict[Path, tuple[list[str], int]]) -> bool:
+        """Train sets of fields from scratch as a fleet, except those of other processes; return whether it did.
+
+        A killed fleet is resumed unless another process has trained some of its sets.
+        """
         with ExitStack() as locks:
             for path in list(missing):
                 with suppress(LockedError):
@@ -410,58 +485,54 @@ class Runner:
                     if read_result(path, TRAINED_SCHEMA) is None:
                         continue
                 del missing[path]
-            if len(missing) > 1:
-                self.message(f"training {len(missing)} sets of fields from scratch together")
-                self.fleet_from_scratch(missing)
-
-    def kept_sets(self, spec: RunSpec) -> list[list[str]]:
-        """Return the fields that a method keeps with each of its option sets; without searches that fail."""
-        if spec.method == ALL_FIELDS:
-            return [self.in_order(self.names)]
-        kept = []
-        for options in self.plan.trial_settings(spec.method):
-            try:
-                kept.append(self.selected_fields(spec, options)["kept"])
-            except LockedError:
-                continue
-            except NOT_METHOD_ERRORS:
-                raise
-            except Exception:  # a method may fail in any way; ``run`` records the reason
-                continue
-        return kept
+            fleets = []
+            for members in self.store.killed_fleets():
+                if set(members) <= {path.stem for path in missing}:
+                    killed = [path for path in missing if path.stem in members]
+                    fleets.append({path: missing.pop(path) for path in killed})
+            fleets = [fleet for fleet in (*fleets, missing) if len(fleet) > 1]
+            for fleet in fleets:
+                self.message(f"training {len(fleet)} sets of fields from scratch together")
+                self.fleet_from_scratch(fleet)
+            return bool(fleets)
 
     def fleet_from_scratch(self, missing: Mapping[Path, tuple[Sequence[str], int]]) -> None:
         """Train sets of fields from scratch at once, each on the batches that it would be trained on alone."""
         base, paths = self.base, sorted(missing)
-        plan = base.for_search(self.store.work(f"fleet-{digest([path.stem for path in paths])}"), base.settings.seed)
-        models = [
-            stages.reinitialized(base.for_search(plan.run_dir, seed), self.cut_model(kept))
-            for kept, seed in map(missing.__getitem__, paths)
-        ]
-        used = {name for model in models for name in model.reads.names}
-        fields = [name for name in base.schema.names if name in used]
-        seeds = sorted({seed for _, seed in missing.values()}) if plan.steps.shuffle else [plan.settings.seed]
-        sources = [seeds.index(missing[path][1]) if plan.steps.shuffle else 0 for path in paths]
-        training = plan.training(plan.steps.train, plan.settings.seed, keep_best=True)
+        plan = base.for_search(self.store.open_fleet([path.stem for path in paths]), base.settings.seed)
         try:
             with remove_on_error(plan.run_dir), measure(plan.device) as measurement:
-                fit_fleet(
-                    models,
-                    [plan.stream(plan.splits.train, fields, train=True, seed=seed) for seed in seeds],
-                    sources=sources,
-                    valid=plan.stream(plan.splits.valid, fields, train=False) if plan.steps.shuffle else None,
-                    folder=plan.run_dir,
-                    resume=plan.resume,
-                    config=replace(training, lr=plan.settings.lr, graph=plan.use_cuda_graph, final_checkpoint="model"),
-                )
+                models = [
+                    stages.reinitialized(base.for_search(plan.run_dir, seed), self.cut_model(kept))
+                    for kept, seed in map(missing.__getitem__, paths)
+                ]
+                self.fit_fleet(plan, models, [missing[path][1] for path in paths])
         except NOT_METHOD_ERRORS:
             raise
-        except LpfsError as error:  # a loss that is not finite, or no memory: then only some of the runs fail
+        except (LpfsError, torch.OutOfMemoryError) as error:  # one loss is not finite, or no memory: some runs fail
             self.message(f"the sets of fields are trained one by one: {error_text(error)}")
+            self._failed.update(paths)
             return
         for path, model in zip(paths, models, strict=True):
             self.store_trained(model, path, measurement.seconds / len(paths))
         shutil.rmtree(plan.run_dir, ignore_errors=True)
+
+    def fit_fleet(self, plan: RunPlan, models: Sequence[Model], seeds: Sequence[int]) -> None:
+        """Train models together, each on the batches of its seed."""
+        used = {name for model in models for name in model.reads.names}
+        fields = [name for name in plan.schema.names if name in used]
+        stream_seeds = sorted(set(seeds)) if plan.steps.shuffle else [plan.settings.seed]
+        training = plan.training(plan.steps.train, plan.settings.seed, keep_best=True)
+        fit_fleet(
+            models,
+            [plan.stream(plan.splits.train, fields, train=True, seed=seed) for seed in stream_seeds],
+            sources=[stream_seeds.index(seed) if plan.steps.shuffle else 0 for seed in seeds],
+            valid=plan.stream(plan.splits.valid, fields, train=False) if plan.steps.shuffle else None,
+            folder=plan.run_dir,
+            resume=plan.resume,
+            config=replace(training, lr=plan.settings.lr, graph=plan.use_cuda_graph, final_checkpoint="model"),
+            quiet=self.quiet,
+        )
 
     def store_trained(self, model: Model, path: Path, seconds: float) -> Record:
         """Evaluate a trained model; store its metrics, and its logits on the test rows for the bootstrap.

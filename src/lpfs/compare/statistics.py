@@ -1,7 +1,7 @@
 """Statistics of a comparison: areas, overlaps, confidence intervals over seeds and over test rows.
 
 The bootstrap gives every test row a weight from Poisson(1), the same for all models, so that differences between
-models are paired. Scores are ranked once per model; a draw costs one cumulative sum.
+models are paired.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lpfs.errors import InputError
-from lpfs.train.intervals import T_975, Z_975, Interval
+from lpfs.train.intervals import T_975, Z_975, Interval, auc_influence
 from lpfs.train.metrics import row_losses
 
 BOOTSTRAP_DRAWS = 400
@@ -114,42 +114,13 @@ def verdict(seeds: Interval | None, rows: Interval | None) -> str:
     return "level" if not significant else "ahead" if seeds.value > 0 else "behind"
 
 
-class ScoreRanks:
-    """Ranks of the positive rows of one model among its negative rows.
-
-    A row with a label y (rows,) between 0 and 1, a probability, counts as y positives and 1 - y negatives.
-    """
-
-    def __init__(self, scores: Numbers, labels: Numbers) -> None:
-        self.positives, negatives = np.flatnonzero(labels > 0), np.flatnonzero(labels < 1)
-        self.negatives = negatives[np.argsort(scores[negatives], kind="stable")]  # by score
-        ordered, positive_scores = scores[self.negatives], scores[self.positives]
-        self.positive_shares, self.negative_shares = labels[self.positives], 1 - labels[self.negatives]
-        self.rank_low = np.searchsorted(ordered, positive_scores, "left")  # negatives with a lower score
-        self.rank_high = np.searchsorted(ordered, positive_scores, "right")  # with a lower or equal score
-
-    def aucs(self, weights: Numbers) -> Floats:
-        r"""Return the AUC under every draw of weights (draws, rows); NaN if a class has no weight.
-
-        .. math:: \sum_i w_i \frac{C(low_i) + C(high_i)}{2} \Big/ \sum_i w_i \, C(N)
-
-        C(k) is the weight of the k lowest of the N negative rows; the sums are over the positive rows i.
-        """
-        aucs = np.empty(len(weights))
-        cumulative = np.zeros(len(self.negatives) + 1)
-        for draw, row_weights in enumerate(weights):
-            np.cumsum(row_weights[self.negatives] * self.negative_shares, out=cumulative[1:])
-            positive_weights = row_weights[self.positives].astype(np.float64) * self.positive_shares
-            total = positive_weights.sum() * cumulative[-1]
-            pairs = positive_weights @ (cumulative[self.rank_low] + cumulative[self.rank_high]) / 2
-            aucs[draw] = pairs / total if total else np.nan
-        return aucs
-
-
 def bootstrap(
     logits: Sequence[Numbers], labels: Numbers, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
 ) -> tuple[Floats, Floats]:
-    """Return AUC and logloss of every model under every draw of the test rows, (draws, models) each.
+    r"""Return AUC and logloss of every model under every draw of the test rows, (draws, models) each.
+
+    The AUC of a draw with weights w is that of its first-order expansion, A + Σ (w_i - 1) ψ_i, with the influence ψ of
+    every row: a draw of all models is one matrix product. It is NaN for a single class.
 
     >>> aucs, losses = bootstrap([np.array([-1.0, 2.0, 0.1, 0.8])], np.array([0, 1, 0, 1]), draws=3)
     >>> aucs.shape, losses.shape
@@ -158,20 +129,19 @@ def bootstrap(
     if not ((labels >= 0) & (labels <= 1)).all():
         raise InputError("a bootstrap of AUC needs labels between 0 and 1")
     generator = np.random.default_rng(seed)
-    ranks = [ScoreRanks(values, labels) for values in logits]
-    losses = [row_losses(values.astype(np.float64), labels) for values in logits]
-    aucs, mean_losses = np.empty((draws, len(logits))), np.empty((draws, len(logits)))
+    influences, row_loss = np.empty((2, len(labels), len(logits)), np.float32)
+    values = np.empty(len(logits))
+    for number, scores in enumerate(logits):
+        values[number], influences[:, number] = auc_influence(scores.astype(np.float64), labels.astype(np.float64))
+        row_loss[:, number] = row_losses(scores.astype(np.float64), labels)
+    aucs, losses = np.empty((draws, len(logits))), np.empty((draws, len(logits)))
     chunk = max(1, MAX_WEIGHTS // max(1, len(labels)))
     for first in range(0, draws, chunk):
-        count = min(chunk, draws - first)
-        weights = generator.poisson(1.0, (count, len(labels))).astype(np.uint8)
-        shares = weights.astype(np.float64)
+        weights = generator.poisson(1.0, (min(chunk, draws - first), len(labels))).astype(np.float32)
+        aucs[first : first + chunk] = values + (weights - 1) @ influences
         with np.errstate(invalid="ignore"):  # a draw of few rows can be empty
-            shares /= shares.sum(1, keepdims=True)
-        for number, model_ranks in enumerate(ranks):
-            aucs[first : first + count, number] = model_ranks.aucs(weights)
-            mean_losses[first : first + count, number] = [row @ losses[number] for row in shares]
-    return aucs, mean_losses
+            losses[first : first + chunk] = (weights @ row_loss) / weights.sum(1, keepdims=True)
+    return aucs, losses
 
 
 @dataclass(frozen=True)
