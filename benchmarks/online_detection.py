@@ -24,10 +24,10 @@ import torch
 
 from lpfs.data.batch import Batch
 from lpfs.data.prepare import prepare
+from lpfs.data.raw_rows import RawRowEncoder
 from lpfs.data.simulate_stream import DIES, WAKES, StreamSpec, simulate_events
 from lpfs.online.gates import GateSettings
 from lpfs.online.learner import LearnerSettings, OnlineLearner
-from lpfs.online.rows import RawRowEncoder
 from lpfs.train.intervals import auc_difference, auc_interval
 
 OUT = Path(__file__).parent / "results" / "online" / "detection.json"

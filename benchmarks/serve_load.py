@@ -49,9 +49,9 @@ def build(work: Path, args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from lpfs import prepare
+    from lpfs.data.raw_rows import RawRowEncoder
     from lpfs.models import MLP
     from lpfs.online.bundle import publish
-    from lpfs.online.rows import RawRowEncoder
     from lpfs.serve.engine import load_bundle
 
     rng = np.random.default_rng(0)

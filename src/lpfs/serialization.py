@@ -172,8 +172,10 @@ def _build_model(folder: Path, manifest: dict[str, Any]) -> Model:
     with torch.random.fork_rng([]), SkipRandomValues():  # every weight is replaced: most of the time was for these
         model = make_model(manifest["model"], schema, **arguments)
     for name, parameter in model.named_parameters():
-        parameter.data = parameter.data.to(tensors[name].dtype)
-    model.load_state_dict(tensors)
+        parameter.data = tensors[name]
+    for name, buffer in model.named_buffers():
+        if name in tensors:
+            buffer.copy_(tensors[name])
     return model
 
 

@@ -22,6 +22,7 @@ def test_a_position_depends_on_its_number_only(size, seed, data):
 
 
 @pytest.mark.long
+@pytest.mark.campaign
 def test_all_permutations_are_equally_likely():
     counts = Counter(tuple(shuffled_positions(range(4), 4, seed).tolist()) for seed in range(2400))
     assert len(counts) == 24

@@ -11,9 +11,9 @@ import torch
 
 from lpfs.data import Dataset
 from lpfs.data.prepare import prepare
+from lpfs.data.raw_rows import RawRowEncoder
 from lpfs.models import MLP
 from lpfs.online.bundle import Bundle, publish
-from lpfs.online.rows import RawRowEncoder
 
 ROWS = 200
 CERTIFICATE = {"max_logit_change": 0.0, "bound": 0.0}

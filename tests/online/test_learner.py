@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from lpfs.data.batch import Batch
+from lpfs.data.raw_rows import RawRowEncoder
 from lpfs.data.simulate_stream import simulate_events
 from lpfs.errors import InputError
 from lpfs.online.gates import GateSettings
 from lpfs.online.learner import LearnerSettings, OnlineLearner
 from lpfs.online.probe import MAX_SCALE, AdditiveProbe
-from lpfs.online.rows import RawRowEncoder
 from lpfs.schema import Field, Schema
 from lpfs.train.metrics import row_losses
 from lpfs.train.tensor_io import states_equal

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from lpfs._console import Console
+from lpfs.cli import run as command
 from lpfs.data.simulate_stream import simulate_events, write_segment
 from lpfs.errors import CheckpointError, InputError, LockedError, StateError
 from lpfs.online import bundle
@@ -189,6 +190,15 @@ def test_damaged_weights_are_refused(stream_folder: Path, tmp_path: Path) -> Non
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match="is damaged"):
         train(stream_folder, tmp_path / "run")
+
+
+def test_the_status_names_the_current_bundle(unbroken: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    version = bundle.current_version(unbroken / "bundles")
+    assert StateReader(unbroken).summary()["version"] == version
+    assert command(["online", "status", str(unbroken)]) == 0
+    assert f"the current bundle is {version}" in capsys.readouterr().err
+    assert command(["online", "status", str(unbroken), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == version
 
 
 def test_a_reader_without_a_run() -> None:

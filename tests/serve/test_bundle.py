@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from lpfs._fileio import json_checksum
+from lpfs.data.raw_rows import RawRowEncoder
 from lpfs.errors import CheckpointError, InputError
 from lpfs.export import export_run
 from lpfs.export.parity import onnx_runtime
 from lpfs.gates.verification import compute_logits
 from lpfs.online.bundle import CURRENT, current, open_bundle, publish, rollback, versions
-from lpfs.online.rows import RawRowEncoder
 from lpfs.serialization import load
 from tests.helpers.bundles import make_model, publish_model, sample_rows
 
@@ -64,6 +64,24 @@ def test_a_bundle_becomes_an_onnx_file_with_preprocessing(dataset, bundles, tmp_
     }
     assert np.abs(run(feeds)["logit"] - bundle.manifest["logits"]).max() < 1e-5
     bundle.verify_files()
+
+
+def test_the_encoder_is_copied_from_the_bundle_before_unless_it_is_damaged(dataset, bundles, monkeypatch):
+    first = publish_one(bundles, dataset)
+    written = []
+    monkeypatch.setattr(
+        RawRowEncoder, "save", lambda self, out, save=RawRowEncoder.save: written.append(save(self, out))
+    )
+    names = [name for name in first.manifest["files"] if name.startswith("encoder/")]
+    second = publish_one(bundles, dataset, 1)
+    assert not written
+    [path, *_] = [second.path / name for name in names if name.endswith(".npy")]
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    third = publish_one(bundles, dataset, 2)
+    assert len(written) == 1
+    third.verify_files()
+    for bundle in (second, third):
+        assert all(bundle.manifest["files"][name] == first.manifest["files"][name] for name in names)
 
 
 def test_nothing_published_is_no_bundle(bundles):

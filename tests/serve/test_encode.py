@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lpfs.data.prepare import prepare
-from lpfs.online.rows import RawRowEncoder
+from lpfs.data.raw_rows import RawRowEncoder
 from lpfs.serve.encode import RefusedRowsError, RequestEncoder
 from tests.helpers.bundles import raw_table
 
@@ -35,7 +35,7 @@ def test_the_batch_is_that_of_the_stream_at_first_and_from_memory(dataset, encod
     expected = RawRowEncoder(dataset).encode(rows).batch
     for _ in range(2):
         assert_same(encoder.encode(rows)[0], expected)
-    assert_same(encoder.encode_frame(table)[0], expected)
+    assert_same(encoder.encode(table)[0], expected)
     for number, row in enumerate(rows[:20]):
         assert torch.equal(encoder.encode([row])[0].ids[0], expected.ids[number])
 
@@ -76,19 +76,18 @@ def test_an_absent_field_is_null_only_where_it_may_be(encoder):
     assert absent == {"age"}
     assert_same(batch, encoder.encode([{**row, "age": None}])[0])
     frame = pl.DataFrame([row])
-    assert_same(encoder.encode_frame(frame, {"age"})[0], batch)
+    assert_same(encoder.encode(frame, {"age"})[0], batch)
     with pytest.raises(RefusedRowsError, match="field 'age'"):
-        encoder.encode_frame(frame)
+        encoder.encode(frame)
 
 
 def test_the_memory_is_bounded(dataset):
     encoder = RequestEncoder(RawRowEncoder(dataset))
-    memo = next(memo for memo in encoder._bags if memo.name == "tags")
-    memo._limit = 5
+    encoder.memo_limit = 5
     for number in range(23):
         encoder.encode([{**ROW, "tags": [f"new {number}"]}, {**ROW, "tags": ["long" * 100]}])
-        assert len(memo._codes) <= 5
-    assert all(len(key[0]) < 100 for key in memo._codes)
+        assert len(encoder.memos["tags"]) <= 5
+    assert all(len(key[0]) < 100 for key in encoder.memos["tags"])
 
 
 def test_marks_of_missing_values(tmp_path):
@@ -102,4 +101,24 @@ def test_marks_of_missing_values(tmp_path):
     assert_same(encoder.encode(rows)[0], expected)
     for number, row in enumerate(rows):
         assert torch.equal(encoder.encode([row])[0].ids[0], expected.ids[number])
-    assert_same(encoder.encode([{**rows[0], "text": "\0 null"}])[0], encoder.encode([rows[3]])[0])
+    assert_same(encoder.encode([{**rows[0], "text": "\0 null"}])[0], encoder.encode([rows[4]])[0])
+
+
+@pytest.mark.parametrize("value", [float("inf"), 10**400, 2**63, -0.0, 1e-300, 3, True, None, "2.5", "w1"])
+def test_numbers_and_integers_are_those_of_the_stream(encoder, value):
+    for name in ("price", "age", "code"):
+        row = {**ROW, name: value}
+        expected = encoder.encoder.encode([row])
+        if expected.refused:
+            with pytest.raises(RefusedRowsError, match=name):
+                encoder.encode([row])
+        else:
+            assert_same(encoder.encode([row])[0], expected.batch)
+
+
+def test_negative_integers_have_ids_of_their_own(tmp_path):
+    table = raw_table().with_columns(code=-pl.col("code"))  # Python's hashes of -1 and -2 are equal
+    fields = {"code": "categorical", "price": "numeric", "tags": "multi"}
+    prepare(table, tmp_path / "data", label="click", fields=fields, min_count=1, quiet=True)
+    raw, rows = RawRowEncoder(tmp_path / "data"), [{**ROW, "code": code} for code in (-1, -2, 0, None, 5)]
+    assert_same(RequestEncoder(raw).encode(rows)[0], raw.encode(rows).batch)

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from lpfs._fileio import json_checksum, write_text_atomic
+from lpfs.data.raw_rows import RawRowEncoder
+from lpfs.export.session import make_session
 from lpfs.models import MODELS, make_model as build_model
 from lpfs.online.bundle import CURRENT, current, file_digest, rollback
-from lpfs.online.rows import RawRowEncoder
 from lpfs.serve.encode import RequestEncoder
 from lpfs.serve.engine import ModelStore, load_bundle
-from lpfs.serve.onnx_session import make_session
 from tests.helpers.bundles import make_model, prepare_dataset, publish_model, sample_rows
 
 
@@ -113,7 +113,7 @@ def other_model(bundle):
 
 
 DAMAGES = {
-    damage_weights: "the digest of model/model.safetensors does not match",
+    damage_weights: "model.safetensors: the checksum does not match",
     remove_encoder: "encoder/.* is missing",
     break_manifest: "cannot be used",
     other_logits: "predicts something else than its manifest says",
@@ -186,7 +186,7 @@ def test_onnx_runtime_predicts_what_torch_predicts(dataset, name):
 
 
 def test_torch_answers_without_onnx_runtime(dataset, bundles, monkeypatch):
-    monkeypatch.setattr("lpfs.serve.onnx_session.import_module", raise_import_error)
+    monkeypatch.setattr("lpfs.export.session.import_module", raise_import_error)
     publish_seed(bundles, dataset)
     store, _ = open_store(bundles)
     assert store.refused is None

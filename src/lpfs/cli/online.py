@@ -15,7 +15,8 @@ ONLINE_HELP = """Train continually on the stream SOURCE; the state, the metrics 
 
 SOURCE is a folder into which segments (.parquet, .csv, .jsonl) are renamed, kafka://HOST:PORT/TOPIC or
 redis://HOST:PORT/STREAM. A run that exists is continued from its last commit, bit for bit, also after kill -9.
-"lpfs online rollback RUN" makes an earlier bundle the current one; to serve bundles: lpfs serve RUN/bundles.
+"lpfs online status RUN" says how far it is, "lpfs online rollback RUN" makes an earlier bundle the current one; to
+serve bundles: lpfs serve RUN/bundles.
 """
 
 stream, selection = opt.section("Stream"), opt.section("Selection")
@@ -27,6 +28,7 @@ stream, selection = opt.section("Stream"), opt.section("Selection")
     examples=[
         "lpfs online segments run --like data/log --keep 20 --key event_id",
         "lpfs online kafka://localhost:9092/clicks run --like data/log --penalty 0.01",
+        "lpfs online status run",
         "lpfs online rollback run",
     ],
 )
@@ -60,6 +62,9 @@ def online(source: str, run: Path, quiet: bool, as_json: bool, **options: Any) -
     """Train continually on a stream."""
     if source == "rollback":
         _rollback(run, options["version"], as_json)
+        return
+    if source == "status":
+        _print_status(run, as_json)
         return
     from dataclasses import asdict
 
@@ -98,6 +103,26 @@ def online(source: str, run: Path, quiet: bool, as_json: bool, **options: Any) -
     console.message(f"{run}: {result.rows:,} events, refused: {refused}; {len(result.kept)} fields are selected")
     if as_json:
         print_json(asdict(result))
+
+
+def _print_status(run: Path, as_json: bool) -> None:
+    from lpfs._console import Console
+    from lpfs.online.state import StateReader
+
+    reader = StateReader(run)
+    summary, metrics = reader.summary(), reader.metrics(1)
+    auc = metrics[-1]["auc"] if metrics else None
+    texts = [
+        f"{summary['rows']:,} events",
+        f"{summary['commits']:,} commits",
+        f"{len(summary['kept'])} fields are selected",
+    ]
+    texts += [] if auc is None else [f"AUC {auc:.4f}"]
+    texts += [] if summary["lag"] is None else [f"lag {summary['lag']:,.0f}"]
+    message = f"{run}: {', '.join(texts)}; the current bundle is {summary['version'] or 'none'}"
+    Console(quiet=as_json).message(message)
+    if as_json:
+        print_json({**summary, "auc": auc, "changes": len(reader.changes()), "alarms": len(reader.alarms())})
 
 
 def _rollback(run: Path, version: str | None, as_json: bool) -> None:

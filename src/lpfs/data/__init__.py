@@ -7,6 +7,7 @@
     dataset.py    store/                                                        a Dataset, or some of its days
     stream.py     store/ -> reader -> batch                                     batches, in order or shuffled
     reencode.py   sources/ -> encoders/ -> store/ or batch                      other rows, encoded alike
+    raw_rows.py   reencode                                                      raw rows, some of them invalid
 """
 
 from __future__ import annotations

@@ -145,6 +145,7 @@ class Dataset:
         device: torch.device | str | None = None,
         prefetch: int = 2,
         memory: int = MEMORY_LIMIT,
+        max_rows: int | None = None,
     ) -> Stream:
         """Return batches of these rows; see ``Stream``."""
         return Stream(
@@ -158,6 +159,7 @@ class Dataset:
             drop_last=drop_last,
             device=device,
             prefetch=prefetch,
+            max_rows=max_rows,
             memory=memory,
         )
 

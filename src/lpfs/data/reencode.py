@@ -188,14 +188,20 @@ class RowEncoder:
 
     def __init__(self, like: Like, fields: Sequence[str] | None = None) -> None:
         self.like = open_reference(like)
-        self._encoders = reference_encoders(self.like, fields)
+        self.encoders = reference_encoders(self.like, fields)
         schema = self.like.schema
-        self.schema = Schema(tuple(encoder.field for encoder in self._encoders), schema.label, schema.tasks)
-        self._options = build_options(self.like.settings["options"])
+        self.schema = Schema(tuple(encoder.field for encoder in self.encoders), schema.label, schema.tasks)
+        self.options = build_options(self.like.settings["options"])
+
+    def clean(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Return a raw table with null for every missing value, as ``prepare`` reads it."""
+        from lpfs.data.parsing import decode_dictionary_columns, replace_missing_marks, strip_blanks
+
+        frame = decode_dictionary_columns(frame)
+        return replace_missing_marks(strip_blanks(frame) if self.options.strip else frame, self.options.missing)
 
     def __call__(self, table: Any) -> Batch:
         """Return all rows of a polars, pandas or Arrow table, or of a dict of columns; labels are 0 if absent."""
-        from lpfs.data.parsing import decode_dictionary_columns, replace_missing_marks, strip_blanks
         from lpfs.data.passes import DayRows, encode, read_labels
         from lpfs.data.sources.base import TableSource, row_locator
 
@@ -206,14 +212,13 @@ class RowEncoder:
         extra = unknown_columns(self.like, source.names, targets)
         missing = [name for name in required if name not in source.names]
         check_columns_fit(self.like.path, "the table", missing, {}, extra)
-        frame = decode_dictionary_columns(source.frame.select(required))
-        frame = replace_missing_marks(strip_blanks(frame) if self._options.strip else frame, self._options.missing)
-        labels = read_labels(frame, self._options, locate, labelled=labelled)
+        frame = self.clean(source.frame.select(required))
+        labels = read_labels(frame, self.options, locate, labelled=labelled)
         part = DayRows(((0, frame.height),), frame, labels, locate)
         try:
-            [(_, columns)] = encode([part], self._encoders)
+            [(_, columns)] = encode([part], self.encoders)
         except DataError:
-            retyped = find_retyped(self._encoders, frame, (), locate)
+            retyped = find_retyped(self.encoders, frame, (), locate)
             check_columns_fit(self.like.path, "the table", [], retyped, extra)
             raise
         return gather_columns(self.schema, columns, labels).batch()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
@@ -26,18 +27,20 @@ from lpfs._fileio import (
     StagingDirectory,
     check_regular_file,
     fsync_tree,
-    json_checksum,
     read_json,
     remove_tree,
     safe_child,
-    write_json,
+    write_json_atomic,
     write_text_atomic,
 )
 from lpfs._locks import FileLock
 from lpfs._validation import check_int
-from lpfs.errors import CheckpointError, DataError, InputError
+from lpfs.data.dataset import Dataset
+from lpfs.data.raw_rows import RawRowEncoder
+from lpfs.errors import CheckpointError, DataError, InputError, LpfsError
+from lpfs.gates.verification import compute_logits
 from lpfs.models.base import Model
-from lpfs.online.rows import RawRowEncoder
+from lpfs.serialization import WEIGHTS, save
 
 FORMAT, FORMAT_VERSION = "lpfs-bundle", 1
 MANIFEST, SAMPLES, CURRENT = "bundle.json", "samples.json", "CURRENT"
@@ -70,35 +73,35 @@ class Bundle:
         """The fields to fetch for a request."""
         return tuple(self.manifest["fields"])
 
-    def verify_files(self) -> None:
-        """Raise CheckpointError if a file is missing, damaged, or not in the manifest."""
+    def verify_files(self, *, hash_weights: bool = True) -> None:
+        """Raise CheckpointError if a file is missing, damaged, or not in the manifest.
+
+        ``lpfs.load`` compares the weights with the digest in model.json, so that a server need not hash them here too.
+        """
         try:
             files = self.manifest["files"]
-            present = {
-                path.relative_to(self.path).as_posix()
-                for path in self.path.rglob("*")
-                if path.is_symlink() or not path.is_dir()
-            } - {MANIFEST}
+            paths = [path for path in self.path.rglob("*") if path.is_symlink() or not path.is_dir()]
+            present = {path.relative_to(self.path).as_posix() for path in paths} - {MANIFEST}
+            links = any(path.is_symlink() for path in paths)  # they may lead out of the folder
             if different := sorted(present ^ set(files)):
                 raise ValueError(f"{different[0]} is {'not in the manifest' if different[0] in present else 'missing'}")
             for name, entry in files.items():
-                path = safe_child(self.path, name)
+                path = safe_child(self.path, name) if links else self.path / name
                 check_regular_file(path)
                 if (size := path.stat().st_size) != entry["bytes"]:
                     raise ValueError(f"{name} has {size} bytes, expected {entry['bytes']}")
-                if file_digest(path) != entry["sha256"]:
+                if (hash_weights or name != f"{MODEL}/{WEIGHTS}") and file_digest(path) != entry["sha256"]:
                     raise ValueError(f"the digest of {name} does not match")
         except (OSError, ValueError) as error:
             raise CheckpointError(f"bundle {self.path} is damaged: {error}; {ADVICE}") from error
 
     def samples(self) -> list[dict[str, Any]]:
         """Return the stored raw rows, one for each of ``logits`` in the manifest."""
+        path, count = safe_child(self.path, SAMPLES), len(self.manifest["logits"])
         try:
-            rows: list[dict[str, Any]] = read_json(
-                safe_child(self.path, SAMPLES), {"rows": list[dict[str, Any]]}, verify="required"
-            )["rows"]
-            if len(rows) != len(self.manifest["logits"]):
-                raise ValueError(f"{SAMPLES} has {len(rows)} rows, the manifest {len(self.manifest['logits'])} logits")
+            rows: list[dict[str, Any]] = read_json(path, {"rows": list[dict[str, Any]]}, verify="required")["rows"]
+            if len(rows) != count:
+                raise ValueError(f"{SAMPLES} has {len(rows)} rows, the manifest {count} logits")
         except (OSError, ValueError) as error:
             raise CheckpointError(f"bundle {self.path} is damaged: {error}; {ADVICE}") from error
         return rows
@@ -146,25 +149,68 @@ def publish(
     with FileLock(bundles / ".lock", bundles):
         previous = current_version(bundles)
         version = f"{max(map(int, versions(bundles)), default=0) + 1:06d}"
-        out = bundles / version
+        out, rows = bundles / version, values.pop("rows")
         try:
             with StagingDirectory(out) as staging:
-                written = _write_model(staging, model, encoder, values["rows"], fields)
+                logits = compute_sample_logits(model, encoder.subset(fields), rows)
+                write_encoder(encoder, staging / ENCODER, bundles / (previous or version))
+                save(model, staging / MODEL)
+                write_json_atomic(staging / SAMPLES, {"rows": rows})
                 manifest = {
                     **{"format": FORMAT, "format_version": FORMAT_VERSION, "lpfs": lpfs.__version__},
                     **{"version": version, "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
-                    **{"fields": list(model.reads.names), "certificate": values["certificate"]},
-                    **{"metadata": values["metadata"], "files": _describe_files(staging), **written},
+                    **{"fields": list(model.reads.names), **values, "logits": logits},
+                    "files": describe_files(staging),
                 }
-                write_json(staging / MANIFEST, {**manifest, "checksum": json_checksum(manifest)})
+                write_json_atomic(staging / MANIFEST, manifest)
                 fsync_tree(staging)
             write_text_atomic(bundles / CURRENT, f"{version}\n")
         except OSError as error:
             raise CheckpointError(
                 f"cannot write bundle {out}: {error.strerror or error}; the current bundle is still {previous}"
             ) from error
-        _remove_old(bundles, keep, {version, previous})
+        for old in versions(bundles)[:-keep]:
+            if old not in (version, previous):
+                remove_tree(bundles / old)  # of a process that is killed here the next one removes the rest
     return Bundle(out, manifest)
+
+
+def write_encoder(encoder: RawRowEncoder, out: Path, before: Path) -> None:
+    """Write the encoder of all fields; that of the bundle before is copied if it is the same one and not damaged."""
+    try:
+        stored, files = Dataset(before / ENCODER), open_bundle(before).manifest["files"]
+        if (stored.fingerprint, stored.schema) == (encoder.like.fingerprint, encoder.schema):
+            shutil.copytree(before / ENCODER, out)
+            if describe_files(out.parent) == {name: files[name] for name in files if name.startswith(f"{ENCODER}/")}:
+                return
+    except (LpfsError, OSError):
+        pass  # there is none, or it is damaged
+    remove_tree(out)
+    encoder.save(out)
+
+
+def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return size and digest of every file below a folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+        for path in files
+    }
+
+
+def compute_sample_logits(model: Model, encoder: RawRowEncoder, rows: list[dict[str, Any]]) -> list[Any]:
+    """Return the logits of the stored rows; raise InputError if they cannot be encoded, or are not finite."""
+    if encoder.schema.names != model.reads.names:
+        raise InputError(f"the encoder has the fields {encoder.schema.names}, the model reads {model.reads.names}")
+    encoded = encoder.encode(rows)
+    if encoded.refused:
+        first = encoded.refused[0]
+        raise InputError(f"sample row {first.row} cannot be encoded: field {first.field!r}: {first.reason}")
+    [logits] = compute_logits(model, encoded.batch.to(next(model.parameters()).device))
+    if not bool(logits.isfinite().all()):
+        raise InputError("the model's logits of the sample rows are not finite; nothing was published")
+    values: list[Any] = logits.double().tolist()
+    return values
 
 
 def open_bundle(path: Path) -> Bundle:
@@ -217,13 +263,11 @@ def rollback(bundles: Path, version: str | None = None) -> Bundle:
     """
     with FileLock(bundles / ".lock", bundles):
         known, now = versions(bundles), current_version(bundles)
-        if version is None:
-            older = [name for name in known if now is not None and int(name) < int(now)]
-            if not older:
-                raise InputError(f"{bundles} has no bundle before {now}; it has {', '.join(known) or 'none'}")
-            version = older[-1]
+        before = [name for name in known if now is not None and int(name) < int(now)]
+        wanted = f"before {now}" if version is None else repr(version)
+        version = (before[-1] if before else "") if version is None else version
         if version not in known:
-            raise InputError(f"{bundles} has no bundle {version!r}; it has {', '.join(known) or 'none'}")
+            raise InputError(f"{bundles} has no bundle {wanted}; it has {', '.join(known) or 'none'}")
         bundle = open_bundle(bundles / version)
         bundle.verify_files()
         write_text_atomic(bundles / CURRENT, f"{version}\n")
@@ -237,44 +281,3 @@ def file_digest(path: Path) -> str:
         while block := file.read(HASH_BYTES):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _write_model(
-    folder: Path, model: Model, encoder: RawRowEncoder, rows: list[dict[str, Any]], fields: Sequence[str]
-) -> dict[str, Any]:
-    """Write all files but the manifest; return the logits of the stored rows."""
-    import torch
-
-    from lpfs.gates.verification import compute_logits
-    from lpfs.serialization import save
-
-    part = encoder.subset(fields)
-    if part.schema.names != model.reads.names:
-        raise InputError(f"the encoder has the fields {part.schema.names}, the model reads {model.reads.names}")
-    encoded = part.encode(rows)
-    if encoded.refused:
-        first = encoded.refused[0]
-        raise InputError(f"sample row {first.row} cannot be encoded: field {first.field!r}: {first.reason}")
-    batch = encoded.batch.to(next(model.parameters()).device)
-    [logits] = compute_logits(model, batch)
-    if not bool(torch.isfinite(logits).all()):
-        raise InputError("the model's logits of the sample rows are not finite; nothing was published")
-    save(model, folder / MODEL)
-    encoder.save(folder / ENCODER)  # of all fields: a server reads it again only if it changes
-    write_json(folder / SAMPLES, {"rows": rows, "checksum": json_checksum({"rows": rows})})
-    return {"logits": logits.double().tolist()}
-
-
-def _describe_files(folder: Path) -> dict[str, dict[str, Any]]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": file_digest(path)}
-        for path in files
-    }
-
-
-def _remove_old(bundles: Path, keep: int, in_use: set[str | None]) -> None:
-    """Remove the oldest bundles; one that a killed process removed in part is no longer served, and goes next time."""
-    for version in versions(bundles)[:-keep]:
-        if version not in in_use:
-            remove_tree(bundles / version)

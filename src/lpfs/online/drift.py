@@ -22,6 +22,10 @@ BINS = 64  # of the values of a field; ids share bins
 EDGES = np.array([-1.28, -0.84, -0.52, -0.25, 0.0, 0.25, 0.52, 0.84, 1.28])  # deciles of standardized numbers
 REFERENCE = 5  # windows
 LIMITS = {"distribution": 0.2, "unseen": 0.05, "worth": 6.0}  # PSI; increase of the share; standard errors
+TEXTS = {
+    **{"distribution": "population stability index {:.3f}", "worth": "worth changed by {:.1f} standard errors"},
+    "unseen": "share of unseen values increased by {:.1%}",
+}
 KINDS = tuple(LIMITS)
 MIN_WORTH_CHANGE = 5e-4  # change of the worth, in loss per row, below which there is no alarm
 MIN_BATCHES = 10  # of a window, below which its worth is not compared
@@ -90,13 +94,13 @@ class DriftMonitor:
     """Counts values, unseen values and worth in windows, and compares each window with the reference."""
 
     def __init__(self, schema: Schema) -> None:
-        self.ids = [field.name for field in schema if field.kind == "categorical"]
+        ids = [field.name for field in schema if field.kind == "categorical"]
+        dense = [field.name for field in schema if field.kind == "numeric" for _ in range(field.dim)]
         self.bags = [field.name for field in schema if field.kind == "multi"]
-        self.dense = [field.name for field in schema if field.kind == "numeric" for _ in range(field.dim)]
         self.names, size = schema.names, len(schema)
-        self._columns = self.ids + self.bags + self.dense
+        self._positions = np.array([schema.index(name) for name in (*ids, *dense, *self.bags)])
         self.loss = PageHinkley()
-        self.counts = np.zeros((len(self._columns), BINS))
+        self.counts = np.zeros((len(self._positions), BINS))
         self.reference = np.zeros_like(self.counts)
         self.unseen = np.zeros((2, size))  # unseen values of the window, of the reference
         self.rows = np.zeros(3)  # rows of the window, of the reference, windows in the reference
@@ -107,16 +111,12 @@ class DriftMonitor:
         self, batch: Batch, unseen: dict[str, int], worth: Floats | None, order: list[int], loss: float, row: int
     ) -> Alarm | None:
         """Add a batch; ``order`` gives the position in the schema of each entry of ``worth``."""
-        count = len(self.ids)
-        if count:
-            bins = batch.ids.numpy() % BINS + np.arange(count) * BINS
-            self.counts[:count] += np.bincount(bins.ravel(), minlength=count * BINS).reshape(count, BINS)
+        count = self.counts.shape[0] - len(self.bags)  # of columns that all rows have
+        bins = np.concatenate([batch.ids.numpy() % BINS, np.searchsorted(EDGES, batch.dense.numpy())], 1)
+        flat = (bins + np.arange(count) * BINS).ravel()
+        self.counts[:count] += np.bincount(flat, minlength=count * BINS).reshape(count, BINS)
         for at, name in enumerate(self.bags, count):
             self.counts[at] += np.bincount(batch.bags[name][0].numpy() % BINS, minlength=BINS)
-        dense = batch.dense.numpy()
-        for at in range(dense.shape[1]):
-            bins = np.searchsorted(EDGES, dense[:, at])
-            self.counts[count + len(self.bags) + at] += np.bincount(bins, minlength=BINS)
         for name, values in unseen.items():
             self.unseen[0, self.names.index(name)] += values
         self.rows[0] += len(batch)
@@ -143,19 +143,14 @@ class DriftMonitor:
         else:
             for kind, sizes in zip(KINDS, self._statistics(), strict=True):
                 alarms += self._check(kind, sizes, first_row)
-        self.counts[:] = 0.0
-        self.unseen[0] = 0.0
-        self.worth[0] = 0.0
-        self.rows[0] = 0.0
+        for window in (self.counts, self.unseen[0], self.worth[0], self.rows[:1]):
+            window[:] = 0.0
         return alarms
 
     def _statistics(self) -> tuple[Floats, Floats, Floats]:
         """Return the population stability, the increase of the share of unseen values and the change of the worth."""
-        stability = population_stability(self.reference, self.counts)
         distribution = np.zeros(len(self.names))
-        for at, name in enumerate(self._columns):
-            position = self.names.index(name)
-            distribution[position] = max(distribution[position], stability[at])
+        np.maximum.at(distribution, self._positions, population_stability(self.reference, self.counts))
         share, before = self.unseen[0] / self.rows[0], self.unseen[1] / self.rows[1]
         (batches, mean, squares), (old_batches, old_mean, old_squares) = self.worth
         error = np.sqrt(squares / np.maximum(batches, 2) ** 2 + old_squares / np.maximum(old_batches, 2) ** 2)
@@ -167,13 +162,9 @@ class DriftMonitor:
     def _check(self, kind: str, sizes: Floats, first_row: int) -> list[Alarm]:
         since, limit, alarms = self.since[KINDS.index(kind)], LIMITS[kind], []
         for position in np.flatnonzero((sizes > limit) & (since < 0)):
-            name, size = self.names[position], float(sizes[position])
-            texts = {
-                "distribution": f"population stability index {size:.3f}",
-                "unseen": f"share of unseen values increased by {size:.1%}",
-                "worth": f"worth changed by {size:.1f} standard errors",
-            }
-            alarms.append(Alarm(name, kind, size, first_row, f"{texts[kind]}, since row {first_row:,}"))
+            size = float(sizes[position])
+            message = f"{TEXTS[kind].format(size)}, since row {first_row:,}"
+            alarms.append(Alarm(self.names[position], kind, size, first_row, message))
             since[position] = first_row
         since[sizes < limit / 2] = -1
         return alarms
@@ -188,10 +179,8 @@ class DriftMonitor:
 
     def state(self) -> dict[str, Any]:
         """Return everything that changes."""
-        names = ("counts", "reference", "unseen", "rows", "worth", "since")
-        return {name: torch.from_numpy(getattr(self, name)) for name in names} | {
-            "loss": torch.from_numpy(self.loss.values)
-        }
+        arrays = {name: getattr(self, name) for name in ("counts", "reference", "unseen", "rows", "worth", "since")}
+        return {name: torch.from_numpy(values) for name, values in (*arrays.items(), ("loss", self.loss.values))}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore the result of ``state``."""

@@ -29,7 +29,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from lpfs._validation import check_name
+from lpfs._validation import check_name, check_options
 from lpfs.errors import FieldError, InputError
 from lpfs.gates.controller import Keep, PenaltyController, TableRow, restore_gates, update_penalty
 from lpfs.gates.functions import gate_function
@@ -47,39 +47,24 @@ CLOSED_WEIGHT = 0.3  # factor on λ of a closed field: its gate only nominates i
 
 @dataclass(frozen=True)
 class GateSettings:
-    """How fields are selected on a stream.
+    """How fields are selected on a stream."""
 
-    Args:
-        keep: number of fields that the control of λ aims at; or None.
-        penalty: λ, if ``keep`` is None.
-        epsilon: ε of LPFS++, constant.
-        lr: learning rate of x, constant.
-        horizon: steps in which a gate without gradient moves from 1 to 0 at the smallest λ of ``keep``.
-        threshold: gain in logloss per row from which a closed field is worth reopening.
-        hysteresis: an open field is closed if its gain is below this share of ``threshold``.
-        error: probability of a wrong decision of one test.
-        must_keep: fields that are never closed.
-    """
-
-    keep: int | None = None
-    penalty: float = 0.01
-    epsilon: float = 1e-3
-    lr: float = 1.0
-    horizon: int = 2000
-    threshold: float = 1e-3
-    hysteresis: float = 0.5
-    error: float = 1e-4
-    must_keep: tuple[str, ...] = ()
+    keep: int | None = None  # number of fields that the control of λ aims at; or None
+    penalty: float = 0.01  # λ, if ``keep`` is None
+    epsilon: float = 1e-3  # ε of LPFS++, constant
+    lr: float = 1.0  # learning rate of x, constant
+    horizon: int = 2000  # steps in which a gate without gradient moves from 1 to 0 at the smallest λ of ``keep``
+    threshold: float = 1e-3  # gain in logloss per row from which a closed field is worth reopening
+    hysteresis: float = 0.5  # an open field is closed if its gain is below this share of ``threshold``
+    error: float = 1e-4  # probability of a wrong decision of one test
+    must_keep: tuple[str, ...] = ()  # fields that are never closed
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            *(("penalty", 0.0, math.inf), ("epsilon", 1e-8, 1.0), ("lr", 0.0, math.inf), ("threshold", 0.0, math.inf)),
-            *(("hysteresis", 0.0, 1.0), ("error", 1e-12, 0.5)),
-        ):
-            if not low <= getattr(self, name) <= high:
-                raise InputError(f"{name} must be between {low} and {high}, found {getattr(self, name)!r}")
-        if self.keep is not None and self.keep < 1:
-            raise InputError(f"keep must be at least 1, found {self.keep}")
+        counts = ("horizon",) if self.keep is None else ("horizon", "keep")
+        check_options(self, positive=("epsilon", "error"), non_negative=("penalty", "lr", "threshold"), count=counts)
+        for name, high in {"epsilon": 1.0, "hysteresis": 1.0, "error": 0.5}.items():
+            if not 0 <= getattr(self, name) <= high:
+                raise InputError(f"{name} must be between 0 and {high}, found {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True)
@@ -111,12 +96,8 @@ class GainTests:
     def add(self, field: int, gains: Floats) -> None:
         """Add the gains of the rows of a batch."""
         if self.sums[0, field] > MAX_TEST_ROWS:
-            self.reset(field)
+            self.sums[:, field] = 0.0
         self.sums[:, field] += np.array([len(gains), gains.sum(), gains @ gains])
-
-    def reset(self, field: int) -> None:
-        """Start again."""
-        self.sums[:, field] = 0.0
 
     def evidence(self, field: int) -> Evidence:
         """Return the gain with its interval; infinite before ``MIN_TEST_ROWS``."""
@@ -224,9 +205,7 @@ class SteadyGates(nn.Module):
         """Return the fields whose gate disagrees with the selection, those with the shortest tests first."""
         alive = (self.x.detach() != 0).numpy()
         fields = np.flatnonzero((alive != self.open) & ~self.fixed)
-        for field in np.flatnonzero(self.tests.sums[0]).tolist():
-            if alive[field] == self.open[field]:
-                self.tests.reset(field)
+        self.tests.sums[:, alive == self.open] = 0.0
         return [int(field) for field in fields[np.argsort(self.tests.sums[0, fields], kind="stable")]]
 
     def hidden(self) -> npt.NDArray[np.bool_]:
@@ -245,7 +224,7 @@ class SteadyGates(nn.Module):
         if evidence.low > self.settings.threshold:
             return self._decide(field, True, evidence)
         if not self.open[field] and evidence.high < self.settings.threshold * self.settings.hysteresis:
-            self.additive.reset(field)  # still useless; old rows must not delay the next test
+            self.additive.sums[:, field] = 0.0  # still useless; old rows must not delay the next test
         return None
 
     def add_gains(self, field: int, gains: Floats) -> Decision | None:
@@ -262,8 +241,7 @@ class SteadyGates(nn.Module):
 
     def _decide(self, field: int, worth: bool, evidence: Evidence) -> Decision | None:
         """Open or close a field; return the decision if that is a change."""
-        self.tests.reset(field)
-        self.additive.reset(field)
+        self.tests.sums[:, field] = self.additive.sums[:, field] = 0.0
         changes = bool(self.open[field]) != worth
         self.set_open(field, worth)
         return Decision(self.names[field], "reopened" if worth else "closed", evidence) if changes else None
@@ -285,10 +263,8 @@ class SteadyGates(nn.Module):
         """Return everything that changes."""
         return {
             **{"x": self.x.detach(), "previous_x": self.previous_x, "control": self.control, "penalty": self.penalty},
-            "momentum": self.prox.state[self.x]["momentum_buffer"],
-            "open": torch.from_numpy(self.open),
-            "tests": torch.from_numpy(self.tests.sums),
-            "additive": torch.from_numpy(self.additive.sums),
+            **{"momentum": self.prox.state[self.x]["momentum_buffer"], "open": torch.from_numpy(self.open)},
+            **{"tests": torch.from_numpy(self.tests.sums), "additive": torch.from_numpy(self.additive.sums)},
             "hidden_rows": torch.from_numpy(self.hidden_rows),
         }
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
 
 from lpfs._imports import import_optional
-from lpfs.errors import DataError, InputError
+from lpfs.errors import DataError
 from lpfs.online.source import Event, parse_event
 
 POLL_SECONDS = 0.1  # a poll waits so long for as many events as were asked for
@@ -27,32 +26,21 @@ class KafkaSource:
 
     def __init__(self, servers: str, topic: str, config: dict[str, Any] | None = None) -> None:
         self._kafka = import_optional("confluent_kafka", "kafka", "the Kafka source")
-        self.topic = topic
+        self.topic, self._name = topic, f"Kafka topic {topic!r}"
         fixed = {"group.id": "lpfs", "enable.auto.commit": False, "auto.offset.reset": "error"}
         self._consumer = self._kafka.Consumer({"bootstrap.servers": servers, **(config or {}), **fixed})
         self._offsets: dict[int, int] = {}  # next offset of each partition
 
-    @classmethod
-    def from_url(cls, url: str, **options: Any) -> KafkaSource:
-        """Return the source of ``kafka://host:port,host:port/topic``."""
-        parts = urlsplit(url)
-        if not parts.netloc or not parts.path.strip("/"):
-            raise InputError(f"a Kafka source is kafka://HOST:PORT/TOPIC, found {url!r}")
-        return cls(parts.netloc, parts.path.strip("/"), **options)
-
     def poll(self, max_rows: int) -> list[Event]:
         """Return the next events; waits up to ``POLL_SECONDS`` for them."""
-        events = []
+        events, codes = [], self._kafka.KafkaError
         for message in self._consumer.consume(max_rows, POLL_SECONDS):
             if (error := message.error()) is not None:
-                if error.code() in (
-                    self._kafka.KafkaError._AUTO_OFFSET_RESET,
-                    self._kafka.KafkaError.OFFSET_OUT_OF_RANGE,
-                ):
-                    raise DataError(f"{self._describe(message.partition())}: events after the last commit were deleted")
-                if error.retriable() or error.code() == self._kafka.KafkaError._ALL_BROKERS_DOWN:
+                if error.code() in (codes._AUTO_OFFSET_RESET, codes.OFFSET_OUT_OF_RANGE):
+                    raise DataError(f"{self._name}, {message.partition()}: events after the last commit were deleted")
+                if error.retriable() or error.code() == codes._ALL_BROKERS_DOWN:
                     continue
-                raise DataError(f"Kafka topic {self.topic!r}: {error.str()}")
+                raise DataError(f"{self._name}: {error.str()}")
             partition, offset = message.partition(), message.offset()
             if offset > self._offsets[partition]:  # a gap: of a compacted topic or a transaction, or deleted events
                 self._check_available(partition, self._offsets[partition])
@@ -69,12 +57,12 @@ class KafkaSource:
         try:
             topic = self._consumer.list_topics(self.topic, REQUEST_SECONDS).topics[self.topic]
         except self._kafka.KafkaException as error:
-            raise DataError(f"cannot read the Kafka topic {self.topic!r}: {error}") from error
+            raise DataError(f"{self._name} cannot be read: {error}") from error
         if topic.error is not None:
-            raise DataError(f"cannot read the Kafka topic {self.topic!r}: {topic.error.str()}")
+            raise DataError(f"{self._name} cannot be read: {topic.error.str()}")
         offsets = {int(partition): offset for partition, offset in (position or {}).items()}
         if missing := sorted(set(offsets) - set(topic.partitions)):
-            raise DataError(f"the Kafka topic {self.topic!r} no longer has the partition {missing[0]}")
+            raise DataError(f"{self._name} no longer has the partition {missing[0]}")
         for partition in topic.partitions:
             if partition in offsets:
                 self._check_available(partition, offsets[partition])
@@ -90,19 +78,16 @@ class KafkaSource:
         try:
             low, high = self._consumer.get_watermark_offsets(part, REQUEST_SECONDS)
         except (self._kafka.KafkaException, TypeError) as error:
-            raise DataError(f"{self._describe(partition)}: its offsets cannot be read: {error}") from error
+            raise DataError(f"{self._name}, {partition}: its offsets cannot be read: {error}") from error
         return low, high
 
     def _check_available(self, partition: int, offset: int) -> None:
         low, high = self._limits(partition)
         if not low <= offset <= high:
             raise DataError(
-                f"{self._describe(partition)}: offset {offset} of the last commit is not available, only {low} to "
+                f"{self._name}, {partition}: offset {offset} of the last commit is not available, only {low} to "
                 f"{high}; raise the retention, or start another run"
             )
-
-    def _describe(self, partition: int) -> str:
-        return f"Kafka topic {self.topic!r}, partition {partition}"
 
     def lag(self) -> int | None:
         """Return the number of events after the position, as far as the client knows."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lpfs._validation import check_int
 from lpfs.data.batch import Batch
 from lpfs.errors import InputError, NonFiniteError
 from lpfs.gates.absorb import absorb
@@ -31,33 +32,21 @@ MAX_TESTS = 32  # nominated fields that are tested in a probe batch
 
 @dataclass(frozen=True)
 class LearnerSettings:
-    """Model, optimizer and probes.
+    """Model, optimizer and probes."""
 
-    Args:
-        model: name of a model of ``lpfs.models`` that embeds every field (mlp, deepfm, widedeep, fm, dcnv2).
-        options: its options, such as ``dim`` and ``hidden``.
-        optimizer: ``adagrad``, ``rowwise-adagrad``, ``adam`` or ``sgd``.
-        lr: its learning rate.
-        probe_every: one of this many batches is a probe batch: closed fields are shown, and nominated ones tested.
-        warmup: batches before gates are penalized.
-        gates: how fields are selected; None: all fields, without gates and probes.
-        seed: of the first weights and of the probes.
-    """
-
-    model: str = "mlp"
-    options: dict[str, Any] = field(default_factory=lambda: {"dim": 8, "hidden": (64, 32)})
-    optimizer: str = "adagrad"
-    lr: float = 0.02
-    probe_every: int = 8
-    warmup: int = 100
-    gates: GateSettings | None = field(default_factory=GateSettings)
-    seed: int = 0
+    model: str = "mlp"  # name of a model of ``lpfs.models`` that embeds every field (mlp, deepfm, widedeep, fm, dcnv2)
+    options: dict[str, Any] = field(default_factory=lambda: {"dim": 8, "hidden": (64, 32)})  # of the model
+    optimizer: str = "adagrad"  # ``adagrad``, ``rowwise-adagrad``, ``adam`` or ``sgd``
+    lr: float = 0.02  # its learning rate
+    probe_every: int = 8  # one of this many batches shows closed fields and tests nominated ones
+    warmup: int = 100  # batches before gates are penalized
+    gates: GateSettings | None = field(default_factory=GateSettings)  # None: all fields, without gates and probes
+    seed: int = 0  # of the first weights and of the probes
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             raise InputError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, found {self.optimizer!r}")
-        if self.probe_every < 2:
-            raise InputError(f"probe_every must be at least 2, found {self.probe_every}")
+        check_int("probe_every", self.probe_every, 2)
 
 
 @dataclass(frozen=True)
@@ -89,13 +78,12 @@ class OnlineLearner:
             raise InputError(f"model {settings.model!r} does not embed every field alone; use mlp, deepfm or dcnv2")
         self.inputs = inputs
         self.optimizer = OPTIMIZERS[settings.optimizer](self.model.parameters(), lr=settings.lr)
-        self.gates = (
-            None if settings.gates is None else SteadyGates(inputs.names, settings.gates, opened, settings.seed)
-        )
+        self.gates: SteadyGates | None = None
         self.probe = AdditiveProbe(schema)
-        self._probed = [] if self.gates is None else [self.gates.names.index(name) for name in self.probe.names]
+        self._probed = [inputs.names.index(name) for name in self.probe.names]
         self._factors: torch.Tensor | None = None
-        if self.gates is not None:
+        if settings.gates is not None:
+            self.gates = SteadyGates(inputs.names, settings.gates, opened, settings.seed)
             inputs.gate = lambda: self._factors
         self.batches = 0
 
@@ -107,8 +95,8 @@ class OnlineLearner:
 
     def learn(self, batch: Batch) -> Progress:
         """Predict a batch, then learn from it."""
-        probes = self.gates is not None and self.batches % self.settings.probe_every == self.settings.probe_every - 1
-        progress = self._probe(batch) if probes else self._train(batch)
+        gates, every = self.gates, self.settings.probe_every
+        progress = self._probe(gates, batch) if gates and (self.batches + 1) % every == 0 else self._train(batch)
         for decision in progress.decisions:
             if decision.action == "reopened":
                 self._reset_optimizer(decision.field)
@@ -134,52 +122,42 @@ class OnlineLearner:
         if gates is not None:
             self._factors = gates.values()
             self._factors.retain_grad()
-        logits, labels = self._update(batch), _labels(batch)
-        worth, decisions = None, []
-        if gates is not None and self._factors is not None:
-            gradient = self._factors.grad
-            assert gradient is not None
-            worth = -gradient.double().numpy()
-            gates.step(penalized=self.batches >= self.settings.warmup)
-            decisions = self._probe_additive(batch, logits, labels)
-        return Progress(logits, labels, tuple(decisions), worth)
+        logits, labels = self._update(batch), _as_floats(batch.labels[:, 0])
+        if gates is None or self._factors is None or self._factors.grad is None:
+            return Progress(logits, labels, (), None)
+        worth = -self._factors.grad.double().numpy()
+        gates.step(penalized=self.batches >= self.settings.warmup)
+        return Progress(logits, labels, self._probe_additive(gates, batch, logits, labels), worth)
 
-    def _probe_additive(self, batch: Batch, logits: Floats, labels: Floats) -> list[Decision]:
+    def _probe_additive(self, gates: SteadyGates, batch: Batch, logits: Floats, labels: Floats) -> tuple[Decision, ...]:
         """Test what hidden fields would add, in every second batch."""
-        gates, decisions = self.gates, []
-        assert gates is not None
         if self.batches < self.settings.warmup // 2 or self.batches % 2:
-            return []
+            return ()
         columns = np.flatnonzero(gates.hidden()[self._probed])
         if not len(columns):
-            return []
+            return ()
         values = self.probe.values(batch, columns)
-        for column, gain in zip(columns, self.probe.gains(values, logits, labels).T, strict=True):
-            decision = gates.add_additive(self._probed[column], gain)
-            if decision is not None:
-                decisions.append(decision)
+        gains = self.probe.gains(values, logits, labels).T
+        decisions = [gates.add_additive(self._probed[at], gain) for at, gain in zip(columns, gains, strict=True)]
         self.probe.add(values, logits, labels)
-        return decisions
+        return tuple(filter(None, decisions))
 
-    def _probe(self, batch: Batch) -> Progress:
+    def _probe(self, gates: SteadyGates, batch: Batch) -> Progress:
         """Predict with the selected fields, test nominated ones, then learn with a random half of the closed ones."""
-        gates = self.gates
-        assert gates is not None
-        applied, labels = gates.applied(), _labels(batch)
+        applied, labels = gates.applied(), _as_floats(batch.labels[:, 0])
         logits = self._predict(batch, applied)
         losses, decisions = row_losses(logits, labels), []
         nominated = gates.nominated() if self.batches >= self.settings.warmup else []
-        for name in nominated[:MAX_TESTS]:
+        for field_number in nominated[:MAX_TESTS]:
             shown = applied.clone()
-            shown[name] = 1.0
-            decision = gates.add_gains(name, losses - row_losses(self._predict(batch, shown), labels))
-            if decision is not None:
-                decisions.append(decision)
+            shown[field_number] = 1.0
+            gains = losses - row_losses(self._predict(batch, shown), labels)
+            decisions.append(gates.add_gains(field_number, gains))
         drawn = np.random.default_rng([self.settings.seed, self.batches]).random(len(applied)) < 0.5
         hidden = (gates.x.detach() == 0) | (applied == 0)
         self._factors = torch.where(torch.from_numpy(drawn) & hidden, 1.0, applied)
         self._update(batch)
-        return Progress(logits, labels, tuple(decisions), None)
+        return Progress(logits, labels, tuple(filter(None, decisions)), None)
 
     @torch.no_grad()
     def _predict(self, batch: Batch, factors: torch.Tensor) -> Floats:
@@ -221,10 +199,6 @@ class OnlineLearner:
         if self.gates is not None:
             self.gates.load(state["gates"])
             self.probe.state().copy_(state["probe"])
-
-
-def _labels(batch: Batch) -> Floats:
-    return _as_floats(batch.labels[:, 0])
 
 
 def _as_floats(values: torch.Tensor) -> Floats:

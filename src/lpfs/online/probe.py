@@ -15,11 +15,11 @@ import numpy.typing as npt
 import torch
 
 from lpfs.data.batch import Batch
+from lpfs.online.drift import EDGES
 from lpfs.schema import Schema
 
 Floats = npt.NDArray[np.float64]
 MAX_BINS = 4096  # values of a field; further ids share them
-EDGES = np.array([-1.28, -0.84, -0.52, -0.25, 0.0, 0.25, 0.52, 0.84, 1.28])  # deciles of standardized numbers
 MEMORY_ROWS = 50_000  # rows after which the weight of a row has fallen to 1/e
 PRIOR = 10.0  # τ
 MAX_SCALE = 1e6  # of the weights, before they are divided by it
@@ -30,12 +30,9 @@ class AdditiveProbe:
 
     def __init__(self, schema: Schema) -> None:
         ids = [field for field in schema if field.kind == "categorical"]
-        self.dense = [
-            (at, field.name)
-            for at, field in enumerate(field for field in schema if field.kind == "numeric" for _ in range(field.dim))
-            if field.dim == 1
-        ]
-        self.names = tuple(field.name for field in ids) + tuple(name for _, name in self.dense)
+        columns = [field for field in schema if field.kind == "numeric" for _ in range(field.dim)]
+        self.dense = [at for at, field in enumerate(columns) if field.dim == 1]
+        self.names = tuple(field.name for field in (*ids, *(columns[at] for at in self.dense)))
         self._sizes = np.array([min(field.cardinality, MAX_BINS) for field in ids] + [len(EDGES) + 1] * len(self.dense))
         self._starts = np.concatenate([[0], np.cumsum(self._sizes)])[:-1]
         self.sums: Floats = np.zeros((2, int(self._sizes.sum()) + 1))  # residuals and curvatures; last: the scale
@@ -43,11 +40,9 @@ class AdditiveProbe:
 
     def values(self, batch: Batch, fields: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the positions (B, F) of the values of some fields in the statistics."""
-        count, dense = batch.ids.shape[1], batch.dense.numpy()
-        columns = [batch.ids.numpy()[:, fields[fields < count]]]
-        columns += [
-            np.searchsorted(EDGES, dense[:, self.dense[at - count][0]])[:, None] for at in fields[fields >= count]
-        ]
+        count = batch.ids.shape[1]
+        dense = batch.dense.numpy()[:, [self.dense[at - count] for at in fields[fields >= count]]]
+        columns = [batch.ids.numpy()[:, fields[fields < count]], np.searchsorted(EDGES, dense)]
         positions: npt.NDArray[np.int64] = np.concatenate(columns, 1) % self._sizes[fields] + self._starts[fields]
         return positions
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
 
 from lpfs._imports import import_optional
-from lpfs.errors import DataError, InputError
+from lpfs.errors import DataError
 from lpfs.online.source import Event, parse_event
 
 JSON_FIELD = b"json"
@@ -36,26 +35,25 @@ class RedisSource:
         )
         self._last = START
 
-    @classmethod
-    def from_url(cls, url: str) -> RedisSource:
-        """Return the source of ``redis://host:port/stream``, or ``redis://host:port/database/stream``."""
-        parts = urlsplit(url)
-        database, _, stream = parts.path.strip("/").rpartition("/")
-        if not stream:
-            raise InputError(f"a Redis source is redis://HOST:PORT/STREAM, found {url!r}")
-        return cls(parts._replace(path=f"/{database or 0}").geturl(), stream)
-
     def poll(self, max_rows: int) -> list[Event]:
         """Return the next events."""
         entries = self._after_last(max_rows)
         if entries:
             self._last = entries[-1][0].decode()
-        return [_event(values) for _, values in entries]
+        return [
+            parse_event(values[JSON_FIELD])
+            if set(values) == {JSON_FIELD}
+            else {name.decode(errors="replace"): value.decode(errors="replace") for name, value in values.items()}
+            for _, values in entries
+        ]
 
     def _after_last(self, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
         """Return entries after the last one, which is read again: if it is gone, later ones may be gone too."""
         started = self._last != START
-        entries: list[Any] = self._request("xrange", self.stream, self._last, "+", count + started)
+        try:
+            entries: list[Any] = self._client.xrange(self.stream, self._last, "+", count + started)
+        except self._errors.RedisError as error:
+            raise DataError(f"cannot read the Redis stream {self.stream!r}: {error}") from error
         if not started:
             return entries
         if not entries or entries[0][0].decode() != self._last:
@@ -65,12 +63,6 @@ class RedisSource:
                 "appendfsync always, or start another run"
             )
         return entries[1:]
-
-    def _request(self, command: str, *arguments: Any) -> Any:
-        try:
-            return getattr(self._client, command)(*arguments)
-        except self._errors.RedisError as error:
-            raise DataError(f"cannot read the Redis stream {self.stream!r}: {error}") from error
 
     def position(self) -> Any:
         """Return the id of the last entry that was read."""
@@ -88,9 +80,3 @@ class RedisSource:
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
-
-
-def _event(values: dict[bytes, bytes]) -> Event:
-    if set(values) == {JSON_FIELD}:
-        return parse_event(values[JSON_FIELD])
-    return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in values.items()}

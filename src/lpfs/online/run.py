@@ -19,13 +19,13 @@ import torch
 
 from lpfs._console import Console
 from lpfs._validation import check_int
+from lpfs.data.raw_rows import RawRowEncoder
 from lpfs.data.reencode import Like
 from lpfs.errors import InputError
 from lpfs.online import bundle
 from lpfs.online.drift import DriftMonitor
 from lpfs.online.gates import Decision
-from lpfs.online.learner import LearnerSettings, OnlineLearner, Progress
-from lpfs.online.rows import RawRowEncoder
+from lpfs.online.learner import LearnerSettings, OnlineLearner
 from lpfs.online.source import Events, EventSource, Malformed
 from lpfs.online.state import BUNDLES, Commit, StateStore
 from lpfs.train.intervals import auc_interval
@@ -37,38 +37,26 @@ POLL_SECONDS = 0.2  # wait after a poll without events
 
 @dataclass(frozen=True)
 class OnlineSettings:
-    """Settings of a run; all of them are fixed for its whole life.
+    """Settings of a run; all of them are fixed for its whole life."""
 
-    Args:
-        learner: model, optimizer, gates.
-        batch: events per training step.
-        commit_every: batches per commit; metrics, alarms and the publication follow commits.
-        publish_every: commits between two bundles; a changed selection is published at once. 0: no bundles.
-        keep_bundles: bundles that are kept.
-        key: column that identifies an event; an event with the key of one of the last ``window`` is a duplicate.
-        window: number of keys that are remembered.
-        time: column with the time of an event, a number or ISO 8601 text.
-        lateness: an event is late if its time is this much (seconds, for text) before the latest one.
-    """
-
-    learner: LearnerSettings = field(default_factory=LearnerSettings)
-    batch: int = 1024
-    commit_every: int = 40
-    publish_every: int = 5
-    keep_bundles: int = 5
-    key: str | None = None
+    learner: LearnerSettings = field(default_factory=LearnerSettings)  # model, optimizer, gates
+    batch: int = 1024  # events per training step
+    commit_every: int = 40  # batches per commit; metrics, alarms and the publication follow commits
+    publish_every: int = 5  # commits between two bundles; a changed selection is published at once. 0: no bundles
+    keep_bundles: int = 5  # bundles that are kept
+    key: str | None = None  # column that identifies an event; a duplicate has the key of one of the last ``window``
     window: int = 100_000
-    time: str | None = None
-    lateness: float | None = None
+    time: str | None = None  # column with the time of an event, a number or ISO 8601 text
+    lateness: float | None = None  # an event is late if its time is this much (seconds, for text) before the latest one
 
     def __post_init__(self) -> None:
-        for name, minimum in (
-            ("batch", 2),
-            ("commit_every", 1),
-            ("publish_every", 0),
-            ("keep_bundles", 1),
-            ("window", 1),
-        ):
+        for name, minimum in {
+            "batch": 2,
+            "commit_every": 1,
+            "publish_every": 0,
+            "keep_bundles": 1,
+            "window": 1,
+        }.items():
             check_int(name, getattr(self, name), minimum)
         if (self.time is None) != (self.lateness is None):
             raise InputError("give time and lateness together: the column, and how late an event may be")
@@ -111,7 +99,8 @@ class EventFilter:
                     batch.add(code)
             if settings.lateness is not None and not reason:
                 try:
-                    seconds = time_value(event_time)
+                    is_text = isinstance(event_time, str)
+                    seconds = datetime.fromisoformat(event_time).timestamp() if is_text else float(event_time)
                 except (TypeError, ValueError):
                     reason = f"malformed: the time {event_time!r:.60} is neither a number nor ISO 8601"
                 else:
@@ -173,9 +162,8 @@ class OnlineTrainer:
         self.refused: dict[str, int] = {}
         self.samples = "[]"
         schema = self.encoder.schema
-        names = schema.names
-        self._required = (*names, schema.label, *schema.tasks)
-        self._order = [names.index(name) for name in self.learner.inputs.names]
+        self._required = {*schema.names, schema.label, *schema.tasks}
+        self._order = [schema.index(name) for name in self.learner.inputs.names]
         self._published = self.learner.kept
         self._start_window()
         try:
@@ -185,11 +173,10 @@ class OnlineTrainer:
             raise
 
     def _resume(self) -> None:
-        loaded = self.store.load()
-        if loaded is None:
+        commit = self.store.load()
+        if commit is None:
             self.source.seek(None)
             return
-        commit, _ = loaded
         state = commit.state
         self.learner.load(state["learner"])
         self.drift.load(state["drift"])
@@ -256,42 +243,37 @@ class OnlineTrainer:
 
     def process(self, events: Events) -> None:
         """Learn from one batch of events; refused ones become dead letters."""
-        if isinstance(events, pl.DataFrame) and not set(self._required) <= set(events.columns):
+        if isinstance(events, pl.DataFrame) and not self._required <= set(events.columns):
             events = events.to_dicts()  # every row is refused, with the field that is absent
-        first = self.rows
+        first, settings = self.rows, self.settings
         self.rows += len(events)
         self._window_batches += 1
-        positions = list(range(len(events)))
+        keys = _column(events, settings.key)
+        reasons = self.filter.check(keys, _column(events, settings.time))
         if not isinstance(events, pl.DataFrame):
             for at, event in enumerate(events):
                 if isinstance(event, Malformed):
-                    self._refuse(first + at, "malformed", event.reason, event.text)
-            positions = [at for at in positions if not isinstance(events[at], Malformed)]
-        keys, times = (_column(events, name, positions) for name in (self.settings.key, self.settings.time))
-        accepted = []
-        for at, key, reason in zip(positions, keys, self.filter.check(keys, times), strict=True):
-            if reason:
-                kind, _, text = reason.partition(": ")
-                self._refuse(first + at, kind, text, _row(events, at))
-            else:
-                accepted.append((at, key))
-        if not accepted:
-            return
-        positions, keys = [at for at, _ in accepted], [key for _, key in accepted]
+                    reasons[at] = f"malformed: {event.reason}"
+        positions = [at for at, reason in enumerate(reasons) if not reason]
         rows: Any = events
         if len(positions) < len(events):
             rows = events[positions] if isinstance(events, pl.DataFrame) else [events[at] for at in positions]
-        encoded = self.encoder.encode(rows, labelled=True)
-        for refused in encoded.refused:
-            at = positions[refused.row]
-            self._refuse(first + at, "malformed", f"{refused.field}: {refused.reason}", _row(events, at))
-        if self.settings.key is not None:
-            self.filter.remember(keys[at] for at in encoded.accepted.tolist())
-        if not len(encoded.batch):
+        encoded = self.encoder.encode(rows, labelled=True) if positions else None
+        for refused in encoded.refused if encoded else ():
+            reasons[positions[refused.row]] = f"malformed: {refused.field}: {refused.reason}"
+        for at, reason in enumerate(reasons):
+            if reason:
+                kind, _, text = reason.partition(": ")
+                self.refused[kind] = self.refused.get(kind, 0) + 1
+                self.store.write_letter({"row": first + at, "kind": kind, "reason": text, "event": _row(events, at)})
+        if encoded is None or not len(encoded.batch):
             return
+        accepted = [positions[at] for at in encoded.accepted.tolist()]
+        if settings.key is not None:
+            self.filter.remember(keys[at] for at in accepted)
         if self._window_batches == 1:
-            taken = [positions[at] for at in encoded.accepted[:SAMPLES].tolist()]
-            self.samples = json.dumps([_row(events, at) for at in taken], default=str)
+            self.samples = json.dumps([_row(events, at) for at in accepted[:SAMPLES]], default=str)
+        before = self.learner.kept
         progress = self.learner.learn(encoded.batch)
         self.learned += len(encoded.batch)
         self._logits.append(progress.logits)
@@ -300,41 +282,26 @@ class OnlineTrainer:
         alarm = self.drift.add(encoded.batch, dict(encoded.unseen), progress.worth, self._order, loss, first)
         if alarm is not None:
             self._records["alarms"].append({"rows": self.rows, **asdict(alarm)})
-        self._log_decisions(progress)
+        self._log_decisions(progress.decisions, set(before))
 
-    def _log_decisions(self, progress: Progress) -> None:
-        after = set(self.learner.kept)
-        undone: list[Decision] = list(progress.decisions)
-        for decision in undone[::-1]:  # the selection before the first of them
-            after ^= {decision.field}
-        for decision in undone:
-            before = sorted(after)
-            after ^= {decision.field}
-            evidence = decision.evidence
-            self._records["changes"].append(
-                {
-                    **{"rows": self.rows, "position": self.source.position(), "field": decision.field},
-                    **{"action": decision.action, "gain": evidence.gain, "low": evidence.low, "high": evidence.high},
-                    **{"tested": evidence.rows, "before": before, "after": sorted(after)},
-                }
-            )
+    def _log_decisions(self, decisions: Sequence[Decision], selected: set[str]) -> None:
+        for decision in decisions:
+            before, evidence = sorted(selected), asdict(decision.evidence)
+            selected ^= {decision.field}
+            change = {**evidence, "tested": evidence["rows"], "rows": self.rows, "position": self.source.position()}
+            change |= {"field": decision.field, "action": decision.action, "before": before, "after": sorted(selected)}
+            self._records["changes"].append(change)
             self.console.message(
-                f"row {self.rows:,}: {decision.action} {decision.field!r}, gain {evidence.gain:.5f} "
-                f"[{evidence.low:.5f}, {evidence.high:.5f}], {len(after)} fields"
+                f"row {self.rows:,}: {decision.action} {decision.field!r}, gain {evidence['gain']:.5f} "
+                f"[{evidence['low']:.5f}, {evidence['high']:.5f}], {len(selected)} fields"
             )
-
-    def _refuse(self, row: int, kind: str, reason: str, content: Any) -> None:
-        self.refused[kind] = self.refused.get(kind, 0) + 1
-        self.store.write_letter({"row": row, "kind": kind, "reason": reason, "event": content})
 
     def commit(self) -> None:
         """Close the window: metrics and alarms, one commit, and a bundle if it is due."""
-        metrics = self._metrics()
-        records = self._records
+        metrics, records = self._metrics(), self._records
         records["metrics"] = [{"rows": self.rows, **metrics}] if metrics else []
-        records["alarms"] += [
-            {"rows": self.rows, **asdict(alarm)} for alarm in self.drift.close_window(self._window_row)
-        ]
+        alarms = self.drift.close_window(self._window_row)
+        records["alarms"] += [{"rows": self.rows, **asdict(alarm)} for alarm in alarms]
         due = self.settings.publish_every
         changed = self.learner.kept != self._published or self.store.last_commit == 0
         publish = bool(due and self.samples != "[]" and (changed or (self.store.last_commit + 1) % due == 0))
@@ -382,7 +349,7 @@ class OnlineTrainer:
         published = bundle.publish(
             self.bundles,
             pruned.model,  # type: ignore[arg-type]
-            self.encoder.subset(kept),
+            self.encoder,  # of all fields: it is the same in all bundles, and a server reads it once
             sample_rows=rows,
             fields=list(kept),
             certificate=pruned.certificate,
@@ -417,18 +384,14 @@ def key_code(key: Any) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def time_value(value: Any) -> float:
-    """Return a time as a number: itself, or the seconds of ISO 8601 text since 1970."""
-    return datetime.fromisoformat(value).timestamp() if isinstance(value, str) else float(value)
-
-
-def _column(events: Events, name: str | None, positions: list[int]) -> list[Any]:
-    if name is None:
-        return [None] * len(positions)
+def _column(events: Events, name: str | None) -> list[Any]:
     if isinstance(events, pl.DataFrame):
-        return events[name].to_list() if name in events.columns else [None] * len(positions)
-    return [events[at].get(name) for at in positions]  # type: ignore[union-attr]
+        return events[name].to_list() if name in events.columns else [None] * len(events)
+    return [None if name is None or isinstance(event, Malformed) else event.get(name) for event in events]
 
 
 def _row(events: Events, at: int) -> Any:
-    return events.row(at, named=True) if isinstance(events, pl.DataFrame) else events[at]
+    if isinstance(events, pl.DataFrame):
+        return events.row(at, named=True)
+    event = events[at]
+    return event.text if isinstance(event, Malformed) else event

@@ -8,12 +8,12 @@ skipped silently.
 from __future__ import annotations
 
 import csv
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import polars as pl
 
@@ -59,9 +59,11 @@ def parse_event(data: bytes | str) -> Event:
     """Return a row from JSON text."""
     try:
         row = parse_json(data)
+        problem = "" if isinstance(row, dict) else "it is not an object of field and value"
     except ValueError as error:
-        return Malformed(_as_text(data), str(error))
-    return row if isinstance(row, dict) else Malformed(_as_text(data), "it is not an object of field and value")
+        row, problem = {}, str(error)
+    text = data if isinstance(data, str) else data.decode(errors="replace")
+    return Malformed(text[:MAX_TEXT], problem) if problem else row
 
 
 class SegmentSource:
@@ -179,24 +181,18 @@ def _read_csv(path: Path) -> Events:
     ]
 
 
-def _as_text(data: bytes | str) -> str:
-    text = data if isinstance(data, str) else data.decode(errors="replace")
-    return text[:MAX_TEXT]
-
-
-def open_source(url: str, **options: Any) -> EventSource:
-    """Return the source of an address: a folder, ``kafka://host:port/topic`` or ``redis://host:port/stream``."""
-    if url.startswith("kafka://"):
+def open_source(url: str) -> EventSource:
+    """Return the source of an address: a folder, ``kafka://host:port/topic``, ``redis://host:port[/database]/stream``."""
+    parts = urlsplit(url)
+    database, _, name = parts.path.strip("/").rpartition("/")
+    if parts.scheme in ("kafka", "redis", "rediss", "unix") and (not name or not parts.netloc + database):
+        raise InputError(f"a source is a folder, kafka://HOST:PORT/TOPIC or redis://HOST:PORT/STREAM, found {url!r}")
+    if parts.scheme == "kafka":
         from lpfs.online.kafka import KafkaSource
 
-        return KafkaSource.from_url(url, **options)
-    if url.startswith(("redis://", "rediss://", "unix://")):
+        return KafkaSource(parts.netloc, name)
+    if parts.scheme in ("redis", "rediss", "unix"):
         from lpfs.online.redis_streams import RedisSource
 
-        return RedisSource.from_url(url, **options)
+        return RedisSource(parts._replace(path=f"/{database or 0}").geturl(), name)
     return SegmentSource(url.removeprefix("file://"))
-
-
-def dump_event(row: Mapping[str, Any]) -> bytes:
-    """Return a row as the JSON text that Kafka and Redis sources read."""
-    return json.dumps(row).encode()

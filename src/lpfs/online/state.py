@@ -26,9 +26,10 @@ from typing import Any, BinaryIO
 from lpfs._fileio import fsync_path
 from lpfs._locks import FileLock
 from lpfs.errors import CheckpointError, InputError, StateError
+from lpfs.online.bundle import current_version
 from lpfs.train.tensor_io import flatten_state, read_tensors, restore_state, write_tensors
 
-VERSION = 1
+VERSION = 2
 DATABASE, WEIGHTS, DEAD_LETTERS, BUNDLES = "state.sqlite", "weights", "dead_letters.jsonl", "bundles"
 KEEP_WEIGHTS = 2  # files of weights that are kept, the last one included
 TABLES = """
@@ -52,33 +53,23 @@ CREATE TABLE alarms (
     field TEXT, kind TEXT NOT NULL, size REAL NOT NULL, since INTEGER NOT NULL, message TEXT NOT NULL
 );
 """
+LAST_COMMIT = "SELECT * FROM commits ORDER BY id DESC LIMIT 1"
 RECORDS = ("metrics", "changes", "alarms")  # tables of a commit that the live page shows
 JSON_COLUMNS = ("position", "before", "after", "kept")
 
 
 @dataclass(frozen=True)
 class Commit:
-    """Everything that a commit stores besides the dead letters.
+    """Everything that a commit stores besides the dead letters."""
 
-    Args:
-        rows: number of events read so far, refused ones included.
-        position: of the source, after these events; JSON values.
-        state: nested state of the trainer: tensors, numbers, text.
-        kept: the selected fields.
-        publish: whether a bundle of this state must be published.
-        rate: rows per second since the last commit.
-        lag: rows or bytes that the source holds beyond ``position``; None if it is unknown.
-        records: new rows of the tables ``metrics``, ``changes`` and ``alarms``.
-    """
-
-    rows: int
-    position: Any
-    state: Any
-    kept: tuple[str, ...]
-    publish: bool = False
-    rate: float | None = None
-    lag: float | None = None
-    records: Mapping[str, Iterable[Mapping[str, Any]]] = field(default_factory=dict)
+    rows: int  # number of events read so far, refused ones included
+    position: Any  # of the source, after these events; JSON values
+    state: Any  # nested state of the trainer: tensors, numbers, text
+    kept: tuple[str, ...]  # the selected fields
+    publish: bool = False  # whether a bundle of this state must be published
+    rate: float | None = None  # rows per second since the last commit
+    lag: float | None = None  # rows or bytes that the source holds beyond ``position``; None if it is unknown
+    records: Mapping[str, Iterable[Mapping[str, Any]]] = field(default_factory=dict)  # of ``RECORDS``
 
 
 class StateStore:
@@ -96,8 +87,8 @@ class StateStore:
         self._lock = FileLock(self.run / ".lock", self.run)
         try:
             self._connection = self._open(json.dumps(settings, sort_keys=True))
-            last = self._connection.execute("SELECT max(id) AS id FROM commits").fetchone()["id"]
-            self.last_commit: int = last or 0
+            row = self._last_row()
+            self.last_commit: int = row["id"] if row else 0
             self._letters = self._open_letters()
         except BaseException:
             self._lock.release()
@@ -132,8 +123,8 @@ class StateStore:
 
     def _open_letters(self) -> BinaryIO:
         """Open the dead letters at the length of the last commit; what was written after it is cut off."""
-        row = self._connection.execute("SELECT dead_letters FROM commits ORDER BY id DESC LIMIT 1").fetchone()
-        size, path = (row["dead_letters"] if row else 0), self.run / DEAD_LETTERS
+        row, path = self._last_row(), self.run / DEAD_LETTERS
+        size = row["dead_letters"] if row else 0
         file = path.open("r+b" if path.exists() else "w+b")
         if path.stat().st_size < size:
             raise CheckpointError(f"{path} is shorter than at the last commit, {size} bytes; restore it")
@@ -141,27 +132,22 @@ class StateStore:
         file.seek(size)
         return file
 
-    def load(self) -> tuple[Commit, dict[str, Any]] | None:
-        """Return the last commit and its records in SQLite; None if there is none."""
-        row = self._connection.execute("SELECT * FROM commits ORDER BY id DESC LIMIT 1").fetchone()
+    def _last_row(self) -> sqlite3.Row | None:
+        row: sqlite3.Row | None = self._connection.execute(LAST_COMMIT).fetchone()
+        return row
+
+    def load(self) -> Commit | None:
+        """Return the last commit, without its records; None if there is none."""
+        row = self._last_row()
         if row is None:
             return None
         path = self.run / WEIGHTS / row["weights"]
         try:
-            tensors = read_tensors(path, row["sha256"])
+            state = restore_state(json.loads(row["state"]), read_tensors(path, row["sha256"]))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} is damaged: {error}; restore it from a backup of the run") from error
-        state = restore_state(json.loads(row["state"]), tensors)
-        commit = Commit(
-            row["rows"],
-            json.loads(row["position"]),
-            state,
-            tuple(json.loads(row["kept"])),
-            bool(row["publish"]),
-            row["rate"],
-            row["lag"],
-        )
-        return commit, dict(row)
+        kept = tuple(json.loads(row["kept"]))
+        return Commit(row["rows"], json.loads(row["position"]), state, kept, bool(row["publish"]))
 
     def write_letter(self, letter: Mapping[str, Any]) -> None:
         """Append a refused row with the reason; it counts from the next commit on."""
@@ -172,21 +158,18 @@ class StateStore:
         number = self.last_commit + 1
         values, tensors = flatten_state(commit.state, sparse=True)
         name = f"{number:08d}.safetensors"
-        about = write_tensors(self.run / WEIGHTS / name, tensors)
+        about: dict[str, Any] = {"sha256": write_tensors(self.run / WEIGHTS / name, tensors)["sha256"]}
         self._letters.flush()
         os.fsync(self._letters.fileno())
         fsync_path(self.run / WEIGHTS)
         connection, now = self._connection, time.time()
         try:
             connection.execute("BEGIN IMMEDIATE")
-            connection.execute(
-                "INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    *(number, now, commit.rows, json.dumps(commit.position), name, about["sha256"]),
-                    *(json.dumps(values), self._letters.tell(), json.dumps(commit.kept), commit.publish),
-                    *(commit.rate, commit.lag),
-                ),
-            )
+            about |= {"id": number, "time": now, "weights": name, "state": json.dumps(values)}
+            about |= {
+                column: getattr(commit, column) for column in ("rows", "position", "kept", "publish", "rate", "lag")
+            }
+            self._insert("commits", {**about, "dead_letters": self._letters.tell()})
             connection.execute("UPDATE commits SET state = '' WHERE id < ?", (number,))
             for table in RECORDS:
                 for record in commit.records.get(table, ()):
@@ -238,13 +221,14 @@ class StateReader:
         ]
 
     def summary(self) -> dict[str, Any]:
-        """Return rows, commits, position, kept fields, rate (rows per second), lag and time of the last commit."""
-        columns = "id, time, rows, position, kept, rate, lag"
-        rows = self._query(f"SELECT {columns} FROM commits ORDER BY id DESC LIMIT 1")
-        if not rows:
-            return {"commits": 0, "rows": 0, "position": None, "kept": [], "rate": None, "lag": None, "time": None}
-        last = rows[0]
-        return {"commits": last.pop("id"), **last}
+        """Return rows, commits, position, kept fields, rate (rows per second), lag and time of the last commit.
+
+        ``version`` is the current bundle, which servers take over; None if nothing was published.
+        """
+        rows = self._query(LAST_COMMIT.replace("*", "id, time, rows, position, kept, rate, lag"))
+        empty: dict[str, Any] = {"id": 0, "rows": 0, "kept": [], **dict.fromkeys(("position", "rate", "lag", "time"))}
+        last = rows[0] if rows else empty
+        return {"commits": last.pop("id"), **last, "version": current_version(self.path.parent / BUNDLES)}
 
     def metrics(self, limit: int = 500) -> list[dict[str, Any]]:
         """Return the last records of progressive validation: rows, time, auc, low, high, logloss, calibration."""
@@ -267,10 +251,6 @@ def replay_changes(changes: Iterable[Mapping[str, Any]], start: Iterable[str], r
     """Return the selected fields after this many rows: the fields at the start, and the changes up to then."""
     kept = set(start)
     for change in changes:
-        if change["rows"] > rows:
-            break
-        if change["action"] == "closed":
-            kept.discard(change["field"])
-        else:
-            kept.add(change["field"])
+        if change["rows"] <= rows:
+            (kept.discard if change["action"] == "closed" else kept.add)(change["field"])
     return kept

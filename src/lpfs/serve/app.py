@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -25,19 +25,15 @@ from lpfs.errors import InputError, LpfsError
 from lpfs.online.bundle import rollback
 from lpfs.serve.encode import RefusedRowsError
 from lpfs.serve.engine import ModelStore, ServedModel, ignore_message
-from lpfs.serve.live import REFRESH_SECONDS, LivePage, RequestLog, describe_model, encode_events
+from lpfs.serve.live import REFRESH_SECONDS, LivePage, RequestLog, describe_model
 from lpfs.serve.requests import Limits, RequestError, parse_rows, read_body
 
 for _package in ("starlette", "prometheus_client"):
     import_optional(_package, "serve", "lpfs serve")
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest  # noqa: E402
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric  # noqa: E402
-from prometheus_client.registry import Collector  # noqa: E402
-from starlette.applications import Starlette  # noqa: E402
-from starlette.exceptions import HTTPException  # noqa: E402
 from starlette.requests import ClientDisconnect, Request  # noqa: E402
 from starlette.responses import JSONResponse, Response, StreamingResponse  # noqa: E402
-from starlette.routing import Route  # noqa: E402
 from starlette.types import ASGIApp, Receive, Scope, Send  # noqa: E402
 
 ASSETS = {  # name -> package, content type
@@ -59,30 +55,22 @@ ADMIN_BYTES = 4096  # of the body of a request that needs the token
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-@dataclass
+@dataclass(eq=False)
 class Server:
-    """What the requests share.
+    """What the requests share."""
 
-    Args:
-        store: the served model.
-        limits: the largest request.
-        token: what a client needs to change something; without one nothing can be changed.
-        hosts: names that a request may give as its host; empty: any.
-        notify: called with one line for an internal error.
-    """
-
-    store: ModelStore
-    limits: Limits = field(default_factory=Limits)
-    token: str | None = None
-    hosts: tuple[str, ...] = LOOPBACK
-    notify: Callable[[str], None] = ignore_message
+    store: ModelStore  # the served model
+    limits: Limits = field(default_factory=Limits)  # the largest request
+    token: str | None = None  # what a client needs to change something; without one nothing can be changed
+    hosts: tuple[str, ...] = LOOPBACK  # names that a request may give as its host; empty: any
+    notify: Callable[[str], None] = ignore_message  # called with one line for an internal error
     stopping: bool = False
 
     def __post_init__(self) -> None:
         self.log, self.watchers = RequestLog(), 0
         self.page = LivePage(self.store, self.log)
         self.registry = CollectorRegistry()
-        self.registry.register(StoreCollector(self.store))
+        self.registry.register(self)
         common: dict[str, Any] = {"registry": self.registry}
         self.answered = Counter("lpfs_requests", "Requests to /predict, by status.", ["status"], **common)
         self.rows = Counter("lpfs_rows", "Rows that were predicted.", **common)
@@ -90,59 +78,45 @@ class Server:
         self.absent = Counter("lpfs_absent_fields", "Requests without a field that was reopened.", **common)
         self.seconds = Histogram("lpfs_request_seconds", "Time to answer.", buckets=LATENCIES, **common)
         self.in_flight = Gauge("lpfs_requests_in_flight", "Requests that are being answered.", **common)
-        self.deadlines = Deadlines(self.limits.max_seconds)
+        self.handlers: dict[str, tuple[str, Handler]] = {
+            **{"/predict": ("POST", self.predict), "/reload": ("POST", self.reload)},
+            **{"/rollback": ("POST", self.roll_back), "/healthz": ("GET", self.report_health)},
+            **{"/readyz": ("GET", self.report_ready), "/metrics": ("GET", self.report_metrics)},
+            **{
+                "/model": ("GET", self.report_model),
+                "/": ("GET", self.show_page),
+                "/events": ("GET", self.send_events),
+            },
+            **{f"/assets/{name}": ("GET", self.send_asset) for name in ASSETS},
+        }
 
     def app(self) -> ASGIApp:
-        """Return the application; predictions skip the routing and the middleware of starlette."""
-        others, predict = self._other_pages(), self.guard(self.predict)
+        """Return the application: one handler per path, every error is one line without a traceback."""
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "http" and scope["path"] == "/predict" and scope["method"] == "POST":
-                response = await predict(Request(scope, receive, send))
-                await response(scope, receive, send)
-            else:
-                await others(scope, receive, send)
+            request = Request(scope, receive, send)
+            try:
+                response = await self._handle(request)
+            except RequestError as error:
+                response = answer_error(error)
+            except ClientDisconnect:
+                response = answer_error(RequestError(400, "the client closed the connection"))
+            except Exception as error:
+                self.notify(f"internal error at {request.url.path[:80]}: {type(error).__name__}: {error}")
+                response = answer_error(RequestError(500, "internal error; the log of the server says more"))
+            await response(scope, receive, send)
 
         return app
 
-    def _other_pages(self) -> Starlette:
-        routes = [
-            Route("/predict", self.guard(self.predict), methods=["POST"]),
-            Route("/", self.guard(self.show_page)),
-            Route("/assets/{name}", self.guard(self.send_asset)),
-            Route("/events", self.guard(self.send_events)),
-            Route("/healthz", self.guard(self.report_health)),
-            Route("/readyz", self.guard(self.report_ready)),
-            Route("/metrics", self.guard(self.report_metrics)),
-            Route("/model", self.guard(self.report_model)),
-            Route("/reload", self.guard(self.reload), methods=["POST"]),
-            Route("/rollback", self.guard(self.roll_back), methods=["POST"]),
-        ]
-
-        async def handle(request: Request, error: Exception) -> Response:
-            status = error.status_code if isinstance(error, HTTPException) else 500
-            names = {404: "there is no such page", 405: "this page takes another method"}
-            return answer_error(status, names.get(status, "internal error"))
-
-        return Starlette(routes=routes, exception_handlers={HTTPException: handle, Exception: handle})
-
-    def guard(self, handler: Handler) -> Handler:
-        """Return a handler that checks the host, and turns every error into one line without a traceback."""
-
-        async def guarded(request: Request) -> Response:
-            try:
-                if self.hosts and host_name(request.headers.get("host", "")) not in self.hosts:
-                    raise RequestError(421, "this server does not answer for that host name; see lpfs serve --help")
-                return await handler(request)
-            except RequestError as error:
-                return answer_error(error.status, str(error), error)
-            except ClientDisconnect:
-                return answer_error(400, "the client closed the connection")
-            except Exception as error:
-                self.notify(f"internal error at {request.url.path[:80]}: {type(error).__name__}: {error}")
-                return answer_error(500, "internal error; the log of the server says more")
-
-        return guarded
+    async def _handle(self, request: Request) -> Response:
+        if self.hosts and host_name(request.headers.get("host", "")) not in self.hosts:
+            raise RequestError(421, "this server does not answer for that host name; see lpfs serve --help")
+        if request.scope["path"] not in self.handlers:
+            raise RequestError(404, "there is no such page")
+        method, handler = self.handlers[request.scope["path"]]
+        if request.scope["method"] not in (method, "HEAD" if method == "GET" else method):
+            raise RequestError(405, f"this page takes the method {method}")
+        return await handler(request)
 
     async def predict(self, request: Request) -> Response:
         """Answer with the model that is current now; a swap meanwhile does not concern this request."""
@@ -151,7 +125,7 @@ class Server:
         try:
             if served is None:
                 raise RequestError(503, "no bundle is served yet; see /readyz")
-            with self.deadlines.watch():
+            with deadline(self.limits.max_seconds):
                 body = await read_body(request, self.limits)
                 table = parse_rows(request.headers.get("content-type", ""), body, self.limits)
                 rows = len(table)
@@ -166,9 +140,6 @@ class Server:
         except RequestError as error:
             status = error.status
             raise
-        except TimeoutError:
-            status = 503
-            raise RequestError(503, f"the request took more than {self.limits.max_seconds:g} s") from None
         finally:
             seconds = time.perf_counter() - start
             self.in_flight.dec()
@@ -178,15 +149,12 @@ class Server:
 
     def _compute(self, served: ServedModel, table: list[Any] | pl.DataFrame) -> dict[str, Any]:
         """Return the answer; it is made by ``served`` alone and carries its version."""
-        optional = served.optional()
-        encode = served.encoder.encode_frame if isinstance(table, pl.DataFrame) else served.encoder.encode
         try:
-            batch, unseen, absent = encode(table, optional)  # type: ignore[arg-type]
+            batch, unseen, absent = served.encoder.encode(table, served.optional())
         except RefusedRowsError as error:
-            message = (
-                f"{len(error.refused):,} rows cannot be used; the first: {error}" if len(error.refused) > 1 else ""
-            )
-            raise RequestError(422, message or str(error), error.refused) from None
+            count = len(error.refused)
+            message = f"{count:,} rows cannot be used; the first: {error}" if count > 1 else str(error)
+            raise RequestError(422, message, error.refused) from None
         except LpfsError as error:
             raise RequestError(422, str(error)) from None
         probabilities: Any = torch.sigmoid(served.logits(batch)).tolist()
@@ -221,6 +189,21 @@ class Server:
         """Answer with the metrics as text for Prometheus."""
         return Response(generate_latest(self.registry), media_type="text/plain; version=0.0.4", headers=HEADERS)
 
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of the served model and of the refused one."""
+        served, refused = self.store.model, self.store.refused
+        yield CounterMetricFamily("lpfs_swaps", "Bundles that were taken over.", value=self.store.swaps)
+        yield CounterMetricFamily("lpfs_refused_bundles", "Bundles that were refused.", value=self.store.refusals)
+        yield GaugeMetricFamily("lpfs_ready", "Whether a model is served.", value=float(served is not None))
+        if served is not None:
+            yield InfoMetricFamily("lpfs_model", "The served bundle.", {"version": served.version})
+            yield GaugeMetricFamily("lpfs_model_since_seconds", "Time of the last swap.", value=served.since)
+            yield GaugeMetricFamily("lpfs_model_fields", "Fields to fetch.", value=len(served.bundle.fields))
+            yield GaugeMetricFamily("lpfs_model_load_seconds", "Time to load the bundle.", value=served.load_seconds)
+        if refused is not None:
+            about = {"version": refused.version, "reason": refused.reason}
+            yield InfoMetricFamily("lpfs_refused_bundle", "The current bundle, which was refused.", about)
+
     async def report_model(self, request: Request) -> Response:
         """Answer with version, fields and certificate."""
         return answer_json(describe_model(self.store))
@@ -234,7 +217,7 @@ class Server:
     async def roll_back(self, request: Request) -> Response:
         """Make an older bundle the current one: ``{"version": "000006"}``, or ``{}`` for the one before."""
         self._check_token(request)
-        with anyio.fail_after(self.limits.max_seconds):
+        with deadline(self.limits.max_seconds):
             body = await read_body(request, Limits(max_bytes=ADMIN_BYTES))
         try:
             values = parse_json(body or b"{}")
@@ -245,12 +228,9 @@ class Server:
             raise RequestError(400, 'the body must be {"version": "000006"}, or {} for the bundle before')
         try:
             await anyio.to_thread.run_sync(rollback, self.store.bundles, version)
-        except InputError as error:
-            raise RequestError(404, str(error)) from None
         except LpfsError as error:
-            raise RequestError(409, str(error)) from None
-        await anyio.to_thread.run_sync(self.store.check)
-        return answer_json(describe_model(self.store))
+            raise RequestError(404 if isinstance(error, InputError) else 409, str(error)) from None
+        return await self.reload(request)
 
     def _check_token(self, request: Request) -> None:
         if self.token is None:
@@ -261,14 +241,11 @@ class Server:
 
     async def show_page(self, request: Request) -> Response:
         """Answer with the live page, which loads everything else from here."""
-        headers = {**HEADERS, "content-security-policy": POLICY}
-        return Response(live_page(), media_type="text/html", headers=headers)
+        return Response(live_page(), media_type="text/html", headers={**HEADERS, "content-security-policy": POLICY})
 
     async def send_asset(self, request: Request) -> Response:
         """Answer with a file of the page."""
-        name = request.path_params["name"]
-        if name not in ASSETS:
-            raise RequestError(404, "there is no such file")
+        name = request.scope["path"].rpartition("/")[2]
         return Response(read_asset(name), media_type=ASSETS[name][1], headers=HEADERS)
 
     async def send_events(self, request: Request) -> Response:
@@ -278,84 +255,41 @@ class Server:
         return StreamingResponse(self._events(), media_type="text/event-stream", headers=HEADERS)
 
     async def _events(self) -> AsyncIterator[str]:
+        """Yield server-sent events: the requests and the model every second, the state of the trainer if it is new."""
         self.watchers += 1
         try:
             sent: str | None = None
             while not self.stopping:
                 snapshot, state = await self.page.snapshot()
-                for event in encode_events(snapshot, None if state == sent else state):
-                    yield event
+                if state != sent:
+                    yield f"event: state\ndata: {state}\n\n"
+                yield f"event: live\ndata: {snapshot}\n\n"
                 sent = state
                 await anyio.sleep(REFRESH_SECONDS)
         finally:
             self.watchers -= 1
 
 
-class Deadlines:
-    """Cancels requests that take too long. One timer looks at all of them: a timer for each costs a tenth of a request.
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raise RequestError in the current task if the block takes too long; a tenth of the cost of a scope of anyio."""
+    task, expired = asyncio.current_task(), []
+    assert task is not None
 
-    Args:
-        seconds: allowed time; a request is cancelled at most a fifth later.
-    """
+    def expire() -> None:
+        expired.append(True)
+        task.cancel()
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._started: dict[asyncio.Task[Any], float] = {}
-        self._expired: set[asyncio.Task[Any]] = set()
-        self._has_timer = False
-
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Raise TimeoutError in the current task if the block takes too long."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._started[task] = time.monotonic()
-        if not self._has_timer:
-            self._has_timer = True
-            asyncio.get_running_loop().call_later(self._seconds / 5, self._cancel_late)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if task not in self._expired:
-                raise
-            getattr(task, "uncancel", int)()  # from Python 3.11 on
-            raise TimeoutError from None
-        finally:
-            self._started.pop(task, None)
-            self._expired.discard(task)
-
-    def _cancel_late(self) -> None:
-        now = time.monotonic()
-        for task, started in list(self._started.items()):
-            if now - started > self._seconds:
-                del self._started[task]
-                self._expired.add(task)
-                task.cancel()
-        self._has_timer = bool(self._started)
-        if self._has_timer:
-            asyncio.get_running_loop().call_later(self._seconds / 5, self._cancel_late)
-
-
-class StoreCollector(Collector):
-    """Metrics of the served model, read when they are asked for."""
-
-    def __init__(self, store: ModelStore) -> None:
-        self._store = store
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield what is served now, and what was refused."""
-        served, refused = self._store.model, self._store.refused
-        yield CounterMetricFamily("lpfs_swaps", "Bundles that were taken over.", value=self._store.swaps)
-        yield CounterMetricFamily("lpfs_refused_bundles", "Bundles that were refused.", value=self._store.refusals)
-        yield GaugeMetricFamily("lpfs_ready", "Whether a model is served.", value=float(served is not None))
-        if served is not None:
-            yield InfoMetricFamily("lpfs_model", "The served bundle.", {"version": served.version})
-            yield GaugeMetricFamily("lpfs_model_since_seconds", "Time of the last swap.", value=served.since)
-            yield GaugeMetricFamily("lpfs_model_fields", "Fields to fetch.", value=len(served.bundle.fields))
-            yield GaugeMetricFamily("lpfs_model_load_seconds", "Time to load the bundle.", value=served.load_seconds)
-        if refused is not None:
-            about = {"version": refused.version, "reason": refused.reason}
-            yield InfoMetricFamily("lpfs_refused_bundle", "The current bundle, which was refused.", about)
+    timer = asyncio.get_running_loop().call_later(seconds, expire)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not expired:
+            raise
+        getattr(task, "uncancel", int)()  # from Python 3.11 on
+        raise RequestError(503, f"the request took more than {seconds:g} s") from None
+    finally:
+        timer.cancel()
 
 
 def host_name(host: str) -> str:
@@ -373,13 +307,13 @@ def answer_json(values: dict[str, Any], status: int = 200) -> Response:
     return JSONResponse(values, status, HEADERS)
 
 
-def answer_error(status: int, message: str, error: RequestError | None = None) -> Response:
+def answer_error(error: RequestError) -> Response:
     """Return an error: one line, and row, field and reason of the first refused rows."""
-    values: dict[str, Any] = {"error": message}
-    if error is not None and error.refused:
-        rows = [{"row": row.row, "field": row.field, "reason": row.reason} for row in error.refused]
-        values |= {"refused": rows[:MAX_REPORTED], "refused_rows": len(rows)}
-    return answer_json(values, status)
+    values: dict[str, Any] = {"error": str(error)}
+    if error.refused:
+        rows = [asdict(row) for row in error.refused[:MAX_REPORTED]]
+        values |= {"refused": rows, "refused_rows": len(error.refused)}
+    return answer_json(values, error.status)
 
 
 @cache

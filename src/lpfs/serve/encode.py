@@ -1,9 +1,15 @@
-"""RequestEncoder: JSON rows to a Batch, row by row, with a memory of the values that were encoded before."""
+"""RequestEncoder: JSON rows to a Batch, as ``RawRowEncoder`` encodes them, without its costs for few rows.
+
+Texts and integers with a vocabulary are looked up in one hash table, numbers are scaled together. What the
+RawRowEncoder returns for other values (bags, hashed values) is remembered.
+"""
 
 from __future__ import annotations
 
 import copy
+import secrets
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from types import NoneType
 from typing import Any
 
@@ -14,18 +20,20 @@ import torch
 
 from lpfs._imports import Array, compile_loop
 from lpfs.data.batch import Batch, bag_offsets
+from lpfs.data.encoders.categorical import plain_vocabulary
+from lpfs.data.encoders.numeric import BinningEncoder, NumericEncoder, stack_scales
 from lpfs.data.hashing import HashTable, splitmix64
-from lpfs.data.parsing import first_line
+from lpfs.data.raw_rows import ABSENT, EncodedRows, RawRowEncoder, RefusedRow
 from lpfs.data.store.format import FIRST_ID, MISSING_ID, UNSEEN_ID
 from lpfs.errors import InputError
-from lpfs.online.rows import READ_ERRORS, RawRowEncoder, RefusedRow
-from lpfs.schema import Field
+from lpfs.schema import Schema
 
 MAX_MEMO = 1 << 20  # remembered values of all fields together, about 150 MB
 CHUNK = 4096  # texts that are hashed while requests wait
-NULL = "\0 null"  # stands for null
+NULL = secrets.randbits(62)  # key of null among integers
 MAX_TEXT = 256  # longer texts are not remembered
-ABSENT = "the field is absent; give null for a missing value"
+Ids = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
 
 
 class RefusedRowsError(InputError):
@@ -37,151 +45,82 @@ class RefusedRowsError(InputError):
         self.refused = tuple(refused)
 
 
-class FieldMemo:
-    """The codes of one field by raw value: an id, the numbers, or the ids of a bag."""
-
-    def __init__(self, field: Field, encoder: RawRowEncoder, limit: int) -> None:
-        self.field, self.name, self._encoder, self._limit = field, field.name, encoder.subset([field.name]), limit
-        self._codes: dict[Any, Any] = {}
-
-    def recall(self, rows: Sequence[Any]) -> list[Any] | None:
-        """Return one code per row, or None if a value is new or absent."""
-        codes, name = self._codes, self.name
-        try:
-            return [codes[value if type(value := row[name]) is str else memo_key(value)] for row in rows]
-        except (KeyError, TypeError):
-            return None
-
-    def _remember(self, value: Any, code: Any) -> None:
-        try:
-            key = memo_key(value)
-            hash(key)
-        except (KeyError, TypeError):
-            return
-        if len(self._codes) >= self._limit:
-            self._codes = {}
-        self._codes[key] = code
-
-    def encode(self, rows: Sequence[Any], absent: set[str], optional: Collection[str]) -> list[Any]:
-        """Return one code per row; raise RefusedRowsError if a value cannot be encoded, or is absent.
-
-        A value is encoded with values of its own type only, so that no row depends on the others of its request.
-        """
-        refused: list[RefusedRow] = []
-        result: list[Any] = [None] * len(rows)
-        groups: dict[type, dict[int, Any]] = {}  # type -> row -> value
-        for position, row in enumerate(rows):
-            if not isinstance(row, Mapping):
-                refused.append(RefusedRow(position, "", f"a row must be an object, found {type(row).__name__}"))
-            elif self.name not in row and self.name not in optional:
-                refused.append(RefusedRow(position, self.name, ABSENT))
-            else:
-                value = row.get(self.name)
-                groups.setdefault(type(value), {})[position] = value
-                if self.name not in row:
-                    absent.add(self.name)
-        for values in groups.values():
-            positions = list(values)
-            try:
-                encoded = self._encoder.encode([{self.name: value} for value in values.values()])
-            except READ_ERRORS as error:  # no value of this type can be used
-                refused += [RefusedRow(position, self.name, first_line(error)) for position in positions]
-                continue
-            refused += [RefusedRow(positions[row.row], row.field, row.reason) for row in encoded.refused]
-            for number, code in zip(encoded.accepted.tolist(), read_codes(encoded.batch, self.field), strict=True):
-                result[positions[number]] = code
-                self._remember(values[positions[number]], code)
-        if refused:
-            raise RefusedRowsError(sorted(refused, key=lambda row: row.row))
-        return result
+def hash_texts(texts: Sequence[str | None]) -> npt.NDArray[np.int64]:
+    """Return 64 bits of each text; they are the same only within this process, and no client can predict them."""
+    return np.fromiter(map(hash, texts), np.int64, len(texts))
 
 
-def memo_key(value: Any) -> Any:
-    """Return a key that no value of another type has; raise KeyError for a value that is not remembered."""
-    kind = type(value)
-    if kind is str:
-        if len(value) > MAX_TEXT:
-            raise KeyError
-        return value
-    if kind is list:
-        if not all(type(item) is str for item in value) or sum(map(len, value)) > MAX_TEXT:
-            raise KeyError
-        return tuple(value)
-    return None if value is None else (kind, value)
+class ValueTable:
+    """The ids of the texts and integers of several fields in one hash table: a request is looked up in one call.
 
-
-def read_codes(batch: Batch, field: Field) -> list[Any]:
-    """Return the codes of the only field of a batch: ids, tuples of numbers (NaN: missing), or arrays of ids."""
-    if field.kind == "numeric":
-        dense = batch.dense.double().numpy()
-        if batch.missing is not None:
-            dense = np.where(batch.missing.numpy(), np.nan, dense)
-        return [tuple(numbers) for numbers in dense.tolist()]
-    if field.kind == "multi":
-        values, offsets = (tensor.numpy() for tensor in batch.bags[field.name])
-        return np.split(values, offsets[1:]) if len(offsets) else []
-    codes: list[int] = batch.ids[:, 0].tolist()
-    return codes
-
-
-class TextTable:
-    """The ids of the texts of several fields, in one hash table: all texts of a request are looked up in one call.
-
-    The key of a text is the hash that Python has of it anyway, which no client can predict, mixed with its field. As in
-    ``lpfs.data.hashing``, two texts with the same 64 bits would share an id.
+    The key of a text is the hash that Python has of it anyway, mixed with its field. As in ``lpfs.data.hashing``, two
+    texts with the same 64 bits would share an id.
     """
 
     def __init__(self, encoder: RawRowEncoder) -> None:
-        self.names: tuple[str, ...] = encoder.text_fields
+        vocabularies = {item.name: plain_vocabulary(item) for item in encoder.encoders}
+        texts, integers = (
+            {name: values for name, values in vocabularies.items() if values is not None and values.dtype == dtype}
+            for dtype in (pl.String, pl.Int64)
+        )
+        texts = {} if encoder.options.strip else texts  # blanks are removed by polars
+        self.texts, self.integers = tuple(texts), tuple(integers)
+        self._salts = splitmix64(np.arange(len(texts) + len(integers)), seed=1).view(np.int64)
+        marks = np.append(hash_texts([None, *encoder.options.missing]), NULL)
         starts, keys = [0], []
-        self._salts = splitmix64(np.arange(len(self.names)), seed=1)
-        marks = hash_texts([NULL, *encoder.missing_texts])
-        for name, salt in zip(self.names, self._salts, strict=True):
-            values: Any = encoder.like.vocabulary(name)
-            keys += [hash_texts(values[start : start + CHUNK]) ^ salt for start in range(0, len(values), CHUNK)]
+        for values, salt in zip((*texts.values(), *integers.values()), self._salts, strict=True):
+            parts = [values.slice(start, CHUNK) for start in range(0, len(values), CHUNK)]
+            keys += [salt ^ (hash_texts(p.to_list()) if p.dtype == pl.String else p.to_numpy()) for p in parts]
             starts.append(starts[-1] + len(values))
-        known = np.concatenate(keys) if keys else np.empty(0, np.uint64)
-        missing = (marks[:, None] ^ self._salts).ravel()
-        missing = missing[~np.isin(missing, known)]
         self._starts, self._count = np.array(starts[:-1], np.int64), starts[-1]
-        self._slots = HashTable(np.concatenate([known, missing]), FIRST_ID).slots
+        known = np.concatenate([*keys, (marks[:, None] ^ self._salts).ravel()])
+        self._slots = HashTable(known.view(np.uint64), FIRST_ID).slots
 
-    def subset(self, fields: Sequence[str]) -> TextTable:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields, in the order of the ids."""
+        return self.texts + self.integers
+
+    def subset(self, fields: Collection[str]) -> ValueTable:
         """Return the same table for some of the fields."""
         kept = [number for number, name in enumerate(self.names) if name in fields]
         part = copy.copy(self)
-        part.names = tuple(self.names[number] for number in kept)
+        part.texts, part.integers = (
+            tuple(name for name in names if name in fields) for names in (self.texts, self.integers)
+        )
         part._salts, part._starts = self._salts[kept], self._starts[kept]
         return part
 
-    def __call__(self, texts: list[str], rows: int) -> npt.NDArray[np.int32]:
-        """Return ids (B, T) of the texts, row by row."""
-        ids = np.empty((rows, len(self.names)), np.int32)
-        find_texts(hash_texts(texts), self._salts, self._starts, self._count, *self._slots, ids)
+    def __call__(self, rows: Sequence[Any]) -> Ids:
+        """Return ids (B, T + I); raise KeyError, TypeError or OverflowError for anything but a text or an integer."""
+        keys = hash_texts(read_values(rows, self.texts, (str, NoneType))).reshape(len(rows), len(self.texts))
+        if self.integers:
+            values = [NULL if value is None else value for value in read_values(rows, self.integers, (int, NoneType))]
+            keys = np.concatenate([keys, np.array(values, np.int64).reshape(len(rows), -1)], 1)
+        ids = np.empty(keys.shape, np.int32)
+        find_ids((keys ^ self._salts).view(np.uint64), self._starts, self._count, *self._slots, ids)
         return ids
 
 
+def read_values(rows: Sequence[Any], names: Sequence[str], types: Collection[type]) -> list[Any]:
+    """Return the values of some fields, row by row; raise KeyError or TypeError if one is absent or of other types."""
+    values = [row[name] for row in rows for name in names]
+    if not set(map(type, values)).issubset(types):
+        raise TypeError
+    return values
+
+
 @compile_loop
-def find_texts(
-    hashes: Array,
-    salts: Array,
-    starts: Array,
-    count: int,
-    keys: Array,
-    numbers: Array,
-    shift: Any,
-    mask: Any,
-    ids: Array,
+def find_ids(
+    keys: Array, starts: Array, count: int, slots: Array, numbers: Array, shift: Any, mask: Any, ids: Array
 ) -> None:
-    """Fill ids (B, T) for hashes (B·T,): what ``HashTable`` returns for them, as ids of their fields."""
+    """Fill ids (B, T) for keys (B, T): what ``HashTable`` returns for them, as ids of their fields."""
     golden, one = np.uint64(0x9E3779B97F4A7C15), np.uint64(1)
-    position = 0
     for row in range(ids.shape[0]):
         for field in range(ids.shape[1]):
-            key = hashes[position] ^ salts[field]
-            position += 1
+            key = keys[row, field]
             slot = (key * golden) >> shift
-            while numbers[slot] != 0 and keys[slot] != key:
+            while numbers[slot] != 0 and slots[slot] != key:
                 slot = (slot + one) & mask
             number = np.int64(numbers[slot])
             if number == 0:
@@ -192,24 +131,47 @@ def find_texts(
                 ids[row, field] = number - starts[field]
 
 
-def hash_texts(texts: Sequence[str]) -> npt.NDArray[np.uint64]:
-    """Return 64 bits of each text; they are the same only within this process."""
-    return np.fromiter(map(hash, texts), np.int64, len(texts)).view(np.uint64)
+def memo_key(value: Any) -> Any:
+    """Return a key that no value of another type has; raise KeyError for a value that is not remembered."""
+    if type(value) is list:
+        value = tuple(value)
+    elif type(value) is not str:
+        return type(value), value
+    if any(type(item) is not str for item in value) or sum(map(len, value)) > MAX_TEXT:
+        raise KeyError
+    return value
+
+
+def read_codes(batch: Batch, schema: Schema) -> dict[str, list[Any]]:
+    """Return the rows of a batch by field: ids, lists of numbers (NaN: missing), or arrays of ids."""
+    dense = batch.dense.double()
+    if batch.missing is not None:
+        dense[batch.missing] = torch.nan
+    codes: dict[str, list[Any]] = {}
+    ids, numbers = iter(batch.ids.T.tolist()), iter(dense.T)
+    for field in schema:
+        if field.kind == "multi":
+            values, offsets = (tensor.numpy() for tensor in batch.bags[field.name])
+            codes[field.name] = np.split(values, offsets[1:])
+        else:
+            is_number = field.kind == "numeric"
+            codes[field.name] = (
+                torch.stack([next(numbers) for _ in range(field.dim)], 1).tolist() if is_number else next(ids)
+            )
+    return codes
 
 
 class RequestEncoder:
     """Encodes requests of the fields of a bundle, see :meth:`subset`.
 
     Args:
-        encoder: the encoder of all fields. Texts are looked up directly, what it returns for other values is
-            remembered, up to ``MAX_MEMO`` values.
+        encoder: the encoder of all fields.
     """
 
     def __init__(self, encoder: RawRowEncoder) -> None:
-        limit = max(1024, MAX_MEMO // len(encoder.schema))
-        self._whole = encoder
-        self._table = TextTable(encoder)
-        self._all_memos = [FieldMemo(field, encoder, limit) for field in encoder.schema]
+        self._whole, self._table = encoder, ValueTable(encoder)
+        self.memos: dict[str, dict[Any, Any]] = {name: {} for name in encoder.schema.names}
+        self.memo_limit = max(1024, MAX_MEMO // len(encoder.schema))
         self._set_fields(encoder)
 
     def subset(self, fields: Sequence[str]) -> RequestEncoder:
@@ -220,90 +182,91 @@ class RequestEncoder:
 
     def _set_fields(self, encoder: RawRowEncoder) -> None:
         self.encoder, self.schema = encoder, encoder.schema
-        self._memos = [memo for memo in self._all_memos if memo.name in self.schema.names]
-        self._ids = [memo for memo in self._memos if memo.field.kind == "categorical"]
-        self._dense = [memo for memo in self._memos if memo.field.kind == "numeric"]
-        self._bags = [memo for memo in self._memos if memo.field.kind == "multi"]
-        self._texts = self._table.subset(self.schema.names)
-        names = [memo.name for memo in self._ids]
-        self._text_columns = np.array([names.index(name) for name in self._texts.names], np.int64)
-        self._others = [memo for memo in self._memos if memo.name not in self._texts.names]
-        self._tasks = 1 + len(self.schema.tasks)
+        self._values = self._table.subset(self.schema.names)
+        single = [item for item in encoder.encoders if item.plan.width == 1]
+        scaled = [item for item in single if isinstance(item, NumericEncoder)]
+        self._binned = [item for item in single if isinstance(item, BinningEncoder)]
+        self._numbers, self._scale = [item.name for item in (*scaled, *self._binned)], stack_scales(scaled)
+        found = {*self._values.names, *self._numbers}
+        others = [name for name in self.schema.names if name not in found]
+        self._others = encoder.subset(others) if others else None
+        self._ids = [field.name for field in self.schema if field.kind == "categorical"]
+        self._dense = [field.name for field in self.schema if field.kind == "numeric"]
+        self._in_order = self._ids == list(self._values.names)
+        self._all_scaled = self._dense == [item.name for item in scaled]
+        self._bags = [field.name for field in self.schema if field.kind == "multi"]
 
-    def encode(self, rows: Sequence[Any], optional: Collection[str] = ()) -> tuple[Batch, int, set[str]]:
-        """Return JSON rows as a batch, the number of unseen values, and the ``optional`` fields that were absent.
+    def encode(self, rows: Sequence[Any] | pl.DataFrame, optional: Collection[str] = ()) -> tuple[Batch, int, set[str]]:
+        """Return rows as a batch, the number of unseen values, and the ``optional`` fields that were absent.
 
         Raise RefusedRowsError if a row cannot be encoded. Fields that are not needed are ignored.
         """
-        absent: set[str] = set()
-        refused: dict[int, RefusedRow] = {}  # the first field of each row
-        texts = self._look_up(rows)
-        codes: dict[str, list[Any]] = {}
-        for memo in self._memos if texts is None else self._others:
-            try:
-                codes[memo.name] = memo.recall(rows) or memo.encode(rows, absent, optional)
-            except RefusedRowsError as error:
-                for row in error.refused:
-                    refused.setdefault(row.row, row)
-        if refused:
-            raise RefusedRowsError([refused[row] for row in sorted(refused)])
-        return *self._make_batch(len(rows), codes, texts), absent
-
-    def _look_up(self, rows: Sequence[Any]) -> npt.NDArray[np.int32] | None:
-        """Return the ids (B, T) of the fields of text; None if a row lacks one or has something else there."""
-        names = self._texts.names
-        try:
-            texts = [row[name] for row in rows for name in names]
-        except (KeyError, TypeError):
-            return None
-        types = set(map(type, texts))
-        if types == {str, NoneType} or types == {NoneType}:
-            texts = [NULL if text is None else text for text in texts]
-        elif types != {str}:
-            return None
-        return self._texts(texts, len(rows))
-
-    def _make_batch(
-        self, count: int, codes: Mapping[str, list[Any]], texts: npt.NDArray[np.int32] | None
-    ) -> tuple[Batch, int]:
-        """Return the batch of codes, and the number of unseen values."""
-        if texts is not None and len(self._ids) == len(self._text_columns):
-            ids = texts
+        if isinstance(rows, pl.DataFrame):
+            absent = {name for name in self.schema.names if name not in rows.columns}
+            if refused := [RefusedRow(0, name, ABSENT) for name in sorted(absent.difference(optional))]:
+                raise RefusedRowsError(refused)
+            rows = rows.with_columns(pl.lit(None).alias(name) for name in sorted(absent))
         else:
+            try:
+                ids = self._values(rows)
+                numbers = np.array(read_values(rows, self._numbers, (float, int, NoneType)), np.float64)
+                numbers = numbers.reshape(len(rows), len(self._numbers))
+                return *self._gather(ids, numbers, self._recall(rows)), set()
+            except (LookupError, TypeError, OverflowError):  # something is absent, or of another type
+                needed = set(optional) & set(self.schema.names)
+                absent = {name for name in needed if any(isinstance(row, dict) and name not in row for row in rows)}
+        encoded = encode_all(self.encoder, rows, optional)
+        return encoded.batch, sum(encoded.unseen.values()), absent
+
+    def _recall(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
+        """Return the codes of the fields that are neither looked up nor numbers; they are encoded if one is new."""
+        if self._others is None:
+            return {}
+        schema = self._others.schema
+        try:
+            return {name: [self.memos[name][memo_key(row[name])] for row in rows] for name in schema.names}
+        except (KeyError, TypeError):
+            codes = read_codes(encode_all(self._others, rows).batch, schema)
+        for name, column in codes.items():
+            if len(self.memos[name]) + len(rows) > self.memo_limit:
+                self.memos[name] = {}
+            for row, code in zip(rows, column, strict=True):
+                with suppress(KeyError, TypeError):
+                    self.memos[name][memo_key(row[name])] = code
+        return codes
+
+    def _gather(self, ids: Ids, numbers: Floats, codes: Mapping[str, list[Any]]) -> tuple[Batch, int]:
+        """Return the batch of ids (B, T + I), numbers (B, C) and codes, and the number of unseen values."""
+        count, scaled, flags = len(ids), np.empty((len(ids), 0), np.float32), None
+        if self._numbers:
+            numbers[np.isinf(numbers)] = np.nan
+            scaled = self._scale(numbers[:, : numbers.shape[1] - len(self._binned)])
+        if not self._in_order:
+            columns: dict[str, Any] = {**codes, **dict(zip(self._values.names, ids.T, strict=True))}
+            columns |= {item.name: item.bin(numbers[:, at - len(self._binned)]) for at, item in enumerate(self._binned)}
             ids = np.empty((count, len(self._ids)), np.int32)
-            if texts is not None:
-                ids[:, self._text_columns] = texts
-            for number, memo in enumerate(self._ids):
-                if memo.name in codes:
-                    ids[:, number] = codes[memo.name]
-        missing = None
-        numbers = np.empty((count, 0), np.float32)
-        if self._dense:
-            numbers = np.concatenate([np.array(codes[memo.name], np.float32) for memo in self._dense], 1)  # (B, C)
-            missing = np.isnan(numbers)
-            numbers[missing] = 0.0
+            for at, name in enumerate(self._ids):
+                ids[:, at] = columns[name]
+        if not self._all_scaled:
+            columns = {**codes, **dict(zip(self._numbers, scaled.T, strict=False))}
+            scaled = np.concatenate(
+                [np.array(columns[name], np.float32).reshape(count, -1) for name in self._dense], axis=1
+            )
+        if self._dense and (missing := np.isnan(scaled)).any():
+            scaled[missing], flags = 0.0, torch.from_numpy(missing)
         bags = {}
-        for memo in self._bags:
-            column = codes[memo.name]
-            offsets = bag_offsets(np.array([len(code) for code in column]))[:-1].astype(np.int32)
-            bags[memo.name] = torch.from_numpy(np.concatenate(column)), torch.from_numpy(offsets)
+        for name in self._bags:
+            offsets = bag_offsets(np.array([len(code) for code in codes[name]]))[:-1].astype(np.int32)
+            bags[name] = torch.from_numpy(np.concatenate(codes[name])), torch.from_numpy(offsets)
         unseen = int(np.count_nonzero(ids == UNSEEN_ID))
         unseen += sum(int(torch.count_nonzero(values == UNSEEN_ID)) for values, _ in bags.values())
-        batch = Batch(
-            torch.from_numpy(ids),
-            torch.from_numpy(numbers),
-            torch.zeros(count, self._tasks),
-            None if missing is None or not missing.any() else torch.from_numpy(missing),
-            bags,
-        )
-        return batch, unseen
+        labels = torch.zeros(count, 1 + len(self.schema.tasks))
+        return Batch(torch.from_numpy(ids), torch.from_numpy(scaled), labels, flags, bags), unseen
 
-    def encode_frame(self, frame: pl.DataFrame, optional: Collection[str] = ()) -> tuple[Batch, int, set[str]]:
-        """Return the rows of a table, as :meth:`encode` does."""
-        absent = {name for name in self.schema.names if name not in frame.columns}
-        if refused := [RefusedRow(0, name, ABSENT) for name in self.schema.names if name in absent - set(optional)]:
-            raise RefusedRowsError(refused)
-        encoded = self.encoder.encode(frame.with_columns(pl.lit(None).alias(name) for name in sorted(absent)))
-        if encoded.refused:
-            raise RefusedRowsError(encoded.refused)
-        return encoded.batch, sum(encoded.unseen.values()), absent
+
+def encode_all(encoder: RawRowEncoder, rows: Any, optional: Collection[str] = ()) -> EncodedRows:
+    """Return the encoded rows; raise RefusedRowsError if one cannot be encoded."""
+    encoded = encoder.encode(rows, optional=optional)
+    if encoded.refused:
+        raise RefusedRowsError(encoded.refused)
+    return encoded

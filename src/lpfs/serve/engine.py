@@ -1,11 +1,13 @@
 """ServedModel: a bundle in memory. ModelStore: the one that answers requests, and the thread that replaces it.
 
 ONNX Runtime answers if it is installed, else the torch model: for few rows it takes a quarter of the time, see
-``lpfs.serve.onnx_session``.
+``lpfs.export.session``.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -16,16 +18,17 @@ import torch
 
 from lpfs._console import join_lines
 from lpfs.data.batch import Batch
+from lpfs.data.raw_rows import RawRowEncoder
 from lpfs.errors import CheckpointError, ExactnessError, LpfsError
+from lpfs.export.session import Predict, make_session
 from lpfs.models.base import Model
 from lpfs.online.bundle import CURRENT, ENCODER, MODEL, Bundle, current_version, open_bundle
-from lpfs.online.rows import RawRowEncoder
 from lpfs.serialization import load
 from lpfs.serve.encode import RequestEncoder
-from lpfs.serve.onnx_session import Predict, make_session
 
 ROUNDING = 1e-5  # of a logit, relative to the largest (at least 1): other kernels and sizes sum in another order
 POLL_SECONDS = 0.5
+NICE = 5  # of the thread that loads bundles; with more, other programs delay requests while it holds the GIL
 GRACE_SECONDS = 300.0  # after a swap, in which requests may still lack the fields that the older model did not need
 
 
@@ -35,23 +38,13 @@ def ignore_message(text: str) -> None:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A bundle that was checked and can answer. A request takes one reference and uses nothing else.
-
-    Args:
-        bundle: its manifest and folder.
-        model: the pruned model.
-        encoder: from rows to batches.
-        session: the model in ONNX Runtime; None: torch answers.
-        reopened: fields that the model before this one did not need.
-        since: ``time.time()`` of the swap.
-        load_seconds: time that reading and checking took.
-    """
+    """A bundle that was checked and can answer. A request takes one reference and uses nothing else."""
 
     bundle: Bundle
     model: Model
     encoder: RequestEncoder
-    session: Predict | None = None
-    reopened: frozenset[str] = frozenset()
+    session: Predict | None = None  # None: torch answers
+    reopened: frozenset[str] = frozenset()  # fields that the model before this one did not need
     since: float = field(default_factory=time.time)
     load_seconds: float = 0.0
 
@@ -88,7 +81,7 @@ def load_bundle(bundle: Bundle, before: ServedModel | None = None) -> ServedMode
     Raise LpfsError if something differs. The vocabularies of ``before`` are used again if their files are the same.
     """
     start = time.perf_counter()
-    bundle.verify_files()
+    bundle.verify_files(hash_weights=False)
     model = load(bundle.path / MODEL).eval().requires_grad_(False)
     if model.reads.names != bundle.fields:
         raise CheckpointError(f"bundle {bundle.path}: the model reads other fields than the manifest lists")
@@ -110,11 +103,11 @@ def check_samples(served: ServedModel) -> None:
     logits = served.logits(batch).double()
     expected = torch.tensor(served.bundle.manifest["logits"], dtype=torch.float64)
     bound = ROUNDING * max(1.0, float(expected.abs().max()))
-    if logits.shape != expected.shape or not float((logits - expected).abs().max()) <= bound:
-        change = "another shape" if logits.shape != expected.shape else f"{float((logits - expected).abs().max()):.3g}"
+    change = float((logits - expected).abs().max()) if logits.shape == expected.shape else float("inf")
+    if not change <= bound:
         raise ExactnessError(
             f"bundle {served.bundle.path} predicts something else than its manifest says: the logits of "
-            f"{len(batch)} stored rows differ by {change}, rounding explains {bound:.3g}"
+            f"{len(batch)} stored rows differ by {change:.3g}, rounding explains {bound:.3g}"
         )
 
 
@@ -145,6 +138,8 @@ class ModelStore:
         """Load the current bundle, and follow CURRENT in a thread."""
 
         def follow() -> None:
+            if sys.platform == "linux":
+                os.nice(NICE)  # of this thread alone: requests come first where cores are scarce
             while not self._stop.wait(poll_seconds):
                 self.check()
 
@@ -175,12 +170,11 @@ class ModelStore:
 
     def _swap(self, seen: tuple[object, ...]) -> bool:
         """Load and swap; return False if CURRENT changed meanwhile and the result of a failure is of no interest."""
-        version = "?"
+        version: str | None = "?"
         try:
-            found = current_version(self.bundles)
-            if found is None:
+            version = current_version(self.bundles)
+            if version is None:
                 return True
-            version = found
             bundle = open_bundle(self.bundles / version)
             if self.model is None or bundle.manifest != self.model.bundle.manifest:
                 model = load_bundle(bundle, self.model)
@@ -193,7 +187,7 @@ class ModelStore:
             if self._read_current() != seen:
                 return False
             reason = str(error) if isinstance(error, LpfsError) else f"{type(error).__name__}: {error}"
-            self.refused = RefusedBundle(version, join_lines(reason)[:1000])
+            self.refused = RefusedBundle(str(version), join_lines(reason)[:1000])
             self.refusals += 1
             kept = "nothing is served" if self.model is None else f"{self.model.version} is still served"
             self._notify(f"refused bundle {version}, {kept}: {self.refused.reason}")

@@ -6,17 +6,16 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import anyio
 
 from lpfs.errors import LpfsError
-from lpfs.online.state import StateReader
+from lpfs.online.state import DATABASE, StateReader
 from lpfs.serve.engine import ModelStore
 
-STATE_FILE = "state.sqlite"
 WINDOW_SECONDS = 10.0  # of rate and latency
 RECORDED = 1 << 14  # requests that are kept for them
 REFRESH_SECONDS = 1.0
@@ -70,7 +69,7 @@ class LivePage:
 
     def __init__(self, store: ModelStore, log: RequestLog) -> None:
         self._store, self._log = store, log
-        self._state_file: Path = store.bundles.absolute().parent / STATE_FILE
+        self._state_file: Path = store.bundles.absolute().parent / DATABASE
         self._lock = anyio.Lock()
         self._time, self._snapshot, self._state = -math.inf, "", "null"
 
@@ -109,10 +108,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _finite(item) for key, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def encode_events(snapshot: str, state: str | None) -> Iterator[str]:
-    """Yield the server-sent events of a snapshot; the state only if it is new."""
-    if state is not None:
-        yield f"event: state\ndata: {state}\n\n"
-    yield f"event: live\ndata: {snapshot}\n\n"

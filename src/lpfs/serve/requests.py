@@ -13,8 +13,8 @@ import polars as pl
 
 from lpfs._validation import check_options
 from lpfs.data.parsing import first_line
+from lpfs.data.raw_rows import READ_ERRORS, RefusedRow
 from lpfs.errors import LpfsError
-from lpfs.online.rows import READ_ERRORS, RefusedRow
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -27,21 +27,13 @@ READ_FAILURES = (*READ_ERRORS, OSError, pl.exceptions.PanicException)
 
 @dataclass(frozen=True)
 class Limits:
-    """The largest request that is answered.
+    """The largest request that is answered."""
 
-    Args:
-        max_bytes: of a body.
-        max_rows: of a request.
-        max_seconds: to receive and answer a request.
-        inline_rows: requests of more rows are computed in a thread, so that the others need not wait.
-        max_watchers: open live pages.
-    """
-
-    max_bytes: int = 4 << 20
-    max_rows: int = 10_000
-    max_seconds: float = 10.0
-    inline_rows: int = 64
-    max_watchers: int = 32
+    max_bytes: int = 4 << 20  # of a body
+    max_rows: int = 10_000  # of a request
+    max_seconds: float = 10.0  # to receive and answer a request
+    inline_rows: int = 64  # requests of more rows are computed in a thread, so that the others need not wait
+    max_watchers: int = 32  # open live pages
 
     def __post_init__(self) -> None:
         check_options(self, positive=("max_seconds",), count=("max_bytes", "max_rows", "inline_rows", "max_watchers"))
@@ -113,10 +105,9 @@ def check_count(rows: int, limits: Limits) -> None:
 def parse_arrow_rows(body: bytes, limits: Limits) -> pl.DataFrame:
     """Return the table of an Arrow stream without compression and dictionaries, which could expand to any size."""
     try:
-        rows = sum(arrow_batch_rows(body))
+        check_count(sum(arrow_batch_rows(body)), limits)
     except (struct.error, IndexError, OverflowError):
         raise RequestError(400, "the body is not an Arrow stream") from None
-    check_count(rows, limits)
     try:
         frame = pl.read_ipc_stream(io.BytesIO(body))
         texts = frame.select(pl.col(pl.String).str.len_bytes().sum())
@@ -131,7 +122,11 @@ def parse_arrow_rows(body: bytes, limits: Limits) -> pl.DataFrame:
 
 
 def arrow_batch_rows(body: bytes) -> Iterator[int]:
-    """Yield the number of rows of each batch of an Arrow stream; raise RequestError for what is not read."""
+    """Yield the number of rows of each batch of an Arrow stream; raise RequestError for what is not read.
+
+    A message is a flatbuffer: fields by number are kind (1), content (2) and the length of the buffers that follow (3);
+    those of a batch are rows (0), lengths of columns (1) and compression (3).
+    """
     position = 0
     while position < len(body):
         [size] = struct.unpack_from("<I", body, position)
@@ -141,62 +136,48 @@ def arrow_batch_rows(body: bytes) -> Iterator[int]:
             position += 4
         if size == 0:
             return
-        message = Flatbuffer(body[position : position + size])
+        message = body[position : position + size]
+        root = struct.unpack_from("<I", message)[0]
+        length, kind = read_field(message, root, 3, "<q") or 0, read_field(message, root, 1, "<B")
         position += size
-        [length] = message.unpack("<q", 3, (0,))  # of the buffers that follow
         if not 0 <= length <= len(body) - position:
             raise RequestError(400, "the Arrow stream is truncated")
         position += length
-        [kind] = message.unpack("<B", 1, (0,))
         if kind == SCHEMA_MESSAGE:
             continue
-        batch = message.table(2)
+        batch = follow_field(message, root, 2)
         if kind != RECORD_BATCH or batch is None:
             raise RequestError(400, "the Arrow stream has a dictionary; send plain text columns")
-        if batch.table(3) is not None:
+        if follow_field(message, batch, 3) is not None:
             raise RequestError(400, "the Arrow stream is compressed; send it without compression")
-        if any(not 0 <= count <= max(len(body), 1) for count in batch.lengths(1)):
+        start = follow_field(message, batch, 1)
+        count = 0 if start is None else struct.unpack_from("<I", message, start)[0]
+        columns = message[start + 4 : start + 4 + 16 * count] if start is not None else b""
+        rows = read_field(message, batch, 0, "<q") or 0
+        if rows < 0 or any(not 0 <= column <= len(body) for column, _ in struct.iter_unpack("<qq", columns)):
             raise RequestError(400, "a column of the Arrow stream is longer than the stream")
-        [rows] = batch.unpack("<q", 0, (0,))
-        if rows < 0:
-            raise RequestError(400, "the Arrow stream has a negative number of rows")
         yield rows
 
 
-class Flatbuffer:
-    """A table in a flatbuffer: as much as the check of an Arrow stream needs. Positions are checked by ``struct``."""
+def field_position(data: bytes, table: int, number: int) -> int | None:
+    """Return where a field of a table in a flatbuffer is; None if it is absent. ``struct`` checks positions."""
+    fields = table - struct.unpack_from("<i", data, table)[0]
+    if fields < 0:
+        raise IndexError
+    entry = 4 + 2 * number
+    offset = (
+        struct.unpack_from("<H", data, fields + entry)[0] if entry < struct.unpack_from("<H", data, fields)[0] else 0
+    )
+    return table + offset if offset else None
 
-    def __init__(self, data: bytes, start: int | None = None) -> None:
-        self._data = data
-        self._start = struct.unpack_from("<I", data, 0)[0] if start is None else start
-        self._fields = self._start - struct.unpack_from("<i", data, self._start)[0]
-        if self._fields < 0:
-            raise IndexError
-        self._size = struct.unpack_from("<H", data, self._fields)[0]
 
-    def _position(self, number: int) -> int | None:
-        """Return where a field is; None if it is absent."""
-        entry = 4 + 2 * number
-        offset = struct.unpack_from("<H", self._data, self._fields + entry)[0] if entry < self._size else 0
-        return self._start + offset if offset else None
+def read_field(data: bytes, table: int, number: int, layout: str) -> int | None:
+    """Return a number in a flatbuffer."""
+    position = field_position(data, table, number)
+    return None if position is None else int(struct.unpack_from(layout, data, position)[0])
 
-    def unpack(self, layout: str, number: int, default: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a number, or the default."""
-        position = self._position(number)
-        return default if position is None else struct.unpack_from(layout, self._data, position)
 
-    def table(self, number: int) -> Flatbuffer | None:
-        """Return a table; None if it is absent."""
-        position = self._position(number)
-        if position is None:
-            return None
-        return Flatbuffer(self._data, position + struct.unpack_from("<I", self._data, position)[0])
-
-    def lengths(self, number: int) -> list[int]:
-        """Return the first number of every pair of a vector of pairs of int64: lengths of columns."""
-        position = self._position(number)
-        if position is None:
-            return []
-        position += struct.unpack_from("<I", self._data, position)[0]
-        count = struct.unpack_from("<I", self._data, position)[0]
-        return [pair[0] for pair in struct.iter_unpack("<qq", self._data[position + 4 : position + 4 + 16 * count])]
+def follow_field(data: bytes, table: int, number: int) -> int | None:
+    """Return where the table or vector in a field of a flatbuffer is."""
+    position = field_position(data, table, number)
+    return None if position is None else position + struct.unpack_from("<I", data, position)[0]

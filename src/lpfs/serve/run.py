@@ -22,7 +22,7 @@ TOKEN_VARIABLE = "LPFS_SERVE_TOKEN"
 MIN_TOKEN = 16  # characters
 GRACE_SECONDS = 10  # after SIGTERM, for requests in flight
 MAX_CONNECTIONS = 1024
-SWITCH_SECONDS = 0.001  # until a thread that loads a bundle yields to the requests; 0.005 in Python
+SWITCH_SECONDS = 0.0002  # until a thread that loads a bundle yields to the requests; 0.005 in Python
 
 
 def serve(
@@ -80,6 +80,7 @@ def serve(
         access_log=False,
         server_header=False,
         lifespan="off",
+        ws="none",
         limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )

@@ -248,11 +248,17 @@ def finish_together(encoders: Sequence[Encoder]) -> None:
             encoder.set_vocabulary(vocabulary)
 
 
+def plain_vocabulary(encoder: Encoder) -> pl.Series | None:
+    """Return the vocabulary, if an encoder looks up the values of rows, one per row, as they are; else None."""
+    if type(encoder) is not CategoricalEncoder or encoder.plan.hexadecimal or encoder._vocabulary is None:
+        return None
+    return encoder._vocabulary.values
+
+
 def is_text_vocabulary(encoder: Encoder) -> bool:
     """Return whether an encoder looks up texts, one per row, in a vocabulary; see ``encode_texts``."""
-    if type(encoder) is not CategoricalEncoder or encoder.plan.hexadecimal or encoder._vocabulary is None:
-        return False
-    return encoder._vocabulary.values.dtype == pl.String
+    values = plain_vocabulary(encoder)
+    return values is not None and values.dtype == pl.String
 
 
 def encode_texts(encoders: Sequence[Encoder], columns: Sequence[pl.Series]) -> list[Ids]:
@@ -289,11 +295,12 @@ class BagEncoder(CategoricalEncoder):
 
     def _flat(self, column: pl.Series, locate: RowLocator) -> tuple[pl.Series, AnyArray]:
         lists = self._lists(column)
-        lengths = lists.list.len().fill_null(1).to_numpy().astype(np.int64)
-        nonempty = lists.filter((lists.list.len() > 0).fill_null(True))
+        sizes = lists.list.len()  # every call of polars takes about 60 µs
+        lengths = (sizes.fill_null(1) if sizes.null_count() else sizes).to_numpy().astype(np.int64)
+        nonempty = lists if lengths.all() else lists.filter(pl.Series(lengths > 0))
         rows = np.repeat(np.arange(len(lengths)), lengths)
         values = nonempty.explode() if len(nonempty) else pl.Series(self.name, [], lists.dtype.inner)  # type: ignore[attr-defined]
-        if values.dtype == pl.String:
+        if values.dtype == pl.String and (values == "").any():
             values = values.replace("", None)
         return super()._values(values, lambda position: locate(int(rows[position]))), lengths
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -235,11 +235,33 @@ class NumericEncoder(MomentsEncoder):
 
     def encode(self, column: pl.Series, locate: RowLocator) -> Any:
         numbers = signed_log1p(self._numbers(column, locate), self.plan.transform)
-        return np.clip((numbers - self._mean) / self._deviation, -MAX_ENCODED, MAX_ENCODED).astype(np.float32)
+        return standardize(numbers, self._mean, self._deviation)
 
     def metadata(self) -> dict[str, Any]:
         scale = {"mean": self._mean.tolist(), "deviation": self._deviation.tolist()}
         return {"transform": self.plan.transform, "signed": self._negative, **scale}
+
+
+def standardize(numbers: Numbers, mean: Numbers, deviation: Numbers) -> npt.NDArray[np.float32]:
+    """Return (n, width) transformed numbers in standard deviations from their mean, within the range of float32."""
+    return np.clip((numbers - mean) / deviation, -MAX_ENCODED, MAX_ENCODED).astype(np.float32)
+
+
+def stack_scales(encoders: Sequence[NumericEncoder]) -> Callable[[Numbers], npt.NDArray[np.float32]]:
+    """Return a function that encodes numbers (n, F) as F encoders of one number do, all columns at once."""
+    mean, deviation = (np.array([getattr(item, name)[0] for item in encoders]) for name in ("_mean", "_deviation"))
+    transforms = {item.plan.transform for item in encoders}
+    columns = {name: [item.plan.transform == name for item in encoders] for name in transforms}
+
+    def encode(numbers: Numbers) -> npt.NDArray[np.float32]:
+        for transform, chosen in columns.items():
+            if len(columns) == 1:
+                numbers = signed_log1p(numbers, transform)
+            else:
+                numbers[:, chosen] = signed_log1p(numbers[:, chosen], transform)
+        return standardize(numbers, mean, deviation)
+
+    return encode
 
 
 class BinningEncoder(MomentsEncoder):
@@ -276,7 +298,10 @@ class BinningEncoder(MomentsEncoder):
         return FIRST_ID + len(self._edges) + 1
 
     def encode(self, column: pl.Series, locate: RowLocator) -> Any:
-        numbers = as_numbers(column, locate, self.plan.decimal)
+        return self.bin(as_numbers(column, locate, self.plan.decimal))
+
+    def bin(self, numbers: Numbers) -> npt.NDArray[np.uint32]:
+        """Return the ids of numbers (n,); NaN is missing."""
         ids = (np.searchsorted(self._edges, numbers, side="right") + FIRST_ID).astype(np.uint32)
         ids[np.isnan(numbers)] = MISSING_ID
         return ids

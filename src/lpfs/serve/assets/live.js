@@ -68,8 +68,10 @@
     const { model, serving, now } = live, kept = state?.summary?.kept ?? [];
     const refused = model.refused;
     $("headline").textContent = model.version ? `Bundle ${visible(model.version)}: ${model.fields.length} fields` : "No model is served yet";
+    const published = state?.summary?.version;
+    const behind = published && published !== model.version ? `; the trainer has published ${visible(published)}` : "";
     $("lead").textContent = model.version
-      ? `answers for ${age(now - model.since)}; loaded and checked in ${duration(model.load_seconds)}`
+      ? `answers for ${age(now - model.since)}; loaded and checked in ${duration(model.load_seconds)}${behind}`
       : "The server waits for a bundle.";
     tile("rate", `${serving.rate.toFixed(serving.rate < 10 ? 1 : 0)}/s`, `${compact(serving.requests)} in all, ${serving.failed ? count.format(serving.failed) : "none"} failed`, serving.failed ? "bad" : "");
     tile("latency", duration(serving.p99), `median ${duration(serving.p50)}, last 10 s`);

@@ -12,8 +12,8 @@ import torch
 from lpfs.data import Dataset
 from lpfs.data.batch import Batch
 from lpfs.data.prepare import prepare
+from lpfs.data.raw_rows import RawRowEncoder
 from lpfs.errors import DataError, InputError
-from lpfs.online.rows import RawRowEncoder
 
 ROWS = 300
 
@@ -119,6 +119,25 @@ def test_mixed_types_read_as_text_read_alike(dataset: Dataset) -> None:
     rows[2]["price"] = str(rows[2]["price"])
     rows[3]["age"] = int(rows[3]["age"])
     assert_equal(RawRowEncoder(dataset).encode(rows).batch, expected)
+
+
+def test_a_row_does_not_depend_on_the_others(dataset: Dataset) -> None:
+    encoder, row = RawRowEncoder(dataset), raw_table().row(1, named=True)
+    rows = [
+        {**row, "code": code, "tags": tags, "price": price}
+        for code in (1, "1", None, 1.0)
+        for tags in (["w1"], None, [], "w1", ["w1", 3])
+        for price in (1, 2.5, "3", None)
+    ]
+    together, alone = encoder.encode(rows), [encoder.encode([row]) for row in rows]
+    assert [item.row for item in together.refused] == [at for at, one in enumerate(alone) if one.refused]
+    values, offsets = together.batch.bags["tags"]
+    bags = torch.tensor_split(values, offsets[1:].long())
+    for number, at in enumerate(together.accepted.tolist()):
+        batch = alone[at].batch
+        assert torch.equal(batch.ids[0], together.batch.ids[number])
+        assert torch.equal(batch.dense[0], together.batch.dense[number])
+        assert torch.equal(batch.bags["tags"][0], bags[number])
 
 
 def test_subset_needs_only_its_columns_and_survives_saving(dataset: Dataset, tmp_path: Path) -> None:
