@@ -233,6 +233,7 @@ LOGS: dict[str, BenchmarkLog] = {
     "bank": table("bank_marketing", 15_000),
     "census": table("census_income_kdd", 20_000),
 }
+TABLE_LOGS = ("coil", "bank", "census")  # in random order
 
 
 def main() -> None:

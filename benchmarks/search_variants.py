@@ -24,35 +24,38 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from search_logs import LOGS
+from search_logs import LOGS, TABLE_LOGS
 from torch import Tensor, nn
 
 from lpfs._console import Console
 from lpfs.data.dataset import Dataset
 from lpfs.gates.sites import declared_sites, resolve_sites
-from lpfs.methods.base import Count, SearchCost, SearchTask, top_k
+from lpfs.methods import lpfs as lpfs_method
+from lpfs.methods.base import Count, RowFold, SearchCost, SearchTask, restore_position, top_k
+from lpfs.methods.cross_fitting import FoldNetworks
 from lpfs.methods.gate_search import GateSearch
-from lpfs.methods.lpfs import LPFSPlusPlus, LPFSPlusPlusOptions
+from lpfs.methods.lpfs import JUDGED_EVALUATIONS, LPFSPlusPlus, LPFSPlusPlusOptions
 from lpfs.methods.masks import ReplaceOutput, parts_by_module
 from lpfs.methods.registry import METHODS, MethodEntry, make_method
-from lpfs.methods.subset_elimination import SubsetNetworks, count_evaluations, eliminate
+from lpfs.methods.subset_elimination import FOLD_LR_FACTOR, SubsetNetworks, eliminate, exchange, first_rows
+from lpfs.methods.subset_model import ResidentStream, SubsetModel
 from lpfs.methods.training import center_embeddings, holdout_grad
 from lpfs.pipeline import stages
+from lpfs.pipeline.curve import FieldCurve, chain_sets, make_networks
 from lpfs.pipeline.plan import RunPlan, build_plan
 from lpfs.pipeline.settings import Settings
 from lpfs.schema import Selection
 from lpfs.train.callbacks import State
 from lpfs.train.evaluate import predictions
+from lpfs.train.fit import fit
 from lpfs.train.metrics import scores
 
 MIN_KEEP = 2
 SEEDS = 3
-JUDGED_EVALUATIONS = 8_000_000
-SWAPS = 3  # candidates on each side of an exchange
 
 
 @dataclass(frozen=True)
@@ -64,21 +67,33 @@ class Variant:
     steps: Mapping[str, Any] = field(default_factory=dict)
     parts: tuple[int, ...] = (8, 4, 2)
     pace: float = 1.0  # factor on the learning rate of the weights
+    blocks: bool = False  # folds are consecutive rows; only on logs in time order
+    all_rows: bool = False  # folds of early and search rows, and networks pretrained on the others
 
 
 JUDGE = "judge"  # the job of the subset model: these variants share its networks
+ALL_JUDGE = "judge, all rows"
+CURVE_JUDGE = "judge of the curve"
 VARIANTS: dict[str, Variant] = {
     "default": Variant("lpfs++", {"folds": 0}),
     "folds 4": Variant("lpfs++", {"folds": 4}),
     "blank": Variant(options={"blank": True}, parts=(8, 4)),
     "folds 4, blank": Variant(options={"blank": True, "folds": 4}, parts=(8, 4)),
     JUDGE: Variant("subset_elimination"),
+    "judges 4": Variant("lpfs++", {"judges": 4}),
     "slow weights": Variant("lpfs++", {"folds": 0}, parts=(8, 4), pace=0.3),
     "folds 4, slow weights": Variant("lpfs++", {"folds": 4}, parts=(8, 4), pace=0.3),
     "folds 4, 2 at a time": Variant(options={"folds": 4, "per_step": 2}),
     "folds 4, 2 at a time, rows 2x": Variant(options={"folds": 4, "per_step": 2, "rows": 2}, parts=(8, 4)),
     "folds 4, 1 at a time, rows 2x": Variant(options={"folds": 4, "per_step": 1, "rows": 2}, parts=(8, 4)),
     "folds 2": Variant("lpfs++", {"folds": 2}, parts=(8, 4)),
+    "all folds 4": Variant("lpfs++", {"folds": 4}, parts=(8, 4), all_rows=True),
+    ALL_JUDGE: Variant("subset_elimination", parts=(8, 4), all_rows=True),
+    CURVE_JUDGE: Variant("subset_elimination"),
+    "judge, slow": Variant("subset_elimination", pace=0.1),
+    "judge, all rows, slow": Variant("subset_elimination", parts=(8, 4), all_rows=True, pace=0.1),
+    "all folds 4, masks": Variant(options={"share": 0.5, "folds": 4}, parts=(8, 4), all_rows=True),
+    "folds 4, blocks": Variant("lpfs++", {"folds": 4}, parts=(8, 4), blocks=True),
     "masks": Variant(options={"share": 0.5}, parts=(8, 4)),
     "folds 4, masks": Variant(options={"share": 0.5, "folds": 4}, parts=(8, 4)),
     "folds 4, gate rows 4x": Variant("lpfs++", {"folds": 4}, {"gate_batch_size": 2048}, parts=(8, 4)),
@@ -87,8 +102,15 @@ VARIANTS: dict[str, Variant] = {
     "shufflegate": Variant("shufflegate"),
     "permutation": Variant("permutation"),
 }
-JUDGED = ("default", "folds 4")  # their sets are judged
-THRESHOLDS = (0.0, 1.0, 2.0)  # standard errors beyond which a field is exchanged
+JUDGES = {  # what their results are called
+    JUDGE: ", more rows at the end",
+    ALL_JUDGE: " on all rows, more at the end",
+    CURVE_JUDGE: " by networks of the curve",
+    "judge, slow": " by slow networks",
+    "judge, all rows, slow": " by slow networks on all rows",
+}
+JUDGED = ("default", "all folds 4")  # their sets are judged
+THRESHOLDS = (0.0, 1.0)  # standard errors beyond which a field is exchanged
 BASE = "default"
 
 
@@ -225,39 +247,85 @@ class RandomMask:
             hook.remove()
 
 
+def make_folds(plan: RunPlan, seed: int, fold_of: Any, count: int) -> list[RowFold]:
+    """Return the rows of networks that are each blind to one fold; rows of the fold -1 are in no fold."""
+    rows, folds = plan.dataset.reader(plan.schema).read([plan.splits.train.span]), []
+    size = -(-plan.steps.gate_batch_size // count)
+    for fold in range(count):
+        others, held = np.flatnonzero(fold_of != fold), np.flatnonzero(fold_of == fold)
+        stream = ResidentStream(rows, plan.steps.batch_size, seed + 2 * fold, plan.device, others)
+        folds.append(RowFold(stream, ResidentStream(rows, size, seed + 2 * fold + 1, plan.device, held)))
+    return folds
+
+
+def block_folds(plan: RunPlan, model: Any, seed: int, count: int) -> list[RowFold]:
+    """Return folds of consecutive search rows, so that some ids of a fold occur in no other, as in later days."""
+    splits = plan.splits
+    if count == 0:
+        return []
+    number = np.arange(splits.train.rows) - splits.early.rows
+    return make_folds(plan, seed, np.where(number < 0, -1, number * count // splits.search.rows), count)
+
+
+def all_row_folds(plan: RunPlan, model: Any, seed: int, count: int) -> list[RowFold]:
+    """Return random folds of early and search rows."""
+    rows = plan.splits.train.rows
+    if count == 0:
+        return []
+    return make_folds(plan, seed, np.random.default_rng([seed, rows]).permutation(rows) % count, count)
+
+
+class AllRowNetworks(FoldNetworks):
+    """Networks that are pretrained from scratch on the rows of their folds."""
+
+    space: ClassVar[Any] = None  # the workspace of the job
+
+    def __init__(self, model: Any, optimizer: Any, folds: Any, config: Any, cost: Any) -> None:
+        super().__init__(model, optimizer, folds, config, cost)
+        for number, (network, fold) in enumerate(zip(self.networks, folds, strict=True)):
+            blind, blind_optimizer = self.space.blind(number, fold)
+            network.model.load_state_dict(blind.state_dict())
+            network.optimizer.load_state_dict(blind_optimizer.state_dict())
+            for group, same in zip(network.optimizer.param_groups, optimizer.param_groups, strict=True):
+                group["lr"] = same["lr"]
+            center_embeddings(network.model, fold.stream)  # type: ignore[arg-type]
+
+
+class AllRowSubsetNetworks(SubsetNetworks):
+    """Networks trained on subsets, pretrained from scratch on the rows of their folds."""
+
+    def __init__(self, task: SearchTask, space: Any, cost: SearchCost, judged_rows: int) -> None:
+        self.names, self.cost, self.evaluations = tuple(task.model.sites()), cost, judged_rows  # type: ignore[operator]
+        self._judged = []
+        for number, fold in enumerate(task.folds):
+            network, optimizer = space.blind(number, fold)
+            for group, same in zip(optimizer.param_groups, task.optimizer.param_groups, strict=True):
+                group["lr"] = same["lr"]
+            center_embeddings(network, fold.stream)
+            model = SubsetModel(network)
+            stream: dict[str, Any] = {"model": model, "optimizer": optimizer, "stream": fold.stream}
+            task.fit(cost, **stream, subfolder=f"network-{number}", final_checkpoint="model", graph=False)
+            self._judged.append((model, first_rows(fold.holdout, judged_rows // 2)))
+
+
+class CurveNetworks(FieldCurve):
+    """The networks of the curve of select: trained from scratch on random subsets, reading their rows about once."""
+
+    def __init__(self, plan: RunPlan, pretrained: Any, evaluations: int) -> None:
+        self.plan, self.names, self.evaluations = plan, tuple(pretrained.sites()), evaluations
+        self.networks, self.steps, chain, points = make_networks(plan, pretrained)
+        self.all_rows, self.phase, self._is_released = (chain, points), 0, False
+        self._cache = {}
+        for network in self.networks:
+            network.train(plan, 0, self.steps)
+
+    def losses_of(self, subsets: Any) -> Any:
+        rows = max(2000, self.evaluations // len(subsets))
+        return np.concatenate([self.losses(part.sample(rows // 2), subsets) for part in self.all_rows], 1)
+
+
+RANDOM_FOLDS = stages.search_folds
 METHODS["variant"] = MethodEntry("search_variants:VariantMethod", "LPFS++ with experimental changes", "-")
-
-
-# ---------------------------------------------------------------------------------------------- the subset model
-
-
-def settle(losses: Any, kept: Sequence[int], count: int, threshold: float) -> list[int]:
-    """Exchange a kept for a dropped field while the held-out loss falls by more than some standard errors."""
-    kept = list(kept)
-    for _ in range(len(kept)):
-        mask = np.zeros(count, bool)
-        mask[kept] = True
-        dropped = np.flatnonzero(~mask)
-        if not len(dropped):
-            break
-        single = np.tile(mask, (count + 1, 1))
-        single[np.arange(count) + 1, np.arange(count)] ^= True
-        means = losses(single).mean(1)
-        cheap = sorted(kept, key=lambda part: means[part + 1])[:SWAPS]
-        good = sorted(dropped.tolist(), key=lambda part: means[part + 1])[:SWAPS]
-        pairs = [(a, b) for a in cheap for b in good]
-        swapped = np.tile(mask, (len(pairs) + 1, 1))
-        for number, (a, b) in enumerate(pairs):
-            swapped[number + 1, a], swapped[number + 1, b] = False, True
-        base, *others = losses(swapped)
-        gains = base - np.array(others)
-        mean, error = gains.mean(1), gains.std(1) / math.sqrt(gains.shape[1])
-        best = int(np.argmax(mean - threshold * error))
-        if mean[best] <= threshold * error[best] or mean[best] <= 1e-9:
-            break
-        a, b = pairs[best]
-        kept[kept.index(a)] = b
-    return kept
 
 
 # ---------------------------------------------------------------------------------------------- runs
@@ -298,6 +366,26 @@ class Workspace:
             optimizer.load_state_dict(states[1])
             return model, optimizer
         model, optimizer = stages.pretrain(replace(self.plan, run_dir=self.folder()), self.seed)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        torch.save((model.state_dict(), optimizer.state_dict()), temporary)
+        temporary.rename(path)
+        return model, optimizer
+
+    def blind(self, number: int, fold: RowFold) -> stages.Trained:
+        """Return a network pretrained on the rows of a fold of all rows; one process stores it for the others."""
+        path = self.cache / f"{self.log}-{self.seed}-blind-{number}.pt"
+        plan, seed = replace(self.plan, run_dir=self.folder()), self.seed + 100 * (number + 1)
+        model = stages.new_model(plan, seed)
+        optimizer = plan.optimizer(model)
+        if path.exists():
+            states = torch.load(path, weights_only=False)
+            model.load_state_dict(states[0])
+            optimizer.load_state_dict(states[1])
+            return model, optimizer
+        config = plan.training(plan.steps.pretrain, seed, keep_best=True, keep_last_optimizer=True)
+        valid = plan.stream(plan.splits.valid, model.reads.names, train=False)
+        with restore_position(fold.stream):
+            fit(model, fold.stream, optimizer, valid=valid, folder=plan.run_dir, config=config)
         temporary = path.with_suffix(f".{os.getpid()}")
         torch.save((model.state_dict(), optimizer.state_dict()), temporary)
         temporary.rename(path)
@@ -364,11 +452,14 @@ def run_job(log: str, seed: int, variant: str, done: Sequence[dict[str, Any]], w
             }
         )
 
-    if variant == JUDGE:
-        judge(space, done, write)
+    if variant in JUDGES:
+        judge(space, done, write, variant)
         return records
     entry = VARIANTS[variant]
     method = make_method(entry.method, entry.options)
+    stages.search_folds = all_row_folds if entry.all_rows else block_folds if entry.blocks else RANDOM_FOLDS
+    AllRowNetworks.space = space
+    setattr(lpfs_method, "FoldNetworks", AllRowNetworks if entry.all_rows else FoldNetworks)  # noqa: B010
     for keep in space.keeps(variant):
         if any(record["variant"] == variant and record["keep"] == keep for record in done):
             continue
@@ -386,34 +477,52 @@ def run_job(log: str, seed: int, variant: str, done: Sequence[dict[str, Any]], w
     return records
 
 
-def judge(space: Workspace, done: Sequence[dict[str, Any]], write: Any) -> None:
-    """Eliminate by a subset model, and exchange fields of the sets of other variants by it."""
-    start = time.process_time()
-    plan = space.plan.for_search(space.folder(), space.seed, method="subset_elimination", keep=space.keeps(JUDGE)[0])
-    model, optimizer = space.pretrained()
+def subset_networks(space: Workspace, plan: RunPlan, model: Any, optimizer: Any, variant: str) -> SubsetNetworks:
+    """Return networks trained on random subsets, from pretrained ones."""
+    all_rows = VARIANTS[variant].all_rows
     fields, steps = model.reads.names, plan.steps
-    folds = stages.search_folds(plan, model, space.seed)
+    folds = (all_row_folds if all_rows else RANDOM_FOLDS)(plan, model, space.seed, plan.method.folds)
     stream = plan.stream(plan.splits.train, fields, train=True, seed=space.seed)
     training = plan.training(steps.search, space.seed, keep_best=False)
     target = plan.target.for_model(model)
     task = SearchTask(model, optimizer, stream, None, target, steps.search, space.seed, training=training, folds=folds)
-    rows = max(2000, JUDGED_EVALUATIONS // count_evaluations(len(space.names)))
-    with stages.scaled_learning_rate(optimizer, steps.lr_factor):
-        networks = SubsetNetworks(task, model, SearchCost(), rows)
-    names = list(networks.names)
-    order = eliminate(networks.losses, len(names), [list(range(len(names)))])
+    rows = JUDGED_EVALUATIONS // len(space.names)
+    factor = VARIANTS[variant].pace / (1.0 if all_rows else FOLD_LR_FACTOR)  # SubsetNetworks multiply by it
+    with stages.scaled_learning_rate(optimizer, steps.lr_factor * factor):
+        return (
+            AllRowSubsetNetworks(task, space, SearchCost(), rows)
+            if all_rows
+            else SubsetNetworks(task, model, optimizer, folds, SearchCost(), rows)
+        )
+
+
+def judge(space: Workspace, done: Sequence[dict[str, Any]], write: Any, variant: str) -> None:
+    """Eliminate by a subset model, and exchange fields of the sets of other variants by it."""
+    start, by = time.process_time(), JUDGES[variant]
+    plan = space.plan.for_search(space.folder(), space.seed, method="subset_elimination", keep=space.keeps(JUDGE)[0])
+    model, optimizer = space.pretrained()
+    if variant == CURVE_JUDGE:
+        curve = CurveNetworks(plan, model, JUDGED_EVALUATIONS // len(space.names))
+        names, losses = list(curve.names), curve.losses_of
+        curve.train_on_sets(chain_sets(eliminate(losses, len(names), [list(range(len(names)))])))
+    else:
+        networks = subset_networks(space, plan, model, optimizer, variant)
+        names, losses = list(networks.names), networks.losses
+    order = eliminate(losses, len(names), [list(range(len(names)))])
     seconds = time.process_time() - start
-    for keep in space.keeps(JUDGE):
-        write("subset elimination", keep, [names[part] for part in order[-keep:]], seconds)
+    for keep in space.keeps(variant):
+        write(f"subset elimination{by}", keep, [names[part] for part in order[-keep:]], seconds)
         for variant in JUDGED:
             found = [record for record in done if record["variant"] == variant and record["keep"] == keep]
             if not found:
                 continue
             kept = [names.index(name) for name in found[0]["kept"]]
             for threshold in THRESHOLDS:
-                name = f"{variant}, exchanged beyond {threshold:g} errors"
+                name = f"{variant}, exchanged beyond {threshold:g} errors{by}"
                 start = time.process_time()
-                chosen = settle(networks.losses, kept, len(names), threshold)
+                chosen = set(kept)
+                for pair in exchange(losses, kept, len(names), errors=threshold):
+                    chosen ^= set(pair)
                 spent = seconds + found[0]["seconds"] + time.process_time() - start
                 write(name, keep, [names[part] for part in chosen], spent)
 
@@ -433,9 +542,9 @@ def run_all(options: argparse.Namespace) -> None:
             while jobs and len(pending) < options.jobs and time.monotonic() < end - options.margin:
                 log, seed, variant = jobs.pop(0)
                 done = [record for record in records if (record["log"], record["seed"]) == (log, seed)]
-                wanted = {"subset elimination"} if variant == JUDGE else {variant}
+                wanted = {f"subset elimination{JUDGES[variant]}" if variant in JUDGES else variant}
                 finished = [record for record in done if record["variant"] in wanted]
-                if len(finished) >= len(VARIANTS[variant].parts):
+                if len(finished) >= len(VARIANTS[variant].parts) or (VARIANTS[variant].blocks and log in TABLE_LOGS):
                     continue
                 pending[pool.submit(run_job, log, seed, variant, done, work, options.tiny)] = (log, seed, variant)
             if not pending or time.monotonic() > end:
@@ -504,7 +613,7 @@ def report(records: list[dict[str, Any]], base: str, logs: Sequence[str]) -> dic
 def overlap(records: list[dict[str, Any]], variant: str, logs: Sequence[str]) -> dict[str, float]:
     """Return the mean Jaccard index of the sets of two splits, by log; a simulated log has other fields each time."""
     result = {}
-    for log in ("coil", "bank", "census"):
+    for log in TABLE_LOGS:
         values = []
         rows = [r for r in records if r["log"] == log and r["variant"] == variant and log in logs]
         for number, first in enumerate(rows):

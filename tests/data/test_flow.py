@@ -15,7 +15,7 @@ LAYERS = [  # a module imports only from layers before its own, or from its own 
     {"dataset", "fit_encoders"},
     {"integers"},
     {"engines", "reencode", "simulate", "simulate_stream"},
-    {"prepare", "diagnose"},
+    {"prepare", "diagnose", "raw_rows"},
 ]
 
 

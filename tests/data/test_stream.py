@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from lpfs.data import stream as stream_module
+from lpfs.data import reader as reader_module, stream as stream_module
 from lpfs.data.batch import Batch
 from lpfs.data.dataset import Dataset
 from lpfs.data.store import columns as columns_module
@@ -197,6 +197,27 @@ def test_a_slice_contains_the_same_batches_and_keeps_the_position(dataset, batch
         assert len(parts) == len(wholes[first:stop])
         assert all(same(a, b) for a, b in zip(parts, wholes[first:stop], strict=True))
     assert stream.state_dict()["position"] == 0
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_rows_that_are_not_needed_are_not_kept_in_memory(dataset, monkeypatch, prefetch):
+    """The batches are the same, also beyond the number of rows that was announced, and after a resume."""
+    monkeypatch.setattr(reader_module, "READ_ROWS", 17)
+    options = {"shuffle": True, "seed": 3, "prefetch": prefetch}
+    usual, limited = dataset.stream(5, **options), dataset.stream(5, **options, max_rows=20)
+    first = list(usual)
+    batches = iter(limited)
+    assert all(same(batch, next(batches)) for batch in first[:4])
+    assert limited._resident is None
+    assert len(limited._partial.resident) == 20 + (prefetch + 2) * 13 < len(usual._resident) == dataset.rows
+    position = limited.state_dict()
+    assert all(same(batch, other) for batch, other in zip(first[4:], batches, strict=True))
+    resumed = dataset.stream(5, **options, max_rows=20)
+    resumed.load_state_dict(position)
+    assert all(same(batch, other) for batch, other in zip(first[4:], resumed, strict=True))
+    assert all(same(batch, other) for batch, other in zip(usual, limited, strict=True))  # the second pass
+    with pytest.raises(InputError, match="max_rows"):
+        dataset.stream(5, max_rows=0)
 
 
 def test_a_pass_left_early_starts_over(dataset):

@@ -166,7 +166,7 @@ def test_folds_of_a_table(log, tmp_path, monkeypatch):
     plan = plan.for_search(tmp_path, 0, options={"folds": 4})
     model, early = stages.new_model(plan, 0), plan.splits.early.rows
     assert plan.steps.separate_gate_rows
-    folds = stages.search_folds(plan, model, 5)
+    folds = stages.search_folds(plan, model, 5, plan.method.folds)
     held = [fold.holdout.index for fold in folds]
     assert sorted(np.concatenate(held).tolist()) == list(range(early, plan.splits.train.rows))
     assert max(map(len, held)) - min(map(len, held)) <= 1
@@ -175,11 +175,11 @@ def test_folds_of_a_table(log, tmp_path, monkeypatch):
         assert seen | set(fold.holdout.index.tolist()) == set(range(plan.splits.train.rows))
         assert not seen & set(fold.holdout.index.tolist())
         assert len(np.unique(fold.holdout.index // (plan.splits.search.rows // 4))) > 1  # not consecutive rows
-    assert stages.search_folds(plan.for_search(tmp_path, 0, options={"folds": 0}), model, 5) == []
+    assert stages.search_folds(plan, model, 5, 0) == []
     for limit in ("MAX_FOLD_ROW_BYTES", "MAX_FOLD_WEIGHT_BYTES"):
         with monkeypatch.context() as patch:
             patch.setattr(stages, limit, 1000)
-            assert stages.search_folds(plan, model, 5) == []
+            assert stages.search_folds(plan, model, 5, plan.method.folds) == []
 
 
 def test_gates_of_a_cross_fitted_search_are_absorbed_exactly(log, tmp_path):

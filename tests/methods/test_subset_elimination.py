@@ -8,9 +8,10 @@ import torch
 
 from lpfs.data.simulate import simulate
 from lpfs.errors import InputError
+from lpfs.methods import subset_elimination
 from lpfs.methods.base import RowFold, SearchCost, SearchTask
 from lpfs.methods.registry import make_method
-from lpfs.methods.subset_elimination import SubsetNetworks, eliminate, first_rows
+from lpfs.methods.subset_elimination import SubsetNetworks, eliminate, exchange, first_rows
 from lpfs.methods.target import SelectionTarget
 from lpfs.models import make_model
 from lpfs.train.config import Training
@@ -27,12 +28,17 @@ def task_of(log, **changes):
     torch.manual_seed(0)
     model = make_model("mlp", log.schema, dim=4, hidden=(8,))
     optimizer = make_optimizer(Training(lr=0.05), model.parameters())
-    values = {"target": SelectionTarget(keep=5), "training": Training(quiet=True)} | changes
+    values = {"target": SelectionTarget(keep=5), "training": Training(quiet=True), "steps": 20} | changes
     valid = log.part(1500, 2000).stream(500)
-    return SearchTask(model, optimizer, log.part(0, 1000).stream(32), valid, steps=20, **values)
+    return SearchTask(model, optimizer, log.part(0, 1000).stream(32), valid, **values)
 
 
-def test_every_row_is_judged_by_the_network_that_is_blind_to_it(log):
+def networks_of(task):
+    return SubsetNetworks(task, task.model, task.optimizer, task.folds, SearchCost(), 10_000)
+
+
+def test_every_row_is_judged_by_the_network_that_is_blind_to_it(log, monkeypatch):
+    monkeypatch.setattr(subset_elimination, "MIN_JUDGED_ROWS", 100)
     parts = [(0, 500), (500, 1000)]
     folds = [
         RowFold(log.part(*parts[1 - number]).stream(32), log.part(*parts[number]).stream(100)) for number in (0, 1)
@@ -40,7 +46,7 @@ def test_every_row_is_judged_by_the_network_that_is_blind_to_it(log):
     task = task_of(log, folds=folds)
     untrained = make_model("mlp", log.schema, dim=4, hidden=(8,))
     untrained.load_state_dict(task.model.state_dict())
-    networks = SubsetNetworks(task, task.model, cost := SearchCost(), 600)
+    networks = SubsetNetworks(task, task.model, task.optimizer, folds, cost := SearchCost(), 1800)
     assert_same_weights(task.model, untrained)  # the networks are copies
     subsets = np.ones((3, len(networks.names)), bool)
     subsets[1, 0], subsets[2] = False, False
@@ -55,13 +61,15 @@ def test_every_row_is_judged_by_the_network_that_is_blind_to_it(log):
         assert losses[0, 300 * number : 300 * number + 100].mean() == pytest.approx(float(expected), rel=1e-9)
     assert cost.backwards == 2 * (500 + 4 * 32)  # 20 steps, the 16th has 20 rows
     assert cost.forwards == cost.backwards + 3 * 600
+    assert networks.losses(subsets[:2]).shape == (2, 1000)  # more rows for fewer subsets, here all
+    assert networks.losses(np.repeat(subsets, 5, 0)).shape == (15, 200)
 
 
 def test_without_folds_held_out_rows_judge(log):
-    networks = SubsetNetworks(task_of(log), task_of(log).model, SearchCost(), 10_000)
+    networks = networks_of(task_of(log))
     assert sum(len(batch) for _, batches in networks._judged for batch in batches) == 500  # validation rows
     holdout = log.part(1000, 1300).stream(64)
-    networks = SubsetNetworks(task_of(log, holdout=holdout), task_of(log).model, SearchCost(), 10_000)
+    networks = networks_of(task_of(log, holdout=holdout))
     assert sum(len(batch) for _, batches in networks._judged for batch in batches) == 300
 
 
@@ -90,3 +98,37 @@ def test_scores_follow_the_elimination(log):
     assert min(scores[name] for name in found.kept) > max(scores[name] for name in found.dropped)
     with pytest.raises(InputError, match="folds"):
         make_method("subset_elimination", {"folds": 1})
+
+
+def additive(worth):
+    """Return losses of subsets in which every part lowers the loss of all rows by its worth."""
+    return lambda subsets: np.repeat((1 - subsets @ np.asarray(worth))[:, None], 7, 1)
+
+
+def test_fields_are_exchanged_while_the_loss_falls():
+    worth = [0.5, 0.01, 0.3, 0.2, 0.02]
+    pairs = exchange(additive(worth), [1, 4], 5)
+    assert pairs == [(1, 0), (4, 2)]
+    assert exchange(additive(worth), [0, 2], 5) == []  # the best two
+    assert exchange(additive(worth), [1, 4], 5, fixed=[0, 1]) == [(4, 2)]
+    assert exchange(additive(worth), [], 5) == []
+    assert exchange(additive(worth), range(5), 5) == []
+
+
+def test_exchanges_of_a_search_open_and_close_gates(log):
+    parts = [(0, 500), (500, 1000)]
+    judges = [
+        RowFold(log.part(*parts[1 - number]).stream(32), log.part(*parts[number]).stream(100)) for number in (0, 1)
+    ]
+    task = task_of(log, steps=60, holdout=log.part(1000, 1500).stream(100), judges=judges)
+    found = make_method("lpfs++", {"judges": 2}).search(task)
+    pairs = found.made["exchanged"]
+    assert len(found.kept) == 5
+    assert {pair["kept"] for pair in pairs} - {pair["dropped"] for pair in pairs} <= set(found.kept)
+    assert not {pair["dropped"] for pair in pairs[-1:]} & set(found.kept)
+    assert pairs  # 60 steps from random weights do not end with the best set of these networks
+    alone = make_method("lpfs++", {}).search(task_of(log, steps=60, holdout=log.part(1000, 1500).stream(100)))
+    changed = set(found.kept) ^ set(alone.kept)
+    assert changed == {name for name in changed if any(name in pair.values() for pair in pairs)}
+    with pytest.raises(InputError, match="judges must be 0, for none, or at least 2, found 1"):
+        make_method("lpfs++", {"judges": 1})

@@ -16,7 +16,12 @@ from lpfs._fileio import read_json
 from lpfs.data.batch import RowBlock
 from lpfs.methods.target import SelectionTarget
 from lpfs.models import make_model
-from lpfs.pipeline import allowance as allowance_module, curve as curve_module, select as select_module
+from lpfs.pipeline import (
+    allowance as allowance_module,
+    curve as curve_module,
+    plan as plan_module,
+    select as select_module,
+)
 from lpfs.pipeline.allowance import SMALLEST, Allowance, next_size
 from lpfs.pipeline.curve import (
     CurveStage,
@@ -36,6 +41,7 @@ from lpfs.pipeline.plan import build_plan
 from lpfs.pipeline.select import select
 from lpfs.pipeline.settings import Settings
 from lpfs.pipeline.stages import RowScores
+from lpfs.train import fit as fit_module
 from lpfs.train.evaluate import Predictions
 from lpfs.train.intervals import PairedDifference
 from tests.helpers.commands import run  # noqa: F401
@@ -217,7 +223,8 @@ class Effects:
     def logits_of_rows(self, rows, subsets):
         return subsets @ torch.from_numpy(self.effects[:, None] * rows.ids.T.astype(np.float32))
 
-    def train(self, plan, phase, steps):
+    def train(self, plan, phase, steps, *, final_if_due):
+        assert not final_if_due  # these tables are small
         self.trained.append((phase, steps))
 
 
@@ -245,6 +252,7 @@ def make_curve(monkeypatch):
             target=SelectionTarget(keep=3, must_keep=must_keep),
             steps=SimpleNamespace(batch_size=64, search=1000, separate_gate_rows=False, gate_batch_size=512),
             device="cpu",
+            has_large_tables=False,
         )
         return curve(plan, SimpleNamespace(sites=lambda: dict.fromkeys("abcd")))
 
@@ -511,6 +519,34 @@ def test_killed_run_resumes_with_the_same_curve(log, outcome, tmp_path, monkeypa
     assert done.kept == outcome.kept
     assert done.record["verdict"]["checks"] == outcome.record["verdict"]["checks"]
     assert done.record["fields"] == outcome.record["fields"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("keep", [None, 3])
+@pytest.mark.parametrize("stage", ["_search", "_write_results"])
+def test_run_with_large_tables_writes_less_and_ends_the_same(log, outcome, tmp_path, monkeypatch, keep, stage):
+    """Models are mapped from checkpoints, short stages are not saved; the results are equal, also after a kill."""
+
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    settings = {**STEPS, "keep": keep, "quiet": True}
+    usual = outcome if keep is None else select(log, tmp_path / "usual", **settings)
+    monkeypatch.setattr(plan_module, "LARGE_TABLES", 0)
+    monkeypatch.setattr(fit_module, "SECONDS_BETWEEN_INTERRUPTIONS", 1e12)
+    with monkeypatch.context() as patch:
+        patch.setattr(select_module, stage, killed)
+        with pytest.raises(KeyboardInterrupt):
+            select(log, tmp_path / "run", **settings)
+    saved = {path.parent.parent.name for path in (tmp_path / "run").glob("**/checkpoints/step-*")}
+    assert {"pretrain", "all_fields", f"network-0-{int(keep is None)}"} <= saved
+    assert not saved & {"retrained", "hot_start", "network-0-2", f"network-0-{int(keep is not None)}"}
+    done = select(log, tmp_path / "run", **settings, resume=True)
+    for key in ("kept", "gates", "metrics", "validation", "fields", "hot_start", "model"):
+        assert usual.record[key] == done.record[key]
+    first, second = ({**record["curve"], "seconds": 0} for record in (usual.record, done.record))
+    assert first == second
+    assert all(torch.equal(value, done.model.state_dict()[name]) for name, value in usual.model.state_dict().items())
 
 
 @pytest.mark.long

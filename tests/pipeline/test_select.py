@@ -161,7 +161,8 @@ def test_hot_start_starts_from_the_pruned_model_and_records_the_steps_saved(kept
     )
 
 
-def test_the_tables_of_all_fields_are_released_after_the_search(log, tmp_path, monkeypatch):
+def test_models_are_released_as_soon_as_they_are_not_needed(log, tmp_path, monkeypatch):
+    """Training from scratch starts without the tables of all fields and without the optimizer of the pruned model."""
     references, alive = [], []
     pretrain, retrain, hot_start = stages.initial_model, stages.retrain, stages.hot_start
 
@@ -176,6 +177,7 @@ def test_the_tables_of_all_fields_are_released_after_the_search(log, tmp_path, m
 
     def share(plan, pruned):
         states = [state["sum"].data_ptr() for state in pruned.optimizer.state.values()]
+        references.append(weakref.ref(pruned.optimizer))
         model, history = hot_start(plan, pruned)
         assert pruned.model is not model
         assert states == [state["sum"].data_ptr() for state in pruned.optimizer.state.values()]
@@ -184,8 +186,22 @@ def test_the_tables_of_all_fields_are_released_after_the_search(log, tmp_path, m
     for name, function in (("initial_model", remember), ("retrain", check), ("hot_start", share)):
         monkeypatch.setattr(stages, name, function)
     record = select(log, tmp_path / "run", keep=3, **TINY, quiet=True).record
-    assert alive == [[False, False, False]]
+    assert alive == [[False, False, False, False]]
     assert record["metrics"]["hot_start"] is not None
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ({"pruned": (0.7, 0.3), "hot_start": (0.7, 0.3), "retrained": (0.6, 0.2)}, "pruned"),
+        ({"pruned": (0.7, 0.3), "hot_start": (0.8, 0.3), "retrained": (0.8, 0.3)}, "retrained"),
+        ({"pruned": (0.7, 0.3), "hot_start": (0.8, 0.2), "retrained": (0.8, 0.3)}, "hot_start"),
+        ({"pruned": (None, 0.3), "hot_start": (None, 0.2)}, "hot_start"),
+    ],
+)
+def test_best_model_has_the_highest_auc_then_the_lowest_logloss(scores, best):
+    choices = {name: {"auc": auc, "logloss": logloss} for name, (auc, logloss) in scores.items()}
+    assert select_module._best_model(choices) == best
 
 
 def test_hot_start_is_never_worse_than_its_initial_state(log, tmp_path, monkeypatch):
@@ -228,11 +244,15 @@ def fake_stages(monkeypatch, recommended):
         def recommend(self, allowance):
             return recommended
 
+        def release(self):
+            pass
+
     def search(plan, *_):
         raise InterruptedError(plan)
 
     monkeypatch.setattr(stages, "initial_model", lambda plan, seed: (SimpleNamespace(names=NAMES), "optimizer"))
     monkeypatch.setattr(stages, "all_fields", lambda plan, trained: "all fields")
+    monkeypatch.setattr(stages, "release_weights", lambda plan, full: None)
     monkeypatch.setattr(stages, "valid_metrics", lambda plan, model: {})
     monkeypatch.setattr(Allowance, "of_run", lambda *_: Allowance(0.01, "given", 0.001, 50))
     monkeypatch.setattr(select_module, "CurveStage", Curve)

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from lpfs.data.batch import Bag, Index, RowBlock, concat_bags, concat_rows
+from lpfs.data.batch import Bag, Index, RowBlock, concat_bags, concat_rows, map_rows, take_bag
 from lpfs.data.store.format import COLUMN_PARTS, AnyArray, DayInfo, field_column, id_range_error, label_column
 from lpfs.data.store.location import DatasetLocation, damaged_file_error
 from lpfs.schema import Field, Schema
@@ -245,6 +245,50 @@ class ShuffledGatherer(RowGatherer):
 
     def rows(self, spans: Sequence[Span]) -> RowBlock:
         return self.resident.take(np.concatenate([self.sequence[first:stop] for first, stop in spans]))
+
+
+class PartialGatherer(RowGatherer):
+    """The first ``count`` rows of the first pass of a shuffle in memory; all rows if a later one is needed."""
+
+    def __init__(self, reader: RowReader, span: Span, seed: int, count: int) -> None:
+        self.reader, self.span, self.seed, self.count = reader, span, seed, count
+        self._all: ShuffledGatherer | None = None
+        rows = span[1] - span[0]
+        sequence = np.random.default_rng([seed, 0]).permutation(rows)[:count]
+        is_used = np.zeros(rows, np.bool_)
+        is_used[sequence] = True
+        self.sequence = (np.cumsum(is_used) - 1)[sequence]  # positions among the rows that are used
+        self.resident = _read_selected(reader, span, is_used)
+
+    def rows(self, spans: Sequence[Span]) -> RowBlock:
+        if spans[-1][1] <= self.count:
+            return self.resident.take(np.concatenate([self.sequence[first:stop] for first, stop in spans]))
+        if self._all is None:
+            self._all = ShuffledGatherer(self.reader.read([self.span]), self.seed, 0)
+        return self._all.rows(spans)
+
+
+def _read_selected(reader: RowReader, span: Span, is_used: AnyArray) -> RowBlock:
+    """Return the rows of a range at which ``is_used`` is set, without the memory of the others."""
+    empty, count, done = reader.read([]), int(is_used.sum()), 0
+    dense = RowBlock(empty.ids, empty.dense, empty.labels, empty.missing)
+    out = map_rows(dense, lambda array: np.empty((count, *array.shape[1:]), array.dtype))
+    bags: dict[str, list[Bag]] = {name: [] for name in empty.bags}
+    block: RowBlock | None = None
+    for first in range(0, len(is_used), READ_ROWS):
+        index = np.flatnonzero(is_used[first : first + READ_ROWS])
+        stop = min(len(is_used), first + READ_ROWS)
+        block = reader.read([(span[0] + first, span[0] + stop)], block)
+        part = out.slice(done, done + len(index))
+        for source, target in ((block.ids, part.ids), (block.dense, part.dense), (block.labels, part.labels)):
+            source.take(index, 0, out=target)
+        if block.missing is not None and part.missing is not None:
+            block.missing.take(index, 0, out=part.missing)
+        for name, bag in block.bags.items():
+            bags[name].append(take_bag(bag, index))
+        done += len(index)
+    joined = {name: concat_bags(parts or [empty.bags[name]]) for name, parts in bags.items()}
+    return RowBlock(out.ids, out.dense, out.labels, out.missing, joined)
 
 
 class WindowedGatherer(RowGatherer):

@@ -15,6 +15,7 @@ from lpfs.data.batch import Batch, Index, RowBlock, map_rows
 from lpfs.data.reader import (
     BatchPlan,
     Order,
+    PartialGatherer,
     RowGatherer,
     SequentialGatherer,
     ShuffledGatherer,
@@ -60,6 +61,8 @@ class Stream:
             ``uniform``: every order of the rows is equally likely. Otherwise it is ``windowed``: blocks of
             consecutive rows are shuffled, then the rows within a window of several blocks. ``fields`` has no
             influence on the order.
+        max_rows: number of rows that will be read, if it is less than a pass: a ``uniform`` shuffle then keeps only
+            these in memory. The order is the same, and more rows can be read.
 
     ``state_dict`` returns the position after the last batch that was yielded. A stream that loads it continues
     with the next row, with any batch size and number of ranks; with the same ones its batches are bitwise
@@ -81,9 +84,11 @@ class Stream:
         device: torch.device | str | None = None,
         prefetch: int = 2,
         memory: int = MEMORY_LIMIT,
+        max_rows: int | None = None,
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("world", world), ("memory", memory)):
-            check_int(name, value, 1)
+        for name, value in (("batch_size", batch_size), ("world", world), ("memory", memory), ("max_rows", max_rows)):
+            if value is not None:
+                check_int(name, value, 1)
         for name, value in (("seed", seed), ("prefetch", prefetch)):
             check_int(name, value, 0)
         if not 0 <= rank < world:
@@ -97,13 +102,14 @@ class Stream:
         self.rank, self.world, self.drop_last = rank, world, drop_last
         self.schema = dataset.schema if fields is None else dataset.schema.subset(fields)
         self.device = _check_device(device)
-        self.prefetch, self.memory = prefetch, memory
+        self.prefetch, self.memory, self.max_rows = prefetch, memory, max_rows
         self._reader = dataset.reader(self.schema)
         self._row_bytes = (self._reader if fields is None else dataset.reader(dataset.schema)).row_bytes
         fits = self._row_bytes * dataset.rows <= memory
         self.order: Order = "time" if not shuffle else "uniform" if fits else "windowed"
         self._plan = BatchPlan(dataset.rows, batch_size, world, drop_last, together)
         self._resident: RowBlock | None = None
+        self._partial: PartialGatherer | None = None  # of the first pass, if only a part of it is in memory
         self._epoch, self._position, self._resume = 0, 0, 0
 
     @property
@@ -129,7 +135,8 @@ class Stream:
 
     def _reading_options(self) -> dict[str, Any]:
         names = self.schema.names
-        return {"fields": names, "device": self.device, "prefetch": self.prefetch, "memory": self.memory}
+        options = {"device": self.device, "prefetch": self.prefetch, "memory": self.memory, "max_rows": self.max_rows}
+        return {"fields": names, **options}
 
     def __len__(self) -> int:
         """Return the number of batches per pass, the same on every rank."""
@@ -150,7 +157,7 @@ class Stream:
     def _chunks(self, epoch: int, start: int, *, pin: bool) -> Iterator[_Chunk]:
         """Gather the batches of this rank from a position, several at a time."""
         gatherer = self._gatherer(epoch)
-        max_rows = max(MIN_CHUNK_ROWS, CHUNK_BYTES // self._reader.row_bytes)
+        max_rows = self._chunk_rows
         spans: list[Span] = []
         ends: list[int] = []
         for (first, stop), span in zip(self._plan.bounds(start), self._plan.spans(self.rank, start), strict=True):
@@ -162,11 +169,20 @@ class Stream:
         if spans:
             yield _gather_chunk(gatherer, spans, ends, pin=pin)
 
+    @property
+    def _chunk_rows(self) -> int:
+        return max(MIN_CHUNK_ROWS, CHUNK_BYTES // self._reader.row_bytes)
+
     def _gatherer(self, epoch: int) -> RowGatherer:
         first, last = self.dataset.span
         if self.order == "time":
             return SequentialGatherer(self._reader, first)
         if self.order == "uniform":
+            ahead = (self.prefetch + 2) * max(self._chunk_rows, self.step_rows)  # gathered before they are needed
+            count = self.dataset.rows if self.max_rows is None else self.max_rows + ahead
+            if self._resident is None and epoch == 0 and count < self.dataset.rows:
+                self._partial = self._partial or PartialGatherer(self._reader, (first, last), self.seed, count)
+                return self._partial
             if self._resident is None:
                 self._resident = self._reader.read([(first, last)])
             return ShuffledGatherer(self._resident, self.seed, epoch)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from lpfs._validation import check_int
@@ -20,12 +21,14 @@ from lpfs.gates.schedule import Preset, Schedule
 from lpfs.methods.base import HistoryCallback, Method, MethodOptions, SearchCost, SearchTask, restore_position
 from lpfs.methods.cross_fitting import FoldNetworks
 from lpfs.methods.gate_search import DESCENT_END, AucLossSearch, BudgetSearch, GateSearch, evaluate_auc
+from lpfs.methods.subset_elimination import SubsetNetworks, exchange
 from lpfs.methods.target import TARGET_KINDS, SelectionTarget
 from lpfs.methods.training import center_embeddings
 from lpfs.models.base import Model
 from lpfs.schema import Selection
 from lpfs.train.callbacks import State
 
+JUDGED_EVALUATIONS = 16_000_000  # of a row with a subset, in as many comparisons as there are fields
 REFERENCE_EVALUATIONS = 10  # of the training without gates
 
 
@@ -34,7 +37,9 @@ class LPFSPlusPlusOptions(MethodOptions):
     """Gate function and its constants, schedule, and optimizer; None is the default of the gate function.
 
     ``folds`` is the number of networks of a cross-fitted search on a small table (see ``cross_fitting``); 0: one
-    network, and gates that are trained on rows of their own.
+    network, and gates that are trained on rows of their own. ``judges`` is the number of networks, each blind to one
+    fold of the search rows, that judge on a small table which kept fields are exchanged for dropped ones after a search
+    for K fields (see ``subset_elimination``); 0: none.
     """
 
     gate: str = "lpfs++"
@@ -50,11 +55,13 @@ class LPFSPlusPlusOptions(MethodOptions):
     threshold: Threshold = "paper"
     centre: bool = True
     folds: int = 0
+    judges: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if check_int("folds", self.folds, 0) == 1:
-            raise InputError("folds must be 0, for none, or at least 2, found 1")
+        for name in ("folds", "judges"):
+            if check_int(name, getattr(self, name), 0) == 1:
+                raise InputError(f"{name} must be 0, for none, or at least 2, found 1")
         self.make_optimizer(self.make_gates(("field",), 1), penalty=0.0)  # checks the other options
 
     @property
@@ -93,7 +100,7 @@ class LPFSPlusPlus(Method):
     def __init__(self, name: str, options: LPFSPlusPlusOptions | None = None) -> None:
         super().__init__(name, options)
         self.cuda_graph = not self.options.function.noise  # noise is drawn on the host
-        self.folds = self.options.folds
+        self.folds, self.judges = self.options.folds, self.options.judges
 
     def check(self, target: SelectionTarget, names: Sequence[str], steps: int) -> None:
         super().check(target, names, steps)
@@ -106,8 +113,10 @@ class LPFSPlusPlus(Method):
         if not isinstance(gates, Gates) and isinstance(task.model, Model):
             self.check(task.target, tuple(task.model.sites()), task.steps)
         reference = self.reference_curve(task, cost) if task.target.max_auc_loss is not None else []
-        networks = None
+        networks, start = None, None
         if not isinstance(gates, Gates):
+            if task.judges and task.target.keep is not None and isinstance(task.model, Model):
+                start = copy.deepcopy((task.model, task.optimizer))
             if options.centre and isinstance(task.model, Model):
                 center_embeddings(task.model, task.stream)
             if task.folds:
@@ -125,6 +134,8 @@ class LPFSPlusPlus(Method):
         callback = self.make_callback(gates, prox, task, cost, reference, networks)
         task.fit(callback, cost, steps=gates.steps)
         facts = {**callback.facts(), **({"folds": len(task.folds)} if task.folds else {})}
+        if start is not None:
+            facts["exchanged"] = exchange_fields(gates, task, *start, cost)
         selection = gates.selection(method=gates.function.name, **facts, **cost.to_dict())
         return replace(selection, history=tuple(callback.history))
 
@@ -187,6 +198,29 @@ class LPFS(LPFSPlusPlus):
 
     Options = LPFSOptions
     trial_options = ({"lr": 0.01}, {"lr": 0.0025}, {"epsilon": 0.2}, {"epsilon": 0.05})
+
+
+def exchange_fields(
+    gates: Gates, task: SearchTask, model: Model, optimizer: torch.optim.Optimizer, cost: SearchCost
+) -> list[dict[str, str]]:
+    """Exchange kept for dropped fields while the held-out loss of cross-fitted subset networks falls.
+
+    Args:
+        gates: of the finished search; they are changed.
+        task: the search.
+        model, optimizer: copies from before it, which the networks start from.
+        cost: counts the rows.
+    """
+    names = gates.names
+    networks = SubsetNetworks(task, model, optimizer, task.judges, cost, JUDGED_EVALUATIONS // len(names))
+    kept = [names.index(name) for name in gates.kept]
+    fixed = [names.index(name) for name in task.target.must_keep]
+    pairs = exchange(networks.losses, kept, len(names), fixed)
+    with torch.no_grad():
+        for out, back in pairs:
+            gates.x[back] = gates.x[gates.x != 0].abs().mean()
+            gates.x[out] = 0.0
+    return [{"dropped": names[out], "kept": names[back]} for out, back in pairs]
 
 
 class _AucRecorder(HistoryCallback):

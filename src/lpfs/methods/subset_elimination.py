@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,9 @@ from lpfs.models.base import Model
 from lpfs.schema import Selection
 
 ONE_BY_ONE = 50  # from this number of fields on one field is removed at a time, above it up to a quarter
-MIN_JUDGED_ROWS = 2000  # rows on which subsets are evaluated, at least, if the log has them
+FOLD_LR_FACTOR = 0.1  # on the learning rate of a search: faster networks, whose rows repeat, memorize frequent ids
+EXCHANGED = 3  # fields of each side that an exchange chooses from
+MIN_JUDGED_ROWS = 2000  # rows on which a subset is evaluated, at least, if the log has them
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -41,7 +43,10 @@ Losses = Callable[[Bools], Floats]  # subsets (S, N) -> weighted logloss of ever
 
 @dataclass(frozen=True)
 class SubsetEliminationOptions(MethodOptions):
-    """``folds``: networks of a small table, each blind to a fold; ``evaluations``: of a row with a subset, at most."""
+    """``folds``: networks of a small table, each blind to a fold; ``evaluations``: of a row with a subset, about.
+
+    The evaluations are divided equally between the removals, so that more rows judge when fewer fields are left.
+    """
 
     folds: int = 4
     evaluations: Count = 8_000_000
@@ -55,34 +60,48 @@ class SubsetEliminationOptions(MethodOptions):
 class SubsetNetworks:
     """Networks trained on random subsets of their fields, and rows that each of them is blind to.
 
-    The networks are copies of the model of the task, which is not trained. With folds there is one for each; otherwise
-    one is trained on the rows of the task and judges its holdout or validation rows.
+    The networks are copies of a model, which is not trained. With folds there is one for each; otherwise one is trained
+    on the rows of the task and judges its holdout or validation rows.
 
     Args:
         task: the search.
-        model: its model.
+        model, optimizer: what they start from.
+        folds: rows of every network; none: those of the task.
         cost: counts the rows.
-        judged_rows: rows that judge, at most.
+        evaluations: of a row with a subset, for each comparison of subsets; the fewer there are, the more rows.
     """
 
-    def __init__(self, task: SearchTask, model: Model, cost: SearchCost, judged_rows: int) -> None:
-        self.names, self.cost = tuple(model.sites()), cost
-        folds = task.folds or [RowFold(task.stream, holdout_batches(task, "subset_elimination"))]
+    def __init__(
+        self,
+        task: SearchTask,
+        model: Model,
+        optimizer: torch.optim.Optimizer,
+        folds: Sequence[RowFold],
+        cost: SearchCost,
+        evaluations: int,
+    ) -> None:
+        self.names, self.cost, self.evaluations = tuple(model.sites()), cost, evaluations
+        factor = FOLD_LR_FACTOR if folds else 1.0
+        folds = folds or [RowFold(task.stream, holdout_batches(task, "subset_elimination"))]
         self._judged: list[tuple[SubsetModel, list[Batch]]] = []
         for number, fold in enumerate(folds):
-            network, optimizer = copy.deepcopy((model, task.optimizer))
+            network, network_optimizer = copy.deepcopy((model, optimizer))
+            for group in network_optimizer.param_groups:
+                group["lr"] *= factor
             center_embeddings(network, fold.stream)
             subset_model = SubsetModel(network)
-            copied: dict[str, Any] = {"model": subset_model, "optimizer": optimizer, "stream": fold.stream}
+            copied: dict[str, Any] = {"model": subset_model, "optimizer": network_optimizer, "stream": fold.stream}
             with restore_position(fold.stream):
-                task.fit(cost, **copied, subfolder=f"network-{number}", final_checkpoint="model", graph=False)
-            self._judged.append((subset_model, first_rows(fold.holdout, -(-judged_rows // len(folds)))))
+                task.fit(cost, **copied, subfolder=f"network-{number}", final_checkpoint="model")
+            rows = max(MIN_JUDGED_ROWS, evaluations // 2)
+            self._judged.append((subset_model, first_rows(fold.holdout, -(-rows // len(folds)))))
 
     def losses(self, subsets: Bools) -> Floats:
-        """Return the logloss (S, n) of every judging row for subsets (S, N), by the network that is blind to it."""
+        """Return the logloss (S, n) of judging rows for subsets (S, N), by the network that is blind to each row."""
         matrix, losses = torch.from_numpy(subsets.astype(np.float32)), []
+        rows = max(MIN_JUDGED_ROWS, self.evaluations // len(subsets))
         for model, batches in self._judged:
-            for batch in batches:
+            for batch in until_rows(batches, -(-rows // len(self._judged))):
                 logits = model.logits(batch, matrix).double().cpu().numpy()
                 losses.append(np.logaddexp(0.0, logits) - batch.labels[:, 0].double().cpu().numpy() * logits)
                 self.cost.add(forwards=len(batch) * len(subsets))
@@ -91,14 +110,17 @@ class SubsetNetworks:
 
 def first_rows(batches: Iterable[Batch], rows: int) -> list[Batch]:
     """Return batches with about the first ``rows`` rows."""
-    taken, count = [], 0
     with restore_position(batches):
-        for batch in batches:
-            taken.append(batch)
-            count += len(batch)
-            if count >= rows:
-                break
-    return taken
+        return list(until_rows(batches, rows))
+
+
+def until_rows(batches: Iterable[Batch], rows: int) -> Iterator[Batch]:
+    """Yield batches until they have ``rows`` rows or more."""
+    for batch in batches:
+        yield batch
+        rows -= len(batch)
+        if rows <= 0:
+            break
 
 
 class SubsetElimination(Method):
@@ -112,6 +134,7 @@ class SubsetElimination(Method):
 
     Options = SubsetEliminationOptions
     options: SubsetEliminationOptions
+    cuda_graph = True
     trial_options = ({"folds": 2}, {"folds": 8}, {"evaluations": 2_000_000}, {"evaluations": 30_000_000})
 
     def __init__(self, name: str, options: SubsetEliminationOptions | None = None) -> None:
@@ -124,8 +147,8 @@ class SubsetElimination(Method):
         names = tuple(model.sites())
         self.check(task.target, names, task.steps)
         cost = SearchCost()
-        rows = max(MIN_JUDGED_ROWS, self.options.evaluations // max(1, count_evaluations(len(names))))
-        networks = SubsetNetworks(task, model, cost, rows)
+        evaluations = self.options.evaluations // len(names)
+        networks = SubsetNetworks(task, model, task.optimizer, task.folds, cost, evaluations)
         must_keep = set(task.target.must_keep)
         groups = [[n for n, name in enumerate(names) if (name in must_keep) == forced] for forced in (False, True)]
         with cost:
@@ -175,6 +198,42 @@ def eliminate(
                 left.remove(part)
             order += removed
     return order
+
+
+def exchange(
+    losses: Losses, kept: Sequence[int], count: int, fixed: Collection[int] = (), errors: float = 0.0
+) -> list[tuple[int, int]]:
+    """Exchange a kept for a dropped part while the held-out loss falls; return the exchanges (dropped, kept) in order.
+
+    Candidates are the kept parts that cost least to remove and the dropped ones that gain most, of ``count`` in all;
+    the parts in ``fixed`` stay where they are. There are at most as many exchanges as kept parts, each of which lowers
+    the loss by more than ``errors`` standard errors.
+    """
+    alive, exchanges = np.zeros(count, bool), list[tuple[int, int]]()
+    alive[list(kept)] = True
+    free = [part for part in range(count) if part not in set(fixed)]
+    for _ in kept:
+        single = np.tile(alive, (len(free), 1))
+        single[np.arange(len(free)), free] ^= True
+        change = dict(zip(free, losses(single).mean(1), strict=True)) if free else {}
+        out, back = (
+            sorted((x for x in free if alive[x] == is_kept), key=change.__getitem__) for is_kept in (True, False)
+        )
+        pairs = [(one, other) for one in out[:EXCHANGED] for other in back[:EXCHANGED]]
+        if not pairs:
+            break
+        subsets = np.tile(alive, (len(pairs) + 1, 1))
+        for number, pair in enumerate(pairs):
+            subsets[number + 1, list(pair)] ^= True
+        base, *exchanged = losses(subsets)
+        gains = base - np.array(exchanged)  # (pairs, rows)
+        sure = gains.mean(1) - errors * gains.std(1) / math.sqrt(gains.shape[1])
+        best = int(np.argmax(sure))
+        if sure[best] <= 0:
+            break
+        alive[list(pairs[best])] ^= True
+        exchanges.append(pairs[best])
+    return exchanges
 
 
 def count_evaluations(count: int) -> int:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,9 +27,9 @@ from lpfs.methods.training import center_embeddings
 from lpfs.models.base import Model
 from lpfs.pipeline.allowance import Allowance
 from lpfs.pipeline.plan import RunPlan
-from lpfs.train.checkpoint import random_state, restore_random
+from lpfs.train.checkpoint import load_optimizer, map_weights, random_state, restore_random
 from lpfs.train.distributed.group import current_group
-from lpfs.train.fit import fit
+from lpfs.train.fit import CHECKPOINTS, fit
 from lpfs.train.intervals import Z_950, Interval, PairedDifference, auc_difference, auc_influence
 
 FOLDS = 5  # networks of a small table, each blind to one fold
@@ -110,13 +111,24 @@ class Network:
     batches: Callable[[int, int], Iterable[Batch]]
     name: str
 
-    def train(self, plan: RunPlan, phase: int, steps: int) -> None:
+    def train(self, plan: RunPlan, phase: int, steps: int, *, final_if_due: bool = False) -> None:
         """Train; every phase has its directory in ``curve``, from which it is resumed."""
         config = plan.training(steps, plan.settings.seed + phase, keep_best=False)
-        config = replace(config, mlflow=False, tensorboard=False)
-        folder = plan.run_dir / "curve" / f"{self.name}-{phase}"
-        batches = self.batches(phase, steps)
+        config = replace(config, mlflow=False, tensorboard=False, final_if_due=final_if_due)
+        batches, folder = self.batches(phase, steps), self._folder(plan, phase)
         fit(self.model, batches, self.optimizer, folder=folder, resume=plan.resume, config=config)
+
+    def release(self, plan: RunPlan, phase: int) -> None:
+        """Release the memory of a trained network: its weights are mapped from the last checkpoint of a phase."""
+        map_weights(self.model, self._folder(plan, phase) / CHECKPOINTS)
+        self.optimizer.state.clear()
+
+    def restore(self, plan: RunPlan, phase: int) -> None:
+        """Restore the state of the optimizer after :meth:`release`, so that the network can be trained further."""
+        load_optimizer(self.optimizer, self._folder(plan, phase) / CHECKPOINTS)
+
+    def _folder(self, plan: RunPlan, phase: int) -> Path:
+        return plan.run_dir / "curve" / f"{self.name}-{phase}"
 
 
 def make_networks(plan: RunPlan, pretrained: Model) -> tuple[list[Network], int, JudgedRows, JudgedRows]:
@@ -264,9 +276,9 @@ class FieldCurve:
         self.target = plan.target.for_model(pretrained)
         self.must_keep = self.target.permanent(self.names)
         self.networks, self.steps, chain, points = make_networks(plan, pretrained)
+        self.phase, self._is_released = 0, False
         for network in self.networks:
-            network.train(plan, 0, self.steps)
-        self.phase = 0
+            network.train(plan, 0, self.steps, final_if_due=plan.has_large_tables and plan.settings.finds_count)
         steps, count = plan.steps, len(self.names)
         rows_per_step = steps.batch_size + (steps.gate_batch_size if steps.separate_gate_rows else 0)
         evaluations = EVALUATIONS_PER_ROW * steps.search * rows_per_step
@@ -345,11 +357,20 @@ class FieldCurve:
         All subsets share the weights, so that a small set would seem to lose more than if it were trained alone.
         """
         steps = max(1, round(CHAIN_PHASES[min(self.phase, len(CHAIN_PHASES) - 1)] * self.steps))
-        self.phase += 1
         self._cache.clear()
         for network in self.networks:
+            if self._is_released:
+                network.restore(self.plan, self.phase)
             network.model.chain = torch.from_numpy(sets.astype(np.float32)).to(self.plan.device)
-            network.train(self.plan, self.phase, steps)
+            network.train(self.plan, self.phase + 1, steps, final_if_due=self._is_released)
+        self.phase += 1
+
+    def release(self) -> None:
+        """Release the memory of networks with large tables until the curve is completed after the search."""
+        if self.plan.has_large_tables:
+            self._is_released = True
+            for network in self.networks:
+                network.release(self.plan, self.phase)
 
     def recommend(self, allowance: Allowance) -> int | None:
         """Fix the chain; return the smallest number of fields whose loss is within the allowance, None if no set is."""
@@ -451,6 +472,10 @@ class CurveStage:
     def recommend(self, allowance: Allowance) -> int | None:
         """See :meth:`FieldCurve.recommend`."""
         return self._on_leader(lambda: self._require().recommend(allowance))
+
+    def release(self) -> None:
+        """See :meth:`FieldCurve.release`."""
+        self._on_leader(lambda: self._require().release())
 
     def to_record(self, kept: Sequence[str], recommended: int | None, allowed: float) -> dict[str, Any]:
         """See :meth:`FieldCurve.to_record`."""

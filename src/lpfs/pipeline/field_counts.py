@@ -43,15 +43,19 @@ class ColumnCounts:
         if halves is None:
             _add_counts(self.test, ids)
             return
+        clicked = labels > 0
         for half in (0, 1):
             rows = halves == half
-            _add_counts(self.train[half], ids[rows])
-            _add_counts(self.clicks[half], ids[rows & (labels > 0)])
+            if rows.any():
+                _add_counts(self.train[half], ids[rows])
+                _add_counts(self.clicks[half], ids[rows & clicked])
 
 
 def _add_counts(counts: Ids, ids: Ids) -> None:
-    values, times = np.unique(ids, return_counts=True)
-    counts[values] += times
+    if len(counts) <= len(ids):
+        counts += np.bincount(ids, minlength=len(counts))
+    else:
+        np.add.at(counts, ids, 1)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from lpfs.train.step import make_optimizer
 from lpfs.train.threads import choose_threads, describe_threads
 
 EVAL_BATCH_SIZE = 4096  # rows per evaluation batch
-LARGE_TABLES = 500_000  # ids; above it models that are no longer used are freed at once
+LARGE_TABLES = 500_000  # ids; above it models are freed early, short stages have no last checkpoint, no fleet is made
 CHECKPOINT_EVERY = 500  # steps between two moments at which a checkpoint is written if the last one is old enough
 EVALUATIONS = 20  # evaluations of a training that selects its best state
 AUC_LOSS_PER_SE = 0.25  # default allowed AUC loss, in standard errors of the validation AUC
@@ -140,9 +140,14 @@ class RunPlan:
         with torch.device("meta"):
             return make_model(self.settings.backbone, self.schema, **self.settings.model_options)
 
+    @property
+    def has_large_tables(self) -> bool:
+        """Whether a copy of the tables takes much memory, and a checkpoint of them much of the disk."""
+        return sum(field.cardinality for field in self.schema) > LARGE_TABLES
+
     def free_memory(self) -> None:
         """Free the models of earlier stages at once if their tables are large; with gates they refer to themselves."""
-        if sum(field.cardinality for field in self.schema) > LARGE_TABLES:
+        if self.has_large_tables:
             gc.collect()
 
     def check(self, *, with_curve: bool = False) -> None:

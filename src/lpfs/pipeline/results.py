@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -233,8 +234,8 @@ def versions() -> dict[str, str]:
 def write_record(run_dir: Path, record: Record, selection: Selection) -> None:
     """Write kept_fields.txt, history.parquet if the selection has a history, and selection.json with checksums."""
     write_text_atomic(run_dir / FIELDS_FILE, format_field_list(selection.kept))
-    write_history(run_dir / HISTORY_FILE, selection)
-    files = (FIELDS_FILE, HISTORY_FILE) if selection.history else (FIELDS_FILE,)
+    has_history = write_history(run_dir / HISTORY_FILE, selection)
+    files = (FIELDS_FILE, HISTORY_FILE) if has_history else (FIELDS_FILE,)
     write_json_atomic(run_dir / RECORD_FILE, record, allow_nan=True, files=files)
 
 
@@ -253,19 +254,26 @@ def read_record(run_dir: Path) -> tuple[Selection, Record]:
         raise InputError(f"{path} contains no selection ({error}); search again") from None
 
 
-def write_history(path: Path, selection: Selection) -> None:
-    """Write the history of a search: one row per record, one column per gate."""
-    import polars as pl
+def write_history(path: Path, selection: Selection) -> bool:
+    """Write the history of a search: one row per record, one column per gate; return whether it was written.
 
+    Without polars it is left out with a warning: everything else of a run needs torch and numpy alone.
+    """
     history = selection.history
     if not history:
-        return
+        return False
+    try:
+        import polars as pl
+    except ImportError:
+        warnings.warn(f"{path} is left out: it needs the package polars; pip install polars", stacklevel=2)
+        return False
     frame = pl.DataFrame([{key: value for key, value in record.items() if key != "gates"} for record in history])
     if "gates" in history[0]:
         names = [f"gate:{name}" for name in selection.gates]
         frame = frame.hstack(pl.DataFrame([record["gates"] for record in history], schema=names, orient="row"))
     with open_atomic(path) as file:
         frame.write_parquet(file)
+    return True
 
 
 def format_field_list(names: Iterable[str]) -> str:

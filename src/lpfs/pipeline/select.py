@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lpfs._console import Console
-from lpfs.gates.prune import Pruned
+from lpfs.gates.prune import Certificate
 from lpfs.models.base import Model
 from lpfs.pipeline import results, stages
 from lpfs.pipeline.allowance import MAX_TRIES, Allowance, describe_check, next_size
@@ -37,6 +37,7 @@ from lpfs.train.distributed.group import current_group, leader_first
 
 # number of headings of a run without a curve; of them those that another search repeats, by its last stages
 HEADINGS, SEARCH_HEADINGS = 3, {"both": 4, "hot": 3, "retrain": 3, "none": 2}
+CHOICE_ORDER = ("pruned", "retrained", "hot_start")  # of models that can be chosen: the first of equal ones is
 MODEL_ORDER = ("all_fields", "gated", "pruned", "hot_start", "retrained")
 
 
@@ -93,6 +94,7 @@ def _run_stages(plan: RunPlan, timer: StageTimer) -> Outcome:
     with timer.stage("all_fields", "train all fields on all training rows, for comparison"):
         full = stages.all_fields(plan, trained)
     full_valid = stages.valid_metrics(plan, full)
+    stages.release_weights(plan, full)
     allowance = Allowance.of_run(plan, full_valid, stages.valid_metrics(plan, trained[0]))
     curve, recommended, first_plan = None, None, plan
     if settings.curve:
@@ -106,6 +108,8 @@ def _run_stages(plan: RunPlan, timer: StageTimer) -> Outcome:
                 size = recommended or len(trained[0].names)
                 console.message(f"{allowance.describe()}: {size} of {len(trained[0].names)} fields are recommended")
                 first_plan = plan.for_search(plan.run_dir, seed, keep=size)
+            if curve is not None:
+                curve.release()
 
     pretrained = [trained]
     del trained  # the first search takes it from the list, so that its tables are released after the search
@@ -115,7 +119,7 @@ def _run_stages(plan: RunPlan, timer: StageTimer) -> Outcome:
         return pretrained.pop() if pretrained else stages.initial_model(replace(plan, resume=True), seed)
 
     search_plan, found, checks = _search_until_allowed(first_plan, timer, take_trained, full_valid, allowance)
-    selection, chosen = found.selection, found.models[found.chosen]
+    selection, chosen = found.selection, found.model
     counts, seed_aucs = Counter(selection.kept), [found.gated_auc]
     if settings.seeds > 1:
         others = range(seed + 1, seed + settings.seeds)
@@ -128,6 +132,8 @@ def _run_stages(plan: RunPlan, timer: StageTimer) -> Outcome:
     if curve is not None:
         with timer.stage("curve", "curve: AUC against the number of fields, and what every field is worth"):
             record = curve.to_record(selection.kept, recommended, allowance.allowed)
+            del curve  # its networks
+            plan.free_memory()
 
     compared = {"all_fields": full, "kept": chosen}
     speeds = current_group().run_on_leader(
@@ -136,13 +142,12 @@ def _run_stages(plan: RunPlan, timer: StageTimer) -> Outcome:
     metrics, choices = dict(found.metrics), dict(found.choices)
     metrics["all_fields"], choices["all_fields"] = stages.test_metrics(plan, full), full_valid
     warnings, field_facts = find_warnings(plan, full, chosen, choices[found.chosen], selection.kept)
-    certificates = {"zeros": found.zeros.certificate, "cut": found.cut.certificate}
-    changes = (selection.made["max_logit_change"], found.cut.certificate.max_logit_change)
+    changes = (selection.made["max_logit_change"], found.certificates["cut"].max_logit_change)
     return Outcome(
         selection=selection,
         metrics={name: metrics[name] for name in MODEL_ORDER if name in metrics},
         choices={name: choices[name] for name in MODEL_ORDER if name in choices},
-        certificates={name: results.certificate_record(value) for name, value in certificates.items()},
+        certificates={name: results.certificate_record(value) for name, value in found.certificates.items()},
         max_logit_change=None if None in changes else sum(changes),
         model=chosen,
         chosen=found.chosen,
@@ -163,16 +168,15 @@ def _run_stages(plan: RunPlan, timer: StageTimer) -> Outcome:
 
 @dataclass(frozen=True)
 class Found:
-    """One search: its selection, the models of the kept fields, their metrics, and the name of the best one."""
+    """One search: its selection, the best model of the kept fields and its name, and the metrics of all models."""
 
     selection: Selection
-    zeros: Pruned
-    cut: Pruned
-    models: Mapping[str, Model]
+    certificates: Mapping[str, Certificate]
+    model: Model
+    chosen: str
     metrics: Mapping[str, stages.RowScores]
     choices: Mapping[str, stages.RowScores]
     hot_start: Mapping[str, Any]
-    chosen: str
     gated_auc: float | None  # validation AUC after the search, if there are several
 
 
@@ -198,13 +202,17 @@ def _search_until_allowed(
             plan.console.message(describe_check(checks[-1], allowance))
         if is_last or checks[-1]["holds"] or size == total:
             return plan, found, checks
+        del found  # its model
         plan.console.stages += SEARCH_HEADINGS[plan.settings.finish]
         run_dir = original.run_dir / f"try-{len(checks) + 1}"
         plan = original.for_search(run_dir, plan.settings.seed, keep=next_size(size, total))
 
 
 def _search(plan: RunPlan, timer: StageTimer, take_trained: Callable[[], stages.Trained]) -> Found:
-    """Search, prune, and train the kept fields; the model that is best on the validation rows is chosen."""
+    """Search, prune, and train the kept fields; the model that is best on the validation rows is chosen.
+
+    Of the models of the kept fields only the best one so far stays in memory.
+    """
     settings = plan.settings
     with timer.stage("search", f"search: {plan.target.describe()}"):
         model, optimizer, selection = stages.search_fields(plan, take_trained(), settings.seed)
@@ -212,25 +220,42 @@ def _search(plan: RunPlan, timer: StageTimer, take_trained: Callable[[], stages.
         gated_auc = stages.evaluate_split(plan, model, plan.splits.valid).auc if settings.seeds > 1 else None
     with timer.stage("prune", "absorb the gates, prune, verify"):
         zeros, cut, selection = stages.absorb_and_prune(plan, model, optimizer, selection, keep_zeros=False)
-        models = {"pruned": stages.pruned_model(cut)}
+        certificates = {"zeros": zeros.certificate, "cut": cut.certificate}
         plan.console.message(f"{zeros.certificate}; without the columns: {cut.certificate}")
         del model, optimizer  # the tables of all fields
         plan.free_memory()
-    if settings.finish in ("both", "retrain"):
-        with timer.stage("retrain", f"train the {len(selection.kept)} kept fields from scratch"):
-            models["retrained"] = stages.retrain(plan, models["pruned"])
+    models, choices = {"pruned": stages.pruned_model(cut)}, dict[str, stages.RowScores]()
+    hot_start, auc_history = dict[str, Any](), stages.AucHistory()
+
+    def keep_best() -> None:
+        for name in [name for name in models if name not in choices]:
+            choices[name] = stages.valid_metrics(plan, models[name])
+            metrics[name] = stages.test_metrics(plan, models[name])
+        best = _best_model(choices)
+        for name in [name for name in models if name != best]:
+            del models[name]
+
     if settings.finish in ("both", "hot"):
         with timer.stage("hot_start", "train the pruned model further"):
             models["hot_start"], auc_history = stages.hot_start(plan, cut)
-    choices = {name: stages.valid_metrics(plan, model) for name, model in models.items()}
-    metrics |= {name: stages.test_metrics(plan, model) for name, model in models.items()}
-    hot_start = {}
+    del cut  # the state of its optimizer
+    keep_best()
+    if settings.finish in ("both", "retrain"):
+        with timer.stage("retrain", f"train the {len(selection.kept)} kept fields from scratch"):
+            models["retrained"] = stages.retrain(plan, next(iter(models.values())))
+        keep_best()
     if settings.finish == "both":
         hot_start = results.steps_saved(
             auc_history.points, choices["retrained"]["auc"], plan.steps.train, auc_history.shrink_factor
         )
-    chosen = max(choices, key=lambda name: (choices[name]["auc"] or 0.0, -choices[name]["logloss"]))
-    return Found(selection, zeros, cut, models, metrics, choices, hot_start, chosen, gated_auc)
+    ((chosen, model),) = models.items()
+    return Found(selection, certificates, model, chosen, metrics, choices, hot_start, gated_auc)
+
+
+def _best_model(choices: Mapping[str, stages.RowScores]) -> str:
+    """Return the name of the model with the best scores on the validation rows; the first of equal ones."""
+    names = [name for name in CHOICE_ORDER if name in choices]
+    return max(names, key=lambda name: (choices[name]["auc"] or 0.0, -choices[name]["logloss"]))
 
 
 def _write_results(outcome: Outcome, plan: RunPlan) -> None:

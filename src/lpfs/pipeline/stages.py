@@ -102,11 +102,13 @@ def train(
     history: AucHistory | None = None,
     keep_last_optimizer: bool = False,
     final_checkpoint: FinalCheckpoint = "model",
+    final_if_due: bool = False,
 ) -> Trained:
     """Train a model in place; ``name`` is the directory of the stage in the run directory.
 
     The state with the best validation AUC is kept if rows are read more than once, or if a history records the AUC.
-    A stage whose optimizer is used later needs ``final_checkpoint="result"``.
+    A stage whose optimizer is used later needs ``final_checkpoint="result"``. A stage from which nothing is read later
+    can leave out the last checkpoint with ``final_if_due``; if the run is killed, the stage is repeated.
     """
     fields, record_auc = model.reads.names, history is not None
     config = plan.training(steps, seed, keep_best=True, record_auc=record_auc, keep_last_optimizer=keep_last_optimizer)
@@ -118,7 +120,7 @@ def train(
         folder=plan.run_dir / name,
         resume=plan.resume,
         callbacks=[] if history is None else [history],
-        config=replace(config, graph=plan.use_cuda_graph, final_checkpoint=final_checkpoint),
+        config=replace(config, graph=plan.use_cuda_graph, final_checkpoint=final_checkpoint, final_if_due=final_if_due),
     )
     return model, optimizer
 
@@ -152,8 +154,13 @@ def all_fields(plan: RunPlan, pretrained: Trained) -> Model:
         rows = plan.splits.search
         steps = -(-rows.rows // plan.steps.batch_size)
     train(plan, model, optimizer, rows, steps, "all_fields", seed)
-    map_weights(model, plan.run_dir / "all_fields" / CHECKPOINTS)  # it is evaluated after the search
+    release_weights(plan, model)
     return model
+
+
+def release_weights(plan: RunPlan, full: Model) -> None:
+    """Release the memory of the model of all fields, which is evaluated again after the search."""
+    map_weights(full, plan.run_dir / "all_fields" / CHECKPOINTS)
 
 
 def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model, torch.optim.Optimizer, Selection]:
@@ -165,7 +172,7 @@ def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
     if method.single_pass:
         plan = replace(plan, steps=plan.steps.single_pass(plan.splits.search.rows))
     stream, holdout = search_streams(plan, fields, seed)
-    folds = search_folds(plan, model, seed)
+    folds, judges = (search_folds(plan, model, seed, count) for count in (method.folds, method.judges))
     if folds:
         stream, holdout = plan.stream(plan.splits.train, fields, train=True, seed=seed), None
     training = plan.training(plan.steps.search, seed, keep_best=False)
@@ -184,6 +191,7 @@ def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
         early=early,
         early_steps=pretrain_steps,
         folds=folds,
+        judges=judges,
     )
     with scaled_learning_rate(optimizer, plan.search_lr_factor):
         selection = run_search(method, task)
@@ -204,17 +212,18 @@ def search_streams(plan: RunPlan, fields: Sequence[str], seed: int) -> tuple[Str
     shuffled: dict[str, Any] = {"shuffle": True, "fields": fields, "device": plan.device}
     if plan.method.uses_all_rows:
         return splits.train.stream(steps.batch_size, seed=seed, **shuffled), None
-    weight_rows = splits.early.stream(steps.batch_size, seed=seed, **shuffled)
+    max_rows = steps.search * steps.batch_size
+    weight_rows = splits.early.stream(steps.batch_size, seed=seed, max_rows=max_rows, **shuffled)
     return weight_rows, splits.search.stream(steps.gate_batch_size, seed=seed + 1, **shuffled)
 
 
-def search_folds(plan: RunPlan, model: Model, seed: int) -> list[RowFold]:
-    """Return the rows of the networks of a cross-fitted search; none if every row is read once, or the method has none.
+def search_folds(plan: RunPlan, model: Model, seed: int, count: int) -> list[RowFold]:
+    """Return the rows of ``count`` cross-fitted networks; none if every row is read once.
 
     Every search row is in one fold, at random, so that the ids of a day are in all of them. If rows or networks need
     too much memory, there are no folds, and gates have rows of their own.
     """
-    splits, steps, count = plan.splits, plan.steps, plan.method.folds
+    splits, steps = plan.splits, plan.steps
     if not steps.separate_gate_rows or count == 0:
         return []
     reader = plan.dataset.reader(plan.dataset.schema.subset(model.reads.names))
@@ -295,8 +304,9 @@ def pruned_model(pruned: Pruned) -> Model:
 
 def retrain(plan: RunPlan, pruned: Model) -> Model:
     """Train the kept fields from scratch, on the same rows and for as many steps as all fields."""
-    model, seed = reinitialized(plan, pruned), plan.settings.seed
-    return train(plan, model, plan.optimizer(model), plan.splits.train, plan.steps.train, "retrained", seed)[0]
+    model, seed, rows = reinitialized(plan, pruned), plan.settings.seed, plan.splits.train
+    optimizer, is_large = plan.optimizer(model), plan.has_large_tables
+    return train(plan, model, optimizer, rows, plan.steps.train, "retrained", seed, final_if_due=is_large)[0]
 
 
 def hot_start(plan: RunPlan, pruned: Pruned) -> tuple[Model, AucHistory]:
@@ -330,7 +340,8 @@ def hot_start(plan: RunPlan, pruned: Pruned) -> tuple[Model, AucHistory]:
         )
         model, optimizer = shrink_and_perturb(plan, model)
     rows = plan.splits.train if memorized or plan.splits.shuffled else search
-    train(plan, model, optimizer, rows, plan.steps.hot_start, "hot_start", plan.settings.seed, history)
+    seed, is_large = plan.settings.seed, plan.has_large_tables
+    train(plan, model, optimizer, rows, plan.steps.hot_start, "hot_start", seed, history, final_if_due=is_large)
     if memorized and valid_auc is not None:
         history.shrink_factor = SHRINK_FACTOR
         history.points[0] = (0, valid_auc)
