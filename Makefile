@@ -5,7 +5,7 @@
 # make lint           style, format, strict types            make format      format the code
 # make coverage       the fast tests with coverage           make bench       the benchmarks, as JSON
 # make docs           the site, in site/                     make test-docs   the site and every code block of README and docs
-# make test-long      long searches and control matrices
+# make test-long      long searches and control matrices     make test-campaigns  kills, damage, every method resumed
 # make test-browser   the report in a real Chromium; screenshots go to artefacts/
 # make test-adapters  TorchRec, FuxiCTR and DeepCTR-Torch models, with these packages in .venv-adapters
 # make test-spark     the Spark engine against the embedded one, in .venv-spark; needs java 17
@@ -18,7 +18,7 @@ PAGES  := $(VENV)/.ready-docs
 SPARK  := .venv-spark
 INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
-.PHONY: demo demo-online test test-all coverage test-long test-adapters test-spark test-browser docs test-docs lint format bench setup clean
+.PHONY: demo demo-online test test-all coverage test-long test-campaigns test-adapters test-spark test-browser docs test-docs lint format bench setup clean
 .DEFAULT_GOAL := demo
 
 # The pinned install, repeated only if one of these two files changes; the tools are installed when they are needed.
@@ -55,7 +55,10 @@ coverage: $(READY)
 	$(BIN)/python -m pytest --cov=lpfs --cov-report=term
 
 test-long: $(READY)
-	$(BIN)/python -m pytest -m long -n 3
+	$(BIN)/python -m pytest -m 'long and not campaign' -n 3
+
+test-campaigns: $(READY)
+	$(BIN)/python -m pytest -m campaign -n 3
 
 # A separate environment, because these packages require others that nothing else here needs. The metadata of torchrec
 # requires a CUDA package, hence --no-deps, followed by the packages that it imports.
@@ -98,7 +101,7 @@ docs: $(PAGES)
 	@echo "open site/index.html; with its search: $(BIN)/python -m http.server -d site"
 
 test-docs: docs
-	$(BIN)/python -m pytest -m docs -n 3 tests/docs
+	$(BIN)/python -m pytest -m docs -n 3 --dist load tests/docs
 
 lint: $(READY)
 	$(BIN)/ruff check .

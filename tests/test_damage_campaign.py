@@ -119,6 +119,7 @@ def test_a_truncation_and_a_bit_flip_change_one_file(damage, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.campaign
 def test_a_small_campaign_finds_no_failure(damage, tmp_path, capsys):
     code = damage.main(["--cases", "190", "--seed", "7", "--out", str(tmp_path / "damage.json")])
     result = json.loads((tmp_path / "damage.json").read_text("utf-8"))

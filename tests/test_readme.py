@@ -13,13 +13,14 @@ from torch import nn
 from torch.nn import functional
 
 import lpfs
+from lpfs.pipeline import splits
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"torchrec_model.py": "torchrec", "fuxictr_model.py": "fuxictr", "deepctr_model.py": "deepctr_torch"}
 README = (ROOT / "README.md").read_text("utf-8")
-LONG = ("cost_budget.py", "criteo.py", "cross_features.py", "multi_task.py")
+SLOW = ("cross_features.py", "multi_task.py")
 EXAMPLES = [
-    pytest.param(path.name, marks=[pytest.mark.long] if path.name in LONG else [])
+    pytest.param(path.name, marks=[pytest.mark.campaign] if path.name in SLOW else [])
     for path in sorted((ROOT / "examples").glob("*.py"))
 ]
 # example -> a pattern in its output
@@ -32,6 +33,7 @@ OUTPUT = {
     "online.py": r"(?s)watch http://.* requests answered by [1-9]\d* versions of the model, 0 failed",
     "cost_budget.py": r"with prices +\d+ fields for +(?:1[0-4]|\d)\.\d ms",
 }
+SHORTER = ("demo.py",)  # as it is it takes a minute
 
 
 def free_port():
@@ -101,8 +103,11 @@ def test_the_readme_is_short_and_its_picture_is_small():
 def test_every_example_runs(name, capsys, monkeypatch):
     if name in PACKAGES:  # make test-adapters runs these
         pytest.importorskip(PACKAGES[name])
-    arguments = ["--seconds", "40", "--port", str(free_port())] if name == "online.py" else []
-    monkeypatch.setattr("sys.argv", [name, *arguments])
+    arguments = {"online.py": ["--seconds", "30", "--port", str(free_port())], "demo.py": ["--rows", "30000"]}
+    monkeypatch.setattr("sys.argv", [name, *arguments.get(name, [])])
+    if name in SHORTER:
+        monkeypatch.setattr(splits, "MIN_PRETRAIN_STEPS", 400)
+        monkeypatch.setattr(splits, "MIN_SEARCH_STEPS", 400)
     runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
     out = capsys.readouterr().out
     assert re.search(OUTPUT.get(name, "."), out)

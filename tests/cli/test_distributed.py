@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long  # whole runs
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--model-option", "dim=4", "--model-option", "hidden=8", "--device", "cpu"]
-STEPS = ["--pretrain-steps", "80", "--search-steps", "80", *SMALL]
+STEPS = ["--pretrain-steps", "60", "--search-steps", "60", *SMALL]
 LPFS = [sys.executable, "-m", "lpfs"]
 
 
@@ -47,14 +47,14 @@ def test_train_prints_and_writes_once(log, tmp_path):
 
 
 def test_restart_by_torchrun_resumes(log, tmp_path):
-    """The same command, which would be refused in a folder that holds a run; in three processes now."""
+    """The same command, which would be refused in a folder that holds a run."""
     out = tmp_path / "again"
     command = ["train", log, "--steps", "20", *SMALL, "--out", out]
     assert cli.run([*map(str, command), "--quiet"]) == 0
     model = (out / "model" / "model.safetensors").read_bytes()
     assert [code for code, _, _ in run(*command)] == [1, 1]
-    results = run(*command, world=3, TORCHELASTIC_RESTART_COUNT="1")
-    assert [code for code, _, _ in results] == [0, 0, 0], results[0][2] + results[1][2]
+    results = run(*command, TORCHELASTIC_RESTART_COUNT="1")
+    assert [code for code, _, _ in results] == [0, 0], results[0][2] + results[1][2]
     assert "restarted by torchrun" in results[0][2]
     assert "from step 20" in results[0][2]
     assert (out / "model" / "model.safetensors").read_bytes() == model
@@ -73,7 +73,7 @@ def test_other_commands_run_on_rank_0(log, tmp_path):
 
 
 @pytest.mark.long
-def test_select_search_and_compare(log, tmp_path):
+def test_select_and_compare(log, tmp_path):
     """All of it in two processes, against one."""
     two, one = tmp_path / "two", tmp_path / "one"
     options = ["--keep", "2", *STEPS]
@@ -85,29 +85,21 @@ def test_select_search_and_compare(log, tmp_path):
     assert kept[0] == kept[1]
     assert (two / "report.html").exists()
 
-    trained = tmp_path / "trained"
-    assert [code for code, _, _ in run("train", log, "--rows", "early", "--steps", "80", *SMALL, "--out", trained)] == [
-        0,
-        0,
-    ]
-    search_dir = tmp_path / "found"
-    results = run("search", trained, log, "--keep", "2", "--search-steps", "80", "--device", "cpu", "--out", search_dir)
-    assert [code for code, _, _ in results] == [0, 0], results[0][2] + results[1][2]
-    assert (search_dir / "kept_fields.txt").read_text() == kept[0]
-
-    plan = ["--methods", "lpfs++,chi2,random", "--keep", "2", "--seeds", "2"]
+    plan = ["--methods", "lpfs++,random", "--keep", "2", "--seeds", "2"]
     results = run("compare", log, *plan, *STEPS, "--out", tmp_path / "compared")
     assert [code for code, _, _ in results] == [0, 0], results[0][2] + results[1][2]
     values = json.loads((tmp_path / "compared" / "comparison.json").read_text())
     assert values
     records = [json.loads(path.read_text()) for path in (tmp_path / "compared" / "results").glob("*.json")]
-    assert [record["status"] for record in records] == ["done"] * 8
+    assert [record["status"] for record in records] == ["done"] * 6
 
 
 @pytest.mark.long
-def test_killed_or_hanging_rank_is_named_and_the_run_resumes(tmp_path):
+@pytest.mark.campaign
+def test_killed_rank_is_named_and_the_run_resumes(tmp_path):
+    """A rank that hangs is in benchmarks/results/kill_rank.json."""
     out = tmp_path / "kills.json"
-    command = [sys.executable, ROOT / "benchmarks" / "kill_rank.py", "--limit", "15", "--ways", "kill", "hang"]
+    command = [sys.executable, ROOT / "benchmarks" / "kill_rank.py", "--limit", "15", "--ways", "kill"]
     ran = subprocess.run([*command, "--out", out], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     for trial in json.loads(out.read_text())["trials"]:

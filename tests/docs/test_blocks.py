@@ -15,7 +15,12 @@ from tests.helpers import doc_world
 from tests.helpers.doc_blocks import PAGES, Block, blocks
 
 pytestmark = pytest.mark.docs
-RUN = [page for page in PAGES if any(block.language in ("python", "sh") for block in blocks(page))]
+RUN = sorted(  # those with the most searches first, so that none of them is left to the end
+    (page for page in PAGES if any(block.language in ("python", "sh") for block in blocks(page))),
+    key=lambda page: (
+        -len(re.findall(r"^lpfs (?:select|compare|search)|lpfs\.(?:select|compare)\(", page.read_text("utf-8"), re.M))
+    ),
+)
 
 
 @pytest.fixture
@@ -23,8 +28,9 @@ def small_world(monkeypatch, tmp_path):
     """Short searches and short logs, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(splits, "MIN_PRETRAIN_STEPS", 60)
-    monkeypatch.setattr(splits, "MIN_SEARCH_STEPS", 60)
+    monkeypatch.setattr(splits, "MIN_PRETRAIN_STEPS", 50)
+    monkeypatch.setattr(splits, "MIN_SEARCH_STEPS", 50)
+    monkeypatch.setattr("lpfs.pipeline.curve.FOLDS", 2)
     monkeypatch.setattr("lpfs.methods.permutation.MAX_REPEATS", 1)
     real = lpfs.simulate
 

@@ -74,6 +74,18 @@ def outcome(folder):
     return {"state": state, "lines": lines}
 
 
+@pytest.mark.parametrize("content", ["all", "model"])
+@pytest.mark.parametrize(("seconds", "is_saved"), [(1000.0, False), (0.0, True)])
+def test_last_checkpoint_is_left_out_if_it_is_not_due(data, tmp_path, content, seconds, is_saved):
+    """The training is then repeated on resume, with the same result."""
+    settings = {"checkpoint_every": 100, "checkpoint_seconds": seconds, "final_checkpoint": content}
+    model, _ = go(data, tmp_path / "run", **settings, final_if_due=True)
+    assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == ([47] if is_saved else [])
+    again, done = go(data, tmp_path / "run", **settings, final_if_due=True)
+    assert done.resumed == (47 if is_saved else None)
+    assert states_equal(dict(again.state_dict()), dict(model.state_dict()))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
 @pytest.mark.parametrize("stop", [1, 6, 7, 10, 11, 30, 47])
@@ -337,15 +349,16 @@ def test_a_run_resumes_after_a_full_disk(data, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_ten_kills(tmp_path):
+@pytest.mark.campaign
+def test_six_kills(tmp_path):
     """After SIGKILL at random moments, some during a save, every run ends like an uninterrupted one."""
     out = tmp_path / "kills.json"
     result = subprocess.run(
-        [sys.executable, SCRIPT, "--kills", "10", "--out", out], capture_output=True, text=True, check=False
+        [sys.executable, SCRIPT, "--kills", "6", "--out", out], capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr + result.stdout
     report = json.loads(out.read_text())["training"]
-    assert report["kills"] == 10
+    assert report["kills"] == 6
     assert report["kills_in_the_middle_of_a_save"] >= 1
     assert report["kills_by_moment"]["half a tensor"] >= 1
     assert report["identical"]
