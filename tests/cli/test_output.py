@@ -273,9 +273,13 @@ def test_versions_of_packages_whose_extra_has_another_name(monkeypatch):
     assert not any("[" in name or "'" in name for name in names)
 
 
-def test_an_interrupt_that_a_destructor_swallows_is_repeated():
-    program = """
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_an_interrupt_that_a_destructor_swallows_is_repeated(is_ignored):
+    """Also in a background job of a shell, where SIGINT is ignored."""
+    program = f"""
 import os, signal, time
+if {is_ignored}:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 import lpfs.cli as cli
 
 class Slow:

@@ -61,7 +61,9 @@ def _raise_once(*_: object) -> None:
 def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
     """Repeat an interrupt that came while a destructor ran, where Python cannot raise it."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
-        threading.Timer(AGAIN_SECONDS, _thread.interrupt_main).start()
+        number = signal.SIGTERM if _terminated.is_set() else signal.SIGINT  # the latter may be ignored
+        _terminated.clear()
+        threading.Timer(AGAIN_SECONDS, _thread.interrupt_main, [number]).start()
     else:
         sys.__unraisablehook__(unraisable)
 
