@@ -533,7 +533,10 @@ def run_all(options: argparse.Namespace) -> None:
     records = read(options.out)
     variants = options.variants or list(VARIANTS)
     jobs = [
-        (log, seed, variant) for variant in variants for seed in range(options.seeds) for log in (options.logs or LOGS)
+        (log, seed, variant)
+        for variant in variants
+        for seed in range(options.first_seed, options.first_seed + options.seeds)
+        for log in (options.logs or LOGS)
     ]
     with tempfile.TemporaryDirectory() as work:
         pool = ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn"))
@@ -650,7 +653,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time")
     parser.add_argument("--margin", type=float, default=0.0, help="seconds before the end at which no job is started")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of splits of each log")
+    parser.add_argument("--first-seed", type=int, default=0, help="seed of the first split")
     parser.add_argument("--logs", nargs="*")
     parser.add_argument("--variants", nargs="*")
     parser.add_argument("--tiny", action="store_true", help="100 steps, to try the script")
