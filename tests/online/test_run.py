@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from lpfs._console import Console
@@ -217,6 +218,19 @@ def test_a_segment_without_a_field_is_refused_row_by_row(stream_folder: Path, tm
     assert (result.rows, result.learned, result.refused) == (600, 300, {"malformed": 300})
     letter = json.loads((tmp_path / "run" / "dead_letters.jsonl").read_text().splitlines()[0])
     assert letter["reason"].startswith("dies: the field is absent")
+
+
+def test_json_events_train_the_same_model_as_tables(stream_folder: Path, unbroken: Path, tmp_path: Path) -> None:
+    (tmp_path / "segments").mkdir()
+    for path in (stream_folder / "segments").glob("*.parquet"):
+        write_segment(tmp_path / "segments" / f"{path.stem}.jsonl", pl.read_parquet(path))
+    trainer = OnlineTrainer(SegmentSource(tmp_path / "segments"), tmp_path / "run", stream_folder / "like", SETTINGS)
+    trainer.run(idle_seconds=0.0)
+    one, other = committed(tmp_path / "run"), committed(unbroken)
+    assert [commit["sha256"] for commit in one["commits"]] == [commit["sha256"] for commit in other["commits"]]
+    assert one["metrics"] == other["metrics"]
+    assert one["alarms"] == other["alarms"]
+    assert trainer.encoder._table.is_built
 
 
 def test_late_and_repeated_events() -> None:
