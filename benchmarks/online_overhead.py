@@ -55,7 +55,7 @@ class TimedTrainer(OnlineTrainer):
         """Train on some batches; return the CPU seconds."""
         began = time.process_time()
         for _ in range(count):
-            events = self._collect(0.0, lambda: False)
+            events = self._collect(0.0)
             assert events is not None
             self.process(events)
             if self._window_batches >= self.settings.commit_every:

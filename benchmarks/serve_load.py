@@ -76,13 +76,12 @@ def build(work: Path, args: argparse.Namespace) -> dict[str, Any]:
             model,
             encoder,
             sample_rows=rows[:64],
-            fields=fields,
             certificate={},
             metadata={"version": version},
             keep=args.versions,
         )
         served = load_bundle(bundle)
-        batch, _, _ = served.encoder.encode(rows)
+        batch = served.encoder.encode(rows).batch
         expected[bundle.version] = torch.sigmoid(served.logits(batch)).numpy()
     (work / "bundles" / "CURRENT").write_text("000001\n")
     return {"rows": rows, "expected": expected}
@@ -406,7 +405,7 @@ def measure_engines(bundle: Path, file: Path, rows: list[dict[str, Any]], sizes:
     served = load_bundle(open_bundle(bundle))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    batch, _, _ = served.encoder.encode(rows[:256])
+    batch = served.encoder.encode(rows[:256]).batch
     with tempfile.TemporaryDirectory() as folder:
         ids_file = export(served.model, Path(folder) / "ids.onnx", rows=batch).path
         by_ids = onnxruntime.InferenceSession(str(ids_file), options, providers=["CPUExecutionProvider"])
@@ -416,7 +415,7 @@ def measure_engines(bundle: Path, file: Path, rows: list[dict[str, Any]], sizes:
         results = []
         for size in sizes:
             part = rows[:size]
-            batch, _, _ = served.encoder.encode(part)
+            batch = served.encoder.encode(part).batch
             ids = raw_inputs(columns, batch)
             texts = {name: np.array([row[name] for row in part], object) for name in names}
             contenders: dict[str, Callable[[], Any]] = {

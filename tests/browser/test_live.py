@@ -29,7 +29,7 @@ class LiveServer:
         self.store = ModelStore(folder / "bundles")
         self.store.start(0.05)
         self.server = Server(self.store)
-        self.uvicorn = uvicorn.Server(uvicorn.Config(self.server.app(), port=0, lifespan="off", log_config=None))
+        self.uvicorn = uvicorn.Server(uvicorn.Config(self.server, port=0, lifespan="off", log_config=None))
         self.thread = threading.Thread(target=self.uvicorn.run, daemon=True)
         self.thread.start()
         while not self.uvicorn.started:

@@ -65,5 +65,4 @@ def sample_rows(names: dict[str, str] | None = None, count: int = 8) -> list[dic
 
 def publish_model(bundles: Path, dataset: Dataset, model: MLP, rows: list[dict[str, Any]], **options: Any) -> Bundle:
     arguments: dict[str, Any] = {"certificate": CERTIFICATE, "metadata": {"position": 7}, **options}
-    fields = model.reads.names
-    return publish(bundles, model, RawRowEncoder(dataset), sample_rows=rows, fields=fields, **arguments)
+    return publish(bundles, model, RawRowEncoder(dataset), sample_rows=rows, **arguments)

@@ -53,7 +53,7 @@ def run_windows(monitor: DriftMonitor, first: int, windows: int, **change: Any) 
             batch = Batch(torch.from_numpy(words).int(), torch.randn(200, 1), torch.zeros(200, 1))
             worth = rng.normal([change.get("worth", 0.01), 0.0, 0.005], 0.001)
             unseen = {"other": change.get("unseen", 2)}
-            monitor.add(batch, unseen, worth, [0, 1, 2], 0.5, 0)
+            monitor.add(batch, unseen, worth, 0.5, 0)
         alarms += monitor.close_window(window * 2000)
     return alarms
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from lpfs._console import Console
@@ -21,7 +22,7 @@ from lpfs.errors import CheckpointError, InputError, LockedError, StateError
 from lpfs.online import bundle
 from lpfs.online.gates import GateSettings
 from lpfs.online.learner import LearnerSettings
-from lpfs.online.run import EventFilter, OnlineSettings, OnlineTrainer, online
+from lpfs.online.run import EventFilter, OnlineSettings, OnlineTrainer
 from lpfs.online.source import SegmentSource
 from lpfs.online.state import StateReader, replay_changes
 from tests.online.conftest import EVENTS, SPEC
@@ -34,8 +35,8 @@ SETTINGS = OnlineSettings(LEARNER, batch=256, commit_every=4, publish_every=3, k
 
 def train(folder: Path, run: Path, settings: OnlineSettings = SETTINGS, **limits: Any) -> Any:
     source = SegmentSource(folder / "segments")
-    limits = {"idle_seconds": 0.0, **limits}
-    return online(source, run, folder / "like", settings=settings, console=Console(quiet=True), **limits)
+    trainer = OnlineTrainer(source, run, folder / "like", settings, console=Console(quiet=True))
+    return trainer.run(**{"idle_seconds": 0.0, **limits})
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def test_a_stopped_run_continues_bit_for_bit(stream_folder: Path, unbroken: Path
         SegmentSource(stream_folder / "segments"), tmp_path / "run", stream_folder / "like", SETTINGS
     )
     while trainer.rows < rows:  # some batches are not committed
-        trainer.process(trainer._collect(0.0, lambda: False))  # type: ignore[arg-type]
+        trainer.process(trainer._collect(0.0))  # type: ignore[arg-type]
         if trainer._window_batches >= SETTINGS.commit_every:
             trainer.commit()
     trainer.store._letters.flush()
@@ -213,10 +214,23 @@ def test_a_segment_without_a_field_is_refused_row_by_row(stream_folder: Path, tm
     write_segment(tmp_path / "segments" / "2.parquet", frame)
     source = SegmentSource(tmp_path / "segments")
     settings = OnlineSettings(LEARNER, batch=300, publish_every=0, key="event")
-    result = online(source, tmp_path / "run", stream_folder / "like", settings=settings, idle_seconds=0.0)
+    result = OnlineTrainer(source, tmp_path / "run", stream_folder / "like", settings).run(idle_seconds=0.0)
     assert (result.rows, result.learned, result.refused) == (600, 300, {"malformed": 300})
     letter = json.loads((tmp_path / "run" / "dead_letters.jsonl").read_text().splitlines()[0])
     assert letter["reason"].startswith("dies: the field is absent")
+
+
+def test_json_events_train_the_same_model_as_tables(stream_folder: Path, unbroken: Path, tmp_path: Path) -> None:
+    (tmp_path / "segments").mkdir()
+    for path in (stream_folder / "segments").glob("*.parquet"):
+        write_segment(tmp_path / "segments" / f"{path.stem}.jsonl", pl.read_parquet(path))
+    trainer = OnlineTrainer(SegmentSource(tmp_path / "segments"), tmp_path / "run", stream_folder / "like", SETTINGS)
+    trainer.run(idle_seconds=0.0)
+    one, other = committed(tmp_path / "run"), committed(unbroken)
+    assert [commit["sha256"] for commit in one["commits"]] == [commit["sha256"] for commit in other["commits"]]
+    assert one["metrics"] == other["metrics"]
+    assert one["alarms"] == other["alarms"]
+    assert trainer.encoder._table.is_built
 
 
 def test_late_and_repeated_events() -> None:

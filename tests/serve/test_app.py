@@ -33,7 +33,7 @@ class Site:
         self.bundles.mkdir()
         self.store = ModelStore(self.bundles)
         self.server = Server(self.store, notify=self.lines.append, **options)
-        self.app = self.server.app()
+        self.app = self.server
 
     def publish(self, seed=0, fields=None):
         bundle = publish_model(self.bundles, self.dataset, make_model(self.dataset, fields, seed), sample_rows())

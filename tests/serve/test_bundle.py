@@ -11,7 +11,7 @@ import torch
 
 from lpfs._fileio import json_checksum
 from lpfs.data.raw_rows import RawRowEncoder
-from lpfs.errors import CheckpointError, InputError
+from lpfs.errors import CheckpointError, FieldError, InputError
 from lpfs.export import export_run
 from lpfs.export.parity import onnx_runtime
 from lpfs.gates.verification import compute_logits
@@ -107,14 +107,14 @@ def test_wrong_arguments_publish_nothing(dataset, bundles):
     model = make_model(dataset, ["text", "code"])
     encoder = RawRowEncoder(dataset)
     common = {"certificate": {}, "metadata": {}}
-    with pytest.raises(InputError, match="fields must be those that the model reads"):
-        publish(bundles, model, encoder, sample_rows=sample_rows(), fields=["text"], **common)
+    with pytest.raises(FieldError, match="'code'"):
+        publish(bundles, model, RawRowEncoder(dataset, ["text"]), sample_rows=sample_rows(), **common)
     with pytest.raises(InputError, match="1 to 1,024 rows, found 0"):
-        publish(bundles, model, encoder, sample_rows=[], fields=["text", "code"], **common)
+        publish(bundles, model, encoder, sample_rows=[], **common)
     with pytest.raises(InputError, match="plain JSON"):
-        publish(bundles, model, encoder, sample_rows=[{"text": object()}], fields=["text", "code"], **common)
-    with pytest.raises(InputError, match="sample row 0 cannot be encoded: field 'text'"):
-        publish(bundles, model, encoder, sample_rows=[{"text": [1], "code": 1}], fields=["text", "code"], **common)
+        publish(bundles, model, encoder, sample_rows=[{"text": object()}], **common)
+    with pytest.raises(InputError, match="sample rows cannot be encoded: row 0, field 'text'"):
+        publish(bundles, model, encoder, sample_rows=[{"text": [1], "code": 1}], **common)
     assert current(bundles) is None
     assert versions(bundles) == []
     assert not bundles.exists() or not list(bundles.iterdir())

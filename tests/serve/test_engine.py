@@ -14,7 +14,6 @@ from lpfs.data.raw_rows import RawRowEncoder
 from lpfs.export.session import make_session
 from lpfs.models import MODELS, make_model as build_model
 from lpfs.online.bundle import CURRENT, current, file_digest, rollback
-from lpfs.serve.encode import RequestEncoder
 from lpfs.serve.engine import ModelStore, load_bundle
 from tests.helpers.bundles import make_model, prepare_dataset, publish_model, sample_rows
 
@@ -178,9 +177,10 @@ def test_onnx_runtime_predicts_what_torch_predicts(dataset, name):
     if session is None:
         assert name == "user_item"
         return
-    encoder = RequestEncoder(RawRowEncoder(dataset))
+    encoder = RawRowEncoder(dataset)
+    encoder.build_lookup()
     for rows in (sample_rows(count=1), sample_rows(count=60)):
-        batch = encoder.encode(rows)[0]
+        batch = encoder.encode(rows).batch
         with torch.inference_mode():
             assert (session(batch) - model(batch)).abs().max() < 1e-4
 
@@ -205,6 +205,6 @@ def test_the_thread_takes_over_by_itself(dataset, bundles):
     publish_seed(bundles, dataset, 1)
     assert swapped.wait(30)
     store.stop()
-    batch = store.model.encoder.encode(sample_rows())[0]
+    batch = store.model.encoder.encode(sample_rows()).batch
     expected = torch.tensor(current(bundles).manifest["logits"], dtype=torch.float64)
     assert (store.model.logits(batch).double() - expected).abs().max() < 1e-6

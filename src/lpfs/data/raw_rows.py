@@ -1,10 +1,16 @@
-"""Raw rows of a stream or a request as a Batch, encoded as a Dataset was; rows that cannot be encoded are named."""
+"""Raw rows of a stream or a request as a Batch, encoded as a Dataset was; rows that cannot be encoded are named.
+
+Rows are encoded as tables of polars, whose calls take longest if the rows are few. After ``build_lookup``, rows with
+plain values are encoded without it: texts and integers are looked up in one hash table, numbers are scaled together,
+and what polars returned for other values (bags, hashed values) of rows without labels is remembered.
+"""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import NoneType
@@ -16,7 +22,8 @@ import polars as pl
 
 from lpfs.data.batch import Batch, RowBlock, concat_rows
 from lpfs.data.encoders.categorical import encode_texts, is_text_vocabulary
-from lpfs.data.encoders.numeric import MomentsEncoder
+from lpfs.data.encoders.numeric import BinningEncoder, MomentsEncoder, NumericEncoder, stack_scales
+from lpfs.data.encoders.value_table import ValueTable, read_values
 from lpfs.data.parsing import cast_column, first_line
 from lpfs.data.passes import WRITER_ARGUMENTS, read_label
 from lpfs.data.reencode import Like, RowEncoder, gather_columns
@@ -30,7 +37,11 @@ Reader = Callable[[pl.Series], Any]
 Positions = npt.NDArray[np.int64]
 SCALARS = (str, int, float, bool)
 READ_ERRORS = (DataError, TypeError, ValueError, OverflowError, pl.exceptions.PolarsError)
+PLAIN_ERRORS = (LookupError, *READ_ERRORS)
+NO_FIELDS: frozenset[str] = frozenset()
 ABSENT = "the field is absent; give null for a missing value"
+MAX_MEMO = 1 << 20  # remembered values of all fields together, about 150 MB
+MEMO_TEXT = 256  # characters; longer texts are not remembered
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,9 @@ class RefusedRow:
     row: int
     field: str
     reason: str
+
+    def __str__(self) -> str:
+        return f"row {self.row}, field {self.field!r}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -51,12 +65,20 @@ class EncodedRows:
         accepted: (B,) positions of these rows in the input.
         refused: the other rows, in their order; the first invalid field of each.
         unseen: number of values by field that share the id of unseen values.
+        absent: the optional fields that a row did not have.
     """
 
     batch: Batch
     accepted: Positions
     refused: tuple[RefusedRow, ...]
     unseen: Mapping[str, int]
+    absent: Collection[str] = ()
+
+    def require_all(self, rows: str) -> Batch:
+        """Return the batch; raise InputError, which says what ``rows`` they are, if one was refused."""
+        if self.refused:
+            raise InputError(f"{rows} cannot be encoded: {self.refused[0]}")
+        return self.batch
 
 
 class Refusals(dict[int, RefusedRow]):
@@ -80,17 +102,39 @@ class RawRowEncoder(RowEncoder):
 
     def __init__(self, like: Like, fields: Sequence[str] | None = None) -> None:
         super().__init__(like, fields)
-        self._texts = [encoder for encoder in self.encoders if is_text_vocabulary(encoder)]
+        self._table = ValueTable(self.encoders, None if self.options.strip else self.options.missing)
+        self.memos: dict[str, dict[Any, Any]] = {name: {} for name in self.schema.names}
+        self.memo_limit = max(1024, MAX_MEMO // len(self.schema))
+        self._set_fields(self.schema.names)
 
     def subset(self, fields: Sequence[str]) -> RawRowEncoder:
-        """Return an encoder of some of the fields, which shares the vocabularies of this one."""
+        """Return an encoder of some of the fields, which shares the vocabularies and the memory of this one."""
         part = copy.copy(self)
-        part.schema = self.schema.subset(fields)
-        part.encoders = tuple(encoder for encoder in self.encoders if encoder.name in part.schema.names)
-        part._texts = [encoder for encoder in self._texts if encoder.name in part.schema.names]
-        if not part.encoders:
-            raise FieldError("no field is requested; name at least one")
+        part._set_fields(fields)
         return part
+
+    def _set_fields(self, names: Sequence[str]) -> None:
+        if not names:
+            raise FieldError("no field is requested; name at least one")
+        self.schema = self.schema.subset(names)
+        self.encoders = tuple(encoder for encoder in self.encoders if encoder.name in self.schema.names)
+        self._texts = [encoder for encoder in self.encoders if is_text_vocabulary(encoder)]
+        self._ids, dense = (
+            [field.name for field in self.schema if field.kind == kind] for kind in ("categorical", "numeric")
+        )
+        self._fields = self._table.choose(self.schema.names)  # how rows are looked up
+        single = [encoder for encoder in self.encoders if encoder.plan.width == 1]
+        scaled = [encoder for encoder in single if isinstance(encoder, NumericEncoder)]
+        self._binned = [encoder for encoder in single if isinstance(encoder, BinningEncoder)]
+        self._numbers, self._scale = [item.name for item in (*scaled, *self._binned)], stack_scales(scaled)
+        self._found = [*self._fields.texts, *self._fields.integers]
+        self._others = [item for item in self.encoders if item.name not in {*self._found, *self._numbers}]
+        in_order = self._ids == self._found and [item.name for item in scaled] == dense
+        self._is_plain = in_order and not self._others
+
+    def build_lookup(self) -> None:
+        """Make the hash table for few rows; it takes memory and time like the vocabularies themselves."""
+        _ = self._table.slots
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write everything that is needed to encode rows to a new folder: a Dataset of these fields with one row."""
@@ -114,13 +158,83 @@ class RawRowEncoder(RowEncoder):
         field is ``optional``.
         """
         targets = (self.schema.label, *self.schema.tasks) if labelled else ()
-        names, refused = (*self.schema.names, *targets), Refusals()
+        try:
+            block = self._encode_plain(rows, targets) if self._table.is_built and isinstance(rows, list) else None
+        except PLAIN_ERRORS:
+            block = None
+        refused, absent = Refusals(), NO_FIELDS
+        if block is None:
+            accepted, block = self._encode_tables(rows, targets, optional, refused)
+            absent = find_absent(rows, [name for name in optional if name in self.schema.names])
+        else:
+            accepted = np.arange(len(block))
+        unseen = {name: int(np.count_nonzero(values == UNSEEN_ID)) for name, (values, _) in block.bags.items()}
+        if np.count_nonzero(is_unseen := block.ids == UNSEEN_ID):
+            unseen |= dict(zip(self._ids, np.count_nonzero(is_unseen, 0).tolist(), strict=True))
+        unseen = {name: count for name, count in unseen.items() if count}
+        return EncodedRows(block.batch(), accepted, tuple(refused[row] for row in sorted(refused)), unseen, absent)
+
+    def _encode_plain(self, rows: list[Any], targets: Sequence[str]) -> RowBlock | None:
+        """Return rows without tables; raise one of PLAIN_ERRORS if a field is absent or has an unexpected type."""
+        if not rows:
+            return None
+        ids, count = self._table.look_up(rows, self._fields), len(rows)
+        scaled = np.empty((count, 0), np.float32)
+        if self._numbers:
+            numbers = np.array(read_values(rows, self._numbers, (float, int, NoneType)), np.float64)
+            numbers = numbers.reshape(count, len(self._numbers))
+            numbers[np.isinf(numbers)] = np.nan
+            scaled = self._scale(numbers[:, : len(self._numbers) - len(self._binned)])
+        labels = np.zeros((count, 1 + len(self.schema.tasks)), np.float32)
+        for number, name in enumerate(targets):
+            column = pl.Series(name, read_values(rows, (name,), (int, float, bool)))
+            labels[:, number] = read_label(column, self.options, _no_location)
+        if self._is_plain:
+            if self._numbers and (missing := np.isnan(scaled)).any():
+                scaled[missing] = 0.0
+                return RowBlock(ids, scaled, labels, missing)
+            return RowBlock(ids, scaled, labels)
+        columns: Columns = {"ids": dict(zip(self._found, ids.T, strict=True)), "bags": {}}
+        columns["dense"] = dict(zip(self._numbers, scaled.T, strict=False))
+        for number, binning in enumerate(self._binned, scaled.shape[1]):
+            columns["ids"][binning.name] = binning.bin(numbers[:, number])
+        for encoder, values in zip(self._others, self._encode_others(rows, not targets), strict=True):
+            columns[WRITER_ARGUMENTS[encoder.kind]][encoder.name] = values
+        names = (self.schema.label, *self.schema.tasks)
+        return gather_columns(self.schema, columns, dict(zip(names, labels.T, strict=True)))
+
+    def _encode_others(self, rows: list[Any], remember: bool) -> list[Any]:
+        """Return the columns of the fields that are neither looked up nor numbers, from memory if all are known."""
+        names = [encoder.name for encoder in self._others]
+        if remember:
+            with suppress(KeyError, TypeError):
+                codes = [[self.memos[name][memo_key(row[name])] for row in rows] for name in names]
+                return [join_codes(encoder.kind, column) for encoder, column in zip(self._others, codes, strict=True)]
+        [(_, frame), *mixed] = self._tabulate(rows, names, (), refused := Refusals())
+        if refused or mixed:
+            raise TypeError
+        frame = self.clean(frame)
+        columns = [encoder.encode(frame[encoder.name], _no_location) for encoder in self._others]
+        for name, column in zip(names, columns, strict=True) if remember else ():
+            if len(self.memos[name]) + len(rows) > self.memo_limit:
+                self.memos[name] = {}
+            for row, code in zip(rows, split_codes(column), strict=True):
+                with suppress(KeyError, TypeError):
+                    self.memos[name][memo_key(row[name])] = code
+        return columns
+
+    def _encode_tables(
+        self, rows: Rows, targets: Sequence[str], optional: Collection[str], refused: Refusals
+    ) -> tuple[Positions, RowBlock]:
+        """Return the accepted rows and their positions in the input, whatever the rows are."""
+        names = (*self.schema.names, *targets)
         if isinstance(rows, pl.DataFrame):
-            if absent := [name for name in names if name not in rows.columns]:
-                raise DataError(
-                    f"the rows have no column {absent[0]!r}; they have {', '.join(map(repr, rows.columns))}"
-                )
-            frames = [(np.arange(rows.height), rows.select(names))]
+            absent = [name for name in names if name not in rows.columns]
+            for name in (name for name in absent if name not in optional):
+                for row in range(rows.height):
+                    refused.add(row, name, ABSENT)
+            frame = rows.with_columns(pl.lit(None).alias(name) for name in absent).select(names)
+            frames = [(np.arange(rows.height), frame)]
         else:
             frames = self._tabulate(rows, names, optional, refused)
         parts = [self._encode_frame(positions, frame, targets, refused) for positions, frame in frames]
@@ -129,11 +243,7 @@ class RawRowEncoder(RowEncoder):
             accepted = np.concatenate([positions for positions, _ in parts])
             order = np.argsort(accepted)
             accepted, block = accepted[order], concat_rows([with_missing(part) for _, part in parts]).take(order)
-        ids = [field.name for field in self.schema if field.kind == "categorical"]
-        counts = dict(zip(ids, np.count_nonzero(block.ids == UNSEEN_ID, 0).tolist(), strict=True))
-        counts |= {name: int(np.count_nonzero(values == UNSEEN_ID)) for name, (values, _) in block.bags.items()}
-        unseen = {name: count for name, count in counts.items() if count}
-        return EncodedRows(block.batch(), accepted, tuple(refused[row] for row in sorted(refused)), unseen)
+        return accepted, block
 
     def _encode_frame(
         self, positions: Positions, frame: pl.DataFrame, targets: Sequence[str], refused: Refusals
@@ -221,6 +331,40 @@ class RawRowEncoder(RowEncoder):
             )
             for group in groups.values() or [range(len(rows))]
         ]
+
+
+def find_absent(rows: Rows, names: Iterable[str]) -> frozenset[str]:
+    """Return the fields that some row does not have."""
+    if isinstance(rows, pl.DataFrame):
+        return frozenset(names).difference(rows.columns)
+    return frozenset(name for name in names if any(isinstance(row, Mapping) and name not in row for row in rows))
+
+
+def memo_key(value: Any) -> Any:
+    """Return a key that no value of another type has; raise KeyError for a value that is not remembered."""
+    if type(value) is list:
+        value = tuple(value)
+    elif type(value) is not str:
+        return type(value), value
+    if any(type(item) is not str for item in value) or sum(map(len, value)) > MEMO_TEXT:
+        raise KeyError
+    return value
+
+
+def split_codes(column: Any) -> list[Any]:
+    """Return an encoded column row by row: ids, lists of numbers, or arrays of the ids of a bag."""
+    if isinstance(column, tuple):
+        values, lengths = column
+        return np.split(values, np.cumsum(lengths)[:-1])
+    codes: list[Any] = column.tolist()
+    return codes
+
+
+def join_codes(kind: str, codes: list[Any]) -> Any:
+    """Return the column that ``split_codes`` took apart."""
+    if kind == "multi":
+        return np.concatenate(codes), np.array(list(map(len, codes)))
+    return np.array(codes, np.float32 if kind == "numeric" else np.int32)
 
 
 def check_values(name: str, values: list[Any], takes_lists: bool, refused: Refusals) -> list[Any]:

@@ -235,7 +235,10 @@ def gather_columns(schema: Schema, columns: dict[str, dict[str, Any]], labels: d
         raise DataError(f"the schema names the label {min(unknown)!r}, the settings {sorted(labels)}; prepare it again")
     targets = [labels[name] for name in (schema.label, *schema.tasks)]
     rows = len(targets[0])
-    ids = [columns["ids"][field.name] for field in schema if field.kind == "categorical"]
+    categorical = [field.name for field in schema if field.kind == "categorical"]
+    ids = np.empty((rows, len(categorical)), np.int32)
+    for number, name in enumerate(categorical):
+        ids[:, number] = columns["ids"][name]
     dense = [columns["dense"][field.name].reshape(rows, field.dim) for field in schema if field.kind == "numeric"]
     numbers: AnyArray = np.concatenate([np.empty((rows, 0), np.float32), *dense], 1)  # (n, C)
     missing = np.isnan(numbers)
@@ -243,10 +246,4 @@ def gather_columns(schema: Schema, columns: dict[str, dict[str, Any]], labels: d
     bags = {
         name: (values.astype(np.int32), bag_offsets(lengths)) for name, (values, lengths) in columns["bags"].items()
     }
-    return RowBlock(
-        np.stack(ids, 1).astype(np.int32) if ids else np.empty((rows, 0), np.int32),
-        numbers,
-        np.stack(targets, 1).astype(np.float32),
-        missing if missing.any() else None,
-        bags,
-    )
+    return RowBlock(ids, numbers, np.stack(targets, 1).astype(np.float32), missing if missing.any() else None, bags)

@@ -73,6 +73,11 @@ class Bundle:
         """The fields to fetch for a request."""
         return tuple(self.manifest["fields"])
 
+    @property
+    def encoder_files(self) -> dict[str, Any]:
+        """The entries of the manifest for the files of the encoder, which bundles of one run share."""
+        return {name: entry for name, entry in self.manifest["files"].items() if name.startswith(f"{ENCODER}/")}
+
     def verify_files(self, *, hash_weights: bool = True) -> None:
         """Raise CheckpointError if a file is missing, damaged, or not in the manifest.
 
@@ -113,7 +118,6 @@ def publish(
     encoder: RawRowEncoder,
     *,
     sample_rows: Sequence[Mapping[str, Any]],
-    fields: Sequence[str],
     certificate: Any,
     metadata: Mapping[str, Any],
     keep: int = 5,
@@ -125,16 +129,12 @@ def publish(
         model: the pruned model, without gates.
         encoder: from raw rows to batches; it may know more fields than the model reads.
         sample_rows: raw rows as JSON objects, 1 to 1,024. A server that predicts something else refuses the bundle.
-        fields: the fields that a request must have: those that the model reads.
         certificate: what ``prune`` certified: a dataclass or JSON values.
         metadata: JSON values, such as the position in the stream and the metrics.
         keep: how many bundles to keep, the new one included. The current one before it is always kept.
     """
     check_int("keep", keep, 1)
-    if sorted(fields) != sorted(model.reads.names):
-        raise InputError(
-            f"fields must be those that the model reads, {sorted(model.reads.names)}; found {list(fields)}"
-        )
+    fields = model.reads.names  # that a request must have
     if not 1 <= len(sample_rows) <= MAX_SAMPLES:
         raise InputError(f"sample_rows must have 1 to {MAX_SAMPLES:,} rows, found {len(sample_rows)}")
     values = {
@@ -159,7 +159,7 @@ def publish(
                 manifest = {
                     **{"format": FORMAT, "format_version": FORMAT_VERSION, "lpfs": lpfs.__version__},
                     **{"version": version, "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
-                    **{"fields": list(model.reads.names), **values, "logits": logits},
+                    **{"fields": list(fields), **values, "logits": logits},
                     "files": describe_files(staging),
                 }
                 write_json_atomic(staging / MANIFEST, manifest)
@@ -178,10 +178,10 @@ def publish(
 def write_encoder(encoder: RawRowEncoder, out: Path, before: Path) -> None:
     """Write the encoder of all fields; that of the bundle before is copied if it is the same one and not damaged."""
     try:
-        stored, files = Dataset(before / ENCODER), open_bundle(before).manifest["files"]
+        stored, bundle = Dataset(before / ENCODER), open_bundle(before)
         if (stored.fingerprint, stored.schema) == (encoder.like.fingerprint, encoder.schema):
             shutil.copytree(before / ENCODER, out)
-            if describe_files(out.parent) == {name: files[name] for name in files if name.startswith(f"{ENCODER}/")}:
+            if describe_files(out.parent) == bundle.encoder_files:
                 return
     except (LpfsError, OSError):
         pass  # there is none, or it is damaged
@@ -202,11 +202,8 @@ def compute_sample_logits(model: Model, encoder: RawRowEncoder, rows: list[dict[
     """Return the logits of the stored rows; raise InputError if they cannot be encoded, or are not finite."""
     if encoder.schema.names != model.reads.names:
         raise InputError(f"the encoder has the fields {encoder.schema.names}, the model reads {model.reads.names}")
-    encoded = encoder.encode(rows)
-    if encoded.refused:
-        first = encoded.refused[0]
-        raise InputError(f"sample row {first.row} cannot be encoded: field {first.field!r}: {first.reason}")
-    [logits] = compute_logits(model, encoded.batch.to(next(model.parameters()).device))
+    batch = encoder.encode(rows).require_all("sample rows")
+    [logits] = compute_logits(model, batch.to(next(model.parameters()).device))
     if not bool(logits.isfinite().all()):
         raise InputError("the model's logits of the sample rows are not finite; nothing was published")
     values: list[Any] = logits.double().tolist()

@@ -7,6 +7,7 @@ alarm is raised when a statistic crosses its limit and not again before it has f
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +22,11 @@ Floats = npt.NDArray[np.float64]
 BINS = 64  # of the values of a field; ids share bins
 EDGES = np.array([-1.28, -0.84, -0.52, -0.25, 0.0, 0.25, 0.52, 0.84, 1.28])  # deciles of standardized numbers
 REFERENCE = 5  # windows
-LIMITS = {"distribution": 0.2, "unseen": 0.05, "worth": 6.0}  # PSI; increase of the share; standard errors
-TEXTS = {
-    **{"distribution": "population stability index {:.3f}", "worth": "worth changed by {:.1f} standard errors"},
-    "unseen": "share of unseen values increased by {:.1%}",
+KINDS = {  # of alarms of a field: the limit, and the message
+    "distribution": (0.2, "population stability index {:.3f}"),
+    "unseen": (0.05, "share of unseen values increased by {:.1%}"),
+    "worth": (6.0, "worth changed by {:.1f} standard errors"),
 }
-KINDS = tuple(LIMITS)
 MIN_WORTH_CHANGE = 5e-4  # change of the worth, in loss per row, below which there is no alarm
 MIN_BATCHES = 10  # of a window, below which its worth is not compared
 SLACK, LOSS_LIMIT = 0.25, 25.0  # of Page-Hinkley, in standard deviations of the loss of a batch
@@ -104,13 +104,11 @@ class DriftMonitor:
         self.reference = np.zeros_like(self.counts)
         self.unseen = np.zeros((2, size))  # unseen values of the window, of the reference
         self.rows = np.zeros(3)  # rows of the window, of the reference, windows in the reference
-        self.worth = np.zeros((2, 3, size))  # window and reference: batches, mean and sum of squared deviations
+        self.worth = np.zeros((2, 3, size))  # window and reference: batches, sum and sum of squares
         self.since = np.full((len(KINDS), size), -1.0)  # row since which an alarm holds
 
-    def add(
-        self, batch: Batch, unseen: dict[str, int], worth: Floats | None, order: list[int], loss: float, row: int
-    ) -> Alarm | None:
-        """Add a batch; ``order`` gives the position in the schema of each entry of ``worth``."""
+    def add(self, batch: Batch, unseen: Mapping[str, int], worth: Floats | None, loss: float, row: int) -> Alarm | None:
+        """Add a batch that begins at ``row``."""
         count = self.counts.shape[0] - len(self.bags)  # of columns that all rows have
         bins = np.concatenate([batch.ids.numpy() % BINS, np.searchsorted(EDGES, batch.dense.numpy())], 1)
         flat = (bins + np.arange(count) * BINS).ravel()
@@ -121,13 +119,7 @@ class DriftMonitor:
             self.unseen[0, self.names.index(name)] += values
         self.rows[0] += len(batch)
         if worth is not None:
-            aligned = np.empty_like(worth)
-            aligned[order] = worth
-            batches, mean, squares = self.worth[0]
-            batches += 1
-            delta = aligned - mean
-            mean += delta / batches
-            squares += delta * (aligned - mean)
+            self.worth[0] += np.ones_like(worth), worth, worth**2
         return self.loss.add(loss, row)
 
     def close_window(self, first_row: int) -> list[Alarm]:
@@ -139,10 +131,10 @@ class DriftMonitor:
             self.reference += self.counts
             self.unseen[1] += self.unseen[0]
             self.rows[1:] += self.rows[0], 1
-            self._merge_worth()
+            self.worth[1] += self.worth[0]
         else:
-            for kind, sizes in zip(KINDS, self._statistics(), strict=True):
-                alarms += self._check(kind, sizes, first_row)
+            for kind, since, sizes in zip(KINDS, self.since, self._statistics(), strict=True):
+                alarms += self._check(kind, since, sizes, first_row)
         for window in (self.counts, self.unseen[0], self.worth[0], self.rows[:1]):
             window[:] = 0.0
         return alarms
@@ -152,30 +144,24 @@ class DriftMonitor:
         distribution = np.zeros(len(self.names))
         np.maximum.at(distribution, self._positions, population_stability(self.reference, self.counts))
         share, before = self.unseen[0] / self.rows[0], self.unseen[1] / self.rows[1]
-        (batches, mean, squares), (old_batches, old_mean, old_squares) = self.worth
-        error = np.sqrt(squares / np.maximum(batches, 2) ** 2 + old_squares / np.maximum(old_batches, 2) ** 2)
-        change = np.abs(mean - old_mean)
-        enough = (batches >= MIN_BATCHES) & (error > 0) & (change > MIN_WORTH_CHANGE)
+        batches, totals, squares = self.worth.transpose(1, 0, 2)  # (2, N) each
+        means = totals / np.maximum(batches, 1)
+        deviations = np.maximum(squares - batches * means**2, 0.0)
+        error = np.sqrt((deviations / np.maximum(batches, 2) ** 2).sum(0))
+        change = np.abs(means[0] - means[1])
+        enough = (batches[0] >= MIN_BATCHES) & (error > 0) & (change > MIN_WORTH_CHANGE)
         standard = np.where(enough, change / np.maximum(error, 1e-12), 0.0)
         return distribution, share - before, standard
 
-    def _check(self, kind: str, sizes: Floats, first_row: int) -> list[Alarm]:
-        since, limit, alarms = self.since[KINDS.index(kind)], LIMITS[kind], []
+    def _check(self, kind: str, since: Floats, sizes: Floats, first_row: int) -> list[Alarm]:
+        (limit, text), alarms = KINDS[kind], []
         for position in np.flatnonzero((sizes > limit) & (since < 0)):
             size = float(sizes[position])
-            message = f"{TEXTS[kind].format(size)}, since row {first_row:,}"
+            message = f"{text.format(size)}, since row {first_row:,}"
             alarms.append(Alarm(self.names[position], kind, size, first_row, message))
             since[position] = first_row
         since[sizes < limit / 2] = -1
         return alarms
-
-    def _merge_worth(self) -> None:
-        (batches, mean, squares), (total, old_mean, old_squares) = self.worth
-        count = np.maximum(batches + total, 1)
-        delta = mean - old_mean
-        old_squares += squares + delta**2 * batches * total / count
-        old_mean += delta * batches / count
-        total += batches
 
     def state(self) -> dict[str, Any]:
         """Return everything that changes."""

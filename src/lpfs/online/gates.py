@@ -1,20 +1,16 @@
 r"""Gates in a steady state: ε at a floor, a constant learning rate, and tests that decide when a field changes.
 
-Two layers decide which fields are selected:
-
-1. LPFS++ gates :math:`g(x)`, trained by proximal SGD as in a search, but with ε at its floor. An *open* field enters
-   the network multiplied by g(x); a *closed* one is multiplied by 0, and its x still receives the gradient
+1. LPFS++ gates :math:`g(x)` are trained by proximal SGD as in a search. An *open* field enters the network multiplied
+   by g(x); a *closed* one is multiplied by 0, and its x still receives the gradient
    :math:`\partial L/\partial g \cdot g'(x)`, because :math:`g'(0) > 0`. λ is fixed, or held by the control law of
    ``keep=K`` (:mod:`lpfs.gates.controller`) with the target K in every step.
-2. A gate only *nominates*: an open field whose x is 0 for closing, a closed field whose x is above 0 for reopening.
-   The decision is made by the gain of showing the field: loss without it minus loss with it, on the same rows, which
-   the model has not learned from yet. It is measured in the network, and by an additive probe
-   (:mod:`lpfs.online.probe`). A field reopens when the whole confidence interval of one of the two is above
-   ``threshold``, and is closed when one interval and the estimate of the other are below ``threshold`` ·
-   ``hysteresis``.
+2. A gate only *nominates*: an open field whose x is 0 for closing, a closed field whose x is above 0 for reopening. The
+   gain of showing the field decides: loss without it minus loss with it, on rows which the model has not learned from
+   yet, in the network and by an additive probe (:mod:`lpfs.online.probe`). A field reopens when the confidence interval
+   of one of the two is above ``threshold``, and is closed when one interval and the estimate of the other are below
+   ``threshold`` · ``hysteresis``.
 
-The interval is a normal-mixture confidence sequence (Robbins 1970): it holds at all numbers of rows at once, so that
-looking after every batch is allowed.
+The interval is a normal-mixture confidence sequence (Robbins 1970): it holds at all numbers of rows at once.
 """
 
 from __future__ import annotations
@@ -141,9 +137,8 @@ class SteadyGates(nn.Module):
         self.x = nn.Parameter(start.clone())
         self.epsilon = torch.tensor(settings.epsilon)
         self.norm = self.function.value_and_slope(torch.ones(size), self.epsilon)[0]
-        self._floor = float(
-            self.function.value_and_slope(torch.full((size,), SMALLEST_X), self.epsilon, self.norm)[0][0]
-        )
+        smallest = torch.full((size,), SMALLEST_X)
+        self._floor = float(self.function.value_and_slope(smallest, self.epsilon, self.norm)[0][0])
         fixed = np.array([name in settings.must_keep for name in names])
         spread = 1 + TIE_SPREAD * (np.random.default_rng([seed, size]).random(size) - 0.5)
         self.fixed, self._spread = fixed, np.where(fixed, 0.0, spread)

@@ -56,7 +56,7 @@ class Progress:
     logits: Floats
     labels: Floats
     decisions: tuple[Decision, ...]
-    worth: Floats | None  # (N,) first-order gain of every field, loss per row; None in a probe batch
+    worth: Floats | None  # (N,) first-order gain of the fields of the schema, loss per row; None in a probe batch
 
 
 class OnlineLearner:
@@ -80,6 +80,7 @@ class OnlineLearner:
         self.optimizer = OPTIMIZERS[settings.optimizer](self.model.parameters(), lr=settings.lr)
         self.gates: SteadyGates | None = None
         self.probe = AdditiveProbe(schema)
+        self._order = [inputs.names.index(name) for name in schema.names]
         self._probed = [inputs.names.index(name) for name in self.probe.names]
         self._factors: torch.Tensor | None = None
         if settings.gates is not None:
@@ -125,7 +126,7 @@ class OnlineLearner:
         logits, labels = self._update(batch), _as_floats(batch.labels[:, 0])
         if gates is None or self._factors is None or self._factors.grad is None:
             return Progress(logits, labels, (), None)
-        worth = -self._factors.grad.double().numpy()
+        worth = -self._factors.grad.double().numpy()[self._order]
         gates.step(penalized=self.batches >= self.settings.warmup)
         return Progress(logits, labels, self._probe_additive(gates, batch, logits, labels), worth)
 

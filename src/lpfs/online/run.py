@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +19,7 @@ import polars as pl
 import torch
 
 from lpfs._console import Console
-from lpfs._validation import check_int
+from lpfs._validation import check_int, check_options
 from lpfs.data.raw_rows import RawRowEncoder
 from lpfs.data.reencode import Like
 from lpfs.errors import InputError
@@ -50,14 +51,9 @@ class OnlineSettings:
     lateness: float | None = None  # an event is late if its time is this much (seconds, for text) before the latest one
 
     def __post_init__(self) -> None:
-        for name, minimum in {
-            "batch": 2,
-            "commit_every": 1,
-            "publish_every": 0,
-            "keep_bundles": 1,
-            "window": 1,
-        }.items():
-            check_int(name, getattr(self, name), minimum)
+        check_options(self, count=("commit_every", "keep_bundles", "window"))
+        check_int("batch", self.batch, 2)
+        check_int("publish_every", self.publish_every, 0)
         if (self.time is None) != (self.lateness is None):
             raise InputError("give time and lateness together: the column, and how late an event may be")
 
@@ -78,9 +74,8 @@ class EventFilter:
 
     def __init__(self, settings: OnlineSettings) -> None:
         self.settings = settings
-        self.keys: deque[int] = deque()
-        self.known: set[int] = set()
-        self.latest = -np.inf
+        self.keys: OrderedDict[int, None] = OrderedDict()  # the oldest first
+        self.latest = -math.inf
 
     def check(self, keys: Sequence[Any], times: Sequence[Any]) -> list[str]:
         """Return for each event why it is refused; an empty text if it is accepted."""
@@ -93,7 +88,7 @@ class EventFilter:
                 code = key_code(key)
                 if key is None:
                     reason = f"malformed: the key {settings.key!r} is missing"
-                elif code in self.known or code in batch:
+                elif code in self.keys or code in batch:
                     reason = f"duplicate: the key {key!r} was seen before"
                 else:
                     batch.add(code)
@@ -112,20 +107,17 @@ class EventFilter:
 
     def remember(self, keys: Iterable[Any]) -> None:
         """Add the keys of accepted events; forget the oldest ones."""
-        for code in map(key_code, keys):
-            self.keys.append(code)
-            self.known.add(code)
-            if len(self.keys) > self.settings.window:
-                self.known.discard(self.keys.popleft())
+        self.keys.update(dict.fromkeys(map(key_code, keys)))
+        while len(self.keys) > self.settings.window:
+            self.keys.popitem(last=False)
 
     def state(self) -> dict[str, Any]:
         """Return everything that changes."""
-        return {"keys": torch.tensor(list(self.keys), dtype=torch.int64), "latest": float(self.latest)}
+        return {"keys": torch.tensor(list(self.keys), dtype=torch.int64), "latest": self.latest}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore the result of ``state``."""
-        self.keys = deque(state["keys"].tolist())
-        self.known, self.latest = set(self.keys), state["latest"]
+        self.keys, self.latest = OrderedDict.fromkeys(state["keys"].tolist()), state["latest"]
 
 
 class OnlineTrainer:
@@ -161,11 +153,7 @@ class OnlineTrainer:
         self.rows = self.learned = 0
         self.refused: dict[str, int] = {}
         self.samples = "[]"
-        schema = self.encoder.schema
-        self._required = {*schema.names, schema.label, *schema.tasks}
-        self._order = [schema.index(name) for name in self.learner.inputs.names]
         self._published = self.learner.kept
-        self._start_window()
         try:
             self._resume()
         except BaseException:
@@ -174,18 +162,16 @@ class OnlineTrainer:
 
     def _resume(self) -> None:
         commit = self.store.load()
-        if commit is None:
-            self.source.seek(None)
-            return
-        state = commit.state
-        self.learner.load(state["learner"])
-        self.drift.load(state["drift"])
-        self.filter.load(state["filter"])
-        self.rows, self.learned, self.samples = commit.rows, state["learned"], state["samples"]
-        self.refused, self._published = dict(state["refused"]), tuple(state["published"])
+        if commit is not None:
+            state = commit.state
+            self.learner.load(state["learner"])
+            self.drift.load(state["drift"])
+            self.filter.load(state["filter"])
+            self.rows, self.learned, self.samples = commit.rows, state["learned"], state["samples"]
+            self.refused, self._published = dict(state["refused"]), tuple(state["published"])
         self._start_window()
-        self.source.seek(commit.position)
-        if commit.publish:
+        self.source.seek(None if commit is None else commit.position)
+        if commit is not None and commit.publish:
             current = bundle.current(self.bundles)
             if current is None or current.manifest["metadata"].get("rows") != self.rows:
                 self._publish()
@@ -196,21 +182,15 @@ class OnlineTrainer:
         self._records: dict[str, list[dict[str, Any]]] = {"metrics": [], "changes": [], "alarms": []}
         self._window_row, self._window_time, self._window_batches = self.rows, time.monotonic(), 0
 
-    def run(
-        self,
-        *,
-        idle_seconds: float | None = None,
-        max_rows: int | None = None,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> OnlineResult:
-        """Train until the source has had no events for ``idle_seconds``, ``max_rows`` were read, or ``stop()``.
+    def run(self, *, idle_seconds: float | None = None, max_rows: int | None = None) -> OnlineResult:
+        """Train until the source has had no events for ``idle_seconds``, or ``max_rows`` were read.
 
         The last, incomplete batch is learned when the source is idle; other batches have exactly ``batch`` events,
         so that the result does not depend on when events arrive.
         """
         try:
-            while not stop() and (max_rows is None or self.rows < max_rows):
-                events = self._collect(idle_seconds, stop)
+            while max_rows is None or self.rows < max_rows:
+                events = self._collect(idle_seconds)
                 if events is None:
                     break
                 self.process(events)
@@ -222,19 +202,16 @@ class OnlineTrainer:
             self.store.close()
         return OnlineResult(self.rows, self.learned, self.refused, self.store.last_commit, self.learner.kept)
 
-    def _collect(self, idle_seconds: float | None, stop: Callable[[], bool]) -> Events | None:
-        """Return a batch of events; None if nothing is left. An incomplete one is given back if ``stop()``."""
+    def _collect(self, idle_seconds: float | None) -> Events | None:
+        """Return a batch of events; None if nothing is left."""
         pieces: list[Events] = []
-        before, missing, last = self.source.position(), self.settings.batch, time.monotonic()
+        missing, last = self.settings.batch, time.monotonic()
         while missing:
             events = self.source.poll(missing)
             if len(events):
                 pieces.append(events)
                 missing -= len(events)
                 last = time.monotonic()
-            elif stop():
-                self.source.seek(before)
-                return None
             elif idle_seconds is not None and time.monotonic() - last >= idle_seconds:
                 break
             else:
@@ -243,14 +220,13 @@ class OnlineTrainer:
 
     def process(self, events: Events) -> None:
         """Learn from one batch of events; refused ones become dead letters."""
-        if isinstance(events, pl.DataFrame) and not self._required <= set(events.columns):
-            events = events.to_dicts()  # every row is refused, with the field that is absent
         first, settings = self.rows, self.settings
         self.rows += len(events)
         self._window_batches += 1
         keys = _column(events, settings.key)
         reasons = self.filter.check(keys, _column(events, settings.time))
         if not isinstance(events, pl.DataFrame):
+            self.encoder.build_lookup()  # halves the time of rows that are no table
             for at, event in enumerate(events):
                 if isinstance(event, Malformed):
                     reasons[at] = f"malformed: {event.reason}"
@@ -279,7 +255,7 @@ class OnlineTrainer:
         self._logits.append(progress.logits)
         self._labels.append(progress.labels)
         loss = float(row_losses(progress.logits, progress.labels).mean())
-        alarm = self.drift.add(encoded.batch, dict(encoded.unseen), progress.worth, self._order, loss, first)
+        alarm = self.drift.add(encoded.batch, encoded.unseen, progress.worth, loss, first)
         if alarm is not None:
             self._records["alarms"].append({"rows": self.rows, **asdict(alarm)})
         self._log_decisions(progress.decisions, set(before))
@@ -334,36 +310,25 @@ class OnlineTrainer:
             return None
         logits, labels = np.concatenate(self._logits), np.concatenate(self._labels)
         interval = auc_interval(logits, labels)
-        both = bool(np.isfinite(interval.value))
-        auc = {"auc": interval.value, "low": interval.low, "high": interval.high}
-        return {
-            **(auc if both else dict.fromkeys(auc)),
-            "logloss": logloss(logits, labels),
-            "calibration": calibration(logits, labels),
-        }
+        auc: dict[str, Any] = {"auc": interval.value, "low": interval.low, "high": interval.high}
+        auc = auc if math.isfinite(interval.value) else dict.fromkeys(auc)  # all labels are equal
+        return {**auc, "logloss": logloss(logits, labels), "calibration": calibration(logits, labels)}
 
     def _publish(self) -> None:
         rows = json.loads(self.samples)
-        kept = self.learner.kept
         pruned = self.learner.pruned(self.encoder.encode(rows).batch)
         published = bundle.publish(
             self.bundles,
             pruned.model,  # type: ignore[arg-type]
             self.encoder,  # of all fields: it is the same in all bundles, and a server reads it once
             sample_rows=rows,
-            fields=list(kept),
             certificate=pruned.certificate,
             metadata={"rows": self.rows, "commit": self.store.last_commit, "position": self.source.position()},
             keep=self.settings.keep_bundles,
         )
-        self.console.message(f"row {self.rows:,}: published bundle {published.version} with {len(kept)} fields")
-
-
-def online(source: EventSource, run: str | os.PathLike[str], like: Like, **arguments: Any) -> OnlineResult:
-    """Train on a source until it is idle; arguments of :class:`OnlineTrainer` and of its ``run``."""
-    limits = {name: arguments.pop(name) for name in ("idle_seconds", "max_rows", "stop") if name in arguments}
-    settings = arguments.pop("settings", None) or OnlineSettings()
-    return OnlineTrainer(source, run, like, settings, **arguments).run(**limits)
+        self.console.message(
+            f"row {self.rows:,}: published bundle {published.version} with {len(published.fields)} fields"
+        )
 
 
 def join_events(pieces: list[Events]) -> Events:

@@ -1,4 +1,4 @@
-"""Sources of events: the protocol, and segment files in a folder, which need no server.
+"""Sources of events: the protocol; segment files in a folder, a Kafka topic, a Redis stream.
 
 A position says which events were read, as JSON values. After ``seek(position)`` a source returns exactly the events
 that follow it, in the same order; a position that is no longer available raises DataError, so that no event is
@@ -18,10 +18,16 @@ from urllib.parse import urlsplit
 import polars as pl
 
 from lpfs._fileio import parse_json
+from lpfs._imports import import_optional
 from lpfs.errors import DataError, InputError
 
 FORMATS = (".parquet", ".csv", ".jsonl", ".ndjson")
 MAX_TEXT = 2000  # characters of a malformed event that are kept
+KAFKA_POLL_SECONDS = 0.1  # a poll waits so long for as many events as were asked for
+KAFKA_REQUEST_SECONDS = 20.0
+REDIS_JSON = b"json"
+REDIS_START = "0-0"  # id before the first entry
+REDIS_RETRIES = 60  # of a request while the server is down or starts; up to a second each
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class EventSource(Protocol):
 
     def lag(self) -> int | None:
         """Return how much is waiting: events, or segments; None if it is unknown."""
+        return None
 
     def close(self) -> None:
         """Release connections and files."""
@@ -66,7 +73,7 @@ def parse_event(data: bytes | str) -> Event:
     return Malformed(text[:MAX_TEXT], problem) if problem else row
 
 
-class SegmentSource:
+class SegmentSource(EventSource):
     """Segment files in a folder (.parquet, .csv, .jsonl), read in the order of their names.
 
     A segment is published by a rename and never changes afterwards; names that start with a dot or an underscore are
@@ -91,7 +98,6 @@ class SegmentSource:
             return sorted(entry.name for entry in entries if entry.name.endswith(FORMATS) and entry.name[0] not in "._")
 
     def poll(self, max_rows: int) -> Events:
-        """Return the next rows of the current segment, or of the next one."""
         while True:
             if self._rows is None and self._segment is not None:
                 self._rows = read_segment(self.folder / self._segment)
@@ -123,7 +129,6 @@ class SegmentSource:
         return None if self._segment is None else {"segment": self._segment, "row": self._row}
 
     def seek(self, position: Any) -> None:
-        """Continue after a position."""
         self._segment, self._row, self._rows = None, 0, None
         self._seen = set()
         if position is None:
@@ -144,7 +149,6 @@ class SegmentSource:
         return waiting + bool(self._rows is not None and self._row < len(self._rows))
 
     def close(self) -> None:
-        """Release the rows of the current segment."""
         self._rows = None
 
 
@@ -181,6 +185,152 @@ def _read_csv(path: Path) -> Events:
     ]
 
 
+class KafkaSource(EventSource):
+    """All partitions of a Kafka topic, one JSON object per message; by ``assign`` and ``seek``, without a group.
+
+    The order of events is that of their partition; between partitions Kafka does not define one. If retention has
+    deleted events after the position, DataError is raised instead of a jump to the ones that are left.
+
+    Args:
+        servers: bootstrap servers, ``host:port,…``.
+        topic: the topic.
+        config: further settings of librdkafka, for example for TLS.
+    """
+
+    def __init__(self, servers: str, topic: str, config: dict[str, Any] | None = None) -> None:
+        self._kafka = import_optional("confluent_kafka", "kafka", "the Kafka source")
+        self.topic, self._name = topic, f"Kafka topic {topic!r}"
+        fixed = {"group.id": "lpfs", "enable.auto.commit": False, "auto.offset.reset": "error"}
+        self._consumer = self._kafka.Consumer({"bootstrap.servers": servers, **(config or {}), **fixed})
+        self._offsets: dict[int, int] = {}  # next offset of each partition
+
+    def poll(self, max_rows: int) -> list[Event]:
+        events, codes = [], self._kafka.KafkaError
+        for message in self._consumer.consume(max_rows, KAFKA_POLL_SECONDS):
+            if (error := message.error()) is not None:
+                if error.code() in (codes._AUTO_OFFSET_RESET, codes.OFFSET_OUT_OF_RANGE):
+                    raise DataError(f"{self._name}, {message.partition()}: events after the last commit were deleted")
+                if error.retriable() or error.code() == codes._ALL_BROKERS_DOWN:
+                    continue
+                raise DataError(f"{self._name}: {error.str()}")
+            partition, offset = message.partition(), message.offset()
+            if offset > self._offsets[partition]:  # a gap: of a compacted topic or a transaction, or deleted events
+                self._check_available(partition, self._offsets[partition])
+            self._offsets[partition] = offset + 1
+            events.append(parse_event(message.value() or b""))
+        return events
+
+    def position(self) -> Any:
+        """Return the next offset of each partition."""
+        return {str(partition): offset for partition, offset in sorted(self._offsets.items())}
+
+    def seek(self, position: Any) -> None:
+        """Continue at these offsets; new partitions, and all of them without a position, start at their beginning."""
+        try:
+            topic = self._consumer.list_topics(self.topic, KAFKA_REQUEST_SECONDS).topics[self.topic]
+        except self._kafka.KafkaException as error:
+            raise DataError(f"{self._name} cannot be read: {error}") from error
+        if topic.error is not None:
+            raise DataError(f"{self._name} cannot be read: {topic.error.str()}")
+        offsets = {int(partition): offset for partition, offset in (position or {}).items()}
+        if missing := sorted(set(offsets) - set(topic.partitions)):
+            raise DataError(f"{self._name} no longer has the partition {missing[0]}")
+        for partition in topic.partitions:
+            if partition in offsets:
+                self._check_available(partition, offsets[partition])
+            else:
+                offsets[partition] = self._limits(partition)[0]
+        self._offsets = offsets
+        part = self._kafka.TopicPartition
+        self._consumer.assign([part(self.topic, partition, offset) for partition, offset in offsets.items()])
+
+    def _limits(self, partition: int) -> tuple[int, int]:
+        """Return the first offset of a partition and the one after the last."""
+        part = self._kafka.TopicPartition(self.topic, partition)
+        try:
+            low, high = self._consumer.get_watermark_offsets(part, KAFKA_REQUEST_SECONDS)
+        except (self._kafka.KafkaException, TypeError) as error:
+            raise DataError(f"{self._name}, {partition}: its offsets cannot be read: {error}") from error
+        return low, high
+
+    def _check_available(self, partition: int, offset: int) -> None:
+        low, high = self._limits(partition)
+        if not low <= offset <= high:
+            raise DataError(
+                f"{self._name}, {partition}: offset {offset} of the last commit is not available, only {low} to "
+                f"{high}; raise the retention, or start another run"
+            )
+
+    def lag(self) -> int | None:
+        """Return the number of events after the position, as far as the client knows."""
+        part, total = self._kafka.TopicPartition, 0
+        for partition, offset in self._offsets.items():
+            _, high = self._consumer.get_watermark_offsets(part(self.topic, partition), cached=True)
+            total += max(0, high - offset)
+        return total
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class RedisSource(EventSource):
+    """A Redis stream, read by ids without a consumer group.
+
+    An entry has a field ``json`` that holds the row, or its fields are the row. The last entry that was read must stay
+    in the stream: without it, entries after it may have been trimmed or lost, and DataError is raised.
+
+    Args:
+        url: address of the server, as redis-py takes it.
+        stream: key of the stream.
+    """
+
+    def __init__(self, url: str, stream: str) -> None:
+        redis = import_optional("redis", "redis", "the Redis source")
+        self.stream, self._last, self._error = stream, REDIS_START, redis.RedisError
+        lost = (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError)
+        retry = redis.retry.Retry(redis.backoff.ExponentialBackoff(cap=1.0, base=0.05), REDIS_RETRIES, lost)
+        self._client = redis.Redis.from_url(url, retry=retry, retry_on_error=list(lost), socket_timeout=20)
+
+    def poll(self, max_rows: int) -> list[Event]:
+        entries = self._after_last(max_rows)
+        if entries:
+            self._last = entries[-1][0].decode()
+        return [
+            parse_event(values[REDIS_JSON])
+            if set(values) == {REDIS_JSON}
+            else {name.decode(errors="replace"): value.decode(errors="replace") for name, value in values.items()}
+            for _, values in entries
+        ]
+
+    def _after_last(self, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """Return entries after the last one, which is read again: if it is gone, later ones may be gone too."""
+        started = self._last != REDIS_START
+        try:
+            entries: list[Any] = self._client.xrange(self.stream, self._last, "+", count + started)
+        except self._error as error:
+            raise DataError(f"cannot read the Redis stream {self.stream!r}: {error}") from error
+        if not started:
+            return entries
+        if not entries or entries[0][0].decode() != self._last:
+            raise DataError(
+                f"the Redis stream {self.stream!r} no longer has the entry {self._last}, the last one that was "
+                "read, so that later ones may be lost too; do not trim entries that the trainer has not committed, use "
+                "appendfsync always, or start another run"
+            )
+        return entries[1:]
+
+    def position(self) -> Any:
+        """Return the id of the last entry that was read."""
+        return {"id": self._last}
+
+    def seek(self, position: Any) -> None:
+        self._last = REDIS_START if position is None else position["id"]
+        self._after_last(1)
+
+    def close(self) -> None:
+        self._client.close()
+
+
 def open_source(url: str) -> EventSource:
     """Return the source of an address: a folder, ``kafka://host:port/topic``, ``redis://host:port[/database]/stream``."""
     parts = urlsplit(url)
@@ -188,11 +338,7 @@ def open_source(url: str) -> EventSource:
     if parts.scheme in ("kafka", "redis", "rediss", "unix") and (not name or not parts.netloc + database):
         raise InputError(f"a source is a folder, kafka://HOST:PORT/TOPIC or redis://HOST:PORT/STREAM, found {url!r}")
     if parts.scheme == "kafka":
-        from lpfs.online.kafka import KafkaSource
-
         return KafkaSource(parts.netloc, name)
     if parts.scheme in ("redis", "rediss", "unix"):
-        from lpfs.online.redis_streams import RedisSource
-
         return RedisSource(parts._replace(path=f"/{database or 0}").geturl(), name)
     return SegmentSource(url.removeprefix("file://"))

@@ -29,32 +29,22 @@ from lpfs.errors import CheckpointError, InputError, StateError
 from lpfs.online.bundle import current_version
 from lpfs.train.tensor_io import flatten_state, read_tensors, restore_state, write_tensors
 
-VERSION = 2
+VERSION = 3
 DATABASE, WEIGHTS, DEAD_LETTERS, BUNDLES = "state.sqlite", "weights", "dead_letters.jsonl", "bundles"
 KEEP_WEIGHTS = 2  # files of weights that are kept, the last one included
-TABLES = """
-CREATE TABLE about (version INTEGER NOT NULL, settings TEXT NOT NULL);
-CREATE TABLE commits (
-    id INTEGER PRIMARY KEY, time REAL NOT NULL, rows INTEGER NOT NULL, position TEXT NOT NULL,
-    weights TEXT NOT NULL, sha256 TEXT NOT NULL, state TEXT NOT NULL, dead_letters INTEGER NOT NULL,
-    kept TEXT NOT NULL, publish INTEGER NOT NULL, rate REAL, lag REAL
-);
-CREATE TABLE metrics (
-    id INTEGER PRIMARY KEY, commit_id INTEGER NOT NULL, rows INTEGER NOT NULL, time REAL NOT NULL,
-    auc REAL, low REAL, high REAL, logloss REAL, calibration REAL
-);
-CREATE TABLE changes (
-    id INTEGER PRIMARY KEY, commit_id INTEGER NOT NULL, rows INTEGER NOT NULL, time REAL NOT NULL,
-    position TEXT NOT NULL, field TEXT NOT NULL, action TEXT NOT NULL, gain REAL, low REAL, high REAL,
-    tested INTEGER NOT NULL, before TEXT NOT NULL, after TEXT NOT NULL
-);
-CREATE TABLE alarms (
-    id INTEGER PRIMARY KEY, commit_id INTEGER NOT NULL, rows INTEGER NOT NULL, time REAL NOT NULL,
-    field TEXT, kind TEXT NOT NULL, size REAL NOT NULL, since INTEGER NOT NULL, message TEXT NOT NULL
-);
-"""
+RECORD = "id INTEGER PRIMARY KEY, commit_id INTEGER NOT NULL, rows INTEGER NOT NULL, time REAL NOT NULL"
+TABLES = (
+    "about (version INTEGER NOT NULL, settings TEXT NOT NULL)",
+    "commits (id INTEGER PRIMARY KEY, time REAL NOT NULL, rows INTEGER NOT NULL, position TEXT NOT NULL, "
+    "weights TEXT NOT NULL, sha256 TEXT NOT NULL, state TEXT NOT NULL, dead_letters INTEGER NOT NULL, "
+    "kept TEXT NOT NULL, publish INTEGER NOT NULL, rate REAL, lag REAL)",
+    f"metrics ({RECORD}, auc REAL, low REAL, high REAL, logloss REAL, calibration REAL)",
+    f"changes ({RECORD}, position TEXT NOT NULL, field TEXT NOT NULL, action TEXT NOT NULL, gain REAL, low REAL, "
+    "high REAL, tested INTEGER NOT NULL, before TEXT NOT NULL, after TEXT NOT NULL)",
+    f"alarms ({RECORD}, field TEXT, kind TEXT NOT NULL, size REAL NOT NULL, since INTEGER NOT NULL, "
+    "message TEXT NOT NULL)",
+)
 LAST_COMMIT = "SELECT * FROM commits ORDER BY id DESC LIMIT 1"
-RECORDS = ("metrics", "changes", "alarms")  # tables of a commit that the live page shows
 JSON_COLUMNS = ("position", "before", "after", "kept")
 
 
@@ -69,7 +59,7 @@ class Commit:
     publish: bool = False  # whether a bundle of this state must be published
     rate: float | None = None  # rows per second since the last commit
     lag: float | None = None  # rows or bytes that the source holds beyond ``position``; None if it is unknown
-    records: Mapping[str, Iterable[Mapping[str, Any]]] = field(default_factory=dict)  # of ``RECORDS``
+    records: Mapping[str, Iterable[Mapping[str, Any]]] = field(default_factory=dict)  # by table
 
 
 class StateStore:
@@ -89,7 +79,7 @@ class StateStore:
             self._connection = self._open(json.dumps(settings, sort_keys=True))
             row = self._last_row()
             self.last_commit: int = row["id"] if row else 0
-            self._letters = self._open_letters()
+            self._letters = self._open_letters(row["dead_letters"] if row else 0)
         except BaseException:
             self._lock.release()
             raise
@@ -101,13 +91,13 @@ class StateStore:
             connection.row_factory = sqlite3.Row
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
-            connection.execute("BEGIN IMMEDIATE")
-            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'about'").fetchone():
-                for statement in TABLES.split(";"):
-                    connection.execute(statement)
-                connection.execute("INSERT INTO about VALUES (?, ?)", (VERSION, settings))
-            about = connection.execute("SELECT version, settings FROM about").fetchone()
-            connection.execute("COMMIT")
+            with connection:  # commits, or rolls back
+                connection.execute("BEGIN IMMEDIATE")
+                if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'about'").fetchone():
+                    for table in TABLES:
+                        connection.execute(f"CREATE TABLE {table}")
+                    connection.execute("INSERT INTO about VALUES (?, ?)", (VERSION, settings))
+                about = connection.execute("SELECT version, settings FROM about").fetchone()
         except sqlite3.Error as error:
             raise CheckpointError(f"cannot use {path}: {error}; name another run directory, or restore it") from error
         if about["version"] != VERSION:
@@ -121,10 +111,9 @@ class StateStore:
             )
         return connection
 
-    def _open_letters(self) -> BinaryIO:
+    def _open_letters(self, size: int) -> BinaryIO:
         """Open the dead letters at the length of the last commit; what was written after it is cut off."""
-        row, path = self._last_row(), self.run / DEAD_LETTERS
-        size = row["dead_letters"] if row else 0
+        path = self.run / DEAD_LETTERS
         file = path.open("r+b" if path.exists() else "w+b")
         if path.stat().st_size < size:
             raise CheckpointError(f"{path} is shorter than at the last commit, {size} bytes; restore it")
@@ -146,8 +135,8 @@ class StateStore:
             state = restore_state(json.loads(row["state"]), read_tensors(path, row["sha256"]))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} is damaged: {error}; restore it from a backup of the run") from error
-        kept = tuple(json.loads(row["kept"]))
-        return Commit(row["rows"], json.loads(row["position"]), state, kept, bool(row["publish"]))
+        position, kept = json.loads(row["position"]), tuple(json.loads(row["kept"]))
+        return Commit(row["rows"], position, state, kept, bool(row["publish"]))
 
     def write_letter(self, letter: Mapping[str, Any]) -> None:
         """Append a refused row with the reason; it counts from the next commit on."""
@@ -157,24 +146,21 @@ class StateStore:
         """Write a commit: tensors and dead letters first, then one transaction; return its number."""
         number = self.last_commit + 1
         values, tensors = flatten_state(commit.state, sparse=True)
-        name = f"{number:08d}.safetensors"
-        about: dict[str, Any] = {"sha256": write_tensors(self.run / WEIGHTS / name, tensors)["sha256"]}
+        name, now = f"{number:08d}.safetensors", time.time()
+        digest = write_tensors(self.run / WEIGHTS / name, tensors)["sha256"]
         self._letters.flush()
         os.fsync(self._letters.fileno())
         fsync_path(self.run / WEIGHTS)
-        connection, now = self._connection, time.time()
+        columns = {name: getattr(commit, name) for name in ("rows", "position", "kept", "publish", "rate", "lag")}
+        columns |= {"id": number, "time": now, "weights": name, "sha256": digest, "state": json.dumps(values)}
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            about |= {"id": number, "time": now, "weights": name, "state": json.dumps(values)}
-            about |= {
-                column: getattr(commit, column) for column in ("rows", "position", "kept", "publish", "rate", "lag")
-            }
-            self._insert("commits", {**about, "dead_letters": self._letters.tell()})
-            connection.execute("UPDATE commits SET state = '' WHERE id < ?", (number,))
-            for table in RECORDS:
-                for record in commit.records.get(table, ()):
-                    self._insert(table, {"commit_id": number, "time": now, **record})
-            connection.execute("COMMIT")
+            with self._connection as connection:  # commits, or rolls back
+                connection.execute("BEGIN IMMEDIATE")
+                self._insert("commits", {**columns, "dead_letters": self._letters.tell()})
+                connection.execute("UPDATE commits SET state = '' WHERE id < ?", (number,))
+                for table, records in commit.records.items():
+                    for record in records:
+                        self._insert(table, {"commit_id": number, "time": now, **record})
         except sqlite3.Error as error:
             raise CheckpointError(f"cannot commit to {self.run / DATABASE}: {error}; the last commit holds") from error
         self.last_commit = number

@@ -23,7 +23,6 @@ from lpfs._imports import import_optional
 from lpfs._text import html_environment
 from lpfs.errors import InputError, LpfsError
 from lpfs.online.bundle import rollback
-from lpfs.serve.encode import RefusedRowsError
 from lpfs.serve.engine import ModelStore, ServedModel, ignore_message
 from lpfs.serve.live import REFRESH_SECONDS, LivePage, RequestLog, describe_model
 from lpfs.serve.requests import Limits, RequestError, parse_rows, read_body
@@ -34,15 +33,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric  # noqa: E402
 from starlette.requests import ClientDisconnect, Request  # noqa: E402
 from starlette.responses import JSONResponse, Response, StreamingResponse  # noqa: E402
-from starlette.types import ASGIApp, Receive, Scope, Send  # noqa: E402
+from starlette.types import Receive, Scope, Send  # noqa: E402
 
-ASSETS = {  # name -> package, content type
-    "uplot.min.js": ("lpfs.report", "text/javascript"),
-    "uplot.min.css": ("lpfs.report", "text/css"),
-    "report.css": ("lpfs.report", "text/css"),
-    "live.js": ("lpfs.serve", "text/javascript"),
-    "live.css": ("lpfs.serve", "text/css"),
+ASSETS = {  # name -> package
+    **dict.fromkeys(("uplot.min.js", "uplot.min.css", "report.css"), "lpfs.report"),
+    **dict.fromkeys(("live.js", "live.css"), "lpfs.serve"),
 }
+MEDIA_TYPES = {"js": "text/javascript", "css": "text/css"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
@@ -78,35 +75,26 @@ class Server:
         self.absent = Counter("lpfs_absent_fields", "Requests without a field that was reopened.", **common)
         self.seconds = Histogram("lpfs_request_seconds", "Time to answer.", buckets=LATENCIES, **common)
         self.in_flight = Gauge("lpfs_requests_in_flight", "Requests that are being answered.", **common)
-        self.handlers: dict[str, tuple[str, Handler]] = {
-            **{"/predict": ("POST", self.predict), "/reload": ("POST", self.reload)},
-            **{"/rollback": ("POST", self.roll_back), "/healthz": ("GET", self.report_health)},
-            **{"/readyz": ("GET", self.report_ready), "/metrics": ("GET", self.report_metrics)},
-            **{
-                "/model": ("GET", self.report_model),
-                "/": ("GET", self.show_page),
-                "/events": ("GET", self.send_events),
-            },
-            **{f"/assets/{name}": ("GET", self.send_asset) for name in ASSETS},
-        }
+        posts = {"/predict": self.predict, "/reload": self.reload, "/rollback": self.roll_back}
+        gets: dict[str, Handler] = {"/": self.show_page, "/events": self.send_events, "/model": self.report_model}
+        gets |= {"/healthz": self.report_health, "/readyz": self.report_ready, "/metrics": self.report_metrics}
+        gets |= {f"/assets/{name}": self.send_asset for name in ASSETS}
+        self.handlers = {path: ("GET", handler) for path, handler in gets.items()}
+        self.handlers |= {path: ("POST", handler) for path, handler in posts.items()}
 
-    def app(self) -> ASGIApp:
-        """Return the application: one handler per path, every error is one line without a traceback."""
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            request = Request(scope, receive, send)
-            try:
-                response = await self._handle(request)
-            except RequestError as error:
-                response = answer_error(error)
-            except ClientDisconnect:
-                response = answer_error(RequestError(400, "the client closed the connection"))
-            except Exception as error:
-                self.notify(f"internal error at {request.url.path[:80]}: {type(error).__name__}: {error}")
-                response = answer_error(RequestError(500, "internal error; the log of the server says more"))
-            await response(scope, receive, send)
-
-        return app
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request as an ASGI application; every error is one line without a traceback."""
+        request = Request(scope, receive, send)
+        try:
+            response = await self._handle(request)
+        except RequestError as error:
+            response = answer_error(error)
+        except ClientDisconnect:
+            response = answer_error(RequestError(400, "the client closed the connection"))
+        except Exception as error:
+            self.notify(f"internal error at {request.url.path[:80]}: {type(error).__name__}: {error}")
+            response = answer_error(RequestError(500, "internal error; the log of the server says more"))
+        await response(scope, receive, send)
 
     async def _handle(self, request: Request) -> Response:
         if self.hosts and host_name(request.headers.get("host", "")) not in self.hosts:
@@ -150,21 +138,21 @@ class Server:
     def _compute(self, served: ServedModel, table: list[Any] | pl.DataFrame) -> dict[str, Any]:
         """Return the answer; it is made by ``served`` alone and carries its version."""
         try:
-            batch, unseen, absent = served.encoder.encode(table, served.optional())
-        except RefusedRowsError as error:
-            count = len(error.refused)
-            message = f"{count:,} rows cannot be used; the first: {error}" if count > 1 else str(error)
-            raise RequestError(422, message, error.refused) from None
+            encoded = served.encoder.encode(table, optional=served.optional())
         except LpfsError as error:
             raise RequestError(422, str(error)) from None
-        probabilities: Any = torch.sigmoid(served.logits(batch)).tolist()
-        self.rows.inc(len(batch))
-        if unseen:
-            self.unseen.inc(unseen)
+        if encoded.refused:
+            first, count = encoded.refused[0], len(encoded.refused)
+            message = f"{count:,} rows cannot be used; the first: {first}" if count > 1 else str(first)
+            raise RequestError(422, message, encoded.refused)
+        probabilities: Any = torch.sigmoid(served.logits(encoded.batch)).tolist()
+        self.rows.inc(len(encoded.batch))
+        if encoded.unseen:
+            self.unseen.inc(sum(encoded.unseen.values()))
         answer: dict[str, Any] = {"version": served.version}
-        if absent:
+        if encoded.absent:
             self.absent.inc()
-            answer["absent"] = sorted(absent)
+            answer["absent"] = sorted(encoded.absent)
         schema = served.model.schema
         if not schema.tasks:
             return {**answer, "probability": probabilities}
@@ -246,7 +234,7 @@ class Server:
     async def send_asset(self, request: Request) -> Response:
         """Answer with a file of the page."""
         name = request.scope["path"].rpartition("/")[2]
-        return Response(read_asset(name), media_type=ASSETS[name][1], headers=HEADERS)
+        return Response(read_asset(name), media_type=MEDIA_TYPES[name.rpartition(".")[2]], headers=HEADERS)
 
     async def send_events(self, request: Request) -> Response:
         """Send a snapshot every second until the client or the server ends."""
@@ -319,7 +307,7 @@ def answer_error(error: RequestError) -> Response:
 @cache
 def read_asset(name: str) -> bytes:
     """Return a file of the page."""
-    return (resources.files(ASSETS[name][0]) / "assets" / name).read_bytes()
+    return (resources.files(ASSETS[name]) / "assets" / name).read_bytes()
 
 
 @cache

@@ -24,7 +24,6 @@ from lpfs.export.session import Predict, make_session
 from lpfs.models.base import Model
 from lpfs.online.bundle import CURRENT, ENCODER, MODEL, Bundle, current_version, open_bundle
 from lpfs.serialization import load
-from lpfs.serve.encode import RequestEncoder
 
 ROUNDING = 1e-5  # of a logit, relative to the largest (at least 1): other kernels and sizes sum in another order
 POLL_SECONDS = 0.5
@@ -42,7 +41,8 @@ class ServedModel:
 
     bundle: Bundle
     model: Model
-    encoder: RequestEncoder
+    encoder: RawRowEncoder  # of its fields
+    vocabularies: RawRowEncoder  # of all fields, for the next bundle
     session: Predict | None = None  # None: torch answers
     reopened: frozenset[str] = frozenset()  # fields that the model before this one did not need
     since: float = field(default_factory=time.time)
@@ -85,21 +85,23 @@ def load_bundle(bundle: Bundle, before: ServedModel | None = None) -> ServedMode
     model = load(bundle.path / MODEL).eval().requires_grad_(False)
     if model.reads.names != bundle.fields:
         raise CheckpointError(f"bundle {bundle.path}: the model reads other fields than the manifest lists")
-    if before is not None and _encoder_files(before.bundle) == _encoder_files(bundle):
-        encoder = before.encoder.subset(bundle.fields)
+    if before is not None and before.bundle.encoder_files == bundle.encoder_files:
+        vocabularies = before.vocabularies
     else:
-        encoder = RequestEncoder(RawRowEncoder(bundle.path / ENCODER)).subset(bundle.fields)
+        vocabularies = RawRowEncoder(bundle.path / ENCODER)
+        vocabularies.build_lookup()
+    encoder = vocabularies.subset(bundle.fields)
     if encoder.schema != model.reads:
         raise CheckpointError(f"bundle {bundle.path}: the encoder has other fields than the model")
     reopened = frozenset(bundle.fields) - frozenset(before.bundle.fields) if before else frozenset()
-    served = ServedModel(bundle, model, encoder, make_session(model), reopened)
+    served = ServedModel(bundle, model, encoder, vocabularies, make_session(model), reopened)
     check_samples(served)
     return replace(served, since=time.time(), load_seconds=time.perf_counter() - start)
 
 
 def check_samples(served: ServedModel) -> None:
     """Raise ExactnessError if a logit of a stored row is not what the manifest says, up to rounding."""
-    batch, _, _ = served.encoder.encode(served.bundle.samples())
+    batch = served.encoder.encode(served.bundle.samples()).require_all("stored rows")
     logits = served.logits(batch).double()
     expected = torch.tensor(served.bundle.manifest["logits"], dtype=torch.float64)
     bound = ROUNDING * max(1.0, float(expected.abs().max()))
@@ -109,10 +111,6 @@ def check_samples(served: ServedModel) -> None:
             f"bundle {served.bundle.path} predicts something else than its manifest says: the logits of "
             f"{len(batch)} stored rows differ by {change:.3g}, rounding explains {bound:.3g}"
         )
-
-
-def _encoder_files(bundle: Bundle) -> dict[str, object]:
-    return {name: entry for name, entry in bundle.manifest["files"].items() if name.startswith(f"{ENCODER}/")}
 
 
 class ModelStore:

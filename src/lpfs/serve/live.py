@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,7 @@ def describe_model(store: ModelStore) -> dict[str, Any]:
         values |= {"label": served.model.schema.label, "tasks": list(served.model.schema.tasks)}
         values |= {"since": served.since, "load_seconds": served.load_seconds}
         values["reopened"] = sorted(served.optional())
-    problem = refused and {"version": refused.version, "reason": refused.reason, "time": refused.time}
-    return {**values, "refused": problem, "swaps": store.swaps}
+    return {**values, "refused": refused and asdict(refused), "swaps": store.swaps}
 
 
 class LivePage:
@@ -79,8 +78,7 @@ class LivePage:
             if time.monotonic() - self._time >= 0.9 * REFRESH_SECONDS:
                 self._state = await anyio.to_thread.run_sync(self._read_state)
                 live = {"now": time.time(), "model": describe_model(self._store), "serving": self._log.summary()}
-                self._snapshot = to_json(live)
-                self._time = time.monotonic()
+                self._snapshot, self._time = json.dumps(live), time.monotonic()
             return self._snapshot, self._state
 
     def _read_state(self) -> str:
@@ -91,20 +89,8 @@ class LivePage:
         try:
             records = reader.metrics(10 * MAX_POINTS)
             step = max(1, math.ceil(len(records) / MAX_POINTS))
-            state = {"summary": reader.summary(), "metrics": list(reversed(records[::-1][::step]))}
-            return to_json({**state, "changes": reader.changes(MAX_EVENTS), "alarms": reader.alarms(MAX_EVENTS)})
+            state: dict[str, Any] = {"summary": reader.summary(), "metrics": list(reversed(records[::-1][::step]))}
+            state |= {"changes": reader.changes(MAX_EVENTS), "alarms": reader.alarms(MAX_EVENTS)}
+            return json.dumps(state, allow_nan=False)
         except (LpfsError, OSError, ValueError, LookupError, TypeError) as error:
-            return to_json({"error": str(error)[:300]})
-
-
-def to_json(values: Any) -> str:
-    """Return JSON in one line; numbers that are not finite become null."""
-    return json.dumps(_finite(values), default=str)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+            return json.dumps({"error": str(error)[:300]})

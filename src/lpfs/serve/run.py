@@ -73,7 +73,7 @@ def serve(
                 notify(f"listening on http://{name}:{bound}/")
 
     config = uvicorn.Config(
-        shared.app(),
+        shared,
         host=host,
         port=port,
         log_config=None,
