@@ -261,7 +261,7 @@ def test_no_more_threads_than_fields_reduce_a_batch(monkeypatch, available, used
     threads, run = [], _numba._run
     monkeypatch.setattr(_numba, "thread_count", lambda size: available)
     monkeypatch.setattr(_numba, "_run", lambda count, *arguments: threads.append(count) or run(1, *arguments))
-    weight, starts, ids = torch.ones(9, 2), torch.tensor([0, 3, 6]), torch.tensor([[0, 1, 2], [0, 2, 2]])
+    weight, starts, ids = torch.ones(9, 2), torch.tensor([0, 3, 6, 9]), torch.tensor([[0, 1, 2], [0, 2, 2]])
     grad = _numba.reduce(weight, starts, ids, None, torch.ones(2, 3, 2))[0]
     assert threads == [used, used]
     assert dict(zip(grad.rows.tolist(), grad.values[:, 0].tolist(), strict=True)) == {0: 2.0, 4: 1.0, 5: 1.0, 8: 2.0}

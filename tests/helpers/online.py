@@ -39,6 +39,7 @@ class MockCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.__dict__.pop("producer", None)  # its threads end while the cluster still answers
         self._process.kill()
         self._process.communicate()
 
