@@ -12,7 +12,7 @@ import torch
 
 from lpfs._validation import check_int
 from lpfs.data.batch import Batch
-from lpfs.errors import InputError, NonFiniteError
+from lpfs.errors import ExactnessError, InputError, NonFiniteError
 from lpfs.gates.absorb import absorb
 from lpfs.gates.attach import attach
 from lpfs.gates.prune import Pruned, prune
@@ -185,7 +185,10 @@ class OnlineLearner:
             x = dict(zip(self.gates.names, self.gates.served_x().tolist(), strict=True))
             with torch.no_grad():
                 gates.x.copy_(torch.tensor([x[name] for name in gates.names]))
-        return prune(model, absorb(model, batch=batch, partial=True), batch=batch)
+        pruned = prune(model, absorb(model, batch=batch, partial=True), batch=batch)
+        if (names := pruned.model.reads.names) != self.kept:  # type: ignore[union-attr]
+            raise ExactnessError(f"the pruned model reads {names}, but {self.kept} are selected; nothing was published")
+        return pruned
 
     def state(self) -> dict[str, Any]:
         """Return everything that changes."""
