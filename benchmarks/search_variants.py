@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from scipy.stats import wilcoxon
 from search_logs import LOGS, TABLE_LOGS
 from torch import Tensor, nn
 
@@ -602,9 +603,11 @@ def report(records: list[dict[str, Any]], base: str, logs: Sequence[str]) -> dic
         if not splits:
             continue
         seconds = [r["seconds"] for r in records if r["variant"] == variant and r["log"] in logs]
+        gains = [statistics.mean(values) for values in splits.values()]
         result[variant] = {
             "splits": len(splits),
-            "auc": mean_and_error([statistics.mean(values) for values in splits.values()]),
+            "auc": mean_and_error(gains),
+            "signed_rank_p": round(float(wilcoxon(gains).pvalue), 4) if any(gains) else None,
             "logloss": mean_and_error([statistics.mean(values) for values in losses.values()]),
             "overlap": overlap(records, variant, logs),
             "seconds": round(statistics.mean(seconds), 1),
@@ -643,6 +646,7 @@ def describe(value: Sequence[Any], digits: int = 4) -> str:
 def print_report(result: Mapping[str, Any]) -> None:
     for variant, row in result.items():
         gains = f"AUC {describe(row['auc'])}, logloss gain {describe(row['logloss'], 5)}"
+        gains += f", p {row['signed_rank_p']}"
         print(f"{variant}: {gains}, {row['splits']} splits, {row['seconds']:.0f} s, overlap {row['overlap']}")
         print("    " + ", ".join(f"{log} {describe(value)}" for log, value in row["by_log"].items()))
 
@@ -661,6 +665,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path, help="print the differences of these runs to the default")
     parser.add_argument("--base", default=BASE)
     parser.add_argument("--json", type=Path, help="write the report to this file")
+    parser.add_argument("--command", default="python benchmarks/search_variants.py --jobs 16", help="stored in it")
     options = parser.parse_args()
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ[name] = "1"  # of the processes
@@ -670,8 +675,7 @@ def main() -> None:
     result = report(read(options.report), options.base, options.logs or list(LOGS))
     print_report(result)
     if options.json is not None:
-        command = "python benchmarks/search_variants.py --jobs 16"
-        options.json.write_text(json.dumps({"command": command, "variants": result}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"command": options.command, "variants": result}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
