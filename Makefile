@@ -58,7 +58,7 @@ test-long: $(READY)
 	$(BIN)/python -m pytest -m 'long and not campaign' -n 3
 
 test-campaigns: $(READY)
-	$(BIN)/python -m pytest -m campaign -n 3
+	$(BIN)/python -m pytest -m campaign -n 3 -o faulthandler_timeout=3600
 
 # A separate environment, because these packages require others that nothing else here needs. The metadata of torchrec
 # requires a CUDA package, hence --no-deps, followed by the packages that it imports.

@@ -268,6 +268,17 @@ def test_no_more_threads_than_fields_reduce_a_batch(monkeypatch, available, used
 
 
 @needs_numba
+def test_too_few_starts_are_refused():
+    from lpfs.embeddings import _numba
+
+    weight, starts, ids = torch.ones(9, 2), torch.tensor([0, 3, 6]), torch.zeros(2, 3, dtype=torch.int64)
+    with pytest.raises(ValueError, match="3 fields need 4 starts, found 3"):
+        _numba.gather(weight, starts, ids, None)
+    with pytest.raises(ValueError, match="3 fields need 4 starts, found 3"):
+        _numba.reduce(weight, starts, ids, None, torch.ones(2, 3, 2))
+
+
+@needs_numba
 def test_a_small_batch_of_many_fields_is_reduced_by_one_thread(monkeypatch):
     from lpfs.embeddings import _numba
 

@@ -17,6 +17,7 @@ def killed_at(number: int, directory: Path, function: Callable[[], object]) -> b
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    signal.alarm(60)  # if the child of a process with threads hangs, it ends by another signal
     left = number
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:

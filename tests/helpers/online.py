@@ -123,6 +123,7 @@ class RedisServer:
         """Write rows with ids first-0, first+1-0, …; requests without an answer are repeated, and not written twice."""
         import redis
 
+        end = time.monotonic() + 60
         with closing(self.client()) as client:
             while True:
                 pipeline = client.pipeline()  # a transaction: either all rows are written or none
@@ -136,6 +137,8 @@ class RedisServer:
                     redis.exceptions.TimeoutError,
                     redis.exceptions.ExecAbortError,
                 ):
+                    if time.monotonic() > end:
+                        raise
                     time.sleep(0.02)
                     continue
                 errors = [answer for answer in answers if isinstance(answer, Exception)]

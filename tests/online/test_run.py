@@ -108,8 +108,8 @@ def test_a_stopped_run_continues_bit_for_bit(stream_folder: Path, unbroken: Path
             trainer.commit()
     trainer.store._letters.flush()
     trainer.store.close()
-    (tmp_path / "run" / "weights" / "00000999.safetensors").write_bytes(b"half")  # of a commit that did not happen
-    (tmp_path / "run" / "weights" / "00000999.safetensors").unlink()
+    unfinished = tmp_path / "run" / "weights" / f"{trainer.store.last_commit + 1:08d}.safetensors"
+    unfinished.write_bytes(b"half")  # of a commit that did not happen
     train(stream_folder, tmp_path / "run")
     assert committed(tmp_path / "run") == committed(unbroken)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,12 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
     """Return how to open a source, and how to write events to it."""
     if request.param == "kafka":
         pytest.importorskip("confluent_kafka")
-        with MockCluster() as cluster:
+        with MockCluster() as cluster, ExitStack() as sources:
             address = f"kafka://{cluster.address}/clicks"
-            yield lambda: open_source(address), lambda events: cluster.send("clicks", events)
+            yield (
+                lambda: sources.enter_context(closing(open_source(address))),
+                lambda events: cluster.send("clicks", events),
+            )
         return
     if request.param == "redis":
         pytest.importorskip("redis")
@@ -134,16 +138,18 @@ def test_hidden_files_are_not_segments(tmp_path: Path) -> None:
 
 def test_deleted_offsets_are_an_error() -> None:
     pytest.importorskip("confluent_kafka")
-    with MockCluster() as cluster:
-        source = open_source(f"kafka://{cluster.address}/clicks")
+    with MockCluster() as cluster, closing(open_source(f"kafka://{cluster.address}/clicks")) as source:
         cluster.send("clicks", rows(0, 20))
         source.seek(None)
         assert read(source, 10) == list(range(10))
         position = source.position()
         filler = [json.dumps({"event": 0, "text": "x" * 100_000}).encode()] * 120  # the mock keeps about 5 MB
         cluster.send("clicks", filler)
-        with pytest.raises(DataError, match="not available"):
-            open_source(f"kafka://{cluster.address}/clicks").seek(position)
+        with (
+            closing(open_source(f"kafka://{cluster.address}/clicks")) as other,
+            pytest.raises(DataError, match="not available"),
+        ):
+            other.seek(position)
         with pytest.raises(DataError, match="no longer has the partition 7"):
             source.seek({"7": 0})
 

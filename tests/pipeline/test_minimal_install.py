@@ -33,7 +33,8 @@ assert "polars" not in sys.modules
 
 def test_select_works_without_polars(tmp_path):
     """Only the history of the search is left out, with a warning."""
-    result = subprocess.run([sys.executable, "-c", CODE, str(tmp_path)], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", CODE, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == 0, result.stderr
     assert "history.parquet is left out: it needs the package polars" in result.stderr
     names = {path.name for path in (tmp_path / "run").iterdir()}

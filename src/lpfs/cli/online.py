@@ -66,6 +66,7 @@ def online(source: str, run: Path, quiet: bool, as_json: bool, **options: Any) -
     if source == "status":
         _print_status(run, as_json)
         return
+    from contextlib import closing
     from dataclasses import asdict
 
     import torch
@@ -96,8 +97,8 @@ def online(source: str, run: Path, quiet: bool, as_json: bool, **options: Any) -
     torch.set_num_threads(1)  # the result does not depend on the number of cores, and batches are small
     console = Console(quiet=quiet)
     opened = list(options["opened"]) or None
-    with resume_hint("lpfs", "online", source, run, "…"):
-        trainer = OnlineTrainer(open_source(source), run, options["like"], settings, opened=opened, console=console)
+    with resume_hint("lpfs", "online", source, run, "…"), closing(open_source(source)) as events:
+        trainer = OnlineTrainer(events, run, options["like"], settings, opened=opened, console=console)
         result = trainer.run(idle_seconds=options["idle"], max_rows=options["max_rows"])
     refused = ", ".join(f"{count:,} {kind}" for kind, count in sorted(result.refused.items())) or "none"
     console.message(f"{run}: {result.rows:,} events, refused: {refused}; {len(result.kept)} fields are selected")

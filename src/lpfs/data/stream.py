@@ -308,4 +308,5 @@ def prefetch(items: Iterable[Item], depth: int) -> Iterator[Item]:
             raise item.error
     finally:
         stop.set()
-        thread.join()
+        if thread is not threading.current_thread():  # the garbage collector may close this generator in any thread
+            thread.join()

@@ -27,6 +27,7 @@ MAX_THREADS = get_thread_count()  # size of numba's thread pool
 
 
 def gather(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None) -> Tensor:
+    _check_starts(starts, ids)
     out = torch.empty(*ids.shape, weight.shape[1])
     threads = thread_count(out.numel())
     bad = np.zeros(threads, np.int64)  # number of invalid ids, by thread
@@ -38,6 +39,7 @@ def gather(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None) -> 
 
 
 def reduce(weight: Tensor, starts: Tensor, ids: Tensor, gate: Tensor | None, grad: Tensor) -> Gradients:
+    _check_starts(starts, ids)
     first_rows, id_array = _array(starts), _array(ids)
     _buffers.fit(*id_array.shape)
     positions, unique_ids, counts = _buffers.positions, _buffers.unique_ids, _buffers.counts
@@ -75,6 +77,12 @@ def sgd(weight: Tensor, grad: RowGrad, lr: float) -> None:
 def _update(loop: Callable[..., None], tensors: tuple[Tensor, ...], grad: RowGrad, scalars: tuple[float, ...]) -> None:
     inputs = (grad.rows.numpy(), grad.values.numpy(), *(np.float32(scalar) for scalar in scalars))
     _run(thread_count(grad.values.numel()), loop, *(_writable_array(tensor) for tensor in tensors), *inputs)
+
+
+def _check_starts(starts: Tensor, ids: Tensor) -> None:
+    """Raise ValueError unless there is a first row for each field and one after the last: loops check no bounds."""
+    if len(starts) != ids.shape[1] + 1:
+        raise ValueError(f"{ids.shape[1]} fields need {ids.shape[1] + 1} starts, found {len(starts)}")
 
 
 def _writable_array(tensor: Tensor) -> Any:

@@ -157,7 +157,9 @@ class AttributionPenalty(HistoryCallback):
         attributions = (grad * self.path.direction).sum((1, 2))  # (B,)
         penalty = torch.linalg.vector_norm(attributions)
         state.loss = loss + self.strength * penalty
-        self.penalty = penalty.detach()
+        if self.penalty.device != penalty.device:
+            self.penalty = torch.zeros_like(penalty)
+        self.penalty.copy_(penalty.detach())  # in place: a captured step writes to the tensor of its capture
 
     def after_step(self, state: State) -> None:
         if self.should_record(state.step):

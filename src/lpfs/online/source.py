@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -270,7 +271,9 @@ class KafkaSource(EventSource):
         return total
 
     def close(self) -> None:
-        self._consumer.close()
+        thread = threading.Thread(target=self._consumer.close, daemon=True)
+        thread.start()
+        thread.join(KAFKA_REQUEST_SECONDS)  # librdkafka may wait without end for a broker that is gone
 
 
 class RedisSource(EventSource):

@@ -70,8 +70,9 @@ class ValueTable:
         for column, salt in zip(self._values.values(), self._salts, strict=True):
             parts = [column.slice(start, CHUNK) for start in range(0, len(column), CHUNK)]
             keys += [salt ^ (hash_texts(p.to_list()) if p.dtype == pl.String else p.to_numpy()) for p in parts]
-        marks = np.append(hash_texts([None, *self._missing]), NULL)
-        known = np.concatenate([*keys, (marks[:, None] ^ self._salts).ravel()])
+        text_salts, integer_salts = np.split(self._salts, [len(self.texts)])
+        missing_texts = hash_texts([None, *self._missing])[:, None] ^ text_salts
+        known = np.concatenate([*keys, missing_texts.ravel(), NULL ^ integer_salts])
         return HashTable(known.view(np.uint64), FIRST_ID).slots
 
     def look_up(self, rows: Sequence[Any], fields: LookupFields) -> npt.NDArray[np.int32]:
