@@ -27,6 +27,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -98,9 +99,11 @@ def start(command: Sequence[str], nice: int) -> Iterator[tuple[int, int]]:
         ["nice", "-n", str(nice), sys.executable, *command], stderr=subprocess.PIPE, text=True, env=environment
     )
     assert process.stderr is not None
+    drain = Thread(target=process.stderr.read, daemon=True)  # a full pipe would block the thread that swaps and logs
     try:
         for line in process.stderr:
             if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
+                drain.start()
                 yield process.pid, int(found[1])
                 break
         else:
@@ -108,6 +111,8 @@ def start(command: Sequence[str], nice: int) -> Iterator[tuple[int, int]]:
     finally:
         process.terminate()
         process.wait(30)
+        if drain.is_alive():
+            drain.join()
         process.stderr.close()
 
 
