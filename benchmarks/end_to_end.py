@@ -72,7 +72,7 @@ def result(folder: Path, true: list[str]) -> dict[str, Any]:
         "true": true,
         "model": found["model"],
         "savings": found["savings"],
-        "hints": [each["text"] for each in found["hints"]],
+        "warnings": found["warnings"],
         "versions": found["versions"],
     }
 
@@ -105,7 +105,7 @@ def main() -> None:
         "wall_seconds": round(wall, 2),
         "cpu_seconds": round(busy, 2),
         "seconds_elsewhere": round(wall - stages, 2),
-        "elsewhere": "start of Python and torch, judging on test and validation rows, hints, serving speed, files",
+        "elsewhere": "start of Python and torch, evaluation on test and validation rows, warnings, serving speed, files",
         "peak_mib": round(peak, 1),
         **found,
     }  # fmt: skip

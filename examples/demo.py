@@ -16,7 +16,7 @@ import torch
 import lpfs
 
 parser = argparse.ArgumentParser(description="The main job on simulated clicks.")
-parser.add_argument("--rows", type=int, default=100_000)
+parser.add_argument("--rows", type=int, default=80_000)
 parser.add_argument("--keep", type=int, default=15)
 parser.add_argument("--out", type=Path, help="directory of the log and the run; by default a new temporary one")
 given = parser.parse_args()
