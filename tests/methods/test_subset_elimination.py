@@ -115,6 +115,18 @@ def test_fields_are_exchanged_while_the_loss_falls():
     assert exchange(additive(worth), range(5), 5) == []
 
 
+def test_an_exchange_must_gain_more_than_its_errors():
+    """Part 1 lowers the loss of half of the rows by 1.1 and raises that of the others by 1: .05, error .35."""
+    gains = np.stack([np.zeros(8), np.array([1.1, -1.0] * 4), np.full(8, 0.5)])  # part 2 lowers that of all rows
+
+    def losses(subsets):
+        return 3.0 - subsets @ gains[: subsets.shape[1]]
+
+    assert exchange(losses, [0], 2) == [(0, 1)]
+    assert exchange(losses, [0], 2, errors=1.0) == []
+    assert exchange(losses, [0], 3, errors=1.0) == [(0, 2)]
+
+
 def test_exchanges_of_a_search_open_and_close_gates(log):
     parts = [(0, 500), (500, 1000)]
     judges = [

@@ -29,6 +29,7 @@ from lpfs.schema import Selection
 from lpfs.train.callbacks import State
 
 JUDGED_EVALUATIONS = 16_000_000  # of a row with a subset, in as many comparisons as there are fields
+EXCHANGE_ERRORS = 1.0  # standard errors by which an exchange of fields must lower the held-out loss
 REFERENCE_EVALUATIONS = 10  # of the training without gates
 
 
@@ -215,7 +216,7 @@ def exchange_fields(
     networks = SubsetNetworks(task, model, optimizer, task.judges, cost, JUDGED_EVALUATIONS // len(names))
     kept = [names.index(name) for name in gates.kept]
     fixed = [names.index(name) for name in task.target.must_keep]
-    pairs = exchange(networks.losses, kept, len(names), fixed)
+    pairs = exchange(networks.losses, kept, len(names), fixed, EXCHANGE_ERRORS)
     with torch.no_grad():
         for out, back in pairs:
             gates.x[back] = gates.x[gates.x != 0].abs().mean()
