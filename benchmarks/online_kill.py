@@ -190,6 +190,9 @@ class Redis(Segments):
         self.server.__exit__()
 
     def start(self, run: Path) -> str:
+        with closing(self.server.client()) as client:  # a server that is killed loads only the events of its run
+            client.flushall()
+            client.bgrewriteaof()
         self.feeders.append(start_child(lambda: self.feed(run), self.log))
         return f"redis://127.0.0.1:{self.server.port}/{run.name}"
 

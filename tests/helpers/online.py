@@ -98,7 +98,7 @@ class RedisServer:
         )
         (self.folder / "pid").write_text(str(self._process.pid))
         with closing(self.client()) as client:
-            for _ in range(200):
+            for _ in range(1200):  # it loads what was written: seconds for a million events
                 with suppress(Exception):
                     client.ping()
                     return
