@@ -105,7 +105,7 @@ def main() -> None:
         "wall_seconds": round(wall, 2),
         "cpu_seconds": round(busy, 2),
         "seconds_elsewhere": round(wall - stages, 2),
-        "elsewhere": "start of Python and torch, evaluation on test and validation rows, warnings, serving speed, files",
+        "elsewhere": "start of Python and torch, evaluation, warnings, serving speed, files",
         "peak_mib": round(peak, 1),
         **found,
     }  # fmt: skip
