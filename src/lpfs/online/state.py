@@ -58,7 +58,7 @@ class Commit:
     kept: tuple[str, ...]  # the selected fields
     publish: bool = False  # whether a bundle of this state must be published
     rate: float | None = None  # rows per second since the last commit
-    lag: float | None = None  # rows or bytes that the source holds beyond ``position``; None if it is unknown
+    lag: float | None = None  # events or segments that the source holds beyond ``position``; None if it is unknown
     records: Mapping[str, Iterable[Mapping[str, Any]]] = field(default_factory=dict)  # by table
 
 

@@ -88,7 +88,7 @@ class ValueTable:
 
 
 def hash_texts(texts: Sequence[str | None]) -> npt.NDArray[np.int64]:
-    """Return 64 bits of each text; they are the same only within this process, and nobody else can predict them."""
+    """Return a 64-bit hash of each text; Python salts it per process, so that collisions cannot be prepared."""
     return np.fromiter(map(hash, texts), np.int64, len(texts))
 
 
