@@ -403,19 +403,20 @@ def measure_engines(bundle: Path, file: Path, rows: list[dict[str, Any]], sizes:
     from lpfs.export.parity import raw_inputs
     from lpfs.export.preprocessing import build_columns
     from lpfs.online.bundle import open_bundle
+    from lpfs.serialization import load
     from lpfs.serve.engine import load_bundle
 
     onnxruntime: Any = __import__("onnxruntime")
     torch.set_num_threads(1)
-    served = load_bundle(open_bundle(bundle))
+    served, model = load_bundle(open_bundle(bundle)), load(bundle / "model").eval()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     batch = served.encoder.encode(rows[:256]).batch
     with tempfile.TemporaryDirectory() as folder:
-        ids_file = export(served.model, Path(folder) / "ids.onnx", rows=batch).path
+        ids_file = export(model, Path(folder) / "ids.onnx", rows=batch).path
         by_ids = onnxruntime.InferenceSession(str(ids_file), options, providers=["CPUExecutionProvider"])
         by_text = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        columns = build_columns(served.model.reads, None)
+        columns = build_columns(model.reads, None)
         names = [item.name for item in by_text.get_inputs()]
         results = []
         for size in sizes:
@@ -426,7 +427,7 @@ def measure_engines(bundle: Path, file: Path, rows: list[dict[str, Any]], sizes:
             contenders: dict[str, Callable[[], Any]] = {
                 "serve: encode": lambda part=part: served.encoder.encode(part),  # type: ignore[misc]
                 "serve: onnxruntime, ids as a matrix": lambda batch=batch: served.logits(batch),  # type: ignore[misc]
-                "torch": lambda batch=batch: plain_torch(served.model, batch),  # type: ignore[misc]
+                "torch": lambda batch=batch: plain_torch(model, batch),  # type: ignore[misc]
                 "onnxruntime, lpfs export of ids": lambda ids=ids: by_ids.run(["logit"], ids),  # type: ignore[misc]
                 "plain: onnxruntime, lpfs export of raw values": lambda texts=texts: by_text.run(["logit"], texts),  # type: ignore[misc]
             }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,11 @@ def load(folder: str | os.PathLike[str]) -> Model:
     return load_saved(folder).model
 
 
+def load_into(folder: Path, allocate: Callable[..., torch.Tensor]) -> Model:
+    """Return the model that ``save`` wrote, with its weights in memory of ``allocate(shape, dtype=…)``."""
+    return _build_model(folder, _read_manifest(folder), allocate)
+
+
 def load_saved(folder: str | os.PathLike[str]) -> SavedModel:
     """Return the model that ``save`` wrote, on the CPU, with the values saved as ``extra``."""
     path = Path(folder)
@@ -144,7 +149,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _build_model(folder: Path, manifest: dict[str, Any]) -> Model:
+def _build_model(folder: Path, manifest: dict[str, Any], allocate: Callable[..., torch.Tensor] = torch.empty) -> Model:
     """Return the model; its shapes are compared with the stored ones before memory for its weights is allocated."""
     try:
         path = safe_child(folder, WEIGHTS)
@@ -166,7 +171,7 @@ def _build_model(folder: Path, manifest: dict[str, Any]) -> Model:
             f"{lpfs.__version__}: {MANIFEST}: {error}; {ADVICE}"
         ) from error
     try:
-        tensors = read_tensors(path, str(manifest["weights"].get("sha256")))
+        tensors = read_tensors(path, str(manifest["weights"].get("sha256")), allocate)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"the model in {folder} is damaged: {WEIGHTS}: {error}; {ADVICE}") from error
     with torch.random.fork_rng([]), SkipRandomValues():  # every weight is replaced: most of the time was for these

@@ -88,8 +88,9 @@ def test_tasks_are_named(tmp_path, dataset):
     schema = replace(dataset.schema, tasks=("buy",))
     assert model.schema != schema
     site.publish()
-    object.__setattr__(site.store.model, "model", type(model)(schema, dim=4, hidden=(8,)).eval())
-    object.__setattr__(site.store.model, "session", None)
+    model = type(model)(schema, dim=4, hidden=(8,)).eval()
+    site.store.model.encoder.schema = schema
+    site.store.model = replace(site.store.model, logits=torch.inference_mode()(model.forward))
     values = site.predict(sample_rows(count=3)).json()
     assert set(values) == {"version", "probability", "tasks"}
     assert set(values["tasks"]) == {"buy"}
@@ -279,7 +280,7 @@ def test_no_traceback_reaches_a_client(site, monkeypatch):
     def fail(*_):
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(type(site.store.model), "logits", fail)
+    site.store.model = replace(site.store.model, logits=fail)
     answer = site.predict(sample_rows())
     assert answer.status == 500
     assert answer.json() == {"error": "internal error; the log of the server says more"}

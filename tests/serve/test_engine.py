@@ -11,7 +11,7 @@ import torch
 
 from lpfs._fileio import json_checksum, write_text_atomic
 from lpfs.data.raw_rows import RawRowEncoder
-from lpfs.export.session import make_session
+from lpfs.export.session import build_session_graph, make_session
 from lpfs.models import MODELS, make_model as build_model
 from lpfs.online.bundle import CURRENT, current, file_digest, rollback
 from lpfs.serve.engine import ModelStore, load_bundle
@@ -62,7 +62,7 @@ def test_the_vocabularies_are_read_again_only_if_they_change(dataset, bundles, t
         store.check()
         assert store.refused is None
         assert store.model.encoder._table is table
-        assert store.model.encoder.schema == store.model.model.reads
+        assert store.model.encoder.schema == store.model.graph.schema
     assert store.model.reopened == store.model.optional() == {"tags"}
     other = prepare_dataset(tmp_path / "other", seed=1)
     publish_seed(bundles, other)
@@ -173,10 +173,11 @@ def test_onnx_runtime_predicts_what_torch_predicts(dataset, name):
     model = build_model(name, dataset.schema).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    session = make_session(model)
-    if session is None:
+    graph = build_session_graph(model)
+    if graph is None:
         assert name == "user_item"
         return
+    session = make_session(graph)
     encoder = RawRowEncoder(dataset)
     encoder.build_lookup()
     for rows in (sample_rows(count=1), sample_rows(count=60)):
@@ -190,7 +191,7 @@ def test_torch_answers_without_onnx_runtime(dataset, bundles, monkeypatch):
     publish_seed(bundles, dataset)
     store, _ = open_store(bundles)
     assert store.refused is None
-    assert store.model.session is None
+    assert store.model.graph is None
 
 
 def raise_import_error(name):

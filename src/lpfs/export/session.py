@@ -1,12 +1,14 @@
-"""A model in ONNX Runtime: the graph of ``lpfs.export`` with ids as one matrix, and the weights shared, not copied.
+"""A model in ONNX Runtime: the graph of ``lpfs.export`` with ids as one matrix, and large weights shared, not copied.
 
 For few rows it takes a third of the time of the torch model (``benchmarks/serve_load.py throughput``). The graph is
-built from a model in memory that was checked before: no ONNX file is read.
+built from a model in memory that was checked before: no ONNX file is read. Tables are inputs of the graph, because ONNX
+Runtime copies every initializer, which took most of the time to make a session; inputs are used where they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -22,13 +24,15 @@ from lpfs.export.onnx_models import EncodedInputs, add_logits
 from lpfs.export.parity import padded
 from lpfs.models.base import Model
 from lpfs.models.inputs import Inputs, fields_by_kind
+from lpfs.schema import Schema
 
-SHARED_BYTES = 1 << 10  # smaller weights are part of the graph
+SHARED_BYTES = 1 << 20  # smaller weights are part of the graph, which ONNX Runtime then optimizes for them
+RUNTIME = "onnxruntime"
 Predict = Callable[[Batch], Tensor]
 
 
 class SharedGraph(Graph):
-    """A graph that refers to the weights in memory."""
+    """A graph whose large weights are inputs, and their values in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,21 +42,27 @@ class SharedGraph(Graph):
         values = np.ascontiguousarray(to_array(tensor))
         if values.nbytes < SHARED_BYTES:
             return self._store(values, name)
-        proto = self.onnx.TensorProto(name=name, dims=values.shape)
-        proto.data_type = self.onnx.helper.np_dtype_to_tensor_dtype(values.dtype)
-        proto.data_location = self.onnx.TensorProto.EXTERNAL
-        for key, value in (("location", "memory"), ("offset", 0), ("length", values.nbytes)):
-            proto.external_data.add(key=key, value=str(value))
-        self.constants[name], self.shared[name] = proto, values
+        if name not in self.shared:
+            self.add_input(name, self.onnx.helper.np_dtype_to_tensor_dtype(values.dtype), values.shape, "a weight")
+            self.shared[name] = values
         return name
 
 
-def make_session(model: Model, threads: int = 1) -> Predict | None:
-    """Return a function from batches to logits; None if the packages are missing or the model has no such graph."""
+@dataclass(frozen=True)
+class SessionGraph:
+    """What a session is made of: the graph, the large weights, which are its inputs, and the fields that it reads."""
+
+    graph: bytes
+    weights: Mapping[str, AnyArray]
+    schema: Schema
+
+
+def build_session_graph(model: Model) -> SessionGraph | None:
+    """Return the graph of a model; None if the packages are missing or the model has no such graph."""
     if sum(isinstance(module, Inputs) for module in model.modules()) != 1:
         return None  # each of several would need its own part of the matrix
     try:
-        runtime = import_module("onnxruntime")
+        import_module(RUNTIME)
         graph = SharedGraph()
         ids, bags, dense = fields_by_kind(model.reads)
         types = graph.onnx.TensorProto
@@ -71,22 +81,26 @@ def make_session(model: Model, threads: int = 1) -> Predict | None:
             "Gather", logits, 0, axis=1, out="logit"
         )
         graph.add_output("logit", ["B", outputs] if outputs > 1 else ["B"], "logits")
-        options = runtime.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        shared = [runtime.OrtValue.ortvalue_from_numpy(values) for values in graph.shared.values()]
-        options.add_external_initializers(list(graph.shared), shared)
-        data = graph.to_model("").SerializeToString()
-        session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        return SessionGraph(graph.to_model("").SerializeToString(), graph.shared, model.reads)
     except (ImportError, MissingPackageError, InputError, KeyError):
         return None  # torch answers
 
+
+def make_session(source: SessionGraph, threads: int = 1) -> Predict:
+    """Return a function from batches to logits."""
+    runtime = import_module(RUNTIME)
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    session = runtime.InferenceSession(source.graph, options, providers=["CPUExecutionProvider"])
+    ids, bags, dense = fields_by_kind(source.schema)
+
     def predict(batch: Batch) -> Tensor:
-        feeds: dict[str, AnyArray] = {}
+        feeds: dict[str, AnyArray] = dict(source.weights)
         if ids:
             feeds["ids"] = batch.ids.numpy().astype(np.int64)
-        for name, place in names.items():
-            feeds[place] = padded(*batch.bags[name])
+        for number, field in enumerate(bags):
+            feeds[f"bag_{number}"] = padded(*batch.bags[field.name])
         if dense:
             feeds["dense"] = batch.dense.numpy()
             absent: Any = np.zeros_like(feeds["dense"]) if batch.missing is None else batch.missing.numpy()
@@ -94,5 +108,4 @@ def make_session(model: Model, threads: int = 1) -> Predict | None:
         [logits] = session.run(["logit"], feeds)
         return torch.from_numpy(logits)
 
-    predict.shared = graph.shared  # type: ignore[attr-defined]  # the session refers to this memory
     return predict

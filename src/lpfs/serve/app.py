@@ -153,7 +153,7 @@ class Server:
         if encoded.absent:
             self.absent.inc()
             answer["absent"] = sorted(encoded.absent)
-        schema = served.model.schema
+        schema = served.encoder.schema
         if not schema.tasks:
             return {**answer, "probability": probabilities}
         columns = dict(zip((schema.label, *schema.tasks), map(list, zip(*probabilities, strict=True)), strict=True))

@@ -17,17 +17,16 @@ from pathlib import Path
 import torch
 
 from lpfs._console import join_lines
-from lpfs.data.batch import Batch
 from lpfs.data.raw_rows import RawRowEncoder
 from lpfs.errors import CheckpointError, ExactnessError, LpfsError
-from lpfs.export.session import Predict, make_session
-from lpfs.models.base import Model
+from lpfs.export.session import Predict, SessionGraph, build_session_graph, make_session
 from lpfs.online.bundle import CURRENT, ENCODER, MODEL, Bundle, current_version, open_bundle
-from lpfs.serialization import load
+from lpfs.serialization import load_into
 
 ROUNDING = 1e-5  # of a logit, relative to the largest (at least 1): other kernels and sizes sum in another order
 POLL_SECONDS = 0.5
 NICE = 5  # of the thread that loads bundles; with more, other programs delay requests while it holds the GIL
+RETIRED_SECONDS = 1.0  # until a replaced model is released: a request that did it would take 10 ms longer
 GRACE_SECONDS = 300.0  # after a swap, in which requests may still lack the fields that the older model did not need
 
 
@@ -40,10 +39,10 @@ class ServedModel:
     """A bundle that was checked and can answer. A request takes one reference and uses nothing else."""
 
     bundle: Bundle
-    model: Model
     encoder: RawRowEncoder  # of its fields
     vocabularies: RawRowEncoder  # of all fields, for the next bundle
-    session: Predict | None = None  # None: torch answers
+    logits: Predict  # from a batch to (B,), or (B, 1 + tasks)
+    graph: SessionGraph | None = None  # that ONNX Runtime runs; None: torch answers
     reopened: frozenset[str] = frozenset()  # fields that the model before this one did not need
     since: float = field(default_factory=time.time)
     load_seconds: float = 0.0
@@ -57,14 +56,6 @@ class ServedModel:
         """Return the fields that a request may lack now: reopened ones, until clients know the new list."""
         return self.reopened if self.reopened and time.time() - self.since < GRACE_SECONDS else ()
 
-    def logits(self, batch: Batch) -> torch.Tensor:
-        """Return (B,), or (B, 1 + tasks)."""
-        if self.session is not None:
-            return self.session(batch)
-        with torch.inference_mode():
-            out: torch.Tensor = self.model(batch)
-            return out
-
 
 @dataclass(frozen=True)
 class RefusedBundle:
@@ -75,28 +66,41 @@ class RefusedBundle:
     time: float = field(default_factory=time.time)
 
 
-def load_bundle(bundle: Bundle, before: ServedModel | None = None) -> ServedModel:
+def load_bundle(
+    bundle: Bundle,
+    before: ServedModel | None = None,
+    *,
+    allocate: Callable[..., torch.Tensor] = torch.empty,
+    build_lookup: bool = True,
+) -> ServedModel:
     """Read a bundle, compare every file with its digest and its logits with those of the manifest, and warm it up.
 
-    Raise LpfsError if something differs. The vocabularies of ``before`` are used again if their files are the same.
+    Raise LpfsError if something differs.
+
+    Args:
+        bundle: to load.
+        before: the one that is served; its vocabularies are used again if their files are the same.
+        allocate: returns the memory of a weight.
+        build_lookup: whether requests of few rows shall be encoded fast.
     """
-    start = time.perf_counter()
     bundle.verify_files(hash_weights=False)
-    model = load(bundle.path / MODEL).eval().requires_grad_(False)
+    model = load_into(bundle.path / MODEL, allocate).eval().requires_grad_(False)
     if model.reads.names != bundle.fields:
         raise CheckpointError(f"bundle {bundle.path}: the model reads other fields than the manifest lists")
     if before is not None and before.bundle.encoder_files == bundle.encoder_files:
         vocabularies = before.vocabularies
     else:
         vocabularies = RawRowEncoder(bundle.path / ENCODER)
-        vocabularies.build_lookup()
+        if build_lookup:
+            vocabularies.build_lookup()
     encoder = vocabularies.subset(bundle.fields)
     if encoder.schema != model.reads:
         raise CheckpointError(f"bundle {bundle.path}: the encoder has other fields than the model")
-    reopened = frozenset(bundle.fields) - frozenset(before.bundle.fields) if before else frozenset()
-    served = ServedModel(bundle, model, encoder, vocabularies, make_session(model), reopened)
+    graph = build_session_graph(model)
+    logits = torch.inference_mode()(model.forward) if graph is None else make_session(graph)
+    served = ServedModel(bundle, encoder, vocabularies, logits, graph)
     check_samples(served)
-    return replace(served, since=time.time(), load_seconds=time.perf_counter() - start)
+    return served
 
 
 def check_samples(served: ServedModel) -> None:
@@ -113,6 +117,12 @@ def check_samples(served: ServedModel) -> None:
         )
 
 
+def error_text(error: Exception) -> str:
+    """Return an error as one line."""
+    text = str(error) if isinstance(error, LpfsError) else f"{type(error).__name__}: {error}"
+    return join_lines(text)[:1000]
+
+
 class ModelStore:
     """The model that answers requests. A thread reads CURRENT, loads a new bundle aside and swaps one reference.
 
@@ -121,14 +131,21 @@ class ModelStore:
     Args:
         bundles: folder of bundles.
         notify: called with one line for every swap and refusal.
+        load: returns the bundle at a path, checked, given the one that is served; by default it is loaded here.
     """
 
-    def __init__(self, bundles: Path, notify: Callable[[str], None] = ignore_message) -> None:
-        self.bundles, self._notify = bundles, notify
+    def __init__(
+        self,
+        bundles: Path,
+        notify: Callable[[str], None] = ignore_message,
+        load: Callable[[Path, ServedModel], ServedModel] | None = None,
+    ) -> None:
+        self.bundles, self._notify, self._load = bundles, notify, load
         self.model: ServedModel | None = None
         self.refused: RefusedBundle | None = None
         self.swaps = self.refusals = 0
         self._seen: tuple[object, ...] | None = None
+        self._retired: list[tuple[float, ServedModel]] = []  # when it was replaced, and the model
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -154,6 +171,7 @@ class ModelStore:
     def check(self) -> None:
         """Take over the current bundle if it is not the served one and was not refused before."""
         with self._lock:
+            self._retired = [item for item in self._retired if time.monotonic() - item[0] < RETIRED_SECONDS]
             while (seen := self._read_current()) != self._seen:
                 if self._swap(seen):
                     self._seen = seen
@@ -173,19 +191,25 @@ class ModelStore:
             version = current_version(self.bundles)
             if version is None:
                 return True
-            bundle = open_bundle(self.bundles / version)
-            if self.model is None or bundle.manifest != self.model.bundle.manifest:
-                model = load_bundle(bundle, self.model)
-                before, self.model = self.model, model
+            before, start = self.model, time.perf_counter()
+            path = self.bundles / version
+            if self._load is None or before is None:
+                model = load_bundle(open_bundle(path), before)
+            else:
+                model = self._load(path, before)
+            if before is None or model.bundle.manifest != before.bundle.manifest:
+                fields, seconds = model.bundle.fields, time.perf_counter() - start
+                reopened = frozenset(fields) - frozenset(before.bundle.fields) if before else frozenset()
+                self.model = replace(model, reopened=reopened, since=time.time(), load_seconds=seconds)
+                self._retired += [(time.monotonic(), before)] if before else []
                 self.swaps += 1
                 old = "" if before is None else f", instead of {before.version}"
-                self._notify(f"serving bundle {version}{old}: {len(bundle.fields)} fields, {model.load_seconds:.2f} s")
+                self._notify(f"serving bundle {version}{old}: {len(fields)} fields, {seconds:.2f} s")
             self.refused = None
         except Exception as error:  # whatever is wrong with a bundle, the older model answers
             if self._read_current() != seen:
                 return False
-            reason = str(error) if isinstance(error, LpfsError) else f"{type(error).__name__}: {error}"
-            self.refused = RefusedBundle(str(version), join_lines(reason)[:1000])
+            self.refused = RefusedBundle(str(version), error_text(error))
             self.refusals += 1
             kept = "nothing is served" if self.model is None else f"{self.model.version} is still served"
             self._notify(f"refused bundle {version}, {kept}: {self.refused.reason}")

@@ -57,7 +57,7 @@ def describe_model(store: ModelStore) -> dict[str, Any]:
     if served is not None:
         manifest = served.bundle.manifest
         values = {name: manifest[name] for name in ("version", "fields", "certificate", "metadata", "created", "lpfs")}
-        values |= {"label": served.model.schema.label, "tasks": list(served.model.schema.tasks)}
+        values |= {"label": served.encoder.schema.label, "tasks": list(served.encoder.schema.tasks)}
         values |= {"since": served.since, "load_seconds": served.load_seconds}
         values["reopened"] = sorted(served.optional())
     return {**values, "refused": refused and asdict(refused), "swaps": store.swaps}

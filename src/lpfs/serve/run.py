@@ -16,6 +16,7 @@ from lpfs._imports import import_optional
 from lpfs.errors import InputError
 from lpfs.serve.app import LOOPBACK, Server
 from lpfs.serve.engine import POLL_SECONDS, ModelStore, ignore_message
+from lpfs.serve.loader import LoaderProcess
 from lpfs.serve.requests import Limits
 
 TOKEN_VARIABLE = "LPFS_SERVE_TOKEN"
@@ -55,7 +56,8 @@ def serve(
     if not bundles.is_dir():
         raise InputError(f"no folder {bundles}; give the folder of bundles of a run of lpfs online: RUN/bundles")
     torch.set_num_threads(threads)
-    store = ModelStore(bundles, notify)
+    loader = LoaderProcess() if sys.platform == "linux" else None
+    store = ModelStore(bundles, notify, loader)
     shared = Server(store, limits or Limits(), token, LOOPBACK if host in LOOPBACK else (), notify)
 
     class StoppingServer(uvicorn.Server):  # type: ignore[misc, name-defined]
@@ -89,6 +91,8 @@ def serve(
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         store.start(poll_seconds)
+        if loader is not None:
+            loader.start()  # the first bundle is loaded here; the process is ready for the next one
         gc.collect()
         gc.freeze()  # what is loaded now stays: it need not be searched for garbage
         StoppingServer(config).run()
@@ -96,5 +100,7 @@ def serve(
         notify("stopped; all requests were answered")
     finally:
         store.stop()
+        if loader is not None:
+            loader.stop()
         sys.setswitchinterval(interval)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)

@@ -16,7 +16,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -235,15 +235,17 @@ def _is_tensor_entry(entry: Mapping[str, Any]) -> bool:
     return all(type(number) is int and 0 <= number < 1 << 63 for number in (*shape, *offsets))
 
 
-def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
-    """Return the tensors of a file; raise ValueError if it is damaged."""
+def read_tensors(
+    path: Path, sha256: str | None = None, allocate: Callable[..., Tensor] = torch.empty
+) -> dict[str, Tensor]:
+    """Return the tensors of a file, in memory of ``allocate(shape, dtype=…)``; raise ValueError if it is damaged."""
     header = read_header(path)
     tensors: dict[str, Tensor] = {}
     with path.open("rb") as file:
         prefix = file.read(8)
         digest = hashlib.sha256(prefix + file.read(int.from_bytes(prefix, "little")))
         for name, entry in header.items():
-            tensors[name] = tensor = torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]])
+            tensors[name] = tensor = allocate(entry["shape"], dtype=DTYPES[entry["dtype"]])
             data = as_bytes(tensor).numpy().data if tensor.numel() else b""
             for start in range(0, len(data), READ_BYTES):
                 part = data[start : start + READ_BYTES]

@@ -1,0 +1,133 @@
+"""Bundles loaded in a process of its own: the same predictions, the same refusals, and a process that was killed."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from lpfs.data.raw_rows import RawRowEncoder
+from lpfs.errors import LpfsError
+from lpfs.models import MLP
+from lpfs.online.bundle import open_bundle, publish
+from lpfs.serve.engine import ModelStore, load_bundle
+from tests.helpers.bundles import make_model, prepare_dataset, publish_model, sample_rows
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the process needs memfd_create")
+if sys.platform == "linux":
+    from lpfs.serve.loader import LoaderProcess, SharedMemory
+
+
+@pytest.fixture
+def loader():
+    process = LoaderProcess()
+    yield process
+    process.stop()
+
+
+def publish_large(bundles, dataset, seed):
+    """Publish a model with a table of more than a MiB, which is handed over in shared memory."""
+    torch.manual_seed(seed)
+    model = MLP(dataset.schema, dim=1 << 15, hidden=(8,))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.002)
+    rows = sample_rows()
+    return publish(bundles, model, RawRowEncoder(dataset), sample_rows=rows, certificate={}, metadata={})
+
+
+def test_the_process_loads_what_the_server_would_load(dataset, tmp_path, loader):
+    bundles = tmp_path / "bundles"
+    publish_model(bundles, dataset, make_model(dataset), sample_rows())
+    store = ModelStore(bundles, load=loader)
+    store.check()
+    for seed in (1, 2):
+        bundle = publish_large(bundles, dataset, seed)
+        held = store.model
+        store.check()
+        assert store.refused is None
+        assert store.model.version == bundle.version
+        expected = load_bundle(bundle)
+        batch = expected.encoder.encode(sample_rows(count=20)).batch
+        assert torch.equal(store.model.logits(batch), expected.logits(batch))
+        assert list(store.model.graph.weights) == list(expected.graph.weights) != []
+        for name, weight in store.model.graph.weights.items():
+            assert not weight.flags.writeable
+            assert np.array_equal(weight, expected.graph.weights[name])
+        assert store.model.vocabularies is held.vocabularies
+    publish_model(bundles, dataset, make_model(dataset, ["text", "age"]), sample_rows())
+    store.check()
+    publish_model(bundles, dataset, make_model(dataset), sample_rows())
+    store.check()
+    assert store.refused is None
+    assert store.model.reopened == set(dataset.schema.names) - {"text", "age"}
+    assert store.swaps == 5
+
+
+def test_a_damaged_bundle_is_refused_with_the_reason_and_the_next_one_is_served(dataset, tmp_path, loader):
+    bundles = tmp_path / "bundles"
+    publish_model(bundles, dataset, make_model(dataset), sample_rows())
+    store = ModelStore(bundles, load=loader)
+    store.check()
+    bundle = publish_large(bundles, dataset, 1)
+    path = bundle.path / "model" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(LpfsError, match="checksum does not match"):
+        loader(bundle.path, store.model)
+    store.check()
+    assert store.model.version == "000001"
+    assert "checksum does not match" in store.refused.reason
+    assert "\n" not in store.refused.reason
+    publish_large(bundles, dataset, 2)
+    store.check()
+    assert store.model.version == "000003"
+
+
+def test_a_process_that_was_killed_loses_no_bundle(dataset, tmp_path, loader):
+    bundles = tmp_path / "bundles"
+    publish_model(bundles, dataset, make_model(dataset), sample_rows())
+    store = ModelStore(bundles, load=loader)
+    store.check()
+    loader.start()
+    first = loader._process
+    first.kill()
+    bundle = publish_large(bundles, dataset, 1)
+    store.check()
+    assert store.model.version == bundle.version
+    bundle = publish_large(bundles, dataset, 2)
+    store.check()
+    assert store.model.version == bundle.version
+    assert loader._process is not first
+    assert loader._process.poll() is None
+    loader.stop()
+    loader.stop()
+
+
+def test_a_bundle_with_another_encoder_is_taken_over(dataset, tmp_path, loader):
+    bundles = tmp_path / "bundles"
+    publish_model(bundles, dataset, make_model(dataset), sample_rows())
+    store = ModelStore(bundles, load=loader)
+    store.check()
+    vocabularies = store.model.vocabularies
+    bundle = publish_large(bundles, prepare_dataset(tmp_path / "other", seed=1), 1)
+    store.check()
+    assert store.refused is None
+    assert store.model.version == bundle.version
+    assert store.model.vocabularies is not vocabularies
+    assert open_bundle(bundle.path).encoder_files == store.model.bundle.encoder_files
+
+
+def test_arrays_from_elsewhere_are_copied_into_the_shared_memory():
+    memory = SharedMemory(4096)
+    inside = memory.allocate([3, 5], torch.float32).fill_(2.0)
+    outside = np.arange(6, dtype=np.float64).reshape(2, 3)
+    assert memory.offset_of(inside.numpy()) == 0
+    start = memory.offset_of(outside)
+    assert start == 64
+    copied = np.frombuffer(memory._map, np.float64, 6, start).reshape(2, 3)
+    assert np.array_equal(copied, outside)
+    with pytest.raises(ValueError, match="buffer"):
+        memory.allocate([4096], torch.float32)
