@@ -8,8 +8,9 @@ benchmarks/logs.json is the fixed list: simulated logs with seeds that are used 
 real tables. Logs are simulated here; real tables are read from ``--data`` and skipped if they are missing. K is N/8,
 N/4 and N/2. Runs are kept in ``--work``: a second call does only the missing runs, and machines that share the
 directory share the work. Results go to benchmarks/results/compare/NAME (``--tune N``: NAME-tuned): comparison.md (with
-the command), comparison.json and results.csv. README.md beside them summarizes all: logs that were used in development
-stand apart. benchmarks/compare_summary.py tests the differences over logs. ``--overview`` writes only README.md.
+the command), comparison.json and results.csv; ``--missing`` skips logs that have them. README.md beside them summarizes
+all: logs that were used in development stand apart. benchmarks/compare_summary.py tests the differences over logs.
+``--overview`` writes only README.md.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="number of processes per comparison")
     parser.add_argument("--device", help="device of all runs; default: that of compare")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the results")
+    parser.add_argument("--missing", action="store_true", help="skip logs that have results already")
     parser.add_argument("--overview", action="store_true", help="only write README.md from the existing results")
     options = parser.parse_args()
     if not options.overview:
@@ -89,11 +91,14 @@ def run(options: argparse.Namespace, logs: list[BenchmarkLog]) -> None:
     """Compare the methods on these logs."""
     options.work.mkdir(parents=True, exist_ok=True)
     for log in logs:
+        name = f"{log.name}-tuned" if options.tune else log.name
+        if options.missing and (options.results / name / "comparison.json").exists():
+            print(f"{name}: has results, skipped")
+            continue
         source = find_source(log, options.work / f"{log.name}-log", options.data)
         if source is None:
             print(f"{log.name}: {log.file} is not in --data, skipped")
             continue
-        name = f"{log.name}-tuned" if options.tune else log.name
         methods = options.methods or ",".join(all_methods(log))
         words = ["--methods", methods, "--keep", numbers_to_keep(source, log), "--seeds", str(options.seeds)]
         words += [*(["--tune", str(options.tune)] if options.tune else []), *log.options]
