@@ -76,7 +76,7 @@ JUDGE = "judge"  # the job of the subset model: these variants share its network
 ALL_JUDGE = "judge, all rows"
 CURVE_JUDGE = "judge of the curve"
 VARIANTS: dict[str, Variant] = {
-    "default": Variant("lpfs++", {"folds": 0}),
+    "default": Variant("lpfs++", {"folds": 0, "judges": 0}),
     "folds 4": Variant("lpfs++", {"folds": 4}),
     "blank": Variant(options={"blank": True}, parts=(8, 4)),
     "folds 4, blank": Variant(options={"blank": True, "folds": 4}, parts=(8, 4)),

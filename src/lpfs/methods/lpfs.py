@@ -56,7 +56,7 @@ class LPFSPlusPlusOptions(MethodOptions):
     threshold: Threshold = "paper"
     centre: bool = True
     folds: int = 0
-    judges: int = 0
+    judges: int = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -186,9 +186,10 @@ class LPFSPlusPlus(Method):
 
 @dataclass(frozen=True)
 class LPFSOptions(LPFSPlusPlusOptions):
-    """The same options, with the gate function of LPFS."""
+    """The same options, with the gate function of LPFS and without judges, which were tried with LPFS++ only."""
 
     gate: str = "lpfs"
+    judges: int = 0
 
 
 class LPFS(LPFSPlusPlus):

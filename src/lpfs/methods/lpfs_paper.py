@@ -27,6 +27,7 @@ class LPFSPlusPlusPaperOptions(LPFSPlusPlusOptions):
     rescale: Rescale = "off"
     prox: Prox | None = "l1"
     centre: bool = False
+    judges: int = 0
     final_epsilon: Positive = 1e-5
 
     def for_steps(self, steps: int) -> LPFSPlusPlusPaperOptions:

@@ -39,6 +39,7 @@ from lpfs.schema import Selection
 from lpfs.train.callbacks import Callback, State
 from lpfs.train.checkpoint import map_weights
 from lpfs.train.config import FinalCheckpoint
+from lpfs.train.distributed.group import current_group
 from lpfs.train.evaluate import Metrics, Predictions, evaluate, predictions, task_names
 from lpfs.train.fit import CHECKPOINTS, fit
 from lpfs.train.intervals import PairedDifference, auc_difference, auc_interval, logloss_difference
@@ -172,7 +173,8 @@ def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
     if method.single_pass:
         plan = replace(plan, steps=plan.steps.single_pass(plan.splits.search.rows))
     stream, holdout = search_streams(plan, fields, seed)
-    folds, judges = (search_folds(plan, model, seed, count) for count in (method.folds, method.judges))
+    folds = search_folds(plan, model, seed, method.folds)
+    judges = search_folds(plan, model, seed, 0 if current_group().is_distributed else method.judges)
     if folds:
         stream, holdout = plan.stream(plan.splits.train, fields, train=True, seed=seed), None
     training = plan.training(plan.steps.search, seed, keep_best=False)
