@@ -25,6 +25,16 @@ def column(table, title):
     return [row[number].text for row in table.rows]
 
 
+def test_exchanged_fields_are_named():
+    title = "Exchanged after the search, by held-out loss"
+    pairs = [{"kept": f"in {number}", "dropped": f"out {number}"} for number in range(10)]
+    assert dict(context(made={"exchanged": pairs[:2]})["verdict_facts"])[title] == (
+        "in 0 instead of out 0, in 1 instead of out 1"
+    )
+    assert dict(context(made={"exchanged": pairs})["verdict_facts"])[title].endswith("in 7 instead of out 7 and 2 more")
+    assert title not in dict(context(made={"exchanged": []})["verdict_facts"])
+
+
 def test_the_order_is_that_of_its_readers():
     text = build_report(judged_record(), hostile.search_history(list(NAMES), 9))
     titles = re.findall(r"<h[12][^>]*>([^<]*)</h[12]>", text)

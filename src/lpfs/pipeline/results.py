@@ -342,7 +342,7 @@ def print_results(outcome: Outcome, plan: RunPlan) -> None:
         f"  tables {format_size(before['table_bytes'])} -> {format_size(after['table_bytes'])}, serving "
         f"{before['rows_per_second']:,.0f} -> {after['rows_per_second']:,.0f} rows/s"
     )
-    for line in (*_describe_stop(selection), *_describe_hot_start(outcome.hot_start)):
+    for line in (*_describe_stop(selection), *_describe_exchanges(selection), *_describe_hot_start(outcome.hot_start)):
         console.message(f"  {line}")
     if outcome.max_logit_change is not None:
         console.message(f"  pruning changed no logit by more than {outcome.max_logit_change:.2g}")
@@ -378,6 +378,12 @@ def _describe_stop(selection: Selection) -> list[str]:
         losses = ", ".join(f"{_format_loss(fewer[size])} with {size}" for size in sizes)
         lines.append(f"losses measured during the search with fewer fields, before they were trained further: {losses}")
     return lines
+
+
+def _describe_exchanges(selection: Selection) -> list[str]:
+    """Name the fields that were exchanged after the search."""
+    pairs = [f"{pair['kept']} instead of {pair['dropped']}" for pair in selection.made.get("exchanged") or ()]
+    return [f"exchanged after the search, because the held-out loss fell: {_list_names(pairs)}"] if pairs else []
 
 
 def _describe_hot_start(hot_start: Mapping[str, Any]) -> list[str]:

@@ -33,6 +33,7 @@ from lpfs.report.selection_data import (
     text_cell,
 )
 
+MAX_EXCHANGED = 8  # exchanges that are named
 HISTORY_ROWS = 12  # records of the history in its table
 MAX_CHECKS = 4  # checks of the allowance that are listed
 MIN_SHARE = 0.1  # of the worth of a field, below which another field is not named as its substitute
@@ -146,6 +147,11 @@ def _verdict_facts(selection: SelectionReport) -> Iterator[tuple[str, str]]:
     is_given = any(settings.get(name) is not None for name in ("keep", "budget", "penalty"))
     if (target := _target(selection)) and (is_given or not verdict):
         yield "Target", target
+    exchanged = selection.section("made").get("exchanged") or []
+    if exchanged:
+        names = ", ".join(f"{pair['kept']} instead of {pair['dropped']}" for pair in exchanged[:MAX_EXCHANGED])
+        more = f" and {len(exchanged) - MAX_EXCHANGED} more" if len(exchanged) > MAX_EXCHANGED else ""
+        yield "Exchanged after the search, by held-out loss", f"{names}{more}"
 
 
 def _rows_text(name: str, counts: Mapping[str, Any], split: Mapping[str, Any] | None = None) -> str:

@@ -74,6 +74,7 @@ SELECTION_SCHEMA = {  # of selection.json: the keys that the report and ``prune`
         "scores?": dict[str, float],
         "curve?": [{"alive": int, "loss": float}],
         "end?": {"allowed?": float},
+        "exchanged?": [{"dropped": str, "kept": str}],
         "unit?": str,
     },
     "hot_start?": {
