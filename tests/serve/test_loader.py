@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
 import sys
+import time
+from multiprocessing import Pipe
 
 import numpy as np
 import pytest
@@ -22,7 +27,7 @@ if sys.platform == "linux":
 
 @pytest.fixture
 def loader():
-    process = LoaderProcess()
+    process = LoaderProcess(policy="other")  # tests use all cores
     yield process
     process.stop()
 
@@ -104,6 +109,49 @@ def test_a_process_that_was_killed_loses_no_bundle(dataset, tmp_path, loader):
     assert loader._process.poll() is None
     loader.stop()
     loader.stop()
+
+
+def test_a_thread_that_waits_for_a_stopped_process_ends_when_it_is_killed(dataset, tmp_path, loader):
+    bundles = tmp_path / "bundles"
+    publish_model(bundles, dataset, make_model(dataset), sample_rows())
+    store = ModelStore(bundles, load=loader)
+    store.start(0.01)
+    loader.start()
+    loader._process.send_signal(signal.SIGSTOP)
+    publish_model(bundles, dataset, make_model(dataset, seed=1), sample_rows())
+    deadline = time.monotonic() + 30
+    while not store._lock.locked() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert store.model.version == "000001"
+    loader.kill()
+    store.stop()
+    assert store.model.version == "000002"
+
+
+def test_the_process_ends_with_the_server():
+    ours, theirs = Pipe()
+    command = [sys.executable, "-m", "lpfs.serve.loader", str(theirs.fileno()), "idle"]
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
+    theirs.close()
+    ours.send_bytes(b"/nowhere")
+    assert "cannot be used" in json.loads(ours.recv_bytes())["error"]
+    ours.close()
+    assert (process.communicate(timeout=30)[1], process.returncode) == (b"", 0)
+
+
+def test_the_server_does_not_wait_forever_for_a_process_that_gets_no_time(dataset, tmp_path, loader, monkeypatch):
+    monkeypatch.setattr("lpfs.serve.loader.PATIENCE_SECONDS", 0.2)
+    bundles = tmp_path / "bundles"
+    publish_model(bundles, dataset, make_model(dataset), sample_rows())
+    store = ModelStore(bundles, load=loader)
+    store.check()
+    loader.start()
+    loader._process.send_signal(signal.SIGSTOP)
+    publish_model(bundles, dataset, make_model(dataset, seed=1), sample_rows())
+    store.check()
+    assert store.model.version == "000002"
+    assert loader._process is None
 
 
 def test_a_bundle_with_another_encoder_is_taken_over(dataset, tmp_path, loader):

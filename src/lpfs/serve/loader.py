@@ -33,7 +33,8 @@ from lpfs.online.bundle import Bundle, open_bundle
 from lpfs.serve.engine import ServedModel, error_text, load_bundle
 
 ALIGNMENT = 64  # bytes
-STOP_SECONDS = 5.0
+PATIENCE_SECONDS = 10.0  # after which the server loads a bundle itself
+STOP_SECONDS = 2.0
 
 
 class SharedMemory:
@@ -69,6 +70,7 @@ class SharedMemory:
 class LoaderProcess:
     """The process that loads bundles, seen from the server. It is started again after it has ended for any reason."""
 
+    policy: str = "idle"  # how it is scheduled: "idle", or "other" as the server
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _connection: Connection | None = field(default=None, init=False)
 
@@ -77,18 +79,24 @@ class LoaderProcess:
         if self._process is None or self._process.poll() is not None or self._connection is None:
             self.stop()
             self._connection, theirs = Pipe()
-            command = [sys.executable, "-m", "lpfs.serve.loader", str(theirs.fileno())]
+            command = [sys.executable, "-m", "lpfs.serve.loader", str(theirs.fileno()), self.policy]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
             theirs.close()
         return self._connection
 
-    def stop(self) -> None:
-        """End the process."""
-        if self._connection is not None:
-            self._connection.close()
+    def kill(self) -> None:
+        """Kill the process; a thread that waits for it goes on at once, and loads the bundle itself."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(STOP_SECONDS)
+
+    def stop(self) -> None:
+        """End the process, and close the connection; no thread may wait for it."""
+        self.kill()
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_SECONDS)
+        if self._connection is not None:
+            self._connection.close()
         self._process = self._connection = None
 
     def __call__(self, path: Path, before: ServedModel) -> ServedModel:
@@ -99,12 +107,14 @@ class LoaderProcess:
         try:
             connection = self.start()
             connection.send_bytes(os.fsencode(path.absolute()))
+            if not connection.poll(PATIENCE_SECONDS):
+                raise TimeoutError
             reply = json.loads(connection.recv_bytes())
             if reply["error"] is not None:
                 raise LpfsError(reply["error"])
             if reply["weights"] is not None:
                 graph, file = connection.recv_bytes(), recv_handle(connection)
-        except (OSError, EOFError):  # the process was killed
+        except (OSError, EOFError):  # the process was killed, or other programs leave it no time
             self.stop()
             reply = {"weights": None}
         if reply["weights"] is None:
@@ -131,7 +141,7 @@ class LoaderProcess:
 def run_loader(connection: Connection) -> None:
     """Load the bundles whose paths arrive, until the server ends."""
     before: ServedModel | None = None
-    with suppress(EOFError):
+    with suppress(EOFError, ConnectionError):  # the server has ended
         while True:
             path = Path(os.fsdecode(connection.recv_bytes()))
             try:
@@ -165,9 +175,10 @@ def send_reply(connection: Connection, **values: Any) -> None:
 
 
 def main() -> None:
-    """Run as ``python -m lpfs.serve.loader FD``."""
+    """Run as ``python -m lpfs.serve.loader FD POLICY``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends this process
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    if sys.argv[2] == "idle":
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     torch.set_num_threads(1)
     run_loader(Connection(int(sys.argv[1])))
 

@@ -99,6 +99,8 @@ def serve(
     except KeyboardInterrupt:  # uvicorn raises the signal again after it has stopped
         notify("stopped; all requests were answered")
     finally:
+        if loader is not None:
+            loader.kill()  # it may take long if the machine is busy
         store.stop()
         if loader is not None:
             loader.stop()
