@@ -324,7 +324,8 @@ def test_mlflow_has_a_whole_run_with_its_files_and_its_model(tmp_path, mlflow, r
     short = {"pretrain_steps": 60, "search_steps": 60, "model_options": {"dim": 4, "hidden": [8]}}
     lpfs.select(data, tmp_path / "the run", keep=2, mlflow=True, quiet=True, finish="hot", **short)
     runs = runs_of(mlflow, request)
-    assert set(runs) == {"the run", "pretrain", "all_fields", "search", "hot_start"}
+    judges = {f"network-{number}" for number in range(4)}
+    assert set(runs) == {"the run", "pretrain", "all_fields", "search", "hot_start", *judges}
     run = runs["the run"]
     assert runs["search"].data.tags["mlflow.parentRunId"] == run.info.run_id
     assert run.data.params["keep"] == "2"
