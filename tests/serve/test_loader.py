@@ -18,11 +18,10 @@ from lpfs.errors import LpfsError
 from lpfs.models import MLP
 from lpfs.online.bundle import open_bundle, publish
 from lpfs.serve.engine import ModelStore, load_bundle
+from lpfs.serve.loader import COMMAND, LoaderProcess, SharedMemory
 from tests.helpers.bundles import make_model, prepare_dataset, publish_model, sample_rows
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the process needs memfd_create")
-if sys.platform == "linux":
-    from lpfs.serve.loader import LoaderProcess, SharedMemory
+pytestmark = pytest.mark.skipif(not LoaderProcess.is_supported(), reason="needs memfd_create and ONNX Runtime")
 
 
 @pytest.fixture
@@ -111,7 +110,7 @@ def test_a_process_that_was_killed_loses_no_bundle(dataset, tmp_path, loader):
     loader.stop()
 
 
-def test_a_thread_that_waits_for_a_stopped_process_ends_when_it_is_killed(dataset, tmp_path, loader):
+def test_a_thread_that_waits_for_a_stopped_process_ends_with_the_server(dataset, tmp_path, loader):
     bundles = tmp_path / "bundles"
     publish_model(bundles, dataset, make_model(dataset), sample_rows())
     store = ModelStore(bundles, load=loader)
@@ -122,16 +121,55 @@ def test_a_thread_that_waits_for_a_stopped_process_ends_when_it_is_killed(datase
     deadline = time.monotonic() + 30
     while not store._lock.locked() and time.monotonic() < deadline:
         time.sleep(0.01)
-    time.sleep(0.1)
-    assert store.model.version == "000001"
-    loader.kill()
+    loader.closing.set()
     store.stop()
-    assert store.model.version == "000002"
+    assert store.model.version == "000001"
+    assert loader._process is None
+
+
+def test_a_reply_that_breaks_off_does_not_disturb_the_next_one(dataset, tmp_path, loader, monkeypatch):
+    def fail(connection):
+        raise RuntimeError("received 0 items of ancdata")
+
+    bundles = tmp_path / "bundles"
+    publish_model(bundles, dataset, make_model(dataset), sample_rows())
+    store = ModelStore(bundles, load=loader)
+    store.check()
+    with monkeypatch.context() as patch:
+        patch.setattr("lpfs.serve.loader.recv_handle", fail)
+        publish_large(bundles, dataset, 1)
+        store.check()
+        assert store.model.version == "000002"
+        assert loader._process is None
+    publish_large(bundles, dataset, 2)
+    store.check()
+    assert store.model.version == "000003"
+    assert loader._process is not None
+
+
+def test_replaced_models_are_released_while_bundles_come_without_a_pause(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr("lpfs.serve.engine.RETIRED_SECONDS", 0.0)
+    bundles = tmp_path / "bundles"
+    publish_model(bundles, dataset, make_model(dataset), sample_rows())
+    held = []
+
+    def load(path, before):
+        held.append(len(store._retired))
+        if len(held) < 5:
+            publish_model(bundles, dataset, make_model(dataset, seed=len(held)), sample_rows())
+        return load_bundle(open_bundle(path), before)
+
+    store = ModelStore(bundles, load=load)
+    store.check()
+    publish_model(bundles, dataset, make_model(dataset, seed=9), sample_rows())
+    store.check()
+    assert len(held) == 5
+    assert max(held) == 0
 
 
 def test_the_process_ends_with_the_server():
     ours, theirs = Pipe()
-    command = [sys.executable, "-m", "lpfs.serve.loader", str(theirs.fileno()), "idle"]
+    command = [sys.executable, "-c", COMMAND, str(theirs.fileno()), "idle", *sys.path]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
     theirs.close()
     ours.send_bytes(b"/nowhere")

@@ -171,10 +171,15 @@ class ModelStore:
     def check(self) -> None:
         """Take over the current bundle if it is not the served one and was not refused before."""
         with self._lock:
-            self._retired = [item for item in self._retired if time.monotonic() - item[0] < RETIRED_SECONDS]
-            while (seen := self._read_current()) != self._seen:
+            self._release()
+            while (seen := self._read_current()) != self._seen and not self._stop.is_set():
                 if self._swap(seen):
                     self._seen = seen
+                self._release()
+
+    def _release(self) -> None:
+        """Release models that were replaced a while ago."""
+        self._retired = [item for item in self._retired if time.monotonic() - item[0] < RETIRED_SECONDS]
 
     def _read_current(self) -> tuple[object, ...]:
         """Return what identifies the content of CURRENT; it is read again only if this changes."""
@@ -193,6 +198,13 @@ class ModelStore:
                 return True
             before, start = self.model, time.perf_counter()
             path = self.bundles / version
+            if (
+                before is not None
+                and version == before.version
+                and open_bundle(path).manifest == before.bundle.manifest
+            ):
+                self.refused = None
+                return True
             if self._load is None or before is None:
                 model = load_bundle(open_bundle(path), before)
             else:

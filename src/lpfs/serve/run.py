@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -56,7 +57,7 @@ def serve(
     if not bundles.is_dir():
         raise InputError(f"no folder {bundles}; give the folder of bundles of a run of lpfs online: RUN/bundles")
     torch.set_num_threads(threads)
-    loader = LoaderProcess() if sys.platform == "linux" else None
+    loader = LoaderProcess() if LoaderProcess.is_supported() else None
     store = ModelStore(bundles, notify, loader)
     shared = Server(store, limits or Limits(), token, LOOPBACK if host in LOOPBACK else (), notify)
 
@@ -65,6 +66,8 @@ def serve(
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             shared.stopping = True
+            if loader is not None:
+                loader.closing.set()  # a bundle that is being loaded is not waited for
             super().handle_exit(sig, frame)
 
         async def startup(self, sockets: object = None) -> None:
@@ -90,9 +93,10 @@ def serve(
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        store.start(poll_seconds)
         if loader is not None:
-            loader.start()  # the first bundle is loaded here; the process is ready for the next one
+            with suppress(OSError):  # it is tried again for the next bundle; the first one is loaded here
+                loader.start()
+        store.start(poll_seconds)
         gc.collect()
         gc.freeze()  # what is loaded now stays: it need not be searched for garbage
         StoppingServer(config).run()
@@ -100,7 +104,7 @@ def serve(
         notify("stopped; all requests were answered")
     finally:
         if loader is not None:
-            loader.kill()  # it may take long if the machine is busy
+            loader.closing.set()
         store.stop()
         if loader is not None:
             loader.stop()
