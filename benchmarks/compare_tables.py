@@ -21,10 +21,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import IO, Any
 
 RESULTS = Path(__file__).parent / "results" / "compare"
 LIST = Path(__file__).parent / "logs.json"
@@ -76,6 +78,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tune", type=int, default=0, help="option sets of each method, chosen on validation rows")
     parser.add_argument("--processes", type=int, default=1, help="number of processes per comparison")
+    parser.add_argument("--jobs", type=int, default=1, help="comparisons at once; above 1 their output is in --work")
     parser.add_argument("--device", help="device of all runs; default: that of compare")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the results")
     parser.add_argument("--missing", action="store_true", help="skip logs that have results already")
@@ -90,26 +93,35 @@ def main() -> None:
 def run(options: argparse.Namespace, logs: list[BenchmarkLog]) -> None:
     """Compare the methods on these logs."""
     options.work.mkdir(parents=True, exist_ok=True)
-    for log in logs:
-        name = f"{log.name}-tuned" if options.tune else log.name
-        if options.missing and (options.results / name / "comparison.json").exists():
-            print(f"{name}: has results, skipped")
-            continue
-        source = find_source(log, options.work / f"{log.name}-log", options.data)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        failed = [message for message in pool.map(lambda log: compare_log(options, log), logs) if message is not None]
+    if failed:
+        raise SystemExit("\n".join(failed))
+
+
+def compare_log(options: argparse.Namespace, log: BenchmarkLog) -> str | None:
+    """Compare the methods on a log and copy the results; return what failed."""
+    name = f"{log.name}-tuned" if options.tune else log.name
+    if options.missing and (options.results / name / "comparison.json").exists():
+        print(f"{name}: has results, skipped")
+        return None
+    with (options.work / f"{name}.txt").open("a") if options.jobs > 1 else nullcontext() as output:
+        source = find_source(log, options.work / f"{log.name}-log", options.data, output)
         if source is None:
             print(f"{log.name}: {log.file} is not in --data, skipped")
-            continue
+            return None
         methods = options.methods or ",".join(all_methods(log))
         words = ["--methods", methods, "--keep", numbers_to_keep(source, log), "--seeds", str(options.seeds)]
         words += [*(["--tune", str(options.tune)] if options.tune else []), *log.options]
         words += ["--device", options.device] if options.device else []
         command = ["compare", str(source), *words, "--out", str(options.work / name)]
         print(f"lpfs {shlex.join(command)}", flush=True)
-        processes = [start_lpfs(*command) for _ in range(options.processes)]
+        processes = [start_lpfs(command, output) for _ in range(options.processes)]
         codes = [process.wait() for process in processes]
-        if any(codes):
-            raise SystemExit(f"{name}: a process failed; finished runs are kept in {options.work / name}")
-        copy_results(options.results / name, options.work / name, ["compare", f"{log.name}-log", *words, "--out", name])
+    if any(codes):
+        return f"{name}: a process failed; finished runs are kept in {options.work / name}"
+    copy_results(options.results / name, options.work / name, ["compare", f"{log.name}-log", *words, "--out", name])
+    return None
 
 
 def all_methods(log: BenchmarkLog) -> list[str]:
@@ -129,7 +141,7 @@ def numbers_to_keep(source: Path, log: BenchmarkLog) -> str:
     return ",".join(str(max(1, round(fields / divisor))) for divisor in (8, 4, 2))
 
 
-def find_source(log: BenchmarkLog, out: Path, data: Path | None) -> Path | None:
+def find_source(log: BenchmarkLog, out: Path, data: Path | None, output: IO[str] | None = None) -> Path | None:
     """Return the Dataset of a log, simulated or prepared if necessary; None if a real table is missing."""
     if out.exists():
         return out
@@ -142,14 +154,15 @@ def find_source(log: BenchmarkLog, out: Path, data: Path | None) -> Path | None:
             return None
         split = ["--parts", "20", "--shuffle", "--seed", str(log.seed)]
         command = ["prepare", str(table), "--label", str(log.label), *split, "--out", str(out)]
-    if start_lpfs(*command).wait():
+    if start_lpfs(command, output).wait():
         raise SystemExit(f"{log.name} could not be made: lpfs {shlex.join(command)}")
     return out
 
 
-def start_lpfs(*arguments: str) -> subprocess.Popen[bytes]:
-    """Start a command."""
-    return subprocess.Popen([sys.executable, "-m", "lpfs", *arguments])
+def start_lpfs(arguments: list[str], output: IO[str] | None) -> subprocess.Popen[bytes]:
+    """Start a command; its output goes to a file, or to that of this process."""
+    stderr = None if output is None else subprocess.STDOUT
+    return subprocess.Popen([sys.executable, "-m", "lpfs", *arguments], stdout=output, stderr=stderr)
 
 
 def copy_results(directory: Path, out: Path, command: list[str]) -> None:

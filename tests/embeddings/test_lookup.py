@@ -7,10 +7,12 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn
 
+from lpfs.data.batch import Batch
 from lpfs.embeddings._backends import use_backend
 from lpfs.embeddings.row_grad import RowParameter, merged_row_grads
 from lpfs.embeddings.table import Table
 from lpfs.errors import InputError, StateError
+from lpfs.train.step import clone_batch
 from tests.helpers.embeddings import BACKENDS, as_embedding, random_ids, torch_lookup
 
 SIZES = (7, 300, 1, 40)
@@ -103,6 +105,41 @@ def test_bags_are_those_of_an_embedding_bag(backend, mean):
     assert not gradient[:9].any()
     assert not gradient[59:].any()
     assert torch.equal(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+def test_padded_bags_are_the_same_bags(backend, mean, gated):
+    table = integer_table((9, 50, 4, 7), 16, bags=3, mean=mean)
+    all_bags = [
+        (random_ids((50,), 30)[:, 0], torch.tensor([0, 4, 4, 12, 28, 30])),
+        (random_ids((4,), 2)[:, 0], torch.tensor([0, 0, 0, 0, 2, 2])),
+        (random_ids((7,), 8)[:, 0], torch.tensor([0, 0, 0, 2, 4, 8])),
+    ]
+    batch = Batch(
+        torch.zeros(6, 1), torch.zeros(6, 0), torch.zeros(6, 1), None, dict(zip("abc", all_bags, strict=True))
+    )
+    padded = list(clone_batch(batch, torch.device("cpu")).bags.values())
+    assert [len(ids) for ids, _ in padded] == [64] * 3
+    assert [offsets[-1] for _, offsets in padded] == [30, 2, 8]
+    gate, other = (torch.tensor([4.0, 0.0, -2.0], requires_grad=True) if gated else None for _ in range(2))
+    grad = integers(6, 3, 16) * 16
+    with use_backend(backend):
+        expected = table.bags(all_bags, gate)
+        expected.backward(grad)
+        gradient = dense(table.weight)
+        rows = {int(row) for piece in table.weight.row_grads for row in piece.compact().rows}
+        table.weight.row_grads.clear()
+        out = table.bags(padded, other, padded=True)
+        out.backward(grad)
+    assert torch.equal(out, expected)
+    assert torch.equal(dense(table.weight), gradient)
+    assert {int(row) for piece in table.weight.row_grads for row in piece.compact().rows} == rows
+    assert not gated or torch.equal(other.grad, gate.grad)
+    padded[1][0][1] = 4
+    with use_backend(backend):
+        assert table.bags(padded, other, padded=True).isnan().all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -24,7 +24,7 @@ STEPS = 20
 
 
 def run(log, method, *, graph, holdout=True, **settings):
-    names = [field.name for field in log.schema if field.kind != "multi"]
+    names = [field.name for field in log.schema]
     torch.manual_seed(0)
     name = "dlrm_cross" if method == "autofis" else "mlp"
     model = make_model(name, log.schema.subset(names), **SMALL)

@@ -81,8 +81,8 @@ def captures(monkeypatch):
 
 
 def run_search(log, method, *, graph, holdout=False, optimizer="sgd", steps=60, **settings):
-    """Search without bags, which are not captured; SGD, because Adagrad amplifies rounding at the start."""
-    names = [field.name for field in log.schema if field.kind != "multi"]
+    """Search; SGD, because Adagrad amplifies rounding at the start."""
+    names = [field.name for field in log.schema]
     torch.manual_seed(0)
     name = "dlrm_cross" if method == "autofis" else "mlp"
     model = make_model(name, log.schema.subset(names), **SMALL).cuda()

@@ -123,9 +123,9 @@ def test_bfloat16_is_supported(name):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_fleet_on_a_gpu_equals_single_training(graph):
-    kept = [("user", "age", "item"), ("user", "item"), ("user", "age", "item"), ("prices", "hour")]
-    batches = Batches(Batch(b.ids, b.dense, b.labels, b.missing).to("cuda") for b in make_batches(1))
-    schema = SCHEMA.subset(["user", "age", "item", "prices", "hour"])
+    kept = [("user", "age", "tags"), ("user", "item"), ("user", "age", "tags"), ("prices", "hour")]
+    batches = Batches(batch.to("cuda") for batch in make_batches(1))
+    schema = SCHEMA
     models = [model.cuda() for model in replicas(kept=kept)]
     singles = copy.deepcopy(models)
     for single, fields in zip(singles, kept, strict=True):

@@ -32,7 +32,8 @@ class Batch:
         missing: (B, C) bool, True where a number is missing (``dense`` is 0.0 there); None if the Dataset has no
             missing numbers.
         bags: for each multi field its values and the (B,) offsets at which the rows start, both int32, as
-            ``torch.nn.EmbeddingBag`` expects them.
+            ``torch.nn.EmbeddingBag`` expects them. In a captured step the values of all bags are padded to one length,
+            and a last offset, the (B + 1)th, is the number of those that are used.
     """
 
     ids: Tensor
@@ -72,6 +73,12 @@ class Batch:
             None if self.missing is None else self.missing.index_select(1, columns),
             {name: bag for name, bag in self.bags.items() if name in kept},
         )
+
+
+def is_padded(batch: Batch) -> bool:
+    """Return whether the bags of a batch are padded for a captured step."""
+    lengths = {(len(values), len(offsets)) for values, offsets in batch.bags.values()}
+    return len(lengths) == 1 and next(iter(lengths))[1] == len(batch) + 1
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import embedding_bag
+from torch.nn.functional import embedding_bag, pad
 from torch.nn.parallel import DistributedDataParallel
 
 from lpfs.embeddings._backends import backend_for
@@ -76,6 +76,49 @@ class EmbeddingBagLookup(torch.autograd.Function):
         bounds = torch.stack([starts[0], starts[-1]])  # reduce all fields as if they were one
         _add_row_grad(ctx.weight, bounds, ctx.span, (rows - starts[0])[:, None], None, grad[:, None])
         return None, None, None, None, None, None, gate_grad, None
+
+
+class PaddedBagLookup(torch.autograd.Function):
+    """:class:`EmbeddingBagLookup` for padded bags: ids (F, V), offsets (F, B + 1) that end with the number of used ids.
+
+    No length depends on the ids and nothing is read on the host, so that a CUDA graph can capture it; an id outside its
+    field gives nan. An unused id gets a gradient of zero.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, starts: Tensor, span: tuple[int, int], ids: Tensor, offsets: Tensor,
+                gate: Tensor | None, mean: bool) -> Tensor:  # fmt: skip
+        check_not_in_ddp(weight)
+        gate = None if gate is None else gate.to(weight.dtype)
+        fields, length = ids.shape
+        sizes = starts.diff()[:, None]
+        is_wrong = ((ids < 0) | (ids >= sizes)).any()
+        rows = ids.clamp(min=0).minimum(sizes - 1) + starts[:-1, None]
+        flat = offsets + torch.arange(0, fields * length, length, device=ids.device)[:, None]
+        out = embedding_bag(rows.view(-1), weight.detach(), flat.view(-1), mode="mean" if mean else "sum")
+        out = out.view(fields, -1, weight.shape[1])[:, :-1].transpose(0, 1)
+        out = torch.where(is_wrong, torch.nan, out)
+        ctx.save_for_backward(starts, rows, offsets, gate, None if gate is None else out)
+        ctx.weight, ctx.span, ctx.mean = weight, span, mean
+        return out if gate is None else out * gate[:, None]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        starts, rows, offsets, gate, out = ctx.saved_tensors
+        gate_grad = None
+        if gate is not None:
+            gate_grad = (grad * out).sum((0, 2))
+            grad = grad * gate[:, None]
+        grad = grad.transpose(0, 1)  # (F, B, D)
+        if ctx.mean:
+            grad = grad / offsets.diff().clamp(min=1)[:, :, None]
+        positions = torch.arange(rows.shape[1], device=rows.device).expand_as(rows).contiguous()
+        bags = torch.searchsorted(offsets, positions, right=True) - 1  # of every id; B for an unused one
+        grad = pad(grad, (0, 0, 0, 1)).gather(1, bags[:, :, None].expand(-1, -1, grad.shape[2]))  # of every id
+        ids = rows - starts[:-1, None]
+        _add_row_grad(ctx.weight, starts, ctx.span, ids.t().contiguous(), None, grad.transpose(0, 1).contiguous())
+        return None, None, None, None, None, gate_grad, None
 
 
 def _first_rows(starts: Tensor, counts: tuple[int, ...], ids: Tensor) -> Tensor:
@@ -157,11 +200,19 @@ class Table(nn.Module):
             raise InputError(f"expected ids (B, {self.fields}), found {tuple(ids.shape)}")
         return self._lookup(EmbeddingLookup, 0, self.fields, ids, gate)
 
-    def bags(self, bags: Sequence[tuple[Tensor, Tensor]], gate: Tensor | None = None) -> Tensor:
-        """Return (B, F, D) for all bags, each given as ids (V,) and offsets (B,), with gates (F,)."""
+    def bags(
+        self, bags: Sequence[tuple[Tensor, Tensor]], gate: Tensor | None = None, *, padded: bool = False
+    ) -> Tensor:
+        """Return (B, F, D) for all bags, each given as ids (V,) and offsets (B,), with gates (F,).
+
+        Bags that are ``padded`` to one length have B + 1 offsets, the last one the number of used ids.
+        """
         if len(bags) != len(self.sizes) - self.fields:
             raise InputError(f"expected {len(self.sizes) - self.fields} bags, found {len(bags)}")
-        return self._bags(self.fields, bags, gate)
+        if not padded:
+            return self._bags(self.fields, bags, gate)
+        ids, offsets = (torch.stack(tensors).long() for tensors in zip(*bags, strict=True))
+        return self._lookup(PaddedBagLookup, self.fields, len(self.sizes), ids, offsets, gate, self.mean)
 
     def bag(self, number: int, ids: Tensor, offsets: Tensor, gate: Tensor | None = None) -> Tensor:
         """Return (B, D) for bag ``number``, given as ids (V,) and offsets (B,), with a gate (1,)."""

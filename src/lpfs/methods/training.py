@@ -25,7 +25,7 @@ from lpfs.train.checkpoint import Resumable
 from lpfs.train.distributed.group import current_group
 from lpfs.train.distributed.reduce import rank_batches, weighted_mean
 from lpfs.train.evaluate import autocast, device_of, on_device, predict_batch
-from lpfs.train.step import bce_loss, clone_batch, copy_into, same_shape
+from lpfs.train.step import bce_loss, can_capture, clone_batch, copy_into, is_too_small, same_shape
 
 TIE_BREAK = 1e-3  # distance of the best rejected field below the worst selected one
 CENTERING_ROWS = 20_000  # rows the mean is estimated on: any vector can move into the bias, the mean is the best
@@ -168,9 +168,9 @@ class HoldoutCallback(HistoryCallback):
             return True
         device = device_of(state.model)
         self.batch = on_device(self.next_holdout(self.holdout), device)
-        if not state.config.graph or self.batch.bags:
+        if not state.config.graph or not can_capture(state.model, self.batch):
             return False
-        if self.static_batch is None or len(self.batch) > len(self.static_batch):
+        if self.static_batch is None or is_too_small(self.static_batch, self.batch):
             self.static_batch = clone_batch(self.batch, device)
             state.recapture = True
         if not same_shape(self.static_batch, self.batch):

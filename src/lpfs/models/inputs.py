@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lpfs.data.batch import Batch
+from lpfs.data.batch import Batch, is_padded
 from lpfs.embeddings.table import Table
 from lpfs.errors import InputError
 from lpfs.gates.sites import PartWeight
@@ -90,7 +90,8 @@ class Inputs(nn.Module):
                 ids = batch.ids if self.id_columns is None else batch.ids.index_select(1, self.id_columns)
                 pieces.append(self.table(ids, id_gates))
             if self.bags:
-                pieces.append(self.table.bags([batch.bags[name] for name in self.bags], bag_gates))
+                bags = [batch.bags[name] for name in self.bags]
+                pieces.append(self.table.bags(bags, bag_gates, padded=is_padded(batch)))
         if self.numbers is not None:
             dense, missing = batch.dense, batch.missing
             if self.dense_columns is not None:

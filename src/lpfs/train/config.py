@@ -67,7 +67,7 @@ class Training:
         clip: maximum norm of the gradient of all parameters; None for no clipping.
         precision: ``float32``; ``tf32`` for matrix products with fewer bits on a GPU; ``bfloat16`` for autocast.
         graph: on a GPU, capture a step once as a CUDA graph and replay it, which is faster for small batches.
-            Batches of another size and models with bags run without the graph.
+            Batches of another size run without the graph. Bags are padded, so that their sums may differ by rounding.
         seed: seed of torch, numpy and Python, set at the start of a run; None to leave the generators unchanged.
         evaluate_every: steps between evaluations; default one pass. The end of training is always evaluated.
         evaluate_first: evaluate before the first step too, so that the initial model can be the best one.

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call, vmap
 from torch.nn.functional import linear
 
-from lpfs.data.batch import Batch
+from lpfs.data.batch import Batch, is_padded
 from lpfs.embeddings.row_grad import RowParameter
 from lpfs.embeddings.table import Table
 from lpfs.errors import InputError
@@ -42,9 +42,9 @@ class _Embeddings(nn.Module):
     def forward(self, embeddings: Tensor, gate: Tensor | None) -> Tensor:
         return embeddings
 
-    def bags(self, embeddings: Sequence[Tensor], gate: Tensor | None) -> Tensor:
-        """Return the embeddings (B, F, D) of all bags."""
-        return torch.stack(list(embeddings), 1)
+    def bags(self, bags: Sequence[tuple[Tensor, Tensor]], gate: Tensor | None, *, padded: bool) -> Tensor:
+        """Return the embeddings (B, F, D) of all bags, which have these in place of their values."""
+        return torch.stack([embeddings for embeddings, _ in bags], 1)
 
 
 class BatchedLinear(torch.autograd.Function):
@@ -149,7 +149,8 @@ class _Body(nn.Module):
     def forward(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return logits (B, T), or the input (B, N, D) of the layers."""
         inputs, gate = self.model.inputs, values.get("gate")
-        bags = dict(zip(inputs.bags, values["bags"].unbind(1), strict=True)) if inputs.bags else {}
+        embeddings = values["bags"].unbind(1) if inputs.bags else ()
+        bags = {name: (embedding, embedding) for name, embedding in zip(inputs.bags, embeddings, strict=True)}
         inputs.gate = None if gate is None else lambda: gate
         dense = values["dense"]
         batch = Batch(values.get("ids", dense), dense, dense, values.get("missing"), bags)
@@ -266,7 +267,8 @@ class ReplicaStack(nn.Module):
             values["ids"] = self._split(self.table(ids, None if gate is None else gate[:, : self.ids].reshape(-1)))
         if self.table is not None and self.bags:
             factor = None if gate is None else gate[:, self.ids : self.ids + self.bags].reshape(-1)
-            values["bags"] = self._split(self.table.bags([batch.bags[key] for key in self.bag_keys], factor))
+            bags = [batch.bags[key] for key in self.bag_keys]
+            values["bags"] = self._split(self.table.bags(bags, factor, padded=is_padded(batch)))
         return self.body.all_replicas(values)
 
     def _split(self, columns: Tensor) -> Tensor:

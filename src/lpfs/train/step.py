@@ -15,6 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from lpfs.data.batch import Batch, map_rows
 from lpfs.embeddings.optim import SGD, Adagrad, Adam, RowWiseAdagrad, move_rates, rates_on_device
 from lpfs.embeddings.row_grad import clear_grads, grad_norm, scale_grads
+from lpfs.embeddings.table import Table
 from lpfs.errors import DeviceMemoryError, InputError, LpfsError, NonFiniteError
 from lpfs.train.callbacks import Callback, State
 from lpfs.train.config import Factor, Training
@@ -24,6 +25,8 @@ from lpfs.train.distributed.reduce import reduce_grads
 from lpfs.train.evaluate import Weights, autocast, device_of, on_device, predict_batch, sample_weights
 
 WARMUP_STEPS = 3  # steps before the capture of a graph, in which kernels are compiled and workspaces allocated
+BAG_ROOM = 1.25  # of a static batch for values of bags, times those of the first batch; one with more is captured again
+BAG_BLOCK = 64  # the room is a multiple of it
 OPTIMIZERS = {"adagrad": Adagrad, "rowwise-adagrad": RowWiseAdagrad, "adam": Adam, "sgd": SGD}
 
 
@@ -221,24 +224,26 @@ class GraphStepper(Stepper):
         state = self.state
         self.stream = self.stream or self._prepare()
         batch = on_device(batch, self.device)
-        if self.static_batch is not None and len(batch) > len(self.static_batch) and not batch.bags:
-            self._discard()  # the short last batch of a pass was captured; capture again
-        fits = self.fetch() and not batch.bags and (self.static_batch is None or same_shape(self.static_batch, batch))
+        if self.static_batch is not None and is_too_small(self.static_batch, batch):
+            self._discard()  # the short last batch of a pass was captured, or fewer values; capture again
+        fits = self.fetch() and can_capture(state.model, batch)
+        fits = fits and (self.static_batch is None or same_shape(self.static_batch, batch))
         variant = tuple(callback.variant(state) for callback in self.callbacks)
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            if not fits or self.warmup_steps[variant] < WARMUP_STEPS:
+            if fits:
+                self.static_batch = self.static_batch or clone_batch(batch, self.device)
+                copy_into(self.static_batch, batch)
+            if self.static_batch is None or not fits or self.warmup_steps[variant] < WARMUP_STEPS:
                 self.warmup_steps[variant] += fits
+                read = self.static_batch if fits and self.static_batch is not None and batch.bags else batch
                 with fused_layers(state.model):
-                    self.step(batch, position)
+                    self.step(read, position)  # padded bags have kernels of their own
             else:
                 self.apply_schedule()
                 if state.recapture:
                     self.captured.clear()
                     state.recapture = False
-                if self.static_batch is None:
-                    self.static_batch = clone_batch(batch, self.device)
-                copy_into(self.static_batch, batch)
                 if variant not in self.captured:
                     self.captured[variant] = self._capture(self.static_batch, position)
                 captured = self.captured[variant]
@@ -301,22 +306,54 @@ class GraphStepper(Stepper):
         return CapturedStep(graph, loss)
 
 
+def can_capture(model: nn.Module, batch: Batch) -> bool:
+    """Return whether a step with this batch can be captured.
+
+    Bags are padded, which only tables of ``lpfs.embeddings`` can read. A bag without any value has none to repeat.
+    """
+    if not batch.bags:
+        return True
+    has_values = all(len(values) for values, _ in batch.bags.values())
+    return has_values and any(isinstance(module, Table) for module in model.modules())
+
+
 def same_shape(static_batch: Batch, batch: Batch) -> bool:
-    """Return whether a batch can be copied into a static batch."""
+    """Return whether a batch can be copied into a static batch that is not too small for it."""
     same_missing = (static_batch.missing is None) == (batch.missing is None)
-    return static_batch.labels.shape == batch.labels.shape and same_missing and not batch.bags
+    return static_batch.labels.shape == batch.labels.shape and same_missing
+
+
+def is_too_small(static_batch: Batch, batch: Batch) -> bool:
+    """Return whether a batch has more rows, or more values in a bag, than a static batch has room for."""
+    return len(batch) > len(static_batch) or any(
+        len(values) > len(static_batch.bags[name][0]) for name, (values, _) in batch.bags.items()
+    )
 
 
 def copy_into(static_batch: Batch, batch: Batch) -> None:
-    """Overwrite a static batch, in place, by a batch of the same shape."""
+    """Overwrite a static batch, in place, by a batch of the same shape; the first value of a bag pads its values."""
     for name in ("ids", "dense", "labels", "missing"):
         if getattr(static_batch, name) is not None:
             getattr(static_batch, name).copy_(getattr(batch, name))
+    for name, (values, offsets) in batch.bags.items():
+        static_values, static_offsets = static_batch.bags[name]
+        static_values[: len(values)].copy_(values)
+        static_values[len(values) :].copy_(values[:1].expand(len(static_values) - len(values)))
+        static_offsets[:-1].copy_(offsets)
+        static_offsets[-1:].fill_(len(values))
 
 
 def clone_batch(batch: Batch, device: torch.device) -> Batch:
-    """Return a copy of a batch on the device, into which other batches can be copied."""
-    return map_rows(batch.to(device), Tensor.clone)
+    """Return a copy of a batch on the device, into which other batches can be copied; its bags are padded."""
+    longest = max((len(values) for values, _ in batch.bags.values()), default=0)
+    length = -(-int(longest * BAG_ROOM) // BAG_BLOCK) * BAG_BLOCK
+
+    def make_room(name: str, bag: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return bag[0].new_zeros(length), bag[1].new_zeros(len(batch) + 1)
+
+    static_batch: Batch = map_rows(batch.to(device), Tensor.clone, make_room)
+    copy_into(static_batch, batch)
+    return static_batch
 
 
 @contextmanager
