@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lpfs.data.batch import Batch
 from lpfs.errors import InputError
 from lpfs.methods.base import SearchCost
 from lpfs.methods.registry import METHODS, make_method
 from lpfs.methods.search import search
 from lpfs.methods.stochastic_gates import STG
 from lpfs.models import make_model
+from lpfs.schema import Field, Schema
 from lpfs.train.config import Training
 from lpfs.train.fit import fit
-from lpfs.train.step import make_optimizer
+from lpfs.train.step import GraphStepper, make_optimizer
 from tests.helpers import recorded_graph
 from tests.helpers.known_truth import SMALL
 from tests.helpers.searches import killed_after
@@ -107,3 +109,41 @@ class OtherGenerator:
 
     def get_state(self):
         return torch.zeros(16, dtype=torch.uint8)
+
+
+def bag_batches(sizes):
+    """Batches of eight rows, with the number of values in the bag of each."""
+    batches = []
+    for size in sizes:
+        starts = torch.randint(0, size + 1, (8,)).sort().values.int()
+        starts[0] = 0
+        bags = {"tags": (torch.randint(0, 9, (size,)).int(), starts)}
+        labels = torch.randint(0, 2, (8, 1)).float()
+        batches.append(Batch(torch.randint(0, 5, (8, 1)).int(), torch.zeros(8, 0), labels, None, bags))
+    return batches
+
+
+def test_bags_with_more_values_are_captured_again_and_bags_without_values_are_not_captured(replays, monkeypatch):
+    schema = Schema((Field("user", cardinality=5), Field("tags", "multi", cardinality=9)))
+    batches = bag_batches([10, 12, 9, 11, 64, 65, 0, 60, 70])  # there is room for 64 values, later for 128
+    captures = []
+    capture = GraphStepper._capture
+    monkeypatch.setattr(
+        GraphStepper, "_capture", lambda self, *rest: captures.append(self.state.step) or capture(self, *rest)
+    )
+    trained = []
+    for graph in (False, True):
+        torch.manual_seed(0)
+        model = make_model("mlp", schema, **SMALL)
+        fit(
+            model,
+            batches,
+            make_optimizer(Training(lr=0.1, optimizer="sgd"), model.parameters()),
+            graph=graph,
+            quiet=True,
+        )
+        trained.append(list(model.parameters()))
+    assert captures == [3, 5]
+    assert len(replays) == 5
+    for weight, expected in zip(trained[1], trained[0], strict=True):
+        torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6)
