@@ -47,7 +47,7 @@ MANIFEST, SAMPLES, CURRENT = "bundle.json", "samples.json", "CURRENT"
 MODEL, ENCODER = "model", "encoder"
 VERSION_NAME = re.compile(r"[0-9]{6,12}")
 MAX_SAMPLES = 1024  # stored rows
-HASH_BYTES = 1 << 20
+HASH_BYTES = 1 << 16  # larger blocks are new pages each time, which takes as long as hashing them
 SCHEMA = {
     **{"format": str, "format_version": int, "lpfs": str, "version": str, "created": str},
     **{"fields": list[str], "certificate": dict, "metadata": dict},
