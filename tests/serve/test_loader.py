@@ -281,6 +281,7 @@ def test_a_bundle_with_another_encoder_is_taken_over(dataset, tmp_path, loader):
 
 def test_arrays_from_elsewhere_are_copied_into_the_shared_memory():
     memory = SharedMemory(4096)
+    memory.file.close()
     inside = memory.allocate([3, 5], torch.float32).fill_(2.0)
     outside = np.arange(6, dtype=np.float64).reshape(2, 3)
     assert memory.offset_of(inside.numpy()) == 0

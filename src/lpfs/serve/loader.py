@@ -43,10 +43,15 @@ COMMAND = (  # finds the modules where the server does; with -m the working dire
     "import sys; file, policy, *sys.path[:] = sys.argv[1:]; from lpfs.serve.loader import main; main()"
 )
 GRAPH = ""  # name of the graph among the weights
+NO_ARRAYS: dict[str, Any] = {"error": None, "arrays": None}  # a reply: the server loads the bundle itself
+NO_DATA = np.zeros(0, np.uint8)
 POLL_SECONDS = 0.2
 PATIENCE_SECONDS = 10.0  # after which the server loads a bundle itself
 STOP_SECONDS = 2.0
 ATTEMPTS = 2  # processes that a bundle may crash until it is refused
+
+
+Memory = tuple[mmap.mmap, ref[AnyArray]]  # the second is alive as long as an array in this memory
 
 
 class SharedMemory:
@@ -54,20 +59,10 @@ class SharedMemory:
 
     def __init__(self, size: int) -> None:
         self.size, self.used = size, 0
-        self.file: int | None = os.memfd_create("lpfs-weights")  # until the other process has it
-        try:
-            os.ftruncate(self.file, size)  # pages take memory when they are written
-            self._map = mmap.mmap(self.file, size)
-        except BaseException:
-            self.close_file()
-            raise
+        self.file = os.fdopen(os.memfd_create("lpfs-weights"), "r+b", buffering=0)
+        self.file.truncate(size)  # pages take memory when they are written
+        self._map = mmap.mmap(self.file.fileno(), size)
         self._address = np.frombuffer(self._map, np.uint8).ctypes.data
-
-    def close_file(self) -> None:
-        """Close the file; the memory lives as long as it is mapped."""
-        file, self.file = self.file, None
-        if file is not None:
-            os.close(file)
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return an uninitialized tensor."""
@@ -93,8 +88,7 @@ class LoaderProcess:
     closing: threading.Event = field(default_factory=threading.Event)  # set when the server stops
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _connection: Connection | None = field(default=None, init=False)
-    _memories: dict[int, mmap.mmap] = field(default_factory=dict, init=False)  # by the number that the process gave
-    _users: dict[int, ref[AnyArray]] = field(default_factory=dict, init=False)  # live as long as a view of the memory
+    _memories: dict[int, Memory] = field(default_factory=dict, init=False)  # by the number that the process gave
 
     @staticmethod
     def is_supported() -> bool:
@@ -118,7 +112,7 @@ class LoaderProcess:
         """End the process, and close the connection; no thread may wait for it. Return its exit code."""
         process, connection = self._process, self._connection
         self._process = self._connection = None
-        self._memories, self._users = {}, {}  # models that use them keep them
+        self._memories = {}  # models that use them keep them
         if process is not None:
             process.kill()
             with suppress(subprocess.TimeoutExpired):
@@ -133,16 +127,14 @@ class LoaderProcess:
         The bundle is loaded here if it has another encoder than ``before``, if the model has no graph, and if the
         process gets no time from other programs.
         """
-        reply = self._load(path)
+        reply, data = self._load(path)
         if reply["error"] is not None:
             raise LpfsError(reply["error"])
         if reply["arrays"] is None:
             return load_bundle(open_bundle(path), before)
-        bundle, number = Bundle(path, reply["manifest"]), reply["memory"]
+        bundle = Bundle(path, reply["manifest"])
         if bundle.encoder_files != before.bundle.encoder_files:
             return load_bundle(bundle, before)
-        data = np.frombuffer(self._memories[number], np.uint8)
-        self._users[number] = ref(data)  # the base of every view
         arrays = {
             name: data[start : start + math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
             for name, (dtype, shape, start) in reply["arrays"].items()
@@ -153,8 +145,8 @@ class LoaderProcess:
         served.logits(encoder.encode([dict.fromkeys(bundle.fields)]).batch)  # the first run takes longer
         return served
 
-    def _load(self, path: Path) -> dict[str, Any]:
-        """Return the reply of the process, or one without arrays if the process gets no time."""
+    def _load(self, path: Path) -> tuple[dict[str, Any], AnyArray]:
+        """Return the reply of the process, or one without arrays if the process gets no time, and the memory."""
         code: int | None = None
         for _ in range(ATTEMPTS):
             try:
@@ -167,33 +159,36 @@ class LoaderProcess:
             if self.closing.is_set():
                 raise LpfsError("the server stops") from None
             if not is_crash:
-                return {"error": None, "arrays": None}
+                return NO_ARRAYS, NO_DATA
         end = signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
         raise LpfsError(f"the process that loads bundles ended {ATTEMPTS} times while it loaded this one: {end}")
 
-    def _request(self, path: Path) -> dict[str, Any]:
-        """Return the reply of the process; the memory that it names is mapped."""
+    def _request(self, path: Path) -> tuple[dict[str, Any], AnyArray]:
+        """Return the reply of the process, and the bytes of the memory that it names."""
         connection, deadline = self.start(), time.monotonic() + PATIENCE_SECONDS
-        used = [number for number, user in self._users.items() if user() is not None]
+        used = [number for number, (_, data) in self._memories.items() if data() is not None]
         connection.send_bytes(json.dumps({"path": os.fspath(path.absolute()), "used": used}).encode())
         while not connection.poll(POLL_SECONDS):
             if self.closing.is_set() or time.monotonic() > deadline:
                 raise TimeoutError
         reply: dict[str, Any] = json.loads(connection.recv_bytes())
-        if reply["arrays"] is not None:
-            number = reply["memory"]
-            if number not in self._memories:
-                file = recv_handle(connection)
-                try:
-                    self._memories[number] = mmap.mmap(file, 0, prot=mmap.PROT_READ)
-                finally:
-                    os.close(file)
-                pages = np.frombuffer(self._memories[number], np.uint8, reply["bytes"])[:: mmap.PAGESIZE]
-                pages.max()  # maps them, which requests would do one by one
-            for kept in (self._memories, self._users):  # the process has released the others
-                for other in kept.keys() - {number, *used}:
-                    del kept[other]
-        return reply
+        if reply["arrays"] is None:
+            return reply, NO_DATA
+        number = reply["memory"]
+        if is_new := number not in self._memories:
+            file = recv_handle(connection)
+            try:
+                memory = mmap.mmap(file, 0, prot=mmap.PROT_READ)
+            finally:
+                os.close(file)
+        else:
+            memory = self._memories[number][0]
+        data = np.frombuffer(memory, np.uint8, reply["bytes"])
+        if is_new:
+            data[:: mmap.PAGESIZE].max()  # maps the pages, which requests would do one by one
+        self._memories[number] = memory, ref(data)
+        release(self._memories, {number, *used})
+        return reply, data
 
 
 class Loader:
@@ -216,44 +211,41 @@ class Loader:
         """Load a bundle and send it, or why it must be refused."""
         try:
             bundle = open_bundle(path)
-        except Exception as error:
-            self._reply(error=error_text(error))
-            return
-        try:
             number, memory = self._take_memory(bundle, used)
-        except (OSError, ValueError, OverflowError):  # the server tries without
+            served = load_bundle(bundle, self._before, allocate=memory.allocate, build_lookup=False)
+            arrays = describe_arrays(served, memory)
+        except OSError:  # there is no such memory here: the server tries without
             self._reply()
             return
-        try:
-            try:
-                served = load_bundle(bundle, self._before, allocate=memory.allocate, build_lookup=False)
-                arrays = describe_arrays(served, memory)
-            except Exception as error:  # whatever is wrong with a bundle, the server gets one line
-                self._reply(error=error_text(error))
-                return
-            self._reply(manifest=bundle.manifest, arrays=arrays, memory=number, bytes=memory.used)
-            if arrays is not None:
-                if memory.file is not None:
-                    send_handle(self._connection, memory.file, 0)
-                self._memories[number] = memory
-        finally:
-            memory.close_file()
+        except Exception as error:  # whatever is wrong with a bundle, the server gets one line
+            self._reply(error=error_text(error))
+            return
         self._before = served
+        self._reply(manifest=bundle.manifest, arrays=arrays, memory=number, bytes=memory.used)
+        if arrays is not None:
+            if number not in self._memories:
+                send_handle(self._connection, memory.file.fileno(), 0)
+            self._memories[number] = memory
+            release(self._memories, {number, *used})
 
     def _take_memory(self, bundle: Bundle, used: Collection[int]) -> tuple[int, SharedMemory]:
-        """Return memory that the server does not use, of the right size, and its number; release the rest."""
-        total = 2 * sum(entry["bytes"] for entry in bundle.manifest["files"].values())
-        size = 1 << total.bit_length()  # the same for models of about the same size
-        free = {number: self._memories.pop(number) for number in self._memories.keys() - set(used)}
-        for number, memory in free.items():
-            if memory.size == size:
+        """Return memory of the right size that the server does not use, or new memory, and its number."""
+        size = 1 << sum(2 * entry["bytes"] for entry in bundle.manifest["files"].values()).bit_length()
+        for number, memory in self._memories.items():
+            if number not in used and memory.size == size:
                 memory.used = 0
                 return number, memory
         return next(self._numbers), SharedMemory(size)
 
     def _reply(self, **values: Any) -> None:
         """Send JSON values."""
-        self._connection.send_bytes(json.dumps({"error": None, "arrays": None, **values}).encode())
+        self._connection.send_bytes(json.dumps({**NO_ARRAYS, **values}).encode())
+
+
+def release(memories: dict[int, Any], kept: Collection[int]) -> None:
+    """Remove memory that is not kept; both processes do so after each bundle."""
+    for number in memories.keys() - kept:
+        del memories[number]
 
 
 def describe_arrays(served: ServedModel, memory: SharedMemory) -> dict[str, Any] | None:
