@@ -164,14 +164,14 @@ def test_memory_is_filled_again_once_nothing_uses_it(dataset, tmp_path, loader):
         assert store.model.version == bundle.version
         return sorted(loader._memories)
 
-    assert swap(1) == [0]
-    assert swap(2) == [0, 1]
-    assert swap(3) == swap(4) == [0, 1]
+    assert swap(1) == [1]
+    assert swap(2) == [1, 2]
+    assert swap(3) == swap(4) == [1, 2]
     weight = next(iter(store.model.graph.weights.values()))
     copy = weight.copy()
-    assert swap(5) == [0, 1]
-    assert swap(6) == [0, 1, 2]
-    assert swap(7) == [0, 1, 2]
+    assert swap(5) == [1, 2]
+    assert swap(6) == [1, 2, 3]
+    assert swap(7) == [1, 2, 3]
     assert np.array_equal(weight, copy)
     del weight
     assert len(swap(8)) == 2

@@ -17,16 +17,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from weakref import ref
 
 import numpy as np
@@ -51,6 +50,7 @@ STOP_SECONDS = 2.0
 ATTEMPTS = 2  # processes that a bundle may crash until it is refused
 
 
+Item = TypeVar("Item")
 Memory = tuple[mmap.mmap, ref[AnyArray]]  # the second is alive as long as an array in this memory
 
 
@@ -147,19 +147,15 @@ class LoaderProcess:
 
     def _load(self, path: Path) -> tuple[dict[str, Any], AnyArray]:
         """Return the reply of the process, or one without arrays if the process gets no time, and the memory."""
-        code: int | None = None
         for _ in range(ATTEMPTS):
             try:
                 return self._request(path)
-            except (EOFError, ConnectionError):  # the process has ended
-                code, is_crash = self.stop(), True
-            except (OSError, RuntimeError, ValueError):
-                self.stop()  # what is left of the reply must not be taken for the next one
-                is_crash = False
-            if self.closing.is_set():
-                raise LpfsError("the server stops") from None
-            if not is_crash:
-                return NO_ARRAYS, NO_DATA
+            except (OSError, EOFError, RuntimeError, ValueError) as error:
+                code = self.stop()  # what is left of a reply must not be taken for the next one
+                if self.closing.is_set():
+                    raise LpfsError("the server stops") from None
+                if not isinstance(error, EOFError | ConnectionError):
+                    return NO_ARRAYS, NO_DATA
         end = signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
         raise LpfsError(f"the process that loads bundles ended {ATTEMPTS} times while it loaded this one: {end}")
 
@@ -176,35 +172,31 @@ class LoaderProcess:
             return reply, NO_DATA
         number = reply["memory"]
         if is_new := number not in self._memories:
-            file = recv_handle(connection)
-            try:
-                memory = mmap.mmap(file, 0, prot=mmap.PROT_READ)
-            finally:
-                os.close(file)
+            with os.fdopen(recv_handle(connection), "rb") as file:
+                memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         else:
             memory = self._memories[number][0]
         data = np.frombuffer(memory, np.uint8, reply["bytes"])
         if is_new:
             data[:: mmap.PAGESIZE].max()  # maps the pages, which requests would do one by one
-        self._memories[number] = memory, ref(data)
-        release(self._memories, {number, *used})
+        self._memories = select(self._memories, used) | {number: (memory, ref(data))}
         return reply, data
 
 
+@dataclass(eq=False)
 class Loader:
     """What the process remembers: the vocabularies, and the memory that the server may still use."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._before: ServedModel | None = None
-        self._memories: dict[int, SharedMemory] = {}
-        self._numbers = count()
+    connection: Connection
+    before: ServedModel | None = None
+    memories: dict[int, SharedMemory] = field(default_factory=dict)
+    numbers: int = 0  # of memories so far
 
     def run(self) -> None:
         """Load the bundles whose paths arrive, until the server ends."""
         with suppress(EOFError, OSError):  # the server has ended
             while True:
-                request = json.loads(self._connection.recv_bytes())
+                request = json.loads(self.connection.recv_bytes())
                 self._load_and_send(Path(request["path"]), request["used"])
 
     def _load_and_send(self, path: Path, used: Collection[int]) -> None:
@@ -212,7 +204,7 @@ class Loader:
         try:
             bundle = open_bundle(path)
             number, memory = self._take_memory(bundle, used)
-            served = load_bundle(bundle, self._before, allocate=memory.allocate, build_lookup=False)
+            served = load_bundle(bundle, self.before, allocate=memory.allocate, build_lookup=False)
             arrays = describe_arrays(served, memory)
         except OSError:  # there is no such memory here: the server tries without
             self._reply()
@@ -220,32 +212,31 @@ class Loader:
         except Exception as error:  # whatever is wrong with a bundle, the server gets one line
             self._reply(error=error_text(error))
             return
-        self._before = served
+        self.before = served
         self._reply(manifest=bundle.manifest, arrays=arrays, memory=number, bytes=memory.used)
         if arrays is not None:
-            if number not in self._memories:
-                send_handle(self._connection, memory.file.fileno(), 0)
-            self._memories[number] = memory
-            release(self._memories, {number, *used})
+            if number not in self.memories:
+                send_handle(self.connection, memory.file.fileno(), 0)
+            self.memories = select(self.memories, used) | {number: memory}
 
     def _take_memory(self, bundle: Bundle, used: Collection[int]) -> tuple[int, SharedMemory]:
         """Return memory of the right size that the server does not use, or new memory, and its number."""
         size = 1 << sum(2 * entry["bytes"] for entry in bundle.manifest["files"].values()).bit_length()
-        for number, memory in self._memories.items():
+        for number, memory in self.memories.items():
             if number not in used and memory.size == size:
                 memory.used = 0
                 return number, memory
-        return next(self._numbers), SharedMemory(size)
+        self.numbers += 1
+        return self.numbers, SharedMemory(size)
 
     def _reply(self, **values: Any) -> None:
         """Send JSON values."""
-        self._connection.send_bytes(json.dumps({**NO_ARRAYS, **values}).encode())
+        self.connection.send_bytes(json.dumps({**NO_ARRAYS, **values}).encode())
 
 
-def release(memories: dict[int, Any], kept: Collection[int]) -> None:
-    """Remove memory that is not kept; both processes do so after each bundle."""
-    for number in memories.keys() - kept:
-        del memories[number]
+def select(memories: Mapping[int, Item], used: Collection[int]) -> dict[int, Item]:
+    """Return the used ones; both processes forget the others after each bundle."""
+    return {number: memory for number, memory in memories.items() if number in used}
 
 
 def describe_arrays(served: ServedModel, memory: SharedMemory) -> dict[str, Any] | None:
