@@ -5,9 +5,11 @@
 
 ``swaps`` measures the capacity in a closed loop, then sends requests at half of it on a fixed schedule (a late answer
 delays no other request, and latency counts from the scheduled time). Blocks without and with swaps alternate in one
-run. Every answer is compared with the prediction of the version that it names. ``throughput`` runs ``lpfs serve`` and a
-bare application (JSON, ``lpfs export`` file with preprocessing in ONNX Runtime, no checks) behind the same uvicorn, in
-turns, and the engines alone. CPU seconds of the server are those of its process, so that a busy machine matters less.
+run; in the latter a swap begins every ``1 / --swaps-per-second`` seconds, or when the one before it has been seen, and
+the result has the rate that was reached. Every answer is compared with the prediction of the version that it names.
+``throughput`` runs ``lpfs serve`` and a bare application (JSON, ``lpfs export`` file with preprocessing in ONNX
+Runtime, no checks) behind the same uvicorn, in turns, and the engines alone. CPU seconds of the server are those of its
+process, so that a busy machine matters less.
 The script sends to servers that it started itself, and stops after ``--max-seconds``.
 """
 
