@@ -104,7 +104,7 @@ class Bundle:
         """Return the stored raw rows, one for each of ``logits`` in the manifest."""
         path, count = safe_child(self.path, SAMPLES), len(self.manifest["logits"])
         try:
-            rows: list[dict[str, Any]] = read_json(path, {"rows": list[dict]}, verify="required")["rows"]
+            rows: list[dict[str, Any]] = read_json(path, {"rows": [dict]}, verify="required")["rows"]
             if len(rows) != count:
                 raise ValueError(f"{SAMPLES} has {len(rows)} rows, the manifest {count} logits")
         except (OSError, ValueError) as error:
