@@ -5,9 +5,11 @@
 
 ``swaps`` measures the capacity in a closed loop, then sends requests at half of it on a fixed schedule (a late answer
 delays no other request, and latency counts from the scheduled time). Blocks without and with swaps alternate in one
-run. Every answer is compared with the prediction of the version that it names. ``throughput`` runs ``lpfs serve`` and a
-bare application (JSON, ``lpfs export`` file with preprocessing in ONNX Runtime, no checks) behind the same uvicorn, in
-turns, and the engines alone. CPU seconds of the server are those of its process, so that a busy machine matters less.
+run; in the latter a swap begins every ``1 / --swaps-per-second`` seconds, or when the one before it has been seen, and
+the result has the rate that was reached. Every answer is compared with the prediction of the version that it names.
+``throughput`` runs ``lpfs serve`` and a bare application (JSON, ``lpfs export`` file with preprocessing in ONNX
+Runtime, no checks) behind the same uvicorn, in turns, and the engines alone. CPU seconds of the server are those of its
+process, so that a busy machine matters less.
 The script sends to servers that it started itself, and stops after ``--max-seconds``.
 """
 
@@ -145,6 +147,11 @@ def cpu_seconds(pid: int) -> float:
     """Return the CPU time of a process so far."""
     parts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def children_cpu_seconds(pid: int) -> float:
+    """Return the CPU time of the processes that a process has started: of the loader of a server."""
+    return sum(cpu_seconds(int(child)) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 
 # ---------------------------------------------------------------- load
@@ -285,15 +292,15 @@ async def run_swaps(args: argparse.Namespace, work: Path, world: dict[str, Any],
     client.outcomes.clear()
     rate, end = args.load * capacity, time.perf_counter() + args.max_seconds
     current, versions = work / "bundles" / "CURRENT", sorted(world["expected"])
-    swaps = 0
     blocks: list[dict[str, Any]] = []
     latencies: dict[str, list[float]] = {"steady": [], "swapping": []}
-    per_block = max(1, round(args.swaps * args.block * 2 * rate / args.requests))
+    swaps = 0
 
-    async def swap(stop: asyncio.Event) -> int:
+    async def swap(begin: float) -> int:
+        """Swap at the requested rate for one block; return how often."""
         nonlocal swaps
-        for number in range(per_block):
-            begin = time.perf_counter()
+        first = swaps
+        while (now := time.perf_counter()) < min(begin + args.block, end):
             target = versions[(swaps + 1) % len(versions)]
             temporary = current.with_name(".next")
             temporary.write_text(f"{target}\n")
@@ -301,31 +308,33 @@ async def run_swaps(args: argparse.Namespace, work: Path, world: dict[str, Any],
             while seen[-1] != target:
                 await asyncio.sleep(0.005)
                 if time.perf_counter() > end:
-                    return number
+                    return swaps - first
             swaps += 1
-            await asyncio.sleep(max(0.0, args.block / per_block - (time.perf_counter() - begin)))
-            if stop.is_set():
-                return number + 1
-        return int(per_block)
+            await asyncio.sleep(max(0.0, now + 1 / args.swaps_per_second - time.perf_counter()))
+        return swaps - first
+
+    def cpu_times() -> tuple[float, float, float]:
+        return time.perf_counter(), cpu_seconds(pid), children_cpu_seconds(pid)
 
     while (len(client.latencies) < args.requests or swaps < args.swaps) and time.perf_counter() < end:
         for phase in ("steady", "swapping"):
-            cpu, stop = cpu_seconds(pid), asyncio.Event()
-            swapper = asyncio.create_task(swap(stop)) if phase == "swapping" else None
+            before = cpu_times()
+            swapper = asyncio.create_task(swap(before[0])) if phase == "swapping" else None
             measured = await client.open(rate, args.block)
-            stop.set()
             while swapper is not None and not swapper.done():  # the last swap of a block belongs to it
                 measured += await client.open(rate, 0.2)
             done = await swapper if swapper else 0
             latencies[phase] += measured
-            seconds = cpu_seconds(pid) - cpu
-            blocks.append({"phase": phase, "swaps": done, "cpu_seconds": round(seconds, 2), **quantiles(measured)})
-    count = sum(client.outcomes.values())
+            spent = (round(after - first, 2) for first, after in zip(before, cpu_times(), strict=True))
+            times = dict(zip(("seconds", "cpu_seconds", "loader_seconds"), spent, strict=True))
+            blocks.append({"phase": phase, "swaps": done, **times, **quantiles(measured)})
+    count, steady, swapping = sum(client.outcomes.values()), blocks[::2], blocks[1::2]
     result: dict[str, Any] = {
         "capacity_per_second": round(capacity, 1),
         "rate_per_second": round(rate, 1),
         "requests": count,
         "swaps": swaps,
+        "swaps_per_second": round(swaps / total(swapping, "seconds"), 2),
         "failed": count - client.outcomes["right"] - client.outcomes["mixed"],
         "mixed": client.outcomes["mixed"],
         "steady": quantiles(latencies["steady"]),
@@ -333,9 +342,19 @@ async def run_swaps(args: argparse.Namespace, work: Path, world: dict[str, Any],
         "complete": count >= args.requests and swaps >= args.swaps,
     }
     result["p99_ratio"] = round(result["swapping"]["p99"] / result["steady"]["p99"], 3)
-    pairs = [after["p99"] / before["p99"] for before, after in zip(blocks[::2], blocks[1::2], strict=True)]
-    result["p99_ratio_of_pairs"] = {"median": round(float(np.median(pairs)), 3), "pairs": len(pairs)}
+    pairs = [after["p99"] / before["p99"] for before, after in zip(steady, swapping, strict=True)]
+    quartiles = [round(float(value), 3) for value in np.percentile(pairs, (25, 50, 75))]
+    result["p99_ratio_of_pairs"] = {"median": quartiles[1], "quartiles": quartiles[::2], "pairs": len(pairs)}
+    idle = total(steady, "cpu_seconds") / total(steady, "seconds")  # without swaps, of one second
+    server = total(swapping, "cpu_seconds") - idle * total(swapping, "seconds")
+    cpu = {"server": server, "loader": total(blocks, "loader_seconds")}
+    result["cpu_ms_per_swap"] = {name: round(1000 * seconds / max(1, swaps), 1) for name, seconds in cpu.items()}
     return {**result, "blocks": blocks}
+
+
+def total(blocks: list[dict[str, Any]], name: str) -> float:
+    """Return the sum of one number of several blocks."""
+    return float(sum(block[name] for block in blocks))
 
 
 # ---------------------------------------------------------------- throughput
@@ -464,6 +483,7 @@ def main() -> None:
     parser.add_argument("--pool", type=int, default=2048, help="different rows")
     parser.add_argument("--requests", type=int, default=50_000)
     parser.add_argument("--swaps", type=int, default=100)
+    parser.add_argument("--swaps-per-second", type=float, default=4.0, help="in the blocks with swaps, at most")
     parser.add_argument("--load", type=float, default=0.5, help="share of the capacity")
     parser.add_argument("--block", type=float, default=5.0, help="seconds of a block")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64], help="throughput: rows per request")

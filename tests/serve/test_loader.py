@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from multiprocessing import Pipe
 
 import numpy as np
@@ -110,6 +111,75 @@ def test_a_process_that_was_killed_loses_no_bundle(dataset, tmp_path, loader):
     loader.stop()
 
 
+CRASH = """
+import os
+from pathlib import Path
+import lpfs.serve.loader as loader
+load = loader.load_bundle
+def load_or_crash(bundle, *args, **options):
+    crashes = Path({crashes!r})
+    if bundle.version == "000002" and len(crashes.read_text()) < {count}:
+        crashes.write_text(crashes.read_text() + "x")
+        os.kill(os.getpid(), {end}) if {end} else os._exit(3)
+    return load(bundle, *args, **options)
+loader.load_bundle = load_or_crash
+main()
+"""
+
+
+@pytest.mark.parametrize(("end", "text"), [(11, "SIGSEGV"), (9, "SIGKILL"), (0, "exit code 3")])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_bundle_that_crashes_two_processes_is_refused(dataset, tmp_path, loader, monkeypatch, end, text, count):
+    crashes, bundles = tmp_path / "crashes", tmp_path / "bundles"
+    crashes.write_text("")
+    command = CRASH.format(crashes=str(crashes), count=count, end=end)
+    monkeypatch.setattr("lpfs.serve.loader.COMMAND", COMMAND.replace("main()", f"exec({command!r})"))
+    publish_model(bundles, dataset, make_model(dataset), sample_rows())
+    store = ModelStore(bundles, load=loader)
+    store.check()
+    monkeypatch.setattr("lpfs.serve.loader.load_bundle", None)  # this process does not load them
+    publish_large(bundles, dataset, 1)
+    store.check()
+    assert crashes.read_text() == "x" * count
+    if count == 2:
+        assert store.model.version == "000001"
+        assert store.refused.version == "000002"
+        assert text in store.refused.reason
+        publish_large(bundles, dataset, 2)
+        store.check()
+    assert store.refused is None
+    assert store.model.version == f"00000{count + 1}"
+
+
+def test_memory_is_filled_again_once_nothing_uses_it(dataset, tmp_path, loader):
+    bundles = tmp_path / "bundles"
+    publish_model(bundles, dataset, make_model(dataset), sample_rows())
+    store = ModelStore(bundles, load=loader)
+    store.check()
+
+    def swap(seed):
+        bundle = publish_large(bundles, dataset, seed)
+        store.check()
+        store.check()  # releases the replaced model
+        assert store.model.version == bundle.version
+        return sorted(loader._memories)
+
+    assert swap(1) == [1]
+    assert swap(2) == [1, 2]
+    assert swap(3) == swap(4) == [1, 2]
+    weight = next(iter(store.model.graph.weights.values()))
+    copy = weight.copy()
+    assert swap(5) == [1, 2]
+    assert swap(6) == [1, 2, 3]
+    assert swap(7) == [1, 2, 3]
+    assert np.array_equal(weight, copy)
+    del weight
+    assert len(swap(8)) == 2
+    expected = load_bundle(open_bundle(bundles / store.model.version))
+    for name, values in expected.graph.weights.items():
+        assert np.array_equal(store.model.graph.weights[name], values)
+
+
 def test_a_thread_that_waits_for_a_stopped_process_ends_with_the_server(dataset, tmp_path, loader):
     bundles = tmp_path / "bundles"
     publish_model(bundles, dataset, make_model(dataset), sample_rows())
@@ -147,24 +217,27 @@ def test_a_reply_that_breaks_off_does_not_disturb_the_next_one(dataset, tmp_path
     assert loader._process is not None
 
 
-def test_replaced_models_are_released_while_bundles_come_without_a_pause(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr("lpfs.serve.engine.RETIRED_SECONDS", 0.0)
+def test_at_most_one_replaced_model_is_kept_while_bundles_come_without_a_pause(dataset, tmp_path):
     bundles = tmp_path / "bundles"
     publish_model(bundles, dataset, make_model(dataset), sample_rows())
-    held = []
+    models, alive = [], []
 
     def load(path, before):
-        held.append(len(store._retired))
-        if len(held) < 5:
-            publish_model(bundles, dataset, make_model(dataset, seed=len(held)), sample_rows())
-        return load_bundle(open_bundle(path), before)
+        alive.append(sum(model() is not None for model in models))
+        if len(alive) < 5:
+            publish_model(bundles, dataset, make_model(dataset, seed=len(alive)), sample_rows())
+        model = load_bundle(open_bundle(path), before)
+        models.append(weakref.ref(model.encoder))
+        return model
 
     store = ModelStore(bundles, load=load)
     store.check()
     publish_model(bundles, dataset, make_model(dataset, seed=9), sample_rows())
     store.check()
-    assert len(held) == 5
-    assert max(held) == 0
+    assert len(alive) == 5
+    assert max(alive) == 2
+    store.check()
+    assert sum(model() is not None for model in models) == 1
 
 
 def test_the_process_ends_with_the_server():
@@ -172,7 +245,7 @@ def test_the_process_ends_with_the_server():
     command = [sys.executable, "-c", COMMAND, str(theirs.fileno()), "idle", *sys.path]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
     theirs.close()
-    ours.send_bytes(b"/nowhere")
+    ours.send_bytes(b'{"path": "/nowhere", "used": []}')
     assert "cannot be used" in json.loads(ours.recv_bytes())["error"]
     ours.close()
     assert (process.communicate(timeout=30)[1], process.returncode) == (b"", 0)
@@ -208,6 +281,7 @@ def test_a_bundle_with_another_encoder_is_taken_over(dataset, tmp_path, loader):
 
 def test_arrays_from_elsewhere_are_copied_into_the_shared_memory():
     memory = SharedMemory(4096)
+    memory.file.close()
     inside = memory.allocate([3, 5], torch.float32).fill_(2.0)
     outside = np.arange(6, dtype=np.float64).reshape(2, 3)
     assert memory.offset_of(inside.numpy()) == 0

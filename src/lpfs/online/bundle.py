@@ -47,7 +47,7 @@ MANIFEST, SAMPLES, CURRENT = "bundle.json", "samples.json", "CURRENT"
 MODEL, ENCODER = "model", "encoder"
 VERSION_NAME = re.compile(r"[0-9]{6,12}")
 MAX_SAMPLES = 1024  # stored rows
-HASH_BYTES = 1 << 20
+HASH_BYTES = 1 << 16  # larger blocks are new pages each time, which takes as long as hashing them
 SCHEMA = {
     **{"format": str, "format_version": int, "lpfs": str, "version": str, "created": str},
     **{"fields": list[str], "certificate": dict, "metadata": dict},
@@ -104,7 +104,7 @@ class Bundle:
         """Return the stored raw rows, one for each of ``logits`` in the manifest."""
         path, count = safe_child(self.path, SAMPLES), len(self.manifest["logits"])
         try:
-            rows: list[dict[str, Any]] = read_json(path, {"rows": list[dict[str, Any]]}, verify="required")["rows"]
+            rows: list[dict[str, Any]] = read_json(path, {"rows": [dict]}, verify="required")["rows"]
             if len(rows) != count:
                 raise ValueError(f"{SAMPLES} has {len(rows)} rows, the manifest {count} logits")
         except (OSError, ValueError) as error:

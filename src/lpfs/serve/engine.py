@@ -26,7 +26,6 @@ from lpfs.serialization import load_into
 ROUNDING = 1e-5  # of a logit, relative to the largest (at least 1): other kernels and sizes sum in another order
 POLL_SECONDS = 0.5
 NICE = 5  # of the thread that loads bundles; with more, other programs delay requests while it holds the GIL
-RETIRED_SECONDS = 1.0  # until a replaced model is released: a request that did it would take 10 ms longer
 GRACE_SECONDS = 300.0  # after a swap, in which requests may still lack the fields that the older model did not need
 
 
@@ -145,7 +144,7 @@ class ModelStore:
         self.refused: RefusedBundle | None = None
         self.swaps = self.refusals = 0
         self._seen: tuple[object, ...] | None = None
-        self._retired: list[tuple[float, ServedModel]] = []  # when it was replaced, and the model
+        self._replaced: ServedModel | None = None  # until the next look at CURRENT: a request would release it slowly
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -171,15 +170,10 @@ class ModelStore:
     def check(self) -> None:
         """Take over the current bundle if it is not the served one and was not refused before."""
         with self._lock:
-            self._release()
+            self._replaced = None
             while (seen := self._read_current()) != self._seen and not self._stop.is_set():
                 if self._swap(seen):
                     self._seen = seen
-                self._release()
-
-    def _release(self) -> None:
-        """Release models that were replaced a while ago."""
-        self._retired = [item for item in self._retired if time.monotonic() - item[0] < RETIRED_SECONDS]
 
     def _read_current(self) -> tuple[object, ...]:
         """Return what identifies the content of CURRENT; it is read again only if this changes."""
@@ -212,8 +206,8 @@ class ModelStore:
             if before is None or model.bundle.manifest != before.bundle.manifest:
                 fields, seconds = model.bundle.fields, time.perf_counter() - start
                 reopened = frozenset(fields) - frozenset(before.bundle.fields) if before else frozenset()
+                self._replaced = before
                 self.model = replace(model, reopened=reopened, since=time.time(), load_seconds=seconds)
-                self._retired += [(time.monotonic(), before)] if before else []
                 self.swaps += 1
                 old = "" if before is None else f", instead of {before.version}"
                 self._notify(f"serving bundle {version}{old}: {len(fields)} fields, {seconds:.2f} s")

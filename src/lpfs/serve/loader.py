@@ -2,7 +2,8 @@
 
 The process has the lowest priority of the system (``SCHED_IDLE``): it runs when no request does. It reads the weights
 into anonymous shared memory (``memfd_create``), compares every digest and every stored row, and hands over the graph
-and the memory; the server maps the memory and exchanges one reference. Only on Linux, and with ONNX Runtime.
+and the memory; the server maps the memory and exchanges one reference. Memory of a model that is no longer used is
+filled again: to make and release its pages takes most of the time of a swap. Only on Linux, and with ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -24,7 +25,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from weakref import ref
 
 import numpy as np
 import torch
@@ -39,22 +41,27 @@ ALIGNMENT = 64  # bytes
 COMMAND = (  # finds the modules where the server does; with -m the working directory would come first
     "import sys; file, policy, *sys.path[:] = sys.argv[1:]; from lpfs.serve.loader import main; main()"
 )
+GRAPH = ""  # name of the graph among the weights
+NO_ARRAYS: dict[str, Any] = {"error": None, "arrays": None}  # a reply: the server loads the bundle itself
+NO_DATA = np.zeros(0, np.uint8)
 POLL_SECONDS = 0.2
 PATIENCE_SECONDS = 10.0  # after which the server loads a bundle itself
 STOP_SECONDS = 2.0
+ATTEMPTS = 2  # processes that a bundle may crash until it is refused
+
+
+Item = TypeVar("Item")
+Memory = tuple[mmap.mmap, ref[AnyArray]]  # the second is alive as long as an array in this memory
 
 
 class SharedMemory:
     """Anonymous memory that another process can map; tensors are allocated in it one after another."""
 
     def __init__(self, size: int) -> None:
-        self.file, self.size, self.used = os.memfd_create("lpfs-weights"), size, 0
-        try:
-            os.ftruncate(self.file, size)  # pages take memory when they are written
-            self._map = mmap.mmap(self.file, size)
-        except BaseException:
-            os.close(self.file)
-            raise
+        self.size, self.used = size, 0
+        self.file = os.fdopen(os.memfd_create("lpfs-weights"), "r+b", buffering=0)
+        self.file.truncate(size)  # pages take memory when they are written
+        self._map = mmap.mmap(self.file.fileno(), size)
         self._address = np.frombuffer(self._map, np.uint8).ctypes.data
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -81,6 +88,7 @@ class LoaderProcess:
     closing: threading.Event = field(default_factory=threading.Event)  # set when the server stops
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _connection: Connection | None = field(default=None, init=False)
+    _memories: dict[int, Memory] = field(default_factory=dict, init=False)  # by the number that the process gave
 
     @staticmethod
     def is_supported() -> bool:
@@ -100,112 +108,143 @@ class LoaderProcess:
                 theirs.close()
         return self._connection
 
-    def stop(self) -> None:
-        """End the process, and close the connection; no thread may wait for it."""
+    def stop(self) -> int | None:
+        """End the process, and close the connection; no thread may wait for it. Return its exit code."""
         process, connection = self._process, self._connection
         self._process = self._connection = None
+        self._memories = {}  # models that use them keep them
         if process is not None:
             process.kill()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_SECONDS)
         if connection is not None:
             connection.close()
+        return None if process is None else process.returncode
 
     def __call__(self, path: Path, before: ServedModel) -> ServedModel:
-        """Return a bundle, ready to answer; raise LpfsError if it must be refused.
+        """Return a bundle, ready to answer; raise LpfsError if it must be refused, also because it ends the process.
 
         The bundle is loaded here if it has another encoder than ``before``, if the model has no graph, and if the
-        process was killed or gets no time from other programs.
+        process gets no time from other programs.
         """
-        try:
-            reply, graph, file = self._request(path)
-        except (OSError, EOFError, RuntimeError, ValueError):
-            self.stop()  # what is left of the reply must not be taken for the next one
-            if self.closing.is_set():
-                raise LpfsError("the server stops") from None
-            reply, graph, file = {"error": None, "weights": None}, b"", -1
+        reply, data = self._load(path)
         if reply["error"] is not None:
             raise LpfsError(reply["error"])
-        if reply["weights"] is None:
+        if reply["arrays"] is None:
             return load_bundle(open_bundle(path), before)
-        try:
-            memory = mmap.mmap(file, reply["bytes"], prot=mmap.PROT_READ)
-        finally:
-            os.close(file)
         bundle = Bundle(path, reply["manifest"])
         if bundle.encoder_files != before.bundle.encoder_files:
             return load_bundle(bundle, before)
-        weights = {
-            name: np.frombuffer(memory, dtype, math.prod(shape), offset).reshape(shape)
-            for name, (dtype, shape, offset) in reply["weights"].items()
+        arrays = {
+            name: data[start : start + math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+            for name, (dtype, shape, start) in reply["arrays"].items()
         }
         encoder = before.vocabularies.subset(bundle.fields)
-        session_graph = SessionGraph(graph, weights, encoder.schema)
-        served = ServedModel(bundle, encoder, before.vocabularies, make_session(session_graph), session_graph)
-        np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE].max()  # maps the pages, which requests would do one by one
-        served.logits(encoder.encode([dict.fromkeys(bundle.fields)]).batch)
+        graph = SessionGraph(arrays.pop(GRAPH).tobytes(), arrays, encoder.schema)
+        served = ServedModel(bundle, encoder, before.vocabularies, make_session(graph), graph)
+        served.logits(encoder.encode([dict.fromkeys(bundle.fields)]).batch)  # the first run takes longer
         return served
 
-    def _request(self, path: Path) -> tuple[dict[str, Any], bytes, int]:
-        """Return the reply of the process, the graph, and the file of the shared memory."""
+    def _load(self, path: Path) -> tuple[dict[str, Any], AnyArray]:
+        """Return the reply of the process, or one without arrays if the process gets no time, and the memory."""
+        for _ in range(ATTEMPTS):
+            try:
+                return self._request(path)
+            except (OSError, EOFError, RuntimeError, ValueError) as error:
+                code = self.stop()  # what is left of a reply must not be taken for the next one
+                if self.closing.is_set():
+                    raise LpfsError("the server stops") from None
+                if not isinstance(error, EOFError | ConnectionError):
+                    return NO_ARRAYS, NO_DATA
+        end = signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
+        raise LpfsError(f"the process that loads bundles ended {ATTEMPTS} times while it loaded this one: {end}")
+
+    def _request(self, path: Path) -> tuple[dict[str, Any], AnyArray]:
+        """Return the reply of the process, and the bytes of the memory that it names."""
         connection, deadline = self.start(), time.monotonic() + PATIENCE_SECONDS
-        connection.send_bytes(os.fsencode(path.absolute()))
+        used = [number for number, (_, data) in self._memories.items() if data() is not None]
+        connection.send_bytes(json.dumps({"path": os.fspath(path.absolute()), "used": used}).encode())
         while not connection.poll(POLL_SECONDS):
             if self.closing.is_set() or time.monotonic() > deadline:
                 raise TimeoutError
         reply: dict[str, Any] = json.loads(connection.recv_bytes())
-        if reply["weights"] is None:
-            return reply, b"", -1
-        return reply, connection.recv_bytes(), recv_handle(connection)
+        if reply["arrays"] is None:
+            return reply, NO_DATA
+        number = reply["memory"]
+        if is_new := number not in self._memories:
+            with os.fdopen(recv_handle(connection), "rb") as file:
+                memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        else:
+            memory = self._memories[number][0]
+        data = np.frombuffer(memory, np.uint8, reply["bytes"])
+        if is_new:
+            data[:: mmap.PAGESIZE].max()  # maps the pages, which requests would do one by one
+        self._memories = select(self._memories, used) | {number: (memory, ref(data))}
+        return reply, data
 
 
-def run_loader(connection: Connection) -> None:
-    """Load the bundles whose paths arrive, until the server ends."""
+@dataclass(eq=False)
+class Loader:
+    """What the process remembers: the vocabularies, and the memory that the server may still use."""
+
+    connection: Connection
     before: ServedModel | None = None
-    with suppress(EOFError, OSError):  # the server has ended
-        while True:
-            before = load_and_send(connection, Path(os.fsdecode(connection.recv_bytes())), before)
+    memories: dict[int, SharedMemory] = field(default_factory=dict)
+    numbers: int = 0  # of memories so far
 
+    def run(self) -> None:
+        """Load the bundles whose paths arrive, until the server ends."""
+        with suppress(EOFError, OSError):  # the server has ended
+            while True:
+                request = json.loads(self.connection.recv_bytes())
+                self._load_and_send(Path(request["path"]), request["used"])
 
-def load_and_send(connection: Connection, path: Path, before: ServedModel | None) -> ServedModel | None:
-    """Load a bundle and send it, or why it must be refused; return it, or ``before``."""
-    try:
-        bundle = open_bundle(path)
-    except Exception as error:
-        send_reply(connection, error=error_text(error))
-        return before
-    try:
-        memory = SharedMemory(2 * sum(entry["bytes"] for entry in bundle.manifest["files"].values()))
-    except (OSError, ValueError, OverflowError):  # the server tries without
-        send_reply(connection)
-        return before
-    try:
+    def _load_and_send(self, path: Path, used: Collection[int]) -> None:
+        """Load a bundle and send it, or why it must be refused."""
         try:
-            served = load_bundle(bundle, before, allocate=memory.allocate, build_lookup=False)
-            weights = describe_weights(served, memory)
+            bundle = open_bundle(path)
+            number, memory = self._take_memory(bundle, used)
+            served = load_bundle(bundle, self.before, allocate=memory.allocate, build_lookup=False)
+            arrays = describe_arrays(served, memory)
+        except OSError:  # there is no such memory here: the server tries without
+            self._reply()
+            return
         except Exception as error:  # whatever is wrong with a bundle, the server gets one line
-            send_reply(connection, error=error_text(error))
-            return before
-        send_reply(connection, manifest=bundle.manifest, weights=weights, bytes=memory.used)
-        if served.graph is not None:
-            connection.send_bytes(served.graph.graph)
-            send_handle(connection, memory.file, 0)
-    finally:
-        os.close(memory.file)
-    return served
+            self._reply(error=error_text(error))
+            return
+        self.before = served
+        self._reply(manifest=bundle.manifest, arrays=arrays, memory=number, bytes=memory.used)
+        if arrays is not None:
+            if number not in self.memories:
+                send_handle(self.connection, memory.file.fileno(), 0)
+            self.memories = select(self.memories, used) | {number: memory}
+
+    def _take_memory(self, bundle: Bundle, used: Collection[int]) -> tuple[int, SharedMemory]:
+        """Return memory of the right size that the server does not use, or new memory, and its number."""
+        size = 1 << sum(2 * entry["bytes"] for entry in bundle.manifest["files"].values()).bit_length()
+        for number, memory in self.memories.items():
+            if number not in used and memory.size == size:
+                memory.used = 0
+                return number, memory
+        self.numbers += 1
+        return self.numbers, SharedMemory(size)
+
+    def _reply(self, **values: Any) -> None:
+        """Send JSON values."""
+        self.connection.send_bytes(json.dumps({**NO_ARRAYS, **values}).encode())
 
 
-def describe_weights(served: ServedModel, memory: SharedMemory) -> dict[str, Any] | None:
-    """Return type, shape and position of the large weights in the shared memory; None if the model has no graph."""
+def select(memories: Mapping[int, Item], used: Collection[int]) -> dict[int, Item]:
+    """Return the used ones; both processes forget the others after each bundle."""
+    return {number: memory for number, memory in memories.items() if number in used}
+
+
+def describe_arrays(served: ServedModel, memory: SharedMemory) -> dict[str, Any] | None:
+    """Return type, shape and position of graph and weights in the shared memory; None if the model has no graph."""
     if served.graph is None:
         return None
-    weights = served.graph.weights.items()
-    return {name: (str(array.dtype), array.shape, memory.offset_of(array)) for name, array in weights}
-
-
-def send_reply(connection: Connection, **values: Any) -> None:
-    """Send JSON values."""
-    connection.send_bytes(json.dumps({"error": None, "weights": None, **values}).encode())
+    arrays = {**served.graph.weights, GRAPH: np.frombuffer(bytearray(served.graph.graph), np.uint8)}
+    return {name: (str(array.dtype), array.shape, memory.offset_of(array)) for name, array in arrays.items()}
 
 
 def main() -> None:
@@ -217,4 +256,4 @@ def main() -> None:
         except OSError:  # not permitted here
             os.nice(19)
     torch.set_num_threads(1)
-    run_loader(Connection(int(sys.argv[1])))
+    Loader(Connection(int(sys.argv[1]))).run()
