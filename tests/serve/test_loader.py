@@ -151,6 +151,20 @@ def test_a_bundle_that_crashes_two_processes_is_refused(dataset, tmp_path, loade
     assert store.model.version == f"00000{count + 1}"
 
 
+def test_the_server_loads_bundles_if_the_process_cannot_be_started(dataset, tmp_path, loader, monkeypatch):
+    monkeypatch.setattr("lpfs.serve.loader.COMMAND", "raise SystemExit(1)")
+    bundles = tmp_path / "bundles"
+    publish_model(bundles, dataset, make_model(dataset), sample_rows())
+    store = ModelStore(bundles, load=loader)
+    store.check()
+    for seed in (1, 2):
+        bundle = publish_large(bundles, dataset, seed)
+        store.check()
+        assert store.refused is None
+        assert store.model.version == bundle.version
+        assert loader._process is None
+
+
 def test_memory_is_filled_again_once_nothing_uses_it(dataset, tmp_path, loader):
     bundles = tmp_path / "bundles"
     publish_model(bundles, dataset, make_model(dataset), sample_rows())
@@ -245,6 +259,7 @@ def test_the_process_ends_with_the_server():
     command = [sys.executable, "-c", COMMAND, str(theirs.fileno()), "idle", *sys.path]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
     theirs.close()
+    assert ours.recv_bytes() == b"ready"
     ours.send_bytes(b'{"path": "/nowhere", "used": []}')
     assert "cannot be used" in json.loads(ours.recv_bytes())["error"]
     ours.close()

@@ -89,6 +89,7 @@ class LoaderProcess:
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _connection: Connection | None = field(default=None, init=False)
     _memories: dict[int, Memory] = field(default_factory=dict, init=False)  # by the number that the process gave
+    _is_ready: bool = field(default=False, init=False)  # the process has started and waits for bundles
 
     @staticmethod
     def is_supported() -> bool:
@@ -106,6 +107,7 @@ class LoaderProcess:
                 self._process = subprocess.Popen(command, pass_fds=[int(file)], stdin=subprocess.DEVNULL)
             finally:
                 theirs.close()
+            self._is_ready = False
         return self._connection
 
     def stop(self) -> int | None:
@@ -125,7 +127,7 @@ class LoaderProcess:
         """Return a bundle, ready to answer; raise LpfsError if it must be refused, also because it ends the process.
 
         The bundle is loaded here if it has another encoder than ``before``, if the model has no graph, and if the
-        process gets no time from other programs.
+        process cannot be started or gets no time from other programs.
         """
         reply, data = self._load(path)
         if reply["error"] is not None:
@@ -146,7 +148,7 @@ class LoaderProcess:
         return served
 
     def _load(self, path: Path) -> tuple[dict[str, Any], AnyArray]:
-        """Return the reply of the process, or one without arrays if the process gets no time, and the memory."""
+        """Return the reply of the process and the memory, or a reply without arrays if there is no such process."""
         for _ in range(ATTEMPTS):
             try:
                 return self._request(path)
@@ -162,12 +164,15 @@ class LoaderProcess:
     def _request(self, path: Path) -> tuple[dict[str, Any], AnyArray]:
         """Return the reply of the process, and the bytes of the memory that it names."""
         connection, deadline = self.start(), time.monotonic() + PATIENCE_SECONDS
+        if not self._is_ready:
+            try:
+                self._receive(connection, deadline)
+            except (EOFError, ConnectionError):
+                raise RuntimeError("the process could not be started") from None
+            self._is_ready = True
         used = [number for number, (_, data) in self._memories.items() if data() is not None]
         connection.send_bytes(json.dumps({"path": os.fspath(path.absolute()), "used": used}).encode())
-        while not connection.poll(POLL_SECONDS):
-            if self.closing.is_set() or time.monotonic() > deadline:
-                raise TimeoutError
-        reply: dict[str, Any] = json.loads(connection.recv_bytes())
+        reply: dict[str, Any] = json.loads(self._receive(connection, deadline))
         if reply["arrays"] is None:
             return reply, NO_DATA
         number = reply["memory"]
@@ -182,6 +187,13 @@ class LoaderProcess:
         self._memories = select(self._memories, used) | {number: (memory, ref(data))}
         return reply, data
 
+    def _receive(self, connection: Connection, deadline: float) -> bytes:
+        """Wait for a message."""
+        while not connection.poll(POLL_SECONDS):
+            if self.closing.is_set() or time.monotonic() > deadline:
+                raise TimeoutError
+        return connection.recv_bytes()
+
 
 @dataclass(eq=False)
 class Loader:
@@ -195,6 +207,7 @@ class Loader:
     def run(self) -> None:
         """Load the bundles whose paths arrive, until the server ends."""
         with suppress(EOFError, OSError):  # the server has ended
+            self.connection.send_bytes(b"ready")
             while True:
                 request = json.loads(self.connection.recv_bytes())
                 self._load_and_send(Path(request["path"]), request["used"])
