@@ -50,7 +50,10 @@ class CachedFactorSource(FactorSource, Protocol):
 
 
 class ComputeValues:
-    """Pre-forward hook of the model: compute all gate values once; unbind them for modules with one gate."""
+    """Pre-forward hook of the model: compute all gate values once; unbind them for modules with one gate.
+
+    What changes in every step is set by ``object.__setattr__``: that of ``nn.Module`` looks for parameters and modules.
+    """
 
     def __init__(self, gates: CachedFactorSource) -> None:
         self.gates = gates
@@ -65,7 +68,7 @@ class ComputeValues:
             if gates.training:
                 count_update(gates)
         values = gates()
-        gates.live = (values, self._parts(values) if self.whole else ())
+        object.__setattr__(gates, "live", (values, self._parts(values) if self.whole else ()))
         if not gates.entered:
             gates.entered = True
 
@@ -89,7 +92,8 @@ class ClearValues:
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Clear the values, but keep them for a checkpointed forward pass that runs again in backward."""
-        self.gates.live, self.gates.last = None, self.gates.live
+        object.__setattr__(self.gates, "last", self.gates.live)
+        object.__setattr__(self.gates, "live", None)
 
 
 class ConstantFactors(nn.Module):

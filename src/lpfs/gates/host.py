@@ -38,7 +38,7 @@ def is_plain(x: Tensor) -> bool:
         x.is_cpu
         and x.ndim == 1
         and x.dtype == torch.float32
-        and type(x) in (Tensor, torch.nn.Parameter)
+        and (type(x) is torch.nn.Parameter or type(x) is Tensor)
         and not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None
     )

@@ -59,7 +59,6 @@ class GateStatus:
         )
 
 
-@torch.no_grad()
 def advance(gates: Gates, momentum: Tensor | None) -> None:
     """Take the step of ``Gates.step``: compiled on a CPU; otherwise in torch, without a value that the host reads.
 
@@ -93,6 +92,7 @@ def advance(gates: Gates, momentum: Tensor | None) -> None:
         check(gates)
 
 
+@torch.no_grad()
 def _advance(gates: Gates, memory: Any, done: Any, controlled: bool, on_host: bool, compiled: bool) -> Any:
     """Take the step in parts; return the number of gates alive. ``memory``: tensors, or arrays if ``compiled``."""
     x, previous_x, dead, control, penalty_now, epsilon, lr_now, scale, steps_done, _, rows, velocity = memory
@@ -237,10 +237,13 @@ def count_update(gates: Gates) -> None:
     version = x._version
     if gates._scale_checks:
         device = "cpu" if x.is_cpu else x.device.type
-        gates._float16 = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+        float16 = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+        if float16 != gates._float16:
+            gates._float16 = float16
     if gates._prox is None or version == gates._x_version:
         return
-    gates._updates, gates._x_version = gates._updates + 1, version
+    object.__setattr__(gates, "_updates", gates._updates + 1)  # see ComputeValues
+    object.__setattr__(gates, "_x_version", version)
     if gates._updates > MAX_UPDATES:
         raise StateError(
             f"the gates were updated {gates._updates} times without gates.step(): call gates.step() after prox.step() "
