@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from lpfs.gates import host
+from lpfs.gates.controller import effective_count
+from lpfs.gates.host import active
 
 
 @pytest.fixture
@@ -117,8 +120,19 @@ def test_compiled_code_is_read_from_disk(cache_dir):
 def test_a_change_of_the_torch_functions_compiles_again(cache_dir, monkeypatch):
     values = np.array([-3.0, 0.0, 5.0], np.float32)
     compile_again()(values)
-    monkeypatch.setattr(host, "_source_digest", lambda: "changed")
+    monkeypatch.setattr(host, "_source_digest", lambda *files: "changed")
     changed = compile_again()
     assert changed(values).tolist() == [-2.0, 0.0, 2.0]
     assert not changed.stats.cache_hits
     assert any("changed" in path.name for path in cache_dir.rglob("*.nbi"))
+
+
+def test_callees_in_other_modules_of_gates_are_compiled_too_and_their_files_are_in_the_name(monkeypatch):
+    def step(x):
+        return active(effective_count(x))
+
+    files = []
+    monkeypatch.setattr(host, "_source_digest", lambda *paths: files.extend(paths) or "digest")
+    assert host._callees(step) == [effective_count]  # ``active`` has a definition of its own for numba
+    assert host._named_by_source(step).__qualname__.endswith("_digest")
+    assert sorted(Path(file).name for file in files) == ["controller.py", "host.py"]

@@ -22,7 +22,7 @@ import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -151,7 +151,7 @@ class GateFunction:
         """Whether a dead gate can revive: by the slope at zero, or by noise."""
         return bool(self.alpha) or self.noise > 0
 
-    @property
+    @cached_property
     def constants(self) -> tuple[float, ...]:
         """α and τ, if there are any: the last arguments of ``both``."""
         return () if self.alpha is None or self.tau is None else (float(self.alpha), float(self.tau))
@@ -162,7 +162,7 @@ class GateFunction:
         if loop is not None:
             ones = np.ones(len(x), np.float32)
             below = ones if divisor is None else divisor.numpy()
-            arrays = loop(x.detach().numpy(), epsilon.numpy()[()], below, ones[0], self.constants)
+            arrays = loop(x.detach().numpy(), epsilon.numpy(), below, np.ones((), np.float32), self.constants)
             return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
         value, slope = self.both(x, epsilon, *self.constants)
         return (value, slope) if divisor is None else (value / divisor, slope / divisor)
@@ -217,13 +217,18 @@ def _compiled_loop(both: Callable[..., ValueAndSlope]) -> Callable[..., Any] | N
     """Return (x, ε, norm, scale, constants) -> arrays of value and slope, divided by norm · scale."""
 
     def loop(x: Any, epsilon: Any, norm: Any, scale: Any, constants: Any) -> Any:
-        value, slope = np.empty_like(x), np.empty_like(x)
-        for n in range(len(x)):
-            g, g_slope = both(x[n], epsilon, *constants)
-            value[n], slope[n] = g / (norm[n] * scale), g_slope / (norm[n] * scale)
-        return value, slope
+        return fill_values(both, x, epsilon[()], norm, scale[()], constants)
 
     return host.compiled(loop)
+
+
+def fill_values(both: Any, x: Any, epsilon: Any, norm: Any, scale: Any, constants: Any) -> Any:
+    """Return arrays of value and slope, divided by norm · scale; called by compiled functions."""
+    value, slope = np.empty_like(x), np.empty_like(x)
+    for n in range(len(x)):
+        g, g_slope = both(x[n], epsilon, *constants)
+        value[n], slope[n] = g / (norm[n] * scale), g_slope / (norm[n] * scale)
+    return value, slope
 
 
 _PLUS = {"odd": True, "lr": 0.01, "alpha": 10.0, "tau": 2.0, "compiles": True}

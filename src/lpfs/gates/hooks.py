@@ -33,6 +33,7 @@ class FactorSource(Protocol):
     """What hooks and taps multiply by: gates, constants left by ``absorb``, a mask of another method."""
 
     names: tuple[str, ...]
+    live: ForwardValues | None  # the values of the current forward pass
     _disabled: bool
 
     def __call__(self) -> Tensor:
@@ -43,14 +44,16 @@ class FactorSource(Protocol):
 class CachedFactorSource(FactorSource, Protocol):
     """A source whose values are computed once per forward pass of the model, for all hooks and taps."""
 
-    live: ForwardValues | None
     last: ForwardValues | None
     entered: bool
     hooks: list[Any]
 
 
 class ComputeValues:
-    """Pre-forward hook of the model: compute all gate values once; unbind them for modules with one gate."""
+    """Pre-forward hook of the model: compute all gate values once; unbind them for modules with one gate.
+
+    What changes in every step is set by ``object.__setattr__``: that of ``nn.Module`` looks for parameters and modules.
+    """
 
     def __init__(self, gates: CachedFactorSource) -> None:
         self.gates = gates
@@ -58,14 +61,16 @@ class ComputeValues:
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Store the values for the hooks and taps."""
-        if not self.gates.entered and isinstance(self.gates, Gates):
-            check_known_to_ddp(self.gates.x)
-        if isinstance(self.gates, Gates) and self.gates.training:
-            count_update(self.gates)
-        values = self.gates()
-        self.gates.live = (values, self._parts(values) if self.whole else ())
-        if not self.gates.entered:
-            self.gates.entered = True
+        gates = self.gates
+        if isinstance(gates, Gates):
+            if not gates.entered:
+                check_known_to_ddp(gates.x)
+            if gates.training:
+                count_update(gates)
+        values = gates()
+        object.__setattr__(gates, "live", (values, self._parts(values) if self.whole else ()))
+        if not gates.entered:
+            gates.entered = True
 
     def _parts(self, values: Tensor) -> tuple[Tensor, ...]:
         """Return the value of each gate: (), or on a GPU expanded to the last shape of an output.
@@ -73,8 +78,8 @@ class ComputeValues:
         The gradient of an expanded value is summed in one kernel for all gates, instead of one for each: without a
         CUDA graph the host needs longer to launch it than the GPU to run it.
         """
-        shape = self.whole[0].shape
-        if not fused_kernels_enabled() or shape is None or not values.is_cuda or torch.compiler.is_compiling():
+        shape = self.whole[0].shape if values.is_cuda else None
+        if shape is None or not fused_kernels_enabled() or torch.compiler.is_compiling():
             return values.unbind()
         return values.view(-1, *[1] * len(shape)).expand(-1, *shape).unbind()
 
@@ -87,13 +92,15 @@ class ClearValues:
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Clear the values, but keep them for a checkpointed forward pass that runs again in backward."""
-        self.gates.live, self.gates.last = None, self.gates.live
+        object.__setattr__(self.gates, "last", self.gates.live)
+        object.__setattr__(self.gates, "live", None)
 
 
 class ConstantFactors(nn.Module):
     """Constants that remain of gates that could not be multiplied into a weight; not trainable."""
 
     values: Tensor
+    live: ForwardValues | None = None
 
     def __init__(self, names: tuple[str, ...], values: Tensor) -> None:
         super().__init__()
@@ -113,18 +120,28 @@ class ConstantFactors(nn.Module):
 class Multiply:
     """Forward hook of a module: multiply its output, or parts of it, by gates."""
 
-    shape: torch.Size | None = None  # of the last output of a module with one gate
+    shape: torch.Size | None = None  # of the last output of a module with one gate, on a GPU
+    number: int | None = None  # of the gate of a module with one gate
 
     def __init__(self, source: FactorSource, at: list[tuple[int, ResolvedSite]]) -> None:
         self.source = source
         self.at = at
+        self.number = at[0][0] if at[0][1].whole else None
         self.ran = False
         self.index: Tensor | None = None
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Return the gated output; None, which leaves it unchanged, while the gates are disabled."""
-        if self.source._disabled:
+        source = self.source
+        if source._disabled:
             return None
+        if self.number is not None and source.live is not None and type(output) is Tensor and output.is_cpu:
+            # the common case on a CPU, where Python costs as much as the product: nothing but what it needs
+            gate = source.live[1][self.number]
+            if gate.dtype is output.dtype and gate.is_cpu:
+                if not self.ran:
+                    self.ran = True
+                return output * gate
         if type(output) in OUTPUT_TYPES:
             get_tensor, replace_tensor = OUTPUT_TYPES[type(output)]
             return replace_tensor(output, self(module, args, get_tensor(output)))
@@ -135,16 +152,16 @@ class Multiply:
             )
         if not self.ran:
             self.ran = True
-        live = _live(self.source)
+        live = _live(source)
         place = self.at[0][1]
         if place.whole:
-            gate = self.source()[self.at[0][0]] if live is None else live[1][self.at[0][0]]
+            gate = source()[self.at[0][0]] if live is None else live[1][self.at[0][0]]
             if gate.dtype == output.dtype and gate.device == output.device:
                 self.shape = output.shape
                 return output * (gate if gate.ndim == 0 or gate.shape == self.shape else gate[(0,) * gate.ndim])
             self.shape = None
             return output * gate[(0,) * gate.ndim].to(output.device, output.dtype)
-        values = (self.source() if live is None else live[0]).to(output.device)
+        values = (source() if live is None else live[0]).to(output.device)
         if not -output.ndim <= place.dim < output.ndim:
             raise FieldError(f"{place.module!r} returned {output.ndim} dimensions, but its site has dim={place.dim}")
         size = output.shape[place.dim]

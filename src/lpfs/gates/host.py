@@ -38,7 +38,7 @@ def is_plain(x: Tensor) -> bool:
         x.is_cpu
         and x.ndim == 1
         and x.dtype == torch.float32
-        and type(x) in (Tensor, torch.nn.Parameter)
+        and (type(x) is torch.nn.Parameter or type(x) is Tensor)
         and not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None
     )
@@ -76,33 +76,52 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 def _named_by_source(function: Any) -> Any:
-    """Return the function under a name with a digest of this file.
+    """Return the function under a name with a digest of the files whose functions it calls, and of this one.
 
     Numba finds cached machine code by the name of a function, and notices a change of the file that defines it. The
-    definitions in this file become part of the machine code of functions in other files.
+    definitions in this file and the callees become part of the machine code of functions in other files.
     """
     copy = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
-    copy.__qualname__, copy.__module__ = f"{function.__qualname__}_{_source_digest()}", function.__module__
+    files = {__file__, *(callee.__code__.co_filename for callee in _all_callees(function))}
+    copy.__qualname__ = f"{function.__qualname__}_{_source_digest(*sorted(files))}"
+    copy.__module__ = function.__module__
     return copy
 
 
 @cache
-def _source_digest() -> str:
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+def _source_digest(*files: str) -> str:
+    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:12]
+
+
+@cache
+def _callees(function: Any) -> list[Any]:
+    """Return the functions that a function calls: those of its module, and of the modules of gates but this one."""
+    names = [instruction.argval for instruction in get_instructions(function) if instruction.opname == "LOAD_GLOBAL"]
+    closure = [cell.cell_contents for cell in function.__closure__ or ()]
+    package = __name__.rpartition(".")[0]
+    return [
+        callee
+        for callee in (*map(function.__globals__.get, names), *closure)
+        if isinstance(callee, FunctionType)
+        and (callee.__module__ == function.__module__ or callee.__module__.rpartition(".")[0] == package)
+        and callee.__module__ != __name__
+    ]
+
+
+def _all_callees(function: Any) -> list[Any]:
+    """Return the functions that a function calls, and those that they call."""
+    return [indirect for callee in _callees(function) for indirect in (callee, *_all_callees(callee))]
 
 
 @cache
 def _define_callees(function: Any) -> None:
-    """Let numba compile the functions of the same module that a function calls."""
+    """Let numba compile the functions that a function calls."""
     register_jitable = importlib.import_module("numba.extending").register_jitable
-    names = [instruction.argval for instruction in get_instructions(function) if instruction.opname == "LOAD_GLOBAL"]
-    closure = [cell.cell_contents for cell in function.__closure__ or ()]
-    for callee in (*map(function.__globals__.get, names), *closure):
-        if isinstance(callee, FunctionType) and callee.__module__ == function.__module__:
-            _define_callees(callee)
-            register_jitable(callee)
+    for callee in _callees(function):
+        _define_callees(callee)
+        register_jitable(callee)
 
 
 @cache

@@ -338,8 +338,12 @@ class Gates(nn.Module):
             stepping.advance(self, momentum)
         if self.function.noise:
             stepping.draw_noise(self)
-        self._updates, self._x_version = 0, x._version
-        self._unchecked += not capturing
+        for name, value in (
+            ("_updates", 0),
+            ("_x_version", x._version),
+            ("_unchecked", self._unchecked + (not capturing)),
+        ):
+            object.__setattr__(self, name, value)  # see ComputeValues
         if self._unchecked >= stepping.CHECK_EVERY:
             self.check()
 
@@ -387,7 +391,8 @@ class Gates(nn.Module):
     def _optimizer(self) -> ProxSGD | None:
         """Return the optimizer that ``optimizer()`` made, after checking that it still holds x."""
         x = self._parameters["x"]
-        if self._prox is not None and all(parameter is not x for parameter in self._prox.param_groups[0]["params"]):
+        parameters = [x] if self._prox is None else self._prox.param_groups[0]["params"]
+        if parameters[0] is not x and all(parameter is not x for parameter in parameters):
             raise StateError("the optimizer of these gates holds another x: call gates.optimizer(…) again")
         return self._prox
 

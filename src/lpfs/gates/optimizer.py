@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, Literal, get_args, overload
 
 import numpy as np
@@ -98,7 +99,7 @@ def proximal_loop(
             return False
     for n in range(len(x)):
         x[n], velocity[n] = proximal_step(
-            x[n], gradient[n], velocity[n], weights[n], penalty[n], lr, momentum, factor, prox
+            x[n], gradient[n], velocity[n], weights[n], penalty[n], lr[()], momentum, factor, prox
         )
     return True
 
@@ -229,14 +230,14 @@ class ProxSGD(torch.optim.Optimizer):
         lr, penalty, weights = group["lr"], group["penalty"], group["weights"]
         if group["capturable"] or velocity is None or weights is None or not momentum or not host.is_plain(x):
             return False
-        if not (isinstance(lr, Tensor) and isinstance(penalty, Tensor) and penalty.ndim == 1):
+        if not (isinstance(lr, Tensor) and lr.ndim == 0 and isinstance(penalty, Tensor) and penalty.ndim == 1):
             return False
         loop = host.compiled(proximal_loop)
         if loop is None or gradient is None or gradient.layout != torch.strided or gradient.requires_grad:
             return False
         self._arrays = self._arrays or host.Arrays()
-        x_array, *arrays, rate = self._arrays(x, velocity, weights, penalty, lr)
-        settings = rate.item(), np.float32(momentum), threshold_factor(group), PROXES.index(group["prox"])
+        x_array, *arrays = self._arrays(x, velocity, weights, penalty, lr)
+        settings = _compiled_settings(float(momentum), group["threshold"], group["prox"])
         if not loop(x_array, gradient.numpy(), *arrays, *settings):
             _check_finite(gradient)
         torch.autograd.graph.increment_version(x)
@@ -276,6 +277,13 @@ def threshold_factor(group: dict[str, Any]) -> float:
     """Return the distance that one step moves an entry towards zero, in units of λη."""
     factors: dict[str, float] = {"paper": 1.0, "doubled": 2.0, "momentum": 1 / (1 - group["momentum"])}
     return factors[group["threshold"]]
+
+
+@cache
+def _compiled_settings(momentum: float, threshold: Threshold, prox: Prox) -> tuple[np.float32, float, int]:
+    """Return the last arguments of ``proximal_loop``."""
+    factor = threshold_factor({"momentum": momentum, "threshold": threshold})
+    return np.float32(momentum), factor, PROXES.index(prox)
 
 
 def _check_finite(gradient: Tensor) -> None:

@@ -19,6 +19,7 @@ from lpfs._imports import has_numba
 from lpfs.errors import AllGatesZeroError, FieldError, NonFiniteError, SearchError, StateError
 from lpfs.gates import host
 from lpfs.gates.controller import COLUMN, CONSTANT, Keep, control_table, restore_gates, update_penalty
+from lpfs.gates.functions import ValueAndSlope, fill_values
 from lpfs.gates.optimizer_state import optimizer_list
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ RMS_RESCALE_UNTIL = 0.95  # share of a search after which the RMS rescale is no 
 NOISE_UNTIL = 0.7  # share of a search after which noise is zero
 MAX_UPDATES = 10  # updates of x without a step of the gates before an error is raised
 STEP_BUFFERS = (
-    "previous_x", "dead", "control", "penalty_now", "epsilon", "lr_now", "scale", "steps_done", "all_zero_step"
+    "previous_x", "dead", "control", "penalty_now", "epsilon", "lr_now", "scale", "steps_done", "norm"
 )  # fmt: skip
+STEPS_DONE = 1 + STEP_BUFFERS.index("steps_done")
 SCALE_CHECKS = 20  # first steps in which the gradient of a loss in float16 is checked
 MAX_GRADIENT = 10.0  # of a gate; the mean loss of a batch gives far less, a GradScaler multiplies it by 65,536
 CHECK_EVERY = 100  # steps on a GPU between two checks for errors, because a check waits for the device
@@ -57,25 +59,47 @@ class GateStatus:
         )
 
 
-@torch.no_grad()
 def advance(gates: Gates, momentum: Tensor | None) -> None:
     """Take the step of ``Gates.step``: compiled on a CPU; otherwise in torch, without a value that the host reads.
 
     With ``momentum`` (N,), that of the optimizer, λ is controlled.
     """
-    steps, function, table = gates.steps, gates.function, gates._control_table()
+    x, steps, function, table = gates.x, gates.steps, gates.function, gates._control_table()
     buffers: dict[str, Any] = gates._buffers
-    tensors = gates.x, *[buffers[name] for name in STEP_BUFFERS], table, gates.x if momentum is None else momentum
-    on_host = gates.x.is_cpu and not gates._device_ops
+    tensors = x, *[buffers[name] for name in STEP_BUFFERS], table, x if momentum is None else momentum
+    on_host = x.is_cpu and not gates._device_ops
     compiled = on_host and has_numba()
     memory: Any = gates._step_arrays(*tensors) if compiled else tensors
-    x, previous_x, dead, control, penalty_now, epsilon, lr_now, scale, steps_done, zero_step, rows, velocity = memory
+    steps_done = memory[STEPS_DONE]
     done: Any = int(steps_done) + 1 if on_host else steps_done + 1
     if on_host and done == min(CHECK_EVERY, steps):
         check_all_used(gates)  # before anything changes
+    if compiled and function.compiles and momentum is not None and gates.controller is not None:
+        settings = function.constants, gates.controller.constant_array, function.square, gates.rescale == "epsilon"
+        alive = _compiled_step(function.both)(*memory, *settings)
+    else:
+        alive = _advance(gates, memory, done, momentum is not None, on_host, compiled)
+    if gates.rescale == "rms":
+        row = table[min(done, steps)] if on_host else table.index_select(0, done.clamp(max=steps).view(1))[0]
+        if not on_host or row[COLUMN.refresh]:
+            gates.scale.copy_(torch.where(row[COLUMN.refresh] != 0, _rms_scale(gates), gates.scale))
+    if not on_host:
+        zero_step = gates.all_zero_step
+        zero_step.copy_(torch.where((alive == 0) & (zero_step == 0), steps_done, zero_step))
+    elif not alive or done == steps:
+        if not alive and not gates.all_zero_step:
+            gates.all_zero_step.fill_(done)
+        check(gates)
+
+
+@torch.no_grad()
+def _advance(gates: Gates, memory: Any, done: Any, controlled: bool, on_host: bool, compiled: bool) -> Any:
+    """Take the step in parts; return the number of gates alive. ``memory``: tensors, or arrays if ``compiled``."""
+    x, previous_x, dead, control, penalty_now, epsilon, lr_now, scale, steps_done, _, rows, velocity = memory
+    steps, function = gates.steps, gates.function
     row = rows[min(done, steps)] if on_host else rows.index_select(0, done.clamp(max=steps).view(1))[0]
     steps_done[...] = done
-    if momentum is not None and gates.controller is not None:
+    if controlled and gates.controller is not None:
         restore: Any = host.compiled(restore_gates) if compiled else restore_gates
         update: Any = host.compiled(update_penalty) if compiled else update_penalty
         law: Any = gates.controller.constant_array if compiled else gates.controller.constants
@@ -87,15 +111,46 @@ def advance(gates: Gates, momentum: Tensor | None) -> None:
     epsilon[...], lr_now[...] = row[COLUMN.epsilon], row[COLUMN.lr]
     if gates.rescale == "epsilon":
         scale[...] = row[COLUMN.scale]
-    elif gates.rescale == "rms" and (not on_host or row[COLUMN.refresh]):
-        rms = _rms_scale(gates)
-        scale[...] = float(rms) if on_host else torch.where(row[COLUMN.refresh] != 0, rms, scale)
-    if not on_host:
-        zero_step.copy_(torch.where((alive == 0) & (zero_step == 0), steps_done, zero_step))
-    elif not alive or done == steps:
-        if not alive and not zero_step:
-            zero_step[...] = done
-        check(gates)
+    return alive
+
+
+@cache
+def _compiled_step(both: Callable[..., ValueAndSlope]) -> Callable[..., Any]:
+    """Return the whole of ``_advance`` with control of λ as one compiled function: four calls take longer."""
+
+    def step(
+        x: Any,
+        previous_x: Any,
+        dead: Any,
+        control: Any,
+        penalty_now: Any,
+        epsilon: Any,
+        lr_now: Any,
+        scale: Any,
+        steps_done: Any,
+        norm: Any,
+        rows: Any,
+        velocity: Any,
+        constants: Any,
+        law: Any,
+        square: Any,
+        rescales: Any,
+    ) -> Any:
+        done = steps_done[()] + 1
+        steps_done[()] = done
+        row = rows[min(done, len(rows) - 1)]
+        alive, too_few = restore_gates(x, previous_x, velocity, row[COLUMN.hurry], law[CONSTANT.keep])
+        at = epsilon[()]
+        value, _ = fill_values(both, x, at, norm, scale[()], constants)
+        update_penalty(x, previous_x, dead, control, penalty_now, value, alive, too_few, at, square, row, law)
+        epsilon[()], lr_now[()] = row[COLUMN.epsilon], row[COLUMN.lr]
+        if rescales:
+            scale[()] = row[COLUMN.scale]
+        return alive
+
+    compiled = host.compiled(step)
+    assert compiled is not None  # has_numba() was checked
+    return compiled
 
 
 def host_values(gates: Gates) -> Sequence[NDArray[np.float32]]:
@@ -105,9 +160,10 @@ def host_values(gates: Gates) -> Sequence[NDArray[np.float32]]:
         with torch.no_grad():
             values = function.value_and_slope(gates.x, gates.epsilon, gates.norm * gates.scale)
         return [part.numpy() for part in values]
-    x, epsilon, norm, scale = gates._value_arrays(gates.x, gates.epsilon, gates.norm, gates.scale)
-    arrays: Sequence[NDArray[np.float32]] = loop(x, epsilon[()], norm, scale[()], function.constants)
-    return arrays
+    buffers: dict[str, Any] = gates._buffers
+    arrays = gates._value_arrays(gates.x, buffers["epsilon"], buffers["norm"], buffers["scale"])
+    result: Sequence[NDArray[np.float32]] = loop(*arrays, function.constants)
+    return result
 
 
 @torch.no_grad()
@@ -177,12 +233,17 @@ def check_scale(gates: Gates) -> None:
 
 def count_update(gates: Gates) -> None:
     """Raise StateError if x is updated again and again without a call of ``Gates.step``; note a loss in float16."""
-    version, device = gates.x._version, gates.x.device.type
+    x = gates.x
+    version = x._version
     if gates._scale_checks:
-        gates._float16 = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+        device = "cpu" if x.is_cpu else x.device.type
+        float16 = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+        if float16 != gates._float16:
+            gates._float16 = float16
     if gates._prox is None or version == gates._x_version:
         return
-    gates._updates, gates._x_version = gates._updates + 1, version
+    object.__setattr__(gates, "_updates", gates._updates + 1)  # see ComputeValues
+    object.__setattr__(gates, "_x_version", version)
     if gates._updates > MAX_UPDATES:
         raise StateError(
             f"the gates were updated {gates._updates} times without gates.step(): call gates.step() after prox.step() "
