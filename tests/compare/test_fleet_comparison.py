@@ -10,6 +10,7 @@ from lpfs import cli
 from lpfs.compare import runner
 from lpfs.compare.run_dir import ResultStore
 from lpfs.errors import NonFiniteError
+from lpfs.pipeline import plan as plan_module, stages
 from lpfs.train.callbacks import Callback
 from lpfs.train.fit_fleet import fit_fleet
 from tests.helpers.comparisons import PLAN, QUICK, TINY, read_results
@@ -23,7 +24,7 @@ def test_a_fleet_gives_the_results_of_single_runs(log, compared, tmp_path, monke
         trained.extend(models)
         return fit_fleet(models, *args, **options)
 
-    monkeypatch.setattr(runner, "fit_fleet", record)
+    monkeypatch.setattr(stages, "fit_fleet", record)
     assert cli.run(["compare", str(log), *PLAN, *TINY, "--fleet", "--out", str(tmp_path / "cmp"), "-q"]) == 0
     assert len(trained) > 6
     results, expected = read_results(tmp_path / "cmp"), read_results(compared)
@@ -49,7 +50,7 @@ def test_an_interrupted_fleet_is_resumed(log, tmp_path, monkeypatch):
     lpfs.compare(log, tmp_path / "whole", **options)
     steps = []
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "fit_fleet", lambda *args, **kw: fit_fleet(*args, callbacks=[Interrupt()], **kw))
+        patch.setattr(stages, "fit_fleet", lambda *args, **kw: fit_fleet(*args, callbacks=[Interrupt()], **kw))
         with pytest.raises(KeyboardInterrupt):
             lpfs.compare(log, tmp_path / "cmp", **options)
     assert list((tmp_path / "cmp" / "work").glob("fleet-*"))
@@ -60,7 +61,7 @@ def test_an_interrupted_fleet_is_resumed(log, tmp_path, monkeypatch):
 
     # the callbacks of a run are part of its checkpoints: continue with one of the same class
     Count.__name__ = "Interrupt"
-    monkeypatch.setattr(runner, "fit_fleet", lambda *args, **kw: fit_fleet(*args, callbacks=[Count()], **kw))
+    monkeypatch.setattr(stages, "fit_fleet", lambda *args, **kw: fit_fleet(*args, callbacks=[Count()], **kw))
     lpfs.compare(log, tmp_path / "cmp", **options)
     assert steps
     assert read_results(tmp_path / "cmp") == read_results(tmp_path / "whole")
@@ -68,7 +69,7 @@ def test_an_interrupted_fleet_is_resumed(log, tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_models_that_cannot_be_stacked_are_trained_one_by_one(log, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(runner, "supports_fleet", lambda model: False)
+    monkeypatch.setattr(plan_module, "supports_fleet", lambda model: False)
     options = {"methods": ["permutation"], "keep": [4], "seeds": 1, "fleet": True, **QUICK, "quiet": False}
     comparison = lpfs.compare(log, tmp_path / "cmp", **options)
     assert {result["status"] for result in comparison.results} == {"done"}
@@ -81,7 +82,7 @@ def test_a_fleet_that_fails_leaves_the_runs_to_single_training(log, tmp_path, mo
     def fail(*args, **options):
         raise NonFiniteError("the loss is not finite")
 
-    monkeypatch.setattr(runner, "fit_fleet", fail)
+    monkeypatch.setattr(stages, "fit_fleet", fail)
     options = {"methods": ["permutation"], "keep": [4], "seeds": 1, "fleet": True, **QUICK, "quiet": False}
     comparison = lpfs.compare(log, tmp_path / "cmp", **options)
     assert {result["status"] for result in comparison.results} == {"done"}
@@ -94,7 +95,7 @@ def test_searches_are_counted_and_a_killed_fleet_is_resumed_as_it_was(log, tmp_p
     """A method that is added later, or by another process, does not change the fleet that was killed."""
     options = {"keep": [4, 8], "seeds": 1, "fleet": True, **QUICK, "quiet": False}
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "fit_fleet", lambda *args, **kw: fit_fleet(*args, callbacks=[Interrupt()], **kw))
+        patch.setattr(stages, "fit_fleet", lambda *args, **kw: fit_fleet(*args, callbacks=[Interrupt()], **kw))
         with pytest.raises(KeyboardInterrupt):
             lpfs.compare(log, tmp_path / "cmp", methods=["permutation"], **options)
     output = capsys.readouterr()
@@ -110,7 +111,7 @@ def test_searches_are_counted_and_a_killed_fleet_is_resumed_as_it_was(log, tmp_p
         pass
 
     Nothing.__name__ = "Interrupt"
-    monkeypatch.setattr(runner, "fit_fleet", record)
+    monkeypatch.setattr(stages, "fit_fleet", record)
     comparison = lpfs.compare(log, tmp_path / "cmp", methods=["permutation", "random"], **options)
     assert folders[0] == (killed.name, 3)  # two sizes, and all fields
     assert [count for _, count in folders[1:]] == [2]
@@ -140,11 +141,11 @@ def test_searches_of_other_processes_are_waited_for(log, tmp_path, monkeypatch):
         sizes.append(len(models))
         return fit_fleet(models, *args, **keywords)
 
-    monkeypatch.setattr(runner, "fit_fleet", record)
+    monkeypatch.setattr(stages, "fit_fleet", record)
     comparison = lpfs.compare(log, tmp_path / "cmp", **{**options, "seeds": 2})
     assert waits
     assert {result["status"] for result in comparison.results} == {"done"}
-    assert sum(sizes) == 6
+    assert sum(sizes) == 2 + 6  # models of all fields to search from, and those of the kept fields
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_searches_of_other_processes_are_waited_for(log, tmp_path, monkeypatch):
 )
 def test_a_fleet_is_the_default_on_a_gpu(log, tmp_path, monkeypatch, device, supported, fleet, expected):
     asked = []
-    monkeypatch.setattr(runner, "supports_fleet", lambda model: supported)
+    monkeypatch.setattr(plan_module, "supports_fleet", lambda model: supported)
     build = runner.build_plan
     monkeypatch.setattr(
         runner, "build_plan", lambda *args, **kw: replace(build(*args, **kw), device=torch.device(device))

@@ -38,7 +38,7 @@ from lpfs.pipeline.settings import CONFIG_FILE, Settings
 
 FORMAT, PLAN_FILE, TRUTH_FILE, LOCKS_DIR = "lpfs-compare", "plan.json", "truth.json", "locks"
 MEMBERS_FILE = "members.json"  # of a fleet
-MAY_DIFFER = ("source", "device")  # settings that may differ between machines
+MAY_DIFFER = ("source", "device", "fleet")  # settings that may differ between machines
 MUST_MATCH = ("tune", "options")  # of the plan: results of other values cannot be compared with each other
 TRUE_KINDS = ("main", "pair")  # the label depends on fields of these kinds
 # kinds of the fields of a simulated log, in the order of the tables

@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,6 @@ from lpfs.report.format import format_duration
 from lpfs.train.checkpoint import seed_all
 from lpfs.train.distributed.group import current_group, single_process
 from lpfs.train.evaluate import predictions, task_names
-from lpfs.train.fit_fleet import fit_fleet
-from lpfs.train.fleet import supports_fleet
 from lpfs.train.metrics import scores
 from lpfs.train.threads import describe_threads
 
@@ -75,7 +73,6 @@ def run_comparison(
     truth: str | os.PathLike[str] | None = None,
     retry_failed: bool = False,
     tables_only: bool = False,
-    fleet: bool | None = None,
 ) -> Comparison:
     """Do the missing runs of a comparison; write and print its tables and its report.
 
@@ -110,8 +107,7 @@ def run_comparison(
             if base.device.type == "cpu":
                 console.message(f"training on {describe_threads()}")
             specs = plan.runs(settings.seed, len(runner.names))
-            if fleet is None:
-                fleet = base.device.type == "cuda" and not base.has_large_tables and runner.fleet_obstacle() is None
+            fleet = base.uses_fleet(console.message)
             run_missing(runner, specs, console, retry_failed=retry_failed, fleet=fleet)
             store.remove_leftovers()
         comparison = summarize_comparison(store, base, plan, kinds, dataset.fingerprint)
@@ -353,10 +349,29 @@ class Runner:
                     self.message(f"seed {seed}: pretraining all {len(plan.schema)} fields")
                     with self.measure_cost(plan, "pretraining") as cost:
                         trained = stages.pretrain(plan, seed)
-                    passes = plan.steps.pretrain * plan.steps.batch_size / plan.splits.early.rows
-                    write_json_atomic(cost_file, {"passes": passes, **cost})
+                    self.write_pretrain_cost(plan.run_dir, cost)
             self._pretrained = seed, trained
         return self._pretrained[1]
+
+    def pretrain_together(self, seeds: Iterable[int]) -> None:
+        """Pretrain the models of several seeds as a fleet, from which :meth:`pretrained` reads them."""
+        plan = self.base.for_search(self.store.work("pretrain"), self.base.settings.seed)
+        folders = {seed: self.store.seed(seed) / "pretrain" for seed in sorted(set(seeds))}
+        with self.store.lock("pretrain", on_wait=lambda: self.message("waiting for another process, which pretrains")):
+            missing = [seed for seed, folder in folders.items() if not folder.exists()]
+            if len(missing) < 2:
+                return
+            self.message(f"pretraining all {len(plan.schema)} fields with {len(missing)} seeds together")
+            with self.measure_cost(plan, "pretraining") as cost:
+                stages.pretrain_together(plan, folders, plan.run_dir)
+            share = {name: None if cost[name] is None else cost[name] / len(missing) for name in ("seconds", "memory")}
+            for seed in missing:
+                self.write_pretrain_cost(self.store.seed(seed), {**cost, **share})
+
+    def write_pretrain_cost(self, folder: Path, cost: Record) -> None:
+        """Write what the pretraining of a seed has cost."""
+        steps, rows = self.base.steps, self.base.splits.early.rows
+        write_json_atomic(folder / "cost.json", {"passes": steps.pretrain * steps.batch_size / rows, **cost})
 
     @contextmanager
     def measure_cost(self, plan: RunPlan, name: str) -> Iterator[Record]:
@@ -403,24 +418,14 @@ class Runner:
         with torch.device("meta"):
             return self.meta_model.cut([name for name in self.names if name in set(kept)])
 
-    def fleet_obstacle(self) -> str | None:
-        """Return why the models of this comparison cannot be trained together; None if they can."""
-        if self.base.settings.lr_schedule != "constant":
-            return "models with a schedule of the learning rate are trained one by one"
-        if not supports_fleet(self.meta_model):
-            return f"models of {type(self.meta_model).__name__} cannot be trained together; one by one"
-        return None
-
     def train_together(self, specs: Sequence[RunSpec]) -> None:
         """Search for the fields of all runs, train them from scratch as a fleet, and store the results.
 
         Several processes share the searches, and each trains the sets of fields that are known when it has no search
         left to do. Runs whose search fails are left to ``run``.
         """
-        obstacle, waiting = self.fleet_obstacle(), False
-        if obstacle is not None:
-            self.message(obstacle)
-            return
+        waiting = False
+        self.pretrain_together(spec.seed for spec in specs if spec.method != ALL_FIELDS)
         while True:
             missing, locked = self.search_all(specs)
             is_trained = self.train_missing(missing)
@@ -506,7 +511,12 @@ class Runner:
                     stages.reinitialized(base.for_search(plan.run_dir, seed), self.cut_model(kept))
                     for kept, seed in map(missing.__getitem__, paths)
                 ]
-                self.fit_fleet(plan, models, [missing[path][1] for path in paths])
+                trained, seeds = (
+                    [(model, plan.optimizer(model)) for model in models],
+                    [missing[path][1] for path in paths],
+                )
+                steps, rows = plan.steps.train, plan.splits.train
+                stages.train_together(plan, trained, rows, steps, plan.run_dir, seeds, quiet=self.quiet)
         except NOT_METHOD_ERRORS:
             raise
         except (LpfsError, torch.OutOfMemoryError) as error:  # one loss is not finite, or no memory: some runs fail
@@ -516,23 +526,6 @@ class Runner:
         for path, model in zip(paths, models, strict=True):
             self.store_trained(model, path, measurement.seconds / len(paths))
         shutil.rmtree(plan.run_dir, ignore_errors=True)
-
-    def fit_fleet(self, plan: RunPlan, models: Sequence[Model], seeds: Sequence[int]) -> None:
-        """Train models together, each on the batches of its seed."""
-        used = {name for model in models for name in model.reads.names}
-        fields = [name for name in plan.schema.names if name in used]
-        stream_seeds = sorted(set(seeds)) if plan.steps.shuffle else [plan.settings.seed]
-        training = plan.training(plan.steps.train, plan.settings.seed, keep_best=True)
-        fit_fleet(
-            models,
-            [plan.stream(plan.splits.train, fields, train=True, seed=seed) for seed in stream_seeds],
-            sources=[stream_seeds.index(seed) if plan.steps.shuffle else 0 for seed in seeds],
-            valid=plan.stream(plan.splits.valid, fields, train=False) if plan.steps.shuffle else None,
-            folder=plan.run_dir,
-            resume=plan.resume,
-            config=replace(training, lr=plan.settings.lr, graph=plan.use_cuda_graph, final_checkpoint="model"),
-            quiet=self.quiet,
-        )
 
     def store_trained(self, model: Model, path: Path, seconds: float) -> Record:
         """Evaluate a trained model; store its metrics, and its logits on the test rows for the bootstrap.

@@ -124,8 +124,13 @@ def _run_stages(plan: RunPlan, timer: StageTimer) -> Outcome:
     if settings.seeds > 1:
         others = range(seed + 1, seed + settings.seeds)
         with timer.stage("seeds", f"search again with {len(others)} other seed{'s' * (len(others) > 1)}"):
+            resumed = replace(plan, resume=True)  # a stage of a fleet has ended already
+            if plan.saved_model is None and plan.uses_fleet(console.message):
+                folders = {other: plan.run_dir / stages.stage_dir("pretrain", plan, other) for other in others}
+                stages.pretrain_together(plan, folders, plan.run_dir / "pretrain-fleet")
             for other in others:
-                model, _, other_selection = stages.search_fields(search_plan, stages.initial_model(plan, other), other)
+                trained = stages.initial_model(resumed, other)
+                model, _, other_selection = stages.search_fields(search_plan, trained, other)
                 counts.update(other_selection.kept)
                 seed_aucs.append(stages.evaluate_split(plan, model, plan.splits.valid).auc)
     record = None

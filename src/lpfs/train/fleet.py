@@ -424,10 +424,8 @@ class Fleet(nn.Module):
     ) -> None:
         """Copy the state of the optimizer of a single model into that of the fleet."""
         number, place = self.place[replica]
-        stack, states = (
-            self._stack(number),
-            {name: single.state.get(weight, {}) for name, weight in model.named_parameters()},
-        )
+        stack = self._stack(number)
+        states = {name: single.state.get(weight, {}) for name, weight in model.named_parameters()}
         for key, is_count in _state_keys(states.values()):
             if not is_count:
                 values = {name: state[key] for name, state in states.items()}
