@@ -158,6 +158,7 @@ def report(folder: Path, out: Path | None, quiet: bool, as_json: bool) -> None:
 @experiment_option("--rows", type=int, help="Number of rows of the simulated log.")
 @experiment_option("--steps", type=int, help="Number of steps of pretraining and of every search.")
 @experiment_option("--seeds", type=int, help="Number of seeds.")
+@experiment_option("--fleet/--no-fleet", default=None, help=opt.FLEET_HELP)
 @opt.output("--out", type=opt.PATH, default="paper", help="Directory of the results.")
 @opt.SEED
 @opt.OUTPUT_OPTIONS
