@@ -5,6 +5,7 @@
     config.json, plan.json     settings and plan; a comparison is continued only with the same settings
     data/                      the Dataset, if the source was a log
     seeds/0/pretrain/          the model that every search of a seed starts from, and cost.json
+    seeds/0/judges-4-500/      networks that judge exchanges after its searches: their number, and that of steps
     searches/                  the result of each search; one ranking may serve all K
     trained/                   fields trained from scratch: metrics as JSON, logits on the test rows as .npy
     labels.npy                 labels of the test rows

@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -314,6 +314,7 @@ class Runner:
         plan = self.base.for_search(work_dir, spec.seed, method=spec.method, options=options, keep=spec.keep)
         plan.method.check(plan.target.for_model(self.meta_model), self.names, plan.steps.search)
         plan.method.check_model(self.meta_model)
+        plan = replace(plan, judges_dir=self.store.seed(spec.seed))
         pretrained = self.pretrained(spec.seed)
         seed_all(spec.seed)
         with remove_on_error(work_dir), self.measure_cost(plan, spec.method) as cost:

@@ -62,6 +62,8 @@ class SearchTask:
         early_steps: number of steps of such a pretraining.
         folds: rows of the networks of a cross-fitted search, instead of ``holdout``; see ``cross_fitting``.
         judges: rows of the networks that judge exchanges of fields after the search; see ``subset_elimination``.
+        judges_folder: directory of these networks, which all searches from the same model share: the first one trains
+            them. None: that of the search.
     """
 
     model: nn.Module
@@ -79,6 +81,7 @@ class SearchTask:
     early_steps: int = 0
     folds: Sequence[RowFold] = ()
     judges: Sequence[RowFold] = ()
+    judges_folder: Path | None = None
 
     def fit(
         self,
@@ -135,6 +138,11 @@ class SearchCost(Callback):
         """Count rows that went through the model outside of the steps."""
         self.forwards += forwards
         self.backwards += backwards
+
+    def add_cost(self, other: SearchCost) -> None:
+        """Count the seconds and rows of another measurement too."""
+        self.add(forwards=other.forwards, backwards=other.backwards)
+        self._seconds += other.seconds
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entries of ``Selection.made``."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from lpfs._locks import FileLock
 from lpfs._validation import check_int
 from lpfs.errors import InputError, StateError
 from lpfs.gates.attach import attach
@@ -213,8 +215,13 @@ def exchange_fields(
         model, optimizer: copies from before it, which the networks start from.
         cost: counts the rows.
     """
-    names = gates.names
-    networks = SubsetNetworks(task, model, optimizer, task.judges, cost, JUDGED_EVALUATIONS // len(names))
+    names, folder = gates.names, task.judges_folder
+    lock: AbstractContextManager[object] = nullcontext()
+    if folder is not None:
+        task = replace(task, folder=folder, resume=True)
+        lock = FileLock(folder.with_name(f"{folder.name}.lock"), folder, on_wait=lambda: None)
+    with lock:
+        networks = SubsetNetworks(task, model, optimizer, task.judges, cost, JUDGED_EVALUATIONS // len(names))
     kept = [names.index(name) for name in gates.kept]
     fixed = [names.index(name) for name in task.target.must_keep]
     pairs = exchange(networks.losses, kept, len(names), fixed, EXCHANGE_ERRORS)

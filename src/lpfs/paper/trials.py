@@ -10,7 +10,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from statistics import mean
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -110,6 +110,7 @@ class Trials:
         plan = self.base.for_search(
             work_dir, seed, method=method, options=options, keep=keep, penalty=penalty, resume=False
         )
+        plan = replace(plan, judges_dir=self.runner.store.seed(seed))
         shutil.rmtree(work_dir, ignore_errors=True)  # of an interrupted search
         pretrained = copy.deepcopy(retry_while_locked(lambda: self.runner.pretrained(seed)))
         seed_all(seed)

@@ -241,7 +241,7 @@ def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
     judges = search_folds(plan, model, seed, 0 if current_group().is_distributed else method.judges)
     if folds:
         stream, holdout = plan.stream(plan.splits.train, fields, train=True, seed=seed), None
-    training = plan.training(plan.steps.search, seed, keep_best=False)
+    training, folder = plan.training(plan.steps.search, seed, keep_best=False), plan.judges_dir
     task = SearchTask(
         model,
         optimizer,
@@ -258,6 +258,7 @@ def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
         early_steps=pretrain_steps,
         folds=folds,
         judges=judges,
+        judges_folder=None if folder is None else folder / f"judges-{len(judges)}-{plan.steps.search}",
     )
     with scaled_learning_rate(optimizer, plan.search_lr_factor):
         selection = run_search(method, task)
