@@ -139,10 +139,10 @@ class SearchCost(Callback):
         self.forwards += forwards
         self.backwards += backwards
 
-    def add_cost(self, other: SearchCost) -> None:
-        """Count the seconds and rows of another measurement too."""
+    def add_cost(self, other: SearchCost, share: float = 1.0) -> None:
+        """Count the rows of another measurement too, and a share of its seconds."""
         self.add(forwards=other.forwards, backwards=other.backwards)
-        self._seconds += other.seconds
+        self._seconds += share * other.seconds
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entries of ``Selection.made``."""
@@ -240,6 +240,7 @@ class Method(ABC):
         cuda_graph: whether a step of its search can be captured as a CUDA graph.
         folds: number of folds of the search rows of a small table, whose rows repeat; 0: it does not use folds.
         judges: number of such folds, and of networks, that judge exchanges of fields after the search; 0: none.
+        fleet: whether its searches for several K and with several seeds can be trained together; see ``gate_fleet``.
 
     Args:
         name: the name it is registered under.
@@ -257,6 +258,7 @@ class Method(ABC):
     cuda_graph: bool = False
     folds: int = 0
     judges: int = 0
+    fleet: bool = False
 
     def __init__(self, name: str, options: Any = None) -> None:
         self.name, self.options = name, self.Options() if options is None else options

@@ -35,6 +35,9 @@ EXCHANGE_ERRORS = 1.0  # standard errors by which an exchange of fields must low
 REFERENCE_EVALUATIONS = 10  # of the training without gates
 
 
+Start = tuple[Model, torch.optim.Optimizer]  # copies from before a search, which the networks of its judges start from
+
+
 @dataclass(frozen=True)
 class LPFSPlusPlusOptions(MethodOptions):
     """Gate function and its constants, schedule, and optimizer; None is the default of the gate function.
@@ -104,6 +107,7 @@ class LPFSPlusPlus(Method):
         super().__init__(name, options)
         self.cuda_graph = not self.options.function.noise  # noise is drawn on the host
         self.folds, self.judges = self.options.folds, self.options.judges
+        self.fleet = not (self.folds or self.single_pass)
 
     def check(self, target: SelectionTarget, names: Sequence[str], steps: int) -> None:
         super().check(target, names, steps)
@@ -111,7 +115,19 @@ class LPFSPlusPlus(Method):
 
     def search(self, task: SearchTask) -> Selection:
         """Attach gates, unless the model has some, and train them together with the model."""
-        options, cost = self.options, SearchCost()
+        cost = SearchCost()
+        if task.folds:
+            task = replace(task, training=replace(task.training, graph=False))  # their steps cannot be captured
+        callback, start = self.start(task, cost)
+        task.fit(callback, cost, steps=callback.gates.steps)
+        return self.finish(callback, task, start)
+
+    def start(self, task: SearchTask, cost: SearchCost) -> tuple[GateSearch, Start | None]:
+        """Attach gates, unless the model has some; return what trains them, and copies from before if there are judges.
+
+        ``cost`` counts what the search costs.
+        """
+        options = self.options
         gates = getattr(task.model, GATES, None)
         if not isinstance(gates, Gates) and isinstance(task.model, Model):
             self.check(task.target, tuple(task.model.sites()), task.steps)
@@ -123,7 +139,6 @@ class LPFSPlusPlus(Method):
             if options.centre and isinstance(task.model, Model):
                 center_embeddings(task.model, task.stream)
             if task.folds:
-                task = replace(task, training=replace(task.training, graph=False))  # their steps cannot be captured
                 config = replace(task.training, steps=task.steps)
                 networks = FoldNetworks(task.model, task.optimizer, task.folds, config, cost)
             schedule: dict[str, Any] = {"schedule": options.schedule, "rescale": options.rescale}
@@ -134,8 +149,11 @@ class LPFSPlusPlus(Method):
             raise StateError("a cross-fitted search attaches the gates itself: give it the model without gates")
         task.target.check(gates.names)
         prox = self.make_optimizer(gates, task.target)
-        callback = self.make_callback(gates, prox, task, cost, reference, networks)
-        task.fit(callback, cost, steps=gates.steps)
+        return self.make_callback(gates, prox, task, cost, reference, networks), start
+
+    def finish(self, callback: GateSearch, task: SearchTask, start: Start | None) -> Selection:
+        """Exchange fields if there are judges, and return the selection of a trained search."""
+        gates, cost = callback.gates, callback.cost
         facts = {**callback.facts(), **({"folds": len(task.folds)} if task.folds else {})}
         if start is not None:
             facts["exchanged"] = exchange_fields(gates, task, *start, cost)

@@ -29,6 +29,7 @@ from lpfs.train.distributed.group import current_group
 from lpfs.train.evaluate import Batches, Metrics, device_of
 from lpfs.train.fit import Trained, fit, monitored_value
 from lpfs.train.fleet import Fleet, FleetStream, stack_key
+from lpfs.train.step import OPTIMIZERS
 
 ROUNDS_FILE = "fleet.json"
 MEMORY_FRACTION = {"cuda": 0.8, "cpu": 0.5}  # of the free memory that a round may use
@@ -156,6 +157,8 @@ def fit_fleet(
     if sources is None:
         sources = [0] * len(models) if len(all_streams) == 1 else list(range(len(models)))
     if optimizers is not None:
+        if any(type(optimizer) is not OPTIMIZERS[config.optimizer] for optimizer in optimizers):
+            raise InputError(f"the optimizers of a fleet must be those of the settings, {config.optimizer!r}")
         rates = [float(optimizer.param_groups[0]["lr"]) for optimizer in optimizers]
     if len(sources) != len(models) or (rates is not None and len(rates) != len(models)):
         raise InputError(f"sources, rates and optimizers must have one entry for each of the {len(models)} models")
