@@ -7,9 +7,13 @@ import torch
 
 import lpfs
 from lpfs import cli
+from lpfs._fileio import read_json
 from lpfs.compare import runner
 from lpfs.compare.run_dir import ResultStore
-from lpfs.errors import NonFiniteError
+from lpfs.errors import InputError, NonFiniteError, SearchError
+from lpfs.methods import gate_fleet
+from lpfs.methods.gate_fleet import GateFleet
+from lpfs.methods.lpfs import LPFSPlusPlus
 from lpfs.pipeline import plan as plan_module, stages
 from lpfs.train.callbacks import Callback
 from lpfs.train.fit_fleet import fit_fleet
@@ -36,6 +40,10 @@ def test_a_fleet_gives_the_results_of_single_runs(log, compared, tmp_path, monke
             assert result[rows]["logloss"] == pytest.approx(other[rows]["logloss"], abs=1e-4)
             assert result[rows]["auc"] == pytest.approx(other[rows]["auc"], abs=1e-3)
     assert not list((tmp_path / "cmp" / "work").iterdir())
+
+
+def log_fields(log):
+    return lpfs.Dataset(log).schema.names
 
 
 class Interrupt(Callback):
@@ -65,6 +73,66 @@ def test_an_interrupted_fleet_is_resumed(log, tmp_path, monkeypatch):
     lpfs.compare(log, tmp_path / "cmp", **options)
     assert steps
     assert read_results(tmp_path / "cmp") == read_results(tmp_path / "whole")
+
+
+@pytest.mark.long
+def test_a_killed_fleet_of_searches_is_resumed(log, tmp_path, monkeypatch):
+    """Also if a method is added that has its own searches."""
+    options = {"methods": ["lpfs++", "lpfs"], "keep": [4, 8], "seeds": 2, "fleet": True, **QUICK}
+    lpfs.compare(log, tmp_path / "whole", **options)
+    within_step, steps = GateFleet.within_step, []
+
+    def update(self, state):
+        steps.append(state.step)
+        if len(steps) == 30:
+            raise KeyboardInterrupt
+        within_step(self, state)
+
+    monkeypatch.setattr(GateFleet, "within_step", update)
+    with pytest.raises(KeyboardInterrupt):
+        lpfs.compare(log, tmp_path / "cmp", **options)
+    (killed,) = (tmp_path / "cmp" / "work").glob("fleet-*")
+    assert len(read_json(killed / "members.json")["members"]) == 8
+    lpfs.compare(log, tmp_path / "cmp", **{**options, "methods": ["lpfs++", "lpfs", "permutation"]})
+    assert len(steps) == 30 + 50  # a search of so few steps has no checkpoint but the last one
+    results = [result for result in read_results(tmp_path / "cmp") if result["method"] != "permutation"]
+    expected = read_results(tmp_path / "whole")
+    names = ("method", "keep", "seed", "status", "kept")
+    assert [[result[name] for name in names] for result in results] == [
+        [result[name] for name in names] for result in expected
+    ]
+    assert not list((tmp_path / "cmp" / "work").iterdir())
+
+
+@pytest.mark.long
+def test_searches_that_fail_together_are_done_one_by_one(log, tmp_path, monkeypatch, capsys):
+    def fail(*args, **options):
+        raise SearchError("not all gates are clear of zero")
+
+    monkeypatch.setattr(gate_fleet, "fit_fleet", fail)
+    options = {"methods": ["lpfs++"], "keep": [4, 8], "seeds": 1, "fleet": True, **QUICK, "quiet": False}
+    comparison = lpfs.compare(log, tmp_path / "cmp", **options)
+    assert {result["status"] for result in comparison.results} == {"done"}
+    output = capsys.readouterr()
+    assert "searches are done one by one: not all gates are clear of zero" in output.err + output.out
+
+
+@pytest.mark.long
+def test_a_search_that_cannot_start_does_not_stop_the_others(log, tmp_path):
+    options = {"methods": ["lpfs++", "lpfs"], "keep": [4, 8], "seeds": 1, "fleet": True, **QUICK}
+    check = LPFSPlusPlus.check
+
+    def refuse(self, target, names, steps):
+        if self.name == "lpfs" and target.keep == 8:
+            raise InputError("refused")
+        check(self, target, names, steps)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LPFSPlusPlus, "check", refuse)
+        comparison = lpfs.compare(log, tmp_path / "cmp", must_keep=log_fields(log)[-2:], **options)
+    assert all(set(log_fields(log)[-2:]) <= set(result["kept"]) for result in comparison.results if "kept" in result)
+    failed = [(result["method"], result["keep"]) for result in comparison.results if result["status"] == "failed"]
+    assert failed == [("lpfs", 8)]
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from lpfs._console import Console
 from lpfs._fileio import read_json
 from lpfs.data.dataset import Dataset
 from lpfs.errors import DataError, FieldError, InputError
+from lpfs.methods.gate_fleet import GateFleet
 from lpfs.models import MODELS, make_model, registered_name
 from lpfs.pipeline import data as data_module, plan as plan_module, select as select_module, stages
 from lpfs.pipeline.allowance import Allowance
@@ -469,7 +470,8 @@ def test_several_seeds_count_how_often_a_field_is_kept(log, tmp_path, capsys):
 
 
 @pytest.mark.long
-def test_other_seeds_are_trained_together_and_resumed(log, tmp_path, monkeypatch):
+@pytest.mark.parametrize("stage", ["pretrain", "search"])
+def test_other_seeds_are_trained_together_and_resumed(log, tmp_path, monkeypatch, stage):
     """The first seed, which gives the result, is that of a run without a fleet."""
     options = {"keep": 3, "seeds": 4, **TINY, "finish": "none", "curve": False, "quiet": True}
     single = select(log, tmp_path / "single", **options)
@@ -484,14 +486,16 @@ def test_other_seeds_are_trained_together_and_resumed(log, tmp_path, monkeypatch
 
     def kill(self, rows):
         after_step(self, rows)
-        if isinstance(self.state.model, Fleet) and self.state.step == 30:
+        is_search = any(isinstance(callback, GateFleet) for callback in self.callbacks)
+        if isinstance(self.state.model, Fleet) and self.state.step == 30 and is_search == (stage == "search"):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(Stepper, "count_step", kill)
         with pytest.raises(KeyboardInterrupt):
             select(log, tmp_path / name, fleet=True, **options)
-    assert (tmp_path / name / "pretrain-fleet" / "seeds.json").exists()
+    assert (tmp_path / name / "pretrain-fleet" / "seeds.json").exists() == (stage == "pretrain")
+    assert (tmp_path / name / "search-fleet" / "fleet.json").exists() == (stage == "search")
     resumed = select(log, tmp_path / name, settings=Settings.load(tmp_path / name), resume=True, quiet=True)
     assert resumed.chosen_in == whole.chosen_in
     assert resumed.seed_aucs == whole.seed_aucs

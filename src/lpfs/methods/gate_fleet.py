@@ -20,7 +20,7 @@ from lpfs.errors import InputError
 from lpfs.gates.attach import detach
 from lpfs.gates.hooks import GateTap
 from lpfs.gates.module import Gates
-from lpfs.methods.base import SearchCost, SearchTask
+from lpfs.methods.base import Method, SearchCost, SearchTask
 from lpfs.methods.gate_search import GateSearch
 from lpfs.methods.lpfs import LPFSPlusPlus
 from lpfs.methods.training import HoldoutBatches, HoldoutCallback, holdout_grads
@@ -127,7 +127,12 @@ def _numbered_note(state: State, number: int) -> Any:
 
 
 def search_together(
-    methods: Sequence[LPFSPlusPlus], tasks: Sequence[SearchTask], folder: Path | None = None, *, resume: bool = False
+    methods: Sequence[Method],
+    tasks: Sequence[SearchTask],
+    folder: Path | None = None,
+    *,
+    resume: bool = False,
+    **settings: Any,
 ) -> list[Selection]:
     """Search for a number of fields with every task, whose models are trained together; return the selections.
 
@@ -138,9 +143,15 @@ def search_together(
         tasks: as many steps each, of models of one class; the rows of one seed are those of its first task.
         folder: directory of the fleet.
         resume: continue from the last checkpoint there.
+        settings: settings of the fleet's training loop, which override those of the first task.
     """
     first, seeds = tasks[0], list(dict.fromkeys(task.seed for task in tasks))
-    started = [method.start(task, SearchCost()) for method, task in zip(methods, tasks, strict=True)]
+    searching = [
+        (method, task) for method, task in zip(methods, tasks, strict=True) if isinstance(method, LPFSPlusPlus)
+    ]
+    if len(searching) < len(tasks):
+        raise InputError("only searches with gates can be trained together")
+    started = [method.start(task, SearchCost()) for method, task in searching]
     searches = [search for search, _ in started]
     if any(type(search) is not GateSearch or search.networks is not None for search in searches):
         raise InputError("only searches for a given number of fields, without folds, can be trained together")
@@ -158,11 +169,10 @@ def search_together(
         folder=folder,
         resume=resume,
         callbacks=[GateFleet(searches, taps, sources, holdouts or None)],
-        config=replace(first.training, steps=first.steps, epochs=None, lr=None),
+        config=replace(first.training, steps=first.steps, epochs=None, lr=None, **settings),
     )
     return [
-        method.finish(search, task, start)
-        for method, task, (search, start) in zip(methods, tasks, started, strict=True)
+        method.finish(search, task, start) for (method, task), (search, start) in zip(searching, started, strict=True)
     ]
 
 

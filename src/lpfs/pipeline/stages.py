@@ -11,7 +11,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -32,6 +32,7 @@ from lpfs.gates.absorb import absorb
 from lpfs.gates.attach import attach
 from lpfs.gates.module import ATTRIBUTE as GATES_ATTRIBUTE
 from lpfs.gates.prune import Pruned, prune
+from lpfs.methods import gate_fleet
 from lpfs.methods.base import RowFold, SearchTask
 from lpfs.methods.search import run_search
 from lpfs.methods.subset_model import ResidentStream
@@ -231,6 +232,43 @@ def release_weights(plan: RunPlan, full: Model) -> None:
 def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model, torch.optim.Optimizer, Selection]:
     """Search for the fields to keep; return the model with its gates, its optimizer and the selection."""
     model, optimizer = pretrained
+    task, lr_factor = search_task(plan, pretrained, seed)
+    with scaled_learning_rate(optimizer, lr_factor):
+        selection = run_search(plan.method, task)
+    if not hasattr(model, GATES_ATTRIBUTE):
+        set_gates_from_selection(model, selection)
+    return model, optimizer, selection
+
+
+def search_together(
+    plans: Sequence[RunPlan], trained: Sequence[Trained], seeds: Sequence[int], folder: Path, *, quiet: bool
+) -> list[Selection]:
+    """Search with several plans and seeds as a fleet, each as :func:`search_fields` would; return the selections.
+
+    The plans have the same rows and steps and, as their methods, those whose ``fleet`` is true. The models get factors
+    from their gates. The fleet has its own directory.
+    """
+    tasks, shared = list[SearchTask](), dict[tuple[int, int], SearchTask]()
+    with ExitStack() as stack:
+        for plan, pair, seed in zip(plans, trained, seeds, strict=True):
+            task, lr_factor = shared.get((seed, plan.method.judges)), plan.search_lr_factor
+            if task is None:  # rows are read once per seed
+                task, lr_factor = search_task(plan, pair, seed)
+                shared[seed, plan.method.judges] = task
+            model, optimizer = pair
+            run_dir = plan.run_dir / stage_dir("search", plan, seed)
+            tasks.append(
+                replace(task, model=model, optimizer=optimizer, target=plan.target.for_model(model), folder=run_dir)
+            )
+            stack.enter_context(scaled_learning_rate(optimizer, lr_factor))
+        graph = all(plan.use_cuda_graph and plan.method.cuda_graph for plan in plans)
+        methods, settings = [plan.method for plan in plans], {"graph": graph, "quiet": quiet}
+        return gate_fleet.search_together(methods, tasks, folder, resume=plans[0].resume, **settings)
+
+
+def search_task(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[SearchTask, float]:
+    """Return the search of a plan, and the factor on the learning rate during it."""
+    model, optimizer = pretrained
     fields, method = model.reads.names, plan.method
     early = plan.stream(plan.splits.early, fields, train=True, seed=seed) if method.pretrains else None
     pretrain_steps = plan.steps.pretrain
@@ -260,11 +298,7 @@ def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
         judges=judges,
         judges_folder=None if folder is None else folder / f"judges-{len(judges)}-{plan.steps.search}",
     )
-    with scaled_learning_rate(optimizer, plan.search_lr_factor):
-        selection = run_search(method, task)
-    if not hasattr(model, GATES_ATTRIBUTE):
-        set_gates_from_selection(model, selection)
-    return model, optimizer, selection
+    return task, plan.search_lr_factor
 
 
 def stage_dir(name: str, plan: RunPlan, seed: int) -> str:
