@@ -26,7 +26,7 @@ from lpfs.methods.lpfs import LPFSPlusPlus
 from lpfs.methods.training import HoldoutBatches, HoldoutCallback, holdout_grads
 from lpfs.models.base import Model
 from lpfs.schema import Selection
-from lpfs.train.callbacks import State
+from lpfs.train.callbacks import Callback, State
 from lpfs.train.checkpoint import Resumable
 from lpfs.train.fit_fleet import fit_fleet
 from lpfs.train.fleet import Fleet, FleetStream
@@ -132,6 +132,7 @@ def search_together(
     folder: Path | None = None,
     *,
     resume: bool = False,
+    callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> list[Selection]:
     """Search for a number of fields with every task, whose models are trained together; return the selections.
@@ -143,6 +144,7 @@ def search_together(
         tasks: as many steps each, of models of one class; the rows of one seed are those of its first task.
         folder: directory of the fleet.
         resume: continue from the last checkpoint there.
+        callbacks: further hooks into the loop.
         settings: settings of the fleet's training loop, which override those of the first task.
     """
     first, seeds = tasks[0], list(dict.fromkeys(task.seed for task in tasks))
@@ -168,7 +170,7 @@ def search_together(
         optimizers=[task.optimizer for task in tasks],
         folder=folder,
         resume=resume,
-        callbacks=[GateFleet(searches, taps, sources, holdouts or None)],
+        callbacks=[GateFleet(searches, taps, sources, holdouts or None), *callbacks],
         config=replace(first.training, steps=first.steps, epochs=None, lr=None, **settings),
     )
     return [

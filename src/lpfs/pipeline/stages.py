@@ -262,7 +262,7 @@ def search_together(
             )
             stack.enter_context(scaled_learning_rate(optimizer, lr_factor))
         graph = all(plan.use_cuda_graph and plan.method.cuda_graph for plan in plans)
-        methods, settings = [plan.method for plan in plans], {"graph": graph, "quiet": quiet}
+        methods, settings = [plan.method for plan in plans], dict[str, Any](graph=graph, quiet=quiet)
         return gate_fleet.search_together(methods, tasks, folder, resume=plans[0].resume, **settings)
 
 
