@@ -77,11 +77,12 @@ class BatchedLinear(torch.autograd.Function):
             grad, bias_grad = kernels.relu_grad(grad, out)
         elif out is not None:
             grad = torch.ops.aten.threshold_backward(grad, out, 0)
-        if ctx.has_bias and bias_grad is None:
+        if ctx.needs_input_grad[2] and bias_grad is None:
             bias_grad = grad.sum(1)
         if ctx.needs_input_grad[0]:  # in the layout of x, which is that of a lookup in the first layer
             x_grad = torch.bmm(grad, weight, out=torch.empty_like(x))
-        return x_grad, torch.bmm(grad.mT, x), bias_grad, None
+        weight_grad = torch.bmm(grad.mT, x) if ctx.needs_input_grad[1] else None  # not for the gradient of gates alone
+        return x_grad, weight_grad, bias_grad, None
 
 
 def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool = False) -> Tensor:
