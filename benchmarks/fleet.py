@@ -9,6 +9,9 @@ sizes of the fleet in an order of its own, on the same batches; ratios are taken
 quartiles reported. R single runs are R times the time of one. ``own`` gives every replica batches of its own.
 ``--before TREE`` also measures, in turn with the others, the single run of an older version of the package, whose
 source is in TREE/src (``git archive COMMIT src | tar x -C TREE``), in a process of its own.
+``--search`` measures searches with LPFS++ instead, for several K with several seeds: R single searches, captured on a
+GPU, against one fleet of R searches (``lpfs.methods.gate_fleet``). Every three replicas are the K of one seed, whose
+rows and held-out rows are its own, and the gates learn from the latter.
 ``--clock cpu --threads 1`` counts the time of the processor, for a machine that others use too. At the end, single
 runs are compared with their replicas: parameters, and logits of one batch.
 """
@@ -24,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,15 +35,23 @@ import torch
 
 import lpfs
 from lpfs.data.batch import Batch
+from lpfs.methods.base import SearchCost, SearchTask
+from lpfs.methods.lpfs import LPFSPlusPlus
+from lpfs.methods.registry import make_method
+from lpfs.methods.target import SelectionTarget
 from lpfs.models import make_model
 from lpfs.models.base import Model
-from lpfs.schema import Field, Schema
+from lpfs.schema import Field, Schema, Selection
 from lpfs.train.callbacks import Callback, State
 from lpfs.train.config import Training
 from lpfs.train.fit import fit
+from lpfs.train.step import make_optimizer
 
 if TYPE_CHECKING:  # an older version has no fleet
     from lpfs.train.fleet import Fleet, FleetStream
+
+with suppress(ImportError):
+    from lpfs.methods.gate_fleet import search_together
 
 FIELDS = 40
 SIZES = [(10, 30, 100, 1000, 10_000)[number % 5] for number in range(FIELDS)]
@@ -47,6 +59,7 @@ SCHEMA = Schema(tuple(Field(f"field {number}", cardinality=size) for number, siz
 BATCHES = 16  # different batches
 COMPARED = 4  # replicas that are compared with single runs
 COMPARED_STEPS = 200
+SEARCHED = (4, 10, 20)  # K of the searches of a seed
 BEFORE = -1  # the single run of an older version, among sizes of fleets
 
 
@@ -67,6 +80,12 @@ def make_replica(seed: int) -> Model:
     """Return an untrained model."""
     torch.manual_seed(seed)
     return make_model("mlp", SCHEMA)
+
+
+class Rows(list[Batch]):
+    """Batches that know their fields, for a fleet."""
+
+    schema = SCHEMA
 
 
 class Timer(Callback):
@@ -99,11 +118,17 @@ class Bench:
             quiet=True,
         )
         count = max(args.replicas) if args.own else 1
+        if args.search:
+            count = -(-max(args.replicas) // len(SEARCHED))
+            self.holdouts = [make_batches(args.batch, 1000 + seed, args.device) for seed in range(count)]
         self.streams = [make_batches(args.batch, seed, args.device) for seed in range(count)]
 
     def single(self) -> float:
-        """Return the seconds of a step of one model."""
+        """Return the seconds of a step of one model, or of the search for the middle K."""
         timer = Timer(self.args.warmup, self.args.device, self.args.clock)
+        if self.args.search:
+            self._search(1, timer)
+            return float(timer.seconds / self.args.steps)
         model = make_replica(0).to(self.args.device)
         fit(model, self.streams[0], callbacks=[timer], config=self.config)
         return float(timer.seconds / self.args.steps)
@@ -111,6 +136,10 @@ class Bench:
     def fleet(self, replicas: int) -> float:
         """Return the seconds of a step of all replicas."""
         timer = Timer(self.args.warmup, self.args.device, self.args.clock)
+        if self.args.search:
+            tasks = [self._task(number) for number in range(replicas)]
+            search_together([make_method("lpfs++")] * replicas, tasks, callbacks=[timer])
+            return float(timer.seconds / self.args.steps)
         fleet, streams = self._fleet(replicas)
         fit(fleet, streams, fleet.make_optimizer(self.config), callbacks=[timer], config=self.config)
         return float(timer.seconds / self.args.steps)
@@ -122,6 +151,34 @@ class Bench:
         models = [make_replica(seed) for seed in range(replicas)]
         fleet = Fleet(models, SCHEMA, sources=sources).to(self.args.device)
         return fleet, FleetStream(fleet, self.streams[: max(sources) + 1])
+
+    def _task(self, number: int) -> SearchTask:
+        """Return a search; every three of them have the same seed, and so the same rows and initial weights."""
+        seed, config = number // len(SEARCHED), self.config
+        model = make_replica(seed).to(self.args.device)
+        rows = Rows(self.streams[seed])
+        target = SelectionTarget(keep=SEARCHED[number % len(SEARCHED)])
+        optimizer, steps = make_optimizer(config, model.parameters()), self.args.warmup + self.args.steps
+        return SearchTask(
+            model, optimizer, rows, None, target, steps, seed, training=config, holdout=Rows(self.holdouts[seed])
+        )
+
+    def _search(self, number: int, *callbacks: Callback) -> Selection:
+        """Do one search alone."""
+        task, cost, method = self._task(number), SearchCost(), make_method("lpfs++")
+        assert isinstance(method, LPFSPlusPlus)
+        callback, copies = method.start(task, cost)
+        task.fit(callback, cost, *callbacks)
+        return method.finish(callback, task, copies)
+
+    def compare_searches(self) -> dict[str, Any]:
+        """Return how the results of a fleet of searches differ from those of single searches."""
+        tasks = [self._task(number) for number in range(len(SEARCHED))]
+        together = search_together([make_method("lpfs++")] * len(tasks), tasks)
+        pairs = [(found, self._search(number)) for number, found in enumerate(together)]
+        gates = [abs(one.gates[name] - other.gates[name]) for one, other in pairs for name in one.gates]
+        same = sum(one.kept == other.kept for one, other in pairs)
+        return {"searches": len(pairs), "same_kept_fields": same, "gates": max(gates)}
 
     def compare(self) -> dict[str, float]:
         """Return the largest differences between replicas and single runs after some steps."""
@@ -234,20 +291,21 @@ def measure(args: argparse.Namespace, precision: str) -> dict[str, Any]:
             for name, median in medians.items()
         },
         "fleet": rows,
-        "largest_difference": bench.compare(),
+        "largest_difference": bench.compare_searches() if args.search else bench.compare(),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--replicas", type=int, nargs="+", help="default: 1 8 32 64, of searches 3 9 30")
     parser.add_argument("--batch", type=int, help="default: 64 on a CPU, 512 on a GPU")
     parser.add_argument("--steps", type=int, help="timed steps, default: 20 on a CPU, 300 on a GPU")
     parser.add_argument("--warmup", type=int, help="steps before, default: 4 on a CPU, 30 on a GPU")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", default="wall", choices=["wall", "cpu"])
+    parser.add_argument("--search", action="store_true", help="gate searches for several K and seeds")
     parser.add_argument("--own", action="store_true", help="batches of its own for every replica")
     parser.add_argument("--before", type=Path, metavar="TREE", help="source of an older version, to compare with")
     parser.add_argument("--answer", help=argparse.SUPPRESS)  # the precision that a process of --before measures
@@ -255,7 +313,9 @@ def main() -> None:
     args = parser.parse_args()
     on_gpu = args.device != "cpu"
     args.batch = args.batch or (512 if on_gpu else 64)
-    args.steps, args.warmup = args.steps or (300 if on_gpu else 20), args.warmup or (30 if on_gpu else 4)
+    args.replicas = args.replicas or ([3, 9, 30] if args.search else [1, 8, 32, 64])
+    args.steps = args.steps or (300 if on_gpu else 100 if args.search else 20)  # the control of λ needs some steps
+    args.warmup = args.warmup or (30 if on_gpu else 4)
     torch.set_num_threads(args.threads)
     if args.answer is not None:
         answer_requests(args)
@@ -265,7 +325,8 @@ def main() -> None:
         "command": shlex.join(["python", "benchmarks/fleet.py", *sys.argv[1:]]),
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         "torch": torch.__version__,
-        **{"threads": args.threads, "clock": args.clock, "batch": args.batch, "fields": FIELDS, "own": args.own},
+        **{"threads": args.threads, "clock": args.clock, "batch": args.batch, "fields": FIELDS},
+        **{"own": args.own, "search": args.search},
         "results": results,
     }
     print(json.dumps(report["results"], indent=1))

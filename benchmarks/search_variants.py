@@ -44,7 +44,7 @@ from lpfs.methods.masks import ReplaceOutput, parts_by_module
 from lpfs.methods.registry import METHODS, MethodEntry, make_method
 from lpfs.methods.subset_elimination import FOLD_LR_FACTOR, SubsetNetworks, eliminate, exchange, first_rows
 from lpfs.methods.subset_model import ResidentStream, SubsetModel
-from lpfs.methods.training import center_embeddings, holdout_grad
+from lpfs.methods.training import center_embeddings, holdout_grads
 from lpfs.pipeline import stages
 from lpfs.pipeline.curve import FieldCurve, chain_sets, make_networks
 from lpfs.pipeline.plan import RunPlan, build_plan
@@ -187,11 +187,11 @@ class VariantSearch(GateSearch):
             gradient = networks.gradient(gates, state.step)
         else:
             assert self.batch is not None
-            gradient = holdout_grad(state, self.batch, gates.x)
+            (gradient,) = holdout_grads(state, self.batch, [gates.x])
             late = state.step >= self.options.late_start * gates.steps
             for _ in range(self.options.late - 1 if late else 0):
                 assert self.holdout is not None
-                gradient = gradient + holdout_grad(state, self.next_holdout(self.holdout), gates.x)
+                gradient = gradient + holdout_grads(state, self.next_holdout(self.holdout), [gates.x])[0]
             gradient = gradient / (self.options.late if late else 1)
         for mask in self.masks:
             mask.active = True

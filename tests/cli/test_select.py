@@ -306,6 +306,15 @@ def test_graph_option_is_a_setting(tmp_path, word, value):
     assert build_settings([], tmp_path / "run", resume=False, config=config).graph is (not value)
 
 
+@pytest.mark.parametrize("value", [True, False])
+def test_fleet_option_is_a_setting(tmp_path, value):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(Settings(source=("clicks.csv",), fleet=not value).to_json()))
+    assert build_settings(["clicks.csv"], tmp_path / "run", resume=False).fleet is None
+    assert build_settings([], tmp_path / "run", resume=False, config=config, fleet=value).fleet is value
+    assert build_settings([], tmp_path / "run", resume=False, config=config).fleet is (not value)
+
+
 def test_run_in_the_stash_of_a_killed_replacement_is_restored_by_any_command(run, selected, tmp_path):
     assert STASH_DIRS == (MOVING_DIR, STASH_DIR)
     shutil.copytree(selected, tmp_path / ".moving")

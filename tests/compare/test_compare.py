@@ -101,6 +101,14 @@ def test_a_ranking_is_computed_once_for_all_sizes(compared):
             )
 
 
+def test_networks_that_judge_are_trained_once_per_seed(compared):
+    for seed in ("0", "1"):
+        assert len(list((compared / "seeds" / seed / "judges-4-120").glob("network-*/checkpoints/*"))) == 4
+    details = [json.loads(path.read_text())["details"] for path in (compared / "searches").glob("lpfs++*")]
+    assert len(details) == 4  # two K of two seeds
+    assert all("exchanged" in values for values in details)
+
+
 def test_missing_runs_are_done_and_give_the_same_results(run, compared, counted):
     before = read_results(compared)
     lost = compared / "results" / "lpfs++-k4-s1.json"

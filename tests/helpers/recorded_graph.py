@@ -36,8 +36,9 @@ class RecordedGraph(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if "_local_scalar_dense" in str(function) or "nonzero" in str(function):
-            raise RuntimeError(f"{function} reads a value while a graph is captured")
+        name = function.overloadpacket.__name__
+        if name in ("_local_scalar_dense", "nonzero", "nonzero_numpy", "masked_select"):
+            raise RuntimeError(f"{name} reads a value while a graph is captured")
         drawn = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, torch.Generator)]
         if any(value._cdata not in self.generators for value in drawn):
             raise RuntimeError("a generator is not registered with the graph")

@@ -144,3 +144,29 @@ def test_exchanges_of_a_search_open_and_close_gates(log):
     assert changed == {name for name in changed if any(name in pair.values() for pair in pairs)}
     with pytest.raises(InputError, match="judges must be 0, for none, or at least 2, found 1"):
         make_method("lpfs++", {"judges": 1})
+
+
+def test_searches_of_a_seed_share_the_networks_that_judge_them(log, tmp_path, monkeypatch):
+    parts, trained = [(0, 500), (500, 1000)], []
+    after_step = SearchCost.after_step
+
+    def count(self, state):
+        after_step(self, state)
+        trained.append(isinstance(state.model, subset_elimination.SubsetModel))
+
+    def search(keep, **changes):
+        judges = [
+            RowFold(log.part(*parts[1 - number]).stream(32), log.part(*parts[number]).stream(100)) for number in (0, 1)
+        ]
+        holdout = log.part(1000, 1500).stream(100)
+        task = task_of(log, steps=60, holdout=holdout, judges=judges, target=SelectionTarget(keep=keep), **changes)
+        return make_method("lpfs++", {"judges": 2}).search(task)
+
+    alone = [search(keep) for keep in (5, 8)]
+    monkeypatch.setattr(SearchCost, "after_step", count)
+    shared = [search(keep, judges_folder=tmp_path / "seed" / "judges") for keep in (5, 8)]
+    assert sum(trained) == 2 * 60  # steps of networks in the first search, none in the second
+    assert not (tmp_path / "seed" / "judges.lock").exists()
+    for ours, theirs in zip(shared, alone, strict=True):
+        assert (ours.kept, ours.gates) == (theirs.kept, theirs.gates)
+        assert all(ours.made[name] == theirs.made[name] for name in ("exchanged", "forwards", "backwards"))

@@ -22,7 +22,7 @@ from lpfs.methods.training import (
     MaskTraining,
     center_embeddings,
     holdout_batches,
-    holdout_grad,
+    holdout_grads,
     rank_selected_first,
     train_only,
 )
@@ -105,7 +105,7 @@ def test_holdout_rows_give_gates_a_gradient_and_no_other_parameter(log):
     for parameter in model.parameters():
         if hasattr(parameter, "row_grads"):
             parameter.row_grads.clear()
-    found = holdout_grad(State(model, optimizer, Training()), batch, gates.x)
+    (found,) = holdout_grads(State(model, optimizer, Training()), batch, [gates.x])
     assert torch.equal(found, expected)
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -14,6 +14,8 @@ from lpfs.paper.context import open_given, simulate_preset
 from lpfs.paper.registry import EXPERIMENTS
 from lpfs.paper.reproduce import load_function, reproduce
 from lpfs.paper.trials import retry_while_locked
+from lpfs.pipeline import stages
+from lpfs.train.fit_fleet import fit_fleet
 
 pytestmark = pytest.mark.long  # whole runs
 
@@ -48,6 +50,23 @@ SMALLER = {
 }
 QUICK = ("gates", "distribution", "hot-start", "complexity")
 FEW_CLICKS = ("terabyte", "terabyte-cross", "complexity")  # logs with few positive rows, which need more rows
+
+
+def test_kept_fields_are_trained_together(smaller, tmp_path, monkeypatch):
+    sizes = []
+
+    def record(models, *args, **options):
+        sizes.append(len(models))
+        return fit_fleet(models, *args, **options)
+
+    monkeypatch.setattr(stages, "fit_fleet", record)
+    options = {"rows": 1500, "steps": 60, "seeds": 2, "quiet": True}
+    together = reproduce("gate-functions", tmp_path / "fleet", fleet=True, **options).values["measured"]
+    assert max(sizes) > 4
+    single = reproduce("gate-functions", tmp_path / "single", **options).values["measured"]
+    for name, values in single["by_function"].items():
+        assert together["by_function"][name]["kept"] == values["kept"]
+        assert together["by_function"][name]["by_seed"] == pytest.approx(values["by_seed"], abs=0.02)
 
 
 @pytest.fixture

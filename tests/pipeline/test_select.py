@@ -17,6 +17,7 @@ from lpfs._console import Console
 from lpfs._fileio import read_json
 from lpfs.data.dataset import Dataset
 from lpfs.errors import DataError, FieldError, InputError
+from lpfs.methods.gate_fleet import GateFleet
 from lpfs.models import MODELS, make_model, registered_name
 from lpfs.pipeline import data as data_module, plan as plan_module, select as select_module, stages
 from lpfs.pipeline.allowance import Allowance
@@ -29,6 +30,8 @@ from lpfs.pipeline.verdict import format_auc
 from lpfs.report import report
 from lpfs.schema import Selection
 from lpfs.serialization import load, save
+from lpfs.train.fleet import Fleet
+from lpfs.train.step import Stepper
 from tests.helpers.known_truth import FIELDS, STRONG, TINY, known_truth
 
 NAMES = tuple(field.name for field in FIELDS)
@@ -464,6 +467,38 @@ def test_several_seeds_count_how_often_a_field_is_kept(log, tmp_path, capsys):
     assert all(outcome.chosen_in[name] == 3 for name in STRONG)
     assert "not kept in all 3 searches" in capsys.readouterr().err
     assert {path.name for path in (tmp_path / "run").iterdir()} >= {"search", "search-1", "search-2", "pretrain-2"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", ["pretrain", "search"])
+def test_other_seeds_are_trained_together_and_resumed(log, tmp_path, monkeypatch, stage):
+    """The first seed, which gives the result, is that of a run without a fleet."""
+    options = {"keep": 3, "seeds": 4, **TINY, "finish": "none", "curve": False, "quiet": True}
+    single = select(log, tmp_path / "single", **options)
+    whole = select(log, tmp_path / "whole", fleet=True, **options)
+    assert comparable(whole) == comparable(single)
+    assert sum(whole.chosen_in.values()) == 12
+    assert all(whole.chosen_in[name] == 4 for name in STRONG)
+    assert whole.seed_aucs == pytest.approx(single.seed_aucs, abs=0.03)
+    assert not (tmp_path / "whole" / "pretrain-fleet").exists()
+
+    after_step, name = Stepper.count_step, "killed"
+
+    def kill(self, rows):
+        after_step(self, rows)
+        is_search = any(isinstance(callback, GateFleet) for callback in self.callbacks)
+        if isinstance(self.state.model, Fleet) and self.state.step == 30 and is_search == (stage == "search"):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "count_step", kill)
+        with pytest.raises(KeyboardInterrupt):
+            select(log, tmp_path / name, fleet=True, **options)
+    assert (tmp_path / name / "pretrain-fleet" / "seeds.json").exists() == (stage == "pretrain")
+    assert (tmp_path / name / "search-fleet" / "fleet.json").exists() == (stage == "search")
+    resumed = select(log, tmp_path / name, settings=Settings.load(tmp_path / name), resume=True, quiet=True)
+    assert resumed.chosen_in == whole.chosen_in
+    assert resumed.seed_aucs == whole.seed_aucs
 
 
 @pytest.fixture(scope="module")

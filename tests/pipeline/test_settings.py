@@ -50,6 +50,7 @@ def test_default_model_follows_from_the_level():
         ({"seeds": 0}, "seeds.*>= 1.*0"),
         ({"seeds": True}, "seeds.*True"),
         ({"graph": "off"}, "graph.*'off'"),
+        ({"fleet": "on"}, "fleet.*'on'"),
         ({"must_keep": ("a", "b"), "must_drop": ("b",)}, "'b'.*must_keep.*must_drop"),
         ({"level": "cross", "model": "mlp"}, "dlrm_cross.*'mlp'"),
         ({"level": "field", "model": "dlrm_cross"}, "level='cross'.*dlrm"),

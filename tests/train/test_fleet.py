@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,9 +16,10 @@ from lpfs.schema import Field, Schema
 from lpfs.train.callbacks import Callback
 from lpfs.train.config import Training
 from lpfs.train.evaluate import evaluate
-from lpfs.train.fit import fit
+from lpfs.train.fit import fit, save_result
 from lpfs.train.fit_fleet import fit_fleet, plan_rounds
 from lpfs.train.fleet import Fleet, FleetStream, stack_tables, supports_fleet
+from lpfs.train.step import make_optimizer
 
 SCHEMA = Schema(
     (
@@ -293,6 +295,44 @@ def test_a_killed_run_resumes_bit_for_bit(data, tmp_path, stop, content):
     assert [result.best for result in resumed] == [result.best for result in results]
     with pytest.raises(InputError, match="contains a run"):
         train("killed")
+
+
+@pytest.mark.parametrize("name", ["adagrad", "rowwise-adagrad", "adam", "sgd"])
+def test_replicas_continue_with_the_optimizers_of_their_models(name):
+    models, batches = replicas(kept=KEPT[:3], dtype=torch.float64), make_batches(8)
+    config = Training(optimizer=name, lr=0.03, steps=15, quiet=True)
+    optimizers = [make_optimizer(config, model.parameters()) for model in models]
+    for model, optimizer, kept in zip(models, optimizers, KEPT, strict=False):
+        fit(model, selected(batches, kept), optimizer, steps=5, quiet=True)
+    singles = [copy.deepcopy(pair) for pair in zip(models, optimizers, strict=True)]
+    for _ in range(2):  # the second call starts where the first ended
+        fit_fleet(models, batches, optimizers=optimizers, config=replace(config, lr=None))
+        for (model, optimizer), kept in zip(singles, KEPT, strict=False):
+            fit(model, selected(batches, kept), optimizer, config=replace(config, lr=None))
+    assert_close(models, [model for model, _ in singles], 1e-6)
+    for optimizer, (_, single) in zip(optimizers, singles, strict=True):
+        ours, theirs = (each.state_dict()["state"] for each in (optimizer, single))
+        assert all(ours[number].keys() == state.keys() for number, state in theirs.items())
+        for number, state in theirs.items():
+            assert all(torch.allclose(ours[number][key], value, atol=1e-8) for key, value in state.items())
+
+
+def test_the_result_of_a_replica_is_saved_as_that_of_a_single_run(data, tmp_path):
+    def run():
+        torch.manual_seed(0)
+        model = make_model("mlp", data.schema, hidden=[8])
+        return model, Adagrad(model.parameters()), data.stream(32), data.stream(100)
+
+    config = Training(steps=12, evaluate_every=4, keep="best", final_checkpoint="result", quiet=True)
+    model, optimizer, stream, valid = run()
+    (trained,) = fit_fleet([model], stream, optimizers=[optimizer], valid=valid, config=config)
+    save_result(model, optimizer, trained, stream, valid, tmp_path, config)
+    resumed, resumed_optimizer, stream, valid = run()
+    result = fit(resumed, stream, resumed_optimizer, valid=valid, folder=tmp_path, resume=True, config=config)
+    assert_equal([resumed], [model])
+    assert (result.best, result.best_step, result.steps) == (trained.best, trained.best_step, 12)
+    sums = [[state["sum"] for state in each.state.values()] for each in (resumed_optimizer, optimizer)]
+    assert all(torch.equal(first, second) for first, second in zip(*sums, strict=True))
 
 
 def test_replicas_that_do_not_fit_into_memory_are_trained_in_rounds():

@@ -35,7 +35,6 @@ simulated log is used, and the output says so. Trained models are kept in OUT/wo
 what is missing.
 """
 TUNE_HELP = "Number of option sets of each method to try on the validation rows (0: defaults)."
-FLEET_HELP = "Train the kept fields of all runs at once, after all searches (default: on a GPU, if tables are small)."
 # keys of comparison.json that --json prints
 JSON_KEYS = ("best", "sizes", "seeds", "fields", "all_fields", "methods", "kinds", "fingerprint", "versions")
 
@@ -61,13 +60,13 @@ compare_option, experiment_option = opt.section("Comparison"), opt.section("Expe
 @compare_option("--must-keep", multiple=True, help="Fields that are always kept, as a,b; repeatable.")
 @compare_option("--must-drop", multiple=True, help="Fields that are never used, as a,b; repeatable.")
 @compare_option("--truth", type=opt.PATH, help="truth.json of a simulated log; a simulated Dataset contains it.")
-@compare_option("--fleet/--no-fleet", default=None, help=FLEET_HELP)
 @opt.TABLE
 @opt.DAYS
 @opt.ENCODING
 @opt.MODEL
 @opt.model("--pretrain-steps", type=int, help="Number of pretraining steps.")
 @opt.model("--search-steps", type=int, help="Number of steps of every search.")
+@opt.FLEET
 @opt.output("--out", type=opt.PATH, default="comparison", help="Directory of the comparison.")
 @opt.output("--retry-failed", is_flag=True, help="Repeat runs that failed.")
 @opt.output("--tables-only", is_flag=True, help="Only write the tables of the results so far.")
@@ -75,7 +74,7 @@ compare_option, experiment_option = opt.section("Comparison"), opt.section("Expe
 @opt.OUTPUT_OPTIONS
 def compare(data: tuple[str, ...], out: Path, quiet: bool, as_json: bool, **options: Any) -> None:
     """Compare methods."""
-    arguments = {name: options.pop(name) for name in ("seeds", "tune", "truth", "retry_failed", "tables_only", "fleet")}
+    arguments = {name: options.pop(name) for name in ("seeds", "tune", "truth", "retry_failed", "tables_only")}
     arguments |= {
         "methods": parse_methods(opt.split_names(options.pop("methods"))),
         "keep": parse_sizes(opt.split_names(options.pop("keep"))),
@@ -159,6 +158,7 @@ def report(folder: Path, out: Path | None, quiet: bool, as_json: bool) -> None:
 @experiment_option("--rows", type=int, help="Number of rows of the simulated log.")
 @experiment_option("--steps", type=int, help="Number of steps of pretraining and of every search.")
 @experiment_option("--seeds", type=int, help="Number of seeds.")
+@experiment_option("--fleet/--no-fleet", default=None, help=opt.FLEET_HELP)
 @opt.output("--out", type=opt.PATH, default="paper", help="Directory of the results.")
 @opt.SEED
 @opt.OUTPUT_OPTIONS

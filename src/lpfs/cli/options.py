@@ -32,6 +32,7 @@ PREPARE_OPTIONS = (
     *("fields", "kind", "min_count", "max_values", "hash", "bins", "keep_all"),
 )
 
+FLEET_HELP = "Train models that are trained alike together (default: on a GPU, if tables are small)."
 MODEL_OPTION_HELP = "Option of the model, as dim=8 or hidden=64,32; repeatable."
 Function = TypeVar("Function", bound=Callable[..., Any])
 Decorator = Callable[[Function], Function]
@@ -140,6 +141,7 @@ MODEL = combine_options(
     model("--model-option", "model_options", multiple=True, help=MODEL_OPTION_HELP),
     TRAINING,
 )
+FLEET = model("--fleet/--no-fleet", default=None, help=FLEET_HELP)
 SEED = output("--seed", type=int, help="Seed of all random numbers (0).")
 JSON = output("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 OUTPUT_OPTIONS = combine_options(output("-q", "--quiet", is_flag=True, help="Print only errors."), JSON)
@@ -193,7 +195,7 @@ def build_settings(
             model_options[name] = [model_options[name]]
     for name in ("must_keep", "must_drop"):
         options[name] = split_names(options.pop(name, ()))
-    graph, no_curve = options.pop("graph", None), options.pop("no_curve", False)
+    graph, fleet, no_curve = options.pop("graph", None), options.pop("fleet", None), options.pop("no_curve", False)
     changes = {name: str(value) if isinstance(value, Path) else value for name, value in drop_none(options).items()}
     changes |= {
         "prepare": {**base.prepare, **prepare},
@@ -204,6 +206,8 @@ def build_settings(
         changes["curve"] = False
     if graph is not None:
         changes["graph"] = GRAPH_VALUES[graph]
+    if fleet is not None:
+        changes["fleet"] = fleet
     if source:
         changes["source"] = tuple(source)
     settings = base.updated(**changes)

@@ -70,6 +70,7 @@ out_option = opt.output("--out", type=opt.PATH, required=True, help="Directory t
 @opt.MODEL
 @opt.model("--pretrain-steps", type=int, help="Number of pretraining steps.")
 @opt.model("--checkpoint", type=opt.PATH, help="Directory of a trained model to start from instead of pretraining.")
+@opt.FLEET
 @opt.model(
     "--finish",
     choices=("both", "hot", "retrain", "none"),

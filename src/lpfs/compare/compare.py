@@ -37,7 +37,6 @@ def compare(
     settings: Settings | None = None,
     retry_failed: bool = False,
     tables_only: bool = False,
-    fleet: bool | None = None,
     quiet: bool = False,
     **changes: Any,
 ) -> Comparison:
@@ -58,11 +57,9 @@ def compare(
         settings: settings to start from, see :class:`Settings`.
         retry_failed: repeat runs that failed.
         tables_only: only write the tables of the results so far.
-        fleet: train the kept fields of all runs from scratch at once, after all searches; faster for small batches,
-            with results that are equal up to rounding. Default: on a GPU, if the model supports it and its tables are
-            small.
         quiet: print nothing.
-        changes: single settings: ``label``, ``time``, ``model``, ``batch_size`` …
+        changes: single settings: ``label``, ``time``, ``model``, ``batch_size`` …; ``fleet`` is whether what several
+            runs train alike is trained at once, which is faster for small batches.
     """
     for name in RESERVED_SETTINGS:
         if changes.get(name) is not None:
@@ -72,5 +69,5 @@ def compare(
     settings, source = with_source((settings or Settings()).updated(**changes), source)
     request = {"methods": methods, "keep": keep, "seeds": seeds, "tune": tune, "options": options}
     run_dir, console = Path(out), Console(quiet=quiet)
-    flags: dict[str, Any] = {"retry_failed": retry_failed, "tables_only": tables_only, "fleet": fleet}
+    flags: dict[str, Any] = {"retry_failed": retry_failed, "tables_only": tables_only}
     return run_comparison(settings, source, run_dir, request, console, truth=truth, **flags)

@@ -5,6 +5,7 @@
     config.json, plan.json     settings and plan; a comparison is continued only with the same settings
     data/                      the Dataset, if the source was a log
     seeds/0/pretrain/          the model that every search of a seed starts from, and cost.json
+    seeds/0/judges-4-500/      networks that judge exchanges after its searches: their number, and that of steps
     searches/                  the result of each search; one ranking may serve all K
     trained/                   fields trained from scratch: metrics as JSON, logits on the test rows as .npy
     labels.npy                 labels of the test rows
@@ -38,7 +39,7 @@ from lpfs.pipeline.settings import CONFIG_FILE, Settings
 
 FORMAT, PLAN_FILE, TRUTH_FILE, LOCKS_DIR = "lpfs-compare", "plan.json", "truth.json", "locks"
 MEMBERS_FILE = "members.json"  # of a fleet
-MAY_DIFFER = ("source", "device")  # settings that may differ between machines
+MAY_DIFFER = ("source", "device", "fleet")  # settings that may differ between machines
 MUST_MATCH = ("tune", "options")  # of the plan: results of other values cannot be compared with each other
 TRUE_KINDS = ("main", "pair")  # the label depends on fields of these kinds
 # kinds of the fields of a simulated log, in the order of the tables

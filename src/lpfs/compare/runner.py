@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -52,14 +52,14 @@ from lpfs.pipeline.settings import Settings
 from lpfs.report import REPORT_FILE, write_report_safely
 from lpfs.report.comparison_data import COMPARISON_FILE
 from lpfs.report.format import format_duration
+from lpfs.schema import Selection
 from lpfs.train.checkpoint import seed_all
 from lpfs.train.distributed.group import current_group, single_process
 from lpfs.train.evaluate import predictions, task_names
-from lpfs.train.fit_fleet import fit_fleet
-from lpfs.train.fleet import supports_fleet
 from lpfs.train.metrics import scores
 from lpfs.train.threads import describe_threads
 
+Member = TypeVar("Member")
 POLL_SECONDS = 1.0  # between two checks of runs that other processes do
 NOT_METHOD_ERRORS = (LockedError, OSError, CheckpointError)  # not caused by the method: a lock, a full disk
 SEARCH_KEYS = ("seconds", "memory", "first_in_process", "interrupted", "shared_by_all_k", "details", "code")
@@ -75,7 +75,6 @@ def run_comparison(
     truth: str | os.PathLike[str] | None = None,
     retry_failed: bool = False,
     tables_only: bool = False,
-    fleet: bool | None = None,
 ) -> Comparison:
     """Do the missing runs of a comparison; write and print its tables and its report.
 
@@ -110,8 +109,7 @@ def run_comparison(
             if base.device.type == "cpu":
                 console.message(f"training on {describe_threads()}")
             specs = plan.runs(settings.seed, len(runner.names))
-            if fleet is None:
-                fleet = base.device.type == "cuda" and not base.has_large_tables and runner.fleet_obstacle() is None
+            fleet = base.uses_fleet(console.message)
             run_missing(runner, specs, console, retry_failed=retry_failed, fleet=fleet)
             store.remove_leftovers()
         comparison = summarize_comparison(store, base, plan, kinds, dataset.fingerprint)
@@ -314,14 +312,25 @@ class Runner:
 
     def search(self, spec: RunSpec, options: Mapping[str, Any], path: Path) -> Record:
         """Search from a copy of the pretrained model, and write the result."""
-        work_dir = self.store.work(path.stem)
+        plan = self.search_plan(spec, options, path)
+        pretrained = self.pretrained(spec.seed)
+        seed_all(spec.seed)
+        with remove_on_error(plan.run_dir), self.measure_cost(plan, spec.method) as cost:
+            selection = stages.search_fields(plan, copy.deepcopy(pretrained), spec.seed)[2]
+        record = self.write_search(path, plan, selection, cost)
+        shutil.rmtree(plan.run_dir, ignore_errors=True)
+        return record
+
+    def search_plan(self, spec: RunSpec, options: Mapping[str, Any], path: Path) -> RunPlan:
+        """Return the plan of the search of a run, after checking that the search can start."""
+        work_dir, judges_dir = self.store.work(path.stem), self.store.seed(spec.seed)
         plan = self.base.for_search(work_dir, spec.seed, method=spec.method, options=options, keep=spec.keep)
         plan.method.check(plan.target.for_model(self.meta_model), self.names, plan.steps.search)
         plan.method.check_model(self.meta_model)
-        pretrained = self.pretrained(spec.seed)
-        seed_all(spec.seed)
-        with remove_on_error(work_dir), self.measure_cost(plan, spec.method) as cost:
-            selection = stages.search_fields(plan, copy.deepcopy(pretrained), spec.seed)[2]
+        return replace(plan, judges_dir=judges_dir)
+
+    def write_search(self, path: Path, plan: RunPlan, selection: Selection, cost: Record) -> Record:
+        """Write the result of a search, and return it."""
         record = {
             "kept": self.in_order(selection.kept),
             "scores": selection.made.get("scores"),
@@ -330,14 +339,14 @@ class Runner:
             "code": source_digest(),
             **cost,
         }
-        if not plan.method.search_per_k:  # its scores must serve every K
+        keep, method = plan.settings.keep, plan.method
+        if not method.search_per_k and keep is not None:  # its scores must serve every K
             ranking, must_keep = record["scores"], self.base.target.must_keep
-            if ranking is None or set(top_k(ranking, spec.keep, must_keep)) != set(record["kept"]):
+            if ranking is None or set(top_k(ranking, keep, must_keep)) != set(record["kept"]):
                 raise SearchError(
-                    f"{spec.method} does not keep the fields with the highest scores; set search_per_k in its class"
+                    f"{method.name} does not keep the fields with the highest scores; set search_per_k in its class"
                 )
         write_json_atomic(path, record)
-        shutil.rmtree(work_dir, ignore_errors=True)
         return record
 
     def pretrained(self, seed: int) -> stages.Trained:
@@ -353,10 +362,28 @@ class Runner:
                     self.message(f"seed {seed}: pretraining all {len(plan.schema)} fields")
                     with self.measure_cost(plan, "pretraining") as cost:
                         trained = stages.pretrain(plan, seed)
-                    passes = plan.steps.pretrain * plan.steps.batch_size / plan.splits.early.rows
-                    write_json_atomic(cost_file, {"passes": passes, **cost})
+                    self.write_pretrain_cost(plan.run_dir, cost)
             self._pretrained = seed, trained
         return self._pretrained[1]
+
+    def pretrain_together(self, seeds: Iterable[int]) -> None:
+        """Pretrain the models of several seeds as a fleet, from which :meth:`pretrained` reads them."""
+        plan = self.base.for_search(self.store.work("pretrain"), self.base.settings.seed)
+        folders = {seed: self.store.seed(seed) / "pretrain" for seed in sorted(set(seeds))}
+        with self.store.lock("pretrain", on_wait=lambda: self.message("waiting for another process, which pretrains")):
+            missing = [seed for seed, folder in folders.items() if not folder.exists()]
+            if len(missing) < 2:
+                return
+            self.message(f"pretraining all {len(plan.schema)} fields with {len(missing)} seeds together")
+            with self.measure_cost(plan, "pretraining") as cost:
+                stages.pretrain_together(plan, folders, plan.run_dir)
+            for seed in missing:
+                self.write_pretrain_cost(self.store.seed(seed), shared_cost(cost, len(missing)))
+
+    def write_pretrain_cost(self, folder: Path, cost: Record) -> None:
+        """Write what the pretraining of a seed has cost."""
+        steps, rows = self.base.steps, self.base.splits.early.rows
+        write_json_atomic(folder / "cost.json", {"passes": steps.pretrain * steps.batch_size / rows, **cost})
 
     @contextmanager
     def measure_cost(self, plan: RunPlan, name: str) -> Iterator[Record]:
@@ -403,24 +430,15 @@ class Runner:
         with torch.device("meta"):
             return self.meta_model.cut([name for name in self.names if name in set(kept)])
 
-    def fleet_obstacle(self) -> str | None:
-        """Return why the models of this comparison cannot be trained together; None if they can."""
-        if self.base.settings.lr_schedule != "constant":
-            return "models with a schedule of the learning rate are trained one by one"
-        if not supports_fleet(self.meta_model):
-            return f"models of {type(self.meta_model).__name__} cannot be trained together; one by one"
-        return None
-
     def train_together(self, specs: Sequence[RunSpec]) -> None:
         """Search for the fields of all runs, train them from scratch as a fleet, and store the results.
 
         Several processes share the searches, and each trains the sets of fields that are known when it has no search
         left to do. Runs whose search fails are left to ``run``.
         """
-        obstacle, waiting = self.fleet_obstacle(), False
-        if obstacle is not None:
-            self.message(obstacle)
-            return
+        waiting = False
+        self.pretrain_together(spec.seed for spec in specs if spec.method != ALL_FIELDS)
+        self.search_together(specs)
         while True:
             missing, locked = self.search_all(specs)
             is_trained = self.train_missing(missing)
@@ -433,6 +451,64 @@ class Runner:
                 waiting = True
                 time.sleep(POLL_SECONDS)
 
+    def trials(self, specs: Sequence[RunSpec]) -> list[tuple[RunSpec, Mapping[str, Any], Path]]:
+        """Return the searches of all runs: the run, the options of the method, and the file of the result."""
+        return [
+            (spec, options, self.search_path(spec, options)[1])
+            for spec in specs
+            if spec.method != ALL_FIELDS
+            for options in self.plan.trial_settings(spec.method)
+        ]
+
+    def search_together(self, specs: Sequence[RunSpec]) -> None:
+        """Do missing gate searches as a fleet, except those of other processes; the others are left to search_all."""
+        with ExitStack() as locks:
+            missing = dict[Path, RunPlan]()
+            for spec, options, path in self.trials(specs):
+                if make_method(spec.method, options).fleet and not path.exists() and path not in missing:
+                    with suppress(LockedError, LpfsError):  # search_all waits, or records why it cannot start
+                        plan = self.search_plan(spec, options, path)
+                        locks.enter_context(self.store.lock(f"search-{path.stem}"))
+                        if read_result(path, SEARCH_SCHEMA) is None:
+                            missing[path] = plan
+            for fleet in self.fleets(missing):
+                self.message(f"searching {len(fleet)} times together")
+                self.fleet_search(fleet)
+
+    def fleet_search(self, plans: Mapping[Path, RunPlan]) -> None:
+        """Search with several plans at once, and write the results."""
+        paths = sorted(plans)
+        folder = self.store.open_fleet([path.stem for path in paths])
+        fleet = [plans[path] for path in paths]
+        seeds = [plan.settings.seed for plan in fleet]
+        pretrained = {seed: self.pretrained(seed) for seed in sorted(set(seeds))}
+        seed_all(seeds[0])
+        try:
+            with (
+                remove_on_error(folder),
+                self.measure_cost(replace(self.base, run_dir=folder / "round-000"), "searches of a fleet") as cost,
+            ):
+                trained = [copy.deepcopy(pretrained[seed]) for seed in seeds]
+                selections = stages.search_together(fleet, trained, seeds, folder, quiet=self.quiet)
+        except NOT_METHOD_ERRORS:
+            raise
+        except (LpfsError, torch.OutOfMemoryError) as error:  # one of the searches fails, or there is no memory
+            self.message(f"the searches are done one by one: {error_text(error)}")
+            return
+        for path, plan, selection in zip(paths, fleet, selections, strict=True):
+            self.write_search(path, plan, selection, shared_cost(cost, len(paths)))
+            shutil.rmtree(plan.run_dir, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def fleets(self, missing: dict[Path, Member]) -> list[dict[Path, Member]]:
+        """Return missing results in the fleets that a killed process was doing them in, and the rest as one more."""
+        fleets, left = [], dict(missing)
+        for members in self.store.killed_fleets():
+            if set(members) <= {path.stem for path in left}:
+                killed = [path for path in left if path.stem in members]
+                fleets.append({path: left.pop(path) for path in killed})
+        return [fleet for fleet in (*fleets, left) if len(fleet) > 1]
+
     def search_all(self, specs: Sequence[RunSpec]) -> tuple[dict[Path, tuple[list[str], int]], set[Path]]:
         """Do the missing searches of all runs.
 
@@ -440,12 +516,7 @@ class Runner:
             Fields and seed of each missing training from scratch, and the files of the searches that other processes
             were doing.
         """
-        trials = [
-            (spec, options, self.search_path(spec, options)[1])
-            for spec in specs
-            if spec.method != ALL_FIELDS
-            for options in self.plan.trial_settings(spec.method)
-        ]
+        trials = self.trials(specs)
         paths, locked, start = {path for _, _, path in trials}, set[Path](), time.monotonic()
         found = [(self.in_order(self.names), spec.seed) for spec in specs if spec.method == ALL_FIELDS]
         done_at_start = sum(path.exists() or path in self._failed for path in paths)
@@ -485,12 +556,7 @@ class Runner:
                     if read_result(path, TRAINED_SCHEMA) is None:
                         continue
                 del missing[path]
-            fleets = []
-            for members in self.store.killed_fleets():
-                if set(members) <= {path.stem for path in missing}:
-                    killed = [path for path in missing if path.stem in members]
-                    fleets.append({path: missing.pop(path) for path in killed})
-            fleets = [fleet for fleet in (*fleets, missing) if len(fleet) > 1]
+            fleets = self.fleets(missing)
             for fleet in fleets:
                 self.message(f"training {len(fleet)} sets of fields from scratch together")
                 self.fleet_from_scratch(fleet)
@@ -506,7 +572,12 @@ class Runner:
                     stages.reinitialized(base.for_search(plan.run_dir, seed), self.cut_model(kept))
                     for kept, seed in map(missing.__getitem__, paths)
                 ]
-                self.fit_fleet(plan, models, [missing[path][1] for path in paths])
+                trained, seeds = (
+                    [(model, plan.optimizer(model)) for model in models],
+                    [missing[path][1] for path in paths],
+                )
+                steps, rows = plan.steps.train, plan.splits.train
+                stages.train_together(plan, trained, rows, steps, plan.run_dir, seeds, quiet=self.quiet)
         except NOT_METHOD_ERRORS:
             raise
         except (LpfsError, torch.OutOfMemoryError) as error:  # one loss is not finite, or no memory: some runs fail
@@ -516,23 +587,6 @@ class Runner:
         for path, model in zip(paths, models, strict=True):
             self.store_trained(model, path, measurement.seconds / len(paths))
         shutil.rmtree(plan.run_dir, ignore_errors=True)
-
-    def fit_fleet(self, plan: RunPlan, models: Sequence[Model], seeds: Sequence[int]) -> None:
-        """Train models together, each on the batches of its seed."""
-        used = {name for model in models for name in model.reads.names}
-        fields = [name for name in plan.schema.names if name in used]
-        stream_seeds = sorted(set(seeds)) if plan.steps.shuffle else [plan.settings.seed]
-        training = plan.training(plan.steps.train, plan.settings.seed, keep_best=True)
-        fit_fleet(
-            models,
-            [plan.stream(plan.splits.train, fields, train=True, seed=seed) for seed in stream_seeds],
-            sources=[stream_seeds.index(seed) if plan.steps.shuffle else 0 for seed in seeds],
-            valid=plan.stream(plan.splits.valid, fields, train=False) if plan.steps.shuffle else None,
-            folder=plan.run_dir,
-            resume=plan.resume,
-            config=replace(training, lr=plan.settings.lr, graph=plan.use_cuda_graph, final_checkpoint="model"),
-            quiet=self.quiet,
-        )
 
     def store_trained(self, model: Model, path: Path, seconds: float) -> Record:
         """Evaluate a trained model; store its metrics, and its logits on the test rows for the bootstrap.
@@ -564,6 +618,12 @@ class Runner:
         }
         write_json_atomic(path, record)
         return record
+
+
+def shared_cost(cost: Record, count: int) -> Record:
+    """Return the cost of one of several trainings that were measured together."""
+    shares = {name: None if cost[name] is None else cost[name] / count for name in ("seconds", "memory")}
+    return {**cost, **shares}
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from lpfs.gates.optimizer import soft_threshold
 from lpfs.gates.optimizer_state import rescale_state
 from lpfs.methods.base import Method, MethodOptions, Positive, SearchCost, SearchTask, rank_fields
 from lpfs.methods.group_sparsity import FirstLayer, first_layer
-from lpfs.methods.training import HoldoutCallback, holdout_grad
+from lpfs.methods.training import HoldoutCallback, holdout_grads
 from lpfs.models.dlrm import DLRMCross
 from lpfs.schema import Selection
 from lpfs.train.callbacks import State
@@ -97,7 +97,7 @@ class Multipliers(HoldoutCallback):
 
     def within_step(self, state: State) -> None:
         if self.batch is not None:
-            grad = holdout_grad(state, self.batch, self.alpha)
+            (grad,) = holdout_grads(state, self.batch, [self.alpha])
             assert self.alpha.grad is not None
             self.alpha.grad.copy_(grad)  # in place: a captured step writes to this memory
         self.update()

@@ -62,6 +62,8 @@ class SearchTask:
         early_steps: number of steps of such a pretraining.
         folds: rows of the networks of a cross-fitted search, instead of ``holdout``; see ``cross_fitting``.
         judges: rows of the networks that judge exchanges of fields after the search; see ``subset_elimination``.
+        judges_folder: directory of these networks, which all searches from the same model share: the first one trains
+            them. None: that of the search.
     """
 
     model: nn.Module
@@ -79,6 +81,7 @@ class SearchTask:
     early_steps: int = 0
     folds: Sequence[RowFold] = ()
     judges: Sequence[RowFold] = ()
+    judges_folder: Path | None = None
 
     def fit(
         self,
@@ -135,6 +138,11 @@ class SearchCost(Callback):
         """Count rows that went through the model outside of the steps."""
         self.forwards += forwards
         self.backwards += backwards
+
+    def add_cost(self, other: SearchCost, share: float = 1.0) -> None:
+        """Count the rows of another measurement too, and a share of its seconds."""
+        self.add(forwards=other.forwards, backwards=other.backwards)
+        self._seconds += share * other.seconds
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entries of ``Selection.made``."""
@@ -232,6 +240,7 @@ class Method(ABC):
         cuda_graph: whether a step of its search can be captured as a CUDA graph.
         folds: number of folds of the search rows of a small table, whose rows repeat; 0: it does not use folds.
         judges: number of such folds, and of networks, that judge exchanges of fields after the search; 0: none.
+        fleet: whether its searches for several K and with several seeds can be trained together; see ``gate_fleet``.
 
     Args:
         name: the name it is registered under.
@@ -249,6 +258,7 @@ class Method(ABC):
     cuda_graph: bool = False
     folds: int = 0
     judges: int = 0
+    fleet: bool = False
 
     def __init__(self, name: str, options: Any = None) -> None:
         self.name, self.options = name, self.Options() if options is None else options

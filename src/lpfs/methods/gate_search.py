@@ -22,7 +22,7 @@ from lpfs.gates.module import Gates
 from lpfs.gates.optimizer import ProxSGD
 from lpfs.methods.base import SearchCost, SearchTask
 from lpfs.methods.cross_fitting import FoldNetworks
-from lpfs.methods.training import HoldoutCallback, holdout_grad
+from lpfs.methods.training import HoldoutCallback, holdout_grads
 from lpfs.train.callbacks import State
 from lpfs.train.evaluate import evaluate
 
@@ -54,7 +54,7 @@ class GateSearch(HoldoutCallback):
             self.networks.train(self.gates, state.step)
             self.gates.x.grad = self.networks.gradient(self.gates, state.step)
         elif self.batch is not None:
-            self.gates.x.grad = holdout_grad(state, self.batch, self.gates.x)
+            (self.gates.x.grad,) = holdout_grads(state, self.batch, [self.gates.x])
         self.prox.step()
         self.gates.step()
 

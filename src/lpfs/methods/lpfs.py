@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from lpfs._locks import FileLock
 from lpfs._validation import check_int
 from lpfs.errors import InputError, StateError
 from lpfs.gates.attach import attach
@@ -31,6 +33,9 @@ from lpfs.train.callbacks import State
 JUDGED_EVALUATIONS = 16_000_000  # of a row with a subset, in as many comparisons as there are fields
 EXCHANGE_ERRORS = 1.0  # standard errors by which an exchange of fields must lower the held-out loss
 REFERENCE_EVALUATIONS = 10  # of the training without gates
+
+
+Start = tuple[Model, torch.optim.Optimizer]  # copies from before a search, which the networks of its judges start from
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,7 @@ class LPFSPlusPlus(Method):
         super().__init__(name, options)
         self.cuda_graph = not self.options.function.noise  # noise is drawn on the host
         self.folds, self.judges = self.options.folds, self.options.judges
+        self.fleet = not (self.folds or self.single_pass)
 
     def check(self, target: SelectionTarget, names: Sequence[str], steps: int) -> None:
         super().check(target, names, steps)
@@ -109,7 +115,19 @@ class LPFSPlusPlus(Method):
 
     def search(self, task: SearchTask) -> Selection:
         """Attach gates, unless the model has some, and train them together with the model."""
-        options, cost = self.options, SearchCost()
+        cost = SearchCost()
+        if task.folds:
+            task = replace(task, training=replace(task.training, graph=False))  # their steps cannot be captured
+        callback, start = self.start(task, cost)
+        task.fit(callback, cost, steps=callback.gates.steps)
+        return self.finish(callback, task, start)
+
+    def start(self, task: SearchTask, cost: SearchCost) -> tuple[GateSearch, Start | None]:
+        """Attach gates, unless the model has some; return what trains them, and copies from before if there are judges.
+
+        ``cost`` counts what the search costs.
+        """
+        options = self.options
         gates = getattr(task.model, GATES, None)
         if not isinstance(gates, Gates) and isinstance(task.model, Model):
             self.check(task.target, tuple(task.model.sites()), task.steps)
@@ -121,7 +139,6 @@ class LPFSPlusPlus(Method):
             if options.centre and isinstance(task.model, Model):
                 center_embeddings(task.model, task.stream)
             if task.folds:
-                task = replace(task, training=replace(task.training, graph=False))  # their steps cannot be captured
                 config = replace(task.training, steps=task.steps)
                 networks = FoldNetworks(task.model, task.optimizer, task.folds, config, cost)
             schedule: dict[str, Any] = {"schedule": options.schedule, "rescale": options.rescale}
@@ -132,8 +149,11 @@ class LPFSPlusPlus(Method):
             raise StateError("a cross-fitted search attaches the gates itself: give it the model without gates")
         task.target.check(gates.names)
         prox = self.make_optimizer(gates, task.target)
-        callback = self.make_callback(gates, prox, task, cost, reference, networks)
-        task.fit(callback, cost, steps=gates.steps)
+        return self.make_callback(gates, prox, task, cost, reference, networks), start
+
+    def finish(self, callback: GateSearch, task: SearchTask, start: Start | None) -> Selection:
+        """Exchange fields if there are judges, and return the selection of a trained search."""
+        gates, cost = callback.gates, callback.cost
         facts = {**callback.facts(), **({"folds": len(task.folds)} if task.folds else {})}
         if start is not None:
             facts["exchanged"] = exchange_fields(gates, task, *start, cost)
@@ -213,8 +233,13 @@ def exchange_fields(
         model, optimizer: copies from before it, which the networks start from.
         cost: counts the rows.
     """
-    names = gates.names
-    networks = SubsetNetworks(task, model, optimizer, task.judges, cost, JUDGED_EVALUATIONS // len(names))
+    names, folder = gates.names, task.judges_folder
+    lock: AbstractContextManager[object] = nullcontext()
+    if folder is not None:
+        task = replace(task, folder=folder, resume=True)
+        lock = FileLock(folder.with_name(f"{folder.name}.lock"), folder, on_wait=lambda: None)
+    with lock:
+        networks = SubsetNetworks(task, model, optimizer, task.judges, cost, JUDGED_EVALUATIONS // len(names))
     kept = [names.index(name) for name in gates.kept]
     fixed = [names.index(name) for name in task.target.must_keep]
     pairs = exchange(networks.losses, kept, len(names), fixed, EXCHANGE_ERRORS)

@@ -91,8 +91,10 @@ class SubsetNetworks:
             center_embeddings(network, fold.stream)
             subset_model = SubsetModel(network)
             copied: dict[str, Any] = {"model": subset_model, "optimizer": network_optimizer, "stream": fold.stream}
+            network_cost = SearchCost()  # of its own, because the network may be that of an earlier search
             with restore_position(fold.stream):
-                task.fit(cost, **copied, subfolder=f"network-{number}", final_checkpoint="model")
+                task.fit(network_cost, **copied, subfolder=f"network-{number}", final_checkpoint="model")
+            cost.add_cost(network_cost)
             rows = max(MIN_JUDGED_ROWS, evaluations // 2)
             self._judged.append((subset_model, first_rows(fold.holdout, -(-rows // len(folds)))))
 

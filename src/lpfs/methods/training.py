@@ -289,11 +289,12 @@ def holdout_loss(state: State, batch: Batch) -> Tensor:
     return bce_loss(logits, labels, state.config.task_weights)
 
 
-def holdout_grad(state: State, batch: Batch, tensor: Tensor) -> Tensor:
-    """Return the gradient of that loss with respect to one tensor; no other parameter gets a gradient."""
-    with train_only(state.model, [tensor]):
-        (grad,) = torch.autograd.grad(holdout_loss(state, batch), [tensor])
-    return weighted_mean(current_group(), grad, len(batch), "averaging gradients of holdout rows")
+def holdout_grads(state: State, batch: Batch, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients of that loss with respect to some tensors; no other parameter gets a gradient."""
+    with train_only(state.model, tensors):
+        grads = torch.autograd.grad(holdout_loss(state, batch), tensors)
+    action = "averaging gradients of holdout rows"
+    return [weighted_mean(current_group(), grad, len(batch), action) for grad in grads]
 
 
 @contextmanager

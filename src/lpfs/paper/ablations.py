@@ -43,13 +43,17 @@ def alpha(context: ExperimentContext, variant: Variant) -> ExperimentResult:
     """Search for every α and K, then for the λ of every α that keeps about the same number of fields."""
     trials = Trials(context)
     shares = FULL_SHARES if context.full else ALPHA_SHARES
-    by_alpha = {
-        f"α = {value:g}": [
-            trials.evaluate_k(trials.count_of(share), method=variant.method, options=variant.with_options(alpha=value))
-            for share in shares
-        ]
+    searches = {
+        (value, share): {
+            "keep": trials.count_of(share),
+            "method": variant.method,
+            "options": variant.with_options(alpha=value),
+        }
         for value in ALPHAS
+        for share in shares
     }
+    records = trials.evaluate(searches)
+    by_alpha = {f"α = {value:g}": [records[value, share] for share in shares] for value in ALPHAS}
     target = trials.count_of(EQUAL_SHARE)
     table = []
     for value in ALPHAS:
@@ -136,10 +140,11 @@ def epsilon(context: ExperimentContext, variant: Variant) -> ExperimentResult:
     final = {f"ends at {value:g}": epsilon_schedule(steps, value) for value in FINAL_EPSILONS}
     rates = {f"final at {part:.0%}": epsilon_schedule(steps, 1e-5, part) for part in DECAY_FRACTIONS if part < 1}
     schedules = (final | rates).items()
-    by_schedule = {
-        name: trials.evaluate_k(keep, method=variant.method, options=variant.with_options(schedule=schedule))
+    searches = {
+        name: {"keep": keep, "method": variant.method, "options": variant.with_options(schedule=schedule)}
         for name, schedule in schedules
     }
+    by_schedule = trials.evaluate(searches)
     aucs = {name: record["by_seed"] for name, record in by_schedule.items()}
 
     def spread(names: Sequence[str]) -> str:

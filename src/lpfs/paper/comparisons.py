@@ -45,10 +45,10 @@ def terabyte(context: ExperimentContext) -> ExperimentResult:
     sizes = tuple(TERABYTE_MASKS) if context.full else TERABYTE_SIZES
     comparison = compare_methods(context, TERABYTE_METHODS, sizes, "terabyte")
     trials = Trials(context)
+    known = [size for size in sorted(sizes) if set(mask_fields(size)) <= set(trials.names)]
+    trials.train_together((mask_fields(size), seed) for size in known for seed in context.seeds)
     masks = {
-        size: sum(trials.auc(mask_fields(size), seed) for seed in context.seeds) / len(context.seeds)
-        for size in sorted(sizes)
-        if set(mask_fields(size)) <= set(trials.names)
+        size: sum(trials.auc(mask_fields(size), seed) for seed in context.seeds) / len(context.seeds) for size in known
     }
     rows = comparison_rows(comparison, TERABYTE_CLAIMS)
     if masks:
@@ -96,7 +96,7 @@ def compare_methods(
     LPFS and LPFS++ as written have the options that the paper has on that log, the others their defaults.
     """
     values, log = {**context.scale.settings(), **changes}, context.log
-    settings, dataset = with_source(Settings(seed=context.seed, **values), log.dataset)
+    settings, dataset = with_source(Settings(seed=context.seed, fleet=context.fleet, **values), log.dataset)
     run_dir = context.work_dir / f"compare-{digest([values, dataset.fingerprint, context.seed])[:10]}"
     written = written_options(context, paper_log)
     options = {name: written for name in methods if name in WRITTEN_METHODS and written}

@@ -109,6 +109,7 @@ class ExperimentContext:
     seed: int  # the first seed
     full: bool  # whether the experiment has its full size
     console: Console
+    fleet: bool | None = None  # the setting of ``select``
 
     @property
     def log(self) -> ExperimentData:

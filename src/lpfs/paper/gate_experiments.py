@@ -92,10 +92,10 @@ def gate_functions(context: ExperimentContext) -> ExperimentResult:
     """Search with every gate function for the same number of fields: AUC, recall and overlap over seeds."""
     trials = Trials(context)
     keep = trials.count_of(FUNCTIONS_SHARE)
-    by_function = {name: trials.evaluate_k(keep, options={"gate": name}) for name in FUNCTIONS}
+    by_function = trials.evaluate({name: {"keep": keep, "options": {"gate": name}} for name in FUNCTIONS})
     try:
-        search = {"method": "group_lasso", "search": search_norm_gates, "norm_gates": True}
-        by_function[NORM_GATES] = trials.evaluate_k(keep, **search)
+        search = {"keep": keep, "method": "group_lasso", "search": search_norm_gates, "norm_gates": True}
+        by_function |= trials.evaluate({NORM_GATES: search})
     except InputError as error:  # the model has no such first layer
         context.console.message(f"  {NORM_GATES}: {error}")
     rows = []

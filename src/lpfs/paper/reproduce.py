@@ -50,6 +50,7 @@ def reproduce(
     rows: int | None = None,
     steps: int | None = None,
     seeds: int | None = None,
+    fleet: bool | None = None,
     quiet: bool = False,
 ) -> Reproduced:
     """Run one experiment of the paper; write ``NAME.json``, ``NAME.png`` and ``NAME.html`` to a directory.
@@ -66,6 +67,7 @@ def reproduce(
         rows: number of rows of the simulated log.
         steps: number of steps of pretraining and of every search.
         seeds: number of seeds.
+        fleet: train models that are trained alike together, see :class:`Settings`.
         quiet: print nothing.
     """
     check_name(name, EXPERIMENTS, "experiment")
@@ -94,7 +96,7 @@ def reproduce(
             scale = replace(scale, model=REAL_DATA_MODEL, model_options={})
     console.message(f"{name}: {experiment.summary}; {description['description']}")
     start = time.perf_counter()
-    context = ExperimentContext(log, directory / "work" / name, scale, seed, full, console)
+    context = ExperimentContext(log, directory / "work" / name, scale, seed, full, console, fleet)
     result = load_function(experiment)(context)
     seconds = time.perf_counter() - start
     values = {

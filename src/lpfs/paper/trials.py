@@ -9,8 +9,8 @@ import copy
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from statistics import mean
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,6 +43,7 @@ SearchFunction = Callable[[RunPlan, stages.Trained, int], tuple[Model, Any, Sele
 Probe = Callable[[RunPlan, Model], Record]
 
 _Result = TypeVar("_Result")
+_Key = TypeVar("_Key")
 
 
 def retry_while_locked(function: Callable[[], _Result]) -> _Result:
@@ -61,9 +62,10 @@ class Trials:
     """
 
     def __init__(self, context: ExperimentContext, **settings: Any) -> None:
-        checked, _ = check_settings(Settings(**{**context.scale.settings(), **settings}))
+        checked, _ = check_settings(Settings(**{**context.scale.settings(), **settings, "fleet": context.fleet}))
         self.context, self.kinds, dataset = context, context.log.kinds, context.log.dataset
-        self.directory = context.work_dir / f"trials-{digest([checked.to_json(), dataset.fingerprint])[:10]}"
+        values = {name: value for name, value in checked.to_json().items() if name != "fleet"}
+        self.directory = context.work_dir / f"trials-{digest([values, dataset.fingerprint])[:10]}"
         self.base = build_plan(checked, dataset, self.directory, Console(quiet=True), resume=True)
         plan = ComparisonPlan(("lpfs++",), (1,), seeds=1)  # only used for its options, of which there are none
         self.runner = Runner(self.base, plan, ResultStore(self.directory), context.console.message)
@@ -108,6 +110,7 @@ class Trials:
         plan = self.base.for_search(
             work_dir, seed, method=method, options=options, keep=keep, penalty=penalty, resume=False
         )
+        plan = replace(plan, judges_dir=self.runner.store.seed(seed))
         shutil.rmtree(work_dir, ignore_errors=True)  # of an interrupted search
         pretrained = copy.deepcopy(retry_while_locked(lambda: self.runner.pretrained(seed)))
         seed_all(seed)
@@ -137,11 +140,26 @@ class Trials:
         """Return the test AUC of fields trained from scratch."""
         return float(retry_while_locked(lambda: self.runner.train(kept, seed))["test"]["auc"])
 
-    def evaluate_k(self, keep: int, **arguments: Any) -> Record:
-        """Search with every seed; return the kept fields, AUC and overlap, and recall if the truth is known."""
+    def train_together(self, sets: Iterable[tuple[Sequence[str], int]]) -> None:
+        """Train sets of fields from scratch as a fleet, each with its seed, if the run uses fleets."""
+        if self.base.uses_fleet(self.context.console.message):
+            paths = {self.runner.store.trained(kept, seed): (list(kept), seed) for kept, seed in sets if kept}
+            self.runner.train_missing({path: member for path, member in paths.items() if not path.exists()})
+
+    def evaluate(self, searches: Mapping[_Key, Mapping[str, Any]]) -> dict[_Key, Record]:
+        """Search with every seed; return the kept fields, AUC and overlap, and recall if the truth is known.
+
+        ``searches`` are arguments of :meth:`search` by name; the kept fields of all of them are trained together.
+        """
         seeds = self.context.seeds
-        sets = [self.search(seed, keep=keep, **arguments)["kept"] for seed in seeds]
-        aucs = [self.auc(kept, seed) if kept else None for kept, seed in zip(sets, seeds, strict=True)]
+        sets = {
+            name: [self.search(seed, **arguments)["kept"] for seed in seeds] for name, arguments in searches.items()
+        }
+        self.train_together(pair for several in sets.values() for pair in zip(several, seeds, strict=True))
+        return {name: self._evaluate(searches[name]["keep"], several) for name, several in sets.items()}
+
+    def _evaluate(self, keep: int, sets: Sequence[Sequence[str]]) -> Record:
+        aucs = [self.auc(kept, seed) if kept else None for kept, seed in zip(sets, self.context.seeds, strict=True)]
         known = [auc for auc in aucs if auc is not None]
         return {
             "keep": keep,

@@ -32,6 +32,7 @@ from lpfs.schema import Field, Schema
 from lpfs.serialization import SavedModel, find_model_dir, load_saved
 from lpfs.train.config import Training
 from lpfs.train.distributed.group import current_group
+from lpfs.train.fleet import supports_fleet
 from lpfs.train.loggers import need_mlflow, need_tensorboard
 from lpfs.train.step import make_optimizer
 from lpfs.train.threads import choose_threads, describe_threads
@@ -62,6 +63,9 @@ class RunPlan:
     resume: bool  # continue stages that were interrupted
     console: Console
     saved_model: SavedModel | None = None  # trained model that the search starts from, instead of pretraining
+    judges_dir: Path | None = (
+        None  # where all searches of a seed find the networks that judge them; None: each has its own
+    )
 
     @property
     def method(self) -> Method:
@@ -129,6 +133,26 @@ class RunPlan:
             return self.settings.graph
         is_single = not current_group().is_distributed
         return self.device.type == "cuda" and is_single and supports_cuda_graph(self.device)
+
+    def fleet_obstacle(self) -> str | None:
+        """Return why models of this run cannot be trained together; None if they can."""
+        if current_group().is_distributed:
+            return "several processes share every training, so models are trained one by one"
+        if self.settings.lr_schedule != "constant":
+            return "models with a schedule of the learning rate are trained one by one"
+        model = self.meta_model()
+        if not supports_fleet(model):
+            return f"models of {type(model).__name__} cannot be trained together; one by one"
+        return None
+
+    def uses_fleet(self, message: Callable[[str], None]) -> bool:
+        """Return whether models are trained together; ``message`` is called with the reason if they cannot be."""
+        obstacle, fleet = self.fleet_obstacle(), self.settings.fleet
+        if fleet and obstacle is not None:
+            message(obstacle)
+        if fleet is None:
+            fleet = self.device.type == "cuda" and not self.has_large_tables
+        return fleet and obstacle is None
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return a new optimizer of a model."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -124,8 +124,7 @@ def _run_stages(plan: RunPlan, timer: StageTimer) -> Outcome:
     if settings.seeds > 1:
         others = range(seed + 1, seed + settings.seeds)
         with timer.stage("seeds", f"search again with {len(others)} other seed{'s' * (len(others) > 1)}"):
-            for other in others:
-                model, _, other_selection = stages.search_fields(search_plan, stages.initial_model(plan, other), other)
+            for model, other_selection in _search_with_seeds(plan, search_plan, others):
                 counts.update(other_selection.kept)
                 seed_aucs.append(stages.evaluate_split(plan, model, plan.splits.valid).auc)
     record = None
@@ -164,6 +163,24 @@ def _run_stages(plan: RunPlan, timer: StageTimer) -> Outcome:
         field_facts=field_facts,
         seed_aucs=[auc for auc in seed_aucs if auc is not None],
     )
+
+
+def _search_with_seeds(plan: RunPlan, search_plan: RunPlan, seeds: Sequence[int]) -> Iterator[tuple[Model, Selection]]:
+    """Pretrain and search with other seeds, as fleets where they are used; yield the model with gates and selection."""
+    uses_fleet = plan.uses_fleet(plan.console.message) and len(seeds) > 1
+    if uses_fleet and plan.saved_model is None:
+        folders = {seed: plan.run_dir / stages.stage_dir("pretrain", plan, seed) for seed in seeds}
+        stages.pretrain_together(plan, folders, plan.run_dir / "pretrain-fleet")
+        plan = replace(plan, resume=True)  # the stage has ended
+    if uses_fleet and search_plan.method.fleet and search_plan.target.keep is not None:
+        trained, plans = [stages.initial_model(plan, seed) for seed in seeds], [search_plan] * len(seeds)
+        folder, quiet = search_plan.run_dir / "search-fleet", plan.console.quiet
+        selections = stages.search_together(plans, trained, seeds, folder, quiet=quiet)
+        yield from zip((model for model, _ in trained), selections, strict=True)
+        return
+    for seed in seeds:
+        model, _, selection = stages.search_fields(search_plan, stages.initial_model(plan, seed), seed)
+        yield model, selection
 
 
 @dataclass(frozen=True)

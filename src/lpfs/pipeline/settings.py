@@ -45,6 +45,8 @@ class Settings:
         batch_size, pretrain_steps, search_steps: rows per step, and number of steps.
         precision: ``float32`` or ``bfloat16``.
         graph: whether a training step is captured as a CUDA graph; None: if the GPU and the model allow it.
+        fleet: whether models that are trained alike, such as those of several seeds, are trained together as one stack,
+            with results that are equal up to rounding; None: on a GPU, if the model supports it and has small tables.
         finish: train the pruned model further (``hot``), train the kept fields from scratch (``retrain``), both or
             none.
         seed: seed of everything random.
@@ -82,6 +84,7 @@ class Settings:
     search_steps: int | None = None
     precision: str = "float32"
     graph: bool | None = None
+    fleet: bool | None = None
     finish: Finish = "both"
     seed: int = 0
     seeds: int = 1
@@ -109,8 +112,9 @@ class Settings:
                 check_int(name, getattr(self, name), 1)
         if not isinstance(self.curve, bool):
             raise InputError(f"curve must be true or false, found {self.curve!r}")
-        if self.graph not in (None, True, False):
-            raise InputError(f"graph must be true, false or left out; found {self.graph!r}")
+        for name in ("graph", "fleet"):
+            if getattr(self, name) not in (None, True, False):
+                raise InputError(f"{name} must be true, false or left out; found {getattr(self, name)!r}")
         both = set(self.must_keep) & set(self.must_drop)
         if both:
             raise InputError(f"field {min(both)!r} is in must_keep and in must_drop; remove it from one of them")

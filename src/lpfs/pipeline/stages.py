@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import copy
 import math
+import shutil
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from lpfs._fileio import read_json, write_json_atomic
 from lpfs.data.batch import Batch
 from lpfs.data.dataset import Dataset
 from lpfs.data.stream import Stream
@@ -29,6 +32,7 @@ from lpfs.gates.absorb import absorb
 from lpfs.gates.attach import attach
 from lpfs.gates.module import ATTRIBUTE as GATES_ATTRIBUTE
 from lpfs.gates.prune import Pruned, prune
+from lpfs.methods import gate_fleet
 from lpfs.methods.base import RowFold, SearchTask
 from lpfs.methods.search import run_search
 from lpfs.methods.subset_model import ResidentStream
@@ -41,7 +45,8 @@ from lpfs.train.checkpoint import map_weights
 from lpfs.train.config import FinalCheckpoint
 from lpfs.train.distributed.group import current_group
 from lpfs.train.evaluate import Metrics, Predictions, evaluate, predictions, task_names
-from lpfs.train.fit import CHECKPOINTS, fit
+from lpfs.train.fit import CHECKPOINTS, Trained as FitResult, fit, save_result
+from lpfs.train.fit_fleet import fit_fleet
 from lpfs.train.intervals import PairedDifference, auc_difference, auc_interval, logloss_difference
 from lpfs.train.metrics import scores
 
@@ -126,6 +131,34 @@ def train(
     return model, optimizer
 
 
+def train_together(
+    plan: RunPlan,
+    trained: Sequence[Trained],
+    rows: Dataset,
+    steps: int,
+    folder: Path,
+    seeds: Sequence[int],
+    keep_last_optimizer: bool = False,
+    final_checkpoint: FinalCheckpoint = "model",
+    quiet: bool = False,
+) -> list[FitResult]:
+    """Train models in place as a fleet, each on the batches of its seed and as :func:`train` would, up to rounding."""
+    used = {name for model, _ in trained for name in model.reads.names}
+    fields = [name for name in plan.schema.names if name in used]
+    stream_seeds = sorted(set(seeds)) if plan.steps.shuffle else [plan.settings.seed]
+    config = plan.training(steps, plan.settings.seed, keep_best=True, keep_last_optimizer=keep_last_optimizer)
+    return fit_fleet(
+        [model for model, _ in trained],
+        [plan.stream(rows, fields, train=True, seed=seed) for seed in stream_seeds],
+        sources=[stream_seeds.index(seed) if plan.steps.shuffle else 0 for seed in seeds],
+        optimizers=[optimizer for _, optimizer in trained],
+        valid=plan.stream(plan.splits.valid, fields, train=False) if plan.steps.shuffle else None,
+        folder=folder,
+        resume=plan.resume,
+        config=replace(config, graph=plan.use_cuda_graph, final_checkpoint=final_checkpoint, quiet=quiet),
+    )
+
+
 def initial_model(plan: RunPlan, seed: int) -> Trained:
     """Return the model that a search starts from: a copy of the saved model, or a pretrained one."""
     if plan.saved_model is None:
@@ -136,9 +169,41 @@ def initial_model(plan: RunPlan, seed: int) -> Trained:
 
 def pretrain(plan: RunPlan, seed: int) -> Trained:
     """Train all fields on the early rows."""
-    model, name = new_model(plan, seed), _stage_dir("pretrain", plan, seed)
+    model, name = new_model(plan, seed), stage_dir("pretrain", plan, seed)
     steps, rows, optimizer = plan.steps.pretrain, plan.splits.early, plan.optimizer(model)
     return train(plan, model, optimizer, rows, steps, name, seed, keep_last_optimizer=True, final_checkpoint="result")
+
+
+def pretrain_together(plan: RunPlan, folders: Mapping[int, Path], work_dir: Path) -> None:
+    """Pretrain the models of several seeds as a fleet; :func:`pretrain` with ``resume`` then returns each of them.
+
+    Args:
+        plan: the rows, steps and settings.
+        folders: directory of the stage of each seed; seeds that have one are left out.
+        work_dir: directory of the fleet; a killed one is resumed with the same seeds.
+    """
+    seeds_file, rows, steps = work_dir / "seeds.json", plan.splits.early, plan.steps.pretrain
+    killed = read_json(seeds_file, {"seeds": list[int]}, missing_ok=True)
+    missing = [seed for seed, folder in folders.items() if not folder.exists()]
+    seeds = missing if killed is None else killed["seeds"]
+    if not missing or len(seeds) < 2 or not set(seeds) <= set(folders):
+        return
+    work_dir.mkdir(parents=True, exist_ok=True)
+    write_json_atomic(seeds_file, {"seeds": seeds})
+    models = [new_model(plan, seed) for seed in seeds]
+    trained = [(model, plan.optimizer(model)) for model in models]
+    plan = replace(plan, resume=True)
+    results = train_together(
+        plan, trained, rows, steps, work_dir, seeds, True, final_checkpoint="result", quiet=plan.console.quiet
+    )
+    for seed, (model, optimizer), result in zip(seeds, trained, results, strict=True):
+        if seed in missing:
+            fields = model.reads.names
+            stream = plan.stream(rows, fields, train=True, seed=seed)
+            valid = plan.stream(plan.splits.valid, fields, train=False) if plan.steps.shuffle else None
+            config = plan.training(steps, seed, keep_best=True, keep_last_optimizer=True)
+            save_result(model, optimizer, result, stream, valid, folders[seed], config)
+    shutil.rmtree(work_dir, ignore_errors=True)
 
 
 def all_fields(plan: RunPlan, pretrained: Trained) -> Model:
@@ -167,6 +232,43 @@ def release_weights(plan: RunPlan, full: Model) -> None:
 def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model, torch.optim.Optimizer, Selection]:
     """Search for the fields to keep; return the model with its gates, its optimizer and the selection."""
     model, optimizer = pretrained
+    task, lr_factor = search_task(plan, pretrained, seed)
+    with scaled_learning_rate(optimizer, lr_factor):
+        selection = run_search(plan.method, task)
+    if not hasattr(model, GATES_ATTRIBUTE):
+        set_gates_from_selection(model, selection)
+    return model, optimizer, selection
+
+
+def search_together(
+    plans: Sequence[RunPlan], trained: Sequence[Trained], seeds: Sequence[int], folder: Path, *, quiet: bool
+) -> list[Selection]:
+    """Search with several plans and seeds as a fleet, each as :func:`search_fields` would; return the selections.
+
+    The plans have the same rows and steps and, as their methods, those whose ``fleet`` is true. The models get factors
+    from their gates. The fleet has its own directory.
+    """
+    tasks, shared = list[SearchTask](), dict[tuple[int, int], SearchTask]()
+    with ExitStack() as stack:
+        for plan, pair, seed in zip(plans, trained, seeds, strict=True):
+            task, lr_factor = shared.get((seed, plan.method.judges)), plan.search_lr_factor
+            if task is None:  # rows are read once per seed
+                task, lr_factor = search_task(plan, pair, seed)
+                shared[seed, plan.method.judges] = task
+            model, optimizer = pair
+            run_dir = plan.run_dir / stage_dir("search", plan, seed)
+            tasks.append(
+                replace(task, model=model, optimizer=optimizer, target=plan.target.for_model(model), folder=run_dir)
+            )
+            stack.enter_context(scaled_learning_rate(optimizer, lr_factor))
+        graph = all(plan.use_cuda_graph and plan.method.cuda_graph for plan in plans)
+        methods, settings = [plan.method for plan in plans], dict[str, Any](graph=graph, quiet=quiet)
+        return gate_fleet.search_together(methods, tasks, folder, resume=plans[0].resume, **settings)
+
+
+def search_task(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[SearchTask, float]:
+    """Return the search of a plan, and the factor on the learning rate during it."""
+    model, optimizer = pretrained
     fields, method = model.reads.names, plan.method
     early = plan.stream(plan.splits.early, fields, train=True, seed=seed) if method.pretrains else None
     pretrain_steps = plan.steps.pretrain
@@ -177,7 +279,7 @@ def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
     judges = search_folds(plan, model, seed, 0 if current_group().is_distributed else method.judges)
     if folds:
         stream, holdout = plan.stream(plan.splits.train, fields, train=True, seed=seed), None
-    training = plan.training(plan.steps.search, seed, keep_best=False)
+    training, folder = plan.training(plan.steps.search, seed, keep_best=False), plan.judges_dir
     task = SearchTask(
         model,
         optimizer,
@@ -186,7 +288,7 @@ def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
         target=plan.target.for_model(model),
         steps=plan.steps.search,
         seed=seed,
-        folder=plan.run_dir / _stage_dir("search", plan, seed),
+        folder=plan.run_dir / stage_dir("search", plan, seed),
         resume=plan.resume,
         training=replace(training, graph=plan.use_cuda_graph and method.cuda_graph),
         holdout=holdout,
@@ -194,15 +296,13 @@ def search_fields(plan: RunPlan, pretrained: Trained, seed: int) -> tuple[Model,
         early_steps=pretrain_steps,
         folds=folds,
         judges=judges,
+        judges_folder=None if folder is None else folder / f"judges-{len(judges)}-{plan.steps.search}",
     )
-    with scaled_learning_rate(optimizer, plan.search_lr_factor):
-        selection = run_search(method, task)
-    if not hasattr(model, GATES_ATTRIBUTE):
-        set_gates_from_selection(model, selection)
-    return model, optimizer, selection
+    return task, plan.search_lr_factor
 
 
-def _stage_dir(name: str, plan: RunPlan, seed: int) -> str:
+def stage_dir(name: str, plan: RunPlan, seed: int) -> str:
+    """Return the directory of a stage in the run directory."""
     return name if seed == plan.settings.seed else f"{name}-{seed}"
 
 

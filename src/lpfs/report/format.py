@@ -192,6 +192,8 @@ def command_line(
     options += [*forced, *_prepare_options(settings.get("prepare") or {}), ("no_curve", settings.get("curve") is False)]
     if settings.get("graph") is not None:
         options.append(("graph", "on" if settings["graph"] else "off"))
+    if settings.get("fleet") is not None:
+        options.append(("fleet" if settings["fleet"] else "no_fleet", True))
     for option, key in (("method_option", "options"), ("model_option", "model_options")):
         options += [(option, f"{name}={option_text(value)}") for name, value in (settings.get(key) or {}).items()]
     words = [word for name, value in options if value is not None for word in _option_words(name, value)]

@@ -257,6 +257,27 @@ class TrainingRun:
         return text
 
 
+def save_result(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    trained: Trained,
+    stream: Batches,
+    valid: Batches | None,
+    folder: Path,
+    config: Training,
+) -> None:
+    """Write the checkpoint with which a run ends, so that ``fit`` with ``resume=True`` returns this result.
+
+    The run was trained in another way, such as by ``fit_fleet``; the other arguments are those of ``fit``.
+    """
+    state = State(model, optimizer, config, config.steps, step=trained.steps, rows=trained.rows, stop=trained.stopped)
+    state.metrics, state.best, state.best_step = trained.metrics, trained.best, trained.best_step
+    run = TrainingRun(Stepper(state, (), lr_factor("constant", None), None), stream, valid, folder, ())
+    run._evaluated_step = state.step
+    assert run.checkpoints is not None
+    run._save(run.checkpoints, "result")
+
+
 def monitored_value(config: Training, metrics: Metrics) -> float:
     """Return the value that selects the best model, higher is better; an undefined AUC is the worst."""
     if config.monitor == "logloss":

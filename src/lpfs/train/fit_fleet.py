@@ -29,6 +29,7 @@ from lpfs.train.distributed.group import current_group
 from lpfs.train.evaluate import Batches, Metrics, device_of
 from lpfs.train.fit import Trained, fit, monitored_value
 from lpfs.train.fleet import Fleet, FleetStream, stack_key
+from lpfs.train.step import OPTIMIZERS
 
 ROUNDS_FILE = "fleet.json"
 MEMORY_FRACTION = {"cuda": 0.8, "cpu": 0.5}  # of the free memory that a round may use
@@ -117,6 +118,7 @@ def fit_fleet(
     schema: Schema | None = None,
     sources: Sequence[int] | None = None,
     rates: Sequence[float | None] | None = None,
+    optimizers: Sequence[torch.optim.Optimizer] | None = None,
     valid: Batches | None = None,
     folder: str | os.PathLike[str] | None = None,
     resume: bool = False,
@@ -138,6 +140,8 @@ def fit_fleet(
         schema: the fields of the batches; default: that of the streams.
         sources: for several streams, the index of the stream of each replica; default: one stream each.
         rates: learning rate of each replica; default: that of the settings.
+        optimizers: optimizer of each model, with one group of parameters, instead of new ones with ``rates``. Training
+            starts with their states and learning rates; at the end they have the last states.
         valid: batches for the evaluations of all replicas.
         folder: directory for the log and the checkpoints; without it nothing is written.
         resume: continue from the newest checkpoint in ``folder``; start a new run if there is none.
@@ -152,8 +156,12 @@ def fit_fleet(
     all_streams: list[Any] = list(streams) if several else [streams]
     if sources is None:
         sources = [0] * len(models) if len(all_streams) == 1 else list(range(len(models)))
+    if optimizers is not None:
+        if any(type(optimizer) is not OPTIMIZERS[config.optimizer] for optimizer in optimizers):
+            raise InputError(f"the optimizers of a fleet must be those of the settings, {config.optimizer!r}")
+        rates = [float(optimizer.param_groups[0]["lr"]) for optimizer in optimizers]
     if len(sources) != len(models) or (rates is not None and len(rates) != len(models)):
-        raise InputError(f"sources and rates must have one entry for each of the {len(models)} models")
+        raise InputError(f"sources, rates and optimizers must have one entry for each of the {len(models)} models")
     if set(sources) != set(range(len(all_streams))):
         raise InputError(f"sources must name each of the {len(all_streams)} streams, found {sorted(set(sources))}")
     if config.clip is not None:
@@ -185,11 +193,14 @@ def fit_fleet(
             rates=None if rates is None else [rates[replica] for replica in members],
         ).to(target)
         fleet.numbers = list(members)
-        selection = ReplicaSelection(fleet, config)
+        selection, optimizer = ReplicaSelection(fleet, config), fleet.make_optimizer(config)
+        singles = [] if optimizers is None else [(models[replica], optimizers[replica]) for replica in members]
+        for number_in_round, single in enumerate(singles):
+            fleet.load_optimizer(optimizer, number_in_round, *single)
         trained = fit(
             fleet,
             FleetStream(fleet, [all_streams[source] for source in used]),
-            fleet.make_optimizer(config),
+            optimizer,
             valid=None if valid is None else FleetStream(fleet, [valid]),
             folder=None if folder is None else Path(folder) / f"round-{number:03d}",
             resume=resume,
@@ -199,6 +210,8 @@ def fit_fleet(
         for number_in_round, replica in enumerate(members):
             models[replica].load_state_dict(fleet.replica_state(number_in_round))
             results[replica] = selection.result(number_in_round, trained)
+        for number_in_round, single in enumerate(singles):
+            fleet.copy_optimizer(optimizer, number_in_round, *single)
     return [results[replica] for replica in range(len(models))]
 
 

@@ -7,7 +7,7 @@ everything, so that a small batch costs the overhead of one step instead of one 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import accumulate, zip_longest
 from typing import Any
@@ -77,11 +77,12 @@ class BatchedLinear(torch.autograd.Function):
             grad, bias_grad = kernels.relu_grad(grad, out)
         elif out is not None:
             grad = torch.ops.aten.threshold_backward(grad, out, 0)
-        if ctx.has_bias and bias_grad is None:
+        if ctx.needs_input_grad[2] and bias_grad is None:
             bias_grad = grad.sum(1)
         if ctx.needs_input_grad[0]:  # in the layout of x, which is that of a lookup in the first layer
             x_grad = torch.bmm(grad, weight, out=torch.empty_like(x))
-        return x_grad, torch.bmm(grad.mT, x), bias_grad, None
+        weight_grad = torch.bmm(grad.mT, x) if ctx.needs_input_grad[1] else None  # not for the gradient of gates alone
+        return x_grad, weight_grad, bias_grad, None
 
 
 def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool = False) -> Tensor:
@@ -275,22 +276,27 @@ class ReplicaStack(nn.Module):
         pieces: Tensor = columns.unflatten(1, (self.replicas, columns.shape[1] // self.replicas))
         return pieces
 
-    def replica_state(self, replica: int) -> dict[str, Tensor]:
-        """Return the parameters of one replica under their names in the single model; views where possible."""
-        state = {name.removeprefix("model."): weight.detach()[replica] for name, weight in self._stacked()}
+    def replica_state(self, replica: int, value: Callable[[Tensor], Tensor] = Tensor.detach) -> dict[str, Tensor]:
+        """Return the parameters of one replica under their names in the single model; views where possible.
+
+        ``value`` returns what is read for a stacked parameter instead: a state of the optimizer.
+        """
+        state = {name.removeprefix("model."): value(weight)[replica] for name, weight in self._stacked()}
         if self.table is not None:
-            rows = [self.table.weight.detach()[start:stop] for start, stop in self._row_ranges(replica)]
+            rows = [value(self.table.weight)[start:stop] for start, stop in self._row_ranges(replica)]
             state["inputs.table.weight"] = rows[0] if len(rows) == 1 else torch.cat(rows)
         return state
 
-    def load_replica(self, replica: int, state: Mapping[str, Tensor]) -> None:
-        """Copy the parameters of a single model into one replica."""
+    def load_replica(
+        self, replica: int, state: Mapping[str, Tensor], value: Callable[[Tensor], Tensor] = Tensor.detach
+    ) -> None:
+        """Copy the parameters of a single model into one replica; see :meth:`replica_state`."""
         for name, weight in self._stacked():
-            weight.detach()[replica].copy_(state[name.removeprefix("model.")])
+            value(weight)[replica].copy_(state[name.removeprefix("model.")])
         first = 0
         for start, stop in self._row_ranges(replica):
             assert self.table is not None
-            self.table.weight.detach()[start:stop].copy_(state["inputs.table.weight"][first : first + stop - start])
+            value(self.table.weight)[start:stop].copy_(state["inputs.table.weight"][first : first + stop - start])
             first += stop - start
 
     def _stacked(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -416,6 +422,33 @@ class Fleet(nn.Module):
         stack, number = self.place[replica]
         self._stack(stack).load_replica(number, state)
 
+    def load_optimizer(
+        self, optimizer: torch.optim.Optimizer, replica: int, model: nn.Module, single: torch.optim.Optimizer
+    ) -> None:
+        """Copy the state of the optimizer of a single model into that of the fleet."""
+        number, place = self.place[replica]
+        stack = self._stack(number)
+        states = {name: single.state.get(weight, {}) for name, weight in model.named_parameters()}
+        for key, is_count in _state_keys(states.values()):
+            if not is_count:
+                values = {name: state[key] for name, state in states.items()}
+                stack.load_replica(place, values, partial(_optimizer_state, optimizer, key))
+                continue
+            for weight in stack.parameters():  # the number of steps, which is that of all replicas
+                optimizer.state[weight][key] = next(iter(states.values()))[key].detach().clone()
+
+    def copy_optimizer(
+        self, optimizer: torch.optim.Optimizer, replica: int, model: nn.Module, single: torch.optim.Optimizer
+    ) -> None:
+        """Copy the state of one replica into the optimizer of its single model."""
+        number, place = self.place[replica]
+        stack, weights = self._stack(number), dict(model.named_parameters())
+        for key, is_count in _state_keys(optimizer.state.get(weight, {}) for weight in stack.parameters()):
+            read = partial(_optimizer_state, optimizer, key)
+            values = dict.fromkeys(weights, read(next(stack.parameters()))) if is_count else None
+            for name, value in (values or stack.replica_state(place, read)).items():
+                single.state[weights[name]][key] = value.detach().clone().to(weights[name].device)
+
     def _stack(self, number: int) -> ReplicaStack:
         stack = self.stacks[number]
         assert isinstance(stack, ReplicaStack)
@@ -429,6 +462,17 @@ class Fleet(nn.Module):
             Metrics(dict(zip(names, scores[replica * self.tasks : (replica + 1) * self.tasks], strict=True)))
             for replica in range(self.replicas)
         ]
+
+
+def _state_keys(states: Iterable[Mapping[str, Tensor]]) -> list[tuple[str, bool]]:
+    """Return the keys of the states of an optimizer, and whether each is a number () instead of a value per entry."""
+    return list({key: value.ndim == 0 for state in states for key, value in state.items()}.items())
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer, key: str, weight: Tensor) -> Tensor:
+    """Return a state of a parameter; zeros if the optimizer has taken no step and allocates it later."""
+    state: dict[str, Tensor] = optimizer.state[weight]
+    return state.setdefault(key, torch.zeros_like(weight.detach()))
 
 
 def _rows_of(values: Callable[[], Tensor], rows: Tensor, columns: int) -> Tensor:
