@@ -437,8 +437,9 @@ class Runner:
         left to do. Runs whose search fails are left to ``run``.
         """
         waiting = False
-        self.pretrain_together(spec.seed for spec in specs if spec.method != ALL_FIELDS)
-        self.search_together(specs)
+        if self.base.searches_as_fleet(self.message):
+            self.pretrain_together(spec.seed for spec in specs if spec.method != ALL_FIELDS)
+            self.search_together(specs)
         while True:
             missing, locked = self.search_all(specs)
             is_trained = self.train_missing(missing)

@@ -154,6 +154,13 @@ class RunPlan:
             fleet = self.device.type == "cuda" and not self.has_large_tables
         return fleet and obstacle is None
 
+    def searches_as_fleet(self, message: Callable[[str], None]) -> bool:
+        """Return whether pretraining and gate searches of several seeds and K are fleets, too: on request only.
+
+        They have not been measured on a GPU; on a CPU the gain is small.
+        """
+        return bool(self.settings.fleet) and self.uses_fleet(message)
+
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return a new optimizer of a model."""
         training = Training(optimizer=self.settings.optimizer, lr=self.settings.lr)  # type: ignore[arg-type]

@@ -167,7 +167,7 @@ def _run_stages(plan: RunPlan, timer: StageTimer) -> Outcome:
 
 def _search_with_seeds(plan: RunPlan, search_plan: RunPlan, seeds: Sequence[int]) -> Iterator[tuple[Model, Selection]]:
     """Pretrain and search with other seeds, as fleets where they are used; yield the model with gates and selection."""
-    uses_fleet = plan.uses_fleet(plan.console.message) and len(seeds) > 1
+    uses_fleet = plan.searches_as_fleet(plan.console.message) and len(seeds) > 1
     if uses_fleet and plan.saved_model is None:
         folders = {seed: plan.run_dir / stages.stage_dir("pretrain", plan, seed) for seed in seeds}
         stages.pretrain_together(plan, folders, plan.run_dir / "pretrain-fleet")
