@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -32,8 +32,9 @@ class Batch:
         missing: (B, C) bool, True where a number is missing (``dense`` is 0.0 there); None if the Dataset has no
             missing numbers.
         bags: for each multi field its values and the (B,) offsets at which the rows start, both int32, as
-            ``torch.nn.EmbeddingBag`` expects them. In a captured step the values of all bags are padded to one length,
-            and a last offset, the (B + 1)th, is the number of those that are used.
+            ``torch.nn.EmbeddingBag`` expects them.
+        padded: whether the values of all bags are padded to one length, as a captured step needs them. A last offset,
+            the (B + 1)th, is then the number of those that are used.
     """
 
     ids: Tensor
@@ -41,6 +42,7 @@ class Batch:
     labels: Tensor
     missing: Tensor | None = None
     bags: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    padded: bool = False
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -72,13 +74,8 @@ class Batch:
             self.labels,
             None if self.missing is None else self.missing.index_select(1, columns),
             {name: bag for name, bag in self.bags.items() if name in kept},
+            self.padded,
         )
-
-
-def is_padded(batch: Batch) -> bool:
-    """Return whether the bags of a batch are padded for a captured step."""
-    lengths = {(len(values), len(offsets)) for values, offsets in batch.bags.values()}
-    return len(lengths) == 1 and next(iter(lengths))[1] == len(batch) + 1
 
 
 @dataclass(frozen=True)
@@ -125,7 +122,8 @@ def map_rows(rows: Rows, function: Callable[[Any], Any], bag_function: Callable[
         for name, bag in rows.bags.items()
     }
     missing = None if rows.missing is None else function(rows.missing)
-    return type(rows)(function(rows.ids), function(rows.dense), function(rows.labels), missing, bags)
+    columns: Any = {name: function(getattr(rows, name)) for name in ("ids", "dense", "labels")}
+    return replace(rows, **columns, missing=missing, bags=bags)
 
 
 def concat_rows(blocks: Sequence[RowBlock]) -> RowBlock:

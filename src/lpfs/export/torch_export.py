@@ -45,7 +45,7 @@ class ExportableTable(nn.Module):
         """Return (B, F, D) for ids (B, F)."""
         return embedding(self._rows(ids, slice(0, self.fields)), self.weight)
 
-    def bags(self, bags: Sequence[tuple[Tensor, Tensor]], gate: None = None) -> Tensor:
+    def bags(self, bags: Sequence[tuple[Tensor, Tensor]], gate: None = None, *, padded: bool) -> Tensor:
         """Return (B, F, D) for bags, each given by its ids (V,) and the offset of every row (B,)."""
         pooled = []
         for field, (ids, offsets) in enumerate(bags, self.fields):

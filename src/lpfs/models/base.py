@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lpfs.data.batch import Batch, is_padded
+from lpfs.data.batch import Batch
 from lpfs.errors import FieldError, InputError
 from lpfs.gates.sites import Site
 from lpfs.models.inputs import Inputs, fields_by_kind
@@ -139,7 +139,7 @@ class Model(nn.Module):
                 names = _list_some(batch.bags)
                 raise InputError(f"the batch has no bag {name!r}, only {names}; use a batch of its schema")
             rows = len(batch.bags[name][1])
-            if rows != len(batch) + is_padded(batch):
+            if rows != len(batch) + batch.padded:
                 raise InputError(f"bag {name!r} has offsets for {rows} rows, the batch has {len(batch)} rows")
 
     def _mismatch_error(self, subject: str, tensor: Tensor, expected: int) -> InputError:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lpfs.data.batch import Batch, is_padded
+from lpfs.data.batch import Batch
 from lpfs.embeddings.table import Table
 from lpfs.errors import InputError
 from lpfs.gates.sites import PartWeight
@@ -91,7 +91,7 @@ class Inputs(nn.Module):
                 pieces.append(self.table(ids, id_gates))
             if self.bags:
                 bags = [batch.bags[name] for name in self.bags]
-                pieces.append(self.table.bags(bags, bag_gates, padded=is_padded(batch)))
+                pieces.append(self.table.bags(bags, bag_gates, padded=batch.padded))
         if self.numbers is not None:
             dense, missing = batch.dense, batch.missing
             if self.dense_columns is not None:

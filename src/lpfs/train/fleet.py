@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call, vmap
 from torch.nn.functional import linear
 
-from lpfs.data.batch import Batch, is_padded
+from lpfs.data.batch import Batch
 from lpfs.embeddings.row_grad import RowParameter
 from lpfs.embeddings.table import Table
 from lpfs.errors import InputError
@@ -269,7 +269,7 @@ class ReplicaStack(nn.Module):
         if self.table is not None and self.bags:
             factor = None if gate is None else gate[:, self.ids : self.ids + self.bags].reshape(-1)
             bags = [batch.bags[key] for key in self.bag_keys]
-            values["bags"] = self._split(self.table.bags(bags, factor, padded=is_padded(batch)))
+            values["bags"] = self._split(self.table.bags(bags, factor, padded=batch.padded))
         return self.body.all_replicas(values)
 
     def _split(self, columns: Tensor) -> Tensor:

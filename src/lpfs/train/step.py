@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -351,7 +351,7 @@ def clone_batch(batch: Batch, device: torch.device) -> Batch:
     def make_room(name: str, bag: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return bag[0].new_zeros(length), bag[1].new_zeros(len(batch) + 1)
 
-    static_batch: Batch = map_rows(batch.to(device), Tensor.clone, make_room)
+    static_batch: Batch = replace(map_rows(batch.to(device), Tensor.clone, make_room), padded=bool(batch.bags))
     copy_into(static_batch, batch)
     return static_batch
 
