@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lpfs.data.batch import Batch
+from lpfs.embeddings.table import Table
 from lpfs.errors import InputError
 from lpfs.methods.base import SearchCost
 from lpfs.methods.registry import METHODS, make_method
@@ -147,3 +148,23 @@ def test_bags_with_more_values_are_captured_again_and_bags_without_values_are_no
     assert len(replays) == 5
     for weight, expected in zip(trained[1], trained[0], strict=True):
         torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_models_that_read_bags_themselves_are_not_captured(replays):
+    class OwnBags(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = Table((9,), 4, bags=1)
+
+        def forward(self, batch):
+            return self.table.bag(0, *batch.bags["tags"]).sum(1)
+
+    model = OwnBags()
+    fit(
+        model,
+        bag_batches([10] * 6),
+        make_optimizer(Training(optimizer="sgd"), model.parameters()),
+        graph=True,
+        quiet=True,
+    )
+    assert not replays

@@ -19,7 +19,7 @@ from lpfs.train.evaluate import evaluate
 from lpfs.train.fit import fit, save_result
 from lpfs.train.fit_fleet import fit_fleet, plan_rounds
 from lpfs.train.fleet import Fleet, FleetStream, stack_tables, supports_fleet
-from lpfs.train.step import make_optimizer
+from lpfs.train.step import OPTIMIZERS, make_optimizer
 
 SCHEMA = Schema(
     (
@@ -365,3 +365,22 @@ def test_wrong_arguments_are_one_clear_error():
     short = make_batches(0, count=2, rows=16)
     with pytest.raises(InputError, match=r"batches of \[16, 32\] rows"):
         fit_fleet(models, [batches, short], sources=[0, 1, 0, 1, 0], quiet=True)
+
+
+def test_optimizers_of_a_fleet_may_lack_states_but_not_have_other_settings():
+    models = replicas(kept=[("user", "age"), ("user", "item")])
+    models[0].get_parameter(next(name for name, _ in models[0].named_parameters() if "bias" in name)).requires_grad_(
+        False
+    )
+    optimizers = [OPTIMIZERS["adam"](model.parameters(), lr=0.01) for model in models]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        fit(model, selected(make_batches(1), model.reads.names), optimizer, steps=2, quiet=True)
+        model.requires_grad_(True)
+    fit_fleet(models, make_batches(1), optimizers=optimizers, optimizer="adam", steps=3, quiet=True)
+    assert all(float(state["step"]) == 5 for state in optimizers[1].state.values())
+    others = [OPTIMIZERS["adam"](model.parameters(), lr=0.01, betas=(0.8, 0.99)) for model in models]
+    with pytest.raises(InputError, match="betas"):
+        fit_fleet(models, make_batches(1), optimizers=others, optimizer="adam", steps=1, quiet=True)
+    groups = [OPTIMIZERS["adam"]([{"params": [weight]} for weight in model.parameters()]) for model in models]
+    with pytest.raises(InputError, match="one group"):
+        fit_fleet(models, make_batches(1), optimizers=groups, optimizer="adam", steps=1, quiet=True)

@@ -59,12 +59,15 @@ def _raise_once(*_: object) -> None:
 
 
 def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Repeat an interrupt that came while a destructor ran, where Python cannot raise it."""
+    """Repeat an interrupt that came while a destructor ran, where Python cannot raise it.
+
+    After SIGTERM other errors of destructors are not printed: the interrupted constructors of their objects cause them.
+    """
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
         number = signal.SIGTERM if _terminated.is_set() else signal.SIGINT  # the latter may be ignored
         _terminated.clear()
         threading.Timer(AGAIN_SECONDS, _thread.interrupt_main, [number]).start()
-    else:
+    elif not _terminated.is_set():
         sys.__unraisablehook__(unraisable)
 
 

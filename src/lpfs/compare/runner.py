@@ -317,6 +317,8 @@ class Runner:
         seed_all(spec.seed)
         with remove_on_error(plan.run_dir), self.measure_cost(plan, spec.method) as cost:
             selection = stages.search_fields(plan, copy.deepcopy(pretrained), spec.seed)[2]
+        shared = selection.made.get("shared_seconds", 0.0)  # of networks that a search of this method would train alone
+        cost["seconds"] = None if None in (cost["seconds"], shared) else round(cost["seconds"] + shared, 4)
         record = self.write_search(path, plan, selection, cost)
         shutil.rmtree(plan.run_dir, ignore_errors=True)
         return record
@@ -370,15 +372,20 @@ class Runner:
         """Pretrain the models of several seeds as a fleet, from which :meth:`pretrained` reads them."""
         plan = self.base.for_search(self.store.work("pretrain"), self.base.settings.seed)
         folders = {seed: self.store.seed(seed) / "pretrain" for seed in sorted(set(seeds))}
-        with self.store.lock("pretrain", on_wait=lambda: self.message("waiting for another process, which pretrains")):
-            missing = [seed for seed, folder in folders.items() if not folder.exists()]
-            if len(missing) < 2:
+        waiting = "waiting for another process, which pretrains"
+        with self.store.lock("pretrain", on_wait=lambda: self.message(waiting)), ExitStack() as locks:
+            for seed in list(folders):  # a process without a fleet may pretrain some of them
+                try:
+                    locks.enter_context(self.store.lock(f"pretrain-s{seed}"))
+                except LockedError:
+                    del folders[seed]
+            if sum(not folder.exists() for folder in folders.values()) < 2:
                 return
-            self.message(f"pretraining all {len(plan.schema)} fields with {len(missing)} seeds together")
+            self.message(f"pretraining all {len(plan.schema)} fields with several seeds together")
             with self.measure_cost(plan, "pretraining") as cost:
-                stages.pretrain_together(plan, folders, plan.run_dir)
-            for seed in missing:
-                self.write_pretrain_cost(self.store.seed(seed), shared_cost(cost, len(missing)))
+                saved = stages.pretrain_together(plan, folders, plan.run_dir)
+            for seed in saved:
+                self.write_pretrain_cost(self.store.seed(seed), shared_cost(cost, len(saved)))
 
     def write_pretrain_cost(self, folder: Path, cost: Record) -> None:
         """Write what the pretraining of a seed has cost."""
@@ -573,10 +580,8 @@ class Runner:
                     stages.reinitialized(base.for_search(plan.run_dir, seed), self.cut_model(kept))
                     for kept, seed in map(missing.__getitem__, paths)
                 ]
-                trained, seeds = (
-                    [(model, plan.optimizer(model)) for model in models],
-                    [missing[path][1] for path in paths],
-                )
+                trained = [(model, plan.optimizer(model)) for model in models]
+                seeds = [missing[path][1] for path in paths]
                 steps, rows = plan.steps.train, plan.splits.train
                 stages.train_together(plan, trained, rows, steps, plan.run_dir, seeds, quiet=self.quiet)
         except NOT_METHOD_ERRORS:

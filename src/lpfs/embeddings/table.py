@@ -20,6 +20,8 @@ from lpfs.embeddings._torch import check_ids
 from lpfs.embeddings.row_grad import RowGrad, RowParameter, add_grad
 from lpfs.errors import InputError, StateError
 
+UNUSED = 64  # unused ids of a padded bag that are summed together
+
 
 class EmbeddingLookup(torch.autograd.Function):
     """Gated embeddings (B, F, D) of ids (B, F); ``span`` is the range [start, stop) of rows of these fields."""
@@ -94,9 +96,11 @@ class PaddedBagLookup(torch.autograd.Function):
         sizes = starts.diff()[:, None]
         is_wrong = ((ids < 0) | (ids >= sizes)).any()
         rows = ids.clamp(min=0).minimum(sizes - 1) + starts[:-1, None]
-        flat = offsets + torch.arange(0, fields * length, length, device=ids.device)[:, None]
+        # the unused ids are bags of at most UNUSED ids: one thread sums a bag
+        unused = torch.arange(UNUSED, length, UNUSED, device=ids.device).maximum(offsets[:, -1:])
+        flat = torch.cat([offsets, unused], 1) + torch.arange(0, fields * length, length, device=ids.device)[:, None]
         out = embedding_bag(rows.view(-1), weight.detach(), flat.view(-1), mode="mean" if mean else "sum")
-        out = out.view(fields, -1, weight.shape[1])[:, :-1].transpose(0, 1)
+        out = out.view(fields, -1, weight.shape[1])[:, : offsets.shape[1] - 1].transpose(0, 1)
         out = torch.where(is_wrong, torch.nan, out)
         ctx.save_for_backward(starts, rows, offsets, gate, None if gate is None else out)
         ctx.weight, ctx.span, ctx.mean = weight, span, mean

@@ -338,12 +338,9 @@ class Gates(nn.Module):
             stepping.advance(self, momentum)
         if self.function.noise:
             stepping.draw_noise(self)
-        for name, value in (
-            ("_updates", 0),
-            ("_x_version", x._version),
-            ("_unchecked", self._unchecked + (not capturing)),
-        ):
-            object.__setattr__(self, name, value)  # see ComputeValues
+        object.__setattr__(self, "_updates", 0)  # see ComputeValues
+        object.__setattr__(self, "_x_version", x._version)
+        object.__setattr__(self, "_unchecked", self._unchecked + (not capturing))
         if self._unchecked >= stepping.CHECK_EVERY:
             self.check()
 

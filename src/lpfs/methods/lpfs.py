@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lpfs._fileio import read_json, write_json_atomic
 from lpfs._locks import FileLock
 from lpfs._validation import check_int
 from lpfs.errors import InputError, StateError
@@ -156,7 +158,7 @@ class LPFSPlusPlus(Method):
         gates, cost = callback.gates, callback.cost
         facts = {**callback.facts(), **({"folds": len(task.folds)} if task.folds else {})}
         if start is not None:
-            facts["exchanged"] = exchange_fields(gates, task, *start, cost)
+            facts |= exchange_fields(gates, task, *start, cost)
         selection = gates.selection(method=gates.function.name, **facts, **cost.to_dict())
         return replace(selection, history=tuple(callback.history))
 
@@ -224,8 +226,12 @@ class LPFS(LPFSPlusPlus):
 
 def exchange_fields(
     gates: Gates, task: SearchTask, model: Model, optimizer: torch.optim.Optimizer, cost: SearchCost
-) -> list[dict[str, str]]:
+) -> dict[str, Any]:
     """Exchange kept for dropped fields while the held-out loss of cross-fitted subset networks falls.
+
+    Returns:
+        Entries of ``Selection.made``: the exchanges, and the seconds that an earlier search needed for networks that
+        this one has not trained, None if they are unknown.
 
     Args:
         gates: of the finished search; they are changed.
@@ -239,7 +245,13 @@ def exchange_fields(
         task = replace(task, folder=folder, resume=True)
         lock = FileLock(folder.with_name(f"{folder.name}.lock"), folder, on_wait=lambda: None)
     with lock:
+        cost_file = None if folder is None else folder / "cost.json"
+        known = None if cost_file is None else read_json(cost_file, {"seconds": float | None}, missing_ok=True)
+        is_interrupted, begin = folder is not None and folder.exists(), time.perf_counter()
         networks = SubsetNetworks(task, model, optimizer, task.judges, cost, JUDGED_EVALUATIONS // len(names))
+        seconds = None if is_interrupted else time.perf_counter() - begin
+        if cost_file is not None and known is None:
+            write_json_atomic(cost_file, {"seconds": seconds})
     kept = [names.index(name) for name in gates.kept]
     fixed = [names.index(name) for name in task.target.must_keep]
     pairs = exchange(networks.losses, kept, len(names), fixed, EXCHANGE_ERRORS)
@@ -247,7 +259,8 @@ def exchange_fields(
         for out, back in pairs:
             gates.x[back] = gates.x[gates.x != 0].abs().mean()
             gates.x[out] = 0.0
-    return [{"dropped": names[out], "kept": names[back]} for out, back in pairs]
+    facts: dict[str, Any] = {"exchanged": [{"dropped": names[out], "kept": names[back]} for out, back in pairs]}
+    return facts if known is None else {**facts, "shared_seconds": known["seconds"]}
 
 
 class _AucRecorder(HistoryCallback):

@@ -196,7 +196,7 @@ class _PerturbedBatch(Batch):
 
 
 def _mark_perturbed(batch: Batch, part: int) -> Batch:
-    return _PerturbedBatch(batch.ids, batch.dense, batch.labels, batch.missing, batch.bags, part=part)
+    return _PerturbedBatch(batch.ids, batch.dense, batch.labels, batch.missing, batch.bags, batch.padded, part)
 
 
 def part_name(fields: Sequence[str]) -> str:

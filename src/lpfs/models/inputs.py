@@ -38,6 +38,8 @@ class Inputs(nn.Module):
         numbers: creates the module for numeric fields; by default every field has its own weights.
     """
 
+    reads_padded_bags = True  # see can_capture
+
     id_columns: Tensor | None
     dense_columns: Tensor | None
     filled: Tensor | None

@@ -63,9 +63,8 @@ class RunPlan:
     resume: bool  # continue stages that were interrupted
     console: Console
     saved_model: SavedModel | None = None  # trained model that the search starts from, instead of pretraining
-    judges_dir: Path | None = (
-        None  # where all searches of a seed find the networks that judge them; None: each has its own
-    )
+    # where all searches of a seed find the networks that judge exchanges of fields; None: each search has its own
+    judges_dir: Path | None = None
 
     @property
     def method(self) -> Method:

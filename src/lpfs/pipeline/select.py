@@ -11,6 +11,7 @@ day.
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lpfs._console import Console
+from lpfs.errors import DeviceMemoryError, InputError, NonFiniteError, SearchError
 from lpfs.gates.prune import Certificate
 from lpfs.models.base import Model
 from lpfs.pipeline import results, stages
@@ -175,9 +177,14 @@ def _search_with_seeds(plan: RunPlan, search_plan: RunPlan, seeds: Sequence[int]
     if uses_fleet and search_plan.method.fleet and search_plan.target.keep is not None:
         trained, plans = [stages.initial_model(plan, seed) for seed in seeds], [search_plan] * len(seeds)
         folder, quiet = search_plan.run_dir / "search-fleet", plan.console.quiet
-        selections = stages.search_together(plans, trained, seeds, folder, quiet=quiet)
-        yield from zip((model for model, _ in trained), selections, strict=True)
-        return
+        try:
+            selections = stages.search_together(plans, trained, seeds, folder, quiet=quiet)
+        except (SearchError, NonFiniteError, DeviceMemoryError, InputError) as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            plan.console.message(f"the searches are done one by one: {error}")
+        else:
+            yield from zip((model for model, _ in trained), selections, strict=True)
+            return
     for seed in seeds:
         model, _, selection = stages.search_fields(search_plan, stages.initial_model(plan, seed), seed)
         yield model, selection

@@ -174,8 +174,10 @@ def pretrain(plan: RunPlan, seed: int) -> Trained:
     return train(plan, model, optimizer, rows, steps, name, seed, keep_last_optimizer=True, final_checkpoint="result")
 
 
-def pretrain_together(plan: RunPlan, folders: Mapping[int, Path], work_dir: Path) -> None:
+def pretrain_together(plan: RunPlan, folders: Mapping[int, Path], work_dir: Path) -> list[int]:
     """Pretrain the models of several seeds as a fleet; :func:`pretrain` with ``resume`` then returns each of them.
+
+    Return the seeds whose models were saved.
 
     Args:
         plan: the rows, steps and settings.
@@ -183,11 +185,14 @@ def pretrain_together(plan: RunPlan, folders: Mapping[int, Path], work_dir: Path
         work_dir: directory of the fleet; a killed one is resumed with the same seeds.
     """
     seeds_file, rows, steps = work_dir / "seeds.json", plan.splits.early, plan.steps.pretrain
-    killed = read_json(seeds_file, {"seeds": list[int]}, missing_ok=True)
+    started = read_json(seeds_file, {"seeds": list[int]}, missing_ok=True)
     missing = [seed for seed, folder in folders.items() if not folder.exists()]
-    seeds = missing if killed is None else killed["seeds"]
-    if not missing or len(seeds) < 2 or not set(seeds) <= set(folders):
-        return
+    seeds = missing if started is None else started["seeds"]
+    if not set(seeds) <= set(folders):  # a killed fleet of other seeds
+        shutil.rmtree(work_dir)
+        seeds = missing
+    if not set(seeds) & set(missing) or len(seeds) < 2:
+        return []
     work_dir.mkdir(parents=True, exist_ok=True)
     write_json_atomic(seeds_file, {"seeds": seeds})
     models = [new_model(plan, seed) for seed in seeds]
@@ -204,6 +209,7 @@ def pretrain_together(plan: RunPlan, folders: Mapping[int, Path], work_dir: Path
             config = plan.training(steps, seed, keep_best=True, keep_last_optimizer=True)
             save_result(model, optimizer, result, stream, valid, folders[seed], config)
     shutil.rmtree(work_dir, ignore_errors=True)
+    return [seed for seed in seeds if seed in missing]
 
 
 def all_fields(plan: RunPlan, pretrained: Trained) -> Model:

@@ -159,6 +159,8 @@ def fit_fleet(
     if optimizers is not None:
         if any(type(optimizer) is not OPTIMIZERS[config.optimizer] for optimizer in optimizers):
             raise InputError(f"the optimizers of a fleet must be those of the settings, {config.optimizer!r}")
+        if any(len(optimizer.param_groups) != 1 for optimizer in optimizers):
+            raise InputError("the optimizers of a fleet must have one group of parameters each")
         rates = [float(optimizer.param_groups[0]["lr"]) for optimizer in optimizers]
     if len(sources) != len(models) or (rates is not None and len(rates) != len(models)):
         raise InputError(f"sources, rates and optimizers must have one entry for each of the {len(models)} models")

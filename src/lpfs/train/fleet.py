@@ -232,6 +232,8 @@ class ReplicaStack(nn.Module):
     id_columns: Tensor
     dense_columns: Tensor
 
+    reads_padded_bags = True  # see can_capture
+
     def __init__(self, models: Sequence[Any], schema: Schema, sources: Sequence[int]) -> None:
         super().__init__()
         inputs = models[0].inputs
@@ -426,16 +428,24 @@ class Fleet(nn.Module):
         self, optimizer: torch.optim.Optimizer, replica: int, model: nn.Module, single: torch.optim.Optimizer
     ) -> None:
         """Copy the state of the optimizer of a single model into that of the fleet."""
+        ours, theirs = optimizer.param_groups[0], single.param_groups[0]
+        for name in set(ours) - {"params", "lr", "fused", "foreach"}:
+            if theirs.get(name) != ours[name]:
+                raise InputError(
+                    f"the optimizer of a model has {name} {theirs.get(name)!r}, a fleet has {ours[name]!r}"
+                )
         number, place = self.place[replica]
         stack = self._stack(number)
         states = {name: single.state.get(weight, {}) for name, weight in model.named_parameters()}
         for key, is_count in _state_keys(states.values()):
             if not is_count:
-                values = {name: state[key] for name, state in states.items()}
+                weights = dict(model.named_parameters())  # one that was never updated has no state yet
+                values = {name: state.get(key, torch.zeros_like(weights[name])) for name, state in states.items()}
                 stack.load_replica(place, values, partial(_optimizer_state, optimizer, key))
                 continue
             for weight in stack.parameters():  # the number of steps, which is that of all replicas
-                optimizer.state[weight][key] = next(iter(states.values()))[key].detach().clone()
+                count = next(state[key] for state in states.values() if key in state)
+                optimizer.state[weight][key] = count.detach().clone()
 
     def copy_optimizer(
         self, optimizer: torch.optim.Optimizer, replica: int, model: nn.Module, single: torch.optim.Optimizer

@@ -15,7 +15,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from lpfs.data.batch import Batch, map_rows
 from lpfs.embeddings.optim import SGD, Adagrad, Adam, RowWiseAdagrad, move_rates, rates_on_device
 from lpfs.embeddings.row_grad import clear_grads, grad_norm, scale_grads
-from lpfs.embeddings.table import Table
 from lpfs.errors import DeviceMemoryError, InputError, LpfsError, NonFiniteError
 from lpfs.train.callbacks import Callback, State
 from lpfs.train.config import Factor, Training
@@ -236,9 +235,10 @@ class GraphStepper(Stepper):
                 copy_into(self.static_batch, batch)
             if self.static_batch is None or not fits or self.warmup_steps[variant] < WARMUP_STEPS:
                 self.warmup_steps[variant] += fits
-                read = self.static_batch if fits and self.static_batch is not None and batch.bags else batch
+                # the kernels of padded bags are others, and must be compiled before the capture
+                input_batch = self.static_batch if fits and self.static_batch is not None and batch.bags else batch
                 with fused_layers(state.model):
-                    self.step(read, position)  # padded bags have kernels of their own
+                    self.step(input_batch, position)
             else:
                 self.apply_schedule()
                 if state.recapture:
@@ -309,12 +309,13 @@ class GraphStepper(Stepper):
 def can_capture(model: nn.Module, batch: Batch) -> bool:
     """Return whether a step with this batch can be captured.
 
-    Bags are padded, which only tables of ``lpfs.embeddings`` can read. A bag without any value has none to repeat.
+    Bags are padded, which the models of ``lpfs.models`` and fleets of them can read: their modules that read bags have
+    the attribute ``reads_padded_bags``. A bag without any value has none to repeat.
     """
     if not batch.bags:
         return True
     has_values = all(len(values) for values, _ in batch.bags.values())
-    return has_values and any(isinstance(module, Table) for module in model.modules())
+    return has_values and any(getattr(module, "reads_padded_bags", False) for module in model.modules())
 
 
 def same_shape(static_batch: Batch, batch: Batch) -> bool:
