@@ -302,9 +302,7 @@ async def run_swaps(args: argparse.Namespace, work: Path, world: dict[str, Any],
         first = swaps
         while (now := time.perf_counter()) < min(begin + args.block, end):
             target = versions[(swaps + 1) % len(versions)]
-            temporary = current.with_name(".next")
-            temporary.write_text(f"{target}\n")
-            temporary.replace(current)
+            await asyncio.to_thread(point_to, current, target)
             while seen[-1] != target:
                 await asyncio.sleep(0.005)
                 if time.perf_counter() > end:
@@ -350,6 +348,13 @@ async def run_swaps(args: argparse.Namespace, work: Path, world: dict[str, Any],
     cpu = {"server": server, "loader": total(blocks, "loader_seconds")}
     result["cpu_ms_per_swap"] = {name: round(1000 * seconds / max(1, swaps), 1) for name, seconds in cpu.items()}
     return {**result, "blocks": blocks}
+
+
+def point_to(current: Path, version: str) -> None:
+    """Replace CURRENT, in a thread: the file system may block for longer than requests may wait."""
+    temporary = current.with_name(".next")
+    temporary.write_text(f"{version}\n")
+    temporary.replace(current)
 
 
 def total(blocks: list[dict[str, Any]], name: str) -> float:

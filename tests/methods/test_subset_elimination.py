@@ -167,6 +167,8 @@ def test_searches_of_a_seed_share_the_networks_that_judge_them(log, tmp_path, mo
     shared = [search(keep, judges_folder=tmp_path / "seed" / "judges") for keep in (5, 8)]
     assert sum(trained) == 2 * 60  # steps of networks in the first search, none in the second
     assert not (tmp_path / "seed" / "judges.lock").exists()
+    assert "shared_seconds" not in shared[0].made
+    assert shared[1].made["shared_seconds"] > 0  # what the networks have cost the first search
     for ours, theirs in zip(shared, alone, strict=True):
         assert (ours.kept, ours.gates) == (theirs.kept, theirs.gates)
         assert all(ours.made[name] == theirs.made[name] for name in ("exchanged", "forwards", "backwards"))
