@@ -66,10 +66,7 @@ class EmbeddingBagLookup(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         starts, rows, offsets, gate, out = ctx.saved_tensors
-        gate_grad = None
-        if gate is not None:
-            gate_grad = (grad * out).sum((0, 2))
-            grad = grad * gate[:, None]
+        grad, gate_grad = _before_gates(grad, out, gate)
         sizes = torch.diff(offsets, append=offsets.new_tensor([len(rows)]))
         grad = grad.transpose(0, 1).reshape(len(sizes), grad.shape[2])
         if ctx.mean:
@@ -110,10 +107,7 @@ class PaddedBagLookup(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         starts, rows, offsets, gate, out = ctx.saved_tensors
-        gate_grad = None
-        if gate is not None:
-            gate_grad = (grad * out).sum((0, 2))
-            grad = grad * gate[:, None]
+        grad, gate_grad = _before_gates(grad, out, gate)
         grad = grad.transpose(0, 1)  # (F, B, D)
         if ctx.mean:
             grad = grad / offsets.diff().clamp(min=1)[:, :, None]
@@ -123,6 +117,13 @@ class PaddedBagLookup(torch.autograd.Function):
         ids = rows - starts[:-1, None]
         _add_row_grad(ctx.weight, starts, ctx.span, ids.t().contiguous(), None, grad.transpose(0, 1).contiguous())
         return None, None, None, None, None, gate_grad, None
+
+
+def _before_gates(grad: Tensor, out: Tensor | None, gate: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return the gradient (B, F, D) of the sums ``out`` before the gates, and that of the gates (F,)."""
+    if gate is None or out is None:
+        return grad, None
+    return grad * gate[:, None], (grad * out).sum((0, 2))
 
 
 def _first_rows(starts: Tensor, counts: tuple[int, ...], ids: Tensor) -> Tensor:
