@@ -11,7 +11,7 @@ import torch
 
 from lpfs._fileio import json_checksum, write_text_atomic
 from lpfs.data.raw_rows import RawRowEncoder
-from lpfs.export.session import build_session_graph, make_session
+from lpfs.export.session import RuntimeModel, build_session_graph
 from lpfs.models import MODELS, make_model as build_model
 from lpfs.online.bundle import CURRENT, current, file_digest, rollback
 from lpfs.serve.engine import ModelStore, load_bundle
@@ -62,7 +62,7 @@ def test_the_vocabularies_are_read_again_only_if_they_change(dataset, bundles, t
         store.check()
         assert store.refused is None
         assert store.model.encoder._table is table
-        assert store.model.encoder.schema == store.model.graph.schema
+        assert store.model.encoder.schema == store.model.logits.source.schema
     assert store.model.reopened == store.model.optional() == {"tags"}
     other = prepare_dataset(tmp_path / "other", seed=1)
     publish_seed(bundles, other)
@@ -177,13 +177,13 @@ def test_onnx_runtime_predicts_what_torch_predicts(dataset, name):
     if graph is None:
         assert name == "user_item"
         return
-    session = make_session(graph)
+    logits = RuntimeModel(graph)
     encoder = RawRowEncoder(dataset)
     encoder.build_lookup()
     for rows in (sample_rows(count=1), sample_rows(count=60)):
         batch = encoder.encode(rows).batch
         with torch.inference_mode():
-            assert (session(batch) - model(batch)).abs().max() < 1e-4
+            assert (logits(batch) - model(batch)).abs().max() < 1e-4
 
 
 def test_torch_answers_without_onnx_runtime(dataset, bundles, monkeypatch):
@@ -191,7 +191,7 @@ def test_torch_answers_without_onnx_runtime(dataset, bundles, monkeypatch):
     publish_seed(bundles, dataset)
     store, _ = open_store(bundles)
     assert store.refused is None
-    assert store.model.graph is None
+    assert not isinstance(store.model.logits, RuntimeModel)
 
 
 def raise_import_error(name):

@@ -56,11 +56,12 @@ def test_the_process_loads_what_the_server_would_load(dataset, tmp_path, loader)
         expected = load_bundle(bundle)
         batch = expected.encoder.encode(sample_rows(count=20)).batch
         assert torch.equal(store.model.logits(batch), expected.logits(batch))
-        assert list(store.model.graph.weights) == list(expected.graph.weights) != []
-        for name, weight in store.model.graph.weights.items():
+        assert list(store.model.logits.source.weights) == list(expected.logits.source.weights) != []
+        for name, weight in store.model.logits.source.weights.items():
             assert not weight.flags.writeable
-            assert np.array_equal(weight, expected.graph.weights[name])
+            assert np.array_equal(weight, expected.logits.source.weights[name])
         assert store.model.vocabularies is held.vocabularies
+        assert (store.model.logits._session is held.logits._session) == (seed == 2)  # the graph is the same
     publish_model(bundles, dataset, make_model(dataset, ["text", "age"]), sample_rows())
     store.check()
     publish_model(bundles, dataset, make_model(dataset), sample_rows())
@@ -181,7 +182,7 @@ def test_memory_is_filled_again_once_nothing_uses_it(dataset, tmp_path, loader):
     assert swap(1) == [1]
     assert swap(2) == [1, 2]
     assert swap(3) == swap(4) == [1, 2]
-    weight = next(iter(store.model.graph.weights.values()))
+    weight = next(iter(store.model.logits.source.weights.values()))
     copy = weight.copy()
     assert swap(5) == [1, 2]
     assert swap(6) == [1, 2, 3]
@@ -190,8 +191,8 @@ def test_memory_is_filled_again_once_nothing_uses_it(dataset, tmp_path, loader):
     del weight
     assert len(swap(8)) == 2
     expected = load_bundle(open_bundle(bundles / store.model.version))
-    for name, values in expected.graph.weights.items():
-        assert np.array_equal(store.model.graph.weights[name], values)
+    for name, values in expected.logits.source.weights.items():
+        assert np.array_equal(store.model.logits.source.weights[name], values)
 
 
 def test_a_thread_that_waits_for_a_stopped_process_ends_with_the_server(dataset, tmp_path, loader):

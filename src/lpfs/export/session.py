@@ -1,8 +1,9 @@
-"""A model in ONNX Runtime: the graph of ``lpfs.export`` with ids as one matrix, and large weights shared, not copied.
+"""A model in ONNX Runtime: the graph of ``lpfs.export`` with ids as one matrix, and weights shared, not copied.
 
 For few rows it takes a third of the time of the torch model (``benchmarks/serve_load.py throughput``). The graph is
-built from a model in memory that was checked before: no ONNX file is read. Tables are inputs of the graph, because ONNX
-Runtime copies every initializer, which took most of the time to make a session; inputs are used where they are.
+built from a model in memory that was checked before: no ONNX file is read. Weights are inputs of the graph, which are
+used where they are; ONNX Runtime copies every initializer. So models that differ only in their weights share a session,
+whose creation would hold the GIL for more than a millisecond.
 """
 
 from __future__ import annotations
@@ -26,23 +27,20 @@ from lpfs.models.base import Model
 from lpfs.models.inputs import Inputs, fields_by_kind
 from lpfs.schema import Schema
 
-SHARED_BYTES = 1 << 20  # smaller weights are part of the graph, which ONNX Runtime then optimizes for them
 RUNTIME = "onnxruntime"
 Predict = Callable[[Batch], Tensor]
 
 
 class SharedGraph(Graph):
-    """A graph whose large weights are inputs, and their values in memory."""
+    """A graph whose weights are inputs, and their values in memory."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shared: dict[str, AnyArray] = {}
 
     def weight(self, tensor: Tensor, name: str) -> str:
-        values = np.ascontiguousarray(to_array(tensor))
-        if values.nbytes < SHARED_BYTES:
-            return self._store(values, name)
         if name not in self.shared:
+            values = np.ascontiguousarray(to_array(tensor))
             self.add_input(name, self.onnx.helper.np_dtype_to_tensor_dtype(values.dtype), values.shape, "a weight")
             self.shared[name] = values
         return name
@@ -50,7 +48,7 @@ class SharedGraph(Graph):
 
 @dataclass(frozen=True)
 class SessionGraph:
-    """What a session is made of: the graph, the large weights, which are its inputs, and the fields that it reads."""
+    """What ONNX Runtime runs: the graph, the weights, which are its inputs, and the fields that it reads."""
 
     graph: bytes
     weights: Mapping[str, AnyArray]
@@ -86,17 +84,24 @@ def build_session_graph(model: Model) -> SessionGraph | None:
         return None  # torch answers
 
 
-def make_session(source: SessionGraph, threads: int = 1) -> Predict:
-    """Return a function from batches to logits."""
-    runtime = import_module(RUNTIME)
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    session = runtime.InferenceSession(source.graph, options, providers=["CPUExecutionProvider"])
-    ids, bags, dense = fields_by_kind(source.schema)
+class RuntimeModel:
+    """A model in ONNX Runtime: a function from batches to logits.
 
-    def predict(batch: Batch) -> Tensor:
-        feeds: dict[str, AnyArray] = dict(source.weights)
+    Args:
+        source: graph and weights.
+        like: another model, whose session is used if the graphs are equal.
+        threads: threads of one prediction.
+    """
+
+    def __init__(self, source: SessionGraph, like: RuntimeModel | None = None, *, threads: int = 1) -> None:
+        self.source = source
+        self._columns = fields_by_kind(source.schema)
+        has_same_graph = like is not None and like.source.graph == source.graph
+        self._session: Any = like._session if like and has_same_graph else make_session(source.graph, threads)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Return logits (B,), or (B, 1 + tasks)."""
+        (ids, bags, dense), feeds = self._columns, dict(self.source.weights)
         if ids:
             feeds["ids"] = batch.ids.numpy().astype(np.int64)
         for number, field in enumerate(bags):
@@ -105,7 +110,15 @@ def make_session(source: SessionGraph, threads: int = 1) -> Predict:
             feeds["dense"] = batch.dense.numpy()
             absent: Any = np.zeros_like(feeds["dense"]) if batch.missing is None else batch.missing.numpy()
             feeds["missing"] = absent.astype(np.float32)
-        [logits] = session.run(["logit"], feeds)
+        [logits] = self._session.run(["logit"], feeds)
         return torch.from_numpy(logits)
 
-    return predict
+
+def make_session(graph: bytes, threads: int) -> Any:
+    """Return a session of ONNX Runtime."""
+    runtime = import_module(RUNTIME)
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC  # more only takes longer
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    return runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

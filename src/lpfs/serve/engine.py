@@ -19,7 +19,7 @@ import torch
 from lpfs._console import join_lines
 from lpfs.data.raw_rows import RawRowEncoder
 from lpfs.errors import CheckpointError, ExactnessError, LpfsError
-from lpfs.export.session import Predict, SessionGraph, build_session_graph, make_session
+from lpfs.export.session import Predict, RuntimeModel, build_session_graph
 from lpfs.online.bundle import CURRENT, ENCODER, MODEL, Bundle, current_version, open_bundle
 from lpfs.serialization import load_into
 
@@ -40,8 +40,7 @@ class ServedModel:
     bundle: Bundle
     encoder: RawRowEncoder  # of its fields
     vocabularies: RawRowEncoder  # of all fields, for the next bundle
-    logits: Predict  # from a batch to (B,), or (B, 1 + tasks)
-    graph: SessionGraph | None = None  # that ONNX Runtime runs; None: torch answers
+    logits: Predict  # from a batch to (B,), or (B, 1 + tasks): a RuntimeModel, or the torch model
     reopened: frozenset[str] = frozenset()  # fields that the model before this one did not need
     since: float = field(default_factory=time.time)
     load_seconds: float = 0.0
@@ -96,8 +95,8 @@ def load_bundle(
     if encoder.schema != model.reads:
         raise CheckpointError(f"bundle {bundle.path}: the encoder has other fields than the model")
     graph = build_session_graph(model)
-    logits = torch.inference_mode()(model.forward) if graph is None else make_session(graph)
-    served = ServedModel(bundle, encoder, vocabularies, logits, graph)
+    logits = torch.inference_mode()(model.forward) if graph is None else RuntimeModel(graph)
+    served = ServedModel(bundle, encoder, vocabularies, logits)
     check_samples(served)
     return served
 

@@ -33,7 +33,7 @@ import torch
 
 from lpfs.data.store.format import AnyArray
 from lpfs.errors import LpfsError
-from lpfs.export.session import SessionGraph, make_session
+from lpfs.export.session import RuntimeModel, SessionGraph
 from lpfs.online.bundle import Bundle, open_bundle
 from lpfs.serve.engine import ServedModel, error_text, load_bundle
 
@@ -141,11 +141,12 @@ class LoaderProcess:
             name: data[start : start + math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
             for name, (dtype, shape, start) in reply["arrays"].items()
         }
-        encoder = before.vocabularies.subset(bundle.fields)
+        is_same = bundle.fields == before.bundle.fields
+        encoder = before.encoder if is_same else before.vocabularies.subset(bundle.fields)
         graph = SessionGraph(arrays.pop(GRAPH).tobytes(), arrays, encoder.schema)
-        served = ServedModel(bundle, encoder, before.vocabularies, make_session(graph), graph)
-        served.logits(encoder.encode([dict.fromkeys(bundle.fields)]).batch)  # the first run takes longer
-        return served
+        logits = RuntimeModel(graph, before.logits if isinstance(before.logits, RuntimeModel) else None)
+        logits(encoder.encode([dict.fromkeys(bundle.fields)]).batch)  # the first run takes longer
+        return ServedModel(bundle, encoder, before.vocabularies, logits)
 
     def _load(self, path: Path) -> tuple[dict[str, Any], AnyArray]:
         """Return the reply of the process and the memory, or a reply without arrays if there is no such process."""
@@ -254,9 +255,10 @@ def select(memories: Mapping[int, Item], used: Collection[int]) -> dict[int, Ite
 
 def describe_arrays(served: ServedModel, memory: SharedMemory) -> dict[str, Any] | None:
     """Return type, shape and position of graph and weights in the shared memory; None if the model has no graph."""
-    if served.graph is None:
+    if not isinstance(served.logits, RuntimeModel):
         return None
-    arrays = {**served.graph.weights, GRAPH: np.frombuffer(bytearray(served.graph.graph), np.uint8)}
+    source = served.logits.source
+    arrays = {**source.weights, GRAPH: np.frombuffer(bytearray(source.graph), np.uint8)}
     return {name: (str(array.dtype), array.shape, memory.offset_of(array)) for name, array in arrays.items()}
 
 
