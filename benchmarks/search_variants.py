@@ -75,6 +75,7 @@ class Variant:
 JUDGE = "judge"  # the job of the subset model: these variants share its networks
 ALL_JUDGE = "judge, all rows"
 CURVE_JUDGE = "judge of the curve"
+REPEATS = "repeats 4"  # searches, each on another fold of early and search rows, with weights of the others
 VARIANTS: dict[str, Variant] = {
     "default": Variant("lpfs++", {"folds": 0, "judges": 0}),
     "folds 4": Variant("lpfs++", {"folds": 4}),
@@ -100,6 +101,7 @@ VARIANTS: dict[str, Variant] = {
     "folds 4, gate rows 4x": Variant("lpfs++", {"folds": 4}, {"gate_batch_size": 2048}, parts=(8, 4)),
     "errors": Variant(options={"by_error": True}, parts=(8, 4)),
     "late batch": Variant(options={"late": 4}, parts=(8, 4)),
+    REPEATS: Variant("lpfs++", {"judges": 0}),
     "shufflegate": Variant("shufflegate"),
     "permutation": Variant("permutation"),
 }
@@ -456,6 +458,9 @@ def run_job(log: str, seed: int, variant: str, done: Sequence[dict[str, Any]], w
     if variant in JUDGES:
         judge(space, done, write, variant)
         return records
+    if variant == REPEATS:
+        repeat(space, write)
+        return records
     entry = VARIANTS[variant]
     method = make_method(entry.method, entry.options)
     stages.search_folds = all_row_folds if entry.all_rows else block_folds if entry.blocks else RANDOM_FOLDS
@@ -476,6 +481,34 @@ def run_job(log: str, seed: int, variant: str, done: Sequence[dict[str, Any]], w
                 write(variant, other, top_k(selection.made["scores"], other), seconds)
             break
     return records
+
+
+def repeat(space: Workspace, write: Any, count: int = 4) -> None:
+    """Search once on each fold of all rows, with a model pretrained on the others, and select by all searches.
+
+    A field's share is the part of a search in which its gate was alive. ``votes``: the fields that most searches
+    keep, of equals those with the largest mean share; ``mean share``: by the mean share alone.
+    """
+    for keep in space.keeps(REPEATS):
+        start, options = time.process_time(), dict(VARIANTS[REPEATS].options)
+        plan = space.plan.for_search(space.folder(), space.seed, method="lpfs++", options=options, keep=keep)
+        votes, shares = np.zeros(len(space.names)), np.zeros(len(space.names))
+        folds = all_row_folds(plan, stages.new_model(plan, space.seed), space.seed, count)
+        for number, fold in enumerate(folds):
+            trained = space.blind(number, fold)
+            task, factor = stages.search_task(plan, trained, space.seed)
+            fold.holdout.batch_size = plan.steps.gate_batch_size  # type: ignore[attr-defined]
+            rows = {"stream": fold.stream, "holdout": fold.holdout, "folder": space.folder() / "search"}
+            with stages.scaled_learning_rate(trained[1], factor):
+                selection = stages.run_search(plan.method, replace(task, **rows))
+            order = [list(trained[0].sites()).index(name) for name in space.names]
+            gates = np.array([record["gates"] for record in selection.history])[:, order]
+            votes += [name in selection.kept for name in space.names]
+            shares += (gates != 0).mean(0) / count
+        seconds = time.process_time() - start
+        names = np.array(space.names)
+        write(f"votes of {count}", keep, names[np.lexsort((-shares, -votes))[:keep]].tolist(), seconds)
+        write(f"mean share of {count}", keep, names[np.argsort(-shares, kind="stable")[:keep]].tolist(), seconds)
 
 
 def subset_networks(space: Workspace, plan: RunPlan, model: Any, optimizer: Any, variant: str) -> SubsetNetworks:
@@ -547,6 +580,7 @@ def run_all(options: argparse.Namespace) -> None:
                 log, seed, variant = jobs.pop(0)
                 done = [record for record in records if (record["log"], record["seed"]) == (log, seed)]
                 wanted = {f"subset elimination{JUDGES[variant]}" if variant in JUDGES else variant}
+                wanted = {"votes of 4"} if variant == REPEATS else wanted
                 finished = [record for record in done if record["variant"] in wanted]
                 if len(finished) >= len(VARIANTS[variant].parts) or (VARIANTS[variant].blocks and log in TABLE_LOGS):
                     continue

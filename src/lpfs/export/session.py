@@ -3,13 +3,14 @@
 For few rows it takes a third of the time of the torch model (``benchmarks/serve_load.py throughput``). The graph is
 built from a model in memory that was checked before: no ONNX file is read. Weights are inputs of the graph, which are
 used where they are; ONNX Runtime copies every initializer. So models that differ only in their weights share a session,
-whose creation would hold the GIL for more than a millisecond.
+whose creation would hold the GIL for more than a millisecond; so do models with the fields of one of the last models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -89,15 +90,13 @@ class RuntimeModel:
 
     Args:
         source: graph and weights.
-        like: another model, whose session is used if the graphs are equal.
         threads: threads of one prediction.
     """
 
-    def __init__(self, source: SessionGraph, like: RuntimeModel | None = None, *, threads: int = 1) -> None:
+    def __init__(self, source: SessionGraph, *, threads: int = 1) -> None:
         self.source = source
         self._columns = fields_by_kind(source.schema)
-        has_same_graph = like is not None and like.source.graph == source.graph
-        self._session: Any = like._session if like and has_same_graph else make_session(source.graph, threads)
+        self._session: Any = make_session(source.graph, threads)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Return logits (B,), or (B, 1 + tasks)."""
@@ -114,8 +113,9 @@ class RuntimeModel:
         return torch.from_numpy(logits)
 
 
+@lru_cache(maxsize=4)  # a session has no weights, so it is small, and several threads may use it
 def make_session(graph: bytes, threads: int) -> Any:
-    """Return a session of ONNX Runtime."""
+    """Return a session of ONNX Runtime; the latest ones are kept."""
     runtime = import_module(RUNTIME)
     options = runtime.SessionOptions()
     options.log_severity_level = 3

@@ -1,9 +1,10 @@
 """Load bundles in a process of its own, so that reading, hashing and checking them does not delay requests.
 
-The process has the lowest priority of the system (``SCHED_IDLE``): it runs when no request does. It reads the weights
-into anonymous shared memory (``memfd_create``), compares every digest and every stored row, and hands over the graph
-and the memory; the server maps the memory and exchanges one reference. Memory of a model that is no longer used is
-filled again: to make and release its pages takes most of the time of a swap. Only on Linux, and with ONNX Runtime.
+The process has the lowest priority of the system (``SCHED_IDLE``), and pauses often, because a busy core slows down the
+cores that share caches or execution units with it. It reads the weights into anonymous shared memory (``memfd_create``),
+compares every digest and every stored row, and hands over the graph and the memory; the server maps the memory and
+exchanges one reference. Memory of a model that is no longer used is filled again: to make and release its pages takes
+most of the time of a swap. Only on Linux, and with ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ GRAPH = ""  # name of the graph among the weights
 NO_ARRAYS: dict[str, Any] = {"error": None, "arrays": None}  # a reply: the server loads the bundle itself
 NO_DATA = np.zeros(0, np.uint8)
 POLL_SECONDS = 0.2
-PATIENCE_SECONDS = 10.0  # after which the server loads a bundle itself
+PATIENCE_SECONDS = 120.0  # after which the server loads a bundle itself
 STOP_SECONDS = 2.0
+WORK_SECONDS, PAUSE_SECONDS = 0.001, 0.004  # in turns, while a bundle is loaded
 ATTEMPTS = 2  # processes that a bundle may crash until it is refused
 
 
@@ -84,7 +86,7 @@ class SharedMemory:
 class LoaderProcess:
     """The process that loads bundles, seen from the server. It is started again after it has ended for any reason."""
 
-    policy: str = "idle"  # how it is scheduled: "idle", or "other" as the server
+    policy: str = "idle"  # "idle": lowest priority, with pauses; "other": scheduled as the server, without pauses
     closing: threading.Event = field(default_factory=threading.Event)  # set when the server stops
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _connection: Connection | None = field(default=None, init=False)
@@ -144,7 +146,7 @@ class LoaderProcess:
         is_same = bundle.fields == before.bundle.fields
         encoder = before.encoder if is_same else before.vocabularies.subset(bundle.fields)
         graph = SessionGraph(arrays.pop(GRAPH).tobytes(), arrays, encoder.schema)
-        logits = RuntimeModel(graph, before.logits if isinstance(before.logits, RuntimeModel) else None)
+        logits = RuntimeModel(graph)
         logits(encoder.encode([dict.fromkeys(bundle.fields)]).batch)  # the first run takes longer
         return ServedModel(bundle, encoder, before.vocabularies, logits)
 
@@ -201,6 +203,7 @@ class Loader:
     """What the process remembers: the vocabularies, and the memory that the server may still use."""
 
     connection: Connection
+    has_pauses: bool
     before: ServedModel | None = None
     memories: dict[int, SharedMemory] = field(default_factory=dict)
     numbers: int = 0  # of memories so far
@@ -211,7 +214,10 @@ class Loader:
             self.connection.send_bytes(b"ready")
             while True:
                 request = json.loads(self.connection.recv_bytes())
+                if self.has_pauses:
+                    signal.setitimer(signal.ITIMER_REAL, WORK_SECONDS, WORK_SECONDS + PAUSE_SECONDS)
                 self._load_and_send(Path(request["path"]), request["used"])
+                signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _load_and_send(self, path: Path, used: Collection[int]) -> None:
         """Load a bundle and send it, or why it must be refused."""
@@ -265,10 +271,11 @@ def describe_arrays(served: ServedModel, memory: SharedMemory) -> dict[str, Any]
 def main() -> None:
     """Run ``COMMAND``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends this process
-    if sys.argv[2] == "idle":
+    signal.signal(signal.SIGALRM, lambda *_: time.sleep(PAUSE_SECONDS))
+    if is_idle := sys.argv[2] == "idle":
         try:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         except OSError:  # not permitted here
             os.nice(19)
     torch.set_num_threads(1)
-    Loader(Connection(int(sys.argv[1]))).run()
+    Loader(Connection(int(sys.argv[1])), is_idle).run()
