@@ -42,6 +42,7 @@ from lpfs.methods.gate_search import GateSearch
 from lpfs.methods.lpfs import JUDGED_EVALUATIONS, LPFSPlusPlus, LPFSPlusPlusOptions
 from lpfs.methods.masks import ReplaceOutput, parts_by_module
 from lpfs.methods.registry import METHODS, MethodEntry, make_method
+from lpfs.methods.search import run_search
 from lpfs.methods.subset_elimination import FOLD_LR_FACTOR, SubsetNetworks, eliminate, exchange, first_rows
 from lpfs.methods.subset_model import ResidentStream, SubsetModel
 from lpfs.methods.training import center_embeddings, holdout_grads
@@ -498,9 +499,9 @@ def repeat(space: Workspace, write: Any, count: int = 4) -> None:
             trained = space.blind(number, fold)
             task, factor = stages.search_task(plan, trained, space.seed)
             fold.holdout.batch_size = plan.steps.gate_batch_size  # type: ignore[attr-defined]
-            rows = {"stream": fold.stream, "holdout": fold.holdout, "folder": space.folder() / "search"}
+            rows: dict[str, Any] = {"stream": fold.stream, "holdout": fold.holdout, "folder": space.folder() / "search"}
             with stages.scaled_learning_rate(trained[1], factor):
-                selection = stages.run_search(plan.method, replace(task, **rows))
+                selection = run_search(plan.method, replace(task, **rows))
             order = [list(trained[0].sites()).index(name) for name in space.names]
             gates = np.array([record["gates"] for record in selection.history])[:, order]
             votes += [name in selection.kept for name in space.names]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -47,15 +48,15 @@ def integer_table(sizes: tuple[int, ...], dim: int, **options) -> Table:
     dim=st.sampled_from([1, 3, 8, 16, 17, 24]),
     rows=st.sampled_from([0, 1, 2, 33, 200]),
     kind=st.sampled_from([torch.int32, torch.int64]),
-    gated=st.booleans(),
+    gates=st.sampled_from(["none", "constant", "trained"]),
     seed=st.integers(0, 99),
 )
-def test_values_and_gradients_are_those_of_an_embedding(backend, sizes, dim, rows, kind, gated, seed):
+def test_values_and_gradients_are_those_of_an_embedding(backend, sizes, dim, rows, kind, gates, seed):
     table = integer_table(sizes, dim)
     plain = as_embedding(table)
     ids, grad = random_ids(sizes, rows, seed, kind), integers(rows, len(sizes), dim, seed=seed)
-    gate = 2.0 ** torch.randint(-2, 3, (len(sizes),)) * (torch.arange(len(sizes)) % 3 != 1) if gated else None
-    mine, theirs = (None if gate is None else gate.clone().requires_grad_() for _ in range(2))
+    gate = 2.0 ** torch.randint(-2, 3, (len(sizes),)) * (torch.arange(len(sizes)) % 3 != seed % 3)
+    mine, theirs = (None if gates == "none" else gate.clone().requires_grad_(gates == "trained") for _ in range(2))
     with use_backend(backend):
         out = table(ids, mine)
         out.backward(grad)
@@ -64,7 +65,7 @@ def test_values_and_gradients_are_those_of_an_embedding(backend, sizes, dim, row
     assert torch.equal(out, expected)
     assert table.weight.grad is None
     assert torch.equal(dense(table.weight), plain.weight.grad)
-    if gated:
+    if gates == "trained":
         assert torch.equal(mine.grad, theirs.grad)
 
 
@@ -137,6 +138,10 @@ def test_padded_bags_are_the_same_bags(backend, mean, gated):
     assert torch.equal(dense(table.weight), gradient)
     assert {int(row) for piece in table.weight.row_grads for row in piece.compact().rows} == rows
     assert not gated or torch.equal(other.grad, gate.grad)
+    for rows, is_padded in itertools.product((0, 3, 5, 6), (False, True)):
+        bags = dict(zip("abc", padded if is_padded else all_bags, strict=True))
+        head = Batch(batch.ids, batch.dense, batch.labels, None, bags, is_padded).head(rows)
+        assert torch.equal(table.bags(list(head.bags.values()), padded=is_padded), table.bags(all_bags)[:rows])
     padded[1][0][1] = 4
     with use_backend(backend):
         assert table.bags(padded, other, padded=True).isnan().all()

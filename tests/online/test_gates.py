@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lpfs.errors import FieldError, InputError
-from lpfs.online.gates import BURN_IN_ROWS, MIN_TEST_ROWS, GainTests, GateSettings, SteadyGates
+from lpfs.online.gates import BURN_IN_ROWS, MIN_TEST_ROWS, Decision, GainTests, GateSettings, SteadyGates
 from lpfs.train.tensor_io import states_equal
 
 NAMES = ("a", "b", "c", "d")
@@ -25,13 +25,17 @@ def step(gates: SteadyGates, gradient: list[float], times: int = 1) -> None:
         gates.step()
 
 
+def add_additive(gates: SteadyGates, field: int, gains: np.ndarray) -> Decision | None:
+    return next(iter(gates.add_additive(np.array([field]), gains[None])), None)
+
+
 def test_the_interval_covers_the_mean_at_all_times() -> None:
     error, streams, misses = 0.05, 200, 0
     for seed in range(streams):
         tests, rng = GainTests(1, error), np.random.default_rng(seed)
         missed = False
         for _ in range(40):
-            tests.add(0, rng.normal(0.01, 0.2, 500))
+            tests.add(np.array([0]), rng.normal(0.01, 0.2, (1, 500)))
             evidence = tests.evidence(0)
             missed |= not evidence.low <= 0.01 <= evidence.high
         misses += missed
@@ -41,7 +45,7 @@ def test_the_interval_covers_the_mean_at_all_times() -> None:
 
 def test_no_interval_before_enough_rows() -> None:
     tests = GainTests(1, 0.01)
-    tests.add(0, np.full(MIN_TEST_ROWS - 1, 0.5))
+    tests.add(np.array([0]), np.full((1, MIN_TEST_ROWS - 1), 0.5))
     assert tests.evidence(0).low == -math.inf
     assert tests.evidence(0).gain == pytest.approx(0.5)
 
@@ -53,7 +57,7 @@ def test_factors_are_one_at_the_start_and_exactly_zero_when_closed() -> None:
 
 
 def test_a_closed_gate_receives_its_gradient() -> None:
-    gates = SteadyGates(NAMES, GateSettings(), opened=["a"])
+    gates = SteadyGates(NAMES, GateSettings(lr=1.0), opened=["a"])
     step(gates, [0.0, -0.05, 0.0, 0.0], 20)
     assert gates.x[1] > 0
     assert gates.applied()[1] == 0.0  # it is only nominated
@@ -65,11 +69,16 @@ def test_a_gate_without_gradient_is_nominated_and_the_test_decides() -> None:
     step(gates, [-0.1, -0.1, -0.1, 0.0], 200)
     assert gates.nominated() == [3]
     assert gates.kept == NAMES
-    assert 0 < gates.applied()[3] < 0.01  # almost hidden until the decision
     rng = np.random.default_rng(0)
+    assert gates.applied().tolist() == [1.0] * 4
+    gates.add_gains(3, rng.normal(8e-4, 0.005, MIN_TEST_ROWS))
+    assert gates.applied()[3] == 1.0  # it seems useful
+    gates.tests.sums[:] = 0.0
+    gates.add_gains(3, rng.normal(-1e-4, 0.005, MIN_TEST_ROWS))
+    assert 0 < gates.applied()[3] < 0.01  # almost hidden until the decision
     decision = None
     for _ in range(100):
-        gates.add_additive(3, rng.normal(-1e-4, 0.005, 500))
+        add_additive(gates, 3, rng.normal(-1e-4, 0.005, 500))
         decision = decision or gates.add_gains(3, rng.normal(-1e-4, 0.005, 500))
     assert decision is not None
     assert (decision.field, decision.action) == ("d", "closed")
@@ -77,7 +86,7 @@ def test_a_gate_without_gradient_is_nominated_and_the_test_decides() -> None:
     assert gates.kept == ("a", "b", "c")
     reopened = None
     for _ in range(100):
-        reopened = reopened or gates.add_additive(3, rng.normal(0.01, 0.05, 500))
+        reopened = reopened or add_additive(gates, 3, rng.normal(0.01, 0.05, 500))
     assert reopened is not None
     assert reopened.action == "reopened"
     assert gates.kept == NAMES
@@ -88,20 +97,21 @@ def test_a_probe_that_has_not_learned_yet_is_no_evidence() -> None:
     gates = make_gates()
     with torch.no_grad():
         gates.x[0] = 0.0
+    assert not gates.hidden().any()
+    gates.add_gains(0, np.tile([-0.5, 0.49], MIN_TEST_ROWS // 2))
     assert gates.hidden().tolist() == [True, False, False, False]
     for _ in range(int(BURN_IN_ROWS / 500)):  # it corrects no logit yet, so that all gains are zero
-        gates.add_additive(0, np.zeros(500))
+        add_additive(gates, 0, np.zeros(500))
         assert gates.add_gains(0, np.random.default_rng(0).normal(0, 0.5, 500)) is None
     assert gates.additive.evidence(0).rows == 0
     gates.set_open(0, True)
-    gates.hidden()
     assert gates.hidden_rows[0] == 0
 
 
 def test_a_gain_between_the_limits_changes_nothing() -> None:
     gates, rng = SteadyGates(NAMES, GateSettings(), opened=["a"]), np.random.default_rng(0)
     for _ in range(80):  # hysteresis: neither below half of the threshold nor above it
-        assert gates.add_additive(1, rng.normal(7.5e-4, 0.005, 500)) is None
+        assert add_additive(gates, 1, rng.normal(7.5e-4, 0.005, 500)) is None
         assert gates.add_gains(0, rng.normal(7.5e-4, 0.005, 500)) is None
 
 
@@ -124,7 +134,7 @@ def test_the_state_is_complete() -> None:
     gradients = rng.normal(-0.01, 0.05, (60, 4)).tolist()
     for gradient in gradients[:30]:
         step(first, gradient)
-        first.add_additive(1, rng.normal(0.01, 0.05, 100))
+        add_additive(first, 1, rng.normal(0.01, 0.05, 100))
     second.load(first.state())
     for gradient in gradients[30:]:
         step(first, gradient)

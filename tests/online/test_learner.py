@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,17 @@ def test_the_pruned_model_predicts_as_the_trainer(schema: Schema, batches: list[
         actual = pruned.model(batches[0].select(schema, kept))
     assert torch.allclose(actual, expected, atol=1e-5)
     assert pruned.certificate.certified
+
+
+def test_gates_do_not_touch_the_weights(schema: Schema, batches: list[Batch]) -> None:
+    gated = OnlineLearner(schema, replace(SETTINGS, warmup=0, gate_every=1, gates=GateSettings(penalty=0.001)))
+    plain = OnlineLearner(schema, replace(SETTINGS, warmup=100))
+    for batch in batches:
+        gated.learn(batch)
+        plain.learn(batch)
+    assert gated.gates is not None
+    assert 0 < float(gated.gates.x.detach().min()) < 1  # they have moved, and none is zero
+    assert all(map(torch.equal, gated.model.parameters(), plain.model.parameters()))
 
 
 def test_closed_fields_learn_in_probe_batches_only(schema: Schema, batches: list[Batch]) -> None:

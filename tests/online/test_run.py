@@ -28,7 +28,11 @@ from lpfs.online.state import StateReader, replay_changes
 from tests.online.conftest import EVENTS, SPEC
 
 LEARNER = LearnerSettings(
-    options={"dim": 4, "hidden": (8,)}, warmup=2, probe_every=4, gates=GateSettings(penalty=0.05, error=0.01)
+    options={"dim": 4, "hidden": (8,)},
+    warmup=2,
+    gate_every=1,
+    probe_every=4,
+    gates=GateSettings(lr=1.0, penalty=0.05, error=0.01),
 )
 SETTINGS = OnlineSettings(LEARNER, batch=256, commit_every=4, publish_every=3, key="event", window=500)
 

@@ -77,6 +77,15 @@ class Batch:
             self.padded,
         )
 
+    def head(self, rows: int) -> Batch:
+        """Return the first rows, as views."""
+        if rows >= len(self):
+            return self
+        bags = {name: (ids if self.padded else ids[: int(starts[rows])], starts[: rows + self.padded])
+                for name, (ids, starts) in self.bags.items()}  # fmt: skip
+        missing = None if self.missing is None else self.missing[:rows]
+        return Batch(self.ids[:rows], self.dense[:rows], self.labels[:rows], missing, bags, self.padded)
+
 
 @dataclass(frozen=True)
 class RowBlock:

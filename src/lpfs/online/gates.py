@@ -1,12 +1,14 @@
 r"""Gates in a steady state: ε at a floor, a constant learning rate, and tests that decide when a field changes.
 
-1. LPFS++ gates :math:`g(x)` are trained by proximal SGD as in a search. An *open* field enters the network multiplied
-   by g(x); a *closed* one is multiplied by 0, and its x still receives the gradient
-   :math:`\partial L/\partial g \cdot g'(x)`, because :math:`g'(0) > 0`. λ is fixed, or held by the control law of
-   ``keep=K`` (:mod:`lpfs.gates.controller`) with the target K in every step.
+1. An *open* field enters the network unchanged, a *closed* one is multiplied by 0. In some batches the loss is computed
+   once more with open fields multiplied by LPFS++ gates :math:`g(x)`, and its gradient trains x by proximal SGD as in
+   a search; the x of a closed field receives :math:`\partial L/\partial g \cdot g'(x)`, because :math:`g'(0) > 0`. The
+   weights see no gate, whose steps would be noise for them. λ is fixed, or held by the control law of ``keep=K``
+   (:mod:`lpfs.gates.controller`) with the target K in every step.
 2. A gate only *nominates*: an open field whose x is 0 for closing, a closed field whose x is above 0 for reopening. The
    gain of showing the field decides: loss without it minus loss with it, on rows which the model has not learned from
-   yet, in the network and by an additive probe (:mod:`lpfs.online.probe`). A field reopens when the confidence interval
+   yet, in the network and by an additive probe (:mod:`lpfs.online.probe`). An open field is hidden during its test as
+   soon as it seems to gain too little. A field reopens when the confidence interval
    of one of the two is above ``threshold``, and is closed when one interval and the estimate of the other are below
    ``threshold`` · ``hysteresis``.
 
@@ -32,11 +34,12 @@ from lpfs.gates.functions import gate_function
 from lpfs.gates.optimizer import ProxSGD
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 MIXTURE_ROWS = 5000.0  # number of rows at which the confidence sequence is tightest
 MIN_TEST_ROWS = 1000  # rows before a decision
 MAX_TEST_ROWS = 50_000  # rows after which a test without a decision starts again: the stream may have changed
 BURN_IN_ROWS = 10_000  # rows of a hidden field in which the additive probe learns, before its gains count
-SMALLEST_X = 1e-3  # x of the gate value that is used while an open field with x = 0 is tested
+SMALLEST_X = 1e-3  # x of the gate value by which an open field is multiplied while it is hidden
 TIE_SPREAD = 0.01  # weights of λ differ by up to this share
 CLOSED_WEIGHT = 0.3  # factor on λ of a closed field: its gate only nominates it, and the test decides
 
@@ -46,10 +49,10 @@ class GateSettings:
     """How fields are selected on a stream."""
 
     keep: int | None = None  # number of fields that the control of λ aims at; or None
-    penalty: float = 0.01  # λ, if ``keep`` is None
+    penalty: float = 0.02  # λ, if ``keep`` is None
     epsilon: float = 1e-3  # ε of LPFS++, constant
-    lr: float = 1.0  # learning rate of x, constant
-    horizon: int = 2000  # steps in which a gate without gradient moves from 1 to 0 at the smallest λ of ``keep``
+    lr: float = 8.0  # learning rate of x, constant
+    horizon: int = 500  # steps of x in which a gate without gradient moves from 1 to 0 at the smallest λ of ``keep``
     threshold: float = 1e-3  # gain in logloss per row from which a closed field is worth reopening
     hysteresis: float = 0.5  # an open field is closed if its gain is below this share of ``threshold``
     error: float = 1e-4  # probability of a wrong decision of one test
@@ -61,6 +64,11 @@ class GateSettings:
         for name, high in {"epsilon": 1.0, "hysteresis": 1.0, "error": 0.5}.items():
             if not 0 <= getattr(self, name) <= high:
                 raise InputError(f"{name} must be between 0 and {high}, found {getattr(self, name)!r}")
+
+    @property
+    def limit(self) -> float:
+        """The gain below which an open field is closed."""
+        return self.threshold * self.hysteresis
 
 
 @dataclass(frozen=True)
@@ -89,22 +97,26 @@ class GainTests:
         self.sums: Floats = np.zeros((3, fields))
         self.error = error
 
-    def add(self, field: int, gains: Floats) -> None:
-        """Add the gains of the rows of a batch."""
-        if self.sums[0, field] > MAX_TEST_ROWS:
-            self.sums[:, field] = 0.0
-        self.sums[:, field] += np.array([len(gains), gains.sum(), gains @ gains])
+    def add(self, fields: Ints, gains: Floats) -> None:
+        """Add the gains (F, rows) of a batch."""
+        self.sums[:, fields[self.sums[0, fields] > MAX_TEST_ROWS]] = 0.0
+        self.sums[0, fields] += gains.shape[1]
+        self.sums[1:, fields] += gains.sum(1), np.einsum("fn,fn->f", gains, gains)
+
+    def intervals(self, fields: Ints) -> Floats:
+        """Return gain, low, high and rows (4, F); the interval is infinite before ``MIN_TEST_ROWS``."""
+        count, total, squares = self.sums[:, fields]
+        rows = np.maximum(count, 1.0)
+        mean, mixed = total / rows, rows + MIXTURE_ROWS
+        deviation = np.sqrt(np.maximum(squares / rows - mean * mean, 1e-18))
+        width = deviation * np.sqrt(mixed * (np.log(mixed / MIXTURE_ROWS) + 2 * math.log(1 / self.error))) / rows
+        width[count < MIN_TEST_ROWS] = math.inf
+        return np.stack([mean, mean - width, mean + width, count])
 
     def evidence(self, field: int) -> Evidence:
-        """Return the gain with its interval; infinite before ``MIN_TEST_ROWS``."""
-        rows, total, squares = (float(value) for value in self.sums[:, field])
-        if rows < MIN_TEST_ROWS:
-            return Evidence(total / max(rows, 1.0), -math.inf, math.inf, int(rows))
-        mean = total / rows
-        deviation = math.sqrt(max(squares / rows - mean * mean, 1e-18))
-        mixed = rows + MIXTURE_ROWS
-        width = deviation * math.sqrt(mixed * (math.log(mixed / MIXTURE_ROWS) + 2 * math.log(1 / self.error))) / rows
-        return Evidence(mean, mean - width, mean + width, int(rows))
+        """Return the gain of one field with its interval."""
+        gain, low, high, rows = self.intervals(np.array([field]))[:, 0].tolist()
+        return Evidence(gain, low, high, int(rows))
 
 
 class SteadyGates(nn.Module):
@@ -163,38 +175,41 @@ class SteadyGates(nn.Module):
         return tuple(name for name, is_open in zip(self.names, self.open, strict=True) if is_open)
 
     def values(self) -> Tensor:
-        """Return the factors (N,) of the fields, with the gradient of the gates: 0 for closed fields."""
+        """Return the gate values (N,) with their gradient: 0 for closed fields."""
         values = self.function.value(self.x, self.epsilon, self.norm)
-        return values + (self.applied() - values.detach())
+        return torch.where(torch.from_numpy(self.open), values.clamp(min=self._floor), 0.0).detach() + (
+            values - values.detach()
+        )
 
-    @torch.no_grad()
     def applied(self) -> Tensor:
-        """Return the same factors without gradient."""
-        values = self.function.value_and_slope(self.x, self.epsilon, self.norm)[0].clamp(min=self._floor)
-        return torch.where(torch.from_numpy(self.open), values, 0.0)
+        """Return the factors (N,) of the fields: 1, or 0 if they are hidden, or almost 0 if they are open as well."""
+        hidden = torch.from_numpy(self.hidden())
+        return torch.where(torch.from_numpy(self.open), torch.where(hidden, self._floor, 1.0), 0.0)
 
     def served_x(self) -> Tensor:
         """Return x (N,) of gates with these factors: exactly 0 for closed fields only."""
-        return torch.where(torch.from_numpy(self.open), self.x.detach().clamp(min=SMALLEST_X), 0.0)
+        hidden = torch.from_numpy(self.hidden())
+        return torch.where(torch.from_numpy(self.open), torch.where(hidden, SMALLEST_X, 1.0), 0.0)
 
     @torch.no_grad()
-    def step(self, *, penalized: bool = True) -> None:
-        """Update x from its gradient, then λ; without ``penalized`` only the tables and the network learn."""
-        if penalized:
-            self.prox.step()
-            self.x.clamp_(max=1.0)
-            if self.controller is not None:
-                law: Any = self.controller.constants
-                momentum = self.prox.state[self.x]["momentum_buffer"]
-                is_open = torch.from_numpy(self.open)
-                x = torch.where(is_open, self.x, 0.0)  # the law counts the open fields
-                alive, too_few = restore_gates(x, self.previous_x, momentum, self._row.hurry, float(law.keep))
-                update_penalty(
-                    *(x, self.previous_x, self.dead, self.control, self.penalty, x, alive, too_few),
-                    *(self.epsilon, self.function.square, self._row, law),
-                )
-                self.x.copy_(torch.where(is_open, x, self.x))
+    def step(self) -> None:
+        """Update x from its gradient, then λ."""
+        self.prox.step()
+        momentum = self.prox.state[self.x]["momentum_buffer"]
+        momentum[self.x > 1] = 0.0  # else a gate that has been useful for long would not move for long
+        self.x.clamp_(max=1.0)
+        if self.controller is not None:
+            law: Any = self.controller.constants
+            is_open = torch.from_numpy(self.open)
+            x = torch.where(is_open, self.x, 0.0)  # the law counts the open fields
+            alive, too_few = restore_gates(x, self.previous_x, momentum, self._row.hurry, float(law.keep))
+            update_penalty(
+                *(x, self.previous_x, self.dead, self.control, self.penalty, x, alive, too_few),
+                *(self.epsilon, self.function.square, self._row, law),
+            )
+            self.x.copy_(torch.where(is_open, x, self.x))
         self.x.grad = None
+        self.hidden_rows[~self.hidden()] = 0.0
 
     def nominated(self) -> list[int]:
         """Return the fields whose gate disagrees with the selection, those with the shortest tests first."""
@@ -204,31 +219,31 @@ class SteadyGates(nn.Module):
         return [int(field) for field in fields[np.argsort(self.tests.sums[0, fields], kind="stable")]]
 
     def hidden(self) -> npt.NDArray[np.bool_]:
-        """Return which fields do not reach the network: closed ones, and open ones whose x is 0."""
-        hidden = np.asarray(~self.open | (self.x.detach() == 0).numpy())
-        self.hidden_rows[~hidden] = 0.0
-        return hidden
+        """Return which fields do not reach the network: closed ones, and open ones that seem to gain too little."""
+        rows, totals, _ = self.tests.sums
+        seems_useless = (rows >= MIN_TEST_ROWS) & (totals < rows * self.settings.limit)
+        return np.asarray(~self.open | (seems_useless & (self.x.detach() == 0).numpy() & ~self.fixed))
 
-    def add_additive(self, field: int, gains: Floats) -> Decision | None:
-        """Add gains of the additive probe of a hidden field; return the decision to reopen it, once there is one."""
-        self.hidden_rows[field] += len(gains)
-        if self.hidden_rows[field] <= BURN_IN_ROWS:
-            return None
-        self.additive.add(field, gains)
-        evidence = self.additive.evidence(field)
-        if evidence.low > self.settings.threshold:
-            return self._decide(field, True, evidence)
-        if not self.open[field] and evidence.high < self.settings.threshold * self.settings.hysteresis:
-            self.additive.sums[:, field] = 0.0  # still useless; old rows must not delay the next test
-        return None
+    def add_additive(self, fields: Ints, gains: Floats) -> list[Decision]:
+        """Add gains (F, rows) of the additive probe of hidden fields; return decisions to reopen some."""
+        self.hidden_rows[fields] += gains.shape[1]
+        has_learned = self.hidden_rows[fields] > BURN_IN_ROWS
+        fields, gains = fields[has_learned], gains[has_learned]
+        self.additive.add(fields, gains)
+        _, low, high, _ = self.additive.intervals(fields)
+        is_worth = low > self.settings.threshold
+        decisions = [self._decide(field, True, self.additive.evidence(field)) for field in fields[is_worth].tolist()]
+        is_useless = ~is_worth & ~self.open[fields] & (high < self.settings.limit)
+        self.additive.sums[:, fields[is_useless]] = 0.0  # old rows must not delay the next test
+        return [decision for decision in decisions if decision is not None]
 
     def add_gains(self, field: int, gains: Floats) -> Decision | None:
         """Add gains of showing a nominated field to the network; return the decision, once there is one."""
-        self.tests.add(field, gains)
+        self.tests.add(np.array([field]), gains[None])
         network, additive = self.tests.evidence(field), self.additive.evidence(field)
         if network.low > self.settings.threshold:
             return self._decide(field, True, network)
-        limit = self.settings.threshold * self.settings.hysteresis
+        limit = self.settings.limit
         for evidence, other in ((network, additive), (additive, network)):  # one interval, and the other's estimate
             if evidence.high < limit and other.gain < limit and network.rows >= MIN_TEST_ROWS:
                 return self._decide(field, False, evidence)
@@ -245,6 +260,8 @@ class SteadyGates(nn.Module):
     def set_open(self, field: int, is_open: bool) -> None:
         """Open a field, with a gate of 1, or close it; its momentum is reset."""
         self.open[field] = is_open
+        if is_open:
+            self.hidden_rows[field] = 0.0
         for values in (self.x, self.previous_x):
             values[field] = float(is_open)
         self.prox.state[self.x]["momentum_buffer"][field] = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,14 +38,18 @@ class LearnerSettings:
     options: dict[str, Any] = field(default_factory=lambda: {"dim": 8, "hidden": (64, 32)})  # of the model
     optimizer: str = "adagrad"  # ``adagrad``, ``rowwise-adagrad``, ``adam`` or ``sgd``
     lr: float = 0.02  # its learning rate
+    gate_every: int = 4  # one of this many batches trains the gates, with a prediction of its own …
+    gate_rows: int = 256  # … for its first rows
     probe_every: int = 8  # one of this many batches shows closed fields and tests nominated ones
-    warmup: int = 100  # batches before gates are penalized
+    warmup: int = 100  # batches before gates are trained
     gates: GateSettings | None = field(default_factory=GateSettings)  # None: all fields, without gates and probes
     seed: int = 0  # of the first weights and of the probes
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             raise InputError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, found {self.optimizer!r}")
+        check_int("gate_every", self.gate_every, 1)
+        check_int("gate_rows", self.gate_rows, 1)
         check_int("probe_every", self.probe_every, 2)
 
 
@@ -55,8 +59,8 @@ class Progress:
 
     logits: Floats
     labels: Floats
-    decisions: tuple[Decision, ...]
-    worth: Floats | None  # (N,) first-order gain of the fields of the schema, loss per row; None in a probe batch
+    decisions: tuple[Decision, ...] = ()
+    worth: Floats | None = None  # (N,) first-order gain of the fields of the schema, loss per row, if gates are trained
 
 
 class OnlineLearner:
@@ -81,7 +85,7 @@ class OnlineLearner:
         self.gates: SteadyGates | None = None
         self.probe = AdditiveProbe(schema)
         self._order = [inputs.names.index(name) for name in schema.names]
-        self._probed = [inputs.names.index(name) for name in self.probe.names]
+        self._probed = np.array([inputs.names.index(name) for name in self.probe.names], int)
         self._factors: torch.Tensor | None = None
         if settings.gates is not None:
             self.gates = SteadyGates(inputs.names, settings.gates, opened, settings.seed)
@@ -96,8 +100,16 @@ class OnlineLearner:
 
     def learn(self, batch: Batch) -> Progress:
         """Predict a batch, then learn from it."""
-        gates, every = self.gates, self.settings.probe_every
-        progress = self._probe(gates, batch) if gates and (self.batches + 1) % every == 0 else self._train(batch)
+        gates, settings, number = self.gates, self.settings, self.batches + 1
+        if gates is None:
+            progress = Progress(self._update(batch), _as_floats(batch.labels[:, 0]))
+        else:
+            trains_gates = number > settings.warmup and number % settings.gate_every == 0
+            worth = self._differentiate_gates(gates, batch) if trains_gates else None
+            train = self._probe if number % settings.probe_every == 0 else self._train
+            progress = replace(train(gates, batch), worth=worth)
+            if trains_gates:
+                gates.step()
         for decision in progress.decisions:
             if decision.action == "reopened":
                 self._reset_optimizer(decision.field)
@@ -118,17 +130,19 @@ class OnlineLearner:
                                 value.narrow(axis, start, size).zero_()
                     start += size
 
-    def _train(self, batch: Batch) -> Progress:
-        gates = self.gates
-        if gates is not None:
-            self._factors = gates.values()
-            self._factors.retain_grad()
+    def _differentiate_gates(self, gates: SteadyGates, batch: Batch) -> Floats:
+        """Set the gradient of x, with weights that have not learned from the batch; return the worth of the fields."""
+        values = gates.values()
+        self._factors = values.detach().requires_grad_()
+        loss = bce_loss(*predict_batch(self.model, batch.head(self.settings.gate_rows)))
+        (gradient,) = torch.autograd.grad(loss, self._factors)
+        values.backward(gradient)
+        return -_as_floats(gradient)[self._order]
+
+    def _train(self, gates: SteadyGates, batch: Batch) -> Progress:
+        self._factors = gates.applied()
         logits, labels = self._update(batch), _as_floats(batch.labels[:, 0])
-        if gates is None or self._factors is None or self._factors.grad is None:
-            return Progress(logits, labels, (), None)
-        worth = -self._factors.grad.double().numpy()[self._order]
-        gates.step(penalized=self.batches >= self.settings.warmup)
-        return Progress(logits, labels, self._probe_additive(gates, batch, logits, labels), worth)
+        return Progress(logits, labels, self._probe_additive(gates, batch, logits, labels))
 
     def _probe_additive(self, gates: SteadyGates, batch: Batch, logits: Floats, labels: Floats) -> tuple[Decision, ...]:
         """Test what hidden fields would add, in every second batch."""
@@ -139,9 +153,9 @@ class OnlineLearner:
             return ()
         values = self.probe.values(batch, columns)
         gains = self.probe.gains(values, logits, labels).T
-        decisions = [gates.add_additive(self._probed[at], gain) for at, gain in zip(columns, gains, strict=True)]
+        decisions = gates.add_additive(self._probed[columns], gains)
         self.probe.add(values, logits, labels)
-        return tuple(filter(None, decisions))
+        return tuple(decisions)
 
     def _probe(self, gates: SteadyGates, batch: Batch) -> Progress:
         """Predict with the selected fields, test nominated ones, then learn with a random half of the closed ones."""
@@ -149,16 +163,16 @@ class OnlineLearner:
         logits = self._predict(batch, applied)
         losses, decisions = row_losses(logits, labels), []
         nominated = gates.nominated() if self.batches >= self.settings.warmup else []
+        hidden = gates.hidden()
         for field_number in nominated[:MAX_TESTS]:
-            shown = applied.clone()
-            shown[field_number] = 1.0
-            gains = losses - row_losses(self._predict(batch, shown), labels)
-            decisions.append(gates.add_gains(field_number, gains))
+            changed = applied.clone()
+            changed[field_number] = float(hidden[field_number])
+            gains = row_losses(self._predict(batch, changed), labels) - losses
+            decisions.append(gates.add_gains(field_number, -gains if hidden[field_number] else gains))
         drawn = np.random.default_rng([self.settings.seed, self.batches]).random(len(applied)) < 0.5
-        hidden = (gates.x.detach() == 0) | (applied == 0)
-        self._factors = torch.where(torch.from_numpy(drawn) & hidden, 1.0, applied)
+        self._factors = torch.where(torch.from_numpy(drawn & hidden), 1.0, applied)
         self._update(batch)
-        return Progress(logits, labels, tuple(filter(None, decisions)), None)
+        return Progress(logits, labels, tuple(filter(None, decisions)))
 
     @torch.no_grad()
     def _predict(self, batch: Batch, factors: torch.Tensor) -> Floats:

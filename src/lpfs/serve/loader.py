@@ -1,10 +1,10 @@
 """Load bundles in a process of its own, so that reading, hashing and checking them does not delay requests.
 
-The process has the lowest priority of the system (``SCHED_IDLE``), and pauses often, because a busy core slows down the
-cores that share caches or execution units with it. It reads the weights into anonymous shared memory (``memfd_create``),
-compares every digest and every stored row, and hands over the graph and the memory; the server maps the memory and
-exchanges one reference. Memory of a model that is no longer used is filled again: to make and release its pages takes
-most of the time of a swap. Only on Linux, and with ONNX Runtime.
+The process has the lowest priority of the system (``SCHED_IDLE``), and pauses often, because a busy core slows down
+the cores that share caches or execution units with it. It reads the weights into anonymous shared memory
+(``memfd_create``), compares every digest and every stored row, and hands over the graph and the memory; the server
+maps the memory and exchanges one reference. Memory of a model that is no longer used is filled again: to make and
+release its pages takes most of the time of a swap. Only on Linux, and with ONNX Runtime.
 """
 
 from __future__ import annotations
