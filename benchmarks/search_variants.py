@@ -76,6 +76,7 @@ class Variant:
 JUDGE = "judge"  # the job of the subset model: these variants share its networks
 ALL_JUDGE = "judge, all rows"
 CURVE_JUDGE = "judge of the curve"
+SETTLED = "settled"  # ties are broken by the gain of a field alone, or by the order of the columns
 REPEATS = "repeats 4"  # searches, each on another fold of early and search rows, with weights of the others
 VARIANTS: dict[str, Variant] = {
     "default": Variant("lpfs++", {"folds": 0, "judges": 0}),
@@ -103,6 +104,7 @@ VARIANTS: dict[str, Variant] = {
     "errors": Variant(options={"by_error": True}, parts=(8, 4)),
     "late batch": Variant(options={"late": 4}, parts=(8, 4)),
     REPEATS: Variant("lpfs++", {"judges": 0}),
+    SETTLED: Variant("subset_elimination", pace=0.1),
     "shufflegate": Variant("shufflegate"),
     "permutation": Variant("permutation"),
 }
@@ -462,6 +464,9 @@ def run_job(log: str, seed: int, variant: str, done: Sequence[dict[str, Any]], w
     if variant == REPEATS:
         repeat(space, write)
         return records
+    if variant == SETTLED:
+        settle_sets(space, done, write)
+        return records
     entry = VARIANTS[variant]
     method = make_method(entry.method, entry.options)
     stages.search_folds = all_row_folds if entry.all_rows else block_folds if entry.blocks else RANDOM_FOLDS
@@ -510,6 +515,47 @@ def repeat(space: Workspace, write: Any, count: int = 4) -> None:
         names = np.array(space.names)
         write(f"votes of {count}", keep, names[np.lexsort((-shares, -votes))[:keep]].tolist(), seconds)
         write(f"mean share of {count}", keep, names[np.argsort(-shares, kind="stable")[:keep]].tolist(), seconds)
+
+
+def settle_sets(space: Workspace, done: Sequence[dict[str, Any]], write: Any) -> None:
+    """Replace fields of the default sets by preferred ones of equal loss, as slow subset networks see it."""
+    plan = space.plan.for_search(space.folder(), space.seed, method="subset_elimination", keep=space.keeps(JUDGE)[0])
+    start = time.process_time()
+    networks = subset_networks(space, plan, *space.pretrained(), SETTLED)
+    names = list(networks.names)
+    alone = networks.losses(np.eye(len(names), dtype=bool)).mean(1)
+    orders = {"gain alone": np.argsort(alone, kind="stable").tolist(), "column": [names.index(n) for n in space.names]}
+    seconds = time.process_time() - start
+    for record in [record for record in done if record["variant"] == BASE]:
+        kept = [names.index(name) for name in record["kept"]]
+        for rule, order in orders.items():
+            for errors in (0.0, 1.0):
+                chosen = settle(networks.losses, kept, order, errors)
+                name = f"default, settled by {rule} within {errors:g} errors"
+                write(name, record["keep"], [names[part] for part in chosen], seconds + record["seconds"])
+
+
+def settle(losses: Any, kept: Sequence[int], order: Sequence[int], errors: float) -> set[int]:
+    """Exchange kept parts for parts before them in ``order`` while the loss is that of ``kept``, up to the errors."""
+    rank = {part: number for number, part in enumerate(order)}
+    alive = np.zeros(len(order), bool)
+    alive[list(kept)] = True
+    first = alive.copy()
+    for back in [part for part in order if not alive[part]]:
+        later = sorted((p for p in np.flatnonzero(alive).tolist() if rank[p] > rank[back]), key=rank.__getitem__)
+        if not later:
+            continue
+        subsets = np.tile(alive, (len(later) + 1, 1))
+        subsets[0] = first
+        subsets[1:, back] = True
+        subsets[np.arange(len(later)) + 1, later] = False
+        base, *changed = losses(subsets)
+        costs = np.array(changed) - base  # (parts, rows)
+        fits = costs.mean(1) <= errors * costs.std(1) / math.sqrt(costs.shape[1])
+        if fits.any():
+            alive[later[int(np.flatnonzero(fits)[-1])]] = False
+            alive[back] = True
+    return set(np.flatnonzero(alive).tolist())
 
 
 def subset_networks(space: Workspace, plan: RunPlan, model: Any, optimizer: Any, variant: str) -> SubsetNetworks:
@@ -581,7 +627,9 @@ def run_all(options: argparse.Namespace) -> None:
                 log, seed, variant = jobs.pop(0)
                 done = [record for record in records if (record["log"], record["seed"]) == (log, seed)]
                 wanted = {f"subset elimination{JUDGES[variant]}" if variant in JUDGES else variant}
-                wanted = {"votes of 4"} if variant == REPEATS else wanted
+                wanted = {REPEATS: {"votes of 4"}, SETTLED: {"default, settled by column within 0 errors"}}.get(
+                    variant, wanted
+                )
                 finished = [record for record in done if record["variant"] in wanted]
                 if len(finished) >= len(VARIANTS[variant].parts) or (VARIANTS[variant].blocks and log in TABLE_LOGS):
                     continue
