@@ -70,10 +70,10 @@ def run_windows(monitor: DriftMonitor, first: int, windows: int, **change: Any) 
 def test_alarms_of_fields(change: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     torch.manual_seed(0)
     monitor = DriftMonitor(SCHEMA)
-    assert run_windows(monitor, 0, REFERENCE + 10) == []
-    alarms = run_windows(monitor, REFERENCE + 10, 5, **change)  # an alarm is not repeated while it holds
+    assert run_windows(monitor, 0, REFERENCE + 8) == []
+    alarms = run_windows(monitor, REFERENCE + 8, 8, **change)  # an alarm is not repeated while it holds
     assert [(alarm.field, alarm.kind) for alarm in alarms] == expected
-    assert all(alarm.since == (REFERENCE + 10) * 2000 for alarm in alarms)
+    assert all(alarm.since == (REFERENCE + 8) * 2000 for alarm in alarms)
 
 
 def test_the_state_is_complete() -> None:

@@ -28,7 +28,7 @@ KINDS = {  # of alarms of a field: the limit, and the message
     "worth": (6.0, "worth changed by {:.1f} standard errors"),
 }
 MIN_WORTH_CHANGE = 5e-4  # change of the worth, in loss per row, below which there is no alarm
-MIN_BATCHES = 10  # of a window, below which its worth is not compared
+MIN_BATCHES = 40  # that train gates, before the worth is compared: a longer window than that of the others
 SLACK, LOSS_LIMIT = 0.25, 25.0  # of Page-Hinkley, in standard deviations of the loss of a batch
 WARMUP_BATCHES = 100  # in which the loss still falls
 
@@ -103,7 +103,7 @@ class DriftMonitor:
         self.counts = np.zeros((len(self._positions), BINS))
         self.reference = np.zeros_like(self.counts)
         self.unseen = np.zeros((2, size))  # unseen values of the window, of the reference
-        self.rows = np.zeros(3)  # rows of the window, of the reference, windows in the reference
+        self.rows = np.zeros(4)  # rows of the window and the reference, windows of the reference, start for the worth
         self.worth = np.zeros((2, 3, size))  # window and reference: batches, sum and sum of squares
         self.since = np.full((len(KINDS), size), -1.0)  # row since which an alarm holds
 
@@ -130,12 +130,20 @@ class DriftMonitor:
         if self.rows[2] < REFERENCE:
             self.reference += self.counts
             self.unseen[1] += self.unseen[0]
-            self.rows[1:] += self.rows[0], 1
+            self.rows[1:3] += self.rows[0], 1
             self.worth[1] += self.worth[0]
+            self.worth[0] = 0.0
+            self.rows[3] = -1
         else:
-            for kind, since, sizes in zip(KINDS, self.since, self._statistics(), strict=True):
-                alarms += self._check(kind, since, sizes, first_row)
-        for window in (self.counts, self.unseen[0], self.worth[0], self.rows[:1]):
+            self.rows[3] = first_row if self.rows[3] < 0 else self.rows[3]
+            *sizes, worth = self._statistics()
+            for kind, since, values in zip(KINDS, self.since, sizes, strict=False):
+                alarms += self._check(kind, since, values, first_row)
+            if self.worth[0, 0].max() >= MIN_BATCHES:
+                alarms += self._check("worth", self.since[-1], worth, int(self.rows[3]))
+                self.worth[0] = 0.0
+                self.rows[3] = -1
+        for window in (self.counts, self.unseen[0], self.rows[:1]):
             window[:] = 0.0
         return alarms
 
@@ -149,8 +157,7 @@ class DriftMonitor:
         deviations = np.maximum(squares - batches * means**2, 0.0)
         error = np.sqrt((deviations / np.maximum(batches, 2) ** 2).sum(0))
         change = np.abs(means[0] - means[1])
-        enough = (batches[0] >= MIN_BATCHES) & (error > 0) & (change > MIN_WORTH_CHANGE)
-        standard = np.where(enough, change / np.maximum(error, 1e-12), 0.0)
+        standard = np.where((error > 0) & (change > MIN_WORTH_CHANGE), change / np.maximum(error, 1e-12), 0.0)
         return distribution, share - before, standard
 
     def _check(self, kind: str, since: Floats, sizes: Floats, first_row: int) -> list[Alarm]:

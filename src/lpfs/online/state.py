@@ -29,7 +29,7 @@ from lpfs.errors import CheckpointError, InputError, StateError
 from lpfs.online.bundle import current_version
 from lpfs.train.tensor_io import flatten_state, read_tensors, restore_state, write_tensors
 
-VERSION = 3
+VERSION = 4
 DATABASE, WEIGHTS, DEAD_LETTERS, BUNDLES = "state.sqlite", "weights", "dead_letters.jsonl", "bundles"
 KEEP_WEIGHTS = 2  # files of weights that are kept, the last one included
 RECORD = "id INTEGER PRIMARY KEY, commit_id INTEGER NOT NULL, rows INTEGER NOT NULL, time REAL NOT NULL"
