@@ -116,7 +116,7 @@ JUDGES = {  # what their results are called
     "judge, all rows, slow": " by slow networks on all rows",
 }
 JUDGED = ("default", "all folds 4")  # their sets are judged
-THRESHOLDS = (0.0, 1.0)  # standard errors beyond which a field is exchanged
+THRESHOLDS = (0.0, 1.0, 2.0)  # standard errors beyond which a field is exchanged
 BASE = "default"
 
 
