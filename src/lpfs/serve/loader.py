@@ -46,7 +46,7 @@ GRAPH = ""  # name of the graph among the weights
 NO_ARRAYS: dict[str, Any] = {"error": None, "arrays": None}  # a reply: the server loads the bundle itself
 NO_DATA = np.zeros(0, np.uint8)
 POLL_SECONDS = 0.2
-PATIENCE_SECONDS = 120.0  # after which the server loads a bundle itself
+PATIENCE_SECONDS = 20.0  # after which the server loads a bundle itself
 STOP_SECONDS = 2.0
 WORK_SECONDS, PAUSE_SECONDS = 0.001, 0.004  # in turns, while a bundle is loaded
 ATTEMPTS = 2  # processes that a bundle may crash until it is refused
@@ -207,6 +207,13 @@ class Loader:
     before: ServedModel | None = None
     memories: dict[int, SharedMemory] = field(default_factory=dict)
     numbers: int = 0  # of memories so far
+    cpu_seconds: float = 0.0  # at the last pause
+
+    def pause(self, *_: object) -> None:
+        """Sleep, unless other programs have not let this process work since the last pause: a handler of SIGALRM."""
+        if (now := time.process_time()) - self.cpu_seconds > WORK_SECONDS / 2:
+            self.cpu_seconds = now
+            time.sleep(PAUSE_SECONDS)
 
     def run(self) -> None:
         """Load the bundles whose paths arrive, until the server ends."""
@@ -271,11 +278,13 @@ def describe_arrays(served: ServedModel, memory: SharedMemory) -> dict[str, Any]
 def main() -> None:
     """Run ``COMMAND``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends this process
-    signal.signal(signal.SIGALRM, lambda *_: time.sleep(PAUSE_SECONDS))
-    if is_idle := sys.argv[2] == "idle":
+    loader = Loader(Connection(int(sys.argv[1])), has_pauses=sys.argv[2] == "idle")
+    signal.signal(signal.SIGALRM, loader.pause)
+    signal.siginterrupt(signal.SIGALRM, False)  # libraries in C need not expect it
+    if loader.has_pauses:
         try:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         except OSError:  # not permitted here
             os.nice(19)
     torch.set_num_threads(1)
-    Loader(Connection(int(sys.argv[1])), is_idle).run()
+    loader.run()
