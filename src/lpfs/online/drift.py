@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from lpfs.data.batch import Batch
 from lpfs.schema import Schema
+from lpfs.train.metrics import Floats
 
-Floats = npt.NDArray[np.float64]
 BINS = 64  # of the values of a field; ids share bins
 EDGES = np.array([-1.28, -0.84, -0.52, -0.25, 0.0, 0.25, 0.52, 0.84, 1.28])  # deciles of standardized numbers
 REFERENCE = 5  # windows
@@ -70,15 +69,15 @@ class PageHinkley:
 
     def add(self, loss: float, row: int) -> Alarm | None:
         """Add the loss of a batch that begins at ``row``."""
-        count, mean, squares, total, lowest, since, warmup = (float(value) for value in self.values)
+        count, mean, squares, total, lowest, since, warmup = self.values.tolist()
         if warmup > 0:
             self.values[6] = warmup - 1
             return None
-        deviation = math.sqrt(squares / count) if count > 20 else math.inf
+        deviation = math.sqrt(squares / count) if count > 20 else 0.0
         count, delta = count + 1, loss - mean
         mean += delta / count
         squares += delta * (loss - mean)
-        total += delta / deviation - SLACK if math.isfinite(deviation) and deviation > 0 else 0.0
+        total += delta / deviation - SLACK if deviation > 0 else 0.0
         if total <= lowest:
             lowest, since = total, float(row)
         self.values[:6] = count, mean, squares, total, lowest, since
@@ -125,14 +124,12 @@ class DriftMonitor:
     def close_window(self, first_row: int) -> list[Alarm]:
         """Compare the window that began at ``first_row`` with the reference, or add it to the reference."""
         alarms: list[Alarm] = []
-        if not self.rows[0]:
-            return alarms
-        if self.rows[2] < REFERENCE:
+        if self.rows[0] and self.rows[2] < REFERENCE:
             self.reference += self.counts
             self.unseen[1] += self.unseen[0]
             self.rows[1:] += self.rows[0], 1
             self.worth[1] += self.worth[0]
-        else:
+        elif self.rows[0]:
             for kind, since, sizes in zip(KINDS, self.since, self._statistics(), strict=True):
                 alarms += self._check(kind, since, sizes, first_row)
         for window in (self.counts, self.unseen[0], self.worth[0], self.rows[:1]):

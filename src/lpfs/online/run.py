@@ -290,9 +290,8 @@ class OnlineTrainer:
             "published": list(self._published),
         }
         rate, lag = (self.rows - self._window_row) / seconds, self.source.lag()
-        self.store.commit(
-            Commit(self.rows, self.source.position(), state, self.learner.kept, publish, rate, lag, records)
-        )
+        position, kept = self.source.position(), self.learner.kept
+        self.store.commit(Commit(self.rows, position, state, kept, publish, rate, lag, records))
         for alarm in records["alarms"]:
             self.console.message(f"row {self.rows:,}: drift of {alarm['field'] or 'the model'}: {alarm['message']}")
         if metrics and metrics["auc"] is not None:

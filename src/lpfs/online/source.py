@@ -88,10 +88,24 @@ class SegmentSource(EventSource):
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise InputError(f"no folder {self.folder}; give the folder into which segments are renamed")
+        self.seek(None)
+
+    def seek(self, position: Any) -> None:
         self._segment: str | None = None  # the one that is read, or was read last
         self._row = 0  # rows of it that were returned
         self._rows: Events | None = None
         self._seen: set[str] = set()
+        if position is None:
+            return
+        path = self.folder / position["segment"]
+        if not path.is_file():
+            raise DataError(
+                f"{path} is missing, but the trainer has read only {position['row']} rows of it; restore it"
+            )
+        self._segment, self._row = position["segment"], position["row"]
+        self._rows = read_segment(path)
+        if len(self._rows) < self._row:
+            raise DataError(f"{path} has {len(self._rows)} rows, but {self._row} of it were read; restore it")
 
     def segments(self) -> list[str]:
         """Return the names of the segments in order."""
@@ -128,21 +142,6 @@ class SegmentSource(EventSource):
     def position(self) -> Any:
         """Return the name of the segment and the number of its rows that were read; None at the start."""
         return None if self._segment is None else {"segment": self._segment, "row": self._row}
-
-    def seek(self, position: Any) -> None:
-        self._segment, self._row, self._rows = None, 0, None
-        self._seen = set()
-        if position is None:
-            return
-        path = self.folder / position["segment"]
-        if not path.is_file():
-            raise DataError(
-                f"{path} is missing, but the trainer has read only {position['row']} rows of it; restore it"
-            )
-        self._segment, self._row = position["segment"], position["row"]
-        self._rows = read_segment(path)
-        if len(self._rows) < self._row:
-            raise DataError(f"{path} has {len(self._rows)} rows, but {self._row} of it were read; restore it")
 
     def lag(self) -> int | None:
         """Return the number of segments that were not read completely."""
@@ -338,10 +337,10 @@ def open_source(url: str) -> EventSource:
     """Return the source of an address: a folder, ``kafka://host:port/topic``, ``redis://host:port[/database]/stream``."""
     parts = urlsplit(url)
     database, _, name = parts.path.strip("/").rpartition("/")
-    if parts.scheme in ("kafka", "redis", "rediss", "unix") and (not name or not parts.netloc + database):
+    if parts.scheme not in ("kafka", "redis", "rediss", "unix"):
+        return SegmentSource(url.removeprefix("file://"))
+    if not name or not parts.netloc + database:
         raise InputError(f"a source is a folder, kafka://HOST:PORT/TOPIC or redis://HOST:PORT/STREAM, found {url!r}")
     if parts.scheme == "kafka":
         return KafkaSource(parts.netloc, name)
-    if parts.scheme in ("redis", "rediss", "unix"):
-        return RedisSource(parts._replace(path=f"/{database or 0}").geturl(), name)
-    return SegmentSource(url.removeprefix("file://"))
+    return RedisSource(parts._replace(path=f"/{database or 0}").geturl(), name)
