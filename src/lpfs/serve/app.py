@@ -121,10 +121,8 @@ class Server:
                     values = self._compute(served, table)
                 else:
                     values = await anyio.to_thread.run_sync(self._compute, served, table, abandon_on_cancel=True)
-            status = 200
-            return Response(
-                json.dumps(values), media_type="application/json", headers={"x-lpfs-version": served.version}
-            )
+            status, headers = 200, {"x-lpfs-version": served.version}
+            return Response(json.dumps(values), media_type="application/json", headers=headers)
         except RequestError as error:
             status = error.status
             raise

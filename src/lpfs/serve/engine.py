@@ -189,20 +189,12 @@ class ModelStore:
             version = current_version(self.bundles)
             if version is None:
                 return True
-            before, start = self.model, time.perf_counter()
-            path = self.bundles / version
-            if (
-                before is not None
-                and version == before.version
-                and open_bundle(path).manifest == before.bundle.manifest
-            ):
-                self.refused = None
-                return True
-            if self._load is None or before is None:
-                model = load_bundle(open_bundle(path), before)
-            else:
-                model = self._load(path, before)
-            if before is None or model.bundle.manifest != before.bundle.manifest:
+            before, start, path = self.model, time.perf_counter(), self.bundles / version
+            if before is None or version != before.version or open_bundle(path).manifest != before.bundle.manifest:
+                if self._load is None or before is None:
+                    model = load_bundle(open_bundle(path), before)
+                else:
+                    model = self._load(path, before)
                 fields, seconds = model.bundle.fields, time.perf_counter() - start
                 reopened = frozenset(fields) - frozenset(before.bundle.fields) if before else frozenset()
                 self._replaced = before
