@@ -130,8 +130,13 @@ class DriftMonitor:
             self.rows[1:] += self.rows[0], 1
             self.worth[1] += self.worth[0]
         elif self.rows[0]:
-            for kind, since, sizes in zip(KINDS, self.since, self._statistics(), strict=True):
-                alarms += self._check(kind, since, sizes, first_row)
+            for (kind, (limit, text)), since, sizes in zip(KINDS.items(), self.since, self._statistics(), strict=True):
+                for position in np.flatnonzero((sizes > limit) & (since < 0)):
+                    size = float(sizes[position])
+                    message = f"{text.format(size)}, since row {first_row:,}"
+                    alarms.append(Alarm(self.names[position], kind, size, first_row, message))
+                    since[position] = first_row
+                since[sizes < limit / 2] = -1
         for window in (self.counts, self.unseen[0], self.worth[0], self.rows[:1]):
             window[:] = 0.0
         return alarms
@@ -149,16 +154,6 @@ class DriftMonitor:
         enough = (batches[0] >= MIN_BATCHES) & (error > 0) & (change > MIN_WORTH_CHANGE)
         standard = np.where(enough, change / np.maximum(error, 1e-12), 0.0)
         return distribution, share - before, standard
-
-    def _check(self, kind: str, since: Floats, sizes: Floats, first_row: int) -> list[Alarm]:
-        (limit, text), alarms = KINDS[kind], []
-        for position in np.flatnonzero((sizes > limit) & (since < 0)):
-            size = float(sizes[position])
-            message = f"{text.format(size)}, since row {first_row:,}"
-            alarms.append(Alarm(self.names[position], kind, size, first_row, message))
-            since[position] = first_row
-        since[sizes < limit / 2] = -1
-        return alarms
 
     def state(self) -> dict[str, Any]:
         """Return everything that changes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -190,7 +189,7 @@ class OnlineLearner:
     def pruned(self, batch: Batch) -> Pruned:
         """Return the model of the selected fields alone, certified on a batch; the trainer is not changed."""
         model = make_model(self.settings.model, self.schema, **self.settings.options)
-        model.load_state_dict(copy.deepcopy(self.model.state_dict()))
+        model.load_state_dict(self.model.state_dict())
         gates = attach(model, steps=1, gate="lpfs++" if self.gates is None else self.gates.function)
         if self.gates is not None:
             x = dict(zip(self.gates.names, self.gates.applied(SMALLEST_X).tolist(), strict=True))

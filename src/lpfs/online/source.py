@@ -63,15 +63,14 @@ class EventSource(Protocol):
         """Release connections and files."""
 
 
-def parse_event(data: bytes | str) -> Event:
+def parse_event(data: bytes) -> Event:
     """Return a row from JSON text."""
     try:
         row = parse_json(data)
         problem = "" if isinstance(row, dict) else "it is not an object of field and value"
     except ValueError as error:
         row, problem = {}, str(error)
-    text = data if isinstance(data, str) else data.decode(errors="replace")
-    return Malformed(text[:MAX_TEXT], problem) if problem else row
+    return Malformed(data.decode(errors="replace")[:MAX_TEXT], problem) if problem else row
 
 
 class SegmentSource(EventSource):
@@ -91,7 +90,7 @@ class SegmentSource(EventSource):
         self.seek(None)
 
     def seek(self, position: Any) -> None:
-        self._segment: str | None = None  # the one that is read, or was read last
+        self._segment = ""  # the one that is read, or was read last; empty at the start
         self._row = 0  # rows of it that were returned
         self._rows: Events | None = None
         self._seen: set[str] = set()
@@ -114,7 +113,7 @@ class SegmentSource(EventSource):
 
     def poll(self, max_rows: int) -> Events:
         while True:
-            if self._rows is None and self._segment is not None:
+            if self._rows is None and self._segment:
                 self._rows = read_segment(self.folder / self._segment)
             if self._rows is not None and self._row < len(self._rows):
                 rows = self._rows[self._row : self._row + max_rows]
@@ -127,9 +126,6 @@ class SegmentSource(EventSource):
 
     def _next_segment(self) -> str | None:
         names = self.segments()
-        if self._segment is None:
-            self._seen.update(names)
-            return names[0] if names else None
         late = [name for name in names if name < self._segment and name not in self._seen]
         if late and self._seen:
             raise DataError(
@@ -141,11 +137,11 @@ class SegmentSource(EventSource):
 
     def position(self) -> Any:
         """Return the name of the segment and the number of its rows that were read; None at the start."""
-        return None if self._segment is None else {"segment": self._segment, "row": self._row}
+        return {"segment": self._segment, "row": self._row} if self._segment else None
 
     def lag(self) -> int | None:
         """Return the number of segments that were not read completely."""
-        waiting = sum(1 for name in self.segments() if self._segment is None or name > self._segment)
+        waiting = sum(name > self._segment for name in self.segments())
         return waiting + bool(self._rows is not None and self._row < len(self._rows))
 
     def close(self) -> None:

@@ -52,13 +52,12 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > limits.max_bytes:
         raise too_long(limits)
-    parts, size = [], 0
+    body = bytearray()
     async for part in request.stream():
-        size += len(part)
-        if size > limits.max_bytes:
+        body += part
+        if len(body) > limits.max_bytes:
             raise too_long(limits)
-        parts.append(part)
-    return b"".join(parts)
+    return bytes(body)
 
 
 def too_long(limits: Limits) -> RequestError:
