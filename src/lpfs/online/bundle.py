@@ -87,11 +87,10 @@ class Bundle:
             files = self.manifest["files"]
             paths = [path for path in self.path.rglob("*") if path.is_symlink() or not path.is_dir()]
             present = {path.relative_to(self.path).as_posix() for path in paths} - {MANIFEST}
-            links = any(path.is_symlink() for path in paths)  # they may lead out of the folder
             if different := sorted(present ^ set(files)):
                 raise ValueError(f"{different[0]} is {'not in the manifest' if different[0] in present else 'missing'}")
             for name, entry in files.items():
-                path = safe_child(self.path, name) if links else self.path / name
+                path = safe_child(self.path, name)
                 check_regular_file(path)
                 if (size := path.stat().st_size) != entry["bytes"]:
                     raise ValueError(f"{name} has {size} bytes, expected {entry['bytes']}")
@@ -206,8 +205,7 @@ def compute_sample_logits(model: Model, encoder: RawRowEncoder, rows: list[dict[
     [logits] = compute_logits(model, batch.to(next(model.parameters()).device))
     if not bool(logits.isfinite().all()):
         raise InputError("the model's logits of the sample rows are not finite; nothing was published")
-    values: list[Any] = logits.double().tolist()
-    return values
+    return logits.double().tolist()
 
 
 def open_bundle(path: Path) -> Bundle:

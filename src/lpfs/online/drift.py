@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from lpfs.data.batch import Batch
 from lpfs.schema import Schema
+from lpfs.train.metrics import Floats
 
-Floats = npt.NDArray[np.float64]
 BINS = 64  # of the values of a field; ids share bins
 EDGES = np.array([-1.28, -0.84, -0.52, -0.25, 0.0, 0.25, 0.52, 0.84, 1.28])  # deciles of standardized numbers
 REFERENCE = 5  # windows
@@ -70,15 +69,15 @@ class PageHinkley:
 
     def add(self, loss: float, row: int) -> Alarm | None:
         """Add the loss of a batch that begins at ``row``."""
-        count, mean, squares, total, lowest, since, warmup = (float(value) for value in self.values)
+        count, mean, squares, total, lowest, since, warmup = self.values.tolist()
         if warmup > 0:
             self.values[6] = warmup - 1
             return None
-        deviation = math.sqrt(squares / count) if count > 20 else math.inf
+        deviation = math.sqrt(squares / count) if count > 20 else 0.0
         count, delta = count + 1, loss - mean
         mean += delta / count
         squares += delta * (loss - mean)
-        total += delta / deviation - SLACK if math.isfinite(deviation) and deviation > 0 else 0.0
+        total += delta / deviation - SLACK if deviation > 0 else 0.0
         if total <= lowest:
             lowest, since = total, float(row)
         self.values[:6] = count, mean, squares, total, lowest, since
@@ -125,22 +124,27 @@ class DriftMonitor:
     def close_window(self, first_row: int) -> list[Alarm]:
         """Compare the window that began at ``first_row`` with the reference, or add it to the reference."""
         alarms: list[Alarm] = []
-        if not self.rows[0]:
-            return alarms
-        if self.rows[2] < REFERENCE:
+        if self.rows[0] and self.rows[2] < REFERENCE:
             self.reference += self.counts
             self.unseen[1] += self.unseen[0]
             self.rows[1:3] += self.rows[0], 1
             self.worth[1] += self.worth[0]
             self.worth[0] = 0.0
             self.rows[3] = -1
-        else:
+        elif self.rows[0]:
             self.rows[3] = first_row if self.rows[3] < 0 else self.rows[3]
-            *sizes, worth = self._statistics()
-            for kind, since, values in zip(KINDS, self.since, sizes, strict=False):
-                alarms += self._check(kind, since, values, first_row)
-            if self.worth[0, 0].max() >= MIN_BATCHES:
-                alarms += self._check("worth", self.since[-1], worth, int(self.rows[3]))
+            compares_worth = self.worth[0, 0].max() >= MIN_BATCHES
+            for (kind, (limit, text)), since, sizes in zip(KINDS.items(), self.since, self._statistics(), strict=True):
+                if kind == "worth" and not compares_worth:
+                    continue
+                row = int(self.rows[3]) if kind == "worth" else first_row
+                for position in np.flatnonzero((sizes > limit) & (since < 0)):
+                    size = float(sizes[position])
+                    message = f"{text.format(size)}, since row {row:,}"
+                    alarms.append(Alarm(self.names[position], kind, size, row, message))
+                    since[position] = row
+                since[sizes < limit / 2] = -1
+            if compares_worth:
                 self.worth[0] = 0.0
                 self.rows[3] = -1
         for window in (self.counts, self.unseen[0], self.rows[:1]):
@@ -159,16 +163,6 @@ class DriftMonitor:
         change = np.abs(means[0] - means[1])
         standard = np.where((error > 0) & (change > MIN_WORTH_CHANGE), change / np.maximum(error, 1e-12), 0.0)
         return distribution, share - before, standard
-
-    def _check(self, kind: str, since: Floats, sizes: Floats, first_row: int) -> list[Alarm]:
-        (limit, text), alarms = KINDS[kind], []
-        for position in np.flatnonzero((sizes > limit) & (since < 0)):
-            size = float(sizes[position])
-            message = f"{text.format(size)}, since row {first_row:,}"
-            alarms.append(Alarm(self.names[position], kind, size, first_row, message))
-            since[position] = first_row
-        since[sizes < limit / 2] = -1
-        return alarms
 
     def state(self) -> dict[str, Any]:
         """Return everything that changes."""

@@ -32,9 +32,8 @@ from lpfs.errors import FieldError, InputError
 from lpfs.gates.controller import Keep, PenaltyController, TableRow, restore_gates, update_penalty
 from lpfs.gates.functions import gate_function
 from lpfs.gates.optimizer import ProxSGD
+from lpfs.train.intervals import Floats, Ints
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 MIXTURE_ROWS = 5000.0  # number of rows at which the confidence sequence is tightest
 MIN_TEST_ROWS = 1000  # rows before a decision
 MAX_TEST_ROWS = 50_000  # rows after which a test without a decision starts again: the stream may have changed
@@ -119,7 +118,7 @@ class GainTests:
         return Evidence(gain, low, high, int(rows))
 
 
-class SteadyGates(nn.Module):
+class SteadyGates:
     """The gates of a trainer that never ends.
 
     Args:
@@ -129,12 +128,9 @@ class SteadyGates(nn.Module):
         seed: for breaking ties.
     """
 
-    x: nn.Parameter
-
     def __init__(
         self, names: Sequence[str], settings: GateSettings, opened: Sequence[str] | None = None, seed: int = 0
     ) -> None:
-        super().__init__()
         for name in (*settings.must_keep, *(opened or ())):
             check_name(name, names, "field", error=FieldError)
         if settings.keep is not None and settings.keep > len(names):
@@ -151,9 +147,9 @@ class SteadyGates(nn.Module):
         self.norm = self.function.value_and_slope(torch.ones(size), self.epsilon)[0]
         smallest = torch.full((size,), SMALLEST_X)
         self._floor = float(self.function.value_and_slope(smallest, self.epsilon, self.norm)[0][0])
-        fixed = np.array([name in settings.must_keep for name in names])
+        self.fixed = np.array([name in settings.must_keep for name in names])
         spread = 1 + TIE_SPREAD * (np.random.default_rng([seed, size]).random(size) - 0.5)
-        self.fixed, self._spread = fixed, np.where(fixed, 0.0, spread)
+        self._spread = np.where(self.fixed, 0.0, spread)
         self.controller: PenaltyController | None = None
         first = settings.penalty
         if settings.keep is not None:
@@ -177,19 +173,16 @@ class SteadyGates(nn.Module):
     def values(self) -> Tensor:
         """Return the gate values (N,) with their gradient: 0 for closed fields."""
         values = self.function.value(self.x, self.epsilon, self.norm)
-        return torch.where(torch.from_numpy(self.open), values.clamp(min=self._floor), 0.0).detach() + (
-            values - values.detach()
-        )
+        factors = torch.where(torch.from_numpy(self.open), values.clamp(min=self._floor), 0.0)
+        return factors.detach() + (values - values.detach())
 
-    def applied(self) -> Tensor:
-        """Return the factors (N,) of the fields: 1, or 0 if they are hidden, or almost 0 if they are open as well."""
-        hidden = torch.from_numpy(self.hidden())
-        return torch.where(torch.from_numpy(self.open), torch.where(hidden, self._floor, 1.0), 0.0)
+    def applied(self, hidden: float | None = None) -> Tensor:
+        """Return the factors (N,) of the fields: 1, 0 if closed, ``hidden`` (None: the smallest) if open and hidden.
 
-    def served_x(self) -> Tensor:
-        """Return x (N,) of gates with these factors: exactly 0 for closed fields only."""
-        hidden = torch.from_numpy(self.hidden())
-        return torch.where(torch.from_numpy(self.open), torch.where(hidden, SMALLEST_X, 1.0), 0.0)
+        With ``hidden=SMALLEST_X`` these are the x of gates that have the factors.
+        """
+        smallest = self._floor if hidden is None else hidden
+        return torch.from_numpy(np.where(self.open, np.where(self.hidden(), smallest, 1.0), 0.0).astype(np.float32))
 
     @torch.no_grad()
     def step(self) -> None:

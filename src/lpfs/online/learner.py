@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from lpfs._validation import check_int
@@ -15,18 +13,18 @@ from lpfs.data.batch import Batch
 from lpfs.errors import ExactnessError, InputError, NonFiniteError
 from lpfs.gates.absorb import absorb
 from lpfs.gates.attach import attach
+from lpfs.gates.optimizer_state import rescale_state
 from lpfs.gates.prune import Pruned, prune
 from lpfs.models import make_model
 from lpfs.models.base import Model
 from lpfs.models.inputs import Inputs
-from lpfs.online.gates import Decision, GateSettings, SteadyGates
+from lpfs.online.gates import SMALLEST_X, Decision, GateSettings, SteadyGates
 from lpfs.online.probe import AdditiveProbe
 from lpfs.schema import Schema
 from lpfs.train.evaluate import predict_batch
-from lpfs.train.metrics import row_losses
+from lpfs.train.metrics import Floats, row_losses
 from lpfs.train.step import OPTIMIZERS, bce_loss
 
-Floats = npt.NDArray[np.float64]
 MAX_TESTS = 32  # nominated fields that are tested in a probe batch
 
 
@@ -125,9 +123,7 @@ class OnlineLearner:
                 start = 0
                 for part, size in parts:
                     if part == name:
-                        for value in self.optimizer.state[weight].values():
-                            if torch.is_tensor(value) and value.ndim > axis and len(value) == len(weight):
-                                value.narrow(axis, start, size).zero_()
+                        rescale_state(self.optimizer, weight, 0.0, (axis, start, start + size))
                     start += size
 
     def _differentiate_gates(self, gates: SteadyGates, batch: Batch) -> Floats:
@@ -193,10 +189,10 @@ class OnlineLearner:
     def pruned(self, batch: Batch) -> Pruned:
         """Return the model of the selected fields alone, certified on a batch; the trainer is not changed."""
         model = make_model(self.settings.model, self.schema, **self.settings.options)
-        model.load_state_dict(copy.deepcopy(self.model.state_dict()))
+        model.load_state_dict(self.model.state_dict())
         gates = attach(model, steps=1, gate="lpfs++" if self.gates is None else self.gates.function)
         if self.gates is not None:
-            x = dict(zip(self.gates.names, self.gates.served_x().tolist(), strict=True))
+            x = dict(zip(self.gates.names, self.gates.applied(SMALLEST_X).tolist(), strict=True))
             with torch.no_grad():
                 gates.x.copy_(torch.tensor([x[name] for name in gates.names]))
         pruned = prune(model, absorb(model, batch=batch, partial=True), batch=batch)

@@ -17,8 +17,8 @@ import torch
 from lpfs.data.batch import Batch
 from lpfs.online.drift import EDGES
 from lpfs.schema import Schema
+from lpfs.train.intervals import Floats, Ints
 
-Floats = npt.NDArray[np.float64]
 MAX_BINS = 4096  # values of a field; further ids share them
 MEMORY_ROWS = 50_000  # rows after which the weight of a row has fallen to 1/e
 PRIOR = 10.0  # τ
@@ -38,22 +38,21 @@ class AdditiveProbe:
         self.sums: Floats = np.zeros((2, int(self._sizes.sum()) + 1))  # residuals and curvatures; last: the scale
         self.sums[:, -1] = 1.0
 
-    def values(self, batch: Batch, fields: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def values(self, batch: Batch, fields: Ints) -> Ints:
         """Return the positions (B, F) of the values of some fields in the statistics."""
         count = batch.ids.shape[1]
         dense = batch.dense.numpy()[:, [self.dense[at - count] for at in fields[fields >= count]]]
         columns = [batch.ids.numpy()[:, fields[fields < count]], np.searchsorted(EDGES, dense)]
-        positions: npt.NDArray[np.int64] = np.concatenate(columns, 1) % self._sizes[fields] + self._starts[fields]
-        return positions
+        return np.asarray(np.concatenate(columns, 1) % self._sizes[fields] + self._starts[fields])
 
-    def gains(self, values: npt.NDArray[np.int64], logits: Floats, labels: Floats) -> npt.NDArray[np.float32]:
+    def gains(self, values: Ints, logits: Floats, labels: Floats) -> npt.NDArray[np.float32]:
         """Return the gain (B, F) of adding each field to the logits: y·w - log(1 + p·(exp(w) - 1))."""
         prior = PRIOR * self.sums[0, -1]
         steps = (self.sums[0].take(values) / (prior + self.sums[1].take(values))).astype(np.float32)
         p = (1 / (1 + np.exp(-logits))).astype(np.float32)[:, None]
         return np.asarray(labels.astype(np.float32)[:, None] * steps - np.log1p(p * np.expm1(steps)))
 
-    def add(self, values: npt.NDArray[np.int64], logits: Floats, labels: Floats) -> None:
+    def add(self, values: Ints, logits: Floats, labels: Floats) -> None:
         """Add the rows of a batch."""
         rows, fields = values.shape
         p = 1 / (1 + np.exp(-logits))

@@ -79,31 +79,27 @@ class EventFilter:
 
     def check(self, keys: Sequence[Any], times: Sequence[Any]) -> list[str]:
         """Return for each event why it is refused; an empty text if it is accepted."""
-        settings, reasons, batch = self.settings, [], set[int]()
-        if settings.key is None and settings.lateness is None:
-            return [""] * len(keys)
-        for key, event_time in zip(keys, times, strict=True):
-            reason = ""
-            if settings.key is not None:
-                code = key_code(key)
-                if key is None:
-                    reason = f"malformed: the key {settings.key!r} is missing"
-                elif code in self.keys or code in batch:
-                    reason = f"duplicate: the key {key!r} was seen before"
-                else:
-                    batch.add(code)
-            if settings.lateness is not None and not reason:
-                try:
-                    is_text = isinstance(event_time, str)
-                    seconds = datetime.fromisoformat(event_time).timestamp() if is_text else float(event_time)
-                except (TypeError, ValueError):
-                    reason = f"malformed: the time {event_time!r:.60} is neither a number nor ISO 8601"
-                else:
-                    if seconds < self.latest - settings.lateness:
-                        reason = f"late: by {self.latest - seconds:g}, at most {settings.lateness:g} is allowed"
-                    self.latest = max(self.latest, seconds)
-            reasons.append(reason)
+        reasons, codes = [""] * len(keys), set[int]()
+        for at, key in enumerate(keys if self.settings.key is not None else ()):
+            code = key_code(key)
+            if key is None:
+                reasons[at] = f"malformed: the key {self.settings.key!r} is missing"
+            elif code in self.keys or code in codes:
+                reasons[at] = f"duplicate: the key {key!r} was seen before"
+            codes.add(code)
+        if (lateness := self.settings.lateness) is not None:
+            for at, event_time in enumerate(times):
+                reasons[at] = reasons[at] or self._check_time(event_time, lateness)
         return reasons
+
+    def _check_time(self, value: Any, lateness: float) -> str:
+        try:
+            seconds = datetime.fromisoformat(value).timestamp() if isinstance(value, str) else float(value)
+        except (TypeError, ValueError):
+            return f"malformed: the time {value!r:.60} is neither a number nor ISO 8601"
+        latest, self.latest = self.latest, max(self.latest, seconds)
+        is_late = seconds < latest - lateness
+        return f"late: by {latest - seconds:g}, at most {lateness:g} is allowed" if is_late else ""
 
     def remember(self, keys: Iterable[Any]) -> None:
         """Add the keys of accepted events; forget the oldest ones."""
@@ -144,8 +140,8 @@ class OnlineTrainer:
     ) -> None:
         self.source, self.settings, self.console = source, settings, console or Console()
         self.encoder = RawRowEncoder(like)
-        values = {"settings": asdict(settings), "encoding": self.encoder.like.fingerprint, "opened": opened}
-        self.store = StateStore(run, json.loads(json.dumps(values)))
+        fingerprint = self.encoder.like.fingerprint
+        self.store = StateStore(run, {"settings": asdict(settings), "encoding": fingerprint, "opened": opened})
         self.bundles = Path(run) / BUNDLES
         self.learner = OnlineLearner(self.encoder.schema, settings.learner, opened)
         self.drift = DriftMonitor(self.encoder.schema)
@@ -290,9 +286,8 @@ class OnlineTrainer:
             "published": list(self._published),
         }
         rate, lag = (self.rows - self._window_row) / seconds, self.source.lag()
-        self.store.commit(
-            Commit(self.rows, self.source.position(), state, self.learner.kept, publish, rate, lag, records)
-        )
+        position, kept = self.source.position(), self.learner.kept
+        self.store.commit(Commit(self.rows, position, state, kept, publish, rate, lag, records))
         for alarm in records["alarms"]:
             self.console.message(f"row {self.rows:,}: drift of {alarm['field'] or 'the model'}: {alarm['message']}")
         if metrics and metrics["auc"] is not None:

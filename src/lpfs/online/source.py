@@ -63,15 +63,14 @@ class EventSource(Protocol):
         """Release connections and files."""
 
 
-def parse_event(data: bytes | str) -> Event:
+def parse_event(data: bytes) -> Event:
     """Return a row from JSON text."""
     try:
         row = parse_json(data)
         problem = "" if isinstance(row, dict) else "it is not an object of field and value"
     except ValueError as error:
         row, problem = {}, str(error)
-    text = data if isinstance(data, str) else data.decode(errors="replace")
-    return Malformed(text[:MAX_TEXT], problem) if problem else row
+    return Malformed(data.decode(errors="replace")[:MAX_TEXT], problem) if problem else row
 
 
 class SegmentSource(EventSource):
@@ -88,50 +87,13 @@ class SegmentSource(EventSource):
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise InputError(f"no folder {self.folder}; give the folder into which segments are renamed")
-        self._segment: str | None = None  # the one that is read, or was read last
+        self.seek(None)
+
+    def seek(self, position: Any) -> None:
+        self._segment = ""  # the one that is read, or was read last; empty at the start
         self._row = 0  # rows of it that were returned
         self._rows: Events | None = None
         self._seen: set[str] = set()
-
-    def segments(self) -> list[str]:
-        """Return the names of the segments in order."""
-        with os.scandir(self.folder) as entries:
-            return sorted(entry.name for entry in entries if entry.name.endswith(FORMATS) and entry.name[0] not in "._")
-
-    def poll(self, max_rows: int) -> Events:
-        while True:
-            if self._rows is None and self._segment is not None:
-                self._rows = read_segment(self.folder / self._segment)
-            if self._rows is not None and self._row < len(self._rows):
-                rows = self._rows[self._row : self._row + max_rows]
-                self._row += len(rows)
-                return rows
-            following = self._next_segment()
-            if following is None:
-                return []
-            self._segment, self._row, self._rows = following, 0, None
-
-    def _next_segment(self) -> str | None:
-        names = self.segments()
-        if self._segment is None:
-            self._seen.update(names)
-            return names[0] if names else None
-        late = [name for name in names if name < self._segment and name not in self._seen]
-        if late and self._seen:
-            raise DataError(
-                f"segment {late[0]!r} was published after {self._segment!r} had been read; give a new segment a name "
-                "that comes after those of all earlier ones, and rename this one"
-            )
-        self._seen.update(names)
-        return next((name for name in names if name > self._segment), None)
-
-    def position(self) -> Any:
-        """Return the name of the segment and the number of its rows that were read; None at the start."""
-        return None if self._segment is None else {"segment": self._segment, "row": self._row}
-
-    def seek(self, position: Any) -> None:
-        self._segment, self._row, self._rows = None, 0, None
-        self._seen = set()
         if position is None:
             return
         path = self.folder / position["segment"]
@@ -144,9 +106,42 @@ class SegmentSource(EventSource):
         if len(self._rows) < self._row:
             raise DataError(f"{path} has {len(self._rows)} rows, but {self._row} of it were read; restore it")
 
+    def segments(self) -> list[str]:
+        """Return the names of the segments in order."""
+        with os.scandir(self.folder) as entries:
+            return sorted(entry.name for entry in entries if entry.name.endswith(FORMATS) and entry.name[0] not in "._")
+
+    def poll(self, max_rows: int) -> Events:
+        while True:
+            if self._rows is None and self._segment:
+                self._rows = read_segment(self.folder / self._segment)
+            if self._rows is not None and self._row < len(self._rows):
+                rows = self._rows[self._row : self._row + max_rows]
+                self._row += len(rows)
+                return rows
+            following = self._next_segment()
+            if following is None:
+                return []
+            self._segment, self._row, self._rows = following, 0, None
+
+    def _next_segment(self) -> str | None:
+        names = self.segments()
+        late = [name for name in names if name < self._segment and name not in self._seen]
+        if late and self._seen:
+            raise DataError(
+                f"segment {late[0]!r} was published after {self._segment!r} had been read; give a new segment a name "
+                "that comes after those of all earlier ones, and rename this one"
+            )
+        self._seen.update(names)
+        return next((name for name in names if name > self._segment), None)
+
+    def position(self) -> Any:
+        """Return the name of the segment and the number of its rows that were read; None at the start."""
+        return {"segment": self._segment, "row": self._row} if self._segment else None
+
     def lag(self) -> int | None:
         """Return the number of segments that were not read completely."""
-        waiting = sum(1 for name in self.segments() if self._segment is None or name > self._segment)
+        waiting = sum(name > self._segment for name in self.segments())
         return waiting + bool(self._rows is not None and self._row < len(self._rows))
 
     def close(self) -> None:
@@ -338,10 +333,10 @@ def open_source(url: str) -> EventSource:
     """Return the source of an address: a folder, ``kafka://host:port/topic``, ``redis://host:port[/database]/stream``."""
     parts = urlsplit(url)
     database, _, name = parts.path.strip("/").rpartition("/")
-    if parts.scheme in ("kafka", "redis", "rediss", "unix") and (not name or not parts.netloc + database):
+    if parts.scheme not in ("kafka", "redis", "rediss", "unix"):
+        return SegmentSource(url.removeprefix("file://"))
+    if not name or not parts.netloc + database:
         raise InputError(f"a source is a folder, kafka://HOST:PORT/TOPIC or redis://HOST:PORT/STREAM, found {url!r}")
     if parts.scheme == "kafka":
         return KafkaSource(parts.netloc, name)
-    if parts.scheme in ("redis", "rediss", "unix"):
-        return RedisSource(parts._replace(path=f"/{database or 0}").geturl(), name)
-    return SegmentSource(url.removeprefix("file://"))
+    return RedisSource(parts._replace(path=f"/{database or 0}").geturl(), name)

@@ -121,10 +121,8 @@ class Server:
                     values = self._compute(served, table)
                 else:
                     values = await anyio.to_thread.run_sync(self._compute, served, table, abandon_on_cancel=True)
-            status = 200
-            return Response(
-                json.dumps(values), media_type="application/json", headers={"x-lpfs-version": served.version}
-            )
+            status, headers = 200, {"x-lpfs-version": served.version}
+            return Response(json.dumps(values), media_type="application/json", headers=headers)
         except RequestError as error:
             status = error.status
             raise
@@ -145,7 +143,7 @@ class Server:
             first, count = encoded.refused[0], len(encoded.refused)
             message = f"{count:,} rows cannot be used; the first: {first}" if count > 1 else str(first)
             raise RequestError(422, message, encoded.refused)
-        probabilities: Any = torch.sigmoid(served.logits(encoded.batch)).tolist()
+        probabilities = torch.sigmoid(served.logits(encoded.batch))
         self.rows.inc(len(encoded.batch))
         if encoded.unseen:
             self.unseen.inc(sum(encoded.unseen.values()))
@@ -155,8 +153,8 @@ class Server:
             answer["absent"] = sorted(encoded.absent)
         schema = served.encoder.schema
         if not schema.tasks:
-            return {**answer, "probability": probabilities}
-        columns = dict(zip((schema.label, *schema.tasks), map(list, zip(*probabilities, strict=True)), strict=True))
+            return {**answer, "probability": probabilities.tolist()}
+        columns = dict(zip((schema.label, *schema.tasks), probabilities.T.tolist(), strict=True))
         return {**answer, "probability": columns.pop(schema.label), "tasks": columns}
 
     async def report_health(self, request: Request) -> Response:

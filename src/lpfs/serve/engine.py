@@ -171,8 +171,8 @@ class ModelStore:
         with self._lock:
             self._replaced = None
             while (seen := self._read_current()) != self._seen and not self._stop.is_set():
-                if self._swap(seen):
-                    self._seen = seen
+                self._seen = seen
+                self._swap()
 
     def _read_current(self) -> tuple[object, ...]:
         """Return what identifies the content of CURRENT; it is read again only if this changes."""
@@ -182,27 +182,19 @@ class ModelStore:
             return ()
         return status.st_ino, status.st_mtime_ns, status.st_size
 
-    def _swap(self, seen: tuple[object, ...]) -> bool:
-        """Load and swap; return False if CURRENT changed meanwhile and the result of a failure is of no interest."""
+    def _swap(self) -> None:
+        """Load and swap; a failure is of no interest if CURRENT changed meanwhile."""
         version: str | None = "?"
         try:
             version = current_version(self.bundles)
             if version is None:
-                return True
-            before, start = self.model, time.perf_counter()
-            path = self.bundles / version
-            if (
-                before is not None
-                and version == before.version
-                and open_bundle(path).manifest == before.bundle.manifest
-            ):
-                self.refused = None
-                return True
-            if self._load is None or before is None:
-                model = load_bundle(open_bundle(path), before)
-            else:
-                model = self._load(path, before)
-            if before is None or model.bundle.manifest != before.bundle.manifest:
+                return
+            before, start, path = self.model, time.perf_counter(), self.bundles / version
+            if before is None or version != before.version or open_bundle(path).manifest != before.bundle.manifest:
+                if self._load is None or before is None:
+                    model = load_bundle(open_bundle(path), before)
+                else:
+                    model = self._load(path, before)
                 fields, seconds = model.bundle.fields, time.perf_counter() - start
                 reopened = frozenset(fields) - frozenset(before.bundle.fields) if before else frozenset()
                 self._replaced = before
@@ -212,10 +204,9 @@ class ModelStore:
                 self._notify(f"serving bundle {version}{old}: {len(fields)} fields, {seconds:.2f} s")
             self.refused = None
         except Exception as error:  # whatever is wrong with a bundle, the older model answers
-            if self._read_current() != seen:
-                return False
+            if self._read_current() != self._seen:
+                return
             self.refused = RefusedBundle(str(version), error_text(error))
             self.refusals += 1
             kept = "nothing is served" if self.model is None else f"{self.model.version} is still served"
             self._notify(f"refused bundle {version}, {kept}: {self.refused.reason}")
-        return True

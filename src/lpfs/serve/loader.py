@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -26,7 +26,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -44,15 +44,11 @@ COMMAND = (  # finds the modules where the server does; with -m the working dire
 )
 GRAPH = ""  # name of the graph among the weights
 NO_ARRAYS: dict[str, Any] = {"error": None, "arrays": None}  # a reply: the server loads the bundle itself
-NO_DATA = np.zeros(0, np.uint8)
 POLL_SECONDS = 0.2
 PATIENCE_SECONDS = 20.0  # after which the server loads a bundle itself
 STOP_SECONDS = 2.0
 WORK_SECONDS, PAUSE_SECONDS = 0.001, 0.004  # in turns, while a bundle is loaded
 ATTEMPTS = 2  # processes that a bundle may crash until it is refused
-
-
-Item = TypeVar("Item")
 Memory = tuple[mmap.mmap, ref[AnyArray]]  # the second is alive as long as an array in this memory
 
 
@@ -99,7 +95,9 @@ class LoaderProcess:
         return hasattr(os, "memfd_create") and all(map(find_spec, ("onnx", "onnxruntime")))
 
     def start(self) -> Connection:
-        """Start the process if it does not run."""
+        """Start the process if it does not run; raise OSError if it cannot hand over what it loads."""
+        if not self.is_supported():
+            raise OSError("bundles are loaded in another process only on Linux and with ONNX Runtime")
         if self._process is None or self._process.poll() is not None or self._connection is None:
             self.stop()
             self._connection, theirs = Pipe()
@@ -131,18 +129,14 @@ class LoaderProcess:
         The bundle is loaded here if it has another encoder than ``before``, if the model has no graph, and if the
         process cannot be started or gets no time from other programs.
         """
-        reply, data = self._load(path)
+        reply = self._load(path)
         if reply["error"] is not None:
             raise LpfsError(reply["error"])
-        if reply["arrays"] is None:
+        if (arrays := reply["arrays"]) is None:
             return load_bundle(open_bundle(path), before)
         bundle = Bundle(path, reply["manifest"])
         if bundle.encoder_files != before.bundle.encoder_files:
             return load_bundle(bundle, before)
-        arrays = {
-            name: data[start : start + math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
-            for name, (dtype, shape, start) in reply["arrays"].items()
-        }
         is_same = bundle.fields == before.bundle.fields
         encoder = before.encoder if is_same else before.vocabularies.subset(bundle.fields)
         graph = SessionGraph(arrays.pop(GRAPH).tobytes(), arrays, encoder.schema)
@@ -150,8 +144,8 @@ class LoaderProcess:
         logits(encoder.encode([dict.fromkeys(bundle.fields)]).batch)  # the first run takes longer
         return ServedModel(bundle, encoder, before.vocabularies, logits)
 
-    def _load(self, path: Path) -> tuple[dict[str, Any], AnyArray]:
-        """Return the reply of the process and the memory, or a reply without arrays if there is no such process."""
+    def _load(self, path: Path) -> dict[str, Any]:
+        """Return the reply of the process, or a reply without arrays if there is no such process."""
         for _ in range(ATTEMPTS):
             try:
                 return self._request(path)
@@ -160,12 +154,12 @@ class LoaderProcess:
                 if self.closing.is_set():
                     raise LpfsError("the server stops") from None
                 if not isinstance(error, EOFError | ConnectionError):
-                    return NO_ARRAYS, NO_DATA
+                    return NO_ARRAYS
         end = signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
         raise LpfsError(f"the process that loads bundles ended {ATTEMPTS} times while it loaded this one: {end}")
 
-    def _request(self, path: Path) -> tuple[dict[str, Any], AnyArray]:
-        """Return the reply of the process, and the bytes of the memory that it names."""
+    def _request(self, path: Path) -> dict[str, Any]:
+        """Return the reply of the process, with arrays in the memory that it names."""
         connection, deadline = self.start(), time.monotonic() + PATIENCE_SECONDS
         if not self._is_ready:
             try:
@@ -177,7 +171,7 @@ class LoaderProcess:
         connection.send_bytes(json.dumps({"path": os.fspath(path.absolute()), "used": used}).encode())
         reply: dict[str, Any] = json.loads(self._receive(connection, deadline))
         if reply["arrays"] is None:
-            return reply, NO_DATA
+            return reply
         number = reply["memory"]
         if is_new := number not in self._memories:
             with os.fdopen(recv_handle(connection), "rb") as file:
@@ -187,8 +181,12 @@ class LoaderProcess:
         data = np.frombuffer(memory, np.uint8, reply["bytes"])
         if is_new:
             data[:: mmap.PAGESIZE].max()  # maps the pages, which requests would do one by one
-        self._memories = select(self._memories, used) | {number: (memory, ref(data))}
-        return reply, data
+        self._memories = {old: self._memories[old] for old in used} | {number: (memory, ref(data))}
+        arrays = {
+            name: data[start : start + math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+            for name, (dtype, shape, start) in reply["arrays"].items()
+        }
+        return {**reply, "arrays": arrays}
 
     def _receive(self, connection: Connection, deadline: float) -> bytes:
         """Wait for a message."""
@@ -244,7 +242,7 @@ class Loader:
         if arrays is not None:
             if number not in self.memories:
                 send_handle(self.connection, memory.file.fileno(), 0)
-            self.memories = select(self.memories, used) | {number: memory}
+            self.memories = {old: self.memories[old] for old in used} | {number: memory}  # as the server does
 
     def _take_memory(self, bundle: Bundle, used: Collection[int]) -> tuple[int, SharedMemory]:
         """Return memory of the right size that the server does not use, or new memory, and its number."""
@@ -259,11 +257,6 @@ class Loader:
     def _reply(self, **values: Any) -> None:
         """Send JSON values."""
         self.connection.send_bytes(json.dumps({**NO_ARRAYS, **values}).encode())
-
-
-def select(memories: Mapping[int, Item], used: Collection[int]) -> dict[int, Item]:
-    """Return the used ones; both processes forget the others after each bundle."""
-    return {number: memory for number, memory in memories.items() if number in used}
 
 
 def describe_arrays(served: ServedModel, memory: SharedMemory) -> dict[str, Any] | None:

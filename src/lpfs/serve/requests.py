@@ -52,13 +52,12 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > limits.max_bytes:
         raise too_long(limits)
-    parts, size = [], 0
+    body = bytearray()
     async for part in request.stream():
-        size += len(part)
-        if size > limits.max_bytes:
+        body += part
+        if len(body) > limits.max_bytes:
             raise too_long(limits)
-        parts.append(part)
-    return b"".join(parts)
+    return bytes(body)
 
 
 def too_long(limits: Limits) -> RequestError:
@@ -110,12 +109,9 @@ def parse_arrow_rows(body: bytes, limits: Limits) -> pl.DataFrame:
         raise RequestError(400, "the body is not an Arrow stream") from None
     try:
         frame = pl.read_ipc_stream(io.BytesIO(body))
-        texts = frame.select(pl.col(pl.String).str.len_bytes().sum())
-        nested = frame.select(pl.col(pl.List(pl.String)).list.eval(pl.element().str.len_bytes()).list.sum().sum())
-        size = sum(value or 0 for part in (texts, nested) for value in (part.row(0) if part.width else ()))
     except READ_FAILURES as error:
         raise RequestError(400, f"the Arrow stream cannot be read: {first_line(error)[:200]}") from None
-    if size > limits.max_bytes:  # rows may share one long text
+    if frame.estimated_size() > limits.max_bytes:  # rows may share one long text
         raise too_long(limits)
     check_count(frame.height, limits)
     return frame
@@ -164,10 +160,8 @@ def field_position(data: bytes, table: int, number: int) -> int | None:
     fields = table - struct.unpack_from("<i", data, table)[0]
     if fields < 0:
         raise IndexError
-    entry = 4 + 2 * number
-    offset = (
-        struct.unpack_from("<H", data, fields + entry)[0] if entry < struct.unpack_from("<H", data, fields)[0] else 0
-    )
+    entry, [size] = 4 + 2 * number, struct.unpack_from("<H", data, fields)
+    [offset] = struct.unpack_from("<H", data, fields + entry) if entry < size else [0]
     return table + offset if offset else None
 
 

@@ -57,7 +57,7 @@ def serve(
     if not bundles.is_dir():
         raise InputError(f"no folder {bundles}; give the folder of bundles of a run of lpfs online: RUN/bundles")
     torch.set_num_threads(threads)
-    loader = LoaderProcess() if LoaderProcess.is_supported() else None
+    loader = LoaderProcess()
     store = ModelStore(bundles, notify, loader)
     shared = Server(store, limits or Limits(), token, LOOPBACK if host in LOOPBACK else (), notify)
 
@@ -66,8 +66,7 @@ def serve(
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             shared.stopping = True
-            if loader is not None:
-                loader.closing.set()  # a bundle that is being loaded is not waited for
+            loader.closing.set()  # a bundle that is being loaded is not waited for
             super().handle_exit(sig, frame)
 
         async def startup(self, sockets: object = None) -> None:
@@ -93,9 +92,8 @@ def serve(
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        if loader is not None:
-            with suppress(OSError):  # it is tried again for the next bundle; the first one is loaded here
-                loader.start()
+        with suppress(OSError):  # it is tried again for the next bundle; the first one is loaded here
+            loader.start()
         store.start(poll_seconds)
         gc.collect()
         gc.freeze()  # what is loaded now stays: it need not be searched for garbage
@@ -103,10 +101,8 @@ def serve(
     except KeyboardInterrupt:  # uvicorn raises the signal again after it has stopped
         notify("stopped; all requests were answered")
     finally:
-        if loader is not None:
-            loader.closing.set()
+        loader.closing.set()
         store.stop()
-        if loader is not None:
-            loader.stop()
+        loader.stop()
         sys.setswitchinterval(interval)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
