@@ -258,6 +258,8 @@ class SteadyGates:
         for values in (self.x, self.previous_x):
             values[field] = float(is_open)
         self.prox.state[self.x]["momentum_buffer"][field] = 0.0
+        if self.x.grad is not None:
+            self.x.grad[field] = 0.0
         self._weigh()
 
     def _weigh(self) -> None:

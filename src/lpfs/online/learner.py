@@ -32,7 +32,7 @@ MAX_TESTS = 32  # nominated fields that are tested in a probe batch
 class LearnerSettings:
     """Model, optimizer and probes."""
 
-    model: str = "mlp"  # name of a model of ``lpfs.models`` that embeds every field (mlp, deepfm, widedeep, fm, dcnv2)
+    model: str = "mlp"  # name of a model of ``lpfs.models`` that embeds every field (mlp, deepfm, wide_deep, fm, dcnv2)
     options: dict[str, Any] = field(default_factory=lambda: {"dim": 8, "hidden": (64, 32)})  # of the model
     optimizer: str = "adagrad"  # ``adagrad``, ``rowwise-adagrad``, ``adam`` or ``sgd``
     lr: float = 0.02  # its learning rate

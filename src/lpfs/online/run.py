@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,7 +49,9 @@ class OnlineSettings:
     key: str | None = None  # column that identifies an event; a duplicate has the key of one of the last ``window``
     window: int = 100_000
     time: str | None = None  # column with the time of an event, a number or ISO 8601 text
-    lateness: float | None = None  # an event is late if its time is this much (seconds, for text) before the latest one
+    lateness: float | None = (
+        None  # an event is late if it is this much (seconds, for text) before the median of a batch
+    )
 
     def __post_init__(self) -> None:
         check_options(self, count=("commit_every", "keep_bundles", "window"))
@@ -75,7 +78,7 @@ class EventFilter:
     def __init__(self, settings: OnlineSettings) -> None:
         self.settings = settings
         self.keys: OrderedDict[int, None] = OrderedDict()  # the oldest first
-        self.latest = -math.inf
+        self.latest = -math.inf  # the largest median of the times of a batch: one wrong clock does not move it
 
     def check(self, keys: Sequence[Any], times: Sequence[Any]) -> list[str]:
         """Return for each event why it is refused; an empty text if it is accepted."""
@@ -87,19 +90,19 @@ class EventFilter:
             elif code in self.keys or code in codes:
                 reasons[at] = f"duplicate: the key {key!r} was seen before"
             codes.add(code)
-        if (lateness := self.settings.lateness) is not None:
-            for at, event_time in enumerate(times):
-                reasons[at] = reasons[at] or self._check_time(event_time, lateness)
+        if self.settings.lateness is not None:
+            seconds = [parse_time(value) for value in times]
+            known = [value for value in seconds if value is not None]
+            self.latest = max([self.latest, *([statistics.median(known)] if known else [])])
+            for at, value in enumerate(seconds):
+                reasons[at] = reasons[at] or self._check_time(value, times[at], self.settings.lateness)
         return reasons
 
-    def _check_time(self, value: Any, lateness: float) -> str:
-        try:
-            seconds = datetime.fromisoformat(value).timestamp() if isinstance(value, str) else float(value)
-        except (TypeError, ValueError):
-            return f"malformed: the time {value!r:.60} is neither a number nor ISO 8601"
-        latest, self.latest = self.latest, max(self.latest, seconds)
-        is_late = seconds < latest - lateness
-        return f"late: by {latest - seconds:g}, at most {lateness:g} is allowed" if is_late else ""
+    def _check_time(self, seconds: float | None, value: Any, lateness: float) -> str:
+        if seconds is None:
+            return f"malformed: the time {value!r:.60} is neither a finite number nor ISO 8601"
+        is_late = seconds < self.latest - lateness
+        return f"late: by {self.latest - seconds:g}, at most {lateness:g} is allowed" if is_late else ""
 
     def remember(self, keys: Iterable[Any]) -> None:
         """Add the keys of accepted events; forget the oldest ones."""
@@ -114,6 +117,15 @@ class EventFilter:
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore the result of ``state``."""
         self.keys, self.latest = OrderedDict.fromkeys(state["keys"].tolist()), state["latest"]
+
+
+def parse_time(value: Any) -> float | None:
+    """Return the time of an event in seconds; None if it is neither a finite number nor ISO 8601."""
+    try:
+        seconds = datetime.fromisoformat(value).timestamp() if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return seconds if math.isfinite(seconds) else None
 
 
 class OnlineTrainer:

@@ -122,7 +122,7 @@ class Server:
                 else:
                     values = await anyio.to_thread.run_sync(self._compute, served, table, abandon_on_cancel=True)
             status, headers = 200, {"x-lpfs-version": served.version}
-            return Response(json.dumps(values), media_type="application/json", headers=headers)
+            return Response(json.dumps(values, allow_nan=False), media_type="application/json", headers=headers)
         except RequestError as error:
             status = error.status
             raise
