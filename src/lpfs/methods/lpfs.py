@@ -33,7 +33,7 @@ from lpfs.schema import Selection
 from lpfs.train.callbacks import State
 
 JUDGED_EVALUATIONS = 16_000_000  # of a row with a subset, in as many comparisons as there are fields
-EXCHANGE_ERRORS = 1.0  # standard errors by which an exchange of fields must lower the held-out loss
+EXCHANGE_ERRORS = 2.0  # standard errors by which an exchange of fields must lower the held-out loss
 REFERENCE_EVALUATIONS = 10  # of the training without gates
 
 
