@@ -53,7 +53,7 @@ def run_windows(monitor: DriftMonitor, first: int, windows: int, **change: Any) 
             batch = Batch(torch.from_numpy(words).int(), torch.randn(200, 1), torch.zeros(200, 1))
             worth = rng.normal([change.get("worth", 0.01), 0.0, 0.005], 0.001)
             unseen = {"other": change.get("unseen", 2)}
-            monitor.add(batch, unseen, worth, 0.5, 0)
+            monitor.add(batch, unseen, None if change.get("warmup") else worth, 0.5, 0)
         alarms += monitor.close_window(window * 2000)
     return alarms
 
@@ -70,10 +70,19 @@ def run_windows(monitor: DriftMonitor, first: int, windows: int, **change: Any) 
 def test_alarms_of_fields(change: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     torch.manual_seed(0)
     monitor = DriftMonitor(SCHEMA)
-    assert run_windows(monitor, 0, REFERENCE + 8) == []
-    alarms = run_windows(monitor, REFERENCE + 8, 8, **change)  # an alarm is not repeated while it holds
+    assert run_windows(monitor, 0, REFERENCE + 7) == []
+    alarms = run_windows(monitor, REFERENCE + 7, 8, **change)  # an alarm is not repeated while it holds
     assert [(alarm.field, alarm.kind) for alarm in alarms] == expected
-    assert all(alarm.since == (REFERENCE + 8) * 2000 for alarm in alarms)
+    assert all(alarm.since == (REFERENCE + 7) * 2000 for alarm in alarms)
+
+
+def test_the_reference_of_the_worth_has_batches_that_train_gates() -> None:
+    torch.manual_seed(0)
+    monitor = DriftMonitor(SCHEMA)
+    assert run_windows(monitor, 0, REFERENCE + 3, warmup=True) == []  # no batch trains gates yet
+    assert run_windows(monitor, REFERENCE + 3, 8) == []
+    assert monitor.worth[1, 0].tolist() == [40.0] * len(SCHEMA)
+    assert [alarm.kind for alarm in run_windows(monitor, REFERENCE + 11, 4, worth=0.0)] == ["worth"]
 
 
 def test_the_state_is_complete() -> None:

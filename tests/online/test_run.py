@@ -240,13 +240,15 @@ def test_json_events_train_the_same_model_as_tables(stream_folder: Path, unbroke
 
 def test_late_and_repeated_events() -> None:
     events = EventFilter(OnlineSettings(key="id", window=2, time="at", lateness=10.0))
-    first = events.check([1, 2, 1, None, 5, 7, 8], [100.0, 95, 101, 102, "noon", math.inf, 10**400])
-    expected = ["", "", "duplicate", "malformed", "malformed", "malformed", "malformed"]
+    first = events.check([1, 2, 1, None, 5, 7, 8, 9], [100.0, 90, 101, 102, "noon", math.inf, 10**400, 95])
+    expected = ["", "", "duplicate", "malformed", "malformed", "malformed", "malformed", ""]
     assert [reason.partition(":")[0] for reason in first] == expected
     events.remember([1, 2, 3])
-    reasons = events.check([1, 3, 4, 6, 7], ["1970-01-01T00:01:50+00:00", 110, 99, 100, 1e15])
+    assert events.latest == 95  # the median of the others
+    reasons = events.check([1, 3, 4, 6, 7], ["1970-01-01T00:01:50+00:00", 110, 84, 111, 1e15])
     assert [reason.partition(":")[0] for reason in reasons] == ["", "duplicate", "late", "", ""]  # 1 was forgotten
-    assert events.latest == 110  # the event of 1e15 makes no other one late
+    assert events.check([10, 11], [1e15, 1e15]) == ["", ""]
+    assert events.latest == 110  # the events of 1e15 make no other one late
     other = EventFilter(events.settings)
     other.load(events.state())
     assert other.check([2, 3], [99, 100]) == events.check([2, 3], [99, 100])

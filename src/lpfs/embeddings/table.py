@@ -42,9 +42,9 @@ class EmbeddingLookup(torch.autograd.Function):
         starts, ids, gate = ctx.saved_tensors
         if gate is None or ctx.needs_input_grad[4] or gate.device.type != "cpu":
             return None, None, None, None, _add_row_grad(ctx.weight, starts, ctx.span, ids, gate, grad)
-        used = gate.nonzero()[:, 0]  # rows of the other fields have no gradient
-        rows = (ids[:, used] + (starts[used] - starts[0])).view(-1, 1)
-        grad = (grad[:, used] * gate[used, None]).view(-1, 1, grad.shape[2])
+        used = gate.nonzero()[:, 0]  # rows of the other fields are not touched: Adam moves them on a GPU only
+        rows = (ids[:, used] + (starts[used] - starts[0])).reshape(-1, 1)
+        grad = (grad[:, used] * gate[used, None]).reshape(-1, 1, grad.shape[2])
         _add_row_grad(ctx.weight, starts[[0, -1]], ctx.span, rows, None, grad)  # of all fields as if they were one
         return None, None, None, None, None
 

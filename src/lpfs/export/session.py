@@ -113,7 +113,7 @@ class RuntimeModel:
         return torch.from_numpy(logits)
 
 
-@lru_cache(maxsize=4)  # a session has no weights, so it is small, and several threads may use it
+@lru_cache(maxsize=4)  # a session holds the memory of its largest request, no weights; several threads may use it
 def make_session(graph: bytes, threads: int) -> Any:
     """Return a session of ONNX Runtime; the latest ones are kept."""
     runtime = import_module(RUNTIME)

@@ -27,7 +27,7 @@ KINDS = {  # of alarms of a field: the limit, and the message
     "worth": (6.0, "worth changed by {:.1f} standard errors"),
 }
 MIN_WORTH_CHANGE = 5e-4  # change of the worth, in loss per row, below which there is no alarm
-MIN_BATCHES = 40  # that train gates, before the worth is compared: a longer window than that of the others
+MIN_BATCHES = 40  # that train gates, in the window and the reference of the worth, which are longer than the others
 SLACK, LOSS_LIMIT = 0.25, 25.0  # of Page-Hinkley, in standard deviations of the loss of a batch
 WARMUP_BATCHES = 100  # in which the loss still falls
 
@@ -124,16 +124,12 @@ class DriftMonitor:
     def close_window(self, first_row: int) -> list[Alarm]:
         """Compare the window that began at ``first_row`` with the reference, or add it to the reference."""
         alarms: list[Alarm] = []
-        if self.rows[0] and self.rows[2] < REFERENCE:
-            self.reference += self.counts
-            self.unseen[1] += self.unseen[0]
-            self.rows[1:3] += self.rows[0], 1
-            self.worth[1] += self.worth[0]
-            self.worth[0] = 0.0
-            self.rows[3] = -1
-        elif self.rows[0]:
-            self.rows[3] = first_row if self.rows[3] < 0 else self.rows[3]
-            compares_worth = self.worth[0, 0].max() >= MIN_BATCHES
+        if not self.rows[0]:
+            return alarms
+        self.rows[3] = first_row if self.rows[3] < 0 else self.rows[3]
+        has_reference, (batches, known) = self.rows[2] >= REFERENCE, self.worth[:, 0].max(1)
+        compares_worth = has_reference and min(batches, known) >= MIN_BATCHES
+        if has_reference:
             for (kind, (limit, text)), since, sizes in zip(KINDS.items(), self.since, self._statistics(), strict=True):
                 if kind == "worth" and not compares_worth:
                     continue
@@ -144,9 +140,15 @@ class DriftMonitor:
                     alarms.append(Alarm(self.names[position], kind, size, row, message))
                     since[position] = row
                 since[sizes < limit / 2] = -1
-            if compares_worth:
-                self.worth[0] = 0.0
-                self.rows[3] = -1
+        else:
+            self.reference += self.counts
+            self.unseen[1] += self.unseen[0]
+            self.rows[1:3] += self.rows[0], 1
+        if known < MIN_BATCHES:  # gates are not trained in the first batches
+            self.worth[1] += self.worth[0]
+        if known < MIN_BATCHES or compares_worth:
+            self.worth[0] = 0.0
+            self.rows[3] = -1
         for window in (self.counts, self.unseen[0], self.rows[:1]):
             window[:] = 0.0
         return alarms

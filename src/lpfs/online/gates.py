@@ -176,13 +176,17 @@ class SteadyGates:
         factors = torch.where(torch.from_numpy(self.open), values.clamp(min=self._floor), 0.0)
         return factors.detach() + (values - values.detach())
 
-    def applied(self, hidden: float | None = None) -> Tensor:
-        """Return the factors (N,) of the fields: 1, 0 if closed, ``hidden`` (None: the smallest) if open and hidden.
+    def applied(self) -> Tensor:
+        """Return the factors (N,) of the fields: 1 if shown, 0 if closed, almost 0 if open and hidden."""
+        return self._factors(self._floor)
 
-        With ``hidden=SMALLEST_X`` these are the x of gates that have the factors.
-        """
-        smallest = self._floor if hidden is None else hidden
-        return torch.from_numpy(np.where(self.open, np.where(self.hidden(), smallest, 1.0), 0.0).astype(np.float32))
+    def absorbed_x(self) -> Tensor:
+        """Return x (N,) of gates whose values are these factors: exactly 0 for closed fields only."""
+        return self._factors(SMALLEST_X)
+
+    def _factors(self, hidden: float) -> Tensor:
+        values = np.where(self.open, np.where(self.hidden(), hidden, 1.0), 0.0)
+        return torch.from_numpy(values.astype(np.float32))
 
     @torch.no_grad()
     def step(self) -> None:

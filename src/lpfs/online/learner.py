@@ -18,7 +18,7 @@ from lpfs.gates.prune import Pruned, prune
 from lpfs.models import make_model
 from lpfs.models.base import Model
 from lpfs.models.inputs import Inputs
-from lpfs.online.gates import SMALLEST_X, Decision, GateSettings, SteadyGates
+from lpfs.online.gates import Decision, GateSettings, SteadyGates
 from lpfs.online.probe import AdditiveProbe
 from lpfs.schema import Schema
 from lpfs.train.evaluate import predict_batch
@@ -192,7 +192,7 @@ class OnlineLearner:
         model.load_state_dict(self.model.state_dict())
         gates = attach(model, steps=1, gate="lpfs++" if self.gates is None else self.gates.function)
         if self.gates is not None:
-            x = dict(zip(self.gates.names, self.gates.applied(SMALLEST_X).tolist(), strict=True))
+            x = dict(zip(self.gates.names, self.gates.absorbed_x().tolist(), strict=True))
             with torch.no_grad():
                 gates.x.copy_(torch.tensor([x[name] for name in gates.names]))
         pruned = prune(model, absorb(model, batch=batch, partial=True), batch=batch)

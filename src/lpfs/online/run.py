@@ -34,6 +34,7 @@ from lpfs.train.intervals import auc_interval
 from lpfs.train.metrics import calibration, logloss, row_losses
 
 SAMPLES = 32  # raw rows that are stored in a bundle and checked by the server
+MIN_TIMES = 3  # of a batch, below which its median is not used
 POLL_SECONDS = 0.2  # wait after a poll without events
 
 
@@ -49,9 +50,7 @@ class OnlineSettings:
     key: str | None = None  # column that identifies an event; a duplicate has the key of one of the last ``window``
     window: int = 100_000
     time: str | None = None  # column with the time of an event, a number or ISO 8601 text
-    lateness: float | None = (
-        None  # an event is late if it is this much (seconds, for text) before the median of a batch
-    )
+    lateness: float | None = None  # an event this much (seconds, for text) before the median of a batch is late
 
     def __post_init__(self) -> None:
         check_options(self, count=("commit_every", "keep_bundles", "window"))
@@ -92,8 +91,9 @@ class EventFilter:
             codes.add(code)
         if self.settings.lateness is not None:
             seconds = [parse_time(value) for value in times]
-            known = [value for value in seconds if value is not None]
-            self.latest = max([self.latest, *([statistics.median(known)] if known else [])])
+            known = [value for value, reason in zip(seconds, reasons, strict=True) if value is not None and not reason]
+            if len(known) >= MIN_TIMES:
+                self.latest = max(self.latest, statistics.median_low(known))
             for at, value in enumerate(seconds):
                 reasons[at] = reasons[at] or self._check_time(value, times[at], self.settings.lateness)
         return reasons

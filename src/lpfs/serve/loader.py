@@ -47,7 +47,8 @@ NO_ARRAYS: dict[str, Any] = {"error": None, "arrays": None}  # a reply: the serv
 POLL_SECONDS = 0.2
 PATIENCE_SECONDS = 20.0  # after which the server loads a bundle itself
 STOP_SECONDS = 2.0
-WORK_SECONDS, PAUSE_SECONDS = 0.001, 0.004  # in turns, while a bundle is loaded
+WORK_SECONDS, PAUSE_SECONDS = 0.001, 0.004  # in turns, while a bundle is loaded, …
+PACED_SECONDS = 10.0  # … but no longer than this: a large one must be there before PATIENCE_SECONDS
 ATTEMPTS = 2  # processes that a bundle may crash until it is refused
 Memory = tuple[mmap.mmap, ref[AnyArray]]  # the second is alive as long as an array in this memory
 
@@ -206,10 +207,12 @@ class Loader:
     memories: dict[int, SharedMemory] = field(default_factory=dict)
     numbers: int = 0  # of memories so far
     cpu_seconds: float = 0.0  # at the last pause
+    paced_until: float = 0.0  # time of the clock
 
     def pause(self, *_: object) -> None:
         """Sleep, unless other programs have not let this process work since the last pause: a handler of SIGALRM."""
-        if (now := time.process_time()) - self.cpu_seconds > WORK_SECONDS / 2:
+        now = time.process_time()
+        if now - self.cpu_seconds > WORK_SECONDS / 2 and time.monotonic() < self.paced_until:
             self.cpu_seconds = now
             time.sleep(PAUSE_SECONDS)
 
@@ -219,6 +222,7 @@ class Loader:
             self.connection.send_bytes(b"ready")
             while True:
                 request = json.loads(self.connection.recv_bytes())
+                self.paced_until = time.monotonic() + PACED_SECONDS
                 if self.has_pauses:
                     signal.setitimer(signal.ITIMER_REAL, WORK_SECONDS, WORK_SECONDS + PAUSE_SECONDS)
                 self._load_and_send(Path(request["path"]), request["used"])
