@@ -24,29 +24,32 @@ UNUSED = 64  # unused ids of a padded bag that are summed together
 
 
 class EmbeddingLookup(torch.autograd.Function):
-    """Gated embeddings (B, F, D) of ids (B, F); ``span`` is the range [start, stop) of rows of these fields."""
+    """Gated embeddings (B, F, D) of ids (B, F); ``span`` is the range [start, stop) of rows of these fields.
+
+    ``skip``: whether rows of fields whose constant gate is zero are left out of the gradient.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, starts: Tensor, span: tuple[int, int], ids: Tensor, gate: Tensor | None
+        ctx: Any, weight: Tensor, starts: Tensor, span: tuple[int, int], ids: Tensor, gate: Tensor | None, skip: bool
     ) -> Tensor:
         check_not_in_ddp(weight)
         gate = None if gate is None else gate.to(weight.dtype)
         ctx.save_for_backward(starts, ids, gate)
-        ctx.weight, ctx.span = weight, span
+        ctx.weight, ctx.span, ctx.skip = weight, span, skip
         return cast(Tensor, backend_for(weight).gather(weight, starts, ids, gate))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         starts, ids, gate = ctx.saved_tensors
-        if gate is None or ctx.needs_input_grad[4] or gate.device.type != "cpu":
-            return None, None, None, None, _add_row_grad(ctx.weight, starts, ctx.span, ids, gate, grad)
-        used = gate.nonzero()[:, 0]  # rows of the other fields are not touched: Adam moves them on a GPU only
+        if gate is None or ctx.needs_input_grad[4] or not ctx.skip:
+            return None, None, None, None, _add_row_grad(ctx.weight, starts, ctx.span, ids, gate, grad), None
+        used = gate.nonzero()[:, 0]
         rows = (ids[:, used] + (starts[used] - starts[0])).reshape(-1, 1)
         grad = (grad[:, used] * gate[used, None]).reshape(-1, 1, grad.shape[2])
         _add_row_grad(ctx.weight, starts[[0, -1]], ctx.span, rows, None, grad)  # of all fields as if they were one
-        return None, None, None, None, None
+        return None, None, None, None, None, None
 
 
 class EmbeddingBagLookup(torch.autograd.Function):
@@ -183,6 +186,9 @@ class Table(nn.Module):
     """
 
     starts: Tensor
+    # whether rows of fields with one id whose constant gate is zero are left out of the gradient, so that no optimizer
+    # updates them; the gates are read for it, so that a step cannot be captured
+    skips_zero_gates = False
 
     def __init__(self, sizes: Sequence[int], dim: int, *, bags: int = 0, mean: bool = True) -> None:
         super().__init__()
@@ -209,7 +215,7 @@ class Table(nn.Module):
         """Return embeddings (B, F, D) of ids (B, F), multiplied by the gates (F,) of the fields."""
         if ids.ndim != 2 or ids.shape[1] != self.fields:
             raise InputError(f"expected ids (B, {self.fields}), found {tuple(ids.shape)}")
-        return self._lookup(EmbeddingLookup, 0, self.fields, ids, gate)
+        return self._lookup(EmbeddingLookup, 0, self.fields, ids, gate, self.skips_zero_gates)
 
     def bags(
         self, bags: Sequence[tuple[Tensor, Tensor]], gate: Tensor | None = None, *, padded: bool = False

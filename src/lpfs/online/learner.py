@@ -88,6 +88,8 @@ class OnlineLearner:
         if settings.gates is not None:
             self.gates = SteadyGates(inputs.names, settings.gates, opened, settings.seed)
             inputs.gate = lambda: self._factors
+            if inputs.table is not None:
+                inputs.table.skips_zero_gates = True
         self.batches = 0
 
     @property
