@@ -323,3 +323,11 @@ def test_events_send_the_state_once_and_end_with_the_server(site):
     live = json.loads(events[1].partition("data: ")[2])
     assert live["model"]["version"] == "000001"
     assert site.server.watchers == 0
+
+
+def test_a_prediction_that_is_not_finite_is_an_error(site):
+    site.store.model = replace(site.store.model, logits=lambda batch: torch.full((len(batch),), torch.nan))
+    answer = site.predict(sample_rows()[:1])
+    assert answer.status == 500
+    assert b"NaN" not in answer.body
+    assert "not JSON compliant" in site.lines[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from lpfs.errors import LpfsError
 from lpfs.models import MLP
 from lpfs.online.bundle import open_bundle, publish
 from lpfs.serve.engine import ModelStore, load_bundle
-from lpfs.serve.loader import COMMAND, LoaderProcess, SharedMemory
+from lpfs.serve.loader import COMMAND, Loader, LoaderProcess, SharedMemory
 from tests.helpers.bundles import make_model, prepare_dataset, publish_model, sample_rows
 
 pytestmark = pytest.mark.skipif(not LoaderProcess.is_supported(), reason="needs memfd_create and ONNX Runtime")
@@ -307,3 +308,17 @@ def test_arrays_from_elsewhere_are_copied_into_the_shared_memory():
     assert np.array_equal(copied, outside)
     with pytest.raises(ValueError, match="buffer"):
         memory.allocate([4096], torch.float32)
+
+
+def test_the_process_pauses_only_after_it_has_worked(monkeypatch):
+    times, pauses = iter([1.0, 1.0, 2.0, 3.0]), []
+    monkeypatch.setattr("lpfs.serve.loader.time.process_time", lambda: next(times))
+    monkeypatch.setattr("lpfs.serve.loader.time.sleep", pauses.append)
+    process = Loader(None, has_pauses=True)
+    process.paced_until = math.inf
+    for expected in (1, 1, 2):  # the second time it has not worked
+        process.pause()
+        assert len(pauses) == expected
+    process.paced_until = 0.0
+    process.pause()
+    assert len(pauses) == 2

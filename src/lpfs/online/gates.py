@@ -65,7 +65,7 @@ class GateSettings:
                 raise InputError(f"{name} must be between 0 and {high}, found {getattr(self, name)!r}")
 
     @property
-    def limit(self) -> float:
+    def closing_threshold(self) -> float:
         """The gain below which an open field is closed."""
         return self.threshold * self.hysteresis
 
@@ -218,7 +218,7 @@ class SteadyGates:
     def hidden(self) -> npt.NDArray[np.bool_]:
         """Return which fields do not reach the network: closed ones, and open ones that seem to gain too little."""
         rows, totals, _ = self.tests.sums
-        seems_useless = (rows >= MIN_TEST_ROWS) & (totals < rows * self.settings.limit)
+        seems_useless = (rows >= MIN_TEST_ROWS) & (totals < rows * self.settings.closing_threshold)
         return np.asarray(~self.open | (seems_useless & (self.x.detach() == 0).numpy() & ~self.fixed))
 
     def add_additive(self, fields: Ints, gains: Floats) -> list[Decision]:
@@ -230,7 +230,7 @@ class SteadyGates:
         _, low, high, _ = self.additive.intervals(fields)
         is_worth = low > self.settings.threshold
         decisions = [self._decide(field, True, self.additive.evidence(field)) for field in fields[is_worth].tolist()]
-        is_useless = ~is_worth & ~self.open[fields] & (high < self.settings.limit)
+        is_useless = ~is_worth & ~self.open[fields] & (high < self.settings.closing_threshold)
         self.additive.sums[:, fields[is_useless]] = 0.0  # old rows must not delay the next test
         return [decision for decision in decisions if decision is not None]
 
@@ -240,9 +240,9 @@ class SteadyGates:
         network, additive = self.tests.evidence(field), self.additive.evidence(field)
         if network.low > self.settings.threshold:
             return self._decide(field, True, network)
-        limit = self.settings.limit
+        threshold = self.settings.closing_threshold
         for evidence, other in ((network, additive), (additive, network)):  # one interval, and the other's estimate
-            if evidence.high < limit and other.gain < limit and network.rows >= MIN_TEST_ROWS:
+            if evidence.high < threshold and other.gain < threshold and network.rows >= MIN_TEST_ROWS:
                 return self._decide(field, False, evidence)
         return None
 
