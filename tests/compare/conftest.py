@@ -23,9 +23,9 @@ def log(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def compared(log, tmp_path_factory):
-    """The directory of a complete comparison of two methods."""
+    """The directory of a complete comparison of two methods, whose models are trained one by one."""
     out = tmp_path_factory.mktemp("compared") / "cmp"
-    assert cli.run(["compare", str(log), *PLAN, *TINY, "--out", str(out), "-q"]) == 0
+    assert cli.run(["compare", str(log), *PLAN, *TINY, "--no-fleet", "--out", str(out), "-q"]) == 0
     return out
 
 

@@ -217,16 +217,19 @@ def test_searches_of_other_processes_are_waited_for(log, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("device", "supported", "fleet", "expected"),
+    ("device", "batch_size", "supported", "fleet", "expected"),
     [
-        ("cuda", True, None, True),
-        ("cuda", False, None, False),
-        ("cpu", True, None, False),
-        ("cpu", True, True, True),
-        ("cuda", True, False, False),
+        ("cuda", 1024, True, None, True),
+        ("cuda", 64, False, None, False),
+        ("cpu", 128, True, None, True),
+        ("cpu", 129, True, None, False),
+        ("cpu", 129, True, True, True),
+        ("cuda", 64, True, False, False),
     ],
 )
-def test_a_fleet_is_the_default_on_a_gpu(log, tmp_path, monkeypatch, device, supported, fleet, expected):
+def test_a_fleet_is_the_default_where_it_is_faster(
+    log, tmp_path, monkeypatch, device, batch_size, supported, fleet, expected
+):
     asked = []
     monkeypatch.setattr(plan_module, "supports_fleet", lambda model: supported)
     build = runner.build_plan
@@ -234,5 +237,6 @@ def test_a_fleet_is_the_default_on_a_gpu(log, tmp_path, monkeypatch, device, sup
         runner, "build_plan", lambda *args, **kw: replace(build(*args, **kw), device=torch.device(device))
     )
     monkeypatch.setattr(runner, "run_missing", lambda *args, **options: asked.append(options["fleet"]))
-    lpfs.compare(log, tmp_path / "cmp", methods=["permutation"], keep=[4], seeds=1, fleet=fleet, **QUICK)
+    options = {**QUICK, "batch_size": batch_size}
+    lpfs.compare(log, tmp_path / "cmp", methods=["permutation"], keep=[4], seeds=1, fleet=fleet, **options)
     assert asked == [expected]

@@ -188,9 +188,11 @@ def test_each_replica_can_have_its_own_rows_and_learning_rate():
 
 
 def test_masks_of_all_replicas_are_gates_of_the_single_models():
-    batches, kept = make_batches(0), [SCHEMA.names, ("user", "age"), SCHEMA.names]  # two stacks
+    batches, kept = make_batches(0), [SCHEMA.names, ("user", "age"), SCHEMA.names, ("tags", "hour"), ("age", "prices")]
     models, singles = (replicas(kept=kept, dtype=torch.float64) for _ in range(2))
-    masks = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 1, 7, 7, 7, 7], [0, 1, 1, 0, 1, 0]], dtype=torch.float64)
+    masks = [[1, 0, 1, 1, 0, 1], [0, 1, 7, 7, 7, 7], [0, 1, 1, 0, 1, 0], [2, 3, 7, 7, 7, 7], [1, 0, 7, 7, 7, 7]]
+    masks = torch.tensor(masks, dtype=torch.float64)
+    assert Fleet(models, SCHEMA).members == [[0, 2], [1, 3, 4]]
 
     class Masks(Callback):
         def on_begin(self, state):

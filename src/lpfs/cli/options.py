@@ -32,7 +32,9 @@ PREPARE_OPTIONS = (
     *("fields", "kind", "min_count", "max_values", "hash", "bins", "keep_all"),
 )
 
-FLEET_HELP = "Train several models together. Default: only final trainings, on a GPU with small tables."
+FLEET_HELP = (
+    "Train several models together. Default: only final trainings, if tables are small, on a CPU for batches up to 128."
+)
 MODEL_OPTION_HELP = "Option of the model, as dim=8 or hidden=64,32; repeatable."
 Function = TypeVar("Function", bound=Callable[..., Any])
 Decorator = Callable[[Function], Function]

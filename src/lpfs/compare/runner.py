@@ -582,8 +582,10 @@ class Runner:
                 ]
                 trained = [(model, plan.optimizer(model)) for model in models]
                 seeds = [missing[path][1] for path in paths]
-                steps, rows = plan.steps.train, plan.splits.train
-                stages.train_together(plan, trained, rows, steps, plan.run_dir, seeds, quiet=self.quiet)
+                rows, is_large = plan.splits.train, plan.has_large_tables
+                stages.train_together(
+                    plan, trained, rows, plan.steps.train, plan.run_dir, seeds, final_if_due=is_large, quiet=self.quiet
+                )
         except NOT_METHOD_ERRORS:
             raise
         except (LpfsError, torch.OutOfMemoryError) as error:  # one loss is not finite, or no memory: some runs fail

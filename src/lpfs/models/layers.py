@@ -146,6 +146,20 @@ class NumericEmbeddings(nn.Module):
         self.register_buffer("order", torch.tensor(order).argsort(), persistent=False)
         self.reset_parameters()
 
+    @classmethod
+    def join(cls, modules: Sequence[NumericEmbeddings]) -> NumericEmbeddings:
+        """Return one module for the fields of all modules, in order, with copies of their weights."""
+        fields = [
+            Field(name, "numeric", dim=width)
+            for module in modules
+            for name, width in zip(module.names, module.widths, strict=True)
+        ]
+        with torch.random.fork_rng(devices=[]):
+            joined = cls(fields, modules[0].dim)
+        joined.weight = nn.Parameter(torch.cat([module.weight.detach() for module in modules]))
+        joined.missing = nn.Parameter(torch.cat([module.missing.detach() for module in modules]))
+        return joined
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initialize the weights uniformly in ±1/√(w·D) for a field of w numbers."""

@@ -39,6 +39,7 @@ from lpfs.train.threads import choose_threads, describe_threads
 
 EVAL_BATCH_SIZE = 4096  # rows per evaluation batch
 LARGE_TABLES = 500_000  # ids; above it models are freed early, short stages have no last checkpoint, no fleet is made
+FLEET_BATCH = 128  # largest batch at which models are trained together faster than one by one on a CPU
 CHECKPOINT_EVERY = 500  # steps between two moments at which a checkpoint is written if the last one is old enough
 EVALUATIONS = 20  # evaluations of a training that selects its best state
 AUC_LOSS_PER_SE = 0.25  # default allowed AUC loss, in standard errors of the validation AUC
@@ -150,7 +151,8 @@ class RunPlan:
         if fleet and obstacle is not None:
             message(obstacle)
         if fleet is None:
-            fleet = self.device.type == "cuda" and not self.has_large_tables
+            is_faster = self.device.type == "cuda" or self.steps.batch_size <= FLEET_BATCH
+            fleet = is_faster and not self.has_large_tables
         return fleet and obstacle is None
 
     def searches_as_fleet(self, message: Callable[[str], None]) -> bool:

@@ -140,6 +140,7 @@ def train_together(
     seeds: Sequence[int],
     keep_last_optimizer: bool = False,
     final_checkpoint: FinalCheckpoint = "model",
+    final_if_due: bool = False,
     quiet: bool = False,
 ) -> list[FitResult]:
     """Train models in place as a fleet, each on the batches of its seed and as :func:`train` would, up to rounding."""
@@ -155,7 +156,9 @@ def train_together(
         valid=plan.stream(plan.splits.valid, fields, train=False) if plan.steps.shuffle else None,
         folder=folder,
         resume=plan.resume,
-        config=replace(config, graph=plan.use_cuda_graph, final_checkpoint=final_checkpoint, quiet=quiet),
+        config=replace(
+            config, graph=plan.use_cuda_graph, final_checkpoint=final_checkpoint, final_if_due=final_if_due, quiet=quiet
+        ),
     )
 
 

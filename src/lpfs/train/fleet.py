@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
-from itertools import accumulate, zip_longest
+from itertools import accumulate, pairwise, zip_longest
 from typing import Any
 
 import torch
@@ -28,23 +28,6 @@ from lpfs.train.config import Training
 from lpfs.train.dense import gpu_kernels
 from lpfs.train.evaluate import Batches, Metrics, device_of
 from lpfs.train.step import OPTIMIZERS
-
-
-class _Embeddings(nn.Module):
-    """Takes the place of the table in the body of a stack: its input is already looked up, with gates."""
-
-    weight: Tensor
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("weight", weight.detach().new_empty(0), persistent=False)  # of the dtype for gates
-
-    def forward(self, embeddings: Tensor, gate: Tensor | None) -> Tensor:
-        return embeddings
-
-    def bags(self, bags: Sequence[tuple[Tensor, Tensor]], gate: Tensor | None, *, padded: bool) -> Tensor:
-        """Return the embeddings (B, F, D) of all bags, which have these in place of their values."""
-        return torch.stack([embeddings for embeddings, _ in bags], 1)
 
 
 class BatchedLinear(torch.autograd.Function):
@@ -124,51 +107,48 @@ class ReplicaLinear(nn.Linear):
         return out
 
 
-class _Body(nn.Module):
-    """A model without its table; the inputs are tensors by name, for ``vmap``.
+class _Tokens(nn.Module):
+    """Takes the place of the inputs in the body of a stack, which gets their result instead of a batch."""
 
-    If the model ends with a plain Sequential, ``layers``, the result is its input instead of the logits: it is faster
-    for all replicas without ``vmap``.
+    def __init__(self, inputs: Any) -> None:
+        super().__init__()
+        self.dim, self.width, self.slots = inputs.dim, inputs.width, inputs.slots
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens
+
+
+class _Body(nn.Module):
+    """A model without its inputs, from embeddings (B, N, D) to logits (B, T).
+
+    If all of it is a plain Sequential, that is ``layers``: it is faster for all replicas without ``vmap``.
     """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        table, gate = model.inputs.table, model.inputs.gate
-        model.inputs.table = model.inputs.gate = None  # neither is copied
+        inputs = model.inputs
+        model.inputs = None  # tables and gates are not copied
         try:
             self.model = copy.deepcopy(model)
         finally:
-            model.inputs.table, model.inputs.gate = table, gate
-        if table is not None:
-            self.model.inputs.table = _Embeddings(table.weight)
+            model.inputs = inputs
+        self.model.inputs = _Tokens(inputs)
         for module in self.model.modules():
             if type(module) is nn.Linear:
                 module.__class__ = ReplicaLinear  # the same parameters with another forward
         path = model.dense_path()
         self.layers = () if path is None else tuple(self.model.get_submodule(path))
 
-    def forward(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Return logits (B, T), or the input (B, N, D) of the layers."""
-        inputs, gate = self.model.inputs, values.get("gate")
-        embeddings = values["bags"].unbind(1) if inputs.bags else ()
-        bags = {name: (embedding, embedding) for name, embedding in zip(inputs.bags, embeddings, strict=True)}
-        inputs.gate = None if gate is None else lambda: gate
-        dense = values["dense"]
-        batch = Batch(values.get("ids", dense), dense, dense, values.get("missing"), bags)
-        out: Tensor = inputs(batch) if self.layers else self.model.outputs(batch)
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits (B, T) of one replica, under ``vmap``."""
+        out: Tensor = self.model.outputs(tokens)
         return out
 
-    def all_replicas(self, values: dict[str, Tensor]) -> Tensor:
-        """Return the logits (B, R, T) of the replicas: parameters are stacked in dim 0, all values in dim 1."""
-        inputs = self.model.inputs
-        if self.layers and inputs.ids == inputs.parts and inputs.filled is None:
-            out = values["ids"]
-        else:
-            call = vmap(partial(functional_call, self), in_dims=(0, (1,)), out_dims=1)
-            out = call(dict(self.named_parameters()), (values,))
+    def all_replicas(self, tokens: Tensor) -> Tensor:
+        """Return the logits (B, R, T) for embeddings (B, R, N, D); the parameters are stacked in dim 0."""
         if not self.layers:
-            return out
-        x = out.flatten(2).transpose(0, 1)  # (R, B, N·D)
+            return over_replicas(self, tokens)
+        x = tokens.flatten(2).transpose(0, 1)  # (R, B, N·D)
         for layer, following in zip_longest(self.layers, self.layers[1:]):
             if isinstance(layer, ReplicaLinear):
                 x = layer.all_replicas(x, relu=type(following) is nn.ReLU)  # in one function with the Linear layer
@@ -177,11 +157,27 @@ class _Body(nn.Module):
         return x.transpose(0, 1)
 
 
+def over_replicas(module: nn.Module, *inputs: Tensor | None) -> Tensor:
+    """Call a module whose parameters are stacked in dim 0, for inputs and a result (B, R, …)."""
+    dims = tuple(None if tensor is None else 1 for tensor in inputs)
+    call = vmap(partial(functional_call, module), in_dims=(0, dims), out_dims=1)
+    out: Tensor = call(dict(module.named_parameters()), inputs)
+    return out
+
+
+def stack_parameters(module: nn.Module, replicas: Sequence[nn.Module]) -> None:
+    """Replace every parameter of a module by those of the replicas, stacked in dim 0."""
+    for name, _ in list(module.named_parameters()):
+        path, _, leaf = name.rpartition(".")
+        stacked = torch.stack([replica.get_parameter(name).detach() for replica in replicas])
+        setattr(module.get_submodule(path), leaf, nn.Parameter(stacked))
+
+
 def supports_fleet(model: nn.Module) -> bool:
     """Return whether replicas of a model can be stacked; the model may be on the meta device.
 
-    It must have all its tables in ``inputs``, as most models of ``lpfs.models``, and no operation that ``vmap`` does
-    not support.
+    Only ``inputs`` may read the batch and have tables, as in most models of ``lpfs.models``, and ``vmap`` must support
+    all operations.
     """
     inputs: Any = getattr(model, "inputs", None)
     tables = [module for module in model.modules() if isinstance(module, Table)]
@@ -190,34 +186,161 @@ def supports_fleet(model: nn.Module) -> bool:
     if any(table is not inputs.table for table in tables):
         return False
     body = _Body(model)
-    sizes = {"ids": (inputs.ids, inputs.width), "bags": (len(inputs.bags), inputs.width)}
-    like = next(model.parameters())
-    values = {name: like.new_zeros(2, 1, *size) for name, size in sizes.items() if size[0]}
-    values["dense"] = like.new_zeros(2, 1, dense_width(model))
-    stack_parameters(body, [model])
+    stack_parameters(body.model, [model])
     try:
         with torch.no_grad():
-            body.all_replicas(values)
-    except RuntimeError:
+            body.all_replicas(next(model.parameters()).new_zeros(2, 1, len(inputs.slots), inputs.width))
+    except (RuntimeError, AttributeError):  # the second one where the batch is read, which is a tensor here
         return False
     return True
 
 
-def dense_width(model: Any) -> int:
-    """Return the number of columns of numbers that a model reads."""
-    return sum(field.dim for field in model.reads if field.kind == "numeric")
+class PlaceParts(torch.autograd.Function):
+    """Copy parts (B, P, D) to positions (P,) of a result (B, N, D) that is zero elsewhere; no position is repeated."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, positions: Tensor, count: int) -> Tensor:
+        ctx.save_for_backward(positions)
+        new = parts.new_empty if count == parts.shape[1] else parts.new_zeros
+        return new(len(parts), count, parts.shape[2]).index_copy_(1, positions, parts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (positions,) = ctx.saved_tensors
+        return grad.index_select(1, positions), None, None
 
 
-def stack_parameters(body: _Body, models: Sequence[nn.Module]) -> None:
-    """Replace every parameter of the body by those of the models, stacked in dim 0."""
-    for name, _ in list(body.model.named_parameters()):
-        path, _, leaf = name.rpartition(".")
-        stacked = torch.stack([model.get_parameter(name).detach() for model in models])
-        setattr(body.model.get_submodule(path), leaf, nn.Parameter(stacked))
+def place_parts(parts: Tensor, positions: Tensor, count: int) -> Tensor:
+    """Return (B, count, D) with parts (B, P, D) at their positions; see :class:`PlaceParts`."""
+    out: Tensor = PlaceParts.apply(parts, positions, count)  # type: ignore[no-untyped-call]
+    return out
+
+
+class StackInputs(nn.Module):
+    """The inputs of all replicas of a stack: one table for the fields with ids, one module for the numeric fields.
+
+    The replicas have equally many slots, and fields of their own. All embeddings of one kind are computed together,
+    and then copied to the slots of their replicas.
+
+    Args:
+        models: the replicas; the parameters of their inputs are copied.
+        schema: fields of the batches of one source.
+        sources: source of the rows of each replica.
+    """
+
+    id_columns: Tensor
+    dense_columns: Tensor
+    gate_index: Tensor  # (P,) position of the gate of each part among the gates (R, N) of all replicas
+    positions: Tensor | None  # (P,) position of each part among the slots of all replicas; None if they are in order
+
+    reads_padded_bags = True  # see can_capture
+
+    def __init__(self, models: Sequence[Any], schema: Schema, sources: Sequence[int]) -> None:
+        super().__init__()
+        inputs = [model.inputs for model in models]
+        self.replicas, self.slots, self.width = len(inputs), len(inputs[0].slots), inputs[0].width
+        self.parts = max(single.parts for single in inputs)
+        id_names = [field.name for field in schema if field.kind == "categorical"]
+        dense_names = [field.name for field in schema if field.kind == "numeric" for _ in range(field.dim)]
+        for buffer, names in (("id_columns", id_names), ("dense_columns", dense_names)):
+            columns = [
+                source * len(names) + position
+                for model, source in zip(models, sources, strict=True)
+                for position, name in enumerate(names)
+                if name in model.reads.names
+            ]
+            self.register_buffer(buffer, torch.tensor(columns, dtype=torch.long), persistent=False)
+        self.bag_keys = [
+            bag_key(source, name) for single, source in zip(inputs, sources, strict=True) for name in single.bags
+        ]
+        bounds = [(0, single.ids, single.ids + len(single.bags), single.parts) for single in inputs]
+        kinds = [  # replica and part of all fields with one id, then of all bags, then of all numeric fields
+            [(replica, part) for replica, bound in enumerate(bounds) for part in range(bound[kind], bound[kind + 1])]
+            for kind in range(3)
+        ]
+        self.counts = [len(parts) for parts in kinds]
+        slots = [range(single.parts) if single.filled is None else single.filled.tolist() for single in inputs]
+        places = [replica * self.slots + slots[replica][part] for parts in kinds for replica, part in parts]
+        positions = None if places == list(range(self.replicas * self.slots)) else torch.tensor(places)
+        gate_index = torch.tensor([replica * self.parts + part for parts in kinds for replica, part in parts])
+        self.register_buffer("positions", positions, persistent=False)
+        self.register_buffer("gate_index", gate_index, persistent=False)
+        tables = [single.table for single in inputs if single.table is not None]
+        numbers = [single.numbers for single in inputs if single.numbers is not None]
+        self.table = stack_tables(tables) if tables else None
+        self.row_ranges = {"table.weight": self._table_ranges(inputs)}
+        self.numbers: Any = None
+        self.joins_numbers = bool(numbers) and can_join(numbers[0])
+        if self.joins_numbers:
+            self.numbers = type(numbers[0]).join(numbers)
+            widths = [0 if single.numbers is None else sum(single.numbers.widths) for single in inputs]
+            ranges = [[rows] for rows in pairwise(accumulate((0, *widths)))]
+            self.row_ranges |= {f"numbers.{name}": ranges for name, _ in self.numbers.named_parameters()}
+        elif numbers:
+            self.numbers = copy.deepcopy(numbers[0])
+            stack_parameters(self.numbers, numbers)
+
+    def _table_ranges(self, inputs: Sequence[Any]) -> list[list[tuple[int, int]]]:
+        """Return the rows of every replica in the table: those of its ids, then those of its bags."""
+        sizes = () if self.table is None else self.table.sizes
+        first = list(accumulate((0, *sizes)))
+        ids = pairwise(accumulate((0, *(single.ids for single in inputs))))
+        bags = pairwise(accumulate((self.counts[0], *(len(single.bags) for single in inputs))))
+        return [[(first[start], first[stop]) for start, stop in fields] for fields in zip(ids, bags, strict=True)]
+
+    def forward(self, batch: Batch, gate: Tensor | None) -> Tensor:
+        """Return (B, R, N, D) for a batch with the columns of all sources, and gates (R, N) of the parts."""
+        gates: Sequence[Tensor | None] = (None, None, None)
+        if gate is not None:
+            gates = gate.flatten().index_select(0, self.gate_index).split(self.counts)
+        pieces = list[Tensor]()
+        if self.table is not None:
+            if self.counts[0]:
+                pieces.append(self.table(batch.ids.index_select(1, self.id_columns), gates[0]))
+            if self.counts[1]:
+                bags = [batch.bags[key] for key in self.bag_keys]
+                pieces.append(self.table.bags(bags, gates[1], padded=batch.padded))
+        if self.numbers is not None:
+            dense, missing = batch.dense.index_select(1, self.dense_columns), batch.missing
+            missing = None if missing is None else missing.index_select(1, self.dense_columns)
+            if self.joins_numbers:
+                pieces.append(self.numbers(dense, missing, gates[2]))
+            else:  # one token of each replica
+                split = (self.replicas, -1)
+                missing = None if missing is None else missing.unflatten(1, split)
+                token_gates = None if gates[2] is None else gates[2].unflatten(0, (1, *split))
+                tokens = over_replicas(self.numbers, dense.unflatten(1, split), missing, token_gates)
+                pieces.append(tokens.flatten(1, 2))
+        if not pieces:
+            return batch.dense.new_zeros(len(batch), self.replicas, self.slots, self.width)
+        out: Tensor = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
+        if self.positions is not None:
+            out = place_parts(out, self.positions, self.replicas * self.slots)
+        return out.reshape(-1, self.replicas, self.slots, self.width)
+
+
+def stack_tables(tables: Sequence[Table]) -> Table:
+    """Return one table with the rows of all tables: first the fields with one id, then the bags."""
+    sizes = [size for table in tables for size in table.sizes[: table.fields]]
+    fields = len(sizes)
+    sizes += [size for table in tables for size in table.sizes[table.fields :]]
+    with torch.device("meta"):  # no memory, no random numbers
+        stacked = Table(sizes, tables[0].dim, bags=len(sizes) - fields, mean=tables[0].mean)
+    rows = [[sum(table.sizes[: table.fields]), sum(table.sizes[table.fields :])] for table in tables]
+    weights = [table.weight.detach().split(counts) for table, counts in zip(tables, rows, strict=True)]
+    stacked.weight = RowParameter(torch.cat([rows for kind in zip(*weights, strict=True) for rows in kind]))
+    stacked.starts = torch.tensor([0, *accumulate(sizes)], device=stacked.weight.device)
+    return stacked
+
+
+def can_join(numbers: Any) -> bool:
+    """Return whether the numeric fields of several replicas can be in one module; else their weights are stacked."""
+    return hasattr(numbers, "join")
 
 
 class ReplicaStack(nn.Module):
-    """Replicas of the same shape: one table for all of them, and dense parameters stacked in dim 0.
+    """Replicas of one class with as many parts: dense parameters stacked in dim 0, and common inputs.
 
     ``gate`` is the hook for factors on the embeddings: it returns (R, N), one factor for each replica and each part
     in the order of ``inputs.names``, or None. Its gradient is that of gates in the single model. A constant mask of
@@ -229,102 +352,52 @@ class ReplicaStack(nn.Module):
         sources: source of the rows of each replica.
     """
 
-    id_columns: Tensor
-    dense_columns: Tensor
-
-    reads_padded_bags = True  # see can_capture
-
     def __init__(self, models: Sequence[Any], schema: Schema, sources: Sequence[int]) -> None:
         super().__init__()
-        inputs = models[0].inputs
-        self.replicas, self.ids, self.bags = len(models), inputs.ids, len(inputs.bags)
-        self.parts = len(inputs.names)
         self.gate: Callable[[], Tensor | None] | None = None
-        self.table = stack_tables([model.inputs.table for model in models]) if inputs.table is not None else None
+        self.inputs = StackInputs(models, schema, sources)
         self.body = _Body(models[0])
-        stack_parameters(self.body, models)
-        id_names = [field.name for field in schema if field.kind == "categorical"]
-        dense_names = [field.name for field in schema if field.kind == "numeric" for _ in range(field.dim)]
-        for name, names in (("id_columns", id_names), ("dense_columns", dense_names)):
-            columns = [
-                source * len(names) + position
-                for model, source in zip(models, sources, strict=True)
-                for position, field in enumerate(names)
-                if field in model.reads.names
-            ]
-            self.register_buffer(name, torch.tensor(columns, dtype=torch.long), persistent=False)
-        self.bag_keys = [
-            bag_key(source, name) for model, source in zip(models, sources, strict=True) for name in model.inputs.bags
-        ]
+        stack_parameters(self.body.model, models)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the logits (B, R, T) for a batch with the columns of all sources."""
-        gate = None if self.gate is None else self.gate()  # (R, N)
-        values = {"dense": self._split(batch.dense.index_select(1, self.dense_columns))}
-        if batch.missing is not None:
-            values["missing"] = self._split(batch.missing.index_select(1, self.dense_columns))
-        if gate is not None:
-            values["gate"] = gate.t()
-        if self.table is not None and self.ids:
-            ids = batch.ids.index_select(1, self.id_columns)
-            values["ids"] = self._split(self.table(ids, None if gate is None else gate[:, : self.ids].reshape(-1)))
-        if self.table is not None and self.bags:
-            factor = None if gate is None else gate[:, self.ids : self.ids + self.bags].reshape(-1)
-            bags = [batch.bags[key] for key in self.bag_keys]
-            values["bags"] = self._split(self.table.bags(bags, factor, padded=batch.padded))
-        return self.body.all_replicas(values)
-
-    def _split(self, columns: Tensor) -> Tensor:
-        pieces: Tensor = columns.unflatten(1, (self.replicas, columns.shape[1] // self.replicas))
-        return pieces
+        return self.body.all_replicas(self.inputs(batch, None if self.gate is None else self.gate()))
 
     def replica_state(self, replica: int, value: Callable[[Tensor], Tensor] = Tensor.detach) -> dict[str, Tensor]:
         """Return the parameters of one replica under their names in the single model; views where possible.
 
         ``value`` returns what is read for a stacked parameter instead: a state of the optimizer.
         """
-        state = {name.removeprefix("model."): value(weight)[replica] for name, weight in self._stacked()}
-        if self.table is not None:
-            rows = [value(self.table.weight)[start:stop] for start, stop in self._row_ranges(replica)]
-            state["inputs.table.weight"] = rows[0] if len(rows) == 1 else torch.cat(rows)
+        state = dict[str, Tensor]()
+        for name, weight, ranges in self._stacked(replica):
+            if ranges is None:
+                state[name] = value(weight)[replica]
+            elif any(start < stop for start, stop in ranges):
+                rows = [value(weight)[start:stop] for start, stop in ranges if start < stop]
+                state[name] = rows[0] if len(rows) == 1 else torch.cat(rows)
         return state
 
     def load_replica(
         self, replica: int, state: Mapping[str, Tensor], value: Callable[[Tensor], Tensor] = Tensor.detach
     ) -> None:
         """Copy the parameters of a single model into one replica; see :meth:`replica_state`."""
-        for name, weight in self._stacked():
-            value(weight)[replica].copy_(state[name.removeprefix("model.")])
-        first = 0
-        for start, stop in self._row_ranges(replica):
-            assert self.table is not None
-            value(self.table.weight)[start:stop].copy_(state["inputs.table.weight"][first : first + stop - start])
-            first += stop - start
+        for name, weight, ranges in self._stacked(replica):
+            if ranges is None:
+                value(weight)[replica].copy_(state[name])
+                continue
+            first = 0
+            for start, stop in ranges:
+                if start < stop:
+                    value(weight)[start:stop].copy_(state[name][first : first + stop - start])
+                    first += stop - start
 
-    def _stacked(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return self.body.named_parameters()
-
-    def _row_ranges(self, replica: int) -> list[tuple[int, int]]:
-        """Return the rows of a replica in the table: those of its ids, then those of its bags."""
-        if self.table is None:
-            return []
-        first, ids = list(accumulate((0, *self.table.sizes))), self.replicas * self.ids
-        starts = (replica * self.ids, ids + replica * self.bags)
-        ranges = zip(starts, (self.ids, self.bags), strict=True)
-        return [(first[start], first[start + count]) for start, count in ranges if count]
-
-
-def stack_tables(tables: Sequence[Table]) -> Table:
-    """Return one table with the rows of all tables: first the fields with one id, then the bags."""
-    fields, bags = tables[0].fields, len(tables[0].sizes) - tables[0].fields
-    sizes = [size for table in tables for size in table.sizes[:fields]]
-    sizes += [size for table in tables for size in table.sizes[fields:]]
-    with torch.device("meta"):  # no memory, no random numbers
-        stacked = Table(sizes, tables[0].dim, bags=bags * len(tables), mean=tables[0].mean)
-    weights = [table.weight.detach().split([sum(table.sizes[:fields]), sum(table.sizes[fields:])]) for table in tables]
-    stacked.weight = RowParameter(torch.cat([rows for part in zip(*weights, strict=True) for rows in part]))
-    stacked.starts = torch.tensor([0, *accumulate(sizes)], device=stacked.weight.device)
-    return stacked
+    def _stacked(self, replica: int) -> Iterator[tuple[str, nn.Parameter, list[tuple[int, int]] | None]]:
+        """Yield the parameters: the name in the single model, and the rows of a replica; None if it has an index."""
+        for name, weight in self.inputs.named_parameters():
+            ranges = self.inputs.row_ranges.get(name)
+            yield f"inputs.{name}", weight, None if ranges is None else ranges[replica]
+        for name, weight in self.body.model.named_parameters():
+            yield name, weight, None
 
 
 def bag_key(source: int, name: str) -> str:
@@ -401,7 +474,7 @@ class Fleet(nn.Module):
         for stack, members in zip(self.stacks, self.members, strict=True):
             assert isinstance(stack, ReplicaStack)
             rows = torch.tensor([self.numbers[member] for member in members], device=device_of(self))
-            stack.gate = None if values is None else partial(_rows_of, values, rows, stack.parts)
+            stack.gate = None if values is None else partial(_rows_of, values, rows, stack.inputs.parts)
 
     def make_optimizer(self, config: Training) -> torch.optim.Optimizer:
         """Return the optimizer of the settings, with the learning rate of each replica."""
@@ -439,8 +512,10 @@ class Fleet(nn.Module):
         states = {name: single.state.get(weight, {}) for name, weight in model.named_parameters()}
         for key, is_count in _state_keys(states.values()):
             if not is_count:
-                weights = dict(model.named_parameters())  # one that was never updated has no state yet
-                values = {name: state.get(key, torch.zeros_like(weights[name])) for name, state in states.items()}
+                values = {  # a parameter that was never updated has no state yet
+                    name: state[key] if key in state else torch.zeros_like(model.get_parameter(name))
+                    for name, state in states.items()
+                }
                 stack.load_replica(place, values, partial(_optimizer_state, optimizer, key))
                 continue
             for weight in stack.parameters():  # the number of steps, which is that of all replicas
@@ -482,7 +557,9 @@ def _state_keys(states: Iterable[Mapping[str, Tensor]]) -> list[tuple[str, bool]
 def _optimizer_state(optimizer: torch.optim.Optimizer, key: str, weight: Tensor) -> Tensor:
     """Return a state of a parameter; zeros if the optimizer has taken no step and allocates it later."""
     state: dict[str, Tensor] = optimizer.state[weight]
-    return state.setdefault(key, torch.zeros_like(weight.detach()))
+    if key not in state:
+        state[key] = torch.zeros_like(weight.detach())
+    return state[key]
 
 
 def _rows_of(values: Callable[[], Tensor], rows: Tensor, columns: int) -> Tensor:
@@ -490,16 +567,25 @@ def _rows_of(values: Callable[[], Tensor], rows: Tensor, columns: int) -> Tensor
 
 
 def stack_key(model: Any) -> Hashable:
-    """Return what two models must have in common to be stacked: class, settings, and all shapes except table rows."""
+    """Return what two models must have in common to be stacked: class, settings, number of parts, dense shapes.
+
+    Their fields may differ in kind and number of ids, as inputs of all replicas are computed together.
+    """
     inputs = model.inputs
-    shapes = [(name, tuple(weight.shape)) for name, weight in model.named_parameters() if name != "inputs.table.weight"]
+    together = ("inputs.table.", *(["inputs.numbers."] if can_join(inputs.numbers) else []))
+    shapes = [(name, tuple(weight.shape)) for name, weight in model.named_parameters() if not name.startswith(together)]
     buffers = [
         (name, tuple(buffer.shape), () if buffer.is_meta else tuple(buffer.flatten().tolist()))
         for name, buffer in model.named_buffers()
-        if not name.endswith("table.starts")
+        if not name.startswith("inputs.")
     ]
-    widths = [field.dim for field in model.reads if field.kind == "numeric"]
-    return (type(model), repr(model.config), inputs.ids, len(inputs.bags), *shapes, *buffers, *widths)
+    # of the model itself, such as whether it has a token of all numeric fields; without numbers of fields by kind
+    values = [
+        (name, value)
+        for name, value in vars(model).items()
+        if isinstance(value, bool | int | float | str) and not name.startswith("_")
+    ]
+    return (type(model), repr(model.config), len(inputs.slots), inputs.width, *shapes, *buffers, *values)
 
 
 class FleetStream:
