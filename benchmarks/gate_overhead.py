@@ -6,10 +6,11 @@
     python benchmarks/gate_overhead.py --against OTHER_TREE/src  # gated steps of two source trees, paired
 
 The model is one that a user might bring: 26 nn.Embedding tables (sparse gradients), a dense branch, concat, MLP
-256-128-1, with torch's own Adagrad. Gated and plain steps alternate on the same batches; the ratio of each pair is
-kept, and its median and quartiles are reported. ``gates_alone_us`` is the time of the gates' forward and backward
-pass, the proximal step and ``gates.step()`` without a model. On a GPU it is measured with and without the Triton
-kernels, and with ``--graph`` also for the steps captured in a CUDA graph, where the kernels replace about a
+256-128-1, with torch's own Adagrad. Plain steps, steps with gates on the outputs of the tables (the default) and with
+gates on the columns of the Linear that reads them (``reader=…, at="reader"``) alternate on the same batches; the ratio
+of each pair is kept, and its median and quartiles are reported. ``gates_alone_us`` is the time of the gates' forward
+and backward pass, the proximal step and ``gates.step()`` without a model. On a GPU it is measured with and without the
+Triton kernels, and with ``--graph`` also for the steps captured in a CUDA graph, where the kernels replace about a
 hundred small ones. With the environment variable CPU_TIME set, the time of the processor is measured instead of
 the time of the clock: for a machine with other work, with OMP_NUM_THREADS=1. ``--parts`` adds steps with hooks that
 multiply by constants, and by a parameter without any optimizer: the least that torch needs for e * g.
@@ -28,7 +29,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +73,9 @@ class PlainMultiply:
         self.values.grad, self.parts = None, self.values.unbind()
 
 
-def make_step(device: str, gated: bool, part: str | None = None) -> Callable[[Data], None]:
+def make_step(
+    device: str, gated: bool, part: str | None = None, at: Literal["output", "reader"] = "output"
+) -> Callable[[Data], None]:
     """Return a function that takes one training step; ``part``: with ``constants`` or a ``parameter`` as gates."""
     torch.manual_seed(0)
     torch.sparse.check_sparse_tensor_invariants.disable()  # explicitly, so that torch does not warn
@@ -80,7 +83,8 @@ def make_step(device: str, gated: bool, part: str | None = None) -> Callable[[Da
     steppers: list[lpfs.ProxSGD | lpfs.Gates] = []
     parameters: list[nn.Parameter] = list(model.parameters())
     if gated:
-        gates = lpfs.attach(model, {**dict(model.emb.items()), "dense": model.dense}, steps=20_000)
+        fields = {**dict(model.emb.items()), "dense": model.dense}
+        gates = lpfs.attach(model, fields, steps=20_000, reader=model.top[0], at=at)
         parameters, steppers = gates.model_parameters(), [gates.optimizer(keep=13), gates]
     if part is not None:
         PlainMultiply(model, device, trained=part == "parameter")
@@ -116,42 +120,16 @@ def seconds(run: Callable[[], None], device: str) -> float:
     return clock() - started
 
 
-def measure(rows: int, device: str, repeats: int, inner: int) -> dict[str, float]:
-    """Return the times of gated and plain steps of a batch of this size."""
-    data = make_batch(rows, device)
-    steps = {gated: make_step(device, gated) for gated in (False, True)}
-
-    def several(gated: bool) -> Callable[[], None]:
-        def run() -> None:
-            for _ in range(inner):
-                steps[gated](data)
-
-        return run
-
-    for gated in (False, True):
-        several(gated)()
-    pairs = []
-    for repeat in range(repeats):
-        order = (False, True) if repeat % 2 else (True, False)
-        times = {gated: seconds(several(gated), device) / inner for gated in order}
-        pairs.append((times[False], times[True]))
-    return {
-        "batch": rows,
-        "plain_ms": 1e3 * statistics.median(plain for plain, _ in pairs),
-        "gated_ms": 1e3 * statistics.median(gated for _, gated in pairs),
-        **summarize([gated / plain for plain, gated in pairs]),
-    }
-
-
-def measure_parts(rows: int, device: str, repeats: int, inner: int) -> dict[str, Any]:
-    """Return the milliseconds of steps with a part of the gates' work, in an order of their own in every repeat."""
+def measure(rows: int, device: str, repeats: int, inner: int, parts: bool) -> dict[str, Any]:
+    """Return the milliseconds of the steps and their ratios to plain ones, in an order of their own in every repeat."""
     data = make_batch(rows, device)
     steps = {
         "plain": make_step(device, gated=False),
-        "constants": make_step(device, gated=False, part="constants"),
-        "parameter": make_step(device, gated=False, part="parameter"),
         "gates": make_step(device, gated=True),
+        "gates at reader": make_step(device, gated=True, at="reader"),
     }
+    if parts:
+        steps |= {part: make_step(device, gated=False, part=part) for part in ("constants", "parameter")}
     times: dict[str, list[float]] = {name: [] for name in steps}
 
     def run(name: str) -> None:
@@ -295,9 +273,7 @@ def main() -> None:
     if arguments.against:
         result["rows"] = [compare_trees(arguments.against, device, sizes[0], repeats, inner)]
     else:
-        result["rows"] = [measure(size, device, repeats, inner) for size in sizes]
-        if arguments.parts:
-            result["parts"] = [measure_parts(size, device, repeats, inner) for size in sizes]
+        result["rows"] = [measure(size, device, repeats, inner, arguments.parts) for size in sizes]
         variants = [(None, False)] if device == "cpu" else [(None, False), (False, False)]
         variants += [(None, True), (False, True)] if arguments.graph else []
         names = {
@@ -310,11 +286,11 @@ def main() -> None:
     Path(arguments.out).parent.mkdir(parents=True, exist_ok=True)
     Path(arguments.out).write_text(json.dumps(result, indent=1) + "\n")
     for row in result["rows"]:
-        print(", ".join(f"{name} {value:.4g}" for name, value in row.items()))
-    for part in result.get("parts", ()):
-        print(
-            part["batch"], {name: round(ratio["ratio"], 4) for name, ratio in part["against_plain"].items()}, part["ms"]
-        )
+        ratios = row.get("against_plain")
+        if ratios is None:
+            print(", ".join(f"{name} {value:.4g}" for name, value in row.items()))
+        else:
+            print(row["batch"], {name: round(ratio["ratio"], 4) for name, ratio in ratios.items()}, row["ms"])
     for name, microseconds in result.get("gates_alone_us", {}).items():
         print(f"gates alone ({name}): {microseconds:.0f} µs")
     print(f"written to {arguments.out}")

@@ -197,7 +197,8 @@ def plan_folds(
             gate = values[name]
             site_folds = _fold_parts(model, name, place, gate)
             if not site_folds:
-                fold = _fold_own_weights(model, name, place, gate) or _fold_reader(model, name, place, gate)
+                own = None if place.at_reader else _fold_own_weights(model, name, place, gate)
+                fold = own or _fold_reader(model, name, place, gate)
                 site_folds = [] if fold is None else [fold]
             folds += site_folds
             if not site_folds:
@@ -209,7 +210,7 @@ def plan_folds(
 def _fold_parts(model: nn.Module, name: str, place: ResolvedSite, gate: float) -> list[Fold]:
     """Return the folds into a module that takes gates itself; [] if a part of the field has no weight."""
     module = model.get_submodule(place.module)
-    if place.whole or not takes_gates(module):
+    if place.whole or place.at_reader or not takes_gates(module):
         return []
     slices = [part_slices(module, part) for part in range(place.start or 0, place.stop or 0)]
     if not all(slices):
@@ -301,11 +302,11 @@ def _fold_reader(model: nn.Module, name: str, place: ResolvedSite, gate: float) 
     if place.reader is None or place.columns is None:
         return None
     linear = model.get_submodule(place.reader)
-    if not isinstance(linear, nn.Linear) or _has_foreign_hooks(linear, own_hooks=0):
+    if not isinstance(linear, nn.Linear) or _has_foreign_hooks(linear, own_hooks=2 if place.at_reader else 0):
         return None
     if len(paths_by_module(model)[linear]) > 1 or _used_elsewhere(model, linear, linear):
         return None
-    return Fold(name, gate, linear, ("weight",), "reader", exact=False, part=(1, *place.columns))
+    return Fold(name, gate, linear, ("weight",), "reader", exact=place.at_reader, part=(1, *place.columns))
 
 
 def _has_foreign_hooks(module: nn.Module, own_hooks: int) -> bool:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from lpfs.errors import FieldError, SharedTableError, StateError
+from lpfs.errors import FieldError, InputError, SharedTableError, StateError
 from lpfs.gates.functions import GateFunction, gate_function
 from lpfs.gates.hooks import ClearValues, ComputeValues, check_not_wrapped, install, remove_hooks
 from lpfs.gates.module import _ALL_GATES, ATTRIBUTE, Gates, Rescale
 from lpfs.gates.optimizer import ProxSGD
+from lpfs.gates.reader import ReaderCheck, ScaleColumns
 from lpfs.gates.schedule import Preset, Schedule
 from lpfs.gates.sites import Fields, Site, declared_sites, paths_by_module, resolve_sites
 
@@ -33,6 +34,7 @@ def attach(
     schedule: Preset | Schedule = "scaled",
     rescale: Rescale = "epsilon",
     reader: nn.Module | str | None = None,
+    at: Literal["output", "reader"] = "output",
     untie: bool = False,
     seed: int = 0,
 ) -> Gates:
@@ -53,6 +55,9 @@ def attach(
         rescale: ``epsilon``, the paper's ``rms``, or ``off`` (see :class:`Gates`).
         reader: the ``nn.Linear`` whose input is the concatenation of the fields in the given order, if there is
             one.
+        at: where gates multiply: ``output``, the output of the module of each field, or ``reader``, the columns of the
+            readers. That costs less, and is only allowed where nothing else reads the fields; the first forward pass
+            with gradients checks it.
         untie: if one module is registered under several names for several fields, give each field a separate
             module; these still share the weight.
         seed: for noise and for breaking ties.
@@ -64,7 +69,9 @@ def attach(
     _check_fields(fields)
     named = dict(fields.items()) if isinstance(fields, Mapping | nn.ModuleDict) else declared_sites(model, fields)
     sites, copies = _plan_untying(model, named, untie)
-    places = resolve_sites(model, sites, reader, copies)
+    if at not in ("output", "reader"):
+        raise InputError(f"at must be 'output' or 'reader', found {at!r}")
+    places = resolve_sites(model, sites, reader, copies, at_reader=at == "reader")
     gates = Gates(tuple(places), function, steps, schedule, rescale, seed)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     gates.to(device)
@@ -77,6 +84,8 @@ def attach(
     gates.hooks = install(model, gates, gates.places, gates.names)
     model.register_forward_pre_hook(ComputeValues(gates))
     model.register_forward_hook(ClearValues(gates), always_call=True)
+    if at == "reader":
+        ReaderCheck([hook for hook in gates.hooks if isinstance(hook, ScaleColumns)], gates.places).install(model)
     gates.train(model.training)
     _register_optimizer_check()
     return gates

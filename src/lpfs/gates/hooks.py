@@ -6,7 +6,7 @@ They are objects, not closures, so that copy.deepcopy of a model copies them tog
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lpfs._imports import fused_kernels_enabled
 from lpfs.errors import FieldError, InputError, StateError
 from lpfs.gates.module import ForwardValues, Gates, keep_dtype
+from lpfs.gates.reader import ReaderCheck, RecordOutput, RestoreWeight, ScaleColumns, delete_hooks
 from lpfs.gates.sites import ResolvedSite, TakesGates, takes_gates
 from lpfs.gates.stepping import count_update
 
@@ -56,12 +57,12 @@ class ComputeValues:
     """
 
     def __init__(self, gates: CachedFactorSource) -> None:
-        self.gates = gates
+        self.source = gates
         self.whole = [hook for hook in gates.hooks if isinstance(hook, Multiply) and hook.at[0][1].whole]
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Store the values for the hooks and taps."""
-        gates = self.gates
+        gates = self.source
         if isinstance(gates, Gates):
             if not gates.entered:
                 check_known_to_ddp(gates.x)
@@ -88,12 +89,12 @@ class ClearValues:
     """Forward hook of the model: clear the values."""
 
     def __init__(self, gates: CachedFactorSource) -> None:
-        self.gates = gates
+        self.source = gates
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Clear the values, but keep them for a checkpointed forward pass that runs again in backward."""
-        object.__setattr__(self.gates, "last", self.gates.live)
-        object.__setattr__(self.gates, "live", None)
+        object.__setattr__(self.source, "last", self.source.live)
+        object.__setattr__(self.source, "live", None)
 
 
 class ConstantFactors(nn.Module):
@@ -231,6 +232,9 @@ class GateTap:
         return values if earlier is None else values * earlier
 
 
+Hook: TypeAlias = Multiply | GateTap | ScaleColumns
+
+
 def _live(source: FactorSource) -> ForwardValues | None:
     """Return the values of the current forward pass; None outside one."""
     live: ForwardValues | None = getattr(source, "live", None)
@@ -241,16 +245,22 @@ def _live(source: FactorSource) -> ForwardValues | None:
 
 def install(
     model: nn.Module, source: FactorSource, places: dict[str, tuple[ResolvedSite, ...]], names: tuple[str, ...]
-) -> list[Multiply | GateTap]:
-    """Install one hook or tap on every module in ``places``, and return them."""
+) -> list[Hook]:
+    """Install one hook or tap on every module in ``places``, or on their readers, and return them."""
     by_module: dict[str, list[tuple[int, ResolvedSite]]] = {}
     for name, several in places.items():
         for place in several:
-            by_module.setdefault(place.module, []).append((names.index(name), place))
-    hooks: list[Multiply | GateTap] = []
+            path = place.reader if place.at_reader and place.reader is not None else place.module
+            by_module.setdefault(path, []).append((names.index(name), place))
+    hooks: list[Hook] = []
     for path, at in by_module.items():
         module = model.get_submodule(path)
-        if takes_gates(module) and not at[0][1].whole:
+        if at[0][1].at_reader:
+            scale = ScaleColumns(source, at)
+            module.register_forward_pre_hook(scale)
+            module.register_forward_hook(RestoreWeight(scale), always_call=True)
+            hooks.append(scale)
+        elif takes_gates(module) and not at[0][1].whole:
             assert isinstance(module, TakesGates)
             before = module.gate if isinstance(module.gate, GateTap) else None
             module.gate = tap = GateTap(source, at, module.parts, before)
@@ -274,9 +284,10 @@ def install_factors(
     install(model, factors, places, factors.names)
 
 
-def hooks_on(module: nn.Module) -> list[Multiply | GateTap]:
+def hooks_on(module: nn.Module) -> list[Hook]:
     """Return the hooks and taps, of gates and of constants, on one module."""
-    hooks: list[Multiply | GateTap] = [hook for hook in module._forward_hooks.values() if isinstance(hook, Multiply)]
+    registered = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    hooks: list[Hook] = [hook for hook in registered if isinstance(hook, Multiply | ScaleColumns)]
     tap = getattr(module, "gate", None)
     while isinstance(tap, GateTap):
         hooks.append(tap)
@@ -284,18 +295,13 @@ def hooks_on(module: nn.Module) -> list[Multiply | GateTap]:
     return hooks
 
 
+HOOKS = (ComputeValues, ClearValues, Multiply, ScaleColumns, RestoreWeight, ReaderCheck, RecordOutput)
+
+
 def remove_hooks(model: nn.Module, gates: CachedFactorSource) -> None:
     """Remove every hook and tap of these gates from a model."""
-
-    def belongs(hook: Any) -> bool:
-        on_model = isinstance(hook, ComputeValues | ClearValues) and hook.gates is gates
-        return on_model or (isinstance(hook, Multiply) and hook.source is gates)
-
+    delete_hooks(model, lambda hook: isinstance(hook, HOOKS) and hook.source is gates)
     for module in model.modules():
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            for key in [key for key, hook in hooks.items() if belongs(hook)]:
-                del hooks[key]
-                module._forward_hooks_always_called.pop(key, None)
         tap = getattr(module, "gate", None)
         while isinstance(tap, GateTap) and tap.source is gates:
             module.gate = tap = tap.before  # type: ignore[assignment]

@@ -13,6 +13,7 @@ from torch.nn import functional
 from lpfs.errors import ExactnessError, FieldError
 from lpfs.gates.hooks import ConstantFactors, Multiply, hooks_on, install_factors
 from lpfs.gates.optimizer_state import KeptIndices, take_kept
+from lpfs.gates.reader import RestoreWeight, ScaleColumns, delete_hooks
 from lpfs.gates.sites import ResolvedSite, resolve_sites
 from lpfs.schema import Selection
 
@@ -65,10 +66,7 @@ def copy_without_factors(model: nn.Module, memo: dict[int, Any] | None = None) -
     ``memo`` is that of ``copy.deepcopy``: id of a module -> its replacement.
     """
     result: nn.Module = copy.deepcopy(model, memo or {})
-    for module in result.modules():
-        hooks = module._forward_hooks
-        for key in [key for key, hook in hooks.items() if isinstance(hook, Multiply)]:
-            del hooks[key]
+    delete_hooks(result, lambda hook: isinstance(hook, Multiply | ScaleColumns | RestoreWeight))
     for name in [name for name, child in result.named_children() if isinstance(child, ConstantFactors)]:
         del result._modules[name]
     return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -103,6 +103,7 @@ class ResolvedSite:
     columns: tuple[int, int] | None = None
     rows: tuple[int, int] | None = None
     table: str | None = None
+    at_reader: bool = False  # whether the gate multiplies the columns of the reader instead of the output
 
     @property
     def whole(self) -> bool:
@@ -147,6 +148,8 @@ def resolve_sites(
     fields: Fields,
     reader: nn.Module | str | None = None,
     replacements: Mapping[str, nn.Module] | None = None,
+    *,
+    at_reader: bool = False,
 ) -> dict[str, tuple[ResolvedSite, ...]]:
     """Return the sites of every field, checked against the model; ``replacements`` (path -> module) come later."""
     if isinstance(fields, nn.ModuleDict):
@@ -166,7 +169,26 @@ def resolve_sites(
     if reader is not None:
         places = _assign_columns(model, places, _module_path(model, paths, "reader", reader))
     _check_overlaps(model, places, replacements or {})
-    return places
+    if not at_reader:
+        return places
+    without = next((name for name, several in places.items() for place in several if place.reader is None), None)
+    if without is not None:
+        raise FieldError(
+            f"field {without!r} has no reader: at='reader' needs reader=, the Linear that reads the fields"
+        )
+    _check_columns(places)
+    return {name: tuple(replace(place, at_reader=True) for place in several) for name, several in places.items()}
+
+
+def _check_columns(places: Mapping[str, tuple[ResolvedSite, ...]]) -> None:
+    """Raise FieldError if two fields have the same column of a reader."""
+    owners: dict[tuple[str | None, int], str] = {}
+    for name, several in places.items():
+        for place in several:
+            for column in range(*(place.columns or (0, 0))):
+                other = owners.setdefault((place.reader, column), name)
+                if other != name:
+                    raise FieldError(f"fields {other!r} and {name!r} both have column {column} of {place.reader!r}")
 
 
 def match_tables(model: nn.Module, patterns: str | Iterable[str] | None) -> dict[str, str]:
