@@ -30,12 +30,12 @@ from typing import IO, Any
 
 RESULTS = Path(__file__).parent / "results" / "compare"
 LIST = Path(__file__).parent / "logs.json"
-UNSEEN, DEVELOPED = "unseen", "used in development"
+UNSEEN = "unseen"  # status; the other is "used in development"
 # comparisons that were made before the list existed, with the seed 0 of every preset and the published splits
 EARLIER = ("small", "terabyte", "industrial", "census", "coil2000", "bank")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BenchmarkLog:
     """A simulated log, or a split of a real table.
 
@@ -58,6 +58,11 @@ class BenchmarkLog:
     file: str | None = None
     label: str | None = None
     options: list[str] = field(default_factory=list)
+
+    @property
+    def unseen(self) -> bool:
+        """Whether no default, constant or method was tuned on it."""
+        return self.status == UNSEEN
 
 
 def load_logs(path: Path = LIST) -> dict[str, BenchmarkLog]:
@@ -181,10 +186,10 @@ def overview(results: Path) -> str:
     logs = load_logs()
     parts = ["# Comparisons of all methods"]
     for title, names in (
-        ("Unseen logs", [log.name for log in logs.values() if log.status == UNSEEN]),
-        ("Unseen logs, tuned", [f"{log.name}-tuned" for log in logs.values() if log.status == UNSEEN]),
-        ("Splits of tables that were used in development", [x.name for x in logs.values() if x.status == DEVELOPED]),
-        ("The same, tuned", [f"{log.name}-tuned" for log in logs.values() if log.status == DEVELOPED]),
+        ("Unseen logs", [log.name for log in logs.values() if log.unseen]),
+        ("Unseen logs, tuned", [f"{log.name}-tuned" for log in logs.values() if log.unseen]),
+        ("Splits of tables that were used in development", [log.name for log in logs.values() if not log.unseen]),
+        ("The same, tuned", [f"{log.name}-tuned" for log in logs.values() if not log.unseen]),
         ("Earlier comparisons, on logs and tables that were used in development", EARLIER),
     ):
         paths = {name: results / name / "comparison.json" for name in names}

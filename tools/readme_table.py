@@ -1,8 +1,9 @@
 """Write the comparison table of README.md from the committed results of ``lpfs compare``.
 
+    python benchmarks/compare_summary.py --out benchmarks/results/compare_summary.json
     python tools/readme_table.py
 
-The table stands between two marks in README.md. ``tests/docs/test_pages.py`` compares it with the JSON files.
+The table stands between two marks in README.md. ``tests/docs/test_pages.py`` compares it with the results.
 """
 
 from __future__ import annotations
@@ -13,27 +14,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "compare"
+SUMMARY = ROOT / "benchmarks" / "results" / "compare_summary.json"
 BEGIN, END = "<!-- made by tools/readme_table.py -->", "<!-- end -->"
-
-# folder of the results -> name in the table; the three smallest K of each are shown. The simulated log `industrial` is
-# left out: the control of λ was tuned on it.
-TABLES = {
-    "census": "census",
-    "coil2000": "COIL 2000",
-    "bank": "bank marketing",
-    "small": "simulated `small`",
-    "terabyte": "simulated `terabyte`",
-}
-METHODS = {
-    "lpfs++": "LPFS++",
-    "lpfs": "LPFS",
-    "shufflegate": "ShuffleGate",
-    "permutation": "permutation",
-    "gbdt": "boosted trees",
-    "mutual_information": "mutual information",
-}
-NOT_RANKED = ("all", "oracle")  # every field; the known truth
+RIVALS = 10  # the best by mean rank
+SHARES = ("N/8", "N/4", "N/2")
 
 
 def main() -> None:
@@ -49,28 +33,32 @@ def readme(text: str) -> str:
 
 
 def table() -> Iterator[str]:
-    """Yield the lines of the table: one row per table and K, the best AUC of each row in bold."""
-    yield f"| table, fields | K | {' | '.join(METHODS.values())} | best of all methods | all fields |"
-    yield "|---|" + "---:|" * (len(METHODS) + 2) + "---:|"
-    for folder, name in TABLES.items():
-        values = json.loads((RESULTS / folder / "comparison.json").read_text("utf-8"))
-        for number, keep in enumerate(map(str, sorted(values["sizes"])[:3])):
-            auc = auc_by_method(values, keep)
-            best = max(auc, key=lambda method: auc[method])
-            texts = [f"{auc[method]:.4f}" for method in METHODS]
-            cells = [f"**{text}**" if text == f"{auc[best]:.4f}" else text for text in texts]
-            whole = f"{values['all_fields']['auc']['value']:.4f}"
-            title = f"{name}, {values['fields']}" if number == 0 else ""
-            yield f"| {title} | {keep} | {' | '.join(cells)} | {auc[best]:.4f} `{best}` | {whole} |"
+    """Yield the lines of the table of unseen logs: LPFS++ and the rivals with the best mean ranks."""
+    values = json.loads(SUMMARY.read_text("utf-8"))
+    reference = values["reference"]
+    auc, ranks, overall = ([row for row in values[key] if row["unseen"]] for key in ("auc", "ranks", "overall"))
+    by_size = {row["keep"]: row["auc"] for row in auc}
+    differences = {(row["method"], row["keep"]): row for row in overall}
+    logs = max(row["logs"] for row in ranks)
+    yield f"| method | mean rank of {len(ranks)} | {' | '.join(f'K = {share}' for share in SHARES)} |"
+    yield "|---|" + "---:|" * (1 + len(SHARES))
+    rivals = [row for row in ranks if row["method"] != reference and row["logs"] == logs][:RIVALS]
+    for row in sorted([*rivals, *(row for row in ranks if row["method"] == reference)], key=lambda row: row["rank"]):
+        method = row["method"]
+        if method == reference:
+            cells = [f"{by_size[share]:.4f}" for share in SHARES]
+        else:
+            cells = [difference_cell(differences[method, share]) for share in SHARES]
+        name = f"**`{method}`**" if method == reference else f"`{method}`"
+        yield f"| {name} | {row['rank']:.1f} | {' | '.join(cells)} |"
+    every = f"{by_size['N']:.4f}"
+    yield f"| all N fields | | {' | '.join([every] * len(SHARES))} |"
 
 
-def auc_by_method(values: dict[str, Any], keep: str) -> dict[str, float]:
-    """Return method -> mean test AUC of the fields that it kept, for one K."""
-    return {
-        name: record["sizes"][keep]["auc"]["value"]
-        for name, record in values["methods"].items()
-        if name not in NOT_RANKED and record["sizes"].get(keep, {}).get("auc") is not None
-    }
+def difference_cell(row: dict[str, Any]) -> str:
+    """Return a difference with its half interval, in bold if it is significant after Holm's correction."""
+    text = f"{row['difference']:+.4f} ± {(row['high'] - row['low']) / 2:.4f}"
+    return text if row["verdict"] == "level" else f"**{text}**"
 
 
 if __name__ == "__main__":

@@ -95,3 +95,28 @@ def test_the_committed_run_of_the_rivals_own_code_agrees_with_ours():
         "stg": 12,
         "lassonet": 12,
     }
+
+
+def test_overall_rows_are_over_all_logs_and_ranks_leave_out_the_truth(scripts, tmp_path):
+    tables, summary = scripts
+    logs = [log for log in tables.load_logs().values() if log.seed % 5 == 1 and log.status == "unseen"]
+    assert len({log.family for log in logs}) > 2
+    for number, log in enumerate(logs):
+        areas = {"lpfs++": 0.5, "better": 0.6 if number % 2 else 0.4, "worse": 0.3, "oracle": 0.9}
+        methods = {
+            name: {
+                "sizes": {str(size): {"auc": {"by_seed": {"0": area + size}}} for size in (1, 2, 3)},
+                "area": {"value": area},
+            }
+            for name, area in areas.items()
+        }
+        (tmp_path / log.name).mkdir()
+        values = {"methods": methods, "sizes": [1, 2, 3], "unranked": ["all", "oracle"]}
+        (tmp_path / log.name / "comparison.json").write_text(json.dumps(values))
+    overall = summary.summarize(summary.read_differences(tmp_path))["overall"]
+    assert {(row["family"], row["logs"]) for row in overall} == {("all", len(logs))}
+    assert {row["method"]: row["verdict"] for row in overall} == {"better": "level", "worse": "behind"}
+    ranks = {row["method"]: row["rank"] for row in summary.mean_ranks(tmp_path)}
+    assert ranks["worse"] == 3
+    assert ranks["lpfs++"] + ranks["better"] == pytest.approx(3)
+    assert "oracle" not in ranks
