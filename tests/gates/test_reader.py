@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import lpfs
 from lpfs import Selection, Site
 from lpfs.errors import FieldError, InputError
-from tests.helpers.zoo import GATES, INPUTS, OPTIMIZERS, B, D, Plain, Stacked, batch, gated, set_gates, whole_weights
+from tests.helpers.zoo import GATES, INPUTS, OPTIMIZERS, B, D, Plain, Stacked, batch, set_gates, whole_weights
 
 
 def attach(model, **settings):
@@ -20,6 +22,8 @@ def attach(model, **settings):
 
 
 def hook_count(model):
+    """Number of hooks; none of them, and no forward, may stay."""
+    assert "forward" not in model.top[0].__dict__ or hasattr(model, "lpfs_gates")
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
 
@@ -158,107 +162,219 @@ def test_gates_that_are_disabled_copied_or_detached_leave_the_weight_alone():
     assert hook_count(model) == 0
 
 
-def test_the_weight_is_restored_after_an_error():
-    model = Plain()
-    set_gates(attach(model), GATES)
-    weight = model.top[0].weight
-    with pytest.raises(RuntimeError):
-        model.top[0](torch.ones(B, 3))
-    assert model.top[0].weight is weight
-
-
 # -------------------------------------------------------------------------------------------- the check
 
 
-class TwoReaders(Plain):
-    def __init__(self):
+class Beside(Plain):
+    """What is added to the logits from the parts before the concatenation."""
+
+    def __init__(self, beside, reads=lambda parts: torch.cat(parts, 1)):
         super().__init__()
-        self.side = nn.Linear(D, 1)
-
-    def forward(self, *inputs):
-        return super().forward(*inputs) + self.side(self.emb["city"](inputs[0][:, 2])).squeeze(1)
-
-
-class Interaction(Plain):
-    """The product of two fields enters beside the reader."""
+        self.beside, self.reads = beside, reads
 
     def forward(self, ids, tags, price, dense):
         parts = [table(ids[:, n]) for n, table in enumerate(self.emb.values())]
-        inner = (parts[0] * parts[1]).sum(1)
+        early = self.beside(parts)
         parts += [self.bag(tags), self.price(price), self.dense(dense)]
-        return self.top(torch.cat(parts, dim=1)).squeeze(1) + inner
+        return self.top(self.reads(parts)).squeeze(1) + early
 
 
-class Dropped(Plain):
-    def forward(self, ids, tags, price, dense):
-        parts = [table(ids[:, n]) for n, table in enumerate(self.emb.values())]
-        parts += [self.bag(tags), self.price(price), self.dense(dense)]
-        return self.top(torch.relu(torch.cat(parts, dim=1))).squeeze(1)
-
-
-@pytest.mark.parametrize("freeze", [False, True])
-def test_a_field_that_is_also_read_elsewhere_is_refused(freeze):
-    model = Interaction()
-    model.emb.requires_grad_(not freeze)
+@pytest.mark.parametrize(
+    "model",
+    [
+        Beside(lambda parts: (parts[0] * parts[1]).sum(1)),
+        Beside(lambda parts: parts[0].detach().sum(1)),
+        Beside(lambda parts: 0.0, lambda parts: torch.relu(torch.cat(parts, 1))),
+        Beside(lambda parts: 0.0, lambda parts: torch.cat([parts[0] + parts[1], *parts[1:]], 1)),
+    ],
+    ids=["product beside", "detached use beside", "relu before", "sum in the columns"],
+)
+def test_a_field_that_does_not_enter_through_its_columns_alone_is_refused(model):
+    model = copy.deepcopy(model)
     attach(model)
-    with torch.no_grad():
-        model(*batch())  # without gradients there is nothing to check yet
-    with pytest.raises(FieldError, match="field 'user': the output of 'emb.user' is also used outside 'top.0'"):
-        model(*batch())
-    with pytest.raises(FieldError, match="omit at='reader'"):
-        model(*batch())
-
-
-def test_columns_that_are_not_those_of_the_field_are_refused():
-    model = Plain()
-    fields = dict(reversed(model.fields.items()))
-    lpfs.attach(model, fields, reader=model.top[0], at="reader")
-    with pytest.raises(FieldError, match="in the order of the concatenation"):
-        model(*batch())
+    for _ in range(2):
+        with pytest.raises(FieldError, match="field 'user': a gate on columns .* does not act as one on the output"):
+            model(*batch())
     lpfs.detach(model)
     model(*batch())
-    changed = Dropped()
-    attach(changed)
-    with pytest.raises(FieldError, match=r"columns \(0, 4\) of the input of 'top.0' are not the output of 'emb.user'"):
-        changed(*batch())
 
 
-def test_the_check_runs_once_also_for_frozen_tables():
-    model = Plain()
+def test_a_cross_in_ungated_columns_of_the_reader_is_refused():
+    model = Beside(lambda parts: 0.0)
+    model.top[0] = nn.Linear(7 * D, 8)
+    model.reads = lambda parts: torch.cat([*parts, parts[0] * parts[2]], 1)
+    columns = {name: slice(n * D, (n + 1) * D) for n, name in enumerate(model.fields)}
+    sites = {name: Site(module, reader="top.0", columns=columns[name]) for name, module in model.fields.items()}
+    lpfs.attach(model, sites, at="reader")
+    with pytest.raises(FieldError, match="field 'user'"):
+        model(*batch())
+    model.reads = lambda parts: torch.cat([*parts, torch.ones(B, D)], 1)  # other inputs are allowed
+    model(*batch())
+    model(*batch())
+
+
+def test_the_order_is_checked_whatever_the_tables_contain():
+    for values in (0.0, float("nan")):
+        model = Plain()
+        for table in model.emb.values():
+            nn.init.constant_(table.weight, values)
+        fields = model.fields
+        fields["user"], fields["city"] = fields["city"], fields["user"]
+        gates = lpfs.attach(model, fields, reader=model.top[0], at="reader")
+        with gates.disabled():
+            model(*batch())  # nothing to check
+        with pytest.raises(FieldError, match="in the order of the concatenation"):
+            model(*batch())
+        lpfs.detach(model)
+        attach(model)
+        model(*batch())
+
+
+def test_every_pair_of_many_fields_is_told_apart():
+    model = Stacked(fields=20)
+    order = list(range(20))
+    order[3], order[19] = order[19], order[3]  # the same factor in the first of three runs
+    sites = {f"f{n}": Site("table", n, reader="top.0", columns=slice(m * D, (m + 1) * D)) for n, m in enumerate(order)}
+    lpfs.attach(model, sites, at="reader")
+    with pytest.raises(FieldError, match="field 'f3'"):
+        model(torch.randint(6, (B, 20)))
+
+
+def test_the_check_changes_nothing_and_ends():
+    model = Beside(lambda parts: 0.0)
+    model.top.insert(1, nn.BatchNorm1d(8))
+    model.top.insert(2, nn.Dropout(0.5))
+    other = copy.deepcopy(model)
     model.emb.requires_grad_(False)
-    attach(model)
-    model(*batch()).sum().backward()
+    gates = attach(model)
+    assert gates.unverified
+    torch.manual_seed(3)
+    logits = model(*batch())
+    torch.manual_seed(3)
+    assert torch.equal(logits, other(*batch()))
+    assert torch.equal(model.top[1].running_mean, other.top[1].running_mean)
+    assert model.training
+    assert model.top[2].training
+    assert not gates.unverified
+    assert hook_count(model) == 2  # the values of the gates, and their removal
+    logits.sum().backward()
     assert all(table.weight.grad is None for table in model.emb.values())
-    assert hook_count(model) == 4  # values and their removal; the product and its removal
+
+
+def test_an_output_that_does_not_depend_on_the_fields_yet_is_checked_later():
+    model = Plain()
+    nn.init.zeros_(model.top[2].weight)
+    gates = attach(model, steps=4)
+    gates.optimizer(penalty=0.01)
+    model(*batch())
+    assert gates.unverified
+    ids, *rest = batch()
+    for _ in range(3):
+        gates.step()
+    with pytest.raises(FieldError, match="have not been compared"):
+        gates.step()
+    nn.init.ones_(model.top[2].weight)
+    model(ids[:0], *(part[:0] for part in rest))  # an empty batch
+    assert gates.unverified
+    model(ids=ids, tags=rest[0], price=rest[1], dense=rest[2])
+    assert not gates.unverified
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+
+
+def test_an_output_in_a_dataclass_is_compared():
+    class Model(Beside):
+        def forward(self, *inputs):
+            return Output(super().forward(*inputs))
+
+    model = Model(lambda parts: parts[2].sum(1))
+    attach(model)
+    with pytest.raises(FieldError, match="field 'city'"):
+        model(*batch())
 
 
 def test_bad_arguments():
     model = Plain()
     with pytest.raises(InputError, match="at must be 'output' or 'reader', found 'input'"):
         lpfs.attach(model, model.fields, at="input")
-    with pytest.raises(FieldError, match="field 'user' has no reader: at='reader' needs reader="):
+    with pytest.raises(FieldError, match="field 'user' has no reader: at='reader' needs the Linear that reads it"):
         lpfs.attach(model, model.fields, at="reader")
     stacked = Stacked()
     sites = {f"f{n}": Site("table", n, reader="top.0", columns=slice(0, D)) for n in range(2)}
     with pytest.raises(FieldError, match="fields 'f0' and 'f1' both have column 0 of 'top.0'"):
         lpfs.attach(stacked, sites, at="reader")
+    twice = [Site(model.emb["user"], reader="top.0", columns=slice(0, D))] * 2
+    with pytest.raises(FieldError, match="field"):
+        lpfs.attach(model, {"user": twice}, at="reader")
+    model.top[0].forward = lambda input: input
+    with pytest.raises(FieldError, match="is replaced already"):
+        attach(model)
 
 
-def test_a_gate_outside_the_model_output_still_names_the_field_that_bypasses_it():
-    model = TwoReaders()
-    attach(model)
-    with pytest.raises(FieldError, match="'city'"):
-        model(*batch())
+# ------------------------------------------------------------------------------------- what users do with it
+
+
+@pytest.mark.parametrize("gate", ["lpfs++", "gaussian"])  # with a compiled loop, and without
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(gate, reentrant):
+    class Model(Plain):
+        def forward(self, *inputs):
+            return checkpoint(super().forward, *inputs, use_reentrant=reentrant)
+
+    model, plain = Model(), Plain()
+    plain.load_state_dict(model.state_dict())
+    data = [part.requires_grad_() if part.is_floating_point() else part for part in batch()]
+    grads = []
+    for module in (model, plain):
+        gates = attach(module, gate=gate)
+        module(*data).sum().backward()
+        grads.append(gates.x.grad)
+    assert torch.equal(*grads)
+
+
+def test_a_norm_of_the_weight_that_is_added_later_is_respected():
+    model = Plain()
+    gates = attach(model)
+    model(*batch())
+    nn.utils.parametrizations.weight_norm(model.top[0])
+    model(*batch()).sum().backward()
+    assert gates.x.grad.abs().min() > 0
+    set_gates(gates, [0.0] * 6)
+    assert torch.equal(model(*batch()), model(*reversed_batch()))
+
+
+def reversed_batch():
+    return [part.flip(0) for part in batch()]
+
+
+def test_columns_with_constants_are_not_cut():
+    model = Plain()
+    model.top[0].register_forward_hook(lambda module, args, output: output)
+    set_gates(attach(model), GATES)
+    selection = lpfs.absorb(model)
+    assert selection.made["absorbed"] == dict.fromkeys(model.fields, "constant")
+    with pytest.raises(InputError, match="columns of 'top.0' cannot be removed: gates remained there as constants"):
+        lpfs.prune(model, selection, batch=batch(), inputs=INPUTS, cut=True)
+    before = model(*batch())
+    pruned = lpfs.prune(model, selection, batch=batch(), inputs=INPUTS)
+    assert pruned.certificate.certified
+    assert torch.equal(pruned.model(*batch()), before)
+    assert torch.equal(model(*batch()), before)
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # the compiler's own, about itself
 def test_under_torch_compile():
-    model = gated(Plain(), reader=None)
-    lpfs.detach(model)
+    model = Plain()
     gates = attach(model)
-    model(*batch())
     compiled = torch.compile(model)
+    compiled(*batch())
+    assert gates.unverified
+    model(*batch())
+    assert not gates.unverified
     set_gates(gates, GATES)
     grads = []
     for module in (model, compiled):

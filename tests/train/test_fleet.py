@@ -386,3 +386,9 @@ def test_optimizers_of_a_fleet_may_lack_states_but_not_have_other_settings():
     groups = [OPTIMIZERS["adam"]([{"params": [weight]} for weight in model.parameters()]) for model in models]
     with pytest.raises(InputError, match="one group"):
         fit_fleet(models, make_batches(1), optimizers=groups, optimizer="adam", steps=1, quiet=True)
+
+
+def test_kinds_are_stacked_together_only_where_outputs_cannot_depend_on_them():
+    kept = [("user", "age"), ("user", "item"), ("tags", "hour")]
+    assert Fleet(replicas("mlp", kept=kept), SCHEMA).members == [[0, 1, 2]]
+    assert Fleet(replicas("fm", kept=kept), SCHEMA).members == [[0], [1], [2]]

@@ -42,8 +42,9 @@ def absorb(
     """Multiply the gates into the weights and take them off, in place, all or nothing.
 
     A gate goes into the table of its field (bit-equal), into the field's own Linear or the last one of its branch,
-    into the columns of the Linear that reads it (rounding), or into the weights that a module which takes gates itself
-    names for that part. If nothing can take it in, it stays as a constant, which is bit-equal too.
+    into the columns of the Linear that reads it (rounding; bit-equal with ``at="reader"``), or into the weights that a
+    module which takes gates itself names for that part. If nothing can take it in, it stays as a constant, which is
+    bit-equal too.
 
     Args:
         model: a model with gates.
@@ -302,7 +303,7 @@ def _fold_reader(model: nn.Module, name: str, place: ResolvedSite, gate: float) 
     if place.reader is None or place.columns is None:
         return None
     linear = model.get_submodule(place.reader)
-    if not isinstance(linear, nn.Linear) or _has_foreign_hooks(linear, own_hooks=2 if place.at_reader else 0):
+    if not isinstance(linear, nn.Linear) or _has_foreign_hooks(linear, own_hooks=0):
         return None
     if len(paths_by_module(model)[linear]) > 1 or _used_elsewhere(model, linear, linear):
         return None

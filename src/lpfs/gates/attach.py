@@ -16,7 +16,7 @@ from lpfs.gates.functions import GateFunction, gate_function
 from lpfs.gates.hooks import ClearValues, ComputeValues, check_not_wrapped, install, remove_hooks
 from lpfs.gates.module import _ALL_GATES, ATTRIBUTE, Gates, Rescale
 from lpfs.gates.optimizer import ProxSGD
-from lpfs.gates.reader import ReaderCheck, ScaleColumns
+from lpfs.gates.reader import ReaderCheck
 from lpfs.gates.schedule import Preset, Schedule
 from lpfs.gates.sites import Fields, Site, declared_sites, paths_by_module, resolve_sites
 
@@ -56,8 +56,8 @@ def attach(
         reader: the ``nn.Linear`` whose input is the concatenation of the fields in the given order, if there is
             one.
         at: where gates multiply: ``output``, the output of the module of each field, or ``reader``, the columns of the
-            readers. That costs less, and is only allowed where nothing else reads the fields; the first forward pass
-            with gradients checks it.
+            readers. That costs less, and is only allowed where nothing else reads the fields: the first forward pass
+            runs the model some more times to check it.
         untie: if one module is registered under several names for several fields, give each field a separate
             module; these still share the weight.
         seed: for noise and for breaking ties.
@@ -82,10 +82,11 @@ def attach(
     gates._owner = [model]
     model.add_module(ATTRIBUTE, gates)
     gates.hooks = install(model, gates, gates.places, gates.names)
+    if at == "reader":
+        gates.unverified = True
+        model.register_forward_pre_hook(ReaderCheck(gates), with_kwargs=True)
     model.register_forward_pre_hook(ComputeValues(gates))
     model.register_forward_hook(ClearValues(gates), always_call=True)
-    if at == "reader":
-        ReaderCheck([hook for hook in gates.hooks if isinstance(hook, ScaleColumns)], gates.places).install(model)
     gates.train(model.training)
     _register_optimizer_check()
     return gates

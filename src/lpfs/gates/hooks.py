@@ -10,12 +10,12 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from torch.nn.parallel import DistributedDataParallel
 
 from lpfs._imports import fused_kernels_enabled
 from lpfs.errors import FieldError, InputError, StateError
 from lpfs.gates.module import ForwardValues, Gates, keep_dtype
-from lpfs.gates.reader import ReaderCheck, RecordOutput, RestoreWeight, ScaleColumns, delete_hooks
 from lpfs.gates.sites import ResolvedSite, TakesGates, takes_gates
 from lpfs.gates.stepping import count_update
 
@@ -232,7 +232,55 @@ class GateTap:
         return values if earlier is None else values * earlier
 
 
-Hook: TypeAlias = Multiply | GateTap | ScaleColumns
+class ReaderForward:
+    """Callable in place of ``forward`` of a Linear: the weight is multiplied by gates, column by column.
+
+    If e_f are the outputs of the fields and W_f the columns that read them, Σ_f (g_f e_f) W_fᵀ = Σ_f e_f (g_f W_f)ᵀ:
+    one product with the weight takes the place of one with the output of each field, and does not grow with the batch.
+
+    Args:
+        module: the Linear.
+        source: the gates, or constants left by ``absorb``.
+        at: index of each gate, and its site.
+        before: an earlier one, of constants; its values are multiplied in.
+    """
+
+    def __init__(
+        self,
+        module: nn.Linear,
+        source: FactorSource,
+        at: list[tuple[int, ResolvedSite]],
+        before: ReaderForward | None = None,
+    ) -> None:
+        self.module, self.source, self.at, self.before = module, source, at, before
+        self.ran = False
+        index = torch.full((module.in_features,), len(source.names))
+        for number, place in at:
+            assert place.columns is not None
+            index[place.columns[0] : place.columns[1]] = number
+        self.index = index
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """Return the output of the Linear."""
+        return linear(input, self.weight(), self.module.bias)
+
+    def weight(self) -> Tensor:
+        """Return the product; the weight itself while the gates are disabled."""
+        weight: Tensor = self.module.weight if self.before is None else self.before.weight()
+        if self.source._disabled:
+            return weight
+        if not self.ran:
+            self.ran = True
+        live = _live(self.source)
+        values = (self.source() if live is None else live[0]).to(weight.device)
+        if self.index.device != values.device:
+            with torch.inference_mode(False):
+                self.index = self.index.to(values.device)
+        extended = torch.cat([values, values.new_ones(1)])  # the last entry is for what is not gated
+        return weight * extended.index_select(0, self.index).to(weight.dtype)
+
+
+Hook: TypeAlias = Multiply | GateTap | ReaderForward
 
 
 def _live(source: FactorSource) -> ForwardValues | None:
@@ -256,10 +304,10 @@ def install(
     for path, at in by_module.items():
         module = model.get_submodule(path)
         if at[0][1].at_reader:
-            scale = ScaleColumns(source, at)
-            module.register_forward_pre_hook(scale)
-            module.register_forward_hook(RestoreWeight(scale), always_call=True)
-            hooks.append(scale)
+            assert isinstance(module, nn.Linear)
+            forward = ReaderForward(module, source, at, module.__dict__.get("forward"))
+            module.__dict__["forward"] = forward
+            hooks.append(forward)
         elif takes_gates(module) and not at[0][1].whole:
             assert isinstance(module, TakesGates)
             before = module.gate if isinstance(module.gate, GateTap) else None
@@ -286,25 +334,37 @@ def install_factors(
 
 def hooks_on(module: nn.Module) -> list[Hook]:
     """Return the hooks and taps, of gates and of constants, on one module."""
-    registered = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    hooks: list[Hook] = [hook for hook in registered if isinstance(hook, Multiply | ScaleColumns)]
-    tap = getattr(module, "gate", None)
-    while isinstance(tap, GateTap):
-        hooks.append(tap)
-        tap = tap.before
+    hooks: list[Hook] = [hook for hook in module._forward_hooks.values() if isinstance(hook, Multiply)]
+    for tap in (getattr(module, "gate", None), module.__dict__.get("forward")):
+        while isinstance(tap, GateTap | ReaderForward):
+            hooks.append(tap)
+            tap = tap.before
     return hooks
-
-
-HOOKS = (ComputeValues, ClearValues, Multiply, ScaleColumns, RestoreWeight, ReaderCheck, RecordOutput)
 
 
 def remove_hooks(model: nn.Module, gates: CachedFactorSource) -> None:
     """Remove every hook and tap of these gates from a model."""
-    delete_hooks(model, lambda hook: isinstance(hook, HOOKS) and hook.source is gates)
     for module in model.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for key in [key for key, hook in hooks.items() if getattr(hook, "source", None) is gates]:
+                del hooks[key]
+                module._forward_hooks_always_called.pop(key, None)
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
         tap = getattr(module, "gate", None)
         while isinstance(tap, GateTap) and tap.source is gates:
             module.gate = tap = tap.before  # type: ignore[assignment]
+        restore_forward(module, lambda forward: forward.source is gates)
+
+
+def restore_forward(module: nn.Module, matches: Callable[[ReaderForward], bool]) -> None:
+    """Remove the last replacements of a Linear's ``forward`` that match."""
+    forward = module.__dict__.get("forward")
+    while isinstance(forward, ReaderForward) and matches(forward):
+        forward = forward.before
+        if forward is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = forward
 
 
 def check_not_wrapped(model: nn.Module, verb: str) -> None:

@@ -104,6 +104,7 @@ class Gates(nn.Module):
         self.live: ForwardValues | None = None
         self.last: ForwardValues | None = None
         self.entered = False
+        self.unverified = False  # whether gates on columns have not been compared with gates on outputs yet
         self.hooks: list[Any] = []
         ones = torch.ones(len(self.names), dtype=torch.float32)
         self.x = nn.Parameter(ones.clone())

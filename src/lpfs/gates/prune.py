@@ -366,6 +366,11 @@ def _columns_to_cut(model: nn.Module, places: Mapping[str, Sequence[ResolvedSite
         for place in several:
             if (place.whole or place.rows is not None) and place.reader is not None:
                 linear = check_reader(model, name, place.reader)
+                if hooks_on(linear):
+                    raise InputError(
+                        f"columns of {place.reader!r} cannot be removed: gates remained there as constants, because "
+                        "its weight is shared or it has hooks; prune with cut=False"
+                    )
                 names = [path for path, weight in model.named_parameters(remove_duplicate=False)
                          if weight is linear.weight]  # fmt: skip
                 if len(names) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -11,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lpfs.errors import ExactnessError, FieldError
-from lpfs.gates.hooks import ConstantFactors, Multiply, hooks_on, install_factors
+from lpfs.gates.hooks import ConstantFactors, Multiply, hooks_on, install_factors, restore_forward
 from lpfs.gates.optimizer_state import KeptIndices, take_kept
-from lpfs.gates.reader import RestoreWeight, ScaleColumns, delete_hooks
 from lpfs.gates.sites import ResolvedSite, resolve_sites
 from lpfs.schema import Selection
 
@@ -66,7 +66,11 @@ def copy_without_factors(model: nn.Module, memo: dict[int, Any] | None = None) -
     ``memo`` is that of ``copy.deepcopy``: id of a module -> its replacement.
     """
     result: nn.Module = copy.deepcopy(model, memo or {})
-    delete_hooks(result, lambda hook: isinstance(hook, Multiply | ScaleColumns | RestoreWeight))
+    for module in result.modules():
+        hooks = module._forward_hooks
+        for key in [key for key, hook in hooks.items() if isinstance(hook, Multiply)]:
+            del hooks[key]
+        restore_forward(module, lambda forward: True)
     for name in [name for name, child in result.named_children() if isinstance(child, ConstantFactors)]:
         del result._modules[name]
     return result
@@ -150,9 +154,12 @@ def _carry_constants(model: nn.Module, smaller: nn.Module, builder: Any) -> None
             if name not in before or (name in after and len(before[name]) != len(after[name])):
                 raise ExactnessError(f"field {name!r} has a constant, but the smaller model declares no site for it")
             current = [place for hook in hooks if hook.source is factors for at, place in hook.at if at == number]
+            at_reader = {replace(place, at_reader=False): place.at_reader for place in current}
             if name in after:
                 pairs = zip(before[name], after[name], strict=True)
-                places[name] = tuple(new for place, new in pairs if place in current)
+                places[name] = tuple(
+                    replace(new, at_reader=at_reader[place]) for place, new in pairs if place in at_reader
+                )
         values = dict(zip(factors.names, factors.values.tolist(), strict=True))
         install_factors(smaller, places, [values[name] for name in places], factors.values.device)
 

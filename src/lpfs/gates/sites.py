@@ -171,24 +171,34 @@ def resolve_sites(
     _check_overlaps(model, places, replacements or {})
     if not at_reader:
         return places
-    without = next((name for name, several in places.items() for place in several if place.reader is None), None)
-    if without is not None:
+    unread = next((name for name, several in places.items() for place in several if place.reader is None), None)
+    if unread is not None:
         raise FieldError(
-            f"field {without!r} has no reader: at='reader' needs reader=, the Linear that reads the fields"
+            f"field {unread!r} has no reader: at='reader' needs the Linear that reads it, by reader= or, for a field "
+            "with several sites, by Site(…, reader=…, columns=…) for each"
         )
-    _check_columns(places)
+    _check_columns(model, places)
     return {name: tuple(replace(place, at_reader=True) for place in several) for name, several in places.items()}
 
 
-def _check_columns(places: Mapping[str, tuple[ResolvedSite, ...]]) -> None:
-    """Raise FieldError if two fields have the same column of a reader."""
-    owners: dict[tuple[str | None, int], str] = {}
+def _check_columns(model: nn.Module, places: Mapping[str, tuple[ResolvedSite, ...]]) -> None:
+    """Raise FieldError if two sites have the same column of a reader, or if its ``forward`` is replaced already."""
+    owners: dict[tuple[nn.Module, int], str] = {}
     for name, several in places.items():
         for place in several:
-            for column in range(*(place.columns or (0, 0))):
-                other = owners.setdefault((place.reader, column), name)
-                if other != name:
-                    raise FieldError(f"fields {other!r} and {name!r} both have column {column} of {place.reader!r}")
+            assert place.reader is not None
+            assert place.columns is not None
+            reader = model.get_submodule(place.reader)
+            forward = reader.__dict__.get("forward")
+            if forward is not None and not hasattr(forward, "before"):  # that of lpfs has it
+                raise FieldError(
+                    f"field {name!r}: the forward of {place.reader!r} is replaced already; omit at='reader'"
+                )
+            for column in range(*place.columns):
+                if (reader, column) in owners:
+                    owner = owners[reader, column]
+                    raise FieldError(f"fields {owner!r} and {name!r} both have column {column} of {place.reader!r}")
+                owners[reader, column] = name
 
 
 def match_tables(model: nn.Module, patterns: str | Iterable[str] | None) -> dict[str, str]:

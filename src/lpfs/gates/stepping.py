@@ -280,7 +280,13 @@ def _check_end(gates: Gates, keep: Keep) -> None:
 
 
 def check_all_used(gates: Gates) -> None:
-    """Raise FieldError if the module of a field has never run although the model has."""
+    """Raise FieldError if the module of a field, or the check of readers, has never run although the model has."""
+    if gates.entered and gates.unverified:
+        raise FieldError(
+            "gates at='reader' have not been compared with gates on the outputs: every forward pass was compiled or "
+            "traced, or the output never depended on a field. Run one forward pass before torch.compile, or omit "
+            "at='reader'"
+        )
     idle = {gates.names[number] for hook in gates.hooks if not hook.ran for number, _ in hook.at}
     if gates.entered and idle:
         raise FieldError(

@@ -103,6 +103,9 @@ def _tensors(output: Any) -> Iterator[Tensor]:
     elif isinstance(output, tuple | list):
         for value in output:
             yield from _tensors(value)
+    elif is_dataclass(output):
+        for field in fields(output):
+            yield from _tensors(getattr(output, field.name))
 
 
 def declared_inputs(model: nn.Module) -> Mapping[str, InputPath]:

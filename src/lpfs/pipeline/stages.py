@@ -143,7 +143,10 @@ def train_together(
     final_if_due: bool = False,
     quiet: bool = False,
 ) -> list[FitResult]:
-    """Train models in place as a fleet, each on the batches of its seed and as :func:`train` would, up to rounding."""
+    """Train models in place as a fleet, each on the batches of its seed and as :func:`train` would, up to rounding.
+
+    The arguments are those of :func:`train`.
+    """
     used = {name for model, _ in trained for name in model.reads.names}
     fields = [name for name in plan.schema.names if name in used]
     stream_seeds = sorted(set(seeds)) if plan.steps.shuffle else [plan.settings.seed]

@@ -336,7 +336,7 @@ def stack_tables(tables: Sequence[Table]) -> Table:
 
 def can_join(numbers: Any) -> bool:
     """Return whether the numeric fields of several replicas can be in one module; else their weights are stacked."""
-    return hasattr(numbers, "join")
+    return hasattr(type(numbers), "join")
 
 
 class ReplicaStack(nn.Module):
@@ -569,7 +569,8 @@ def _rows_of(values: Callable[[], Tensor], rows: Tensor, columns: int) -> Tensor
 def stack_key(model: Any) -> Hashable:
     """Return what two models must have in common to be stacked: class, settings, number of parts, dense shapes.
 
-    Their fields may differ in kind and number of ids, as inputs of all replicas are computed together.
+    Their fields may differ in number of ids, and in kind if all of the model after its inputs is a Sequential: inputs
+    of all replicas are computed together.
     """
     inputs = model.inputs
     together = ("inputs.table.", *(["inputs.numbers."] if can_join(inputs.numbers) else []))
@@ -585,7 +586,8 @@ def stack_key(model: Any) -> Hashable:
         for name, value in vars(model).items()
         if isinstance(value, bool | int | float | str) and not name.startswith("_")
     ]
-    return (type(model), repr(model.config), len(inputs.slots), inputs.width, *shapes, *buffers, *values)
+    kinds = (inputs.ids, len(inputs.bags)) if model.dense_path() is None else ()  # outputs may depend on them
+    return (type(model), repr(model.config), len(inputs.slots), inputs.width, kinds, *shapes, *buffers, *values)
 
 
 class FleetStream:
