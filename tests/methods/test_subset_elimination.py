@@ -154,16 +154,28 @@ def test_searches_of_a_seed_share_the_networks_that_judge_them(log, tmp_path, mo
         after_step(self, state)
         trained.append(isinstance(state.model, subset_elimination.SubsetModel))
 
-    def search(keep, **changes):
+    def search(keep, must_keep=(), **changes):
         judges = [
             RowFold(log.part(*parts[1 - number]).stream(32), log.part(*parts[number]).stream(100)) for number in (0, 1)
         ]
         holdout = log.part(1000, 1500).stream(100)
-        task = task_of(log, steps=60, holdout=holdout, judges=judges, target=SelectionTarget(keep=keep), **changes)
+        task = task_of(
+            log,
+            steps=60,
+            holdout=holdout,
+            judges=judges,
+            target=SelectionTarget(keep=keep, must_keep=must_keep),
+            **changes,
+        )
         return make_method("lpfs++", {"judges": 2}).search(task)
 
     alone = [search(keep) for keep in (5, 8)]
     monkeypatch.setattr(SearchCost, "after_step", count)
+    every = tuple(log.schema.names)
+    for keep, must_keep in ((len(every), ()), (3, every[:3])):  # no field can be exchanged
+        assert search(keep, must_keep).made["exchanged"] == []
+        assert not any(trained)
+    trained.clear()
     shared = [search(keep, judges_folder=tmp_path / "seed" / "judges") for keep in (5, 8)]
     assert sum(trained) == 2 * 60  # steps of networks in the first search, none in the second
     assert not (tmp_path / "seed" / "judges.lock").exists()

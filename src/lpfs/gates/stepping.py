@@ -284,7 +284,7 @@ def check_all_used(gates: Gates) -> None:
     if gates.entered and gates.unverified:
         raise FieldError(
             "gates at='reader' have not been compared with gates on the outputs: every forward pass was compiled or "
-            "traced, or the output never depended on a field. Run one forward pass before torch.compile, or omit "
+            "captured, or the output never depended on a field. Run one forward pass before torch.compile, or omit "
             "at='reader'"
         )
     idle = {gates.names[number] for hook in gates.hooks if not hook.ran for number, _ in hook.at}

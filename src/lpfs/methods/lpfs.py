@@ -240,6 +240,10 @@ def exchange_fields(
         cost: counts the rows.
     """
     names, folder = gates.names, task.judges_folder
+    kept = [names.index(name) for name in gates.kept]
+    fixed = [names.index(name) for name in task.target.must_keep]
+    if len(kept) == len(names) or set(kept) <= set(fixed):  # nothing to exchange
+        return {"exchanged": []}
     lock: AbstractContextManager[object] = nullcontext()
     if folder is not None:
         task = replace(task, folder=folder, resume=True)
@@ -252,8 +256,6 @@ def exchange_fields(
         seconds = None if is_interrupted else time.perf_counter() - begin
         if cost_file is not None and known is None:
             write_json_atomic(cost_file, {"seconds": seconds})
-    kept = [names.index(name) for name in gates.kept]
-    fixed = [names.index(name) for name in task.target.must_keep]
     pairs = exchange(networks.losses, kept, len(names), fixed, EXCHANGE_ERRORS)
     with torch.no_grad():
         for out, back in pairs:
