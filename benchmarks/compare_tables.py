@@ -3,14 +3,17 @@
     python benchmarks/compare_tables.py --data tables/ --work work/ --processes 2
     python benchmarks/compare_tables.py --families catalog turnover --work work/
     python benchmarks/compare_tables.py --tune 5 --methods lpfs++,shufflegate --families small --work work/
+    python benchmarks/compare_tables.py --again lpfs++ --work work/    # after a change of one method
 
 benchmarks/logs.json is the fixed list: simulated logs with seeds that are used for nothing else, and random splits of
 real tables. Logs are simulated here; real tables are read from ``--data`` and skipped if they are missing. K is N/8,
 N/4 and N/2. Runs are kept in ``--work``: a second call does only the missing runs, and machines that share the
 directory share the work. Results go to benchmarks/results/compare/NAME (``--tune N``: NAME-tuned): comparison.md (with
-the command), comparison.json and results.csv; ``--missing`` skips logs that have them. README.md beside them summarizes
-all: logs that were used in development stand apart. benchmarks/compare_summary.py tests the differences over logs.
-``--overview`` writes only README.md.
+the command), comparison.json, results.csv and searches.json; ``--missing`` skips logs that have them. ``--again a,b``
+repeats only the searches of these methods and takes those of the others from searches.json; all sets of fields are
+trained again, which takes much less time. comparison.json names the code of each search. README.md beside them
+summarizes all: logs that were used in development stand apart. benchmarks/compare_summary.py tests the differences over
+logs. ``--overview`` writes only README.md.
 """
 
 from __future__ import annotations
@@ -28,7 +31,11 @@ from pathlib import Path
 from statistics import mean
 from typing import IO, Any
 
+from lpfs._fileio import read_json, write_json_atomic
+from lpfs.compare.plan import file_safe_name
+
 RESULTS = Path(__file__).parent / "results" / "compare"
+SEARCHES = "searches.json"
 LIST = Path(__file__).parent / "logs.json"
 UNSEEN = "unseen"  # status; the other is "used in development"
 # comparisons that were made before the list existed, with the seed 0 of every preset and the published splits
@@ -87,6 +94,7 @@ def main() -> None:
     parser.add_argument("--device", help="device of all runs; default: that of compare")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the results")
     parser.add_argument("--missing", action="store_true", help="skip logs that have results already")
+    parser.add_argument("--again", help="methods that search again, as a,b; other searches are those of the results")
     parser.add_argument("--overview", action="store_true", help="only write README.md from the existing results")
     options = parser.parse_args()
     if not options.overview:
@@ -119,6 +127,8 @@ def compare_log(options: argparse.Namespace, log: BenchmarkLog) -> str | None:
         words = ["--methods", methods, "--keep", numbers_to_keep(source, log), "--seeds", str(options.seeds)]
         words += [*(["--tune", str(options.tune)] if options.tune else []), *log.options]
         words += ["--device", options.device] if options.device else []
+        if options.again is not None:
+            restore_searches(options.results / name, options.work / name, options.again.split(","))
         command = ["compare", str(source), *words, "--out", str(options.work / name)]
         print(f"lpfs {shlex.join(command)}", flush=True)
         processes = [start_lpfs(command, output) for _ in range(options.processes)]
@@ -177,8 +187,28 @@ def copy_results(directory: Path, out: Path, command: list[str]) -> None:
     values = json.loads((out / "comparison.json").read_text("utf-8"))
     values["settings"]["source"] = [Path(path).name for path in values["settings"]["source"]]
     (directory / "comparison.json").write_text(json.dumps(values, indent=1) + "\n", "utf-8")
+    searches = {path.stem: read_json(path) for path in sorted((out / "searches").glob("*.json"))}
+    lines = [f"{json.dumps(stem)}: {json.dumps(without_gates(search))}" for stem, search in searches.items()]
+    (directory / SEARCHES).write_text("{" + ",\n".join(lines) + "}\n", "utf-8")
     text = (out / "comparison.md").read_text("utf-8")
     (directory / "comparison.md").write_text(f"{text}\nMade by\n\n    lpfs {shlex.join(command)}\n", "utf-8")
+
+
+def without_gates(search: dict[str, Any]) -> dict[str, Any]:
+    """Return the result of a search without what a comparison does not read."""
+    return {name: value for name, value in search.items() if name not in ("gates", "checksum")}
+
+
+def restore_searches(results: Path, out: Path, again: list[str]) -> None:
+    """Write the searches of earlier results into the directory of a comparison, except those of some methods."""
+    if (out / "searches").exists():
+        return  # continued
+    repeated = tuple(f"{file_safe_name(method)}-" for method in again)
+    for stem, search in json.loads((results / SEARCHES).read_text("utf-8")).items():
+        if not stem.startswith(repeated):
+            path = out / "searches" / f"{stem}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json_atomic(path, search)
 
 
 def overview(results: Path) -> str:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import lpfs
 from lpfs.data.simulate_spec import PRESETS
+from tests.helpers.comparisons import QUICK
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -120,3 +122,26 @@ def test_overall_rows_are_over_all_logs_and_ranks_leave_out_the_truth(scripts, t
     assert ranks["worse"] == 3
     assert ranks["lpfs++"] + ranks["better"] == pytest.approx(3)
     assert "oracle" not in ranks
+
+
+def test_searches_of_earlier_results_are_taken_over(scripts, log, tmp_path):
+    tables = scripts[0]
+    options = {"methods": ["permutation", "mutual_information", "lpfs"], "keep": [4], "seeds": 1, **QUICK}
+    lpfs.compare(log, tmp_path / "first", **options)
+    tables.copy_results(tmp_path / "results", tmp_path / "first", ["compare", "log"])
+    path = tmp_path / "results" / "searches.json"
+    searches = json.loads(path.read_text())
+    assert set(searches) == {"lpfs-s0-k4", "permutation-s0", "mutual_information-s0"}
+    kept = list(searches["lpfs-s0-k4"]["kept"])
+    for search in searches.values():
+        search["code"] = "earlier"
+        assert "gates" not in search
+    path.write_text(json.dumps(searches))
+    tables.restore_searches(tmp_path / "results", tmp_path / "second", ["permutation"])
+    values = lpfs.compare(log, tmp_path / "second", **options).values
+    assert values["code"]["earlier"]["search"] == ["lpfs", "mutual_information"]
+    assert sorted(name for code, names in values["code"].items() if code != "earlier" for name in names["search"]) == [
+        "permutation"
+    ]
+    result = next(result for result in values["results"] if result["method"] == "lpfs")
+    assert sorted(result["kept"]) == sorted(kept)

@@ -38,6 +38,7 @@ from lpfs.pipeline.data import DATA_DIR
 from lpfs.pipeline.settings import CONFIG_FILE, Settings
 
 FORMAT, PLAN_FILE, TRUTH_FILE, LOCKS_DIR = "lpfs-compare", "plan.json", "truth.json", "locks"
+SEARCHES_DIR = "searches"
 MEMBERS_FILE = "members.json"  # of a fleet
 MAY_DIFFER = ("source", "device", "fleet")  # settings that may differ between machines
 MUST_MATCH = ("tune", "options")  # of the plan: results of other values cannot be compared with each other
@@ -123,7 +124,7 @@ class ResultStore:
         """Return the file of a search; without ``keep``, of a ranking that serves every K."""
         size = "" if keep is None else f"-k{keep}"
         suffix = f"-{digest(dict(options))[:8]}" if options else ""
-        return self.directory / "searches" / f"{file_safe_name(method)}{suffix}-s{seed}{size}.json"
+        return self.directory / SEARCHES_DIR / f"{file_safe_name(method)}{suffix}-s{seed}{size}.json"
 
     def trained(self, fields: Iterable[str], seed: int) -> Path:
         """Return the file of fields trained from scratch; their logits are beside it as ``.npy``."""
@@ -189,7 +190,8 @@ def open_comparison_dir(run_dir: Path, settings: Settings, plan: ComparisonPlan,
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         config = _read_config(run_dir)
         names = {path.name for path in run_dir.iterdir() if not path.name.startswith(".")}
-        preparing = names <= {LOCKS_DIR, DATA_DIR, TRUTH_FILE}  # by another process, or by one that was stopped
+        # by another process, or by one that was stopped; or with the searches of another comparison of the same data
+        preparing = names <= {LOCKS_DIR, DATA_DIR, TRUTH_FILE, SEARCHES_DIR}
         if not (preparing or (config and config.get("format") == FORMAT)):
             raise InputError(f"{run_dir} is not empty and contains no comparison; choose another directory")
     elif tables_only:
