@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lpfs
 from lpfs import Selection, Site
-from lpfs.errors import FieldError, InputError
+from lpfs.errors import FieldError, InputError, StateError
 from tests.helpers.zoo import GATES, INPUTS, OPTIMIZERS, B, D, Plain, Stacked, batch, set_gates, whole_weights
 
 
@@ -22,8 +22,8 @@ def attach(model, **settings):
 
 
 def hook_count(model):
-    """Number of hooks; none of them, and no forward, may stay."""
-    assert "forward" not in model.top[0].__dict__ or hasattr(model, "lpfs_gates")
+    """Number of hooks; the class of the reader depends on whether there are gates."""
+    assert (type(model.top[0]) is nn.Linear) != hasattr(model, "lpfs_gates")
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
 
@@ -184,10 +184,19 @@ class Beside(Plain):
     [
         Beside(lambda parts: (parts[0] * parts[1]).sum(1)),
         Beside(lambda parts: parts[0].detach().sum(1)),
+        Beside(lambda parts: functional.normalize(parts[0]).sum(1)),
+        Beside(lambda parts: (parts[0] * parts[1] * parts[2]).square().sum(1)),
         Beside(lambda parts: 0.0, lambda parts: torch.relu(torch.cat(parts, 1))),
         Beside(lambda parts: 0.0, lambda parts: torch.cat([parts[0] + parts[1], *parts[1:]], 1)),
     ],
-    ids=["product beside", "detached use beside", "relu before", "sum in the columns"],
+    ids=[
+        "product beside",
+        "detached use beside",
+        "only the direction",
+        "square of a product",
+        "relu before",
+        "sum in the columns",
+    ],
 )
 def test_a_field_that_does_not_enter_through_its_columns_alone_is_refused(model):
     model = copy.deepcopy(model)
@@ -280,6 +289,75 @@ def test_an_output_that_does_not_depend_on_the_fields_yet_is_checked_later():
     assert not gates.unverified
 
 
+def test_the_check_waits_for_all_fields_and_absorb_for_the_check():
+    class Model(Plain):
+        def forward(self, ids, tags, price, dense, skip=False):
+            parts = [table(ids[:, n]) for n, table in enumerate(self.emb.values())]
+            parts += [torch.zeros(B, D) if skip else self.bag(tags), self.price(price), self.dense(dense)]
+            return self.top(torch.cat(parts, dim=1)).squeeze(1)
+
+    model = Model()
+    gates = attach(model)
+    model(*batch(), skip=True)
+    assert gates.unverified
+    with pytest.raises(FieldError, match="have not been compared"):
+        lpfs.absorb(model)
+    model(*batch())
+    assert not gates.unverified
+    lpfs.absorb(model)
+
+
+def test_arguments_modes_and_calls_of_the_model_are_left_alone():
+    class Model(Plain):
+        merged = False
+
+        def train(self, mode=True):
+            self.merged = not mode
+            return super().train(mode)
+
+        def forward(self, ids, tags, price, dense, again=True):
+            ids -= 1
+            if again:  # a pair of rows
+                return self(ids + 1, tags, price, dense, False) - self(ids.flip(0) + 1, tags, price, dense, False)
+            return super().forward(ids, tags, price, dense)
+
+    model = Model()
+    gates = attach(model)
+    ids, *rest = batch()
+    given = ids + 1
+    model(given, *rest)
+    assert torch.equal(given, ids)
+    assert not gates.unverified
+    assert (model.training, model.merged) == (True, False)
+
+
+def test_a_model_that_cannot_be_compared_is_refused_with_the_reason():
+    class Noise(Plain):
+        def __init__(self):
+            super().__init__()
+            self.calls = [0]
+
+        def forward(self, *inputs):
+            self.calls[0] += 1
+            return super().forward(*inputs) + self.calls[0]
+
+    model = Noise()
+    attach(model)
+    with pytest.raises(FieldError, match="different outputs for the same batch.*omit at='reader'"):
+        model(*batch())
+
+
+def test_columns_of_zeros_do_not_hide_a_wrong_order():
+    model = Plain()
+    with torch.no_grad():
+        model.top[0].weight[:, D:] = 0
+    fields = model.fields
+    fields["item"], fields["city"] = fields["city"], fields["item"]
+    lpfs.attach(model, fields, reader=model.top[0], at="reader")
+    with pytest.raises(FieldError, match="field 'item'"):
+        model(*batch())
+
+
 @dataclass
 class Output:
     logits: torch.Tensor
@@ -304,14 +382,14 @@ def test_bad_arguments():
         lpfs.attach(model, model.fields, at="reader")
     stacked = Stacked()
     sites = {f"f{n}": Site("table", n, reader="top.0", columns=slice(0, D)) for n in range(2)}
-    with pytest.raises(FieldError, match="fields 'f0' and 'f1' both have column 0 of 'top.0'"):
+    with pytest.raises(FieldError, match="fields 'f0' and 'f1' have column 0 of 'top.0'"):
         lpfs.attach(stacked, sites, at="reader")
     twice = [Site(model.emb["user"], reader="top.0", columns=slice(0, D))] * 2
-    with pytest.raises(FieldError, match="field"):
+    with pytest.raises(FieldError, match="names 'emb.user' twice"):
         lpfs.attach(model, {"user": twice}, at="reader")
-    model.top[0].forward = lambda input: input
-    with pytest.raises(FieldError, match="is replaced already"):
-        attach(model)
+    twice = [Site(module, reader="top.0", columns=slice(0, D)) for module in (model.emb["user"], model.price)]
+    with pytest.raises(FieldError, match="two sites of 'user' have column 0 of 'top.0'"):
+        lpfs.attach(model, {"user": twice}, at="reader")
 
 
 # ------------------------------------------------------------------------------------- what users do with it
@@ -350,10 +428,46 @@ def reversed_batch():
     return [part.flip(0) for part in batch()]
 
 
+def test_a_wrapped_forward_stays_wrapped():
+    model = Plain()
+    before, calls = model(*batch()), []
+    gates = attach(model)
+    inner = model.top[0].forward
+    model.top[0].forward = lambda input: (calls.append(1), inner(input))[1]
+    model(*batch())
+    set_gates(gates, GATES)
+    assert not torch.equal(gated := model(*batch()), before)
+    lpfs.absorb(model, batch=batch())
+    calls.clear()
+    assert torch.equal(model(*batch()), gated)
+    assert calls == [1]
+
+
+def test_a_layer_with_gates_takes_no_others():
+    model = Plain()
+    attach(model)
+    sites = {"user": Site("inner.emb.user", reader="inner.top.0", columns=slice(0, D))}
+    with pytest.raises(StateError, match="'inner.top.0' already has gates on its columns"):
+        lpfs.attach(nn.ModuleDict({"inner": model}), sites, at="reader")
+
+
+def test_rounding_is_admitted_where_a_product_changes_the_layout():
+    model = Plain()
+    model.top[0].weight = nn.Parameter(model.top[0].weight.detach().t().contiguous().t())
+    gates = attach(model)
+    model(*batch())
+    set_gates(gates, GATES)
+    selection = lpfs.absorb(model, batch=batch())
+    assert not selection.made["exact"]
+    assert selection.made["max_logit_change"] < 1e-5
+
+
 def test_columns_with_constants_are_not_cut():
     model = Plain()
     model.top[0].register_forward_hook(lambda module, args, output: output)
-    set_gates(attach(model), GATES)
+    gates = attach(model)
+    model(*batch())
+    set_gates(gates, GATES)
     selection = lpfs.absorb(model)
     assert selection.made["absorbed"] == dict.fromkeys(model.fields, "constant")
     with pytest.raises(InputError, match="columns of 'top.0' cannot be removed: gates remained there as constants"):

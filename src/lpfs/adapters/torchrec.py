@@ -28,7 +28,7 @@ from lpfs.adapters._torchrec_modules import (
 from lpfs.adapters.base import Adapter
 from lpfs.adapters.torchrec_batches import drop_features, perturb_dense, perturb_feature
 from lpfs.errors import AbsenceError, InputError, StateError
-from lpfs.gates.hooks import OUTPUT_TYPES, ReaderForward
+from lpfs.gates.hooks import OUTPUT_TYPES
 from lpfs.gates.module import ATTRIBUTE, Gates
 from lpfs.gates.prune import ZeroBranch
 from lpfs.gates.rebuild import copy_without_factors
@@ -120,7 +120,7 @@ class TorchRec(Adapter):
         if not isinstance(gates, Gates):
             raise StateError("rehook: the wrapped model has no gates; attach them before DistributedModelParallel")
         for number, hook in enumerate(gates.hooks):
-            if isinstance(hook, ReaderForward):
+            if hook.at[0][1].at_reader:
                 continue
             path = hook.at[0][1].module
             module = inner.get_submodule(path)

@@ -23,8 +23,16 @@ from lpfs.gates.optimizer_state import (
     rescale_state,
     slice_of,
 )
-from lpfs.gates.sites import ResolvedSite, TakesGates, find_overlap, part_slices, paths_by_module, takes_gates
-from lpfs.gates.stepping import check_all_used, check_finished
+from lpfs.gates.sites import (
+    GatedLinear,
+    ResolvedSite,
+    TakesGates,
+    find_overlap,
+    part_slices,
+    paths_by_module,
+    takes_gates,
+)
+from lpfs.gates.stepping import UNVERIFIED, check_all_used, check_finished
 from lpfs.gates.verification import ForwardCall, compute_logits, float64_copies, max_abs_difference, rounding_bound
 from lpfs.schema import Selection
 
@@ -65,6 +73,8 @@ def absorb(
     check_all_used(gates)
     if not partial:
         check_finished(gates)
+    if gates.unverified and not partial:
+        raise StateError(f"absorb: {UNVERIFIED}")
     optimizers = optimizer_list(optimizer)
     for model_optimizer in optimizers:
         check_state(model_optimizer)
@@ -307,7 +317,8 @@ def _fold_reader(model: nn.Module, name: str, place: ResolvedSite, gate: float) 
         return None
     if len(paths_by_module(model)[linear]) > 1 or _used_elsewhere(model, linear, linear):
         return None
-    return Fold(name, gate, linear, ("weight",), "reader", exact=place.at_reader, part=(1, *place.columns))
+    exact = place.at_reader and isinstance(linear, GatedLinear) and linear.is_exact
+    return Fold(name, gate, linear, ("weight",), "reader", exact=exact, part=(1, *place.columns))
 
 
 def _has_foreign_hooks(module: nn.Module, own_hooks: int) -> bool:

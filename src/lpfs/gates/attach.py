@@ -57,7 +57,8 @@ def attach(
             one.
         at: where gates multiply: ``output``, the output of the module of each field, or ``reader``, the columns of the
             readers. That costs less, and is only allowed where nothing else reads the fields: the first forward pass
-            runs the model some more times to check it.
+            of the model runs a copy of it to check that. Predictions then do not change by one bit if the weight of
+            the reader is contiguous and its inputs are (B, columns), otherwise by rounding.
         untie: if one module is registered under several names for several fields, give each field a separate
             module; these still share the weight.
         seed: for noise and for breaking ties.

@@ -10,13 +10,12 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from torch.nn.parallel import DistributedDataParallel
 
 from lpfs._imports import fused_kernels_enabled
 from lpfs.errors import FieldError, InputError, StateError
 from lpfs.gates.module import ForwardValues, Gates, keep_dtype
-from lpfs.gates.sites import ResolvedSite, TakesGates, takes_gates
+from lpfs.gates.sites import GatedLinear, ResolvedSite, TakesGates, gate_linear, takes_gates, ungate_linear
 from lpfs.gates.stepping import count_update
 
 FACTORS_ATTRIBUTE = "lpfs_factors"
@@ -188,12 +187,12 @@ class Multiply:
 
 
 class GateTap:
-    """Callable for a module that takes gates itself: returns the gate of each of its parts (parts,).
+    """Callable for a module that takes gates itself: returns the gate of each of its parts, or columns, (parts,).
 
     Args:
         source: the gates, or constants left by ``absorb``.
         at: index of each gate, and its site.
-        parts: number of parts; parts without a gate get 1.0.
+        parts: number of parts, or columns; those without a gate get 1.0.
         before: an earlier tap, of constants; its values are multiplied in.
     """
 
@@ -208,7 +207,7 @@ class GateTap:
         total = len(source.names)
         numbers = [total] * parts
         for number, place in at:
-            for part in range(place.start or 0, place.stop or 0):
+            for part in range(*(place.columns or (0, 0)) if place.at_reader else (place.start or 0, place.stop or 0)):
                 numbers[part] = number
         self.numbers = numbers
         self.direct = numbers == list(range(total))  # the parts are the gates, in order
@@ -232,55 +231,7 @@ class GateTap:
         return values if earlier is None else values * earlier
 
 
-class ReaderForward:
-    """Callable in place of ``forward`` of a Linear: the weight is multiplied by gates, column by column.
-
-    If e_f are the outputs of the fields and W_f the columns that read them, Σ_f (g_f e_f) W_fᵀ = Σ_f e_f (g_f W_f)ᵀ:
-    one product with the weight takes the place of one with the output of each field, and does not grow with the batch.
-
-    Args:
-        module: the Linear.
-        source: the gates, or constants left by ``absorb``.
-        at: index of each gate, and its site.
-        before: an earlier one, of constants; its values are multiplied in.
-    """
-
-    def __init__(
-        self,
-        module: nn.Linear,
-        source: FactorSource,
-        at: list[tuple[int, ResolvedSite]],
-        before: ReaderForward | None = None,
-    ) -> None:
-        self.module, self.source, self.at, self.before = module, source, at, before
-        self.ran = False
-        index = torch.full((module.in_features,), len(source.names))
-        for number, place in at:
-            assert place.columns is not None
-            index[place.columns[0] : place.columns[1]] = number
-        self.index = index
-
-    def __call__(self, input: Tensor) -> Tensor:
-        """Return the output of the Linear."""
-        return linear(input, self.weight(), self.module.bias)
-
-    def weight(self) -> Tensor:
-        """Return the product; the weight itself while the gates are disabled."""
-        weight: Tensor = self.module.weight if self.before is None else self.before.weight()
-        if self.source._disabled:
-            return weight
-        if not self.ran:
-            self.ran = True
-        live = _live(self.source)
-        values = (self.source() if live is None else live[0]).to(weight.device)
-        if self.index.device != values.device:
-            with torch.inference_mode(False):
-                self.index = self.index.to(values.device)
-        extended = torch.cat([values, values.new_ones(1)])  # the last entry is for what is not gated
-        return weight * extended.index_select(0, self.index).to(weight.dtype)
-
-
-Hook: TypeAlias = Multiply | GateTap | ReaderForward
+Hook: TypeAlias = Multiply | GateTap
 
 
 def _live(source: FactorSource) -> ForwardValues | None:
@@ -305,9 +256,11 @@ def install(
         module = model.get_submodule(path)
         if at[0][1].at_reader:
             assert isinstance(module, nn.Linear)
-            forward = ReaderForward(module, source, at, module.__dict__.get("forward"))
-            module.__dict__["forward"] = forward
-            hooks.append(forward)
+            before = module.gate if isinstance(module, GatedLinear) else None
+            if before is not None and not isinstance(before.source, ConstantFactors):
+                raise StateError(f"{path!r} already has gates on its columns; absorb or detach them first")
+            gate_linear(module, tap := GateTap(source, at, module.in_features, before))
+            hooks.append(tap)
         elif takes_gates(module) and not at[0][1].whole:
             assert isinstance(module, TakesGates)
             before = module.gate if isinstance(module.gate, GateTap) else None
@@ -335,10 +288,10 @@ def install_factors(
 def hooks_on(module: nn.Module) -> list[Hook]:
     """Return the hooks and taps, of gates and of constants, on one module."""
     hooks: list[Hook] = [hook for hook in module._forward_hooks.values() if isinstance(hook, Multiply)]
-    for tap in (getattr(module, "gate", None), module.__dict__.get("forward")):
-        while isinstance(tap, GateTap | ReaderForward):
-            hooks.append(tap)
-            tap = tap.before
+    tap = getattr(module, "gate", None)
+    while isinstance(tap, GateTap):
+        hooks.append(tap)
+        tap = tap.before
     return hooks
 
 
@@ -353,18 +306,8 @@ def remove_hooks(model: nn.Module, gates: CachedFactorSource) -> None:
         tap = getattr(module, "gate", None)
         while isinstance(tap, GateTap) and tap.source is gates:
             module.gate = tap = tap.before  # type: ignore[assignment]
-        restore_forward(module, lambda forward: forward.source is gates)
-
-
-def restore_forward(module: nn.Module, matches: Callable[[ReaderForward], bool]) -> None:
-    """Remove the last replacements of a Linear's ``forward`` that match."""
-    forward = module.__dict__.get("forward")
-    while isinstance(forward, ReaderForward) and matches(forward):
-        forward = forward.before
-        if forward is None:
-            del module.__dict__["forward"]
-        else:
-            module.__dict__["forward"] = forward
+        if isinstance(module, GatedLinear) and module.gate is None:
+            ungate_linear(module)
 
 
 def check_not_wrapped(model: nn.Module, verb: str) -> None:

@@ -16,7 +16,7 @@ from lpfs.gates.hooks import ConstantFactors, check_not_wrapped, hooks_on
 from lpfs.gates.module import ATTRIBUTE
 from lpfs.gates.optimizer_state import KeptIndices, check_state, optimizer_list, transfer_optimizer
 from lpfs.gates.rebuild import batch_converter, compact_embedding, find_builder, rebuild
-from lpfs.gates.sites import ResolvedSite, check_reader, zero_is_a_value
+from lpfs.gates.sites import GatedLinear, ResolvedSite, check_reader, zero_is_a_value
 from lpfs.gates.verification import (
     ForwardCall,
     InputPath,
@@ -366,7 +366,7 @@ def _columns_to_cut(model: nn.Module, places: Mapping[str, Sequence[ResolvedSite
         for place in several:
             if (place.whole or place.rows is not None) and place.reader is not None:
                 linear = check_reader(model, name, place.reader)
-                if hooks_on(linear):
+                if isinstance(linear, GatedLinear):
                     raise InputError(
                         f"columns of {place.reader!r} cannot be removed: gates remained there as constants, because "
                         "its weight is shared or it has hooks; prune with cut=False"

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lpfs.errors import ExactnessError, FieldError
-from lpfs.gates.hooks import ConstantFactors, Multiply, hooks_on, install_factors, restore_forward
+from lpfs.gates.hooks import ConstantFactors, Multiply, hooks_on, install_factors
 from lpfs.gates.optimizer_state import KeptIndices, take_kept
-from lpfs.gates.sites import ResolvedSite, resolve_sites
+from lpfs.gates.sites import GatedLinear, ResolvedSite, resolve_sites, ungate_linear
 from lpfs.schema import Selection
 
 
@@ -70,7 +70,8 @@ def copy_without_factors(model: nn.Module, memo: dict[int, Any] | None = None) -
         hooks = module._forward_hooks
         for key in [key for key, hook in hooks.items() if isinstance(hook, Multiply)]:
             del hooks[key]
-        restore_forward(module, lambda forward: True)
+        if isinstance(module, GatedLinear):
+            ungate_linear(module)
     for name in [name for name, child in result.named_children() if isinstance(child, ConstantFactors)]:
         del result._modules[name]
     return result

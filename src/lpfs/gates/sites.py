@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from lpfs._validation import check_json
 from lpfs.errors import AbsenceError, FieldError, InputError
@@ -82,6 +83,48 @@ class TakesGates(Protocol):
     def part_weights(self, part: int) -> list[PartWeight]:
         """Return the weights to multiply by g so that this part of the output is multiplied by g; [] if none."""
         ...
+
+
+class GatedLinear(nn.Linear):
+    """The class of an ``nn.Linear`` while gates multiply the columns of its weight.
+
+    If e_f are the outputs of the fields and W_f the columns that read them, Σ_f (g_f e_f) W_fᵀ = Σ_f e_f (g_f W_f)ᵀ:
+    one product with the weight takes the place of one with the output of each field, and does not grow with the batch.
+    """
+
+    gate: Any  # returns the gates (in_features,), see TakesGates; None without gates
+    is_flat: bool  # whether all inputs were (B, in_features)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the output of the Linear."""
+        gate = self.__dict__.get("gate")  # none if a function that replaced ``forward`` still calls this one
+        if gate is not None and input.ndim != 2 and self.is_flat:
+            self.is_flat = False
+        factors = None if gate is None else gate()
+        weight = self.weight if factors is None else self.weight * factors.to(self.weight)
+        return linear(input, weight, self.bias)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the output is bitwise that of a Linear with the product as its weight, which is contiguous."""
+        plain = self.weight.is_contiguous() and self.weight.storage_offset() == 0
+        return plain and self.is_flat and self.gate.before is None
+
+
+def gate_linear(module: nn.Linear, gate: Any) -> None:
+    """Let gates multiply the columns of a Linear."""
+    if not isinstance(module, GatedLinear):
+        module.__class__ = GatedLinear
+        assert isinstance(module, GatedLinear)
+        module.is_flat = True
+    module.gate = gate
+
+
+def ungate_linear(module: GatedLinear) -> None:
+    """Make it an ``nn.Linear`` again, unless it became another class since."""
+    if type(module) is GatedLinear:
+        del module.gate, module.is_flat
+        module.__class__ = nn.Linear  # type: ignore[assignment]
 
 
 SiteLike: TypeAlias = nn.Module | str | Site
@@ -182,22 +225,18 @@ def resolve_sites(
 
 
 def _check_columns(model: nn.Module, places: Mapping[str, tuple[ResolvedSite, ...]]) -> None:
-    """Raise FieldError if two sites have the same column of a reader, or if its ``forward`` is replaced already."""
+    """Raise FieldError if two sites have the same column of a reader."""
     owners: dict[tuple[nn.Module, int], str] = {}
     for name, several in places.items():
         for place in several:
             assert place.reader is not None
             assert place.columns is not None
             reader = model.get_submodule(place.reader)
-            forward = reader.__dict__.get("forward")
-            if forward is not None and not hasattr(forward, "before"):  # that of lpfs has it
-                raise FieldError(
-                    f"field {name!r}: the forward of {place.reader!r} is replaced already; omit at='reader'"
-                )
             for column in range(*place.columns):
                 if (reader, column) in owners:
-                    owner = owners[reader, column]
-                    raise FieldError(f"fields {owner!r} and {name!r} both have column {column} of {place.reader!r}")
+                    others = dict.fromkeys((owners[reader, column], name))
+                    which = f"fields {' and '.join(map(repr, others))}" if len(others) > 1 else f"two sites of {name!r}"
+                    raise FieldError(f"{which} have column {column} of {place.reader!r}")
                 owners[reader, column] = name
 
 
@@ -309,7 +348,8 @@ def _row_range(module: nn.Module, name: str, site: Site) -> tuple[int, int] | No
 def check_reader(model: nn.Module, name: str, path: str) -> nn.Linear:
     """Return the Linear at this path; raise an error if it is another layer."""
     reader = model.get_submodule(path)
-    if type(reader) is nn.Linear:
+    if type(reader) in (nn.Linear, GatedLinear):
+        assert isinstance(reader, nn.Linear)
         return reader
     kind = type(reader).__name__
     if zero_is_a_value(reader):

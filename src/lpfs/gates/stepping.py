@@ -34,6 +34,11 @@ STEP_BUFFERS = (
 STEPS_DONE = 1 + STEP_BUFFERS.index("steps_done")
 SCALE_CHECKS = 20  # first steps in which the gradient of a loss in float16 is checked
 MAX_GRADIENT = 10.0  # of a gate; the mean loss of a batch gives far less, a GradScaler multiplies it by 65,536
+UNVERIFIED = (
+    "gates at='reader' have not been compared with gates on the outputs: no forward pass of the model ran all fields "
+    "outside of compiled or captured code, or its output did not depend on them. Call the model once before "
+    "torch.compile, or omit at='reader'"
+)
 CHECK_EVERY = 100  # steps on a GPU between two checks for errors, because a check waits for the device
 
 
@@ -281,12 +286,8 @@ def _check_end(gates: Gates, keep: Keep) -> None:
 
 def check_all_used(gates: Gates) -> None:
     """Raise FieldError if the module of a field, or the check of readers, has never run although the model has."""
-    if gates.entered and gates.unverified:
-        raise FieldError(
-            "gates at='reader' have not been compared with gates on the outputs: every forward pass was compiled or "
-            "captured, or the output never depended on a field. Run one forward pass before torch.compile, or omit "
-            "at='reader'"
-        )
+    if gates.unverified and (gates.entered or any(hook.ran for hook in gates.hooks)):
+        raise FieldError(UNVERIFIED)
     idle = {gates.names[number] for hook in gates.hooks if not hook.ran for number, _ in hook.at}
     if gates.entered and idle:
         raise FieldError(

@@ -48,18 +48,22 @@ def float64_copies(model: nn.Module, batch: Any) -> tuple[nn.Module, Any]:
     half = (torch.float16, torch.bfloat16)
     if all(parameter.dtype not in half for parameter in model.parameters()):
         return model, batch
-    return copy.deepcopy(model).double(), _double(batch)
+    double = map_tensors(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, batch)
+    return copy.deepcopy(model).double(), double
 
 
-def _double(batch: Any) -> Any:
+def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """Return a batch with a function applied to its tensors, in new containers."""
     if isinstance(batch, Tensor):
-        return batch.double() if batch.is_floating_point() else batch
+        return function(batch)
     if isinstance(batch, Mapping):
-        return {key: _double(value) for key, value in batch.items()}
-    if isinstance(batch, tuple | list) and not hasattr(batch, "_fields"):
-        return type(batch)(_double(value) for value in batch)
+        return {key: map_tensors(function, value) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        items = [map_tensors(function, value) for value in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
     if is_dataclass(batch) and not isinstance(batch, type):
-        return replace(batch, **{field.name: _double(getattr(batch, field.name)) for field in fields(batch)})
+        values = {field.name: map_tensors(function, getattr(batch, field.name)) for field in fields(batch)}
+        return replace(batch, **values)
     return batch
 
 
