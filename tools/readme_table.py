@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+LOGS = ROOT / "benchmarks" / "logs.json"
 SUMMARY = ROOT / "benchmarks" / "results" / "compare_summary.json"
 BEGIN, END = "<!-- made by tools/readme_table.py -->", "<!-- end -->"
 RIVALS = 10  # the best by mean rank
@@ -40,6 +41,10 @@ def table() -> Iterator[str]:
     by_size = {row["keep"]: row["auc"] for row in auc}
     differences = {(row["method"], row["keep"]): row for row in overall}
     logs = max(row["logs"] for row in ranks)
+    families = {row["family"]: row["logs"] for row in values["differences"] if row["unseen"]}
+    names = ", ".join(f"{count} `{family}`" for family, count in families.items())
+    total = sum(log["status"] == "unseen" for log in json.loads(LOGS.read_text("utf-8"))["logs"])
+    yield f"{logs} of {total} logs so far: {names}.\n"
     yield f"| method | mean rank of {len(ranks)} | {' | '.join(f'K = {share}' for share in SHARES)} |"
     yield "|---|" + "---:|" * (1 + len(SHARES))
     rivals = [row for row in ranks if row["method"] != reference and row["logs"] == logs][:RIVALS]

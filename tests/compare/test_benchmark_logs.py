@@ -145,3 +145,13 @@ def test_searches_of_earlier_results_are_taken_over(scripts, log, tmp_path):
     ]
     result = next(result for result in values["results"] if result["method"] == "lpfs")
     assert sorted(result["kept"]) == sorted(kept)
+
+
+def test_the_committed_summary_is_that_of_the_committed_results(scripts):
+    summary = scripts[1]
+    committed = json.loads((BENCHMARKS / "results" / "compare_summary.json").read_text("utf-8"))
+    made = summary.summary(summary.RESULTS)
+    assert list(made) == list(committed)
+    for name in ("overall", "differences", "auc", "ranks"):
+        assert len(made[name]) == len(committed[name])
+        assert all(row == pytest.approx(other) for row, other in zip(made[name], committed[name], strict=True)), name
