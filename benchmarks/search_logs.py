@@ -229,6 +229,7 @@ LOGS: dict[str, BenchmarkLog] = {
     "industrial-small": simulated("industrial-small", 40_000, 430),
     "turnover": turnover(40_000, 440),
     "turnover-fast": turnover(24_000, 450, user_days=4.0, item_days=6.0),
+    "catalog": simulated("catalog", 48_000, 460),
     "coil": table("coil2000"),
     "bank": table("bank_marketing", 15_000),
     "census": table("census_income_kdd", 20_000),

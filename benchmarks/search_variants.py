@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from lpfs._console import Console
 from lpfs.data.dataset import Dataset
 from lpfs.gates.sites import declared_sites, resolve_sites
-from lpfs.methods import lpfs as lpfs_method
+from lpfs.methods import lpfs as lpfs_method, subset_elimination
 from lpfs.methods.base import Count, RowFold, SearchCost, SearchTask, restore_position, top_k
 from lpfs.methods.cross_fitting import FoldNetworks
 from lpfs.methods.gate_search import GateSearch
@@ -76,6 +76,7 @@ class Variant:
 JUDGE = "judge"  # the job of the subset model: these variants share its networks
 ALL_JUDGE = "judge, all rows"
 CURVE_JUDGE = "judge of the curve"
+NEAR = "judge, near K"  # networks trained from the start on subsets of about K fields, for each K
 SETTLED = "settled"  # ties are broken by the gain of a field alone, or by the order of the columns
 REPEATS = "repeats 4"  # searches, each on another fold of early and search rows, with weights of the others
 VARIANTS: dict[str, Variant] = {
@@ -105,6 +106,7 @@ VARIANTS: dict[str, Variant] = {
     "late batch": Variant(options={"late": 4}, parts=(8, 4)),
     REPEATS: Variant("lpfs++", {"judges": 0}),
     SETTLED: Variant("subset_elimination", pace=0.1),
+    NEAR: Variant("subset_elimination", pace=0.3),
     "shufflegate": Variant("shufflegate"),
     "permutation": Variant("permutation"),
 }
@@ -434,6 +436,7 @@ def run_job(log: str, seed: int, variant: str, done: Sequence[dict[str, Any]], w
     """Do the missing runs of a variant on a split of a log; return their records."""
     torch.set_num_threads(1)
     space = workspace(log, seed, work, tiny)
+    setattr(subset_elimination, "SubsetModel", NearSubsetModel if variant == NEAR else SubsetModel)  # noqa: B010
     trained = {tuple(sorted(record["kept"])): record["scores"] for record in done}
     records: list[Any] = []
 
@@ -466,6 +469,9 @@ def run_job(log: str, seed: int, variant: str, done: Sequence[dict[str, Any]], w
         return records
     if variant == SETTLED:
         settle_sets(space, done, write)
+        return records
+    if variant == NEAR:
+        judge_near(space, done, write)
         return records
     entry = VARIANTS[variant]
     method = make_method(entry.method, entry.options)
@@ -608,6 +614,51 @@ def judge(space: Workspace, done: Sequence[dict[str, Any]], write: Any, variant:
                 write(name, keep, [names[part] for part in chosen], spent)
 
 
+class NearSubsetModel(SubsetModel):
+    """A subset model whose training rows see subsets of up to about 2K fields; a tenth of them sees all fields."""
+
+    keep: ClassVar[int] = 0  # K
+
+    def _draw(self, rows: int, device: torch.device) -> Tensor:
+        parts = len(self.names)
+        share = (2 * self.keep / parts * torch.rand(rows, 1, device=device)).clamp(max=1.0)
+        is_full = torch.rand(rows, 1, device=device) < 0.1
+        return ((torch.rand(rows, parts, device=device) < share) | is_full).float()
+
+
+def judge_near(space: Workspace, done: Sequence[dict[str, Any]], write: Any) -> None:
+    """Eliminate, and exchange fields of the default sets, by networks trained on subsets of about K fields only.
+
+    They are trained from scratch on the early rows in this way, then on the search rows but one fold.
+    """
+    for keep in space.keeps(NEAR):
+        NearSubsetModel.keep = keep
+        start = time.process_time()
+        plan = space.plan.for_search(space.folder(), space.seed, method="subset_elimination", keep=keep)
+        model = stages.new_model(plan, space.seed)
+        optimizer = plan.optimizer(model)
+        subset_model = NearSubsetModel(model)
+        stream = plan.stream(plan.splits.early, model.reads.names, train=True, seed=space.seed)
+        config = plan.training(plan.steps.pretrain, space.seed, keep_best=False)
+        torch.manual_seed(space.seed)
+        fit(subset_model, stream, optimizer, config=replace(config, quiet=True))
+        networks = subset_networks(space, plan, subset_model.remove(), optimizer, NEAR)
+        names, losses = list(networks.names), networks.losses
+        order = eliminate(losses, len(names), [list(range(len(names)))])
+        seconds = time.process_time() - start
+        write("subset elimination near K", keep, [names[part] for part in order[-keep:]], seconds)
+        for record in done:
+            if (record["variant"], record["keep"]) != (BASE, keep):
+                continue
+            kept = [names.index(name) for name in record["kept"]]
+            for threshold in THRESHOLDS:
+                chosen = set(kept)
+                for pair in exchange(losses, kept, len(names), errors=threshold):
+                    chosen ^= set(pair)
+                name = f"default, exchanged beyond {threshold:g} errors near K"
+                write(name, keep, [names[part] for part in chosen], seconds + record["seconds"])
+
+
 def run_all(options: argparse.Namespace) -> None:
     """Do the missing jobs, the most important variants first, until the time is over."""
     end = time.monotonic() + options.seconds
@@ -627,9 +678,11 @@ def run_all(options: argparse.Namespace) -> None:
                 log, seed, variant = jobs.pop(0)
                 done = [record for record in records if (record["log"], record["seed"]) == (log, seed)]
                 wanted = {f"subset elimination{JUDGES[variant]}" if variant in JUDGES else variant}
-                wanted = {REPEATS: {"votes of 4"}, SETTLED: {"default, settled by column within 0 errors"}}.get(
-                    variant, wanted
-                )
+                wanted = {
+                    NEAR: {"subset elimination near K"},
+                    REPEATS: {"votes of 4"},
+                    SETTLED: {"default, settled by column within 0 errors"},
+                }.get(variant, wanted)
                 finished = [record for record in done if record["variant"] in wanted]
                 if len(finished) >= len(VARIANTS[variant].parts) or (VARIANTS[variant].blocks and log in TABLE_LOGS):
                     continue
