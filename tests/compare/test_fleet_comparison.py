@@ -221,9 +221,9 @@ def test_searches_of_other_processes_are_waited_for(log, tmp_path, monkeypatch):
     [
         ("cuda", 1024, True, None, True),
         ("cuda", 64, False, None, False),
-        ("cpu", 128, True, None, True),
-        ("cpu", 129, True, None, False),
-        ("cpu", 129, True, True, True),
+        ("cpu", 256, True, None, True),
+        ("cpu", 257, True, None, False),
+        ("cpu", 257, True, True, True),
         ("cuda", 64, True, False, False),
     ],
 )

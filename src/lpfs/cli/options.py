@@ -33,7 +33,7 @@ PREPARE_OPTIONS = (
 )
 
 FLEET_HELP = (
-    "Train several models together. Default: only final trainings, if tables are small, on a CPU for batches up to 128."
+    "Train several models together. Default: only final trainings, if tables are small, on a CPU for batches up to 256."
 )
 MODEL_OPTION_HELP = "Option of the model, as dim=8 or hidden=64,32; repeatable."
 Function = TypeVar("Function", bound=Callable[..., Any])

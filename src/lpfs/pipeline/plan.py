@@ -39,7 +39,7 @@ from lpfs.train.threads import choose_threads, describe_threads
 
 EVAL_BATCH_SIZE = 4096  # rows per evaluation batch
 LARGE_TABLES = 500_000  # ids; above it models are freed early, short stages have no last checkpoint, no fleet is made
-FLEET_BATCH = 128  # largest batch at which models are trained together faster than one by one on a CPU
+FLEET_BATCH = 256  # largest batch at which models are trained together faster than one by one on a CPU
 CHECKPOINT_EVERY = 500  # steps between two moments at which a checkpoint is written if the last one is old enough
 EVALUATIONS = 20  # evaluations of a training that selects its best state
 AUC_LOSS_PER_SE = 0.25  # default allowed AUC loss, in standard errors of the validation AUC

@@ -47,7 +47,7 @@ class Settings:
         graph: whether a training step is captured as a CUDA graph; None: if the GPU and the model allow it.
         fleet: whether models that are trained alike, such as those of several seeds, are trained together as one stack,
             with results that are equal up to rounding; None: only those from scratch, if the model supports it
-            and has small tables, on a CPU for batches of at most 128 rows.
+            and has small tables, on a CPU for batches of at most 256 rows.
         finish: train the pruned model further (``hot``), train the kept fields from scratch (``retrain``), both or
             none.
         seed: seed of everything random.
