@@ -14,7 +14,7 @@ from lpfs.compare.run_dir import read_kinds
 from lpfs.compare.runner import Runner
 from lpfs.errors import InputError
 from lpfs.pipeline import stages
-from tests.helpers.comparisons import PLAN, QUICK, TINY, read_results
+from tests.helpers.comparisons import PLAN, QUICK, SINGLE, TINY, read_results
 
 pytestmark = pytest.mark.long  # whole runs
 
@@ -250,7 +250,7 @@ def test_the_same_fields_are_trained_once(log, fakes, tmp_path, counted):
     fakes("one")
     fakes("two")
     fakes("other", first=3)
-    comparison = compare(log, tmp_path / "cmp", methods=["one", "two", "other"], keep=[2, 3], seeds=1, **QUICK)
+    comparison = compare(log, tmp_path / "cmp", methods=["one", "two", "other"], keep=[2, 3], seeds=1, **SINGLE)
     assert counted == {"pretrain": 1, "search": 3, "train": 1 + 2 + 2}
     known = {(record["method"], record["keep"], record["seed"]): record for record in comparison.results}
     for size in (2, 3):
@@ -260,8 +260,8 @@ def test_the_same_fields_are_trained_once(log, fakes, tmp_path, counted):
 def test_more_methods_sizes_and_seeds_may_be_added(log, fakes, tmp_path, counted):
     fakes("one")
     fakes("other", first=3)
-    compare(log, tmp_path / "cmp", methods="one", keep=2, seeds=1, **QUICK)
-    comparison = compare(log, tmp_path / "cmp", methods="other", keep=3, seeds=2, **QUICK)
+    compare(log, tmp_path / "cmp", methods="one", keep=2, seeds=1, **SINGLE)
+    comparison = compare(log, tmp_path / "cmp", methods="other", keep=3, seeds=2, **SINGLE)
     assert counted == {"pretrain": 3, "search": 3, "train": 2 + 3}  # one of them was only loaded
     assert len(comparison.results) == 2 + 3
     assert (comparison.values["sizes"], comparison.best) == ([2, 3], None)  # no method has all sizes
@@ -329,7 +329,7 @@ def test_a_full_disk_is_not_recorded_as_a_failure_of_the_method(log, fakes, tmp_
 
     monkeypatch.setattr(Runner, "pretrained", full)
     with pytest.raises(OSError, match="No space left"):
-        compare(log, tmp_path / "cmp", methods="fine", keep=2, seeds=1, **QUICK)
+        compare(log, tmp_path / "cmp", methods="fine", keep=2, seeds=1, **SINGLE)
     assert [path.name for path in (tmp_path / "cmp" / "results").iterdir()] == ["all_fields-k31-s0.json"]
     assert not any((tmp_path / "cmp" / "locks").iterdir())
 

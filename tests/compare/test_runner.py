@@ -21,7 +21,7 @@ from tests.helpers.comparisons import PLAN, QUICK, TINY, read_results
 
 
 def start(log, out):
-    command = [sys.executable, "-m", "lpfs", "compare", str(log), *PLAN, *TINY, "--out", str(out)]
+    command = [sys.executable, "-m", "lpfs", "compare", str(log), *PLAN, *TINY, "--no-fleet", "--out", str(out)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
 

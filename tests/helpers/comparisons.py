@@ -21,6 +21,7 @@ QUICK: dict[str, Any] = {  # the same for lpfs.compare, even smaller
     "model_options": {"dim": 2, "hidden": [4]},
     "quiet": True,
 }
+SINGLE = {**QUICK, "fleet": False}  # models are trained one by one
 REPRODUCIBLE = ("method", "keep", "seed", "status", "kept", "test", "validation", "trained", "options")
 
 
