@@ -33,6 +33,7 @@ from typing import IO, Any
 
 from lpfs._fileio import read_json, write_json_atomic
 from lpfs.compare.plan import file_safe_name
+from lpfs.compare.run_dir import SEARCHES_DIR
 
 RESULTS = Path(__file__).parent / "results" / "compare"
 SEARCHES = "searches.json"
@@ -187,7 +188,7 @@ def copy_results(directory: Path, out: Path, command: list[str]) -> None:
     values = json.loads((out / "comparison.json").read_text("utf-8"))
     values["settings"]["source"] = [Path(path).name for path in values["settings"]["source"]]
     (directory / "comparison.json").write_text(json.dumps(values, indent=1) + "\n", "utf-8")
-    searches = {path.stem: read_json(path) for path in sorted((out / "searches").glob("*.json"))}
+    searches = {path.stem: read_json(path) for path in sorted((out / SEARCHES_DIR).glob("*.json"))}
     lines = [f"{json.dumps(stem)}: {json.dumps(without_gates(search))}" for stem, search in searches.items()]
     (directory / SEARCHES).write_text("{" + ",\n".join(lines) + "}\n", "utf-8")
     text = (out / "comparison.md").read_text("utf-8")
@@ -201,12 +202,12 @@ def without_gates(search: dict[str, Any]) -> dict[str, Any]:
 
 def restore_searches(results: Path, out: Path, again: list[str]) -> None:
     """Write the searches of earlier results into the directory of a comparison, except those of some methods."""
-    if (out / "searches").exists():
+    if (out / SEARCHES_DIR).exists():
         return  # continued
     repeated = tuple(f"{file_safe_name(method)}-" for method in again)
     for stem, search in json.loads((results / SEARCHES).read_text("utf-8")).items():
         if not stem.startswith(repeated):
-            path = out / "searches" / f"{stem}.json"
+            path = out / SEARCHES_DIR / f"{stem}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json_atomic(path, search)
 

@@ -50,9 +50,9 @@ def absorb(
     """Multiply the gates into the weights and take them off, in place, all or nothing.
 
     A gate goes into the table of its field (bit-equal), into the field's own Linear or the last one of its branch,
-    into the columns of the Linear that reads it (rounding; bit-equal with ``at="reader"``), or into the weights that a
-    module which takes gates itself names for that part. If nothing can take it in, it stays as a constant, which is
-    bit-equal too.
+    into the columns of the Linear that reads it (rounding; with ``at="reader"`` see ``attach``), or into the weights
+    that a module which takes gates itself names for that part. If nothing can take it in, it stays as a constant, which
+    is bit-equal too.
 
     Args:
         model: a model with gates.
@@ -73,8 +73,8 @@ def absorb(
     check_all_used(gates)
     if not partial:
         check_finished(gates)
-    if gates.unverified and not partial:
-        raise StateError(f"absorb: {UNVERIFIED}")
+        if gates.unverified:
+            raise StateError(f"absorb: {UNVERIFIED}")
     optimizers = optimizer_list(optimizer)
     for model_optimizer in optimizers:
         check_state(model_optimizer)
