@@ -11,8 +11,10 @@ N/4 and N/2. Runs are kept in ``--work``: a second call does only the missing ru
 directory share the work. Results go to benchmarks/results/compare/NAME (``--tune N``: NAME-tuned): comparison.md (with
 the command), comparison.json, results.csv and searches.json; ``--missing`` skips logs that have them. ``--again a,b``
 repeats only the searches of these methods and takes those of the others from searches.json; all sets of fields are
-trained again, which takes much less time. comparison.json names the code of each search. README.md beside them
-summarizes all: logs that were used in development stand apart. benchmarks/compare_summary.py tests the differences over
+trained again, which takes much less time. Results without searches.json have the fields of each search, but their cost
+is then not known. ``--tune`` takes over the searches with the defaults in the same way, where there are results without
+tuning. comparison.json names the code of each search. README.md beside them summarizes all: logs that were used in
+development stand apart. benchmarks/compare_summary.py tests the differences over
 logs. ``--overview`` writes only README.md.
 """
 
@@ -24,16 +26,19 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import IO, Any
 
 from lpfs._fileio import read_json, write_json_atomic
-from lpfs.compare.plan import file_safe_name
+from lpfs.compare.plan import ALL_FIELDS, file_safe_name
 from lpfs.compare.run_dir import SEARCHES_DIR
+from lpfs.methods.registry import METHODS, make_method
 
 RESULTS = Path(__file__).parent / "results" / "compare"
 SEARCHES = "searches.json"
@@ -128,8 +133,9 @@ def compare_log(options: argparse.Namespace, log: BenchmarkLog) -> str | None:
         words = ["--methods", methods, "--keep", numbers_to_keep(source, log), "--seeds", str(options.seeds)]
         words += [*(["--tune", str(options.tune)] if options.tune else []), *log.options]
         words += ["--device", options.device] if options.device else []
-        if options.again is not None:
-            restore_searches(options.results / name, options.work / name, options.again.split(","))
+        if options.again is not None or options.tune:
+            again = (options.again or "").split(",")
+            restore_searches(options.results / log.name, options.work / name, methods.split(","), again)
         command = ["compare", str(source), *words, "--out", str(options.work / name)]
         print(f"lpfs {shlex.join(command)}", flush=True)
         processes = [start_lpfs(command, output) for _ in range(options.processes)]
@@ -142,8 +148,6 @@ def compare_log(options: argparse.Namespace, log: BenchmarkLog) -> str | None:
 
 def all_methods(log: BenchmarkLog) -> list[str]:
     """Return the methods that select fields, not crosses; the oracle only on simulated logs."""
-    from lpfs.methods.registry import METHODS
-
     excluded = ("autofis",) if log.preset else ("autofis", "oracle")
     return [name for name in METHODS if name not in excluded]
 
@@ -200,16 +204,62 @@ def without_gates(search: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in search.items() if name not in ("gates", "checksum")}
 
 
-def restore_searches(results: Path, out: Path, again: list[str]) -> None:
-    """Write the searches of earlier results into the directory of a comparison, except those of some methods."""
+def restore_searches(results: Path, out: Path, methods: Sequence[str], again: Sequence[str]) -> None:
+    """Write the searches of earlier results into the directory of a comparison, except those of the methods ``again``.
+
+    They are the searches with the default options.
+    """
     if (out / SEARCHES_DIR).exists():
         return  # continued
-    repeated = tuple(f"{file_safe_name(method)}-" for method in again)
-    for stem, search in json.loads((results / SEARCHES).read_text("utf-8")).items():
-        if not stem.startswith(repeated):
+    repeated = tuple(f"{file_safe_name(method)}-s" for method in methods if method not in again)
+    for stem, search in earlier_searches(results).items():
+        if stem.startswith(repeated):
             path = out / SEARCHES_DIR / f"{stem}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json_atomic(path, search)
+
+
+def earlier_searches(results: Path) -> dict[str, Any]:
+    """Return the searches of earlier results by the names of their files; none if there are no results."""
+    if (results / SEARCHES).exists():
+        searches: dict[str, Any] = json.loads((results / SEARCHES).read_text("utf-8"))
+        return searches
+    if not (results / "comparison.json").exists():
+        return {}
+    values = json.loads((results / "comparison.json").read_text("utf-8"))
+    return searches_of_results(values["results"], values["sizes"])
+
+
+def searches_of_results(rows: Sequence[dict[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:
+    """Return the searches behind the rows of a comparison without tuning, from the fields that they keep.
+
+    The score of a field in a ranking that serves every K is the number of K for which it is kept. Searches of methods
+    that do not keep K fields are left out. Seconds and memory, of another run or machine, are left out as well.
+    """
+    searches: dict[str, Any] = {}
+    names = next(row["kept"] for row in rows if row["method"] == ALL_FIELDS)
+    exact = [row for row in rows if row["method"] != ALL_FIELDS and row["status"] == "done" and not row["options"]]
+    inexact = {row["method"] for row in exact if len(row["kept"]) != row["keep"]}
+    for row in exact:
+        method, seed = row["method"], row["seed"]
+        if method in inexact:
+            continue
+        facts = {"steps": "search_steps", "forwards": "rows_forward", "backwards": "rows_backward"}
+        details = {"own_count": row["own_count"], **{name: row[key] for name, key in facts.items()}}
+        search = {
+            **{"kept": row["kept"], "details": {"method": method, "seed": seed, **details}, "code": row["search_code"]},
+            **{"seconds": None, "memory": None, "first_in_process": False, "interrupted": False},
+        }
+        stem = f"{file_safe_name(method)}-s{seed}"
+        if make_method(method).search_per_k:
+            searches[f"{stem}-k{row['keep']}"] = search
+            continue
+        kept = {other["keep"]: set(other["kept"]) for other in exact if (other["method"], other["seed"]) == (method, seed)}
+        chain = [kept[size] for size in sorted(sizes)]
+        if any(not small <= large for small, large in pairwise(chain)):
+            raise SystemExit(f"{method}: the fields kept for a smaller K are not among those for a larger one")
+        searches[stem] = {**search, "scores": {name: float(sum(name in fields for fields in chain)) for name in names}}
+    return searches
 
 
 def overview(results: Path) -> str:

@@ -12,8 +12,9 @@ source is in TREE/src (``git archive COMMIT src | tar x -C TREE``), in a process
 ``--search`` measures searches with LPFS++ instead, for several K with several seeds: R single searches, captured on a
 GPU, against one fleet of R searches (``lpfs.methods.gate_fleet``). Every three replicas are the K of one seed, whose
 rows and held-out rows are its own, and the gates learn from the latter.
-``--clock cpu --threads 1`` counts the time of the processor, for a machine that others use too. At the end, single
-runs are compared with their replicas: parameters, and logits of one batch.
+With several threads the single run on one thread is measured too, because it can be the faster one. ``--clock cpu
+--threads 1`` counts the time of the processor, for a machine that others use too. At the end, single runs are compared
+with their replicas: parameters, and logits of one batch.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ BATCHES = 16  # different batches
 COMPARED = 4  # replicas that are compared with single runs
 COMPARED_STEPS = 200
 SEARCHED = (4, 10, 20)  # K of the searches of a seed
-BEFORE = -1  # the single run of an older version, among sizes of fleets
+SINGLE, BEFORE, ONE_THREAD = 0, -1, -2  # single runs among the sizes of fleets: of an older version, on one thread
+FASTER_THAN = {SINGLE: "", BEFORE: "_than_before", ONE_THREAD: "_than_one_thread"}  # the end of a key of the results
 
 
 def make_batches(rows: int, seed: int, device: str) -> list[Batch]:
@@ -257,33 +259,38 @@ def measure(args: argparse.Namespace, precision: str) -> dict[str, Any]:
     """Measure one configuration."""
     bench = Bench(args, precision)
     older = None if args.before is None else OlderVersion(args.before, precision)
-    contenders = [0, *args.replicas, *([] if older is None else [BEFORE])]  # 0: the single run
+    singles = {"single": SINGLE}
+    if older is not None:
+        singles["single_before"] = BEFORE
+    if args.device == "cpu" and args.threads > 1:
+        singles["single_one_thread"] = ONE_THREAD
+    contenders = [*singles.values(), *args.replicas]
     seconds: dict[int, list[float]] = {size: [] for size in contenders}
     for repeat in range(args.repeats):
         for size in random.Random(repeat).sample(contenders, len(contenders)):
             if older is not None and size == BEFORE:
                 seconds[size].append(older.single())
-            else:
-                seconds[size].append(bench.fleet(size) if size else bench.single())
+                continue
+            torch.set_num_threads(1 if size == ONE_THREAD else args.threads)
+            seconds[size].append(bench.fleet(size) if size > 0 else bench.single())
         print(f"repeat {repeat + 1}: " + ", ".join(f"{n}: {1e3 * seconds[n][-1]:.3f} ms" for n in contenders))
+    torch.set_num_threads(args.threads)
     if older is not None:
         older.close()
     rows = []
     for size in args.replicas:
-        ratios = [size * single / fleet for single, fleet in zip(seconds[0], seconds[size], strict=True)]
         step = statistics.median(seconds[size])
         row = {
             "replicas": size,
             "ms_per_step": round(1e3 * step, 4),
             "rows_per_second": round(size * args.batch / step),
         }
-        rows.append({**row, "times_faster": summary(ratios)})
-        if older is not None:
-            ratios = [size * single / fleet for single, fleet in zip(seconds[BEFORE], seconds[size], strict=True)]
-            rows[-1]["times_faster_than_before"] = summary(ratios)
-        print(f"{precision}, R = {size}: {rows[-1]}")
-    singles = {"single": 0} if older is None else {"single": 0, "single_before": BEFORE}
-    medians = {name: statistics.median(seconds[size]) for name, size in singles.items()}
+        for name, single in singles.items():
+            ratios = [size * one / fleet for one, fleet in zip(seconds[single], seconds[size], strict=True)]
+            row["times_faster" + FASTER_THAN[single]] = summary(ratios)
+        rows.append(row)
+        print(f"{precision}, R = {size}: {row}")
+    medians = {name: statistics.median(seconds[single]) for name, single in singles.items()}
     return {
         "precision": precision,
         **{
