@@ -254,7 +254,9 @@ def searches_of_results(rows: Sequence[dict[str, Any]], sizes: Sequence[int]) ->
         if make_method(method).search_per_k:
             searches[f"{stem}-k{row['keep']}"] = search
             continue
-        kept = {other["keep"]: set(other["kept"]) for other in exact if (other["method"], other["seed"]) == (method, seed)}
+        kept = {
+            other["keep"]: set(other["kept"]) for other in exact if (other["method"], other["seed"]) == (method, seed)
+        }
         chain = [kept[size] for size in sorted(sizes)]
         if any(not small <= large for small, large in pairwise(chain)):
             raise SystemExit(f"{method}: the fields kept for a smaller K are not among those for a larger one")

@@ -285,7 +285,7 @@ def measure(args: argparse.Namespace, precision: str) -> dict[str, Any]:
             "ms_per_step": round(1e3 * step, 4),
             "rows_per_second": round(size * args.batch / step),
         }
-        for name, single in singles.items():
+        for single in singles.values():
             ratios = [size * one / fleet for one, fleet in zip(seconds[single], seconds[size], strict=True)]
             row["times_faster" + FASTER_THAN[single]] = summary(ratios)
         rows.append(row)

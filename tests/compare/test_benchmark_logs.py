@@ -91,11 +91,14 @@ def test_the_committed_run_of_the_rivals_own_code_agrees_with_ours():
     assert formulas["ShuffleGate"] == {"gates": 0.0, "penalty_times_N": 0.0}
     zero = ("probability_of_an_open_gate", "gates_without_noise", "sampled_gates")
     assert all(formulas["L0_regularization"][name] < 1e-6 for name in zero)
-    assert values["searches"]["stg"]["spearman"] == pytest.approx(0.79, abs=0.005)
-    assert values["searches"]["lassonet"]["spearman"] == pytest.approx(0.61, abs=0.005)
-    assert {name: round(15 * found["overlap"]) for name, found in values["searches"].items()} == {
-        "stg": 12,
-        "lassonet": 12,
+    assert max(formulas["FairFS"][name] for name in ("gradient_of_the_penalized_loss", "scores")) < 1e-6
+    assert max(formulas["UMEC"].values()) < 1e-6
+    agreement = {name: (found["spearman"], 15 * found["overlap"]) for name, found in values["searches"].items()}
+    assert agreement == {
+        "stg": pytest.approx((0.745, 11)),
+        "lassonet": pytest.approx((0.606, 12)),
+        "fairfs": pytest.approx((0.752, 12)),
+        "umec": pytest.approx((0.685, 11)),
     }
 
 
@@ -137,7 +140,7 @@ def test_searches_of_earlier_results_are_taken_over(scripts, log, tmp_path):
         search["code"] = "earlier"
         assert "gates" not in search
     path.write_text(json.dumps(searches))
-    tables.restore_searches(tmp_path / "results", tmp_path / "second", ["permutation"])
+    tables.restore_searches(tmp_path / "results", tmp_path / "second", options["methods"], ["permutation"])
     values = lpfs.compare(log, tmp_path / "second", **options).values
     assert values["code"]["earlier"]["search"] == ["lpfs", "mutual_information"]
     assert sorted(name for code, names in values["code"].items() if code != "earlier" for name in names["search"]) == [
@@ -145,6 +148,26 @@ def test_searches_of_earlier_results_are_taken_over(scripts, log, tmp_path):
     ]
     result = next(result for result in values["results"] if result["method"] == "lpfs")
     assert sorted(result["kept"]) == sorted(kept)
+
+
+def test_searches_are_taken_over_from_results_without_them(scripts, log, tmp_path):
+    tables = scripts[0]
+    options = {"methods": ["mutual_information", "lpfs"], "keep": [2, 4], "seeds": 1, **QUICK}
+    first = lpfs.compare(log, tmp_path / "first", **options).values
+    tables.copy_results(tmp_path / "results", tmp_path / "first", ["compare", "log"])
+    (tmp_path / "results" / "searches.json").unlink()
+    tables.restore_searches(tmp_path / "results", tmp_path / "second", options["methods"], [])
+    paths = sorted((tmp_path / "second" / "searches").glob("*.json"))
+    assert [path.stem for path in paths] == ["lpfs-s0-k2", "lpfs-s0-k4", "mutual_information-s0"]
+    before = {path: path.read_text() for path in paths}
+    second = lpfs.compare(log, tmp_path / "second", **options).values
+    assert {path: path.read_text() for path in paths} == before  # no search was repeated
+    rows = [
+        [(row["method"], row["keep"], row["kept"], row["auc"], row["search_steps"]) for row in values["results"]]
+        for values in (first, second)
+    ]
+    assert rows[0] == rows[1]
+    assert second["methods"]["lpfs"]["search"]["seconds"] is None
 
 
 def test_the_committed_summary_is_that_of_the_committed_results(scripts):

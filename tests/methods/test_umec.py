@@ -45,7 +45,7 @@ def test_steps_are_the_formula():
         factor = 1 / (1 + 2 * 0.05 * y)
         for number in order[:count]:
             groups[number] = groups[number] * factor
-        squeezed = energy[order[:count]].sum() / total
+        squeezed = energy[order[:count]].sum() / total * factor**2  # after the step
         shrinkage *= factor
         excess = 1 - s / total - keep / total
         s = total - keep if is_counted else min(s + total * 6.0 / steps * (z - y * energy[order[count]]), total - keep)

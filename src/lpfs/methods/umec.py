@@ -98,7 +98,7 @@ class BudgetConstraint(HistoryCallback):
         smallest = rank < self.s.ceil()  # (N,)
         factor = 1 / (1 + 2 * learning_rate_of(state, self.layer.weight) * self.y)
         self.layer.multiply(torch.where(smallest, factor, torch.ones_like(energies)))
-        shrunk = torch.where(smallest, energies, torch.zeros_like(energies)).mean()  # S
+        shrunk = torch.where(smallest, energies * factor**2, torch.zeros_like(energies)).mean()  # S, after the step
         following = torch.where(rank == self.s.ceil(), energies, torch.zeros_like(energies)).sum()
         excess = 1 - self.s / self.total - self.keep / self.total  # R(s) - B
         direction = self.z - self.y * following  # negative gradient with respect to s/N
