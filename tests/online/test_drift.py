@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from lpfs.data.batch import Batch
-from lpfs.online.drift import REFERENCE, WARMUP_BATCHES, Alarm, DriftMonitor, PageHinkley, population_stability
+from lpfs.online.drift import REFERENCE, WARMUP_BATCHES, Alarm, DriftMonitor, PageHinkley
 from lpfs.schema import Field, Schema
+from lpfs.train.metrics import population_stability
 from lpfs.train.tensor_io import states_equal
 
 SCHEMA = Schema((Field("word", cardinality=50), Field("price", "numeric"), Field("other", cardinality=50)))

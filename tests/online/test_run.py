@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from lpfs.errors import CheckpointError, InputError, LockedError, StateError
 from lpfs.online import bundle
 from lpfs.online.gates import GateSettings
 from lpfs.online.learner import LearnerSettings
-from lpfs.online.run import EventFilter, OnlineSettings, OnlineTrainer
+from lpfs.online.run import EventFilter, OnlineSettings, OnlineTrainer, parse_time
 from lpfs.online.source import SegmentSource
 from lpfs.online.state import StateReader, replay_changes
 from tests.online.conftest import EVENTS, SPEC
@@ -60,6 +62,35 @@ def committed(run: Path) -> dict[str, Any]:
         rows = reader._query(f"SELECT * FROM {table} ORDER BY id")
         values[table] = [{key: value for key, value in row.items() if key != "time"} for row in rows]
     return {**values, "letters": (run / "dead_letters.jsonl").read_text()}
+
+
+def test_numbers_that_are_not_finite_are_missing_also_in_bundles(stream_folder: Path, tmp_path: Path) -> None:
+    missing = pl.when(pl.int_range(pl.len()) % 3 == 0).then(float("nan")).otherwise(pl.col("number"))
+    events = simulate_events(SPEC, 0, 2048).with_columns(missing.alias("number"))
+    (tmp_path / "segments").mkdir()
+    write_segment(tmp_path / "segments" / "0.parquet", events)
+    (tmp_path / "like").symlink_to(stream_folder / "like")
+    settings = replace(SETTINGS, publish_every=1)
+    for _ in range(2):  # a restart publishes what was not published
+        train(tmp_path, tmp_path / "run", settings)
+    published = bundle.current(tmp_path / "run" / "bundles")
+    assert published is not None
+    assert None in [row["number"] for row in published.samples()]
+
+
+def test_a_run_whose_settings_are_refused_can_be_started_with_others(stream_folder: Path, tmp_path: Path) -> None:
+    wrong = replace(LEARNER, gates=replace(LEARNER.gates, keep=500))
+    with pytest.raises(InputError, match="500"):
+        train(stream_folder, tmp_path / "run", replace(SETTINGS, learner=wrong))
+    train(stream_folder, tmp_path / "run", max_rows=512)
+
+
+def test_times_may_be_dates() -> None:
+    moment = datetime(2026, 3, 1, 12, 30)
+    assert parse_time(moment) == parse_time(moment.isoformat()) == moment.timestamp()
+    assert parse_time(moment.date()) == datetime(2026, 3, 1).timestamp()
+    assert parse_time("yesterday") is None
+    assert parse_time(float("nan")) is None
 
 
 def test_every_event_is_learned_or_a_dead_letter(unbroken: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from lpfs.data.simulate_stream import write_segment
 from lpfs.errors import DataError, InputError, MissingPackageError
-from lpfs.online.source import EventSource, Malformed, SegmentSource, open_source
+from lpfs.online.source import EventSource, Malformed, SegmentSource, open_source, read_segment
 from tests.helpers.online import MockCluster, RedisServer, redis_program
 
 Write = Callable[[Sequence[Mapping[str, Any]]], None]
@@ -128,6 +128,34 @@ def test_a_late_segment_is_an_error(tmp_path: Path) -> None:
     write_segment(tmp_path / "1.parquet", pl.DataFrame(rows(0, 5)))
     with pytest.raises(DataError, match="published after '2.parquet' had been read"):
         source.poll(10)
+
+
+def test_a_segment_that_arrives_late_while_the_trainer_is_down_is_an_error(tmp_path: Path) -> None:
+    for number in (1, 3):
+        write_segment(tmp_path / f"{number}.parquet", pl.DataFrame(rows(number * 10, number * 10 + 10)))
+    source = SegmentSource(tmp_path)
+    assert len(read(source, 15)) == 15
+    position = source.position()
+    (tmp_path / "1.parquet").unlink()  # read completely
+    SegmentSource(tmp_path).seek(position)
+    for number in (0, 2):
+        write_segment(tmp_path / f"{number}.parquet", pl.DataFrame(rows(90, 95)))
+    with pytest.raises(DataError, match=r"before '3.parquet' were published .* after it had been read"):
+        SegmentSource(tmp_path).seek(position)
+    SegmentSource(tmp_path).seek({name: position[name] for name in ("segment", "row")})  # of an earlier version
+
+
+@pytest.mark.parametrize("value", ["u1", '"u1"'])
+def test_a_byte_order_mark_is_not_part_of_a_name(tmp_path: Path, value: str) -> None:
+    (tmp_path / "0.csv").write_bytes(b"\xef\xbb\xbfuser,click\n" + f"{value},1\n".encode())
+    events = read_segment(tmp_path / "0.csv")
+    assert (events.to_dicts() if isinstance(events, pl.DataFrame) else events) == [{"user": "u1", "click": "1"}]
+
+
+def test_a_value_that_is_too_long_for_csv_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "0.csv").write_text('user,click\n"' + 200_000 * "x" + '",1\n')
+    with pytest.raises(DataError, match=r"cannot read the segment .*field"):
+        read_segment(tmp_path / "0.csv")
 
 
 def test_hidden_files_are_not_segments(tmp_path: Path) -> None:

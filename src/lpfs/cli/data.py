@@ -25,8 +25,8 @@ The kinds of the columns are inferred and printed; correct them with --kind or -
 """
 SIMULATE_HELP = """Write a simulated click log whose relevant fields are known; they are saved in truth.json.
 
-With --stream, write segments for "lpfs online" instead: the field "dies" stops to predict clicks at event T1, the field
-"wakes" starts to at T2, and from T3 on ever more values of the field "drifts" are new; see schedule.json.
+With --stream, write segments for "lpfs online" instead: the field "dies" predicts clicks until event T1, the field
+"wakes" from event T2 on, and from event T3 on more and more values of the field "drifts" are new; see schedule.json.
 """
 
 log_option, stream_option = opt.section("Log"), opt.section("Stream")

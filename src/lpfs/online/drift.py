@@ -16,7 +16,7 @@ import torch
 
 from lpfs.data.batch import Batch
 from lpfs.schema import Schema
-from lpfs.train.metrics import Floats
+from lpfs.train.metrics import Floats, population_stability
 
 BINS = 64  # of the values of a field; ids share bins
 EDGES = np.array([-1.28, -0.84, -0.52, -0.25, 0.0, 0.25, 0.52, 0.84, 1.28])  # deciles of standardized numbers
@@ -41,23 +41,6 @@ class Alarm:
     size: float
     since: int
     message: str
-
-
-def population_stability(reference: Floats, counts: Floats) -> Floats:
-    r"""Return the population stability index of histograms (N, bins), without what chance alone gives.
-
-    .. math:: \mathrm{PSI} = \sum_i (p_i - q_i) \log(p_i / q_i) - (b - 1)(1/n + 1/m)
-
-    with half a row added to every bin; b bins are not empty in both.
-    """
-    rows, new_rows = reference.sum(1, keepdims=True), counts.sum(1, keepdims=True)
-    used = (reference + counts) > 0
-    bins = used.sum(1, keepdims=True)
-    p = (reference + 0.5) / (rows + 0.5 * bins)
-    q = (counts + 0.5) / (new_rows + 0.5 * bins)
-    index = np.where(used, (p - q) * np.log(p / q), 0.0).sum(1, keepdims=True)
-    chance = (bins - 1) * (1 / np.maximum(rows, 1) + 1 / np.maximum(new_rows, 1))
-    return np.asarray((index - chance)[:, 0])
 
 
 class PageHinkley:

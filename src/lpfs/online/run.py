@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,8 @@ class OnlineSettings:
     keep_bundles: int = 5  # bundles that are kept
     key: str | None = None  # column that identifies an event; a duplicate has the key of one of the last ``window``
     window: int = 100_000
-    time: str | None = None  # column with the time of an event, a number or ISO 8601 text
-    lateness: float | None = None  # an event this much (seconds, for text) before the median of a batch is late
+    time: str | None = None  # column with the time of an event: a number, a date, or text of ISO 8601
+    lateness: float | None = None  # an event this much (seconds, or the unit of numbers) before the median is late
 
     def __post_init__(self) -> None:
         check_options(self, count=("commit_every", "keep_bundles", "window"))
@@ -100,7 +100,7 @@ class EventFilter:
 
     def _check_time(self, seconds: float | None, value: Any, lateness: float) -> str:
         if seconds is None:
-            return f"malformed: the time {value!r:.60} is neither a finite number nor ISO 8601"
+            return f"malformed: the time {value!r:.60} is no date, finite number or text of ISO 8601"
         is_late = seconds < self.latest - lateness
         return f"late: by {self.latest - seconds:g}, at most {lateness:g} is allowed" if is_late else ""
 
@@ -120,9 +120,13 @@ class EventFilter:
 
 
 def parse_time(value: Any) -> float | None:
-    """Return the time of an event in seconds; None if it is neither a finite number nor ISO 8601."""
+    """Return the time of an event in seconds; None if it is no date, finite number or text of ISO 8601."""
     try:
-        seconds = datetime.fromisoformat(value).timestamp() if isinstance(value, str) else float(value)
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value)
+        elif isinstance(value, date) and not isinstance(value, datetime):
+            value = datetime(value.year, value.month, value.day)
+        seconds = value.timestamp() if isinstance(value, datetime) else float(value)
     except (TypeError, ValueError, OverflowError):
         return None
     return seconds if math.isfinite(seconds) else None
@@ -152,12 +156,12 @@ class OnlineTrainer:
     ) -> None:
         self.source, self.settings, self.console = source, settings, console or Console()
         self.encoder = RawRowEncoder(like)
+        self.learner = OnlineLearner(self.encoder.schema, settings.learner, opened)  # checks the settings
+        self.drift = DriftMonitor(self.encoder.schema)
+        self.filter = EventFilter(settings)
         fingerprint = self.encoder.like.fingerprint
         self.store = StateStore(run, {"settings": asdict(settings), "encoding": fingerprint, "opened": opened})
         self.bundles = Path(run) / BUNDLES
-        self.learner = OnlineLearner(self.encoder.schema, settings.learner, opened)
-        self.drift = DriftMonitor(self.encoder.schema)
-        self.filter = EventFilter(settings)
         self.rows = self.learned = 0
         self.refused: dict[str, int] = {}
         self.samples = "[]"
@@ -322,7 +326,7 @@ class OnlineTrainer:
         return {**auc, "logloss": logloss(logits, labels), "calibration": calibration(logits, labels)}
 
     def _publish(self) -> None:
-        rows = json.loads(self.samples)
+        rows = json.loads(self.samples, parse_constant=lambda _: None)  # NaN is a missing value
         pruned = self.learner.pruned(self.encoder.encode(rows).batch)
         published = bundle.publish(
             self.bundles,

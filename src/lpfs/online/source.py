@@ -23,6 +23,7 @@ from lpfs._imports import import_optional
 from lpfs.errors import DataError, InputError
 
 FORMATS = (".parquet", ".csv", ".jsonl", ".ndjson")
+ORDER_ADVICE = "give a new segment a name that comes after those of all earlier ones, and rename this one"
 MAX_TEXT = 2000  # characters of a malformed event that are kept
 KAFKA_POLL_SECONDS = 0.1  # a poll waits so long for as many events as were asked for
 KAFKA_REQUEST_SECONDS = 20.0
@@ -93,7 +94,7 @@ class SegmentSource(EventSource):
         self._segment = ""  # the one that is read, or was read last; empty at the start
         self._row = 0  # rows of it that were returned
         self._rows: Events | None = None
-        self._seen: set[str] = set()
+        self._seen: set[str] = set()  # segments that existed when one was last opened
         if position is None:
             return
         path = self.folder / position["segment"]
@@ -102,6 +103,12 @@ class SegmentSource(EventSource):
                 f"{path} is missing, but the trainer has read only {position['row']} rows of it; restore it"
             )
         self._segment, self._row = position["segment"], position["row"]
+        self._seen = {name for name in self.segments() if name <= self._segment}
+        if len(self._seen) > position.get("segments", len(self._seen)):
+            raise DataError(
+                f"{len(self._seen) - position['segments']} segments with names before {self._segment!r} were published "
+                f"in {self.folder} after it had been read; {ORDER_ADVICE}"
+            )
         self._rows = read_segment(path)
         if len(self._rows) < self._row:
             raise DataError(f"{path} has {len(self._rows)} rows, but {self._row} of it were read; restore it")
@@ -127,17 +134,20 @@ class SegmentSource(EventSource):
     def _next_segment(self) -> str | None:
         names = self.segments()
         late = [name for name in names if name < self._segment and name not in self._seen]
-        if late and self._seen:
-            raise DataError(
-                f"segment {late[0]!r} was published after {self._segment!r} had been read; give a new segment a name "
-                "that comes after those of all earlier ones, and rename this one"
-            )
-        self._seen.update(names)
+        if late:
+            raise DataError(f"segment {late[0]!r} was published after {self._segment!r} had been read; {ORDER_ADVICE}")
+        self._seen = set(names)
         return next((name for name in names if name > self._segment), None)
 
     def position(self) -> Any:
-        """Return the name of the segment and the number of its rows that were read; None at the start."""
-        return {"segment": self._segment, "row": self._row} if self._segment else None
+        """Return the segment, the number of its rows that were read, and of segments up to it; None at the start."""
+        if not self._segment:
+            return None
+        return {
+            "segment": self._segment,
+            "row": self._row,
+            "segments": sum(name <= self._segment for name in self._seen),
+        }
 
     def lag(self) -> int | None:
         """Return the number of segments that were not read completely."""
@@ -158,7 +168,7 @@ def read_segment(path: Path) -> Events:
         return [parse_event(line) for line in path.read_bytes().splitlines() if line.strip()]
     except FileNotFoundError:
         raise DataError(f"{path} is missing, although it was not read yet; restore it") from None
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except (OSError, csv.Error, pl.exceptions.PolarsError) as error:
         raise DataError(f"cannot read the segment {path}: {error}; replace it by a valid one") from error
 
 
@@ -170,7 +180,7 @@ def _read_csv(path: Path) -> Events:
     commas = lines[0].count(b",")
     if all(line.count(b",") == commas and b'"' not in line for line in lines):
         return pl.read_csv(path, infer_schema=False)
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         header, *rows = csv.reader(file)
     return [
         {name: value or None for name, value in zip(header, row, strict=True)}

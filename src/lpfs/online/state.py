@@ -18,7 +18,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -75,14 +75,14 @@ class StateStore:
         self.run.mkdir(parents=True, exist_ok=True)
         (self.run / WEIGHTS).mkdir(exist_ok=True)
         self._lock = FileLock(self.run / ".lock", self.run)
-        try:
+        with ExitStack() as stack:  # undone if the run cannot be opened
+            stack.callback(self._lock.release)
             self._connection = self._open(json.dumps(settings, sort_keys=True))
+            stack.callback(self._connection.close)
             row = self._last_row()
             self.last_commit: int = row["id"] if row else 0
             self._letters = self._open_letters(row["dead_letters"] if row else 0)
-        except BaseException:
-            self._lock.release()
-            raise
+            stack.pop_all()
 
     def _open(self, settings: str) -> sqlite3.Connection:
         path = self.run / DATABASE
