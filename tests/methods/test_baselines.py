@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from lpfs.data.simulate import simulate
@@ -74,3 +76,11 @@ def test_the_oracle_needs_a_truth(log, run_search):
     model = make_model("mlp", log.schema, **SMALL)
     with pytest.raises(InputError, match="oracle .*truth="):
         search(model, list(log.part(0, 100).stream(50)), "oracle", keep=2)
+
+
+def test_the_truth_of_another_log_is_an_error(made, log, tmp_path):
+    model = make_model("mlp", log.schema, **SMALL)
+    path = tmp_path / "truth.json"
+    path.write_text(json.dumps(made.attached("truth.json")))
+    with pytest.raises(InputError, match=f"the truth has no field '{log.schema.names[0]}'"):
+        search(model, log.part(0, 100).stream(50), "oracle", keep=2, truth=str(path))

@@ -198,6 +198,13 @@ def test_what_cannot_be_trained_together_is_an_error(log):
     tasks[1].valid = log.part(1800, 2000).stream(100)
     with pytest.raises(InputError, match="only searches for a given number of fields"):
         search_together([make_method("lpfs++")] * 2, tasks)
+    tasks = tasks_of(log, SIZES[:2])
+    with pytest.raises(InputError, match="methods whose ``fleet`` is true"):
+        search_together([make_method("lpfs++"), make_method("lpfs++_paper")], tasks)
+    tasks = tasks_of(log, [(0, 4), (1, 4)])
+    tasks[1].holdout = None
+    with pytest.raises(InputError, match="rows of their own for the gates in all or in none"):
+        search_together([make_method("lpfs++")] * 2, tasks)
     (task,) = tasks_of(log, [(0, 40)])
     with pytest.raises(InputError, match="keep must be between 1 and the 31 fields, found 40"):
         search_together([make_method("lpfs++")], [task])

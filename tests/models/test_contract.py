@@ -246,6 +246,9 @@ def test_a_smaller_model_has_the_shapes_of_its_schema(case, schema):
     zeros, _ = model.smaller(kept, cut=False)
     assert zeros.schema == schema
     assert zeros.silent == tuple(name for name in model.names if name not in kept)
+    untrained = zeros.untrained()
+    assert untrained.silent == zeros.silent
+    assert untrained.reads == zeros.reads
 
 
 @cases

@@ -81,7 +81,8 @@ def test_file_is_not_a_run_directory(tmp_path):
 
 def test_replacing_removes_only_files_of_a_run(tmp_path):
     start(tmp_path)
-    (tmp_path / "search-3").mkdir()
+    for name in ("search-3", "try-2", "pretrain-fleet", "search-fleet"):
+        (tmp_path / name).mkdir()
     (tmp_path / "selection.json").write_text("{}")
     (tmp_path / "notes.txt").write_text("text")
     start(tmp_path, SETTINGS.updated(keep=5), replace=True)

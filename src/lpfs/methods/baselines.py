@@ -72,6 +72,9 @@ class Oracle(RankingMethod):
     def score(self, task: SearchTask, model: Model, cost: SearchCost) -> tuple[dict[str, float], dict[str, Any]]:
         parts = {name: fields for name, fields in model.fields_of_parts().items() if name in model.names}
         effects, partner = true_effects(load_truth(task, self.options.truth))
+        unknown = [name for name in model.reads.names if name not in effects]
+        if unknown:
+            raise InputError(f"the truth has no field {unknown[0]!r}; give the truth.json of this log")
         scores: dict[str, float] = {}
         for name, fields in parts.items():
             if any(set(other) < set(fields) for other in parts.values()):  # a cross
@@ -103,6 +106,6 @@ def true_effects(truth: Any) -> tuple[dict[str, float], dict[str, str | None]]:
     """Return the effect of every field, and the partner of every field that matters only in a pair."""
     effects: dict[str, float] = {}
     for field in truth["fields"]:
-        strength = field["strength_by_day"][-1] if field["true"] else 0.0
+        strength = (field.get("strength_by_day") or [1.0])[-1]
         effects[field["name"]] = field["effect"] * max(strength, FADED_EFFECT) if field["true"] else 0.0
     return effects, {field["name"]: field.get("pair_with") for field in truth["fields"]}

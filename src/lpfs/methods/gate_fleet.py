@@ -151,8 +151,8 @@ def search_together(
     searching = [
         (method, task) for method, task in zip(methods, tasks, strict=True) if isinstance(method, LPFSPlusPlus)
     ]
-    if len(searching) < len(tasks):
-        raise InputError("only searches with gates can be trained together")
+    if len(searching) < len(tasks) or not all(method.fleet for method, _ in searching):
+        raise InputError("only searches with gates, by methods whose ``fleet`` is true, can be trained together")
     started = [method.start(task, SearchCost()) for method, task in searching]
     searches = [search for search, _ in started]
     if any(type(search) is not GateSearch or search.networks is not None for search in searches):
@@ -163,6 +163,8 @@ def search_together(
     sources = [seeds.index(task.seed) for task in tasks]
     rows = [next(task for task in tasks if task.seed == seed) for seed in seeds]
     holdouts = [task.holdout for task in rows if task.holdout is not None]
+    if 0 < len(holdouts) < len(rows):
+        raise InputError("searches that are trained together need rows of their own for the gates in all or in none")
     fit_fleet(
         [task.model for task in tasks],
         [task.stream for task in rows],

@@ -20,9 +20,9 @@ EVALUATIONS = 20  # of a pretraining, whose best state is kept
 
 def new_model(task: SearchTask, method: str) -> Model:
     """Return an untrained model like that of a task, with the weights that belong to its seed."""
-    old = require_model(task.model, method)
+    model = require_model(task.model, method)
     torch.manual_seed(task.seed)
-    return type(old)(old.schema, **old.config, silent=list(old.silent)).to(device_of(old))
+    return model.untrained().to(device_of(model))
 
 
 def pretrain(task: SearchTask, net: nn.Module, name: str, cost: SearchCost, *callbacks: Callback) -> Any:

@@ -100,6 +100,10 @@ class Model(nn.Module):
         ids, bags, dense = fields_by_kind(self.schema)
         return {field.name: (field.name,) for field in (*ids, *bags, *dense)}
 
+    def untrained(self: Self) -> Self:
+        """Return a new model of the same parts and sizes, on the default device."""
+        return type(self)(self.schema, **self.config, silent=list(self.silent))
+
     def outputs(self, batch: Batch) -> Tensor:
         """Return logits (B, 1 + tasks)."""
         raise NotImplementedError

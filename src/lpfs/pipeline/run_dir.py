@@ -26,13 +26,13 @@ LOCK_FILE = ".lock"
 MOVING_DIR = ".moving"  # a part of its files; the others are beside it, and no file is new
 STASH_DIR = ".replaced"  # all of its files; those beside it are new and incomplete
 REMOVED_DIR = ".removed"  # files that are no longer needed: the new run has passed its checks
-# Files and directories of a run, besides numbered ones such as search-3 or try-2; only these are ever removed.
+# Files and directories of a run, besides those such as search-3 and search-fleet; only these are ever removed.
 RUN_FILES = (
     *("config.json", "data", "pretrain", "search", "all_fields", "curve", "retrained", "hot_start", "model"),
     *("early", "train", "all"),
     *("selection.json", "kept_fields.txt", "history.parquet", "report.html", "log.txt"),
 )
-NUMBERED_DIR = re.compile(r"(pretrain|search|try)-\d+")
+NUMBERED_DIR = re.compile(r"(pretrain|search|try)-\d+|(pretrain|search)-fleet")
 LOGGED_FILES = (CONFIG_FILE, "selection.json", "kept_fields.txt", "history.parquet", "report.html")
 METRIC_GROUPS = {"metrics": "test", "validation": "validation", "savings": "savings"}  # of a record: MLflow name
 
