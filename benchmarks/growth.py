@@ -29,7 +29,7 @@ from lpfs.embeddings.optim import Adagrad
 FIELDS, ROWS, BATCHES = (27, 100, 400), (1_000_000, 10_000_000, 50_000_000), (512, 2048, 8192)
 FLEETS = {  # results of fleet.py, by device and batch
     "CPU time of one thread, batch 64": "fleet_cpu.json",
-    "H200, batch 512": "fleet_h200.json",
+    "H200, batch 512": "fleet_before_h200.json",
 }
 HELD = {"fields": 27, "rows": 10_000_000, "batch": 2048}
 

@@ -92,7 +92,7 @@ VARIANTS: dict[str, Variant] = {
     "folds 4, 2 at a time, rows 2x": Variant(options={"folds": 4, "per_step": 2, "rows": 2}, parts=(8, 4)),
     "folds 4, 1 at a time, rows 2x": Variant(options={"folds": 4, "per_step": 1, "rows": 2}, parts=(8, 4)),
     "folds 2": Variant("lpfs++", {"folds": 2}, parts=(8, 4)),
-    "all folds 4": Variant("lpfs++", {"folds": 4}, parts=(8, 4), all_rows=True),
+    "all folds 4": Variant("lpfs++", {"folds": 4, "judges": 0}, all_rows=True),
     ALL_JUDGE: Variant("subset_elimination", parts=(8, 4), all_rows=True),
     CURVE_JUDGE: Variant("subset_elimination"),
     "judge, slow": Variant("subset_elimination", pace=0.1),

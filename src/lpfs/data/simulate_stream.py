@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lpfs._fileio import read_json, replace_atomic, write_json_atomic
+from lpfs._fileio import replace_atomic, write_json_atomic
 from lpfs._validation import check_int
 from lpfs.errors import InputError
 
@@ -171,8 +171,3 @@ def write_segment(path: Path, frame: pl.DataFrame) -> None:
             frame.write_csv(temporary)
         else:
             temporary.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in frame.iter_rows(named=True)))
-
-
-def read_spec(folder: str | os.PathLike[str]) -> StreamSpec:
-    """Return the spec of a simulated stream."""
-    return StreamSpec(**read_json(Path(folder) / SCHEDULE)["spec"])

@@ -6,8 +6,7 @@ The names below are imported on first use. The functions attach, absorb and prun
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from lpfs._imports import lazy_exports
 
 _HOME = {
     "detach": "attach",
@@ -31,12 +30,4 @@ _HOME = {
 __all__ = list(_HOME)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+__getattr__, __dir__ = lazy_exports(__name__, _HOME)

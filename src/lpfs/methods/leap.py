@@ -22,12 +22,10 @@ class LeAP(ShuffleGate):
     """  # fmt: skip
 
     divergence: Tensor
-    mass: Tensor
 
     def __init__(self, names: Sequence[str], steps: int, seed: int, options: ShuffleGateOptions) -> None:
         super().__init__(names, steps, seed, options)
         self.register_buffer("divergence", torch.zeros(len(names)))
-        self.register_buffer("mass", torch.zeros(()))
         self.batch_divergence: Tensor | None = None  # (N,) of this step
 
     def mix(self, tokens: Tensor, others: Tensor, numbers: Tensor) -> Tensor:
@@ -39,7 +37,6 @@ class LeAP(ShuffleGate):
     def update_means(self) -> None:
         if self.batch_divergence is not None:
             self.divergence.lerp_(self.batch_divergence, 1 - MEAN_DECAY)
-            self.mass.lerp_(torch.ones_like(self.mass), 1 - MEAN_DECAY)
             self.batch_divergence = None
 
     def weights(self) -> Tensor:

@@ -15,7 +15,7 @@ from lpfs.data.batch import Batch
 from lpfs.errors import InputError
 from lpfs.methods.base import Count, MethodOptions, RankingMethod, SearchCost, SearchTask
 from lpfs.methods.masks import TokenMask, apply_mask, check_maskable
-from lpfs.methods.sampling import field_used_twice, iterate_unseen, shuffle_fields, unseen_batches
+from lpfs.methods.sampling import field_used_twice, iterate_unseen, shuffled_batches, unseen_batches
 from lpfs.models.base import Model
 from lpfs.train.evaluate import evaluate
 
@@ -78,7 +78,7 @@ class Permutation(RankingMethod):
                     seed = (task.seed * 1_000_003 + number) * 1009 + repeat
                     generator = torch.Generator().manual_seed(seed)
                     if mask is None:
-                        metrics = evaluate(model, _shuffle_batches(rows, model, fields[name], generator))
+                        metrics = evaluate(model, shuffled_batches(rows, model.reads, fields[name], generator))
                     else:
                         mask.part, mask.draw = number, generator
                         metrics = evaluate(model, rows)
@@ -99,15 +99,6 @@ class UnseenBatches:
         yield from self.valid
         if unseen_batches(self.task):  # an empty list: only validation rows
             yield from iterate_unseen(self.task, self.rows)
-
-
-def _shuffle_batches(
-    rows: Iterable[Batch], model: Model, names: tuple[str, ...], generator: torch.Generator
-) -> Iterator[Batch]:
-    """Yield batches with some fields shuffled."""
-    for batch in rows:
-        order = torch.randperm(len(batch), generator=generator).to(batch.labels.device)
-        yield shuffle_fields(batch, model.reads, names, order)
 
 
 class ShuffledPart(TokenMask):

@@ -149,6 +149,15 @@ def field_used_twice(model: Model) -> str | None:
     return next((name for name, count in counts.items() if count > 1), None)
 
 
+def shuffled_batches(
+    batches: Iterable[Batch], schema: Schema, names: Sequence[str], generator: torch.Generator
+) -> Iterator[Batch]:
+    """Yield batches with some fields shuffled within each batch."""
+    for batch in batches:
+        order = torch.randperm(len(batch), generator=generator).to(batch.labels.device)
+        yield shuffle_fields(batch, schema, names, order)
+
+
 def shuffle_fields(batch: Batch, schema: Schema, names: Sequence[str], order: Tensor) -> Batch:
     """Return the batch with the values of these fields taken from the rows in ``order`` (B,).
 

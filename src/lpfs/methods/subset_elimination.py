@@ -30,6 +30,7 @@ from lpfs.methods.subset_model import SubsetModel
 from lpfs.methods.training import center_embeddings, holdout_batches
 from lpfs.models.base import Model
 from lpfs.schema import Selection
+from lpfs.train.metrics import row_losses
 
 ONE_BY_ONE = 50  # from this number of fields on one field is removed at a time, above it up to a quarter
 FOLD_LR_FACTOR = 0.1  # on the learning rate of a search: faster networks, whose rows repeat, memorize frequent ids
@@ -105,7 +106,7 @@ class SubsetNetworks:
         for model, batches in self._judged:
             for batch in until_rows(batches, -(-rows // len(self._judged))):
                 logits = model.logits(batch, matrix).double().cpu().numpy()
-                losses.append(np.logaddexp(0.0, logits) - batch.labels[:, 0].double().cpu().numpy() * logits)
+                losses.append(row_losses(logits, batch.labels[:, 0].double().cpu().numpy()))
                 self.cost.add(forwards=len(batch) * len(subsets))
         return np.concatenate(losses, 1)
 

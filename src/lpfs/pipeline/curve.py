@@ -31,6 +31,7 @@ from lpfs.train.checkpoint import load_optimizer, map_weights, random_state, res
 from lpfs.train.distributed.group import current_group
 from lpfs.train.fit import CHECKPOINTS, fit
 from lpfs.train.intervals import Z_950, Interval, PairedDifference, auc_difference, auc_influence
+from lpfs.train.metrics import row_losses
 
 FOLDS = 5  # networks of a small table, each blind to one fold
 NETWORK_SHARE = 1 / 10  # steps of the first phase of such a network, of those of a search
@@ -104,18 +105,18 @@ def _spaced(index: Ints, share: float) -> Ints:
 
 @dataclass(frozen=True)
 class Network:
-    """A network in training: ``batches(phase, steps)`` are the rows that it is trained on, ``name`` its directory."""
+    """A network in training: ``batches(phase)`` are the rows that it is trained on, ``name`` its directory."""
 
     model: SubsetModel
     optimizer: torch.optim.Optimizer
-    batches: Callable[[int, int], Iterable[Batch]]
+    batches: Callable[[int], Iterable[Batch]]
     name: str
 
     def train(self, plan: RunPlan, phase: int, steps: int, *, final_if_due: bool = False) -> None:
         """Train; every phase has its directory in ``curve``, from which it is resumed."""
         config = plan.training(steps, plan.settings.seed + phase, keep_best=False)
         config = replace(config, mlflow=False, tensorboard=False, final_if_due=final_if_due)
-        batches, folder = self.batches(phase, steps), self._folder(plan, phase)
+        batches, folder = self.batches(phase), self._folder(plan, phase)
         fit(self.model, batches, self.optimizer, folder=folder, resume=plan.resume, config=config)
 
     def release(self, plan: RunPlan, phase: int) -> None:
@@ -152,7 +153,7 @@ def make_networks(plan: RunPlan, pretrained: Model) -> tuple[list[Network], int,
         for fold in range(FOLDS):
             others = rows.take(np.flatnonzero(folds != fold))
 
-            def fold_batches(phase: int, steps: int, others: RowBlock = others) -> Iterable[Batch]:
+            def fold_batches(phase: int, others: RowBlock = others) -> Iterable[Batch]:
                 return ResidentStream(others, batch_size, seed + phase, plan.device)
 
             model = _untrained(plan, pretrained, fold)
@@ -170,7 +171,7 @@ def make_networks(plan: RunPlan, pretrained: Model) -> tuple[list[Network], int,
         ends = (ends / ends[-1] * rows_to_train.rows).astype(int)
         steps = max(1, min(search_steps, ends[1] // batch_size))
 
-        def batches(phase: int, steps: int) -> Iterable[Batch]:
+        def batches(phase: int) -> Iterable[Batch]:
             rows = rows_to_train.part(int(ends[phase]), int(ends[phase + 1]))
             return rows.stream(
                 batch_size, shuffle=plan.steps.shuffle, seed=seed + phase, fields=fields, device=plan.device
@@ -197,11 +198,11 @@ def _block_rows(rows: int) -> int:
 
 def _untrained(plan: RunPlan, model: Model, fold: int) -> Model:
     torch.manual_seed(plan.settings.seed + fold)
-    return type(model)(model.schema, **model.config).to(plan.device)
+    return model.untrained().to(plan.device)
 
 
 def _network(
-    plan: RunPlan, model: Model, lr_factor: float, batches: Callable[[int, int], Iterable[Batch]], name: str
+    plan: RunPlan, model: Model, lr_factor: float, batches: Callable[[int], Iterable[Batch]], name: str
 ) -> Network:
     optimizer = plan.optimizer(model)
     for group in optimizer.param_groups:
@@ -296,7 +297,7 @@ class FieldCurve:
                 labels = rows.labels[rows.folds == number]
                 count = min(np.count_nonzero(labels), np.count_nonzero(labels == 0))
                 if count < MIN_POSITIVES:
-                    return f"{count} positive rows are too few to judge on; at least {MIN_POSITIVES} are needed"
+                    return f"{count} rows of a class are too few to judge on; {MIN_POSITIVES} of each are needed"
         return None
 
     def logits(self, rows: JudgedRows, subsets: Bools) -> npt.NDArray[np.float32]:
@@ -312,7 +313,7 @@ class FieldCurve:
 
     def losses(self, rows: JudgedRows, subsets: Bools) -> Floats:
         """Return the weighted logloss (S, n) of every row for every subset; its mean over rows is the logloss."""
-        return _row_losses(self.logits(rows, subsets), rows)
+        return _weighted_losses(self.logits(rows, subsets), rows)
 
     def judge(self, subsets: Bools) -> npt.NDArray[np.float32]:
         """Return the logits (S, n) of the judging rows; a subset is evaluated once."""
@@ -403,7 +404,6 @@ class FieldCurve:
                 "allowed": allowed,
                 "rows": len(rows),
                 "positives": rows.positives,
-                "folds": len(self.networks),
                 "networks": len(self.networks),
                 "seconds": round(self.seconds, 3),
             },
@@ -414,7 +414,7 @@ class FieldCurve:
     def _points(self, order: Sequence[int]) -> list[dict[str, Any]]:
         """Return the points of the curve, from all fields to none."""
         logits = self.judge(chain_sets(order))
-        loglosses = [float(_row_losses(values, self.rows).mean()) for values in logits]
+        loglosses = [float(_weighted_losses(values, self.rows).mean()) for values in logits]
         all_auc, points = self.auc(logits[0]), []
         for number, values in enumerate(logits):
             loss = self.loss(logits[0], values)
@@ -495,9 +495,8 @@ class CurveStage:
             restore_random(state)
 
 
-def _row_losses(logits: npt.NDArray[np.float32], rows: JudgedRows) -> Floats:
-    z = logits.astype(np.float64)
-    losses: Floats = (np.logaddexp(0.0, z) - rows.labels * z) * (rows.weights / rows.weights.mean())
+def _weighted_losses(logits: npt.NDArray[np.float32], rows: JudgedRows) -> Floats:
+    losses: Floats = row_losses(logits.astype(np.float64), rows.labels) * (rows.weights / rows.weights.mean())
     return losses
 
 
@@ -523,7 +522,7 @@ def find_substitutes(losses: Losses, names: Sequence[str]) -> tuple[dict[str, li
     count = len(names)
     cache: dict[frozenset[int], Floats] = {}
 
-    def row_losses(*removed: frozenset[int]) -> list[Floats]:
+    def losses_without(*removed: frozenset[int]) -> list[Floats]:
         """Return the loss of every row without these parts."""
         new = [parts for parts in dict.fromkeys(removed) if parts not in cache]
         if new:
@@ -532,10 +531,10 @@ def find_substitutes(losses: Losses, names: Sequence[str]) -> tuple[dict[str, li
         return [cache[parts] for parts in removed]
 
     every = frozenset(range(count))
-    nothing, *alone = row_losses(every, *(every - {part} for part in range(count)))
+    nothing, *alone = losses_without(every, *(every - {part} for part in range(count)))
     gains = nothing - np.stack(alone)  # (N, rows): what each field gains alone
     pairs = _similar_pairs(gains)
-    together = dict(zip(pairs, row_losses(*(every - set(pair) for pair in pairs)), strict=True))
+    together = dict(zip(pairs, losses_without(*(every - set(pair) for pair in pairs)), strict=True))
     same = []
     for (first, second), loss in together.items():
         shares = [_share(alone[other] - loss, gains[part]) for part, other in ((first, second), (second, first))]
@@ -547,10 +546,10 @@ def find_substitutes(losses: Losses, names: Sequence[str]) -> tuple[dict[str, li
         for n, k in (pair, pair[::-1]):
             context = group_of[n] - {n, k}
             sets[n, k] = (context, context | {n}, context | {k}, context | {n, k})
-    row_losses(*(removed for several in sets.values() for removed in several))
+    losses_without(*(removed for several in sets.values() for removed in several))
     substitutes: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for (n, k), several in sets.items():
-        context_loss, without_n, without_k, without_both = row_losses(*several)
+        context_loss, without_n, without_k, without_both = losses_without(*several)
         share = _share(without_n - context_loss, without_both - without_k)
         if share > 0:
             substitutes[names[n]].append({"name": names[k], "share": round(share, 4)})

@@ -18,6 +18,7 @@ from lpfs.data.store.format import FIRST_ID, MISSING_ID
 from lpfs.methods.sampling import SampledRows, batch_columns
 from lpfs.pipeline.splits import DataSplits
 from lpfs.schema import Field, Schema
+from lpfs.train.metrics import population_stability
 
 READ_ROWS = 1 << 15  # rows per batch while they are read
 SAMPLE_ROWS = 100_000  # training rows from which the bins of numbers are computed
@@ -142,10 +143,8 @@ def stability_index(train: Ids, test: Ids) -> float:
     end = np.cumsum(both) / both.sum()
     middle = end - both / both.sum() / 2
     group = np.unique((middle * DRIFT_GROUPS).astype(np.int64), return_inverse=True)[1]
-    p, q = np.bincount(group, train) + 0.5, np.bincount(group, test) + 0.5
-    p, q = p / p.sum(), q / q.sum()
-    index = float(((q - p) * np.log(q / p)).sum())
-    return max(0.0, index - (len(p) - 1) * (1 / total + 1 / later))
+    index = population_stability(*(np.bincount(group, rows).astype(np.float64)[None] for rows in (train, test)))
+    return max(0.0, float(index[0]))
 
 
 def count_fields(splits: DataSplits, schema: Schema) -> dict[str, FieldCounts]:

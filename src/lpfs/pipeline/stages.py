@@ -50,10 +50,10 @@ from lpfs.train.fit_fleet import fit_fleet
 from lpfs.train.intervals import PairedDifference, auc_difference, auc_interval, logloss_difference
 from lpfs.train.metrics import scores
 
-MEMORIZED_AUC_GAP = 0.1  # search AUC minus validation AUC above which the search rows count as memorized
+MEMORIZED_AUC_GAP = 0.1  # AUC of training rows minus that of validation rows, above which they count as memorized
 SHRINK_FACTOR = 0.3  # on the weights of such a model; the rest is reinitialized
 LR_FACTOR = 2.0  # on the learning rate after that, because a hot start has a quarter of the steps
-CHECK_ROWS = 50_000  # search rows that are evaluated for it
+CHECK_ROWS = 50_000  # last training rows, which are evaluated for it
 MAX_FOLD_ROW_BYTES = 256 << 20  # of the rows of a cross-fitted search, which are in memory
 MAX_FOLD_WEIGHT_BYTES = 1 << 30  # of its networks and their optimizers
 SPEED_BATCHES = 4  # batches of a measurement of the serving speed
@@ -94,7 +94,7 @@ def new_model(plan: RunPlan, seed: int) -> Model:
 def reinitialized(plan: RunPlan, model: Model) -> Model:
     """Return an untrained model of the same fields and sizes."""
     torch.manual_seed(plan.settings.seed)
-    return type(model)(model.schema, **model.config).to(plan.device)
+    return model.untrained().to(plan.device)
 
 
 def train(

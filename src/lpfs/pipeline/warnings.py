@@ -7,7 +7,7 @@ label almost alone, or that the model of all fields depends on far more than on 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -19,8 +19,7 @@ import torch
 from lpfs._text import quote_command
 from lpfs.data.batch import Batch
 from lpfs.data.dataset import Dataset
-from lpfs.data.stream import Stream
-from lpfs.methods.sampling import shuffle_fields
+from lpfs.methods.sampling import shuffled_batches
 from lpfs.models.base import Model
 from lpfs.pipeline import stages
 from lpfs.pipeline.field_counts import PRIOR_ROWS, bin_numbers, count_fields, counted_auc, quantile_edges
@@ -37,7 +36,6 @@ TRAIN_ROWS = 100_000  # last training rows, from which click rates of the values
 VALID_ROWS = 10_000  # first validation rows, on which fields are evaluated
 PAIR_ROWS = 30_000  # last training rows, on which pairs of fields are evaluated
 PAIR_FIELDS = 30  # fields of these pairs
-CHECK_ROWS = 50_000  # last training rows, on which the final model is evaluated
 READ_ROWS = 1 << 15  # rows per batch while they are read
 NEAR_CERTAIN_AUC = 0.95  # a single field above this AUC is always reported
 PAIR_AUC = 0.99  # two fields together above this AUC are reported
@@ -50,8 +48,7 @@ MAX_LEAKS = 3  # if more fields stand out, the model of all fields is weak and n
 PURE_RATE = 0.99  # share of positives among the rows that have a value …
 MAX_RATE = 0.5  # … and among all rows, at most, for a field that has a value in positive rows only
 UNIQUE_SHARE = 0.5  # distinct values per row above which a field is near-unique
-MEMORIZED_AUC_GAP = 0.1  # training AUC minus validation AUC above which the final model has memorized its rows …
-MEMORIZED_LOSS_RATIO = 0.5  # … or training logloss divided by validation logloss below which it has
+MEMORIZED_LOSS_RATIO = 0.5  # training logloss divided by validation logloss below which rows are memorized
 MAX_DRIFT = 0.25  # population stability index; larger values are usually called a major change
 MAX_UNSEEN = 0.5  # share of test rows with a value that no training row has
 UNSURE_SHARE = 0.2  # fields that only some searches kept, divided by the kept fields
@@ -168,7 +165,10 @@ def _find_leaks(
             name: single_field_auc(train_values[name], train_labels, valid_values[name], valid_labels)
             for name in fields
         }
-        without = {name: evaluate(full, shuffled_batches(stream, name)).auc or full_auc for name in fields}
+        without = {}
+        for name in fields:
+            shuffled = shuffled_batches(stream, stream.schema, [name], torch.Generator().manual_seed(0))
+            without[name] = evaluate(full, shuffled).auc or full_auc
         loss = {name: full_auc - without[name] for name in fields}
         leaks = [*leak_warnings(full_auc, alone, without), *leaks]
     named = {name for leak in leaks for name in leak["fields"]}
@@ -252,10 +252,13 @@ def near_unique_warning(counted: Mapping[str, Record], kept: Sequence[str]) -> l
 def memorized_warning(plan: RunPlan, final: Model, valid: Mapping[str, Any]) -> list[Record]:
     """Return a warning if the final model is much better on its training rows than on the validation rows."""
     train = plan.splits.train
-    before = stages.evaluate_split(plan, final, train.part(max(0, train.rows - CHECK_ROWS), train.rows))
+    before = stages.evaluate_split(plan, final, train.part(max(0, train.rows - stages.CHECK_ROWS), train.rows))
     if before.auc is None or valid["auc"] is None or min(plan.splits.valid.label_counts()) < MIN_POSITIVES:
         return []
-    if before.auc - valid["auc"] <= MEMORIZED_AUC_GAP and before.logloss >= MEMORIZED_LOSS_RATIO * valid["logloss"]:
+    if (
+        before.auc - valid["auc"] <= stages.MEMORIZED_AUC_GAP
+        and before.logloss >= MEMORIZED_LOSS_RATIO * valid["logloss"]
+    ):
         return []
     text = (
         f"the final model has memorized its training rows: logloss {before.logloss:.3f} and AUC {before.auc:.3f} "
@@ -353,14 +356,6 @@ def same_column_warnings(kept: Mapping[str, Sequence[FieldValues]], rows: int) -
         )
         warnings.append({"kind": "same column", "fields": names, "text": text})
     return warnings
-
-
-def shuffled_batches(stream: Stream, name: str) -> Iterator[Batch]:
-    """Yield the batches of a stream with one field shuffled within each batch."""
-    generator = torch.Generator().manual_seed(0)
-    for batch in stream:
-        order = torch.randperm(len(batch), generator=generator).to(batch.labels.device)
-        yield shuffle_fields(batch, stream.schema, [name], order)
 
 
 @dataclass(frozen=True)

@@ -179,3 +179,20 @@ def _as_float64(values: Values) -> Floats:
     if isinstance(values, Tensor):
         values = values.detach().double().cpu().numpy()
     return np.asarray(values, np.float64)
+
+
+def population_stability(reference: Floats, counts: Floats) -> Floats:
+    r"""Return the population stability index of histograms (N, bins), without what chance alone gives.
+
+    .. math:: \mathrm{PSI} = \sum_i (p_i - q_i) \log(p_i / q_i) - (b - 1)(1/n + 1/m)
+
+    with half a row added to every bin; b bins are not empty in both.
+    """
+    rows, new_rows = reference.sum(1, keepdims=True), counts.sum(1, keepdims=True)
+    used = (reference + counts) > 0
+    bins = used.sum(1, keepdims=True)
+    p = (reference + 0.5) / (rows + 0.5 * bins)
+    q = (counts + 0.5) / (new_rows + 0.5 * bins)
+    index = np.where(used, (p - q) * np.log(p / q), 0.0).sum(1, keepdims=True)
+    chance = (bins - 1) * (1 / np.maximum(rows, 1) + 1 / np.maximum(new_rows, 1))
+    return np.asarray((index - chance)[:, 0])
