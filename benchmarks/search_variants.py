@@ -109,6 +109,7 @@ VARIANTS: dict[str, Variant] = {
     NEAR: Variant("subset_elimination", pace=0.3),
     "shufflegate": Variant("shufflegate"),
     "permutation": Variant("permutation"),
+    "gbdt": Variant("gbdt"),
 }
 JUDGES = {  # what their results are called
     JUDGE: ", more rows at the end",
@@ -349,6 +350,7 @@ class Workspace:
     scored: Dataset
     probabilities: Any
     cache: Path
+    parts: tuple[int, ...]
     number: int = 0
 
     @property
@@ -356,7 +358,8 @@ class Workspace:
         return tuple(self.plan.schema.names)
 
     def keeps(self, variant: str) -> list[int]:
-        return sorted({max(MIN_KEEP, len(self.names) // part) for part in VARIANTS[variant].parts})
+        parts = [part for part in VARIANTS[variant].parts if part in self.parts]
+        return sorted({max(MIN_KEEP, len(self.names) // part) for part in parts})
 
     def folder(self) -> Path:
         self.number += 1
@@ -419,7 +422,7 @@ class Workspace:
 
 
 @lru_cache(maxsize=1)
-def workspace(log: str, seed: int, work: str, tiny: bool) -> Workspace:
+def workspace(log: str, seed: int, work: str, tiny: bool, parts: tuple[int, ...]) -> Workspace:
     """Write the log of a split and plan its stages."""
     folder = Path(tempfile.mkdtemp(dir=work))
     dataset, scored, probabilities = LOGS[log].make(seed, folder)
@@ -429,13 +432,15 @@ def workspace(log: str, seed: int, work: str, tiny: bool) -> Workspace:
     plan = build_plan(settings, dataset, folder / "runs" / "plan", Console(quiet=True))
     if scored is dataset:
         scored = plan.splits.test
-    return Workspace(log, seed, plan, scored, probabilities, Path(work))
+    return Workspace(log, seed, plan, scored, probabilities, Path(work), parts)
 
 
-def run_job(log: str, seed: int, variant: str, done: Sequence[dict[str, Any]], work: str, tiny: bool) -> list[Any]:
+def run_job(
+    log: str, seed: int, variant: str, done: Sequence[dict[str, Any]], work: str, tiny: bool, parts: tuple[int, ...]
+) -> list[Any]:
     """Do the missing runs of a variant on a split of a log; return their records."""
     torch.set_num_threads(1)
-    space = workspace(log, seed, work, tiny)
+    space = workspace(log, seed, work, tiny, parts)
     setattr(subset_elimination, "SubsetModel", NearSubsetModel if variant == NEAR else SubsetModel)  # noqa: B010
     trained = {tuple(sorted(record["kept"])): record["scores"] for record in done}
     records: list[Any] = []
@@ -684,9 +689,11 @@ def run_all(options: argparse.Namespace) -> None:
                     SETTLED: {"default, settled by column within 0 errors"},
                 }.get(variant, wanted)
                 finished = [record for record in done if record["variant"] in wanted]
-                if len(finished) >= len(VARIANTS[variant].parts) or (VARIANTS[variant].blocks and log in TABLE_LOGS):
+                parts = [part for part in VARIANTS[variant].parts if part in options.parts]
+                if len(finished) >= len(parts) or (VARIANTS[variant].blocks and log in TABLE_LOGS):
                     continue
-                pending[pool.submit(run_job, log, seed, variant, done, work, options.tiny)] = (log, seed, variant)
+                job = (log, seed, variant, done, work, options.tiny, tuple(options.parts))
+                pending[pool.submit(run_job, *job)] = (log, seed, variant)
             if not pending or time.monotonic() > end:
                 break
             try:
@@ -797,6 +804,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0, help="seed of the first split")
     parser.add_argument("--logs", nargs="*")
     parser.add_argument("--variants", nargs="*")
+    parser.add_argument("--parts", nargs="*", type=int, default=[8, 4, 2], help="K, as parts of the fields")
     parser.add_argument("--tiny", action="store_true", help="100 steps, to try the script")
     parser.add_argument("--report", type=Path, help="print the differences of these runs to the default")
     parser.add_argument("--base", default=BASE)
