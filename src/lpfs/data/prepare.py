@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lpfs.data.encoders.base import Encoder
     from lpfs.data.engines.base import Engine
 
-VERSION = 4  # version of what prepare does with a source and its options; part of the fingerprint
+VERSION = 5  # version of what prepare does with a source and its options; part of the fingerprint
 
 
 def prepare(

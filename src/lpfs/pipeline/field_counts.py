@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lpfs.data.dataset import Dataset
+from lpfs.data.encoders.numeric import bin_edges
 from lpfs.data.store.format import FIRST_ID, MISSING_ID
 from lpfs.methods.sampling import SampledRows, batch_columns
 from lpfs.pipeline.splits import DataSplits
@@ -213,8 +214,7 @@ def _count_batch(counts: FieldCounts, rows: SampledRows, halves: Ids | None) -> 
 
 def quantile_edges(values: Numbers) -> Numbers:
     """Return the edges of at most 100 bins with about as many numbers each; NaN is not counted."""
-    present = values[~np.isnan(values)]
-    return np.unique(np.quantile(present, np.linspace(0, 1, BINS + 1)[1:-1])) if len(present) else np.empty(0)
+    return bin_edges(values[~np.isnan(values)], BINS)
 
 
 def bin_numbers(raw: Numbers, edges: Numbers) -> Ids:

@@ -1,8 +1,10 @@
 """Moments and quantiles, chunk by chunk."""
 
 import numpy as np
+import pytest
+from hypothesis import given, strategies as st
 
-from lpfs.data.encoders.numeric import Moments, Quantiles
+from lpfs.data.encoders.numeric import Moments, Quantiles, bin_edges
 
 
 def test_moments_of_chunks_are_those_of_the_whole():
@@ -14,6 +16,34 @@ def test_moments_of_chunks_are_those_of_the_whole():
     np.testing.assert_allclose(moments.mean, np.nanmean(numbers, 0), rtol=1e-12)
     np.testing.assert_allclose(moments.deviation, np.nanstd(numbers, 0), rtol=1e-9)
     assert not moments.constant
+
+
+@pytest.mark.parametrize("bins", [3, 16, 100])
+def test_a_frequent_number_has_a_bin_of_its_own(bins):
+    rng = np.random.default_rng(0)
+    for frequent in (0.0, 7.0):  # the smallest number, and one in the middle
+        numbers = np.where(rng.random(5000) < 0.9, frequent, frequent * (rng.random(5000) - 0.5) + rng.random(5000))
+        edges = bin_edges(numbers, bins)
+        assert len(edges) < bins
+        assert (np.diff(edges) > 0).all()
+        bin_of = np.searchsorted(edges, numbers, side="right")
+        (own,) = np.unique(bin_of[numbers == frequent])
+        assert (numbers[bin_of == own] == frequent).all()
+        assert len(np.unique(bin_of)) == len(edges) + 1  # none is empty
+
+
+@given(st.lists(st.integers(-5, 5), min_size=1, max_size=60), st.integers(2, 20))
+def test_bins_are_increasing_and_none_is_empty(values, bins):
+    numbers = np.array(values, float)
+    edges = bin_edges(numbers, bins)
+    assert len(edges) < bins
+    assert set(edges) <= set(numbers)
+    assert len(np.unique(np.searchsorted(edges, numbers, side="right"))) == len(edges) + 1
+
+
+def test_numbers_without_a_mode_have_equally_filled_bins():
+    numbers = np.random.default_rng(0).random(4000)
+    assert set(np.bincount(np.searchsorted(bin_edges(numbers, 16), numbers, side="right"))) <= {249, 250, 251}
 
 
 def test_quantiles_keep_a_bounded_sample_that_chunks_do_not_change(monkeypatch):

@@ -175,12 +175,26 @@ class Quantiles:
         """Return at most ``bins`` - 1 increasing inner edges of equally filled bins; ``auto``: one bin per 500 rows."""
         if not isinstance(bins, int):
             bins = min(MAX_BINS, max(MIN_BINS, self._rows // ROWS_PER_BIN))
-        values, _ = self.sample()
-        if not len(values):
-            return np.zeros(0)
-        quantiles = np.unique(np.quantile(values, np.arange(1, bins) / bins, method="higher"))
-        edges: Numbers = quantiles[quantiles > values.min()]
-        return edges
+        return bin_edges(self.sample()[0], bins)
+
+
+def bin_edges(values: Numbers, bins: int) -> Numbers:
+    """Return at most ``bins`` - 1 increasing inner edges of about equally filled bins; a lower edge is in its bin.
+
+    A number that would fill a bin alone has one of its own, as the zeros of a count that is mostly zero.
+
+    >>> bin_edges(np.array([0.0] * 96 + [1.0, 2.0, 3.0, 4.0]), 4)
+    array([1., 3.])
+    """
+    numbers, counts = np.unique(values, return_counts=True)
+    frequent = np.argsort(-counts, kind="stable")[: (bins - 1) // 2]
+    frequent = frequent[counts[frequent] * bins >= len(values)]
+    others = values[~np.isin(values, numbers[frequent])]
+    count = max(1, bins - 2 * len(frequent))
+    quantiles = np.quantile(others, np.arange(1, count) / count, method="higher") if len(others) else others
+    following = numbers[np.minimum(frequent + 1, len(numbers) - 1)]
+    edges = np.unique(np.concatenate([quantiles, numbers[frequent], following]))
+    return edges[edges > numbers[:1]]
 
 
 class MomentsEncoder(Encoder):
@@ -292,6 +306,10 @@ class BinningEncoder(MomentsEncoder):
     def finish(self) -> None:
         self._edges = self.quantiles.edges(self.plan.bins)
         self.quantiles = Quantiles(self.quantiles.seed)  # the sample is not needed any more
+
+    @property
+    def constant(self) -> bool:
+        return super().constant or not (len(self._edges) or self._moments.missing)
 
     @property
     def cardinality(self) -> int:
