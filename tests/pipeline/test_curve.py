@@ -14,6 +14,8 @@ import torch
 from lpfs._console import Console
 from lpfs._fileio import read_json
 from lpfs.data.batch import RowBlock
+from lpfs.data.dataset import Dataset
+from lpfs.data.store.writer import DatasetWriter
 from lpfs.methods.target import SelectionTarget
 from lpfs.models import make_model
 from lpfs.pipeline import (
@@ -21,6 +23,7 @@ from lpfs.pipeline import (
     curve as curve_module,
     plan as plan_module,
     select as select_module,
+    stages,
 )
 from lpfs.pipeline.allowance import SMALLEST, Allowance, next_size
 from lpfs.pipeline.curve import (
@@ -41,6 +44,7 @@ from lpfs.pipeline.plan import build_plan
 from lpfs.pipeline.select import select
 from lpfs.pipeline.settings import Settings
 from lpfs.pipeline.stages import RowScores
+from lpfs.schema import Field, Schema
 from lpfs.train import fit as fit_module
 from lpfs.train.evaluate import Predictions
 from lpfs.train.intervals import PairedDifference
@@ -282,6 +286,29 @@ def test_rows_need_both_classes_to_judge(make_curve, positives, expected):
     assert problems[0] == problems[1]
     assert (problems[0] or "").startswith(expected or "")
     assert (problems[0] is None) == (expected is None)
+
+
+def test_many_fields_leave_enough_rows_of_both_classes_for_every_network(tmp_path):
+    """With 70 fields few evaluations are left for each set, and the rows are shared by five networks."""
+    count, rng = 70, np.random.default_rng(0)
+    schema = Schema(tuple(Field(f"f{n}", cardinality=6) for n in range(count)), label="click")
+    with DatasetWriter(tmp_path / "log", schema, fingerprint="wide", settings={"options": {"shuffle": True}}) as writer:
+        for part in range(20):
+            ids = {field.name: rng.integers(2, 6, 600) for field in schema}
+            writer.day(f"part_{part:02d}").append(ids=ids, labels={"click": rng.random(600) < 0.14})
+    settings = Settings(
+        keep=3, device="cpu", model_options={"dim": 2, "hidden": (4,)}, pretrain_steps=10, search_steps=60
+    )
+    plan = build_plan(settings, Dataset(tmp_path / "log"), tmp_path / "run", Console(quiet=True))
+    curve = FieldCurve(plan, stages.new_model(plan, 0))
+    assert len(curve.networks) == 5
+    assert curve.problem() is None
+
+
+def test_no_network_is_trained_if_the_rows_cannot_judge(make_curve):
+    curve = make_curve(rows=2000, positives=19)
+    assert curve.problem() is not None
+    assert curve.networks[0].trained == []
 
 
 def test_sets_are_judged_again_after_further_training(make_curve):

@@ -278,16 +278,18 @@ class FieldCurve:
         self.must_keep = self.target.permanent(self.names)
         self.networks, self.steps, chain, points = make_networks(plan, pretrained)
         self.phase, self._is_released = 0, False
-        for network in self.networks:
-            network.train(plan, 0, self.steps, final_if_due=plan.has_large_tables and plan.settings.finds_count)
         steps, count = plan.steps, len(self.names)
         rows_per_step = steps.batch_size + (steps.gate_batch_size if steps.separate_gate_rows else 0)
         evaluations = EVALUATIONS_PER_ROW * steps.search * rows_per_step
-        self.chain_rows = chain.sample(max(MIN_ROWS, round(CHAIN_SHARE * evaluations / count_evaluations(count))))
+        # twice as many positives as each network needs, because a sample has not the same number for all
+        minimum = max(MIN_ROWS, 2 * MIN_POSITIVES * (1 + NEGATIVES_PER_POSITIVE) * len(self.networks))
+        self.chain_rows = chain.sample(max(minimum, round(CHAIN_SHARE * evaluations / count_evaluations(count))))
         self.pair_rows = chain.sample(max(MIN_ROWS, round(PAIRS_SHARE * evaluations / (3 * CANDIDATES * count))))
-        self.rows = points.sample(max(MIN_ROWS, round(POINTS_SHARE * evaluations / (5 * count))))
+        self.rows = points.sample(max(minimum, round(POINTS_SHARE * evaluations / (5 * count))))
         self.order: list[int] | None = None  # of the removal of parts
         self._cache: dict[bytes, npt.NDArray[np.float32]] = {}
+        for network in self.networks if self.problem() is None else ():
+            network.train(plan, 0, self.steps, final_if_due=plan.has_large_tables and plan.settings.finds_count)
         self.seconds = time.perf_counter() - start
 
     def problem(self) -> str | None:
