@@ -94,7 +94,7 @@ def test_record_of_a_run(kept_three, log):
     assert record["configuration"]["keep"] == 3
     assert record["versions"].keys() == {"lpfs", "code", "torch", "numpy", "python"}
     assert record["splits"]["test"]["rows"] == 500
-    names = {"prepare", "pretrain", "all_fields", "search", "prune", "retrain", "hot_start"}
+    names = {"prepare", "pretrain", "all_fields", "search", "prune", "retrain", "hot_start", "warnings"}
     assert record["seconds"].keys() == names
     assert record["savings"]["kept"]["table_bytes"] < record["savings"]["all_fields"]["table_bytes"]
     assert list(record["fields"]) == list(NAMES)

@@ -22,6 +22,7 @@ from lpfs.pipeline.warnings import (
     partition_digest,
     same_column_warnings,
     seeds_warning,
+    weak_reference_warning,
 )
 from tests.helpers.known_truth import TINY, known_truth
 
@@ -246,3 +247,13 @@ def test_memorized_rows_are_reported(tmp_path, monkeypatch, train_auc, train_los
     warnings = memorized_warning(plan, None, {"auc": 0.75, "logloss": 0.5})
     assert [warning["kind"] for warning in warnings] == ["memorized"] * is_reported
     assert all("0.500 and 0.750 on validation rows" in warning["text"] for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("positives", "logloss", "is_reported"), [(250, 0.5, False), (250, 0.6, True), (10, 2.0, False)]
+)
+def test_a_reference_that_is_worse_than_a_constant_is_reported(positives, logloss, is_reported):
+    """A quarter of positives: the logloss of a constant prediction is .562."""
+    warnings = weak_reference_warning({"rows": 1000, "positives": positives, "logloss": logloss})
+    assert [warning["kind"] for warning in warnings] == ["memorized"] * is_reported
+    assert all("0.600, above 0.562" in warning["text"] for warning in warnings)

@@ -71,10 +71,12 @@ class Allowance:
 
 def describe_check(check: Mapping[str, Any], allowance: Allowance) -> str:
     """Return the result of a check in words."""
-    verb = "holds" if check["holds"] else "does not hold"
+    loss, upper = check["loss"], check["upper"]
+    change = f"lose {loss:.4f}" if loss >= 0 else f"gain {-loss:.4f}"
+    bound = f"lose at most {upper:.4f}" if upper >= 0 else f"gain at least {-upper:.4f}"
     return (
-        f"{check['fields']} fields lose {check['loss']:.4f} of AUC on {check['rows']:,} validation rows, at most "
-        f"{check['upper']:.4f} at 95 %; {allowance.allowed:.4f} is allowed: it {verb}"
+        f"{check['fields']} fields {change} of AUC on {check['rows']:,} validation rows, and {bound} at 95 %; "
+        f"{allowance.allowed:.4f} may be lost: it {'holds' if check['holds'] else 'does not hold'}"
     )
 
 

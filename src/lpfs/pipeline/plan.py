@@ -208,6 +208,12 @@ class StageTimer:
         """Print a heading; add the seconds of the block to those of the stage."""
         self.console.heading(heading)
         self.before_stage()
+        with self.measure(name):
+            yield
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Add the seconds of the block to those of a stage."""
         start = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

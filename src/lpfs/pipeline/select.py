@@ -142,7 +142,10 @@ def _run_stages(plan: RunPlan, timer: StageTimer) -> Outcome:
     )
     metrics, choices = dict(found.metrics), dict(found.choices)
     metrics["all_fields"], choices["all_fields"] = stages.test_metrics(plan, full), full_valid
-    warnings, field_facts = find_warnings(plan, full, chosen, choices[found.chosen], selection.kept)
+    console.message("checking the fields: leaks, drift, identical columns")
+    with timer.measure("warnings"):
+        models = (full, full_valid, chosen, choices[found.chosen])
+        warnings, field_facts = find_warnings(plan, *models, selection.kept)
     changes = (selection.made["max_logit_change"], found.certificates["cut"].max_logit_change)
     return Outcome(
         selection=selection,

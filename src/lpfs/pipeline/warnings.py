@@ -7,6 +7,7 @@ label almost alone, or that the model of all fields depends on far more than on 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -60,12 +61,17 @@ Record = dict[str, Any]
 
 
 def find_warnings(
-    plan: RunPlan, full: Model, final: Model, valid: Mapping[str, Any], kept: Sequence[str]
+    plan: RunPlan,
+    full: Model,
+    full_valid: Mapping[str, Any],
+    final: Model,
+    valid: Mapping[str, Any],
+    kept: Sequence[str],
 ) -> tuple[list[Record], dict[str, Record]]:
     """Return warnings with ``kind``, ``fields`` and ``text`` about data and models, and facts about every field.
 
-    ``valid`` are the scores of the final model on the validation rows. The facts are the share of missing values, the
-    number of distinct values and the drift. An error never fails the run.
+    ``full_valid`` and ``valid`` are the scores of both models on the validation rows. The facts are the share of
+    missing values, the number of distinct values and the drift. An error never fails the run.
     """
     unread = unread_fields_warning(kept, final.names, plan.schema)
     try:
@@ -74,6 +80,7 @@ def find_warnings(
         return [
             *leaks,
             *memorized_warning(plan, final, valid),
+            *weak_reference_warning(full_valid),
             *near_unique_warning(counted, final.reads.names),
             *drift_warnings(counted),
             *same,
@@ -267,6 +274,28 @@ def memorized_warning(plan: RunPlan, final: Model, valid: Mapping[str, Any]) -> 
     )
     losses = {"train_logloss": before.logloss, "validation_logloss": valid["logloss"]}
     return [{"kind": "memorized", "fields": [], **losses, "text": text}]
+
+
+def weak_reference_warning(valid: Mapping[str, Any]) -> list[Record]:
+    """Return a warning if the model of all fields, which losses are measured against, is worse than a constant.
+
+    ``valid`` are its scores on the validation rows.
+    """
+    positives, negatives = valid["positives"], valid["rows"] - valid["positives"]
+    if min(positives, negatives) < MIN_POSITIVES:
+        return []
+    rate = positives / valid["rows"]
+    constant = -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
+    if valid["logloss"] <= constant:
+        return []
+    text = (
+        f"the model of all fields has memorized its training rows: on the validation rows its logloss is "
+        f"{valid['logloss']:.3f}, above {constant:.3f} of a constant prediction. Losses are measured against that "
+        "model, so a set that loses nothing may still be too small; give more rows, merge rare values (--min-count), "
+        "or set the number of fields (--keep)"
+    )
+    facts = {"validation_logloss": valid["logloss"], "constant_logloss": constant}
+    return [{"kind": "memorized", "fields": [], **facts, "text": text}]
 
 
 def drift_warnings(counted: Mapping[str, Record]) -> list[Record]:
