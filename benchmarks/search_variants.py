@@ -588,6 +588,15 @@ def subset_networks(space: Workspace, plan: RunPlan, model: Any, optimizer: Any,
         )
 
 
+def better_set(losses: Any, kept: Sequence[int], other: Sequence[int], count: int, errors: float) -> Sequence[int]:
+    """Return ``other`` if its held-out loss is lower than that of ``kept`` by more than the standard errors."""
+    subsets = np.zeros((2, count), bool)
+    subsets[0, list(kept)] = subsets[1, list(other)] = True
+    first, second = losses(subsets)
+    gain = first - second
+    return other if gain.mean() > errors * gain.std() / math.sqrt(len(gain)) else kept
+
+
 def judge(space: Workspace, done: Sequence[dict[str, Any]], write: Any, variant: str) -> None:
     """Eliminate by a subset model, and exchange fields of the sets of other variants by it."""
     start, by = time.process_time(), JUDGES[variant]
@@ -610,6 +619,9 @@ def judge(space: Workspace, done: Sequence[dict[str, Any]], write: Any, variant:
                 continue
             kept = [names.index(name) for name in found[0]["kept"]]
             for threshold in THRESHOLDS:
+                chosen_set = better_set(losses, kept, order[-keep:], len(names), threshold)
+                better = f"{variant} or elimination, beyond {threshold:g} errors{by}"
+                write(better, keep, [names[part] for part in chosen_set], seconds + found[0]["seconds"])
                 name = f"{variant}, exchanged beyond {threshold:g} errors{by}"
                 start = time.process_time()
                 chosen = set(kept)
@@ -657,6 +669,14 @@ def judge_near(space: Workspace, done: Sequence[dict[str, Any]], write: Any) -> 
                 continue
             kept = [names.index(name) for name in record["kept"]]
             for threshold in THRESHOLDS:
+                better = better_set(losses, kept, order[-keep:], len(names), threshold)
+                name = f"default or elimination, beyond {threshold:g} errors near K"
+                write(name, keep, [names[part] for part in better], seconds + record["seconds"])
+                chosen = set(better)
+                for pair in exchange(losses, better, len(names), errors=threshold):
+                    chosen ^= set(pair)
+                name = f"default or elimination, exchanged beyond {threshold:g} errors near K"
+                write(name, keep, [names[part] for part in chosen], seconds + record["seconds"])
                 chosen = set(kept)
                 for pair in exchange(losses, kept, len(names), errors=threshold):
                     chosen ^= set(pair)
