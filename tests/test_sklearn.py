@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import pickle
 import re
@@ -336,6 +337,33 @@ def test_set_output_from_any_frame_to_any(source, output):
         assert str(after["flag"].dtype) in ("bool", "Boolean")
     rows = after.rows() if output == "polars" else np.asarray(after, dtype=object)
     assert [[None if pd.isna(value) else value for value in row] for row in rows] == values.tolist()
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_an_array_has_the_common_dtype_of_the_kept_columns_only(library):
+    rows = 60
+    frame = pd.DataFrame(
+        {
+            "a": np.linspace(0, 1, rows),
+            "id": 2**53 + 1 + np.arange(rows),
+            "text": ["x", "y"] * (rows // 2),
+            "day": [datetime.date(2020, 1, 1)] * rows,
+            "took": pd.to_timedelta(np.arange(rows), unit="s"),
+        }
+    )
+    table = frame if library == "pandas" else pl.from_pandas(frame)
+    y = np.arange(rows) % 2
+
+    def kept(*names):
+        return PolarizingSelector(len(names), must_keep=names, **QUICK).fit(table, y).transform(table)
+
+    assert np.array_equal(kept("a"), frame[["a"]].to_numpy())
+    assert np.array_equal(kept("id"), frame[["id"]].to_numpy())  # int64: no float rounds it
+    assert kept("a", "text").tolist() == frame[["a", "text"]].to_numpy().tolist()
+    assert [row[0] for row in kept("text", "day", "took")] == frame["text"].tolist()
+    assert [row[0] for row in kept("a", "took")] == frame["a"].tolist()
+    with pytest.raises(ValueError, match="0 sample"):
+        PolarizingSelector(1, must_keep=["a"], **QUICK).fit(table, y).transform(table[:0])
 
 
 def test_columns_without_text_names_are_numbered():

@@ -23,8 +23,12 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
     """Select the columns that a small network needs, by learnable polarizing gates (LPFS, LPFS++).
 
     ``fit`` trains a network on all columns, then continues with one gate g(x) per column until exactly K gates are
-    non-zero and the others are exactly 0.0; ``transform`` returns those K columns unchanged. Columns are evaluated
-    together, by how much they help to predict rows that the network was not trained on.
+    non-zero and the others are exactly 0.0; ``transform`` returns those K columns. Columns are evaluated together, by
+    how much they help to predict rows that the network was not trained on.
+
+    ``transform`` does not change values. An array has one dtype, though: columns of a DataFrame are converted to their
+    common one, float64 for integers beside floats, which rounds integers above 2**53. To keep the dtype of each column,
+    call ``set_output(transform="pandas")`` or ``"polars"``.
 
     X may be an array, or a pandas or polars DataFrame with columns of numbers, dates, text, categories and
     booleans; missing values are allowed. y may be binary, multi-class or continuous. The order of the rows does
@@ -131,12 +135,16 @@ class PolarizingSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
 
     def transform(self, X: Any) -> Any:  # noqa: N803
         """Return the kept columns of X: an array, or the container of ``set_output`` with the dtypes of X."""
-        container = _get_output_config("transform", self)["dense"]
-        if container == "default" or tables.dataframe_library(X) is None:
+        library = tables.dataframe_library(X)
+        if library is None:
             return super().transform(X)
         check_is_fitted(self)
         validate_data(self, X, reset=False, skip_check_array=True)
-        return tables.take_columns(X, self.get_support(indices=True).tolist(), container)
+        container = _get_output_config("transform", self)["dense"]
+        columns = self.get_support(indices=True).tolist()
+        if container == "default":
+            return tables.to_array(tables.take_columns(X, columns, library))
+        return tables.take_columns(X, columns, container)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

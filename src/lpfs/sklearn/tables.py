@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn import utils  # type: ignore[import-untyped]
 from torch import Tensor
 
 from lpfs.errors import DataError, InputError
@@ -56,6 +57,16 @@ def take_columns(frame: Any, indices: Sequence[int], library: str) -> Any:
         return [None if is_missing else value for value, is_missing in zip(column, column.isna(), strict=True)]
 
     return pl.DataFrame({str(name): values(column) for name, column in part.items()})
+
+
+def to_array(frame: Any) -> NDArray[Any]:
+    """Return a DataFrame as an array with the common dtype of its columns; of objects if they have none."""
+    try:
+        array: NDArray[Any] = utils.check_array(frame, dtype=None, ensure_all_finite=False)
+    except TypeError:  # durations beside floats, for example
+        rows = frame.rows() if dataframe_library(frame) == "polars" else frame.astype(object).to_numpy()
+        array = np.array(rows, dtype=object)
+    return array
 
 
 def read_frame(frame: Any) -> tuple[Floats, NDArray[np.bool_]]:
