@@ -6,13 +6,14 @@ import copy
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import lpfs
 from lpfs.errors import InputError, StateError
 from lpfs.methods.base import SearchCost, SearchTask
 from lpfs.methods.gate_search import BudgetSearch, DescendingSearch, GateSearch
 from lpfs.methods.lpfs import _AucRecorder
-from lpfs.methods.search import search
+from lpfs.methods.search import _check_batches, search
 from lpfs.methods.target import Costs, SelectionTarget, SharedCost
 from lpfs.models import make_model
 from lpfs.train.config import Training
@@ -307,6 +308,25 @@ def test_a_model_with_gates_attached(log, pretrained):
     assert gates.steps_done == 300
     with pytest.raises(StateError, match="already has gates"):
         lpfs.attach(model)
+
+
+@pytest.mark.parametrize("name", ["stream", "valid", "holdout"])
+@pytest.mark.parametrize("kind", [list, iter, DataLoader])
+def test_batches_of_another_type_are_refused_before_gates_are_attached(log, name, kind):
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 2))
+    pairs = kind([(torch.zeros(2, 1), torch.zeros(2))] * 3)
+    random = torch.get_rng_state()
+    with pytest.raises(InputError, match=rf"{name}: .*found (tuple|list)\. .*gates\.search\(.*Plain\(…\)\.search"):
+        search(model, **{"stream": train(log), name: pairs}, keep=1, steps=60)
+    assert not hasattr(model, "lpfs_gates")
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_no_batch_of_an_iterator_is_lost(log):
+    batches = list(train(log))[:3]
+    assert list(_check_batches("stream", iter(batches))) == batches
+    assert _check_batches("stream", batches) is batches
+    assert list(_check_batches("stream", iter([]))) == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ from torch import nn
 
 from lpfs._validation import check_int
 from lpfs.data.batch import Batch
+from lpfs.data.stream import Stream
+from lpfs.errors import InputError
 from lpfs.gates.module import ATTRIBUTE as GATES
-from lpfs.methods.base import Method, SearchTask
+from lpfs.methods.base import Method, SearchTask, restore_position
 from lpfs.methods.registry import make_method
 from lpfs.methods.target import Costs, SelectionTarget
 from lpfs.models.base import Model
 from lpfs.schema import Selection
+from lpfs.train.checkpoint import Resumable
 from lpfs.train.config import Training
 from lpfs.train.distributed.group import current_group
 from lpfs.train.distributed.reduce import broadcast_model
@@ -54,7 +58,7 @@ def search(
 
     Args:
         model: one of ``lpfs.models``, or your own model with gates on it (``lpfs.attach``).
-        stream: batches of the search rows; repeated until the steps are done.
+        stream: batches (``lpfs.Batch``) of the search rows; repeated until the steps are done.
         method: a name from ``lpfs methods``.
         keep, penalty, budget, max_auc_loss: the target, at most one; see :class:`SelectionTarget`.
         must_keep: fields that are always kept.
@@ -71,6 +75,9 @@ def search(
         options: options of the method.
     """
     chosen = make_method(method, options)
+    stream = _check_batches("stream", stream)
+    valid = None if valid is None else _check_batches("valid", valid)
+    holdout = None if holdout is None else _check_batches("holdout", holdout)
     if costs is not None and not isinstance(costs, Costs):
         costs = Costs(dict(costs))
     target = SelectionTarget(keep, penalty, budget, max_auc_loss, tuple(must_keep), costs)
@@ -88,6 +95,22 @@ def search(
     path = None if folder is None else Path(folder)
     task = SearchTask(model, optimizer, stream, valid, target, steps, seed, path, resume, config, holdout)
     return run_search(chosen, task)
+
+
+def _check_batches(name: str, stream: Iterable[Batch]) -> Iterable[Batch]:
+    """Return the stream with all its batches; raise InputError if the first one is no Batch."""
+    if isinstance(stream, Stream):
+        return stream
+    with torch.random.fork_rng(devices=[]), restore_position(stream):  # a DataLoader draws a seed
+        iterator = iter(stream)
+        first = list(islice(iterator, 1))
+    if first and not isinstance(first[0], Batch):
+        raise InputError(
+            f"{name}: lpfs.search needs batches of type lpfs.Batch, found {type(first[0]).__name__}. For batches of "
+            "your own, attach gates and train with `with gates.search(optimizer, keep=…) as step:`, or, if they are "
+            "(inputs, labels), call lpfs.adapters.plain.Plain(…).search(model, batches, optimizer, steps=…, keep=…)"
+        )
+    return chain(first, iterator) if iterator is stream and not isinstance(stream, Resumable) else stream
 
 
 def run_search(method: Method, task: SearchTask) -> Selection:
