@@ -357,6 +357,50 @@ def test_stand_ins_answer_as_what_they_stand_for():
     assert pruned.certificate.certified
 
 
+class History(nn.Module):
+    """A mean over a list of ids of any length, and one id."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.user, self.list = nn.Embedding(9, D), nn.Sequential(nn.Embedding(9, D), *layers)
+        self.top = nn.Linear(2 * D, 1)
+
+    def forward(self, user, ids):
+        return self.top(torch.cat([self.user(user), self.list(ids).mean(1)], 1)).squeeze(1)
+
+
+def test_zeros_of_a_branch_have_the_length_of_the_input():
+    model = History(nn.Dropout(0.1)).eval()
+    set_gates(lpfs.attach(model, {"user": model.user, "list": model.list}), [1.0, 0.0])
+    selection = lpfs.absorb(model)
+
+    def rows(length, batch=B):
+        return torch.randint(9, (batch,)), torch.randint(9, (batch, length))
+
+    pruned = lpfs.prune(model, selection, batch=rows(5), inputs={"list": 1})
+    assert pruned.certificate.certified
+    for data in (rows(7), rows(1, 3)):
+        assert torch.equal(pruned.model(*data), model(*data))
+
+
+@pytest.mark.parametrize("layer", [nn.Unflatten(1, (3, 2)), nn.Flatten(0)], ids=["3-d", "1-d"])
+def test_a_branch_whose_shape_is_not_that_of_the_input_is_refused(layer):
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.user, self.branch = nn.Embedding(9, 6), nn.Sequential(nn.Linear(2, 6), layer)
+            self.top = nn.Linear(6, 1)
+
+        def forward(self, user, x):
+            return self.top(self.user(user) + self.branch(x).view(-1, 6)).squeeze(1)
+
+    model = Own()
+    set_gates(lpfs.attach(model, {"user": model.user, "x": model.branch}), [1.0, 0.0])
+    selection = lpfs.absorb(model)
+    with pytest.raises(AbsenceError, match=r"'branch'.*output has shape.*input of shape \(3, 2\).*Put the gate on"):
+        lpfs.prune(model, selection, batch=(torch.randint(9, (3,)), torch.randn(3, 2)), inputs={"x": 1})
+
+
 def test_a_module_that_zeros_cannot_stand_in_for_is_named():
     class Peeks(Plain):
         def forward(self, ids, tags, price, dense):

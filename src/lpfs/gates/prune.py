@@ -118,14 +118,20 @@ class ZeroBags(Zeros):
 
 
 class ZeroBranch(Zeros):
-    """Replacement of a dropped dense branch: one row of zeros for every row of its first tensor."""
+    """Replacement of a dropped branch: zeros whose leading dimensions are those of its first tensor."""
+
+    leading = 1
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return zeros (B, …)."""
-        first = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+        """Return zeros (B, …, *shape)."""
+        first = _first_tensor(args, kwargs)
         if first is None:
             raise ExactnessError("a dropped branch is called without a tensor: it cannot be replaced by zeros")
-        return self.zeros(first.shape[0])
+        return self.zeros(*first.shape[: self.leading])
+
+
+def _first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    return next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
 
 
 def prune(
@@ -242,11 +248,11 @@ def _replace_with_zeros(
     """Return a copy of any model with zeros instead of dropped modules, and what is kept of each cut weight."""
     removed = {place.module for several in places.values() for place in several if place.whole}
     narrow = {place.module for several in cuts.values() for place in several}
-    outputs = _branch_outputs(model, removed, batch, call)
+    branches = _dropped_branches(model, removed, batch, call)
     memo: dict[int, Any] = {}
     for path in removed:
         module = model.get_submodule(path)
-        memo[id(module)] = _zeros_for(module, outputs.get(path), empty=path in narrow)
+        memo[id(module)] = _zeros_for(module, branches.get(path), empty=path in narrow)
     empty = {place for several in cuts.values() for place in several}
     fused = {}
     for path, dropped in _fused(places).items():
@@ -303,29 +309,39 @@ def _dropped_places(model: nn.Module, selection: Selection) -> dict[str, tuple[R
     return places
 
 
-def _branch_outputs(model: nn.Module, paths: Iterable[str], batch: Any, call: ForwardCall | None) -> dict[str, Tensor]:
-    """Return the outputs of dropped branches, for their shape: by running the model, or from their last Linear."""
+@dataclass(frozen=True)
+class _Branch:
+    """The output of a dropped branch, for its type and width, and how many of its leading dimensions are the input's."""
+
+    output: Tensor
+    leading: int = 1
+
+
+def _dropped_branches(
+    model: nn.Module, paths: Iterable[str], batch: Any, call: ForwardCall | None
+) -> dict[str, _Branch]:
+    """Return what is known of dropped branches: by running the model, or from their last Linear."""
     branches = {
         path: module
         for path in sorted(paths)
         if not isinstance(module := model.get_submodule(path), nn.Embedding | nn.EmbeddingBag)
     }
-    outputs: dict[str, Tensor] = {}
+    result: dict[str, _Branch] = {}
     if not branches:
-        return outputs
+        return result
     if batch is None:
         for path, module in branches.items():
             linears = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
             if not linears:
                 raise InputError(f"prune needs a batch to find the shape of the output of {path!r}; pass batch=")
-            outputs[path] = linears[-1].weight.new_empty(0, linears[-1].out_features)
-        return outputs
+            result[path] = _Branch(linears[-1].weight.new_empty(0, linears[-1].out_features))
+        return result
 
     def record(path: str, module: nn.Module) -> Any:
-        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-            outputs[path] = output
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+            result[path] = _Branch(output, _leading_dims(path, _first_tensor(args, kwargs), output))
 
-        return module.register_forward_hook(hook)
+        return module.register_forward_hook(hook, with_kwargs=True)
 
     handles = [record(path, module) for path, module in branches.items()]
     try:
@@ -333,10 +349,23 @@ def _branch_outputs(model: nn.Module, paths: Iterable[str], batch: Any, call: Fo
     finally:
         for handle in handles:
             handle.remove()
-    return outputs
+    return result
 
 
-def _zeros_for(module: nn.Module, output: Tensor | None, empty: bool) -> Zeros:
+def _leading_dims(path: str, input: Tensor | None, output: Tensor) -> int:
+    """Return the number of leading dimensions of an output; raise AbsenceError if they are not those of the input."""
+    leading = output.ndim - 1
+    if leading != 1 and (input is None or leading < 1 or output.shape[:-1] != input.shape[:leading]):
+        shape = None if input is None else tuple(input.shape)
+        raise AbsenceError(
+            f"zeros cannot replace the dropped branch {path!r}: its output has shape {tuple(output.shape)} for an input "
+            f"of shape {shape}, so that its shape for other batches is unknown. Put the gate on modules whose output "
+            "is (B, d), or has all dimensions of the input but the last"
+        )
+    return leading
+
+
+def _zeros_for(module: nn.Module, branch: _Branch | None, empty: bool) -> Zeros:
     """Return the module that returns zeros instead of a dropped one, in the same mode."""
     result: Zeros
     if isinstance(module, nn.EmbeddingBag):
@@ -345,9 +374,10 @@ def _zeros_for(module: nn.Module, output: Tensor | None, empty: bool) -> Zeros:
     elif isinstance(module, nn.Embedding):
         result = Zeros((0 if empty else module.embedding_dim,), module.weight)
     else:
-        if output is None:
+        if branch is None:
             raise InputError("a dropped branch did not run on this batch: its shape is unknown; pass another batch")
-        result = ZeroBranch((*output.shape[1:-1], 0 if empty else output.shape[-1]), output)
+        result = ZeroBranch((0 if empty else branch.output.shape[-1],), branch.output)
+        result.leading = branch.leading
     return result.train(module.training)
 
 
