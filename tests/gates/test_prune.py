@@ -269,12 +269,28 @@ def test_columns_are_not_cut_where_zero_is_not_absence(between, stack, kind):
 
 def test_cutting_needs_to_know_who_reads_the_fields():
     model, selection = absorbed()
-    with pytest.raises(InputError, match="no field has a reader"):
+    with pytest.raises(InputError, match="no dropped field is read.*reader=, or prune with cut=False$"):
         lpfs.prune(model, selection, batch=batch(), cut=True)
     model = Normed(nn.LayerNorm(3 * D))
     set_gates(lpfs.attach(model), [0.0, 1.0, 1.0])
-    with pytest.raises(AbsenceError, match="LayerNorm"):
+    with pytest.raises(InputError, match="no dropped field is read.*reader=.*if 'between' is a LayerNorm"):
         lpfs.prune(model, lpfs.absorb(model), cut=True)
+
+
+def test_a_layer_of_a_field_is_not_called_the_reason_why_columns_stay():
+    model = Normed(nn.ReLU())
+    model.emb[1] = nn.Sequential(model.emb[1], nn.BatchNorm1d(D))
+    model.eval()
+    fields = {f"f{n}": f"emb.{n}" for n in range(3)}
+    set_gates(lpfs.attach(model, fields), [0.0, 1.0, 1.0])
+    selection = lpfs.absorb(model)
+    with pytest.raises(InputError, match="prune with cut=False$"):
+        lpfs.prune(model, selection, cut=True)
+    model.between = nn.Sigmoid()  # changes zeros
+    set_gates(lpfs.attach(model, fields, reader=model.top), [0.0, 1.0, 1.0])
+    selection = lpfs.absorb(model)
+    with pytest.raises(AbsenceError, match="perhaps because a layer before the Linear changes zeros"):
+        lpfs.prune(model, selection, batch=(torch.randint(6, (B, 3)),), cut=True)
 
 
 # ---------------------------------------------------------------------------------- the optimizer

@@ -16,7 +16,7 @@ from lpfs.gates.hooks import ConstantFactors, check_not_wrapped, hooks_on
 from lpfs.gates.module import ATTRIBUTE
 from lpfs.gates.optimizer_state import KeptIndices, check_state, optimizer_list, transfer_optimizer
 from lpfs.gates.rebuild import batch_converter, compact_embedding, find_builder, rebuild
-from lpfs.gates.sites import GatedLinear, ResolvedSite, check_reader, zero_is_a_value
+from lpfs.gates.sites import GatedLinear, ResolvedSite, check_reader, is_inside, zero_is_a_value
 from lpfs.gates.verification import (
     ForwardCall,
     InputPath,
@@ -177,7 +177,7 @@ def prune(
         check_state(model_optimizer)
     builder = find_builder(model, by)
     places = {} if builder else _dropped_places(model, selection)
-    cuts = _columns_to_cut(model, places) if cut and not builder else {}
+    cuts = _columns_to_cut(model, selection, places) if cut and not builder else {}
     known = declared_inputs(model) if inputs is None else inputs
     if batch is not None:
         _check_batch(model, batch, call)
@@ -190,7 +190,8 @@ def prune(
     rounds = cut if builder else bool(cuts)
     change, bound = None, 0.0
     if batch is not None:
-        change, bound = _compare(model, smaller, batch, call, rounds, batch_converter(model, smaller, builder))
+        convert = batch_converter(model, smaller, builder)
+        change, bound = _compare(model, smaller, batch, call, rounds, convert, _site_modules(selection))
     unchecked = tuple(name for name in selection.dropped if name not in checked)
     certificate = Certificate(change, bound, checked, unchecked)
     carried = [_carry_optimizer(model_optimizer, model, smaller, kept) for model_optimizer in optimizers]
@@ -389,7 +390,9 @@ def _remove_unused_factors(model: nn.Module) -> None:
             del model._modules[name]
 
 
-def _columns_to_cut(model: nn.Module, places: Mapping[str, Sequence[ResolvedSite]]) -> dict[str, list[ResolvedSite]]:
+def _columns_to_cut(
+    model: nn.Module, selection: Selection, places: Mapping[str, Sequence[ResolvedSite]]
+) -> dict[str, list[ResolvedSite]]:
     """Return the dropped sites whose columns can be removed, by reader."""
     cuts: dict[str, list[ResolvedSite]] = {}
     for name, several in places.items():
@@ -407,11 +410,10 @@ def _columns_to_cut(model: nn.Module, places: Mapping[str, Sequence[ResolvedSite
                     raise InputError(f"columns cannot be removed: the weight of {place.reader!r} is shared: {names}")
                 cuts.setdefault(place.reader, []).append(place)
     if places and not cuts:
-        reason = _layers_where_zero_counts(model)
-        if reason:
-            raise AbsenceError(f"columns cannot be removed: {reason}")
+        layer = _layer_where_zero_counts(model, _site_modules(selection))
         raise InputError(
-            "columns cannot be removed: no field has a reader; attach with reader=, or prune with cut=False"
+            "columns cannot be removed: no dropped field is read by a Linear that is known; attach with reader=, or "
+            "prune with cut=False" + (f", which is needed if {layer} and is between the fields and it" if layer else "")
         )
     return cuts
 
@@ -435,9 +437,18 @@ def _cut_linear(model: nn.Module, path: str, columns: Tensor) -> None:
 
 
 def _compare(
-    model: nn.Module, smaller: nn.Module, batch: Any, call: ForwardCall | None, cut: bool, convert: Callable[[Any], Any]
+    model: nn.Module,
+    smaller: nn.Module,
+    batch: Any,
+    call: ForwardCall | None,
+    cut: bool,
+    convert: Callable[[Any], Any],
+    fields: Sequence[str],
 ) -> tuple[float, float]:
-    """Return the largest change of the output and its bound; raise an error if the change is larger."""
+    """Return the largest change of the output and its bound; raise an error if the change is larger.
+
+    ``fields`` are the modules whose outputs are fields.
+    """
     before = compute_logits(model, batch, call)
     bound = rounding_bound(before) if cut else 0.0
     precise, data = float64_copies(model, batch)
@@ -452,21 +463,30 @@ def _compare(
                 rounding_bound(reference),
             )
     except (RuntimeError, AttributeError, TypeError) as error:
-        reason = _layers_where_zero_counts(smaller) or "a dropped module cannot be replaced by zeros"
-        problem = "columns cannot be removed" if cut else "cannot prune"
-        raise AbsenceError(f"{problem}: {reason} ({error})") from error
+        problem = "columns cannot be removed" if cut else "cannot prune: a dropped module cannot be replaced by zeros"
+        raise AbsenceError(f"{problem}{_possible_reason(smaller, fields) if cut else ''} ({error})") from error
     if moved > limit:
         if cut:
-            reason = _layers_where_zero_counts(smaller) or "a layer before the Linear changes zeros"
-            raise AbsenceError(f"columns cannot be removed, the output would change by {moved:.3g}: {reason}")
+            problem = f"columns cannot be removed, the output would change by {moved:.3g}"
+            raise AbsenceError(f"{problem}{_possible_reason(smaller, fields)}")
         raise ExactnessError(f"prune would change the output by {moved:.3g}; nothing was changed")
     return change, bound
 
 
-def _layers_where_zero_counts(model: nn.Module) -> str | None:
-    """Describe a layer that treats a zero as a value, not as absence; None if there is none."""
+def _possible_reason(model: nn.Module, fields: Sequence[str]) -> str:
+    """Return why the output of a model changes if columns are removed, as the end of a message."""
+    return f", perhaps because {_layer_where_zero_counts(model, fields) or 'a layer before the Linear changes zeros'}"
+
+
+def _site_modules(selection: Selection) -> list[str]:
+    """Return the paths of the modules whose outputs are fields."""
+    return [site["module"] for several in selection.sites.values() for site in several]
+
+
+def _layer_where_zero_counts(model: nn.Module, fields: Sequence[str]) -> str | None:
+    """Describe a layer behind the fields that treats a zero as a value, not as absence; None if there is none."""
     for path, module in model.named_modules():
-        if zero_is_a_value(module):
+        if zero_is_a_value(module) and not is_inside(path, fields):
             kind = type(module).__name__
             return f"{path!r} is a {kind}, which treats a zero as a value, not as absence"
     return None

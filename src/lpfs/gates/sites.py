@@ -262,6 +262,11 @@ def paths_by_module(model: nn.Module) -> dict[nn.Module, list[str]]:
     return paths
 
 
+def is_inside(path: str, modules: Iterable[str]) -> bool:
+    """Return whether a path is that of one of the modules, or of something in it."""
+    return any(path == module or path.startswith(f"{module}.") for module in modules)
+
+
 def _table_paths(model: nn.Module) -> list[str]:
     return [path for path, module in model.named_modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
 
