@@ -182,6 +182,16 @@ def test_a_shared_table_is_refused_or_untied():
     assert [id(each) for each in model.parameters()] == held
 
 
+def test_modules_of_one_field_that_share_a_weight_are_refused_or_untied():
+    model, ids = Tied(), torch.randint(9, (B, 2))
+    set_gates(lpfs.attach(model, {"ab": [model.a, model.b]}), [-0.5])
+    before = model(ids)
+    with pytest.raises(SharedTableError, match="'a.weight'.*'b.weight', of the same field: .* twice.*untie=True"):
+        lpfs.absorb(model)
+    lpfs.absorb(model, untie=True)
+    assert torch.equal(model(ids), before)
+
+
 def test_a_linear_whose_weight_another_layer_uses_keeps_a_constant():
     class Twice(Plain):
         def __init__(self):

@@ -6,6 +6,7 @@ import pickle
 import sys
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -217,6 +218,9 @@ def test_whole_numbers_of_steps_and_float32_whatever_the_default():
     for steps in (0, -3, 2e4, True):
         with pytest.raises(InputError, match="steps must be an integer"):
             make(steps=steps)
+    gates = make(steps=np.int64(60))
+    gates.optimizer(keep=np.int64(2))
+    assert (type(gates.steps), type(gates.keep.keep)) == (int, int)
     torch.set_default_dtype(torch.float64)
     try:
         assert make().x.dtype == torch.float32

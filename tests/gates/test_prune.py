@@ -170,6 +170,22 @@ def test_a_wrong_map_is_named(inputs, message):
         lpfs.prune(model, selection, batch=batch(), inputs=inputs)
 
 
+def test_a_misspelt_field_of_a_map_is_named():
+    model, selection = absorbed()
+    inputs = {"User" if name == "user" else name: path for name, path in INPUTS.items()}
+    with pytest.raises(FieldError, match="inputs: there is no field 'User'.*did you mean 'user'"):
+        lpfs.prune(model, selection, batch=batch(), inputs=inputs)
+    other = {**INPUTS, "another": (0, 0)}  # a field without a gate, beside those that are needed
+    assert lpfs.prune(model, selection, batch=batch(), inputs=other).certificate.certified
+
+
+def test_gates_on_the_zeros_of_a_dropped_field_are_refused():
+    model, selection = absorbed()
+    smaller = lpfs.prune(model, selection, batch=batch()).model
+    with pytest.raises(FieldError, match="'user' was dropped by prune: 'emb.user' is a Zeros module.*Omit it"):
+        lpfs.attach(smaller, smaller.fields, reader=smaller.top[0])
+
+
 def test_other_kinds_of_values_can_be_replaced():
     class Kinds(nn.Module):
         def __init__(self):

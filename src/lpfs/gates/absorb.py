@@ -28,6 +28,7 @@ from lpfs.gates.sites import (
     ResolvedSite,
     TakesGates,
     find_overlap,
+    is_inside,
     part_slices,
     paths_by_module,
     takes_gates,
@@ -88,9 +89,15 @@ def absorb(
                 if fold.location in ("part", "rows")
                 else "Pass untie=True to give the field a copy"
             )
+            own = [place.module for place in gates.places[fold.field]]
+            why = (
+                "of the same field: its gate would be multiplied into it twice"
+                if all(is_inside(other, own) for other in others)
+                else "which has another gate or none"
+            )
             raise SharedTableError(
-                f"field {fold.field!r}: the weight {path!r} is also used as {', '.join(map(repr, others))}, "
-                f"which has another gate or none. {advice}"
+                f"field {fold.field!r}: the weight {path!r} is also used as {', '.join(map(repr, others))}, {why}. "
+                f"{advice}"
             )
     if left and not constants:
         raise ExactnessError(f"no weight can absorb the gate of {', '.join(map(repr, left))}; pass constants=True")

@@ -33,6 +33,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -332,8 +333,9 @@ class PenaltySpec:
         if keep is None:
             return cls._fixed(penalty, weights)
         size, free = len(names), int((weights == 0).sum())
-        if isinstance(keep, bool) or not isinstance(keep, int) or not 1 <= keep <= size:
+        if isinstance(keep, bool) or not isinstance(keep, Integral) or not 1 <= keep <= size:
             raise InputError(f"keep must be an integer between 1 and the {size} fields, found {keep!r}")
+        keep = int(keep)
         if keep < free:
             raise InputError(f"keep={keep} is less than the {free} fields that must be kept or have no cost")
         if keep < size and steps < MIN_STEPS:

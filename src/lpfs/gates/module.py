@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lpfs._validation import check_int
 from lpfs.errors import FieldError, InputError, StateError
 from lpfs.gates import host, stepping
 from lpfs.gates.controller import Keep, PenaltyController, PenaltySpec
@@ -79,9 +80,7 @@ class Gates(nn.Module):
         super().__init__()
         if not names:
             raise FieldError("gates need at least one field")
-        self._has_steps, steps = steps is not None, 1 if steps is None else steps
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise InputError(f"steps must be an integer >= 1, found {steps!r}")
+        self._has_steps, steps = steps is not None, 1 if steps is None else check_int("steps", steps, 1)
         if rescale not in ("epsilon", "rms", "off"):
             raise InputError(f"rescale must be 'epsilon', 'rms' or 'off', found {rescale!r}")
         self.names, self.function, self.steps, self.rescale, self.seed = tuple(names), function, steps, rescale, seed

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lpfs._validation import check_name
 from lpfs.errors import AbsenceError, ExactnessError, FieldError, InputError, StateError
 from lpfs.gates.hooks import ConstantFactors, check_not_wrapped, hooks_on
 from lpfs.gates.module import ATTRIBUTE
@@ -179,6 +180,9 @@ def prune(
     places = {} if builder else _dropped_places(model, selection)
     cuts = _columns_to_cut(model, selection, places) if cut and not builder else {}
     known = declared_inputs(model) if inputs is None else inputs
+    if inputs is not None and not set(selection.dropped) <= inputs.keys():  # is one of them misspelt?
+        for name in inputs:
+            check_name(name, [*selection.kept, *selection.dropped], "field", "inputs", FieldError)
     if batch is not None:
         _check_batch(model, batch, call)
     checked = () if batch is None else check_leaks(model, selection.dropped, batch, known, call)
@@ -312,7 +316,7 @@ def _dropped_places(model: nn.Module, selection: Selection) -> dict[str, tuple[R
 
 @dataclass(frozen=True)
 class _Branch:
-    """The output of a dropped branch, for its type and width, and how many of its leading dimensions are the input's."""
+    """The output of a dropped branch, for its type and width, and how many leading dimensions it has from its input."""
 
     output: Tensor
     leading: int = 1
@@ -359,9 +363,9 @@ def _leading_dims(path: str, input: Tensor | None, output: Tensor) -> int:
     if leading != 1 and (input is None or leading < 1 or output.shape[:-1] != input.shape[:leading]):
         shape = None if input is None else tuple(input.shape)
         raise AbsenceError(
-            f"zeros cannot replace the dropped branch {path!r}: its output has shape {tuple(output.shape)} for an input "
-            f"of shape {shape}, so that its shape for other batches is unknown. Put the gate on modules whose output "
-            "is (B, d), or has all dimensions of the input but the last"
+            f"zeros cannot replace the dropped branch {path!r}: its output has shape {tuple(output.shape)} for an "
+            f"input of shape {shape}, so that its shape for other batches is unknown. Put the gate on modules whose "
+            "output is (B, d), or has all dimensions of the input but the last"
         )
     return leading
 

@@ -389,10 +389,19 @@ def _assign_columns(
     model: nn.Module, places: dict[str, tuple[ResolvedSite, ...]], reader: str
 ) -> dict[str, tuple[ResolvedSite, ...]]:
     """Assign every field its columns of the Linear that reads the concatenation, in the given order."""
+    from lpfs.gates.prune import Zeros  # which imports this file
+
     linear = check_reader(model, next(iter(places)), reader)
     at, result = 0, {}
     for name, (first, *others) in places.items():
-        width = output_width(model.get_submodule(first.module)) if first.whole else None
+        module = model.get_submodule(first.module)
+        if isinstance(module, Zeros):
+            raise FieldError(
+                f"field {name!r} was dropped by prune: {first.module!r} is a {type(module).__name__} module, without "
+                f"weights. Omit it; if {reader!r} still has its columns, as after cut=False, give the other fields as "
+                "Site(…, reader=…, columns=slice(a, b))"
+            )
+        width = output_width(module) if first.whole else None
         if width is None:
             raise FieldError(f"field {name!r}: its width is unknown; use Site(…, reader=…, columns=slice(a, b)) for it")
         place = ResolvedSite(first.module, first.start, first.stop, first.dim, reader, (at, at + width))
