@@ -339,6 +339,13 @@ def test_set_output_from_any_frame_to_any(source, output):
     assert [[None if pd.isna(value) else value for value in row] for row in rows] == values.tolist()
 
 
+def test_dates_as_target_are_refused():
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    for y in (np.arange(60).astype("datetime64[D]"), pd.to_timedelta(np.arange(60), unit="s")):
+        with pytest.raises(DataError, match=r"y has dates or durations \((datetime|timedelta)64.*convert"):
+            PolarizingSelector(1, **QUICK).fit(X, y)
+
+
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_an_array_has_the_common_dtype_of_the_kept_columns_only(library):
     rows = 60
@@ -408,6 +415,8 @@ def test_unusual_columns():
         (np.linspace(0, 1, 60), "regression"),
         (np.arange(60.0), "regression"),
         (np.arange(60), "regression"),
+        (np.linspace(0, 1, 60).astype(object), "regression"),
+        (np.array([1, 2, 3] * 20, dtype=object), "multiclass"),
         (pd.Series([1, 2, 3] * 20), "multiclass"),
         (pl.Series(["u", "v"] * 30), "binary"),
     ],

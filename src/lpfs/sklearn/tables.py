@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -139,6 +140,10 @@ def read_target(y: NDArray[Any], task: str = "auto") -> tuple[Floats, TaskName]:
     """
     if task not in TASKS:
         raise InputError(f"task must be one of {', '.join(map(repr, TASKS))}, found {task!r}")
+    if y.dtype.kind in "mM":
+        raise DataError(f"y has dates or durations ({y.dtype}); convert them to numbers, such as days, or to text")
+    if y.dtype.kind == "O" and all(isinstance(value, Real) for value in y):
+        y = np.array(y.tolist())  # numbers, whose task depends on their values
     try:
         values, codes = np.unique(y, return_inverse=True)
     except TypeError as error:
