@@ -415,22 +415,31 @@ def test_zeros_of_a_branch_have_the_length_of_the_input():
         assert torch.equal(pruned.model(*data), model(*data))
 
 
-@pytest.mark.parametrize("layer", [nn.Unflatten(1, (3, 2)), nn.Flatten(0)], ids=["3-d", "1-d"])
-def test_a_branch_whose_shape_is_not_that_of_the_input_is_refused(layer):
-    class Own(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.user, self.branch = nn.Embedding(9, 6), nn.Sequential(nn.Linear(2, 6), layer)
-            self.top = nn.Linear(6, 1)
+class Tokens(nn.Module):
+    """A field with a dense branch of another shape."""
 
-        def forward(self, user, x):
-            return self.top(self.user(user) + self.branch(x).view(-1, 6)).squeeze(1)
+    def __init__(self, layer):
+        super().__init__()
+        self.user, self.branch = nn.Embedding(9, 6), nn.Sequential(nn.Linear(2, 6), layer)
+        self.top = nn.Linear(6, 1)
 
-    model = Own()
-    set_gates(lpfs.attach(model, {"user": model.user, "x": model.branch}), [1.0, 0.0])
-    selection = lpfs.absorb(model)
-    with pytest.raises(AbsenceError, match=r"'branch'.*output has shape.*input of shape \(3, 2\).*Put the gate on"):
-        lpfs.prune(model, selection, batch=(torch.randint(9, (3,)), torch.randn(3, 2)), inputs={"x": 1})
+    def forward(self, user, x):
+        return self.top(self.user(user) + self.branch(x).view(-1, 6)).squeeze(1)
+
+
+def test_a_branch_of_several_tokens_is_pruned_and_one_without_rows_is_refused():
+    def pruned(layer):
+        model = Tokens(layer).eval()
+        set_gates(lpfs.attach(model, {"user": model.user, "x": model.branch}), [1.0, 0.0])
+        selection = lpfs.absorb(model)
+        rows = torch.randint(9, (4,)), torch.randn(4, 2)
+        return model, lpfs.prune(model, selection, batch=rows, inputs={"x": 1}).model
+
+    model, smaller = pruned(nn.Unflatten(1, (3, 2)))  # (B, 3, 2) for (B, 2)
+    rows = torch.randint(9, (7,)), torch.randn(7, 2)
+    assert torch.equal(smaller(*rows), model(*rows))
+    with pytest.raises(AbsenceError, match=r"'branch'.*output has shape \(24,\) for an input of shape \(4, 2\)"):
+        pruned(nn.Flatten(0))
 
 
 def test_a_module_that_zeros_cannot_stand_in_for_is_named():

@@ -358,16 +358,18 @@ def _dropped_branches(
 
 
 def _leading_dims(path: str, input: Tensor | None, output: Tensor) -> int:
-    """Return the number of leading dimensions of an output; raise AbsenceError if they are not those of the input."""
+    """Return how many leading dimensions of an output are those of the input: all but the last, or the rows alone."""
     leading = output.ndim - 1
-    if leading != 1 and (input is None or leading < 1 or output.shape[:-1] != input.shape[:leading]):
-        shape = None if input is None else tuple(input.shape)
-        raise AbsenceError(
-            f"zeros cannot replace the dropped branch {path!r}: its output has shape {tuple(output.shape)} for an "
-            f"input of shape {shape}, so that its shape for other batches is unknown. Put the gate on modules whose "
-            "output is (B, d), or has all dimensions of the input but the last"
-        )
-    return leading
+    if input is not None and leading > 1 and output.shape[:-1] == input.shape[:leading]:
+        return leading
+    if leading == 1 or (input is not None and leading > 1 and output.shape[:1] == input.shape[:1]):
+        return 1
+    shape = None if input is None else tuple(input.shape)
+    raise AbsenceError(
+        f"zeros cannot replace the dropped branch {path!r}: its output has shape {tuple(output.shape)} for an input of "
+        f"shape {shape}, so that its shape for other batches is unknown. Put the gate on modules whose output has the "
+        "rows of their input"
+    )
 
 
 def _zeros_for(module: nn.Module, branch: _Branch | None, empty: bool) -> Zeros:
@@ -381,7 +383,8 @@ def _zeros_for(module: nn.Module, branch: _Branch | None, empty: bool) -> Zeros:
     else:
         if branch is None:
             raise InputError("a dropped branch did not run on this batch: its shape is unknown; pass another batch")
-        result = ZeroBranch((0 if empty else branch.output.shape[-1],), branch.output)
+        shape = branch.output.shape[branch.leading :]
+        result = ZeroBranch((*shape[:-1], 0 if empty else shape[-1]), branch.output)
         result.leading = branch.leading
     return result.train(module.training)
 
