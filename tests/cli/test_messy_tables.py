@@ -158,6 +158,22 @@ def test_other_labels_are_listed(run, tmp_path):
     assert "20 positive" in err
 
 
+def test_a_label_that_is_missing_in_one_row(run, tmp_path):
+    labels = ["NA" if row == 7 else int(row % 4 == 0) for row in range(60)]
+    log = write(tmp_path / "log.csv", "click,user", [(label, f"u{row % 3}") for row, label in enumerate(labels)])
+    advice = "the label is missing where it is 'NA': remove these rows, or count them as 0 with --positive 1"
+    options = ["--label", "click", "--parts", "1", "--out", tmp_path / "out"]
+    code, _, err = run("prepare", log, *options, "-q")
+    assert code == 1
+    assert err.endswith(f"{advice}\n")
+    rows = json.loads(run("prepare", log, "--label", "click", "--dry-run", "--json", "-q")[1])
+    [finding] = [one for one in rows[0]["findings"] if advice in one["text"]]
+    assert finding["flag"] == ""
+    code, _, err = run("prepare", log, *options, "--positive", "1")
+    assert code == 0
+    assert "15 positive" in err
+
+
 def dates(tmp_path, texts, rows=600):
     return write(
         tmp_path / "log.csv",

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -9,7 +10,9 @@ import sys
 import polars as pl
 import pytest
 
-from lpfs.data.prepare import prepare
+from lpfs._console import Console
+from lpfs.data.diagnose import diagnose
+from lpfs.data.prepare import plan_source, prepare
 from lpfs.errors import DataError, InputError
 
 GOOD = "click,ad,price\n1,a,1.5\n0,b,2.5\n0,a,3.5\n"
@@ -38,7 +41,11 @@ BAD = {
         GOOD.replace("0,b", "maybe,b"),
         "line 3: label 'click' must be 0 or 1, found 'maybe'; its values are '0', '1', 'maybe'",
     ),
-    "label missing": (GOOD.replace("0,b", ",b"), "line 3: label 'click' is missing"),
+    "label missing": (GOOD.replace("0,b", ",b"), "line 3: label 'click' is missing; .*; remove these rows"),
+    "label missing as text": (
+        GOOD.replace("0,b", "NA,b"),
+        "line 3: .* missing where it is 'NA': remove these rows, or count them as 0 with --positive 1$",
+    ),
     "short row": (GOOD.replace("0,b,2.5", "0,b"), "log.csv, line 3: 2 columns, expected 3: '0,b'"),
     "long row": (GOOD.replace("0,b,2.5", "0,b,2.5,9"), "log.csv, line 3: 4 columns, expected 3"),
     "two bad rows": (GOOD.replace("0,b,2.5\n0,a,3.5", "0,b,2.5,9\n0,a"), "log.csv, line 3: 4 columns"),
@@ -63,6 +70,28 @@ BAD = {
 def test_bad_files(attempt, case):
     data, match = BAD[case]
     attempt(data, match, fields={"price": "numeric"} if case == "not a number" else None)
+
+
+@pytest.mark.parametrize(
+    ("labels", "advice", "flag"),
+    [
+        ([0.0, 1.0, float("nan")], "where it is 'NaN': remove these rows, or count them as 0 with --positive 1.0", ""),
+        ([0, 1, 2], "say which one counts as 1, and all others as 0, with --positive VALUE", ""),
+        ([-1, -1, 1], "as in --positive 1, or repair", "--positive 1"),
+        (["-", "-", "+"], "as in --positive +, or repair", "--positive +"),
+        ([row / 100 for row in range(100)], "100 different numbers are no label of clicks: give another column", ""),
+        ([f"word {row}" for row in range(100)], "100 different values are no label of clicks", ""),
+    ],
+)
+def test_the_advice_about_a_label_is_right(tmp_path, labels, advice, flag):
+    frame = pl.DataFrame({"click": labels, "ad": [f"a{row % 2}" for row in range(len(labels))]})
+    with pytest.raises(DataError, match=re.escape(advice)):
+        prepare(frame, tmp_path / "out", label="click", parts=1, quiet=True)
+    plan = plan_source(frame, label="click", parts=1)
+    findings = diagnose(plan, Console(quiet=True)).findings
+    [finding] = [found for found in findings if found.text.startswith("not a label")]
+    assert finding.flag == flag
+    assert bool(flag) != (advice in finding.text)
 
 
 def test_lines_are_counted_through_quotes_blocks_and_blank_lines(attempt):

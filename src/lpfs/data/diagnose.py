@@ -19,7 +19,7 @@ from lpfs.data.fit_encoders import training_days
 from lpfs.data.infer import SAMPLE_ROWS, SPLIT_REASON, TIME_REASON, UNREADABLE_DATES, infer, read_number_text
 from lpfs.data.integers import decide_integers
 from lpfs.data.parsing import cast_column, date_formats, parse_numbers, replace_missing_marks
-from lpfs.data.passes import MAX_LABELS, read_label
+from lpfs.data.passes import MAX_LABELS, label_advice, read_label
 from lpfs.data.planning import PreparePlan
 from lpfs.data.reencode import ReencodePlan
 from lpfs.data.sources.base import TableSource
@@ -163,10 +163,11 @@ def _label_findings(plan: PreparePlan, counts: Counter[str | None], positives: i
     if missing:
         yield Finding(label, f"the label is missing in {missing:,} of {rows:,} rows; remove them")
     elif problem:
-        yield Finding(label, f"not a label of 0 and 1: {listed}", quote_command("--positive", str(common[-1][0])))
+        advice, flag = label_advice([str(value) for value, _ in common])
+        yield Finding(label, f"not a label of 0 and 1: {listed}" + f"; {advice}" * (not flag), flag)
     elif positives in (0, rows):
-        rare = quote_command("--positive", str(common[-1][0])) if len(common) > 1 else ""
-        yield Finding(label, f"{int(positives > 0)} in every row, no model can be trained: {listed}", rare)
+        flag = label_advice([str(value) for value, _ in common])[1]
+        yield Finding(label, f"{int(positives > 0)} in every row, no model can be trained: {listed}", flag)
     else:
         yield Finding(label, f"{positives / rows:.2%} of {rows:,} rows are positive: {listed}")
 

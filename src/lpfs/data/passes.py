@@ -20,7 +20,7 @@ from lpfs.data.days import DayAssigner
 from lpfs.data.encoders.base import Encoder, RowLocator
 from lpfs.data.encoders.numeric import as_numbers
 from lpfs.data.hashing import splitmix64
-from lpfs.data.parsing import LABEL_WORDS, cast_column, replace_missing_marks
+from lpfs.data.parsing import LABEL_WORDS, MISSING_NUMBER_TEXTS, cast_column, replace_missing_marks
 from lpfs.data.planning import PrepareOptions
 from lpfs.data.sources.base import Chunk
 from lpfs.data.store.format import AnyArray
@@ -119,7 +119,7 @@ def read_label(values: pl.Series, options: PrepareOptions, locate: RowLocator) -
     role = "label" if values.name == options.label else "task"
     if values.null_count():
         row = int(values.is_null().arg_max() or 0)
-        raise DataError(f"{locate(row)}: {role} {values.name!r} is missing; it must be 0 or 1")
+        raise DataError(f"{locate(row)}: {role} {values.name!r} is missing; it must be 0 or 1; remove these rows")
     if options.positive is not None and values.name == options.label:
         if values.dtype.is_nested() or values.dtype in (pl.Binary, pl.Object):
             raise DataError(f"{role} {values.name!r} is a column of {values.dtype}; it must hold 0 and 1")
@@ -132,19 +132,54 @@ def read_label(values: pl.Series, options: PrepareOptions, locate: RowLocator) -
     invalid = (numbers != 0) & (numbers != 1)
     if invalid.any():
         row, found = int(invalid.argmax()), label_values(values)
-        listed = ", ".join(f"{value!r:.60}" for value in found) + " …" * (len(found) == MAX_LABELS)
+        listed = ", ".join(f"{value!r:.60}" for value in found[:MAX_LABELS]) + " …" * (len(found) > MAX_LABELS)
+        advice = label_advice(found)[0] if role == "label" else "repair the rows"
         raise DataError(
             f"{locate(row)}: {role} {values.name!r} must be 0 or 1, found {values[row]!r:.60}; "
-            f"its values are {listed}; say which one counts as 1, as in {quote_command('--positive', found[-1])}, "
-            "or repair the rows"
+            f"its values are {listed}; {advice}"
         )
     return numbers.astype(np.uint8)
 
 
 def label_values(values: pl.Series) -> list[str]:
-    """Return the most frequent values of a label as text, in the order of their counts."""
+    """Return the values of a label as text, the most frequent first."""
     counts = cast_column(values, pl.String).rename("value").drop_nulls().value_counts(name="count")
-    return counts.sort("count", "value", descending=[True, False])["value"].head(MAX_LABELS).to_list()
+    return counts.sort("count", "value", descending=[True, False])["value"].to_list()
+
+
+def label_advice(values: Sequence[str]) -> tuple[str, str]:
+    """Return what to do about a label of these values, the most frequent first, and the option that does it.
+
+    The option is "" unless there are exactly two values: with more the choice is the user's.
+
+    >>> label_advice(["bad", "good"])
+    ('say which one counts as 1, as in --positive good, or repair the rows', '--positive good')
+    >>> label_advice(["0", "1", "NA"])[0]
+    "the label is missing where it is 'NA': remove these rows, or count them as 0 with --positive 1"
+    """
+    texts = {value: LABEL_WORDS.get(value.strip().lower(), value.strip().lower()) for value in values}
+    ones, zeros = ([value for value in values if _is_number(texts[value], number)] for number in (1, 0))
+    others = [value for value in values if value not in ones and value not in zeros]
+    if others and all(texts[value] in MISSING_NUMBER_TEXTS for value in others):
+        advice = f"the label is missing where it is {' or '.join(map(repr, others))}: remove these rows"
+        if len(ones) == 1:
+            advice += f", or count them as 0 with {quote_command('--positive', ones[0])}"
+        return advice, ""
+    if len(values) == 2:
+        flag = quote_command("--positive", (ones or values)[-1])
+        return f"say which one counts as 1, as in {flag}, or repair the rows", flag
+    if len(values) <= MAX_LABELS:
+        return "say which one counts as 1, and all others as 0, with --positive VALUE, or repair the rows", ""
+    kind = "numbers" if all(map(_is_number, values)) else "values"
+    return f"{len(values):,} different {kind} are no label of clicks: give another column with --label", ""
+
+
+def _is_number(text: str, number: float | None = None) -> bool:
+    """Return whether a text is a number; if ``number`` is given, this one."""
+    try:
+        return float(text) == number or number is None
+    except ValueError:
+        return False
 
 
 class DuplicateColumns:
