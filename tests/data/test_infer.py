@@ -1,9 +1,12 @@
 """Inferred kinds of columns."""
 
+import datetime
+
 import polars as pl
 import pytest
 
 from lpfs.data.infer import infer
+from lpfs.data.planning import plan_log
 
 ROWS = 2000
 CASES = {
@@ -36,6 +39,7 @@ CASES = {
     "true/false": ([i % 2 == 0 for i in range(ROWS)], "categorical"),
     "timestamp": ([f"2020-01-{1 + i % 28:02d} 10:00:00" for i in range(ROWS)], "ignore"),
     "date": ([f"2020-01-{1 + i % 28:02d}" for i in range(ROWS)], "ignore"),
+    "time of day": ([datetime.time(row % 24) for row in range(ROWS)], "ignore"),
     "split": (["train" if i < 1500 else "test" for i in range(ROWS)], "ignore"),
     "genres": (["|".join(c for k, c in enumerate("abcdef") if i >> k & 1) or "g" for i in range(ROWS)], "multi"),
     "two by two": ([f"{i % 40}|{i % 30}" for i in range(ROWS)], "categorical"),
@@ -57,6 +61,14 @@ def test_the_kind_of_a_column(name):
     plan = infer(pl.Series(name, values), typed="as text" not in name)
     assert plan.kind == kind, plan.why
     assert plan.why
+
+
+def test_a_time_of_day_does_not_order_the_rows():
+    times = [datetime.time(row % 24) for row in range(48)]
+    frame = pl.DataFrame({"click": [0, 1] * 24, "user": ["a", "b", "c"] * 16, "t": times})
+    plan = plan_log(frame, label="click")
+    assert plan.options.time is None
+    assert plan.plans[1].why.startswith("a time of day without a date")
 
 
 def test_kinds_from_few_rows():

@@ -79,7 +79,11 @@ def _infer(column: pl.Series, typed: bool, decimal: str | None, *, zero_padded: 
         return FieldPlan(name, why="no value in the sample")
     if dtype == pl.Boolean:
         return FieldPlan(name, why="true/false")
-    if dtype.is_temporal() and dtype != pl.Duration:
+    if dtype == pl.Duration:
+        return FieldPlan(name, "ignore", why="a duration; store it as a number to use it")
+    if dtype == pl.Time:
+        return FieldPlan(name, "ignore", why="a time of day without a date; store it as a number to use it")
+    if dtype.is_temporal():
         return FieldPlan(name, "ignore", why=TIME_REASON)
     if isinstance(dtype, (pl.List, pl.Array)):
         return infer_list(column)
@@ -91,8 +95,6 @@ def _infer(column: pl.Series, typed: bool, decimal: str | None, *, zero_padded: 
         return infer_integers(column, INTEGERS, numbers=column.cast(pl.Int128))
     if dtype.is_float() or dtype.is_decimal():
         return infer_floats(column)
-    if dtype == pl.Duration:
-        return FieldPlan(name, "ignore", why="a duration; store it as a number to use it")
     return FieldPlan(name, "ignore", why=f"a column of {dtype} cannot be used; flatten or convert it")
 
 
