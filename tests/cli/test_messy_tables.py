@@ -55,7 +55,7 @@ def dry_run(run, path, *options):
 def test_a_dry_run_examines_the_table(run, messy):
     rows, findings = dry_run(run, messy)
     assert findings["click"] == [("45.50% of 2,400 rows are positive: 'no' 1,308, 'yes' 1,092", "")]
-    assert findings["when"] == [("24 days, 2026-03-01 to 2026-03-24, 100 to 100 rows each", "")]
+    assert findings["when"] == [("24 days, 2026-03-01 to 2026-03-24, 100 rows each", "")]
     assert ("blanks around the name", "--strip") in findings[" user "]
     assert ("blanks around 2,400 of 2,400 values", "--strip") in findings[" user "]
     kinds = {name: row["kind"] for name, row in rows.items()}
@@ -172,6 +172,25 @@ def test_a_label_that_is_missing_in_one_row(run, tmp_path):
     code, _, err = run("prepare", log, *options, "--positive", "1")
     assert code == 0
     assert "15 positive" in err
+
+
+def test_columns_without_values_are_named_as_dropped(run, tmp_path):
+    nan, rows = float("nan"), 60
+    columns = {"all_nan": [nan] * rows, "mixed": [None, nan] * 30, "none": [None] * rows, "empty": [""] * rows}
+    columns["amount"] = [float("inf"), nan, None, *(row / 7 for row in range(rows - 3))]
+    table = pl.DataFrame({"click": [0, 0, 1] * 20, "user": ["a", "b"] * 30, **columns, "day": ["2026-01-01"] * rows})
+    table.write_parquet(tmp_path / "log.parquet")
+    rows, findings = dry_run(run, tmp_path / "log.parquet")
+    for name in ("all_nan", "mixed", "none"):
+        assert findings[name] == [("no value in any row; it is dropped", "--keep-all")]
+    assert findings["empty"] == [("the same value in every row; it is dropped", "--keep-all")]
+    assert findings["amount"] == [("1 infinite value, counted as missing", "")]
+    assert rows["amount"]["missing"] == 0.05
+    assert findings["day"] == [("1 day, 2026-01-01, 60 rows", "")]
+    code, _, err = run("prepare", tmp_path / "log.parquet", "--label", "click", "--out", tmp_path / "out")
+    assert code == 0, err
+    assert "'all_nan', 'mixed', 'none', 'empty'" in err
+    assert "a leak?" not in err
 
 
 def dates(tmp_path, texts, rows=600):

@@ -176,8 +176,12 @@ def _days_finding(plan: PreparePlan, names: Sequence[str], rows: Counter[int]) -
     """Return the number of days, the first and the last, and the rows per day."""
     column = plan.options.time or plan.options.split or plan.options.label
     sizes = [rows[day] for day in range(len(names))]
-    unit, by_order = ("days", False) if plan.options.time or plan.options.parts == "files" else ("parts", True)
-    text = f"{len(names)} {unit}, {names[0]} to {names[-1]}, {min(sizes):,} to {max(sizes):,} rows each"
+    unit, by_order = ("day", False) if plan.options.time or plan.options.parts == "files" else ("part", True)
+    if len(names) > 1:
+        size = " to ".join(dict.fromkeys((f"{min(sizes):,}", f"{max(sizes):,}")))
+        text = f"{len(names)} {unit}s, {names[0]} to {names[-1]}, {size} rows each"
+    else:
+        text = f"1 {unit}, {names[0]}, {sizes[0]:,} rows"
     if by_order and not plan.options.split:
         return Finding(column, f"no time column: the rows make {text}", "--time COLUMN")
     return Finding(column, text)
@@ -201,7 +205,12 @@ def _examine_column(field: FieldPlan, values: pl.Series, plan: PreparePlan) -> I
         yield Finding(name, f"dates, {problem}", quote_command("--time", name, "--time-format", example))
     if field.why == SPLIT_REASON:
         yield Finding(name, "names the part of each row", quote_command("--split", name))
-    if name in roles or not len(present):
+    prepared, drops = _as_prepared(values, field), len(values) > 1 and not plan.options.keep_all
+    if name in roles:
+        return
+    if prepared.null_count() == len(values):
+        if drops and field.kind != "ignore":
+            yield Finding(name, "no value in any row; it is dropped", "--keep-all")
         return
     text_findings = list(_examine_text(field, present, plan)) if present.dtype == pl.String else []
     yield from text_findings
@@ -212,7 +221,12 @@ def _examine_column(field: FieldPlan, values: pl.Series, plan: PreparePlan) -> I
     distinct = present.n_unique()
     if field.kind == "categorical" and is_near_unique(distinct, len(present)):
         yield Finding(name, f"near-unique: {distinct:,} values in {len(present):,} rows", as_kind("ignore"))
-    if distinct == 1 and len(present) == len(values) > 1 and not plan.options.keep_all:
+    if field.kind == "numeric":
+        numbers = parse_numbers(present, field.decimal or ".") if present.dtype == pl.String else present
+        infinite = int(numbers.is_infinite().sum()) if numbers.dtype.is_float() else 0
+        if infinite:
+            yield Finding(name, f"{infinite:,} infinite value{'s' * (infinite > 1)}, counted as missing")
+    if drops and not prepared.null_count() and prepared.n_unique() == 1:
         yield Finding(name, "the same value in every row; it is dropped", "--keep-all")
 
 
@@ -243,10 +257,16 @@ def _examine_text(field: FieldPlan, texts: pl.Series, plan: PreparePlan) -> Iter
         yield Finding(name, f"numbers in text: {example!r:.60} is read as {value:g}", keep)
 
 
-def _missing_share(values: pl.Series, field: FieldPlan | None) -> float:
-    """Return the share of missing values; of numbers in text, also those that a text stands for."""
-    if field is not None and field.kind == "numeric" and values.dtype == pl.String:
-        values = parse_numbers(values, field.decimal or ".")
+def _as_prepared(values: pl.Series, field: FieldPlan | None) -> pl.Series:
+    """Return a column with null for all that counts as missing: NaN, in numbers infinities and texts as well."""
+    numeric = field is not None and field.kind == "numeric" and field.width == 1
+    if numeric and values.dtype == pl.String:
+        values = parse_numbers(values, field.decimal or ".")  # type: ignore[union-attr]
     if values.dtype.is_float():
-        values = values.fill_nan(None)
-    return float(np.round(values.null_count() / max(1, len(values)), 6))
+        values = values.set(~values.is_finite(), None) if numeric else values.fill_nan(None)
+    return values
+
+
+def _missing_share(values: pl.Series, field: FieldPlan | None) -> float:
+    """Return the share of missing values."""
+    return float(np.round(_as_prepared(values, field).null_count() / max(1, len(values)), 6))

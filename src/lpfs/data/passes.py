@@ -230,6 +230,8 @@ class LabelCopies:
             if unsupported or column.head(FIRST_ROWS).n_unique() > 2:
                 del self._pairs[name]
                 continue
+            if dtype.is_float():
+                column = column.fill_nan(None)  # NaN differs from NaN in a set of pairs
             distinct = pl.DataFrame([column.alias("value"), pl.Series("label", labels)]).unique()
             if distinct.height <= 2:
                 pairs.update(distinct.iter_rows())
