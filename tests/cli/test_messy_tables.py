@@ -244,6 +244,26 @@ def test_dates_that_cannot_be_read_are_no_feature(run, tmp_path, texts):
         assert Dataset(tmp_path / "two").days() == ("2026-02-01", "2026-03-02")
 
 
+def test_one_text_among_dates_is_named_with_its_row(run, tmp_path):
+    texts = [f"2026-01-{1 + row // 30:02d}" for row in range(600)]
+    texts[17] = "soon"
+    log = dates(tmp_path, texts)
+    _, findings = dry_run(run, log)
+    assert findings["when"] == [
+        (f"dates, in the format iso, but 'soon' ({log}, line 19) is not; repair it", "--time when --time-format iso")
+    ]
+    code, _, err = run("prepare", log, "--label", "click", "--out", tmp_path / "out")
+    assert code == 0
+    assert f"but 'soon' ({log}, line 19) is not" in err
+    assert "does not order the rows (--time when --time-format iso)" in err
+    code, _, err = run("prepare", log, "--label", "click", "--time", "when", "--out", tmp_path / "two")
+    assert "'soon' is not one of the format iso" in err
+    text = log.read_text().replace("soon", "2026-01-01")
+    log.write_text(text)
+    assert run("prepare", log, "--label", "click", "--out", tmp_path / "two", "-q")[0] == 0
+    assert len(Dataset(tmp_path / "two").days()) == 20
+
+
 def test_one_text_among_dates_is_an_error(run, tmp_path):
     log = dates(tmp_path, ["31-01-2026", "soon", "01-02-2026"])
     code, _, err = run("prepare", log, "--label", "click", "--time", "when", "--out", tmp_path / "out", "-q")

@@ -164,7 +164,9 @@ class DayByColumn(DayAssigner):
             raise DataError(f"{chunk.locate(row)}: column {self.column!r}: the time is missing; fill it in")
         dtype = values.dtype
         if dtype.is_nested() or dtype in (pl.Binary, pl.Object, pl.Time, pl.Duration):
-            raise DataError(f"column {values.name!r}: {dtype} cannot be a time; give a column of dates, timestamps or day numbers")
+            raise DataError(
+                f"column {values.name!r}: {dtype} cannot be a time; give a column of dates, timestamps or day numbers"
+            )
         if self._detected is None:
             is_date = dtype == pl.Date or isinstance(dtype, pl.Datetime)
             self._detected = "date" if is_date else self.format or detect_time_format(values)

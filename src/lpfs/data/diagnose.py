@@ -18,7 +18,7 @@ from lpfs.data.fields import FieldPlan
 from lpfs.data.fit_encoders import training_days
 from lpfs.data.infer import SAMPLE_ROWS, SPLIT_REASON, TIME_REASON, UNREADABLE_DATES, infer, read_number_text
 from lpfs.data.integers import decide_integers
-from lpfs.data.parsing import cast_column, date_formats, parse_numbers, replace_missing_marks
+from lpfs.data.parsing import cast_column, most_date_formats, not_of_format, parse_numbers, replace_missing_marks
 from lpfs.data.passes import MAX_LABELS, label_advice, read_label
 from lpfs.data.planning import PreparePlan
 from lpfs.data.reencode import ReencodePlan
@@ -199,10 +199,7 @@ def _examine_column(field: FieldPlan, values: pl.Series, plan: PreparePlan) -> I
     if field.why == TIME_REASON and name not in roles:
         yield Finding(name, "times, which are not used as a field", quote_command("--time", name))
     if field.why == UNREADABLE_DATES and name not in roles:
-        formats = date_formats(present)
-        problem = f"no row decides between {' and '.join(formats)}" if formats else "in a format that is not known"
-        example = (formats or ["%d %b %Y"])[0]
-        yield Finding(name, f"dates, {problem}", quote_command("--time", name, "--time-format", example))
+        yield _unreadable_dates_finding(present, plan)
     if field.why == SPLIT_REASON:
         yield Finding(name, "names the part of each row", quote_command("--split", name))
     prepared, drops = _as_prepared(values, field), len(values) > 1 and not plan.options.keep_all
@@ -228,6 +225,38 @@ def _examine_column(field: FieldPlan, values: pl.Series, plan: PreparePlan) -> I
             yield Finding(name, f"{infinite:,} infinite value{'s' * (infinite > 1)}, counted as missing")
     if drops and not prepared.null_count() and prepared.n_unique() == 1:
         yield Finding(name, "the same value in every row; it is dropped", "--keep-all")
+
+
+def find_unreadable_dates(plan: PreparePlan) -> list[Finding]:
+    """Return a finding for each column of dates that does not order the rows because they cannot be read."""
+    names = [field.name for field in plan.plans if field.why == UNREADABLE_DATES and field.name != plan.options.split]
+    if not names or plan.options.time is not None:
+        return []
+    sample = replace_missing_marks(plan.source.sample(SAMPLE_ROWS), plan.options.missing)
+    return [_unreadable_dates_finding(sample[name].drop_nulls(), plan) for name in names]
+
+
+def _unreadable_dates_finding(dates: pl.Series, plan: PreparePlan) -> Finding:
+    """Return why dates of the first rows cannot be read: their format is ambiguous, not known, or not that of all."""
+    name, formats = dates.name, most_date_formats(dates)
+    problem = "in a format that is not known" if not formats else f"in the format {formats[0]}"
+    if len(formats) > 1:
+        problem = f"no row decides between {' and '.join(formats)}"
+    elif formats and not_of_format(dates, formats[0]).any():
+        problem += f", but {_first_other(plan, name, formats[0])} is not; repair it"
+    example = formats[0] if formats else "FORMAT"
+    return Finding(name, f"dates, {problem}", quote_command("--time", name, "--time-format", example))
+
+
+def _first_other(plan: PreparePlan, column: str, time_format: str) -> str:
+    """Return the first value that does not fit a time format, and where it is."""
+    for chunk in plan.source.chunks([column]):
+        texts = replace_missing_marks(chunk.frame, plan.options.missing)[column]
+        others = not_of_format(texts, time_format)
+        if others.any():
+            row = int(others.arg_max() or 0)
+            return f"{texts[row]!r:.60} ({chunk.locate(row)})"
+    return "a value"
 
 
 def _examine_text(field: FieldPlan, texts: pl.Series, plan: PreparePlan) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,13 @@ DAY_DATE = r"^(\d{1,4})([./-])(\d{1,2})([./-])(\d{1,4})(?:([ T])\d{1,2}:\d{2}(:\
 MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
 NAMED_DATE = rf"^(?i:(?:[a-z]{{3,9}},? )?(?:\d{{1,2}}[ ./-])?(?:{MONTHS})[a-z]*)[ ./,-]+\d{{1,4}}\b"
 ANY_DATE = f"(?:{DATE})|(?:{DAY_DATE})|(?:{NAMED_DATE})"
+# Dates with names of months, to be tried one by one
+NAMED_DATE_FORMATS = tuple(
+    date.replace("%b", month) + clock
+    for month in ("%b", "%B")
+    for date in ("%d %b %Y", "%d-%b-%Y", "%d/%b/%Y", "%d.%b.%Y", "%b %d %Y", "%b %d, %Y", "%d-%b-%y", "%d %b %y")
+    for clock in ("", " %H:%M", " %H:%M:%S")
+)
 MIN_DATE_SHARE = 0.5  # share of the texts of a column that must look like dates, for it to be a column of dates
 INTEGER = r"^[+-]?\d+$"
 LEADING_ZERO = r"^[+-]?0\d"
@@ -174,6 +182,30 @@ def date_formats(text: pl.Series) -> list[str]:
     ]
 
 
+def most_date_formats(text: pl.Series) -> list[str]:
+    """Return the formats that fit the most frequent layout of the dates among texts.
+
+    >>> most_date_formats(pl.Series(["2026-01-01", "soon", "2026-01-02"]))
+    ['iso']
+    >>> most_date_formats(pl.Series(["Jan 31 2026", "Feb 1 2026", "02/01/2026"]))
+    ['%b %d %Y']
+    """
+    dates = text.drop_nulls().to_frame("text").filter(pl.col("text").str.contains(ANY_DATE))
+    layout = pl.col("text").str.replace_all("[A-Za-z]+", "a").str.replace_all(r"\d{4}", "Y")
+    dates = dates.with_columns(layout=layout.str.replace_all(r"\d{1,2}", "0"))
+    if dates.is_empty():
+        return []
+    counts = dates["layout"].value_counts(name="count").sort("count", "layout", descending=[True, False])
+    most = dates.filter(pl.col("layout") == counts["layout"][0])["text"].unique(maintain_order=True)
+    named = (name for name in NAMED_DATE_FORMATS if not read_days(most, name)[0].null_count())
+    return date_formats(most) or list(islice(named, 1))
+
+
+def not_of_format(text: pl.Series, time_format: str) -> pl.Series:
+    """Return for each text whether it is present and does not fit a time format."""
+    return read_days(text, time_format)[0].is_null() & text.is_not_null()
+
+
 def unix_unit(low: float, high: float) -> str | None:
     """Return the unit of Unix times that lie between two numbers; None if they cannot be Unix times.
 
@@ -202,16 +234,17 @@ def detect_time_format(values: pl.Series) -> str:
 
 def unreadable_dates(text: pl.Series, formats: Sequence[str]) -> DataError:
     """Return the error for dates that no format, or more than one, fits."""
-    other = text.filter(~text.str.contains(ANY_DATE).fill_null(True))
     problem = f"{text.drop_nulls().head(1).item()!r:.60} may be a date, but its format is "
     problem += "ambiguous: " + " or ".join(formats) if formats else "unknown"
-    if len(other):
-        problem = f"the other rows are dates, but {other[0]!r:.60} is not"
-        formats = date_formats(text.filter(text.str.contains(ANY_DATE).fill_null(False)))
+    formats = formats or most_date_formats(text)
     example = (formats or ["%d/%m/%Y"])[0]
+    advice = f"give time_format={example!r}, or {quote_command('--time-format', example)}"
+    others = text.filter(not_of_format(text, example)) if len(formats) == 1 else []
+    if len(others):
+        problem = f"the other rows are dates, but {others[0]!r:.60} is not one of the format {example}"
+        advice = "repair it"
     return DataError(
-        f"column {text.name!r}: {problem}; give time_format={example!r}, or {quote_command('--time-format', example)}; "
-        "'name' uses the texts as day names in row order"
+        f"column {text.name!r}: {problem}; {advice}; time_format='name' uses the texts as day names in row order"
     )
 
 

@@ -97,8 +97,12 @@ def run_plan(
     console: Console | None = None,
 ) -> Dataset:
     """Print the fields and execute a plan: assign days, fit encoders on training days, encode and write rows."""
+    from lpfs.data.diagnose import find_unreadable_dates
+
     console, url, start = console or Console(quiet=True), as_url(out), monotonic()
     console.table(plan.title, *field_table_compact(plan), numeric=False)
+    for finding in find_unreadable_dates(plan):
+        console.message(f"column {finding.column!r}: {finding.text}; it does not order the rows ({finding.flag})")
 
     def check_output() -> None:
         if url is None:
