@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 import tempfile
@@ -36,6 +37,8 @@ MAX_JSON_DEPTH = 100  # lists and objects inside each other
 MAX_JSON_DIGITS = 40  # of an integer; the states of random generators have 128 bits
 LONG_NUMBER = re.compile(f"[0-9]{{{MAX_JSON_DIGITS}}}")  # also in a text
 JSON_CONTAINERS = frozenset((dict, list))
+RUN_CONFIG, RUN_FORMAT = "config.json", "lpfs-run"  # the settings of a run, and their format
+RUN_RESULTS = ("selection.json", "model")  # a finished run has one of these
 DATASET_FILES = ("dataset.json", "truth.json")
 SPECIAL_FILES = {  # reading one of these fails or may wait forever
     stat.S_IFIFO: "named pipe",
@@ -152,6 +155,22 @@ def read_json(
     except ValueError as error:
         raise InputError(f"{path} cannot be used: {error}; {advice}") from None
     return values
+
+
+def is_run(run_dir: Path) -> bool:
+    """Return whether a directory is a run, by its configuration."""
+    try:
+        return bool(read_json(run_dir / RUN_CONFIG, verify=False).get("format") == RUN_FORMAT)
+    except (OSError, ValueError):
+        return False
+
+
+def no_result_error(run_dir: Path, problem: str, advice: str) -> InputError:
+    """Return the error for a directory without a result: how to finish the run if it is a killed one, else ``advice``."""
+    if is_run(run_dir) and not any((run_dir / name).exists() for name in RUN_RESULTS):
+        command = f"lpfs select --resume --out {shlex.quote(str(run_dir))}"
+        advice = f"the run is not finished; finish it with the command that started it and --resume, as in {command}"
+    return InputError(f"{problem}; {advice}")
 
 
 def parse_json(data: bytes | str, *, allow_nan: bool = False) -> Any:

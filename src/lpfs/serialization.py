@@ -18,7 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import lpfs
-from lpfs._fileio import StagingDirectory, fsync_path, json_checksum, read_json, safe_child, write_json
+from lpfs._fileio import StagingDirectory, fsync_path, json_checksum, no_result_error, read_json, safe_child, write_json
 from lpfs._validation import check_json
 from lpfs.errors import CheckpointError, InputError, LpfsError, StateError
 from lpfs.models import make_model, registered_name
@@ -224,7 +224,5 @@ def find_model_dir(path: str | os.PathLike[str]) -> Path:
     for candidate in (folder, folder / "model"):
         if (candidate / MANIFEST).is_file():
             return candidate
-    raise InputError(
-        f"no model in {folder}: neither {MANIFEST} nor model/{MANIFEST} exists; give the directory of a run of "
-        "select, train or prune"
-    )
+    problem = f"no model in {folder}: neither {MANIFEST} nor model/{MANIFEST} exists"
+    raise no_result_error(folder, problem, "give the directory of a run of select, train or prune")

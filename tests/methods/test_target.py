@@ -150,8 +150,10 @@ def test_the_default_target_is_a_small_loss():
         ({"penalty": "0.1"}, "penalty must be a number"),
         ({"max_auc_loss": float("nan")}, "max_auc_loss must be"),
         ({"max_auc_loss": True}, "max_auc_loss must be"),
+        ({"max_auc_loss": 5}, "max_auc_loss must be a number below 0.5, found 5"),
+        ({"max_auc_loss": 0.5}, "max_auc_loss must be a number below 0.5, found 0.5"),
         ({"budget": float("inf"), "costs": COSTS}, "budget must be"),
-        ({"budget": 3.0}, "give costs="),
+        ({"budget": 3.0}, "give costs=, or --costs FILE"),
     ],
 )
 def test_invalid_targets(given, message):

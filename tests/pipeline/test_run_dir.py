@@ -10,11 +10,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lpfs._fileio import json_checksum
+from lpfs._fileio import is_run, json_checksum
 from lpfs.errors import InputError
+from lpfs.export import export_run
 from lpfs.pipeline import run_dir as run_dir_module
-from lpfs.pipeline.run_dir import is_run, locked_run, log_run, mlflow_run, recover_run, starting_run
+from lpfs.pipeline.results import read_record
+from lpfs.pipeline.run_dir import locked_run, log_run, mlflow_run, recover_run, starting_run
 from lpfs.pipeline.settings import Settings
+from lpfs.report import report
+from lpfs.serialization import find_model_dir
 from tests.helpers.kills import killed_at
 
 SETTINGS = Settings(source=("clicks.csv",), label="click", keep=3)
@@ -255,6 +259,17 @@ def test_failed_start_leaves_no_file_of_the_new_run(tmp_path):
         fail()
     assert names_in(tmp_path) == ["config.json", "pretrain"]
     assert Settings.load(tmp_path) == SETTINGS
+
+
+def test_commands_say_how_to_finish_a_killed_run(tmp_path):
+    run_dir = tmp_path / "my run"
+    start(run_dir)
+    for read in (report, export_run, find_model_dir, read_record):
+        with pytest.raises(InputError, match=f"not finished; .*lpfs select --resume --out '{run_dir}'"):
+            read(run_dir)
+    (run_dir / "model").mkdir()  # of train
+    with pytest.raises(InputError, match="pass a directory that select, search or compare wrote"):
+        report(run_dir)
 
 
 def test_directory_without_a_configuration_is_no_run(tmp_path):

@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from lpfs._fileio import write_json_atomic
+from lpfs._fileio import is_run, write_json_atomic
 from lpfs.errors import InputError
-from lpfs.pipeline.run_dir import is_run
 from lpfs.pipeline.settings import Settings
 
 

@@ -122,6 +122,15 @@ def test_plain_lines_without_a_terminal(state, monkeypatch):
     assert "\x1b" not in out.getvalue()
 
 
+def test_a_stage_that_was_complete_before_a_resume_ends_without_a_colon(state):
+    out = io.StringIO()
+    progress = ProgressBar(stream=out)
+    state.step, state.rows = 200, 50_816
+    progress.start(state)
+    progress.end(state)
+    assert out.getvalue() == "trained 200 steps, 50,816 rows\n"
+
+
 def test_the_first_step_does_not_count_for_the_remaining_time(state, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(loggers.time, "monotonic", lambda: now[0])

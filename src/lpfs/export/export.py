@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import lpfs
-from lpfs._fileio import fsync_path
+from lpfs._fileio import fsync_path, no_result_error
 from lpfs._validation import check_int, check_name
 from lpfs.data.batch import Batch
 from lpfs.data.dataset import Dataset
@@ -153,7 +153,8 @@ def export_run(
     check_name(format, SUFFIX, "format")
     run_dir = Path(folder)
     if not (run_dir / "model").is_dir():
-        raise InputError(f"{run_dir} has no model; give the directory of a run of select, train or prune")
+        advice = "give the directory of a run of select, train or prune"
+        raise no_result_error(run_dir, f"{run_dir} has no model", advice)
     model, metadata = load(run_dir / "model"), load_metadata(run_dir / "model")
     if dataset is None:
         inside = run_dir / "data"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 TargetKind = Literal["keep", "penalty", "budget", "max_auc_loss"]
 TARGET_KINDS: tuple[TargetKind, ...] = ("keep", "penalty", "budget", "max_auc_loss")
+MAX_AUC_LOSS = 0.5  # of max_auc_loss: a model without any field has AUC .5
 DEFAULT_AUC_LOSS = 0.001  # max_auc_loss of a target that gives none of the four
 
 
@@ -54,10 +55,13 @@ class SelectionTarget:
             value = getattr(self, kind)
             if value is not None and not (is_number(value) and 0 <= value < math.inf):
                 raise InputError(f"{kind} must be a number >= 0, found {value!r}")
+        if self.max_auc_loss is not None and self.max_auc_loss >= MAX_AUC_LOSS:
+            given = f"max_auc_loss must be a number below {MAX_AUC_LOSS}, found {self.max_auc_loss!r}"
+            raise InputError(f"{given}; it is a difference of two AUCs, such as 0.001")
         if self.keep is not None:
             object.__setattr__(self, "keep", check_int("keep", self.keep))
         if self.budget is not None and self.costs is None:
-            raise InputError("a budget needs the cost of each field: give costs=")
+            raise InputError("a budget needs the cost of each field: give costs=, or --costs FILE")
 
     @property
     def kind(self) -> TargetKind:

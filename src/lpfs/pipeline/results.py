@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import lpfs
-from lpfs._fileio import check_files, open_atomic, read_json, write_json_atomic, write_text_atomic
+from lpfs._fileio import check_files, no_result_error, open_atomic, read_json, write_json_atomic, write_text_atomic
 from lpfs.data.dataset import Dataset
 from lpfs.errors import InputError
 from lpfs.gates.prune import Certificate
@@ -245,7 +245,7 @@ def read_record(run_dir: Path) -> tuple[Selection, Record]:
     try:
         record = read_json(path, SELECTION_SCHEMA, allow_nan=True, advice="search again")
     except FileNotFoundError:
-        raise InputError(f"no {RECORD_FILE} in {run_dir}; give the directory of a search") from None
+        raise no_result_error(run_dir, f"no {RECORD_FILE} in {run_dir}", "give the directory of a search") from None
     check_files(run_dir, record.pop("files", {}), "search again")
     try:
         values = {name: record[name] for name in ("kept", "dropped", "gates", "sites", "made")}

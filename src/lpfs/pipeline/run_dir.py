@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lpfs._fileio import read_json, remove_temporary_files, remove_tree, write_json_atomic
+from lpfs._fileio import is_run, read_json, remove_temporary_files, remove_tree, write_json_atomic
 from lpfs._locks import FileLock
 from lpfs.errors import InputError, LockedError
 from lpfs.pipeline.settings import CONFIG_FILE, FORMAT, Settings
@@ -143,14 +143,6 @@ def _check_same_settings(run_dir: Path, settings: Settings) -> None:
                 f"the run in {run_dir} was started with {name}={saved[name]!r} and cannot be resumed with "
                 f"{value!r}; use the same settings, or another directory"
             )
-
-
-def is_run(run_dir: Path) -> bool:
-    """Return whether a directory is a run, by its configuration."""
-    try:
-        return bool(read_json(run_dir / CONFIG_FILE, verify=False).get("format") == FORMAT)
-    except (OSError, ValueError):
-        return False
 
 
 def _run_files(run_dir: Path) -> list[Path]:

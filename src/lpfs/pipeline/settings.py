@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lpfs._fileio import read_json
+from lpfs._fileio import RUN_CONFIG, RUN_FORMAT, read_json
 from lpfs._validation import check_int, check_json, check_keys
 from lpfs.data.remote import absolute_path_or_url
 from lpfs.errors import InputError
@@ -17,7 +17,7 @@ Finish = Literal["both", "hot", "retrain", "none"]
 LrSchedule = Literal["constant", "rise"]
 Level = Literal["field", "cross"]
 TARGET_FIELDS = ("keep", "penalty", "budget", "max_auc_loss")
-CONFIG_FILE, FORMAT = "config.json", "lpfs-run"
+CONFIG_FILE, FORMAT = RUN_CONFIG, RUN_FORMAT
 CONFIG_KEYS = ("format", "threads")  # of config.json, besides the settings
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from lpfs._fileio import check_files, check_regular_file, read_json
+from lpfs._fileio import check_files, check_regular_file, no_result_error, read_json
 from lpfs._validation import SHORT, is_number
 from lpfs.errors import DataError, InputError
 
@@ -304,7 +304,8 @@ def read_selection(run_dir: Path) -> SelectionReport:
     """Read the directory that ``select`` or ``search`` wrote."""
     path = run_dir / SELECTION_FILE
     if not path.exists():
-        raise InputError(f"{run_dir} has no {SELECTION_FILE}; pass a directory that select, search or compare wrote")
+        advice = "pass a directory that select, search or compare wrote"
+        raise no_result_error(run_dir, f"{run_dir} has no {SELECTION_FILE}", advice)
     record = read_json(path, SELECTION_SCHEMA, allow_nan=True, advice=ADVICE)
     try:
         check_bounds(record, BOUNDS)

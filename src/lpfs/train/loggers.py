@@ -237,7 +237,7 @@ class ProgressBar:
         """Remove the bar and print a summary."""
         text = self.describe(state)
         self.close()
-        self.console.message(f"trained {state.step:,} steps, {state.rows:,} rows: {text}")
+        self.console.message(f"trained {state.step:,} steps, {state.rows:,} rows" + f": {text}" * bool(text))
 
     def close(self) -> None:
         """Remove the bar."""
