@@ -12,7 +12,7 @@ from torch import nn
 
 from lpfs.errors import ExactnessError, InputError, SharedTableError, StateError
 from lpfs.gates.attach import detach, require_gates
-from lpfs.gates.hooks import ConstantFactors, check_not_wrapped, install_factors
+from lpfs.gates.hooks import ConstantFactors, check_not_compiled, check_not_wrapped, install_factors
 from lpfs.gates.module import Gates
 from lpfs.gates.optimizer_state import (
     WeightSlice,
@@ -132,6 +132,7 @@ def restore(model: nn.Module, selection: Selection) -> None:
     Needed only if gates remained as constants or tables were untied; ``selection.made`` contains these.
     """
     check_not_wrapped(model, "restore")
+    check_not_compiled(model, "restore")
     if any(isinstance(child, ConstantFactors) for child in model.children()):
         raise StateError("restore: this model already has constants; use a new model")
     for path in selection.made.get("untied", ()):

@@ -13,7 +13,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lpfs.errors import FieldError, InputError, SharedTableError, StateError
 from lpfs.gates.functions import GateFunction, gate_function
-from lpfs.gates.hooks import ClearValues, ComputeValues, check_not_wrapped, install, remove_hooks
+from lpfs.gates.hooks import (
+    ClearValues,
+    ComputeValues,
+    check_not_compiled,
+    check_not_wrapped,
+    install,
+    remove_hooks,
+)
 from lpfs.gates.module import _ALL_GATES, ATTRIBUTE, Gates, Rescale
 from lpfs.gates.optimizer import ProxSGD
 from lpfs.gates.reader import ReaderCheck
@@ -64,6 +71,7 @@ def attach(
         seed: for noise and for breaking ties.
     """
     check_not_wrapped(model, "attach")
+    check_not_compiled(model, "attach")
     if hasattr(model, ATTRIBUTE):
         raise StateError("this model already has gates; absorb or detach them first")
     function = gate_function(gate, alpha=alpha, tau=tau, epsilon=epsilon, noise=noise)

@@ -5,6 +5,7 @@ They are objects, not closures, so that copy.deepcopy of a model copies them tog
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -246,6 +247,7 @@ def install(
     model: nn.Module, source: FactorSource, places: dict[str, tuple[ResolvedSite, ...]], names: tuple[str, ...]
 ) -> list[Hook]:
     """Install one hook or tap on every module in ``places``, or on their readers, and return them."""
+    _let_compiler_guard_hooks()
     by_module: dict[str, list[tuple[int, ResolvedSite]]] = {}
     for name, several in places.items():
         for place in several:
@@ -271,6 +273,22 @@ def install(
             module.register_forward_hook(hook)
             hooks.append(hook)
     return hooks
+
+
+def _let_compiler_guard_hooks() -> None:
+    """Let torch.compile compile again for other hooks, once per process.
+
+    By default it ignores hooks when it looks for compiled code: a model with gates would run the code of a model of
+    its class without gates, and the reverse. What was compiled before is dropped, because it has no such guards. The
+    import takes seconds, but every optimizer of torch makes it too.
+    """
+    is_imported = "torch._dynamo" in sys.modules
+    import torch._dynamo
+
+    if torch._dynamo.config.skip_nnmodule_hook_guards:
+        torch._dynamo.config.skip_nnmodule_hook_guards = False
+        if is_imported:
+            torch._dynamo.reset()
 
 
 def install_factors(
@@ -325,6 +343,12 @@ def check_not_wrapped(model: nn.Module, verb: str) -> None:
                 f"{verb}: the module {path!r} of the model is inside {type(part).__name__}. Unwrap it first and "
                 "wrap it again afterwards (attach before wrapping, unwrap before absorb)"
             )
+
+
+def check_not_compiled(model: nn.Module, verb: str) -> None:
+    """Raise StateError if a model was compiled in place, by ``model.compile()``."""
+    if model._compiled_call_impl is not None:
+        raise StateError(f"{verb} needs the model before model.compile(): {verb} first, then compile")
 
 
 def check_known_to_ddp(x: Tensor) -> None:
