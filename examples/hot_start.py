@@ -48,7 +48,7 @@ def main(rows: int = 40_000) -> None:
 
     gated = auc(model, log.schema.names)
     batch = next(iter(valid.stream(4096)))
-    selection = lpfs.absorb(model, optimizer)
+    selection = lpfs.absorb(model, optimizer, batch=batch)
     pruned = lpfs.prune(model, selection, batch=batch, optimizer=optimizer, cut=True)  # both of them smaller
     small, going = pruned.model, pruned.optimizer
     assert isinstance(small, lpfs.Model)

@@ -91,7 +91,7 @@ def main(steps: int = 1000, keep: int = TRUE) -> lpfs.Pruned:
             print(f"  {gates.status()}")
 
     gated = model(held_out[0])
-    selection = lpfs.absorb(model, optimizer)
+    selection = lpfs.absorb(model, optimizer, batch=(held_out[0],))
     print(f"gates absorbed: predictions bit-identical: {torch.equal(gated, model(held_out[0]))}")
 
     where = {name: (0, n) for n, name in enumerate(NAMES)}  # so that leaks can be looked for

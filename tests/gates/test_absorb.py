@@ -37,7 +37,7 @@ def test_tables_take_any_gate_bit_for_bit(dtype):
     with torch.no_grad():
         gates.x.copy_(torch.tensor([0.1234567, -0.7654321, 0.0, 1.3]))
     before = model(ids)
-    selection = lpfs.absorb(model)
+    selection = lpfs.absorb(model, batch=(ids,))
     assert torch.equal(model(ids), before)
     assert no_gates_left(model)
     assert selection.dropped == ("emb.2",)
@@ -119,7 +119,7 @@ def test_past_a_relu_only_a_positive_gate_goes_into_the_branch():
         extra = {"reader": model.top[0]} if reader else {}
         gated(model, [1.0, 1.0, 1.0, 1.0, 1.0, value], **extra)
         before = model(*data)
-        selection = lpfs.absorb(model)
+        selection = lpfs.absorb(model, batch=data)
         assert selection.made["absorbed"]["dense"] == where
         assert torch.equal(model(*data), before)
         assert no_gates_left(model)
@@ -141,11 +141,61 @@ def test_slices_stay_as_constants_or_go_into_the_linear_that_reads_them():
     sites = {f"f{n}": Site("table", index=n, reader=model.top[0], columns=slice(n * D, (n + 1) * D)) for n in range(4)}
     set_gates(lpfs.attach(model, sites), [0.0, -2.0, 0.5, 1.0])
     before = model(ids)
-    selection = lpfs.absorb(model)
+    selection = lpfs.absorb(model, batch=(ids,))
     assert torch.equal(model(ids), before)
     assert set(selection.made["absorbed"].values()) == {"reader"}
     assert no_gates_left(model)
     assert not hasattr(model, "lpfs_factors")
+
+
+class Normed(nn.Module):
+    """Two branches that end in tanh, and a LayerNorm between them and the Linear."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (nn.Sequential(nn.Linear(3, D), nn.Tanh()) for _ in range(2))
+        self.norm, self.top = nn.LayerNorm(2 * D), nn.Linear(2 * D, 1)
+
+    def forward(self, x):
+        return self.top(self.norm(torch.cat([self.a(x), self.b(x)], 1))).squeeze(1)
+
+
+def test_without_a_batch_a_reader_takes_no_gate_because_nothing_shows_that_it_reads_the_field():
+    model, x = Normed(), torch.randn(B, 3)
+    set_gates(lpfs.attach(model, {"a": model.a, "b": model.b}, reader=model.top), [1.0, 0.25])
+    before = model(x)
+    with pytest.raises(ExactnessError, match="input of a reader is not the output"):
+        lpfs.absorb(model, batch=(x,))
+    with pytest.raises(ExactnessError, match="'a', 'b'; pass constants=True or, .*batch="):
+        lpfs.absorb(model, constants=False)
+    selection = lpfs.absorb(model)
+    assert torch.equal(model(x), before)
+    assert selection.made["absorbed"] == {"a": "constant", "b": "constant"}
+    assert selection.made["exact"] is True  # no weight changed
+
+
+def test_exactness_is_not_claimed_without_a_comparison():
+    ids = torch.randint(9, (B, 2))
+    for data, exact in ((None, None), ((ids,), True)):
+        model = Tied()
+        model.b.weight = nn.Parameter(model.a.weight.detach().clone())
+        lpfs.attach(model, {"a": model.a, "b": model.b})
+        assert lpfs.absorb(model, batch=data).made["exact"] is exact
+
+
+def test_gates_are_not_rounded_to_the_default_dtype():
+    model, ids = Tied(), torch.randint(9, (B, 2))
+    model.b.weight = nn.Parameter(model.a.weight.detach().clone())
+    gates = lpfs.attach(model, {"a": model.a, "b": model.b})
+    with torch.no_grad():
+        gates.x.copy_(torch.tensor([0.3, 0.7]))
+    before = model(ids)
+    torch.set_default_dtype(torch.float16)
+    try:
+        lpfs.absorb(model)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(model(ids), before)
 
 
 class Tied(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -53,7 +53,7 @@ def absorb(
     A gate goes into the table of its field (bit-equal), into the field's own Linear or the last one of its branch,
     into the columns of the Linear that reads it (rounding; with ``at="reader"`` see ``attach``), or into the weights
     that a module which takes gates itself names for that part. If nothing can take it in, it stays as a constant, which
-    is bit-equal too.
+    is bit-equal too; without a batch also instead of the columns, unless the gate is on them.
 
     Args:
         model: a model with gates.
@@ -61,13 +61,15 @@ def absorb(
         untie: if a table is shared with another module, give the field a copy.
         constants: allow constants; with False an error is raised if one is needed.
         batch: inputs for a check: the model's output before and after is compared, on a copy first, and
-            ``selection.made["max_logit_change"]`` is the largest difference.
+            ``selection.made["max_logit_change"]`` is the largest difference. Without a batch nothing is compared:
+            a weight that is also used outside of the modules given as fields is not found.
         call: how to run the model on the batch, ``call(model, batch)``; by default ``model(*batch)`` for a
             tuple or list, otherwise ``model(batch)``.
         partial: accept a search that is not finished.
 
     Returns:
-        the Selection; ``made["absorbed"]`` names the location of each gate.
+        the Selection; ``made["absorbed"]`` names the location of each gate, ``made["exact"]`` says whether the
+        output is bit-equal, None if it should be and no batch was given to compare.
     """
     gates = require_gates(model, "absorb")
     gates.check()
@@ -79,8 +81,8 @@ def absorb(
     optimizers = optimizer_list(optimizer)
     for model_optimizer in optimizers:
         check_state(model_optimizer)
-    values = dict(zip(gates.names, gates.values.tolist(), strict=True))
-    folds, left = plan_folds(model, gates, values)
+    plan = plan_folds(model, gates, into_readers=batch is not None)
+    folds, left = plan
     shared = shared_weights(model, folds)
     for fold, path, others in shared:
         if fold.location in ("part", "rows") or not untie:
@@ -100,7 +102,11 @@ def absorb(
                 f"{advice}"
             )
     if left and not constants:
-        raise ExactnessError(f"no weight can absorb the gate of {', '.join(map(repr, left))}; pass constants=True")
+        read = any(place.reader is not None for places in left.values() for place in places)
+        advice = " or, to compare the columns of a reader, batch=" if batch is None and read else ""
+        raise ExactnessError(
+            f"no weight can absorb the gate of {', '.join(map(repr, left))}; pass constants=True{advice}"
+        )
     check_overflow(folds)
     for model_optimizer in optimizers:
         for fold in folds:
@@ -113,16 +119,10 @@ def absorb(
         absorbed={**dict.fromkeys(left, "constant"), **{fold.field: fold.location for fold in folds}},
         constants={name: [place.to_json() for place in places] for name, places in left.items()},
         untied=sorted({path.rpartition(".")[0] for _, path, _ in shared}),
-        exact=exact,
+        exact=None if exact and folds and batch is None else exact,
         max_logit_change=change,
     )
-
-    for fold in folds:
-        if untie:
-            _untie(model, fold, optimizers)
-        apply_fold(fold, optimizers)
-    detach(model)
-    install_factors(model, left, [values[name] for name in left], gates.x.device)
+    _apply_plan(model, plan, untie, optimizers)
     return selection
 
 
@@ -148,10 +148,22 @@ def restore(model: nn.Module, selection: Selection) -> None:
     install_factors(model, left, [selection.gates[name] for name in left], device)
 
 
+def _apply_plan(model: nn.Module, plan: Plan, untie: bool, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
+    """Multiply the gates into the weights, remove them, and leave constants for the others."""
+    folds, left = plan
+    for fold in folds:
+        if untie:
+            _untie(model, fold, optimizers)
+        apply_fold(fold, optimizers)
+    gates = detach(model)
+    values = dict(zip(gates.names, gates.values.tolist(), strict=True))
+    install_factors(model, left, [values[name] for name in left], gates.x.device)
+
+
 def _check_on_copy(model: nn.Module, batch: Any, call: ForwardCall | None, untie: bool, exact: bool) -> float:
     """Absorb on a copy and return the largest change of its output; raise ExactnessError if it is too large."""
     trial = copy.deepcopy(model)
-    absorb(trial, untie=untie, partial=True)
+    _apply_plan(trial, plan_folds(trial, require_gates(trial, "absorb"), into_readers=True), untie)
     before, after = compute_logits(model, batch, call), compute_logits(trial, batch, call)
     change = max_abs_difference(before, after)
     precise, data = float64_copies(model, batch)
@@ -159,7 +171,7 @@ def _check_on_copy(model: nn.Module, batch: Any, call: ForwardCall | None, untie
         moved, bound = change, 0.0 if exact else rounding_bound(before)
     else:  # half precision: compare in float64
         other = copy.deepcopy(precise)
-        absorb(other, untie=untie, partial=True)
+        _apply_plan(other, plan_folds(other, require_gates(other, "absorb"), into_readers=True), untie)
         reference = compute_logits(precise, data, call)
         moved, bound = max_abs_difference(reference, compute_logits(other, data, call)), rounding_bound(reference)
     if moved > bound or (exact and change > 0.0):
@@ -205,10 +217,16 @@ class Fold:
             yield self.module.get_parameter(name)
 
 
-def plan_folds(
-    model: nn.Module, gates: Gates, values: dict[str, float]
-) -> tuple[list[Fold], dict[str, tuple[ResolvedSite, ...]]]:
-    """Return the fold of every gate, and the sites whose gates no weight can absorb: these remain as constants."""
+Plan: TypeAlias = tuple[list[Fold], dict[str, tuple[ResolvedSite, ...]]]
+
+
+def plan_folds(model: nn.Module, gates: Gates, *, into_readers: bool) -> Plan:
+    """Return the fold of every gate, and the sites whose gates no weight can absorb: these remain as constants.
+
+    A gate on the output of a module is folded into the columns of a reader only with ``into_readers``, because nothing
+    but a comparison of outputs shows that the reader reads that output, and that nothing is between them.
+    """
+    values = dict(zip(gates.names, gates.values.tolist(), strict=True))
     folds: list[Fold] = []
     left: dict[str, tuple[ResolvedSite, ...]] = {}
     for name, places in gates.places.items():
@@ -217,7 +235,8 @@ def plan_folds(
             site_folds = _fold_parts(model, name, place, gate)
             if not site_folds:
                 own = None if place.at_reader else _fold_own_weights(model, name, place, gate)
-                fold = own or _fold_reader(model, name, place, gate)
+                may_fold = into_readers or place.at_reader
+                fold = own or (_fold_reader(model, name, place, gate) if may_fold else None)
                 site_folds = [] if fold is None else [fold]
             folds += site_folds
             if not site_folds:
@@ -378,6 +397,6 @@ def apply_fold(fold: Fold, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         if fold.gate == 0:
             part.zero_()
         else:
-            part.mul_(torch.tensor(fold.gate).to(weight.dtype).to(weight.device))
+            part.mul_(torch.tensor(fold.gate, dtype=torch.float32).to(weight.dtype).to(weight.device))
         for optimizer in optimizers:
             rescale_state(optimizer, weight, fold.gate, fold.part)
