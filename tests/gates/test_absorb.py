@@ -376,6 +376,29 @@ def test_a_fresh_model_can_be_restored_to_what_absorb_left():
     assert torch.equal(again(pairs), tied(pairs))
 
 
+@pytest.mark.parametrize("max_norm", [None, 1.0])  # a copy of the weight, or a constant
+def test_a_fresh_model_gets_the_modules_that_untie_separated(max_norm):
+    class Registered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.emb = nn.ModuleDict({"b": nn.Embedding(9, D, max_norm=max_norm)})
+            self.emb["a"] = self.emb["b"]
+            self.top = nn.Linear(2 * D, 1)
+
+        def forward(self, ids):
+            return self.top(torch.cat([self.emb["a"](ids[:, 0]), self.emb["b"](ids[:, 1])], 1)).squeeze(1)
+
+    model, ids = Registered(), torch.randint(9, (B, 2))
+    set_gates(lpfs.attach(model, model.emb, untie=True), [2.0, -0.5])
+    before = model(ids)
+    selection = lpfs.absorb(model, untie=True)
+    assert torch.equal(model(ids), before)
+    fresh = Registered()
+    lpfs.restore(fresh, lpfs.Selection.from_json(selection.to_json()))
+    fresh.load_state_dict(model.state_dict())
+    assert torch.equal(fresh(ids), before)
+
+
 def test_several_optimizers_go_along():
     model = Plain()
     gates = lpfs.attach(model, model.fields)

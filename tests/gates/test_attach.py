@@ -255,7 +255,8 @@ def test_a_module_registered_twice_can_be_given_a_gate_for_each_name():
 
 
 def test_one_module_under_two_paths_is_noticed_however_it_is_named():
-    for fields in ({"item": "emb.item", "seen": "emb.seen"}, {"item": Site("emb.item"), "seen": Site("emb.seen")}):
+    by_path, by_site = {"item": "emb.item", "seen": "emb.seen"}, {"item": Site("emb.item"), "seen": Site("emb.seen")}
+    for fields in (by_path, by_site, ["emb.item", "emb.seen"]):
         with pytest.raises(SharedTableError, match="untie=True"):
             lpfs.attach(Twice(), fields)
         model, ids = Twice(), torch.randint(9, (B, 2))
@@ -265,6 +266,22 @@ def test_one_module_under_two_paths_is_noticed_however_it_is_named():
         set_gates(gates, [0.0, 1.0])
         assert not model.emb["item"](ids[:, 0]).any()
         assert model.emb["seen"](ids[:, 0]).any()
+
+
+def test_one_module_under_two_paths_is_noticed_without_names_too():
+    for fields in (None, "emb.*"):
+        with pytest.raises(SharedTableError, match=r"'emb.seen', 'emb.item'.*untie=True.*one of these names"):
+            lpfs.attach(Twice(), fields)
+        gates = lpfs.attach(model := Twice(), fields, untie=True)
+        assert gates.names == ("emb.seen", "emb.item")
+        assert model.emb["seen"] is not model.emb["item"]
+    assert lpfs.attach(Twice(), "emb.item").names == ("emb.item",)
+
+
+def test_the_tables_of_a_module_that_is_registered_twice_have_one_gate():
+    tower = Plain()
+    model = nn.ModuleDict({"user": tower, "item": tower})
+    assert lpfs.attach(model, "*.emb.*").names == ("user.emb.user", "user.emb.item", "user.emb.city")
 
 
 def test_a_field_whose_module_never_runs_is_noticed():

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lpfs.errors import ExactnessError, InputError, SharedTableError, StateError
-from lpfs.gates.attach import detach, require_gates
+from lpfs.gates.attach import detach, plan_untying, require_gates, set_modules
 from lpfs.gates.hooks import ConstantFactors, check_not_compiled, check_not_wrapped, install_factors
 from lpfs.gates.module import Gates
 from lpfs.gates.optimizer_state import (
@@ -135,6 +135,9 @@ def restore(model: nn.Module, selection: Selection) -> None:
     check_not_compiled(model, "restore")
     if any(isinstance(child, ConstantFactors) for child in model.children()):
         raise StateError("restore: this model already has constants; use a new model")
+    sites = {name: [ResolvedSite.from_json(site) for site in several] for name, several in selection.sites.items()}
+    whole = {name: several[0].module for name, several in sites.items() if len(several) == 1 and several[0].whole}
+    set_modules(model, plan_untying(model, whole, untie=True)[1])  # as attach did
     for path in selection.made.get("untied", ()):
         module = model.get_submodule(path)
         old = module.weight

@@ -25,7 +25,7 @@ from lpfs.gates.module import _ALL_GATES, ATTRIBUTE, Gates, Rescale
 from lpfs.gates.optimizer import ProxSGD
 from lpfs.gates.reader import ReaderCheck
 from lpfs.gates.schedule import Preset, Schedule
-from lpfs.gates.sites import Fields, Site, declared_sites, paths_by_module, resolve_sites
+from lpfs.gates.sites import Fields, Site, declared_sites, match_tables, registered_paths, resolve_sites
 
 
 def attach(
@@ -77,7 +77,9 @@ def attach(
     function = gate_function(gate, alpha=alpha, tau=tau, epsilon=epsilon, noise=noise)
     _check_fields(fields)
     named = dict(fields.items()) if isinstance(fields, Mapping | nn.ModuleDict) else declared_sites(model, fields)
-    sites, copies = _plan_untying(model, named, untie)
+    if not isinstance(named, dict):
+        named = match_tables(model, named)
+    sites, copies = plan_untying(model, named, untie)
     if at not in ("output", "reader"):
         raise InputError(f"at must be 'output' or 'reader', found {at!r}")
     places = resolve_sites(model, sites, reader, copies, at_reader=at == "reader")
@@ -85,9 +87,7 @@ def attach(
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     gates.to(device)
     gates.places = {name: tuple(several) for name, several in places.items()}
-    for path, module in copies.items():
-        parent, _, child = path.rpartition(".")
-        model.get_submodule(parent)._modules[child] = module
+    set_modules(model, copies)
     gates._owner = [model]
     model.add_module(ATTRIBUTE, gates)
     gates.hooks = install(model, gates, gates.places, gates.names)
@@ -135,12 +135,12 @@ def _check_fields(fields: object) -> None:
         )
 
 
-def _plan_untying(model: nn.Module, fields: Fields, untie: bool) -> tuple[Fields, dict[str, nn.Module]]:
+def plan_untying(
+    model: nn.Module, fields: Mapping[str, Any], untie: bool
+) -> tuple[dict[str, Any], dict[str, nn.Module]]:
     """Return the fields with a separate module for each field that shares one, and these modules by path."""
-    if not isinstance(fields, dict):
-        return fields, {}
-    paths = paths_by_module(model)
-    by_path = {path: module for module, several in paths.items() for path in several}
+    paths = registered_paths(model)
+    by_path = dict(model.named_modules(remove_duplicate=False))
     users: dict[nn.Module, list[str]] = {}
     for name, value in fields.items():
         site = value.module if isinstance(value, Site) and value.index is None else value
@@ -155,7 +155,8 @@ def _plan_untying(model: nn.Module, fields: Fields, untie: bool) -> tuple[Fields
         if not untie:
             raise SharedTableError(
                 f"fields {names} share one module, registered as {free}: with one module they would share one "
-                "gate. Pass untie=True to give each field a separate module with the same weight"
+                "gate. Pass untie=True to give each field a separate module with the same weight; if they are one "
+                "field, give one of these names"
             )
         by_name = {
             name: next((path for path in free if path == fields[name] or path.rpartition(".")[2] == name), None)
@@ -168,6 +169,13 @@ def _plan_untying(model: nn.Module, fields: Fields, untie: bool) -> tuple[Fields
             if path != paths[module][0]:
                 copies[path] = share_parameters(module)
     return result, copies
+
+
+def set_modules(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+    """Put modules at their paths."""
+    for path, module in modules.items():
+        parent, _, child = path.rpartition(".")
+        model.get_submodule(parent)._modules[child] = module
 
 
 def share_parameters(module: nn.Module) -> nn.Module:

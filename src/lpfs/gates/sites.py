@@ -267,8 +267,25 @@ def is_inside(path: str, modules: Iterable[str]) -> bool:
     return any(path == module or path.startswith(f"{module}.") for module in modules)
 
 
+def registered_paths(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Return a path for every registration of a module: in a module that is itself registered twice, it has one."""
+    paths: dict[nn.Module, list[str]] = {}
+    seen: set[tuple[nn.Module, str]] = set()
+    for path, module in model.named_modules(remove_duplicate=False):
+        parent, _, name = path.rpartition(".")
+        if (registration := (model.get_submodule(parent), name)) not in seen:
+            seen.add(registration)
+            paths.setdefault(module, []).append(path)
+    return paths
+
+
 def _table_paths(model: nn.Module) -> list[str]:
-    return [path for path, module in model.named_modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
+    paths = {path for several in registered_paths(model).values() for path in several}
+    return [
+        path
+        for path, module in model.named_modules(remove_duplicate=False)
+        if path in paths and isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    ]
 
 
 def _module_path(model: nn.Module, paths: dict[nn.Module, list[str]], name: str, module: nn.Module | str) -> str:
