@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import pickle
 import sys
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from lpfs import FUNCTIONS, Gates, gate_function
+import lpfs
+from lpfs import FUNCTIONS, Decay, Gates, Schedule, gate_function
 from lpfs.errors import AllGatesZeroError, FieldError, InputError, NonFiniteError, SearchError, StateError
 from lpfs.gates import stepping
 from lpfs.gates.stepping import triton_kernels
 from tests.helpers.surrogate import Surrogate
+from tests.helpers.zoo import Plain, batch
 
 NAMES = ["a", "b", "c"]
 
@@ -186,9 +189,26 @@ def test_a_state_dict_of_other_gates_is_refused_by_what_differs():
         (Gates(NAMES, gate_function("lpfs++", alpha=20.0), 100), "alpha"),
         (make(steps=1000), "steps"),
         (make(steps=100, rescale="off"), "rescale"),
+        (Gates(NAMES, gate_function("lpfs++", epsilon=0.3), 100), "epsilon"),
+        (Gates(NAMES, gate_function("lpfs++", noise=0.1), 100), "noise"),
+        (make(steps=100, schedule="terabyte"), "schedule"),
+        (make(steps=100, schedule=Schedule(Decay(0.1, 0.5, floor=1e-4), Decay(0.1, 0.5))), "schedule"),
     ):
         with pytest.raises(StateError, match=f"of gates with {key} ="):
             other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("schedule", ["scaled", Schedule(Decay(0.1, 0.5, floor=1e-4), Decay(0.1, 0.5))])
+def test_a_state_dict_of_an_earlier_version_has_fewer_settings(schedule):
+    gates, other = (make(steps=100, schedule=schedule) for _ in range(2))
+    state = gates.state_dict()
+    saved = json.loads(bytes(state["metadata"].tolist()).decode())
+    for key in ("epsilon", "noise", "schedule"):
+        del saved[key]
+    state["metadata"] = torch.tensor(list(json.dumps(saved).encode()), dtype=torch.uint8)
+    other.load_state_dict(state)
+    assert torch.equal(other.metadata, gates.metadata)
+    other.load_state_dict(gates.state_dict())
 
 
 def test_the_plan_can_change_in_the_middle_of_a_search():
@@ -316,6 +336,17 @@ def test_on_a_cpu_the_step_itself_raises_an_error_of_the_gradient():
     gates.x.grad = torch.tensor([1.0, math.nan, 0.0])
     with pytest.raises(NonFiniteError, match=r"\[1\]"):
         prox.step()
+
+
+def test_an_infinite_loss_changes_neither_gates_nor_weights():
+    model = Plain()
+    gates = lpfs.attach(model, model.fields, steps=100)
+    optimizer = torch.optim.Adagrad(gates.model_parameters(), lr=0.1)
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    with pytest.raises(NonFiniteError, match="nothing was changed"), gates.search(optimizer, keep=2) as step:
+        step(model(*batch()).sum() * math.inf)
+    for name, value in model.named_parameters():
+        assert torch.equal(value, before[name])
 
 
 def test_triton_kernels_are_used_if_they_can_be_imported(monkeypatch):

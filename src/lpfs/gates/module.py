@@ -7,7 +7,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -396,8 +396,10 @@ class Gates(nn.Module):
     def _metadata(self) -> dict[str, Any]:
         """Return the settings that must agree for a state dict to fit."""
         gate = self.function
+        schedule = asdict(self._preset) if isinstance(self._preset, Schedule) else self._preset
         settings = {"fields": list(self.names), "gate": gate.name, "alpha": gate.alpha, "tau": gate.tau}
-        return {**settings, "steps": self.steps, "rescale": self.rescale}
+        start = {"epsilon": gate.epsilon, "noise": gate.noise, "schedule": schedule}
+        return {**settings, **start, "steps": self.steps, "rescale": self.rescale}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Load a state dict after checking that it is of gates with the same settings."""
@@ -405,12 +407,12 @@ class Gates(nn.Module):
         if metadata is not None:
             saved = json.loads(bytes(metadata.tolist()).decode())
             for key, value in self._metadata().items():
-                if saved.get(key) != value:
+                if saved.get(key, value) != value:  # state dicts of earlier versions do not have every key
                     raise StateError(
-                        f"this state dict is of gates with {key} = {saved.get(key)!r}, but these gates have "
+                        f"this state dict is of gates with {key} = {saved[key]!r}, but these gates have "
                         f"{value!r}: attach with the same settings"
                     )
-            state_dict[f"{prefix}metadata"] = metadata
+            state_dict[f"{prefix}metadata"] = self.metadata
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self._loaded = self._prox is None
         self.all_zero_step.zero_()
