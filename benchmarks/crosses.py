@@ -80,8 +80,8 @@ def whole(rows: int, device: str) -> Callable[[], None]:
         optimizer.zero_grad()
         prox.zero_grad()
         binary_cross_entropy_with_logits(model(batch), batch.labels[:, 0]).backward()
-        optimizer.step()
         prox.step()
+        optimizer.step()
         gates.step()
 
     return step

@@ -54,8 +54,8 @@ def measure(fields: int, rows: int, batch: int, device: str, repeats: int) -> di
         each = data[repeat % len(data)]
         begin = time.perf_counter()
         binary_cross_entropy_with_logits(model(each), each.labels[:, 0]).backward()
-        optimizer.step()
         prox.step()
+        optimizer.step()
         gates.step()
         optimizer.zero_grad()
         prox.zero_grad()

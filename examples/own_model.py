@@ -84,8 +84,8 @@ def main(steps: int = 1000, keep: int = TRUE) -> lpfs.Pruned:
         optimizer.zero_grad()
         prox.zero_grad()
         loss_of(model, log.batch()).backward()
-        optimizer.step()
         prox.step()
+        optimizer.step()
         gates.step()
         if (step + 1) % (steps // 5) == 0:
             print(f"  {gates.status()}")

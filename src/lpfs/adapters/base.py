@@ -113,8 +113,8 @@ class Adapter(ABC):
             optimizer.zero_grad()
             prox.zero_grad()
             (self.loss(self.call(model, batch), labels) + self.penalty(model, len(labels))).backward()
+            prox.step()  # first, because it checks its gradient
             self.update_weights(model, optimizer, len(labels))
-            prox.step()
             gates.step()
             steps_done += 1
         if steps_done < steps:

@@ -211,7 +211,7 @@ def search_steps(
     gates: Gates, optimizer: Optimizer | Sequence[Optimizer], keep: int | None, settings: dict[str, Any]
 ) -> Iterator[Callable[[Tensor], None]]:
     """See ``Gates.search``."""
-    optimizers = [*optimizer_list(optimizer), gates.optimizer(keep, **settings)]
+    optimizers = [gates.optimizer(keep, **settings), *optimizer_list(optimizer)]  # the first checks its gradient
 
     def step(loss: Tensor) -> None:
         for current in optimizers:
