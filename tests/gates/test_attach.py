@@ -268,6 +268,14 @@ def test_one_module_under_two_paths_is_noticed_however_it_is_named():
         assert model.emb["seen"](ids[:, 0]).any()
 
 
+def test_a_model_without_values_is_refused():
+    with torch.device("meta"):
+        model = Plain()
+    with pytest.raises(InputError, match=r"'emb.user.weight' is on the meta device.*to_empty"):
+        lpfs.attach(model, model.fields)
+    assert not hasattr(model, "lpfs_gates")
+
+
 def test_one_module_under_two_paths_is_noticed_without_names_too():
     for fields in (None, "emb.*"):
         with pytest.raises(SharedTableError, match=r"'emb.seen', 'emb.item'.*untie=True.*one of these names"):

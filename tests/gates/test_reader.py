@@ -448,7 +448,10 @@ def test_a_layer_with_gates_takes_no_others():
     attach(model)
     sites = {"user": Site("inner.emb.user", reader="inner.top.0", columns=slice(0, D))}
     with pytest.raises(StateError, match="'inner.top.0' already has gates on its columns"):
-        lpfs.attach(nn.ModuleDict({"inner": model}), sites, at="reader")
+        lpfs.attach(outer := nn.ModuleDict({"inner": model}), sites, at="reader")
+    assert not hasattr(outer, "lpfs_gates")
+    assert not outer._forward_hooks
+    assert not outer._forward_pre_hooks
 
 
 def test_rounding_is_admitted_where_a_product_changes_the_layout():

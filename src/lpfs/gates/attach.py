@@ -18,6 +18,7 @@ from lpfs.gates.hooks import (
     ComputeValues,
     check_not_compiled,
     check_not_wrapped,
+    check_readers_are_free,
     install,
     remove_hooks,
 )
@@ -74,6 +75,12 @@ def attach(
     check_not_compiled(model, "attach")
     if hasattr(model, ATTRIBUTE):
         raise StateError("this model already has gates; absorb or detach them first")
+    empty = next((path for path, parameter in model.named_parameters() if parameter.is_meta), None)
+    if empty is not None:
+        raise InputError(
+            f"attach: the parameter {empty!r} is on the meta device, where it has no values. Call "
+            "model.to_empty(device=…) and load the weights first"
+        )
     function = gate_function(gate, alpha=alpha, tau=tau, epsilon=epsilon, noise=noise)
     _check_fields(fields)
     named = dict(fields.items()) if isinstance(fields, Mapping | nn.ModuleDict) else declared_sites(model, fields)
@@ -83,6 +90,7 @@ def attach(
     if at not in ("output", "reader"):
         raise InputError(f"at must be 'output' or 'reader', found {at!r}")
     places = resolve_sites(model, sites, reader, copies, at_reader=at == "reader")
+    check_readers_are_free(model, places)
     gates = Gates(tuple(places), function, steps, schedule, rescale, seed)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     gates.to(device)

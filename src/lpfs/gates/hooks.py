@@ -247,6 +247,7 @@ def install(
     model: nn.Module, source: FactorSource, places: dict[str, tuple[ResolvedSite, ...]], names: tuple[str, ...]
 ) -> list[Hook]:
     """Install one hook or tap on every module in ``places``, or on their readers, and return them."""
+    check_readers_are_free(model, places)
     _let_compiler_guard_hooks()
     by_module: dict[str, list[tuple[int, ResolvedSite]]] = {}
     for name, several in places.items():
@@ -259,8 +260,6 @@ def install(
         if at[0][1].at_reader:
             assert isinstance(module, nn.Linear)
             before = module.gate if isinstance(module, GatedLinear) else None
-            if before is not None and not isinstance(before.source, ConstantFactors):
-                raise StateError(f"{path!r} already has gates on its columns; absorb or detach them first")
             gate_linear(module, tap := GateTap(source, at, module.in_features, before))
             hooks.append(tap)
         elif takes_gates(module) and not at[0][1].whole:
@@ -273,6 +272,15 @@ def install(
             module.register_forward_hook(hook)
             hooks.append(hook)
     return hooks
+
+
+def check_readers_are_free(model: nn.Module, places: dict[str, tuple[ResolvedSite, ...]]) -> None:
+    """Raise StateError if a reader already has gates on its columns."""
+    for place in (place for several in places.values() for place in several if place.at_reader):
+        assert place.reader is not None
+        reader = model.get_submodule(place.reader)
+        if isinstance(reader, GatedLinear) and not isinstance(reader.gate.source, ConstantFactors):
+            raise StateError(f"{place.reader!r} already has gates on its columns; absorb or detach them first")
 
 
 def _let_compiler_guard_hooks() -> None:
