@@ -148,6 +148,28 @@ def test_slices_stay_as_constants_or_go_into_the_linear_that_reads_them():
     assert not hasattr(model, "lpfs_factors")
 
 
+def test_a_batch_that_the_model_does_not_take_is_refused():
+    model = gated(Plain())
+    with pytest.raises(InputError, match=r"absorb: model\(batch\) failed with TypeError.*lambda model, batch"):
+        lpfs.absorb(model, batch={"ids": batch()[0]})
+    assert hasattr(model, "lpfs_gates")
+
+
+def test_a_model_that_stores_an_activation_is_copied_after_a_call_without_gradient():
+    class Stores(Plain):
+        def forward(self, ids, tags, price, dense):
+            self.top.stored = self.dense(dense)
+            return super().forward(ids, tags, price, dense)
+
+    model = gated(Stores())
+    model(*batch())
+    selection = lpfs.absorb(model, batch=batch())
+    model(*batch())
+    with pytest.raises(InputError, match=r"cannot be copied, RuntimeError.*'top.stored'; remove it"):
+        lpfs.prune(model, selection)
+    assert lpfs.prune(model, selection, batch=batch()).certificate.max_logit_change == 0.0
+
+
 class Normed(nn.Module):
     """Two branches that end in tanh, and a LayerNorm between them and the Linear."""
 

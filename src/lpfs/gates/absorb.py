@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -34,7 +33,15 @@ from lpfs.gates.sites import (
     takes_gates,
 )
 from lpfs.gates.stepping import UNVERIFIED, check_all_used, check_finished
-from lpfs.gates.verification import ForwardCall, compute_logits, float64_copies, max_abs_difference, rounding_bound
+from lpfs.gates.verification import (
+    ForwardCall,
+    check_batch,
+    compute_logits,
+    copy_model,
+    float64_copies,
+    max_abs_difference,
+    rounding_bound,
+)
 from lpfs.schema import Selection
 
 
@@ -165,15 +172,15 @@ def _apply_plan(model: nn.Module, plan: Plan, untie: bool, optimizers: Sequence[
 
 def _check_on_copy(model: nn.Module, batch: Any, call: ForwardCall | None, untie: bool, exact: bool) -> float:
     """Absorb on a copy and return the largest change of its output; raise ExactnessError if it is too large."""
-    trial = copy.deepcopy(model)
+    before = check_batch("absorb", model, batch, call)  # before the copy, because the model may store activations
+    trial = copy_model(model)
     _apply_plan(trial, plan_folds(trial, require_gates(trial, "absorb"), into_readers=True), untie)
-    before, after = compute_logits(model, batch, call), compute_logits(trial, batch, call)
-    change = max_abs_difference(before, after)
+    change = max_abs_difference(before, compute_logits(trial, batch, call))
     precise, data = float64_copies(model, batch)
     if precise is model:
         moved, bound = change, 0.0 if exact else rounding_bound(before)
     else:  # half precision: compare in float64
-        other = copy.deepcopy(precise)
+        other = copy_model(precise)
         _apply_plan(other, plan_folds(other, require_gates(other, "absorb"), into_readers=True), untie)
         reference = compute_logits(precise, data, call)
         moved, bound = max_abs_difference(reference, compute_logits(other, data, call)), rounding_bound(reference)

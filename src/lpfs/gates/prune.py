@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,10 @@ from lpfs.gates.sites import GatedLinear, ResolvedSite, check_reader, is_inside,
 from lpfs.gates.verification import (
     ForwardCall,
     InputPath,
+    check_batch,
     check_leaks,
     compute_logits,
+    copy_model,
     declared_inputs,
     float64_copies,
     max_abs_difference,
@@ -184,7 +185,7 @@ def prune(
         for name in inputs:
             check_name(name, [*selection.kept, *selection.dropped], "field", "inputs", FieldError)
     if batch is not None:
-        _check_batch(model, batch, call)
+        check_batch("prune", model, batch, call)
     checked = () if batch is None else check_leaks(model, selection.dropped, batch, known, call)
     if builder:
         smaller, kept = rebuild(model, selection, cut, builder)
@@ -230,19 +231,6 @@ def _why_not_smaller(model: nn.Module, selection: Selection, places: Mapping[str
     return f"the weights of {', '.join(selection.dropped[:5])} are used elsewhere too, or there are none"
 
 
-def _check_batch(model: nn.Module, batch: Any, call: ForwardCall | None) -> None:
-    """Raise InputError if the model does not accept the batch."""
-    try:
-        compute_logits(model, batch, call)
-    except (LookupError, TypeError, AttributeError) as error:
-        arguments = "*batch" if isinstance(batch, tuple | list) else "batch"
-        way = "call(model, batch)" if call is not None else f"model({arguments})"
-        raise InputError(
-            f"prune: {way} failed with {type(error).__name__}: {error}; the batch is of type {type(batch).__name__}. "
-            "Pass a batch that the model accepts, or call=lambda model, batch: model(**batch)"
-        ) from error
-
-
 def _replace_with_zeros(
     model: nn.Module,
     places: Mapping[str, Sequence[ResolvedSite]],
@@ -265,7 +253,7 @@ def _replace_with_zeros(
         if compacted is not None:
             fused[path] = compacted
     memo |= {id(model.get_submodule(path)): table for path, (table, _) in fused.items()}
-    smaller: nn.Module = copy.deepcopy(model, memo)
+    smaller = copy_model(model, memo)
     _remove_unused_factors(smaller)
     columns = {path: _kept_columns(model, path, several) for path, several in cuts.items()}
     for path, index in columns.items():

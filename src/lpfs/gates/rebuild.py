@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
@@ -15,6 +14,7 @@ from lpfs.errors import ExactnessError, FieldError
 from lpfs.gates.hooks import ConstantFactors, Multiply, hooks_on, install_factors
 from lpfs.gates.optimizer_state import KeptIndices, take_kept
 from lpfs.gates.sites import GatedLinear, ResolvedSite, resolve_sites, ungate_linear
+from lpfs.gates.verification import copy_model
 from lpfs.schema import Selection
 
 
@@ -65,7 +65,7 @@ def copy_without_factors(model: nn.Module, memo: dict[int, Any] | None = None) -
 
     ``memo`` is that of ``copy.deepcopy``: id of a module -> its replacement.
     """
-    result: nn.Module = copy.deepcopy(model, memo or {})
+    result = copy_model(model, memo)
     for module in result.modules():
         hooks = module._forward_hooks
         for key in [key for key, hook in hooks.items() if isinstance(hook, Multiply)]:

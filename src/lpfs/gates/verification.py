@@ -43,13 +43,49 @@ def compute_logits(model: nn.Module, batch: Any, call: ForwardCall | None = None
     return tensors
 
 
+def check_batch(verb: str, model: nn.Module, batch: Any, call: ForwardCall | None) -> list[Tensor]:
+    """Return ``compute_logits``; raise InputError if the model does not accept the batch."""
+    try:
+        return compute_logits(model, batch, call)
+    except (LookupError, TypeError, AttributeError) as error:
+        arguments = "*batch" if isinstance(batch, tuple | list) else "batch"
+        way = "call(model, batch)" if call is not None else f"model({arguments})"
+        raise InputError(
+            f"{verb}: {way} failed with {type(error).__name__}: {error}; the batch is of type {type(batch).__name__}. "
+            "Pass a batch that the model accepts, or call=lambda model, batch: model(**batch)"
+        ) from error
+
+
+def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """Return a deep copy; ``memo`` is that of ``copy.deepcopy``. Raise InputError with what cannot be copied."""
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:
+        raise InputError(
+            f"the model cannot be copied, {type(error).__name__}: {error}. The cause is {_find_uncopyable(model)}; "
+            "remove it, or if it is an activation of the last call, detach it or pass batch="
+        ) from error
+
+
+def _find_uncopyable(model: nn.Module) -> str:
+    """Return the path of an attribute of a module that cannot be copied."""
+    modules = {id(module): module for module in model.modules()}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            try:
+                copy.deepcopy(value, dict(modules))
+            except Exception:
+                return repr(f"{path}.{name}".lstrip("."))
+    return repr(type(model).__name__)
+
+
 def float64_copies(model: nn.Module, batch: Any) -> tuple[nn.Module, Any]:
     """Return float64 copies if a model is in half precision, whose rounding would hide a real change."""
     half = (torch.float16, torch.bfloat16)
     if all(parameter.dtype not in half for parameter in model.parameters()):
         return model, batch
     double = map_tensors(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, batch)
-    return copy.deepcopy(model).double(), double
+    return copy_model(model).double(), double
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
