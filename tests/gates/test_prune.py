@@ -15,7 +15,8 @@ from torch.nn import functional
 import lpfs
 from lpfs import Certificate, Selection, Site
 from lpfs.errors import AbsenceError, FieldError, InputError, LeakError, StateError
-from lpfs.gates.prune import _carry_optimizer, _check_batch
+from lpfs.gates.prune import _carry_optimizer
+from lpfs.gates.verification import check_batch
 from tests.helpers.zoo import (
     GATES,
     INPUTS,
@@ -522,7 +523,7 @@ def test_the_error_of_a_wrong_batch_names_the_call_that_failed():
         ({}, lambda model, batch: batch["ids"], r"call\(model, batch\)"),
     ):
         with pytest.raises(InputError, match=text + " failed with .*; the batch is of type"):
-            _check_batch(nn.Linear(2, 1), wrong, call)
+            check_batch("prune", nn.Linear(2, 1), wrong, call)
 
 
 def test_a_weight_with_two_names_stays_in_the_optimizer_if_one_name_does():
