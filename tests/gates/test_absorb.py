@@ -196,6 +196,19 @@ def test_without_a_batch_a_reader_takes_no_gate_because_nothing_shows_that_it_re
     assert selection.made["exact"] is True  # no weight changed
 
 
+def test_a_reader_that_the_model_declares_takes_the_gate_without_a_batch():
+    class Declares(Stacked):
+        def sites(self):
+            reader = self.top[0]
+            return {f"f{n}": Site("table", index=n, reader=reader, columns=slice(n * D, (n + 1) * D)) for n in range(4)}
+
+    model, ids = whole_weights(Declares()).double(), torch.randint(6, (B, 4))
+    set_gates(lpfs.attach(model), [0.0, -2.0, 0.5, 1.0])
+    before = model(ids)
+    assert set(lpfs.absorb(model).made["absorbed"].values()) == {"reader"}
+    assert torch.equal(model(ids), before)
+
+
 def test_exactness_is_not_claimed_without_a_comparison():
     ids = torch.randint(9, (B, 2))
     for data, exact in ((None, None), ((ids,), True)):

@@ -26,10 +26,12 @@ from lpfs.gates.sites import (
     GatedLinear,
     ResolvedSite,
     TakesGates,
+    declared_sites,
     find_overlap,
     is_inside,
     part_slices,
     paths_by_module,
+    resolve_sites,
     takes_gates,
 )
 from lpfs.gates.stepping import UNVERIFIED, check_all_used, check_finished
@@ -60,7 +62,8 @@ def absorb(
     A gate goes into the table of its field (bit-equal), into the field's own Linear or the last one of its branch,
     into the columns of the Linear that reads it (rounding; with ``at="reader"`` see ``attach``), or into the weights
     that a module which takes gates itself names for that part. If nothing can take it in, it stays as a constant, which
-    is bit-equal too; without a batch also instead of the columns, unless the gate is on them.
+    is bit-equal too; without a batch also instead of the columns, unless the gate is on them or the model's own
+    ``sites()`` names the reader.
 
     Args:
         model: a model with gates.
@@ -233,9 +236,12 @@ Plan: TypeAlias = tuple[list[Fold], dict[str, tuple[ResolvedSite, ...]]]
 def plan_folds(model: nn.Module, gates: Gates, *, into_readers: bool) -> Plan:
     """Return the fold of every gate, and the sites whose gates no weight can absorb: these remain as constants.
 
-    A gate on the output of a module is folded into the columns of a reader only with ``into_readers``, because nothing
-    but a comparison of outputs shows that the reader reads that output, and that nothing is between them.
+    A gate on the output of a module is folded into the columns of a reader only with ``into_readers``, or if the
+    model itself declares that reader: otherwise nothing but a comparison of outputs shows that the reader reads that
+    output, and that nothing is between them.
     """
+    sites = declared_sites(model)
+    declared = {} if sites is None else resolve_sites(model, sites)
     values = dict(zip(gates.names, gates.values.tolist(), strict=True))
     folds: list[Fold] = []
     left: dict[str, tuple[ResolvedSite, ...]] = {}
@@ -245,7 +251,7 @@ def plan_folds(model: nn.Module, gates: Gates, *, into_readers: bool) -> Plan:
             site_folds = _fold_parts(model, name, place, gate)
             if not site_folds:
                 own = None if place.at_reader else _fold_own_weights(model, name, place, gate)
-                may_fold = into_readers or place.at_reader
+                may_fold = into_readers or place.at_reader or place in declared.get(name, ())
                 fold = own or (_fold_reader(model, name, place, gate) if may_fold else None)
                 site_folds = [] if fold is None else [fold]
             folds += site_folds
