@@ -166,7 +166,7 @@ def is_run(run_dir: Path) -> bool:
 
 
 def no_result_error(run_dir: Path, problem: str, advice: str) -> InputError:
-    """Return the error for a directory without a result: how to finish the run if it is a killed one, else ``advice``."""
+    """Return the error for a directory without a result: how to finish a killed run, or ``advice`` for another one."""
     if is_run(run_dir) and not any((run_dir / name).exists() for name in RUN_RESULTS):
         command = f"lpfs select --resume --out {shlex.quote(str(run_dir))}"
         advice = f"the run is not finished; finish it with the command that started it and --resume, as in {command}"

@@ -144,7 +144,7 @@ def records(text: str, dialect: Dialect, *, file: str, first: int, last: bool) -
         if last or not parsed:
             raise DataError(
                 f"{file}, line {first + parsed}: a quote is opened and never closed: "
-                f"{lines[parsed].strip()[:60]!r}; close it; a quote that belongs to a value is written twice, within quotes"
+                f"{lines[parsed].strip()[:60]!r}; close it; a quote inside of a quoted value is written twice"
             ) from None
 
 
