@@ -7,7 +7,7 @@ import lpfs.data
 
 ROOT = Path(lpfs.data.__file__).parent
 LAYERS = [  # a module imports only from layers before its own, or from its own folder
-    {"fields", "remote", "parsing", "progress"},
+    {"bins", "fields", "remote", "parsing", "progress"},
     {"store", "infer", "sources"},
     {"batch", "hashing", "planning", "simulate_spec"},
     {"reader", "days", "encoders", "simulate_world"},
@@ -15,7 +15,8 @@ LAYERS = [  # a module imports only from layers before its own, or from its own 
     {"dataset", "fit_encoders"},
     {"integers"},
     {"engines", "reencode", "simulate", "simulate_stream"},
-    {"prepare", "diagnose", "raw_rows"},
+    {"diagnose", "raw_rows"},
+    {"prepare"},
 ]
 
 

@@ -32,6 +32,7 @@ from lpfs.pipeline.curve import (
     JudgedRows,
     Network,
     _sample_negatives,
+    _share,
     _similar_pairs,
     chain_sets,
     count_evaluations,
@@ -202,6 +203,17 @@ def test_substitutes_and_groups():
     assert substitutes["a"][0] == {"name": "copy", "share": 1.0}
     assert substitutes["copy"][0]["name"] == "a"
     assert substitutes["other"] == []
+
+
+def test_a_share_that_noise_explains_is_none():
+    """The worth is beyond noise in all three; what the other field takes of it is not, in the second."""
+    rng = np.random.default_rng(0)
+    worth, noise = 0.1 + rng.normal(size=4000) * 0.5, rng.normal(size=4000)
+    rest = worth - 0.02 - (noise - noise.mean())
+    assert _share(0.5 * worth, worth) == pytest.approx(0.5)
+    assert rest.mean() < 0.9 * worth.mean()
+    assert _share(rest, worth) == 0.0
+    assert _share(-worth, worth) == 1.0
 
 
 def test_pairs_that_are_examined_have_two_fields():

@@ -11,8 +11,9 @@ import polars as pl
 
 from lpfs._console import Console
 from lpfs._text import quote_command
+from lpfs.data.bins import Numbers
 from lpfs.data.days import DayAssigner
-from lpfs.data.encoders.numeric import MAX_BINS, MIN_BINS, ROWS_PER_BIN, Numbers
+from lpfs.data.encoders.numeric import MAX_BINS, MIN_BINS, ROWS_PER_BIN
 from lpfs.data.fields import FieldPlan
 from lpfs.data.parsing import cast_column, parse_numbers
 from lpfs.data.passes import DayRows, day_rows, make_pool

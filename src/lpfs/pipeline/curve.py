@@ -563,11 +563,11 @@ def find_substitutes(losses: Losses, names: Sequence[str]) -> tuple[dict[str, li
 
 
 def _share(rest: Floats, worth: Floats) -> float:
-    """Return the share of a worth that is gone if ``rest`` is left of it, in [0, 1]; 0 if the worth is noise."""
-    value = worth.mean()
-    if value <= Z_950 * worth.std() / math.sqrt(len(worth)):
-        return 0.0
-    return float(min(1.0, max(0.0, 1 - rest.mean() / value)))
+    """Return the share of a worth that is gone if ``rest`` is left of it, in [0, 1]; 0 if worth or loss is noise."""
+    for values in (worth, worth - rest):
+        if values.mean() <= Z_950 * values.std() / math.sqrt(len(values)):
+            return 0.0
+    return float(min(1.0, 1 - rest.mean() / worth.mean()))
 
 
 def _similar_pairs(gains: Floats) -> list[tuple[int, int]]:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lpfs.data.bins import bin_edges
 from lpfs.data.dataset import Dataset
-from lpfs.data.encoders.numeric import bin_edges
 from lpfs.data.store.format import FIRST_ID, MISSING_ID
 from lpfs.methods.sampling import SampledRows, batch_columns
 from lpfs.pipeline.splits import DataSplits

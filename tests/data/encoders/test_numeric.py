@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from lpfs.data.encoders.numeric import Moments, Quantiles, bin_edges
+from lpfs.data.bins import bin_edges
+from lpfs.data.encoders.numeric import Moments, Quantiles
 
 
 def test_moments_of_chunks_are_those_of_the_whole():

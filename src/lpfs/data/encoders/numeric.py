@@ -12,6 +12,7 @@ import numpy.typing as npt
 import polars as pl
 
 from lpfs._validation import is_number
+from lpfs.data.bins import Numbers, bin_edges
 from lpfs.data.encoders.base import Encoder, RowLocator
 from lpfs.data.fields import FieldPlan
 from lpfs.data.hashing import HashValues, splitmix64
@@ -19,7 +20,6 @@ from lpfs.data.parsing import MISSING_NUMBER_TEXTS, cast_column, parse_numbers
 from lpfs.data.store.format import FIRST_ID, MISSING_ID, AnyArray
 from lpfs.errors import DataError
 
-Numbers = npt.NDArray[np.float64]
 MIN_BINS, MAX_BINS, ROWS_PER_BIN = 16, 256, 500  # for bins="auto"
 SAMPLE_SIZE = 1 << 18  # values of a column kept for its quantiles
 MAX_NUMBER = 1e150  # larger numbers are clipped: their squares would overflow
@@ -176,25 +176,6 @@ class Quantiles:
         if not isinstance(bins, int):
             bins = min(MAX_BINS, max(MIN_BINS, self._rows // ROWS_PER_BIN))
         return bin_edges(self.sample()[0], bins)
-
-
-def bin_edges(values: Numbers, bins: int) -> Numbers:
-    """Return at most ``bins`` - 1 increasing inner edges of about equally filled bins; a lower edge is in its bin.
-
-    A number that would fill a bin alone has one of its own, as the zeros of a count that is mostly zero.
-
-    >>> bin_edges(np.array([0.0] * 96 + [1.0, 2.0, 3.0, 4.0]), 4)
-    array([1., 3.])
-    """
-    numbers, counts = np.unique(values, return_counts=True)
-    frequent = np.argsort(-counts, kind="stable")[: (bins - 1) // 2]
-    frequent = frequent[counts[frequent] * bins >= len(values)]
-    others = values[~np.isin(values, numbers[frequent])]
-    count = max(1, bins - 2 * len(frequent))
-    quantiles = np.quantile(others, np.arange(1, count) / count, method="higher") if len(others) else others
-    following = numbers[np.minimum(frequent + 1, len(numbers) - 1)]
-    edges = np.unique(np.concatenate([quantiles, numbers[frequent], following]))
-    return edges[edges > numbers[:1]]
 
 
 class MomentsEncoder(Encoder):
