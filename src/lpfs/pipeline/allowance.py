@@ -71,13 +71,27 @@ class Allowance:
 
 def describe_check(check: Mapping[str, Any], allowance: Allowance) -> str:
     """Return the result of a check in words."""
-    loss, upper = check["loss"], check["upper"]
-    change = f"lose {loss:.4f}" if loss >= 0 else f"gain {-loss:.4f}"
-    bound = f"lose at most {upper:.4f}" if upper >= 0 else f"gain at least {-upper:.4f}"
     return (
-        f"{check['fields']} fields {change} of AUC on {check['rows']:,} validation rows, and {bound} at 95 %; "
+        f"{check['fields']} fields {describe_change(check)} on {check['rows']:,} validation rows; "
         f"{allowance.allowed:.4f} may be lost: it {'holds' if check['holds'] else 'does not hold'}"
     )
+
+
+def describe_change(check: Mapping[str, Any]) -> str:
+    """Return the loss of a check and its bound in words; a loss below zero is a gain.
+
+    >>> describe_change({"loss": 0.0031, "upper": 0.0052})
+    'lose 0.0031 of AUC (at most 0.0052 at 95 %)'
+    >>> describe_change({"loss": -0.0079, "upper": 0.0039})
+    'gain 0.0079 of AUC (or lose at most 0.0039 at 95 %)'
+    >>> describe_change({"loss": -0.0786, "upper": -0.0354})
+    'gain 0.0786 of AUC (at least 0.0354 at 95 %)'
+    """
+    loss, upper = check["loss"], check["upper"]
+    if not loss < 0:  # also NaN
+        return f"lose {loss:.4f} of AUC (at most {upper:.4f} at 95 %)"
+    bound = f"or lose at most {upper:.4f}" if upper >= 0 else f"at least {-upper:.4f}"
+    return f"gain {-loss:.4f} of AUC ({bound} at 95 %)"
 
 
 def next_size(fields: int, total: int) -> int:

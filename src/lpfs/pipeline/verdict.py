@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lpfs.pipeline.allowance import SMALLEST, Z_POWER
+from lpfs.pipeline.allowance import SMALLEST, Z_POWER, describe_change
 from lpfs.pipeline.stages import RowScores
 from lpfs.report.format import format_count, format_with_interval
 from lpfs.train.intervals import Z_950, PairedDifference
@@ -72,8 +72,8 @@ def describe_allowance(verdict: Record) -> str:
         return "the allowed loss of AUC could not be checked"
     last = verdict["checks"][-1]
     return (
-        f"allowed loss of AUC: {_digits(verdict['allowed'])} ({verdict['allowed_because']}); loss on the validation "
-        f"rows: {last['loss']:.4f}, at most {last['upper']:.4f} at 95 %"
+        f"allowed loss of AUC: {_digits(verdict['allowed'])} ({verdict['allowed_because']}); on the validation rows "
+        f"the kept fields {describe_change(last)}"
     )
 
 
