@@ -56,7 +56,7 @@ BAD = {
     "only line ends": ("\n\n\n", "log.csv: the file is empty"),
     "header only": ("click,ad,price\n", "log.csv: the file has a header and no rows"),
     "two names": (GOOD.replace("price", "ad"), "log.csv, line 1: two columns are named 'ad' \\(numbers 2 and 3\\)"),
-    "open quote": (GOOD + '1,"x,2.5\n', "line 5: a quote is opened and never closed: .*; close it; a quote that"),
+    "open quote": (GOOD + '1,"x,2.5\n', "line 5: a quote is opened and never closed: .*; close it; a quote inside"),
     "text after quote": (GOOD + '1,"x"y,2.5\n', "log.csv, line 5: "),
     "not a number": (GOOD.replace("2.5", "cheap"), "line 3: column 'price': 'cheap' is not a number"),
     "old line ends": (GOOD.replace("\n", "\r"), "log.csv"),

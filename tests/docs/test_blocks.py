@@ -108,5 +108,5 @@ def test_messy_csv_table_is_true(small_world):
         prepared([*table(kinds["NA"])[:30], "1;2;3", *table(kinds["NA"])[30:]])
     with pytest.raises(lpfs.errors.DataError, match=r"'x'.*time_format"):
         prepared(table(lambda n: f"{1 + n // 40:02d}/03/2026"), time="x")
-    with pytest.raises(lpfs.errors.DataError, match=r"'soon' is not; give time_format='iso'"):
+    with pytest.raises(lpfs.errors.DataError, match=r"'soon' is not one of the format iso; repair it"):
         prepared(table(lambda n: "soon" if n == 0 else f"2026-01-{1 + n // 40:02d}"), time="x")
