@@ -289,10 +289,10 @@ def weak_reference_warning(valid: Mapping[str, Any]) -> list[Record]:
     if valid["logloss"] <= constant:
         return []
     text = (
-        f"the model of all fields has memorized its training rows: on the validation rows its logloss is "
-        f"{valid['logloss']:.3f}, above {constant:.3f} of a constant prediction. Losses are measured against that "
-        "model, so a set that loses nothing may still be too small; give more rows, merge rare values (--min-count), "
-        "or set the number of fields (--keep)"
+        "the model of all fields is worse than a constant prediction, probably because it has memorized its training "
+        f"rows: on the validation rows its logloss is {valid['logloss']:.3f}, above {constant:.3f}. Losses are "
+        "measured against that model, so a set that loses nothing may still be too small; give more rows, merge rare "
+        "values (--min-count), or set the number of fields (--keep)"
     )
     facts = {"validation_logloss": valid["logloss"], "constant_logloss": constant}
     return [{"kind": "memorized", "fields": [], **facts, "text": text}]
